@@ -1,1 +1,15 @@
-//! placeholder
+//! Berth's vocabulary: ids, capacity, access modes, topology and well-known names.
+//!
+//! No I/O and no async. Every type here is parsed, not validated: a value that exists is a value that is right, so
+//! the crates above never check one twice.
+
+mod access;
+mod capacity;
+mod id;
+pub mod names;
+mod topology;
+
+pub use access::{Access, AccessKind, AccessMode, VolumeCapability};
+pub use capacity::{Capacity, CapacityRange, InvalidCapacity};
+pub use id::{GroupSnapshotId, InvalidId, Name, NodeId, SnapshotId, VolumeId};
+pub use topology::Topology;

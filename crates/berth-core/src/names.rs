@@ -1,0 +1,14 @@
+//! Names that Kubernetes, CSI and other people's manifests rely on.
+
+/// The local driver's name, as it stands in StorageClass.provisioner.
+pub const LOCAL_DRIVER: &str = "local.berth.dev";
+/// The topology key of a volume that lives on one node.
+pub const TOPOLOGY_NODE: &str = "topology.berth.dev/node";
+/// The host-path example driver, which the local driver can stand in for.
+pub const HOSTPATH_DRIVER: &str = "hostpath.csi.k8s.io";
+/// The topology key of the host-path example driver.
+pub const HOSTPATH_TOPOLOGY_NODE: &str = "topology.hostpath.csi/node";
+/// In a publish call's volume context: "true" for an inline ephemeral volume.
+pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
+/// The prefix of parameters and contexts that Kubernetes itself adds; drivers must accept them all.
+pub const KUBERNETES_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
