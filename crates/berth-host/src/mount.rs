@@ -1,1 +1,200 @@
-//! placeholder
+//! Mounts by system call, never by mount(8).
+//!
+//! A mount is built detached, gets its attributes, and is moved into place: nobody ever sees it without them.
+//! The last component of a source or target is never followed if it is a symbolic link; what leads there is
+//! the caller's to trust.
+#![expect(unsafe_code, reason = "mount_setattr(2) has no safe wrapper")]
+
+mod mountinfo;
+mod options;
+
+use std::{
+    io,
+    os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
+    path::{Path, PathBuf},
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, StatVfsMountFlags, StatxAttributes, StatxFlags},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    },
+};
+
+pub use self::{
+    mountinfo::{MountInfo, mount_of, mounts},
+    options::{Atime, Attributes, Options, parse_options},
+};
+use crate::error::{Change, Doing as _, Error, Result};
+
+/// Makes `source`, a directory or any other file, also appear at the existing `target`.
+///
+/// The new mount inherits the attributes of the mount `source` lies on; `attributes` adds to them. What is
+/// mounted below `source` does not come along.
+pub fn bind(source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    let tree = open_tree(CWD, plain(source), flags).doing("bind", source)?;
+    refuse_symlink(&tree).doing("bind", source)?;
+    add_attributes(tree.as_fd(), attributes).doing("set the mount attributes of a bind of", source)?;
+    attach(&tree, target)
+}
+
+/// Mounts the filesystem on `device` at the existing `target`; each of `options` is one option of the filesystem.
+///
+/// A read-only mount also makes the filesystem itself read-only, as a device that cannot be written needs.
+/// Errors name the option the kernel refused, and carry what it logged.
+pub fn filesystem(
+    device: &Path,
+    target: &Path,
+    fs_type: &str,
+    attributes: Attributes,
+    options: &[String],
+) -> Result<()> {
+    let what = format!("mount {fs_type} on {}", device.display());
+    let context = fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).map_err(|errno| Error::new(&what, errno))?;
+    let failed = |doing: String, errno: Errno| Error::new(doing + &kernel_log(&context), errno);
+
+    fsconfig_set_string(&context, "source", device).map_err(|errno| failed(what.clone(), errno))?;
+    if attributes.read_only {
+        fsconfig_set_flag(&context, "ro").map_err(|errno| failed(format!("{what} read-only"), errno))?;
+    }
+    for option in options {
+        match option.split_once('=') {
+            Some((key, value)) => fsconfig_set_string(&context, key, value),
+            None => fsconfig_set_flag(&context, option.as_str()),
+        }
+        .map_err(|errno| failed(format!("{what} with the option {option}"), errno))?;
+    }
+    // Some options are only judged here, and not every filesystem logs which one it disliked.
+    let with = if options.is_empty() { String::new() } else { format!(" with {}", options.join(",")) };
+    fsconfig_create(&context).map_err(|errno| failed(format!("{what}{with}"), errno))?;
+    let tree = fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes.flags())
+        .map_err(|errno| failed(what, errno))?;
+    attach(&tree, target)
+}
+
+/// Removes every mount stacked on `target`; nothing mounted there, or no such path, is `AlreadyTrue`.
+///
+/// A mount in use is an error with errno `EBUSY`.
+pub fn unmount(target: &Path) -> Result<Change> {
+    unmount_all(target, UnmountFlags::NOFOLLOW)
+}
+
+/// As `unmount`, but takes a mount in use out of sight at once and lets it end with its last user.
+pub fn unmount_lazily(target: &Path) -> Result<Change> {
+    unmount_all(target, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
+}
+
+/// Whether something is mounted exactly at `path`; a missing path is `false`.
+pub fn is_mount_point(path: &Path) -> Result<bool> {
+    match observe(path) {
+        Ok(seen) => Ok(seen.is_some_and(|seen| seen.is_root)),
+        Err(_) => Ok(mountinfo::listed_at(path)?.is_some()),
+    }
+}
+
+/// Whether writes at `path` are refused, by its mount or by its filesystem.
+pub fn is_read_only(path: &Path) -> Result<bool> {
+    let seen = rustix::fs::statvfs(path).doing("read the filesystem flags of", path)?;
+    Ok(seen.f_flag.contains(StatVfsMountFlags::RDONLY))
+}
+
+struct Seen {
+    is_root: bool,
+    mount_id: u64,
+}
+
+/// The mount `path` is on, or `None` where there is no such path.
+fn observe(path: &Path) -> io::Result<Option<Seen>> {
+    let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    match rustix::fs::statx(CWD, plain(path), flags, StatxFlags::MNT_ID) {
+        Ok(seen) => Ok(Some(Seen {
+            is_root: seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
+            mount_id: seen.stx_mnt_id,
+        })),
+        Err(Errno::NOENT | Errno::NOTDIR) => Ok(None),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+fn unmount_all(target: &Path, flags: UnmountFlags) -> Result<Change> {
+    let mut change = Change::AlreadyTrue;
+    loop {
+        match rustix::mount::unmount(plain(target), flags) {
+            Ok(()) => change = Change::Made,
+            Err(Errno::NOENT | Errno::NOTDIR) => return Ok(change),
+            // Also the answer for a mount that this namespace may not take apart.
+            Err(Errno::INVAL) if !is_mount_point(target)? => return Ok(change),
+            Err(errno) => return Err(errno).doing("unmount", target),
+        }
+    }
+}
+
+/// Puts a detached mount at `target`.
+fn attach(tree: &OwnedFd, target: &Path) -> Result<()> {
+    let place =
+        rustix::fs::open(plain(target), OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
+            .doing("open the mount point", target)?;
+    refuse_symlink(&place).doing("mount at", target)?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(tree, "", &place, "", flags).doing("mount at", target)
+}
+
+fn refuse_symlink(file: &OwnedFd) -> std::result::Result<(), Errno> {
+    match FileType::from_raw_mode(rustix::fs::fstat(file)?.st_mode) {
+        FileType::Symlink => Err(Errno::LOOP),
+        _ => Ok(()),
+    }
+}
+
+fn add_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io::Result<()> {
+    let mut set = attributes.flags();
+    let mut clear = MountAttrFlags::empty();
+    match attributes.atime {
+        Atime::Default => set.remove(MountAttrFlags::MOUNT_ATTR__ATIME),
+        // The access time is one value of several bits, which the kernel wants cleared as a whole.
+        _ => clear = MountAttrFlags::MOUNT_ATTR__ATIME,
+    }
+    let attr = libc::mount_attr {
+        attr_set: set.bits().into(),
+        attr_clr: clear.bits().into(),
+        propagation: 0,
+        userns_fd: 0,
+    };
+    // SAFETY: the fd is open, the path a constant C string, and `attr` a live `mount_attr` of the size given.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<libc::mount_attr>(),
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// What the kernel logged about this filesystem context, in parentheses, or nothing.
+fn kernel_log(context: &OwnedFd) -> String {
+    let mut messages = Vec::new();
+    let mut buffer = [0; 1024];
+    while let Ok(length @ 1..) = rustix::io::read(context, &mut buffer) {
+        let message = String::from_utf8_lossy(&buffer[..length]);
+        // One message each: a letter for its level, a space, the text.
+        messages.push(message.get(2..).unwrap_or_default().trim_end().to_owned());
+    }
+    if messages.is_empty() { String::new() } else { format!(" ({})", messages.join("; ")) }
+}
+
+/// The path without a trailing slash, behind which the kernel would follow a link.
+fn plain(path: &Path) -> PathBuf {
+    path.components().collect()
+}
+
+#[cfg(test)]
+mod tests;
