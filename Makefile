@@ -1,0 +1,57 @@
+# Every target with its help text: `make help`.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help deps build fmt lint test sanity test-crash demo bench clean
+
+# Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
+export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
+
+# The tests mount and format, so what cargo builds is run as root.
+ifneq ($(shell id -u),0)
+CARGO := cargo --config 'target."cfg(unix)".runner = ["sudo", "-E", "env", "PATH=$(PATH)"]'
+else
+CARGO := cargo
+endif
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
+
+deps: ## install what the tests need and this machine lacks
+	@testbed/deps.sh
+
+build: ## build the release binary, target/release/berth
+	cargo build --release -p berth
+
+fmt: ## format the code
+	cargo fmt --all
+
+lint: deps ## check format, clippy and docs, warnings being errors
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
+
+test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
+	cargo build --locked -p berth
+	$(CARGO) test --workspace --locked
+
+sanity: deps ## csi-sanity against every kind of local volume
+	cargo build --locked -p berth
+	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
+
+test-crash: deps ## the long crash run: KILLS (default 100) kill -9 under load on each kind of disk; SEED to repeat one
+	cargo build --locked -p berth
+	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
+		$(CARGO) test --locked -p berth-e2e --test crash -- --nocapture
+
+demo: deps ## walk one volume of each kind through its life, with times
+	@testbed/demo.sh
+
+bench: deps ## measure the release binary
+	cargo build --release --locked -p berth
+	$(CARGO) run --release --locked -p berth-e2e --bin bench
+
+clean: ## remove what was built and installed below this directory
+	cargo clean
+	rm -rf .tools
