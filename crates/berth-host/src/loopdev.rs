@@ -1,1 +1,277 @@
-//! placeholder
+//! Loop devices by ioctl: a file as a block device.
+//!
+//! A device attached with `autoclear` lives as long as someone holds it: the `LoopDevice`, then the filesystem
+//! mounted on it, so that unmounting also detaches and a crash leaves nothing behind. A device without it stays
+//! until `detach`.
+#![expect(unsafe_code, reason = "the loop driver speaks ioctl")]
+
+mod ioctl;
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Seek as _, SeekFrom},
+    os::unix::{
+        ffi::OsStringExt as _,
+        fs::{FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
+    },
+    path::{Path, PathBuf},
+    thread,
+    time::Duration,
+};
+
+use rustix::{
+    fs::{CWD, FileType, Mode},
+    io::Errno,
+};
+
+use crate::error::{Change, Doing as _, Error, Result};
+
+const CONTROL: &str = "/dev/loop-control";
+
+/// Others attach at the same time; a dozen losing rounds in a row would already be remarkable.
+const ATTACH_ATTEMPTS: u32 = 100;
+
+/// Whoever merely looks at a device (udev, blkid, our own listing) is gone within this many looks.
+const DETACH_LOOKS: u32 = 20;
+const DETACH_PAUSE: Duration = Duration::from_millis(5);
+
+/// How a file is attached.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Options {
+    /// Refuse writes to the device.
+    pub read_only: bool,
+    /// Bypass the page cache of the file; where its filesystem cannot, the kernel quietly goes through the cache.
+    pub direct_io: bool,
+    /// Detach when the last user closes the device.
+    pub autoclear: bool,
+}
+
+/// A loop device held open.
+#[derive(Debug)]
+pub struct LoopDevice {
+    path: PathBuf,
+    number: u32,
+    _held: File,
+}
+
+/// A loop device and the file behind it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attached {
+    /// The N of `/dev/loopN`.
+    pub number: u32,
+    /// The path of the file when it was attached, or since renamed to.
+    pub backing: PathBuf,
+    /// The `st_dev` of the file.
+    pub device: u64,
+    /// The inode of the file.
+    pub inode: u64,
+    /// Whether the device detaches with its last user.
+    pub autoclear: bool,
+}
+
+impl LoopDevice {
+    /// Attaches `image`, which must not be a symbolic link, to a free loop device.
+    ///
+    /// Two devices on one image destroy it, and the kernel does not mind: that this is the only one is the
+    /// caller's duty.
+    pub fn attach(image: &Path, options: Options) -> Result<Self> {
+        let backing = OpenOptions::new()
+            .read(true)
+            .write(!options.read_only)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(image)
+            .doing("open the image", image)?;
+        let control = OpenOptions::new().read(true).write(true).open(CONTROL).doing("open", CONTROL)?;
+        for _ in 0..ATTACH_ATTEMPTS {
+            let number = ioctl::free_number(&control).doing("find a free loop device for", image)?;
+            let path = node(number)?;
+            let device = match OpenOptions::new().read(true).write(!options.read_only).open(&path) {
+                Err(error) if error.raw_os_error() == Some(libc::ENXIO) => continue,
+                opened => opened.doing("open the loop device", &path)?,
+            };
+            match ioctl::configure(&device, &backing, options) {
+                // Someone else took it between the two calls.
+                Err(Errno::BUSY) => {}
+                Err(errno) => return Err(errno).doing("attach a loop device to", image),
+                Ok(()) => return Ok(Self { path, number, _held: device }),
+            }
+        }
+        Err(Errno::BUSY).doing("win a free loop device for", image)
+    }
+
+    /// The device node.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The N of `/dev/loopN`.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+}
+
+/// The devices attached to `image`, found by what file it is and not by its name.
+///
+/// To ask, each attached device is opened for a moment; one that is about to detach does so only afterwards.
+pub fn attached_to(image: &Path) -> Result<Vec<Attached>> {
+    let seen = match fs::metadata(image) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        seen => seen.doing("look at the image", image)?,
+    };
+    let mut found = attached(|_| true)?;
+    found.retain(|device| (device.device, device.inode) == (seen.dev(), seen.ino()));
+    Ok(found)
+}
+
+/// The devices whose file lies below `dir`, or lay there until it was deleted.
+pub fn attached_below(dir: &Path) -> Result<Vec<Attached>> {
+    let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
+    attached(|backing| backing.starts_with(&dir))
+}
+
+/// Detaches the device; one that is not attached is `AlreadyTrue`.
+///
+/// The kernel takes the order also for a device in use, and carries it out when the last user is gone. Until then
+/// the answer here is an error with errno `EBUSY`; ask again to learn that it has happened.
+pub fn detach(number: u32) -> Result<Change> {
+    let Some(backing) = backing_name(number).doing("read the backing file of", name(number))? else {
+        return Ok(Change::AlreadyTrue);
+    };
+    match node(number).and_then(|path| File::open(&path).doing("open the loop device", path)) {
+        Ok(device) => match ioctl::clear(&device) {
+            Ok(()) => {}
+            Err(Errno::NXIO) => return Ok(Change::AlreadyTrue),
+            Err(errno) => return Err(errno).doing("detach", name(number)),
+        },
+        Err(error) if matches!(error.errno(), Some(libc::ENOENT | libc::ENXIO)) => {
+            return Ok(Change::AlreadyTrue);
+        }
+        Err(error) => return Err(error),
+    }
+    for look in 0..DETACH_LOOKS {
+        if look > 0 {
+            thread::sleep(DETACH_PAUSE);
+        }
+        // A different file means that the number has already been given to someone else.
+        if backing_name(number).doing("read the backing file of", name(number))?.as_ref() != Some(&backing) {
+            return Ok(Change::Made);
+        }
+    }
+    Err(Errno::BUSY).doing("detach", name(number))
+}
+
+/// Makes the device as large as its file has become.
+pub fn refresh_capacity(number: u32) -> Result<()> {
+    let path = node(number)?;
+    let device = File::open(&path).doing("open the loop device", &path)?;
+    ioctl::refresh_capacity(&device).doing("refresh the capacity of", &path)
+}
+
+/// How far the kernel reads ahead on the device, in KiB.
+pub fn read_ahead_kb(number: u32) -> Result<u64> {
+    let path = sysfs(number).join("queue/read_ahead_kb");
+    let text = fs::read_to_string(&path).doing("read", &path)?;
+    text.trim()
+        .parse()
+        .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+        .doing("parse", path)
+}
+
+/// Sets how far the kernel reads ahead on the device.
+pub fn set_read_ahead_kb(number: u32, kb: u64) -> Result<()> {
+    let path = sysfs(number).join("queue/read_ahead_kb");
+    fs::write(&path, kb.to_string()).doing("write", path)
+}
+
+/// The size in bytes of a block device or a regular file.
+pub fn size(path: &Path) -> Result<u64> {
+    File::open(path).and_then(|mut file| file.seek(SeekFrom::End(0))).doing("read the size of", path)
+}
+
+/// Whether a filesystem, or anyone else who claims it for himself, holds the block device.
+///
+/// The question is put by claiming the device for a moment.
+pub fn is_in_use(path: &Path) -> Result<bool> {
+    let seen = fs::metadata(path).doing("look at", path)?;
+    if !seen.file_type().is_block_device() {
+        return Err(Errno::NOTBLK).doing("claim", path);
+    }
+    match OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(path) {
+        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(true),
+        claimed => claimed.map(|_| false).doing("claim", path),
+    }
+}
+
+fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<Attached>> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir("/sys/block").doing("list", "/sys/block")? {
+        let entry = entry.doing("list", "/sys/block")?;
+        let number = entry.file_name().to_str().and_then(|name| name.strip_prefix("loop")?.parse().ok());
+        let Some(number) = number else { continue };
+        let backing = backing_name(number).doing("read the backing file of", name(number))?;
+        if let Some(backing) = backing.filter(|backing| wanted(backing)) {
+            found.extend(inspect(number, backing)?);
+        }
+    }
+    found.sort_by_key(|device| device.number);
+    Ok(found)
+}
+
+/// What is attached, or `None` where it no longer is.
+fn inspect(number: u32, backing: PathBuf) -> Result<Option<Attached>> {
+    let path = node(number)?;
+    match File::open(&path).and_then(|device| Ok(ioctl::status(&device)?)) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOENT)) => Ok(None),
+        Err(error) => Err(error).doing("read the status of", path),
+        Ok(status) => Ok(Some(Attached {
+            number,
+            backing,
+            device: status.device(),
+            inode: status.inode(),
+            autoclear: status.autoclear(),
+        })),
+    }
+}
+
+/// The name of the attached file without the kernel's mark of a deleted one, or `None` where none is attached.
+fn backing_name(number: u32) -> io::Result<Option<PathBuf>> {
+    let name = match fs::read(sysfs(number).join("loop/backing_file")) {
+        Ok(name) => name,
+        // The attribute goes away with the attachment, also between open and read.
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENODEV)) => return Ok(None),
+        Err(error) => return Err(error),
+    };
+    let name = name.strip_suffix(b"\n").unwrap_or(&name);
+    let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
+    Ok((!name.is_empty()).then(|| std::ffi::OsString::from_vec(name.to_vec()).into()))
+}
+
+/// The device node, made where `/dev` is not kept by the kernel.
+fn node(number: u32) -> Result<PathBuf> {
+    let path = Path::new("/dev").join(name(number));
+    if path.exists() {
+        return Ok(path);
+    }
+    let numbers = sysfs(number).join("dev");
+    let text = fs::read_to_string(&numbers).doing("read", &numbers)?;
+    let device = text
+        .trim()
+        .split_once(':')
+        .and_then(|(major, minor)| Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)))
+        .ok_or_else(|| Error::new(format!("parse {}", numbers.display()), io::ErrorKind::InvalidData))?;
+    match rustix::fs::mknodat(CWD, &path, FileType::BlockDevice, Mode::RUSR | Mode::WUSR, device) {
+        Ok(()) | Err(Errno::EXIST) => Ok(path),
+        Err(errno) => Err(errno).doing("make the device node", path),
+    }
+}
+
+fn sysfs(number: u32) -> PathBuf {
+    Path::new("/sys/block").join(name(number))
+}
+
+fn name(number: u32) -> String {
+    format!("loop{number}")
+}
+
+#[cfg(test)]
+mod tests;

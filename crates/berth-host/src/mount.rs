@@ -197,4 +197,6 @@ fn plain(path: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
+pub(crate) mod testing;
+#[cfg(test)]
 mod tests;

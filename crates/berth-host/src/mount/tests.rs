@@ -5,45 +5,7 @@ use std::{
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, symlink},
 };
 
-use super::*;
-
-/// A directory whose mounts go away with it.
-struct Place(tempfile::TempDir);
-
-impl Place {
-    fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    fn dir(&self, name: &str) -> PathBuf {
-        let path = self.0.path().join(name);
-        fs::create_dir_all(&path).unwrap();
-        path
-    }
-
-    fn file(&self, name: &str, content: &str) -> PathBuf {
-        let path = self.0.path().join(name);
-        fs::write(&path, content).unwrap();
-        path
-    }
-
-    fn tmpfs(&self, name: &str) -> PathBuf {
-        let target = self.dir(name);
-        filesystem(Path::new("berth-test"), &target, "tmpfs", Attributes::default(), &[]).unwrap();
-        target
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut targets: Vec<_> = mounts().unwrap().into_iter().map(|mount| mount.target).collect();
-        targets.retain(|target| target.starts_with(self.0.path()));
-        targets.sort();
-        for target in targets.iter().rev() {
-            let _ = unmount_lazily(target);
-        }
-    }
-}
+use super::{testing::Place, *};
 
 const READ_ONLY: Attributes = Attributes {
     read_only: true,
@@ -146,14 +108,14 @@ fn a_symbolic_link_is_refused_as_source_and_as_target_with_or_without_a_slash() 
     let place = Place::new();
     let (source, target) = (place.dir("source"), place.dir("target"));
     for (name, to) in [("to-source", &source), ("to-target", &target)] {
-        symlink(to, place.0.path().join(name)).unwrap();
+        symlink(to, place.path(name)).unwrap();
     }
     for name in ["to-source", "to-source/", "to-source/."] {
-        let error = bind(&place.0.path().join(name), &target, Attributes::default()).unwrap_err();
+        let error = bind(&place.path(name), &target, Attributes::default()).unwrap_err();
         assert_eq!(error.errno(), Some(libc::ELOOP), "{}", error.sentence());
     }
     for name in ["to-target", "to-target/"] {
-        let error = bind(&source, &place.0.path().join(name), Attributes::default()).unwrap_err();
+        let error = bind(&source, &place.path(name), Attributes::default()).unwrap_err();
         assert_eq!(error.errno(), Some(libc::ELOOP), "{}", error.sentence());
     }
     assert!(!is_mount_point(&target).unwrap());
@@ -163,7 +125,7 @@ fn a_symbolic_link_is_refused_as_source_and_as_target_with_or_without_a_slash() 
 fn unmount_through_a_symbolic_link_leaves_the_mount_alone() {
     let place = Place::new();
     let target = place.tmpfs("target");
-    let link = place.0.path().join("link");
+    let link = place.path("link");
     symlink(&target, &link).unwrap();
     assert!(!is_mount_point(&link.join("")).unwrap());
     assert_eq!(unmount(&link.join("")).unwrap(), Change::AlreadyTrue);
@@ -173,7 +135,7 @@ fn unmount_through_a_symbolic_link_leaves_the_mount_alone() {
 #[test]
 fn a_missing_target_is_an_error_that_names_it() {
     let place = Place::new();
-    let missing = place.0.path().join("missing");
+    let missing = place.path("missing");
     let error = bind(&place.dir("source"), &missing, Attributes::default()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
     assert!(error.sentence().contains("missing"), "{}", error.sentence());
@@ -197,7 +159,7 @@ fn unmount_takes_all_that_is_stacked_on_the_target() {
 #[test]
 fn what_is_missing_is_neither_mounted_nor_an_error() {
     let place = Place::new();
-    for path in [place.0.path().join("missing/deeper"), place.file("file", "").join("below")] {
+    for path in [place.path("missing/deeper"), place.file("file", "").join("below")] {
         assert!(!is_mount_point(&path).unwrap());
         assert_eq!(mount_of(&path).unwrap(), None);
         assert_eq!(unmount(&path).unwrap(), Change::AlreadyTrue);

@@ -1,0 +1,72 @@
+//! A temporary directory for tests whose mounts and loop devices go away with it, also when a test fails.
+
+use std::{
+    fs::{self, File},
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use super::{Attributes, filesystem, mounts, unmount_lazily};
+use crate::loopdev;
+
+pub(crate) struct Place(tempfile::TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    pub(crate) fn dir(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    pub(crate) fn file(&self, name: &str, content: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// A sparse file of `size` bytes.
+    pub(crate) fn image(&self, name: &str, size: u64) -> PathBuf {
+        let path = self.path(name);
+        File::create(&path).unwrap().set_len(size).unwrap();
+        path
+    }
+
+    pub(crate) fn tmpfs(&self, name: &str) -> PathBuf {
+        let target = self.dir(name);
+        filesystem(Path::new("berth-test"), &target, "tmpfs", Attributes::default(), &[]).unwrap();
+        target
+    }
+}
+
+/// Whether no loop device is attached to `image`, once those who only look at loop devices have let go.
+pub(crate) fn is_detached(image: &Path) -> bool {
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(5) {
+        if loopdev::attached_to(image).unwrap().is_empty() {
+            return true;
+        }
+    }
+    false
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut targets: Vec<_> = mounts().unwrap().into_iter().map(|mount| mount.target).collect();
+        targets.retain(|target| target.starts_with(self.0.path()));
+        targets.sort();
+        for target in targets.iter().rev() {
+            let _ = unmount_lazily(target);
+        }
+        for device in loopdev::attached_below(self.0.path()).unwrap_or_default() {
+            let _ = loopdev::detach(device.number);
+        }
+    }
+}
