@@ -1,1 +1,210 @@
-//! placeholder
+//! Child processes: the few tools that do what the kernel has no call for.
+//!
+//! A child runs in a process group of its own, which ends with the child: at the deadline, when the child exits,
+//! or when this process dies. Nothing it started stays behind in that group.
+#![expect(unsafe_code, reason = "a child asks to die with its parent between fork and exec")]
+
+use std::{
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read as _},
+    os::{
+        fd::OwnedFd,
+        unix::process::{CommandExt as _, ExitStatusExt as _},
+    },
+    process::{Child, Command, ExitStatus, Stdio},
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::OFlags,
+    io::Errno,
+    process::{
+        Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open, set_parent_process_death_signal,
+    },
+};
+
+use crate::error::{Doing as _, Error, Result};
+
+const STDOUT_KEPT: usize = 64 << 10;
+const STDERR_KEPT: usize = 4 << 10;
+const PIPE_CAPACITY: usize = 64 << 10;
+const KILL_GRACE: Duration = Duration::from_secs(5);
+
+/// What a child left when it exited by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Output {
+    /// Its exit code.
+    pub code: i32,
+    /// The last 64 KiB it wrote to its standard output.
+    pub stdout: Vec<u8>,
+    /// The last 4 KiB it wrote to its standard error.
+    pub stderr: Vec<u8>,
+}
+
+/// Runs `program` to its end; any exit code but 0 is an error that carries the end of its standard error.
+///
+/// Its standard input is empty and its language English. At the deadline it is killed with all its process group:
+/// an error with errno `ETIMEDOUT`. A program that is not installed is errno `ENOENT`.
+pub fn run<A: AsRef<OsStr>>(
+    program: &str,
+    args: impl IntoIterator<Item = A>,
+    deadline: Duration,
+) -> Result<Output> {
+    run_accepting(program, args, deadline, &[0])
+}
+
+/// As `run`, for programs that also succeed with other exit codes than 0.
+pub fn run_accepting<A: AsRef<OsStr>>(
+    program: &str,
+    args: impl IntoIterator<Item = A>,
+    deadline: Duration,
+    accepted: &[i32],
+) -> Result<Output> {
+    let deadline = Instant::now() + deadline;
+    let mut group = spawn(program, args).and_then(Group::new).doing("run", program)?;
+    let [stdout, stderr] = collect(&mut group, deadline).doing("run", program)?;
+    let status = group.end().doing("wait for", program)?;
+    match status.code() {
+        Some(code) if accepted.contains(&code) => Ok(Output { code, stdout, stderr }),
+        _ => Err(Error::new(format!("run {program}"), failure(status, &stderr))),
+    }
+}
+
+fn failure(status: ExitStatus, stderr: &[u8]) -> io::Error {
+    let ended = match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit code {code}"),
+        (None, signal) => format!("killed by signal {}", signal.unwrap_or_default()),
+    };
+    let said = String::from_utf8_lossy(stderr);
+    io::Error::other(if said.trim().is_empty() { ended } else { format!("{ended}: {}", said.trim()) })
+}
+
+fn spawn<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> io::Result<Child> {
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is where child processes are started, with a deadline"
+    )]
+    let mut command = Command::new(program);
+    command
+        .args(args)
+        .env("LC_ALL", "C")
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let parent = rustix::process::getpid();
+    let die_with_parent = move || {
+        // The signal follows the thread that forked; it is blocked in `run` for as long as the child lives.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
+        // The parent may have died before that call: the child then has another.
+        if getppid() == Some(parent) { Ok(()) } else { Err(Errno::SRCH.into()) }
+    };
+    // SAFETY: between fork and exec only prctl(2) and getppid(2) are called, and nothing is allocated.
+    unsafe { command.pre_exec(die_with_parent) };
+    command.spawn()
+}
+
+/// Reads what the child writes until it exits or the deadline passes.
+fn collect(group: &mut Group, deadline: Instant) -> io::Result<[Vec<u8>; 2]> {
+    let stdout =
+        group.child.stdout.take().expect("the child was started with a pipe for its standard output");
+    let stderr = group.child.stderr.take().expect("the child was started with a pipe for its standard error");
+    let mut streams = [Stream::new(stdout.into(), STDOUT_KEPT)?, Stream::new(stderr.into(), STDERR_KEPT)?];
+    loop {
+        let mut fds = vec![PollFd::new(&group.exit, PollFlags::IN)];
+        fds.extend(
+            streams.iter().filter_map(|stream| Some(PollFd::new(stream.pipe.as_ref()?, PollFlags::IN))),
+        );
+        wait(&mut fds, deadline)?;
+        let exited = !fds[0].revents().is_empty();
+        for stream in &mut streams {
+            stream.read()?;
+        }
+        if exited {
+            return Ok(streams.map(|stream| stream.kept));
+        }
+    }
+}
+
+fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(Errno::TIMEDOUT.into());
+    }
+    match poll(fds, Timespec::try_from(left).ok().as_ref()) {
+        Ok(0) => Err(Errno::TIMEDOUT.into()),
+        Ok(_) | Err(Errno::INTR) => Ok(()),
+        Err(errno) => Err(errno.into()),
+    }
+}
+
+/// A pipe, and the end of what came out of it.
+struct Stream {
+    pipe: Option<File>,
+    kept: Vec<u8>,
+    limit: usize,
+}
+
+impl Stream {
+    fn new(pipe: OwnedFd, limit: usize) -> io::Result<Self> {
+        rustix::fs::fcntl_setfl(&pipe, OFlags::NONBLOCK)?;
+        Ok(Self { pipe: Some(pipe.into()), kept: Vec::new(), limit })
+    }
+
+    /// Reads once what is there. As much as a pipe holds, so that nothing is left when the child has exited.
+    fn read(&mut self) -> io::Result<()> {
+        let Some(pipe) = &mut self.pipe else { return Ok(()) };
+        let mut buffer = vec![0; PIPE_CAPACITY];
+        match pipe.read(&mut buffer) {
+            Ok(0) => self.pipe = None,
+            Ok(length) => {
+                self.kept.extend_from_slice(&buffer[..length]);
+                self.kept.drain(..self.kept.len().saturating_sub(self.limit));
+            }
+            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+            Err(error) => return Err(error),
+        }
+        Ok(())
+    }
+}
+
+/// A child and all of its process group, ended when dropped.
+struct Group {
+    child: Child,
+    exit: OwnedFd,
+}
+
+impl Group {
+    fn new(child: Child) -> io::Result<Self> {
+        let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
+        Ok(Self { child, exit })
+    }
+
+    /// Ends what the exited child left running, and says how the child itself ended.
+    fn end(&mut self) -> io::Result<ExitStatus> {
+        self.kill();
+        self.child.wait()
+    }
+
+    /// The child must not have been waited for yet: until then it keeps the number of the group from being reused.
+    fn kill(&self) {
+        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            self.kill();
+            // A child stuck in the kernel on a dead disk outlives any signal, and must not keep us as well.
+            let exit = &mut [PollFd::new(&self.exit, PollFlags::IN)];
+            let _ = wait(exit, Instant::now() + KILL_GRACE);
+            let _ = self.child.try_wait();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
