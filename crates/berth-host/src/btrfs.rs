@@ -1,1 +1,4 @@
-//! placeholder
+//! Btrfs subvolumes, snapshots and quotas, by ioctl.
+
+#[cfg(test)]
+pub(crate) mod loopfs;
