@@ -68,16 +68,18 @@ pub fn run_accepting<A: AsRef<OsStr>>(
     let status = group.end().doing("wait for", program)?;
     match status.code() {
         Some(code) if accepted.contains(&code) => Ok(Output { code, stdout, stderr }),
-        _ => Err(Error::new(format!("run {program}"), failure(status, &stderr))),
+        _ => Err(Error::new(format!("run {program}"), failure(status, &stdout, &stderr))),
     }
 }
 
-fn failure(status: ExitStatus, stderr: &[u8]) -> io::Error {
+fn failure(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> io::Error {
     let ended = match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit code {code}"),
         (None, signal) => format!("killed by signal {}", signal.unwrap_or_default()),
     };
-    let said = String::from_utf8_lossy(stderr);
+    // Some tools, e2fsck among them, complain on their standard output.
+    let complaint = if stderr.trim_ascii().is_empty() { stdout } else { stderr };
+    let said = String::from_utf8_lossy(&complaint[complaint.len().saturating_sub(STDERR_KEPT)..]);
     io::Error::other(if said.trim().is_empty() { ended } else { format!("{ended}: {}", said.trim()) })
 }
 

@@ -1,1 +1,273 @@
-//! placeholder
+//! What is on a device, making filesystems, growing them.
+//!
+//! Nothing here overwrites data: a filesystem is only made where a probe proves that there is nothing, and next to
+//! the image rather than in it, so that a crash leaves either no filesystem or a whole one.
+#![expect(unsafe_code, reason = "filesystems grow by ioctl")]
+
+mod grow;
+mod probe;
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    fs::{self, File, OpenOptions, Permissions},
+    io,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _, fchown},
+    path::{Path, PathBuf},
+    str::FromStr,
+    time::{Duration, Instant},
+};
+
+pub use self::{
+    grow::grow_mounted,
+    probe::{filesystem_size, probe},
+};
+use crate::{
+    error::{Doing as _, Error, Result},
+    exec::{self, Output},
+    loopdev,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// What a probe found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    /// Provably nothing.
+    Blank,
+    /// A filesystem that can be mounted.
+    Filesystem(Filesystem),
+    /// Something else, by name, or "unrecognised data"; also more than one signature at once.
+    Other(String),
+}
+
+/// The filesystems Berth makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Filesystem {
+    /// ext4; ext2 and ext3 are not it.
+    Ext4,
+    /// XFS.
+    Xfs,
+    /// Btrfs.
+    Btrfs,
+}
+
+/// Whether a filesystem became larger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Growth {
+    /// It did.
+    Grown,
+    /// It already fills its device.
+    AlreadyFull,
+}
+
+/// A filesystem type that is not one of `Filesystem`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("unknown filesystem {0:?}, known are ext4, xfs and btrfs")]
+pub struct UnknownFilesystem(String);
+
+impl Filesystem {
+    /// The name that mount(2) knows.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Ext4 => "ext4",
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+        }
+    }
+
+    /// The Debian package with its tools.
+    const fn package(self) -> &'static str {
+        match self {
+            Self::Ext4 => "e2fsprogs",
+            Self::Xfs => "xfsprogs",
+            Self::Btrfs => "btrfs-progs",
+        }
+    }
+}
+
+impl fmt::Display for Filesystem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl FromStr for Filesystem {
+    type Err = UnknownFilesystem;
+
+    fn from_str(text: &str) -> std::result::Result<Self, UnknownFilesystem> {
+        [Self::Ext4, Self::Xfs, Self::Btrfs]
+            .into_iter()
+            .find(|fs| fs.as_str() == text)
+            .ok_or_else(|| UnknownFilesystem(text.into()))
+    }
+}
+
+impl fmt::Display for Content {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Blank => f.write_str("nothing"),
+            Self::Filesystem(fs) => fs.fmt(f),
+            Self::Other(name) => f.write_str(name),
+        }
+    }
+}
+
+/// The least size in bytes in which the filesystem can be made.
+pub const fn minimum_size(fs: Filesystem) -> u64 {
+    match fs {
+        // Below there is no room for a journal.
+        Filesystem::Ext4 => 2 * MIB,
+        Filesystem::Xfs => 300 * MIB,
+        // Two copies of the metadata, one of the data, and what is reserved at the beginning.
+        Filesystem::Btrfs => 109 * MIB,
+    }
+}
+
+/// Makes a filesystem in the regular file `image`, which must be blank.
+///
+/// The filesystem is made in `<image>.mkfs`, a sparse file of the same length, owner and mode, which then replaces
+/// `image`: another inode, without what was preallocated. An image that is not blank is an error of kind
+/// `AlreadyExists`, one too small of kind `InvalidInput`.
+pub fn make(image: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
+    let seen = fs::symlink_metadata(image).doing("look at the image", image)?;
+    let refuse = |kind, why: String| Err(io::Error::new(kind, why)).doing(&format!("make {fs} in"), image);
+    if !seen.is_file() {
+        return refuse(io::ErrorKind::InvalidInput, "not a regular file".into());
+    }
+    if seen.len() < minimum_size(fs) {
+        let (size, minimum) = (seen.len(), minimum_size(fs) / MIB);
+        return refuse(
+            io::ErrorKind::InvalidInput,
+            format!("{size} bytes are too few, the minimum is {minimum} MiB"),
+        );
+    }
+    match probe(image)? {
+        Content::Blank => {}
+        content => return refuse(io::ErrorKind::AlreadyExists, format!("there is already {content}")),
+    }
+    let draft = Draft::create(image, &seen)?;
+    make_in(&draft.path, fs, deadline)?;
+    draft.replace(image)
+}
+
+/// Grows an unmounted filesystem to the size of its image or device.
+///
+/// Only ext4 can: the others grow mounted, and are an error of kind `Unsupported` here.
+pub fn grow_unmounted(fs: Filesystem, device_or_image: &Path, deadline: Duration) -> Result<Growth> {
+    if fs != Filesystem::Ext4 {
+        let only_mounted = io::Error::new(io::ErrorKind::Unsupported, format!("{fs} can only grow mounted"));
+        return Err(only_mounted).doing("grow", device_or_image);
+    }
+    let end = Instant::now() + deadline;
+    let before = filesystem_size(device_or_image, fs)?;
+    // ext4 has blocks of up to 4 KiB, and leaves what is less alone.
+    if loopdev::size(device_or_image)? < before + 4096 {
+        return Ok(Growth::AlreadyFull);
+    }
+    // resize2fs insists on a full check before.
+    repair_ext4(&["-f", "-p"], device_or_image, deadline)?;
+    let left = end.saturating_duration_since(Instant::now());
+    tool(fs, "resize2fs", &[], device_or_image, left, &[0])?;
+    let after = filesystem_size(device_or_image, fs)?;
+    Ok(if after > before { Growth::Grown } else { Growth::AlreadyFull })
+}
+
+/// Makes an unmounted filesystem consistent before it is mounted; damage beyond safe repair is an error.
+///
+/// XFS and Btrfs do this by themselves when they are mounted.
+pub fn check(fs: Filesystem, device_or_image: &Path, deadline: Duration) -> Result<()> {
+    match fs {
+        Filesystem::Ext4 => repair_ext4(&["-p"], device_or_image, deadline),
+        Filesystem::Xfs | Filesystem::Btrfs => Ok(()),
+    }
+}
+
+/// Gives a copied, unmounted filesystem an identity of its own where it could not be mounted next to the original.
+///
+/// Only Btrfs needs it: ext4 does not mind, and XFS is content with the mount option `nouuid`.
+pub fn renew_identity(fs: Filesystem, image: &Path, deadline: Duration) -> Result<()> {
+    match fs {
+        Filesystem::Btrfs => tool(fs, "btrfstune", &["-m"], image, deadline, &[0]).map(drop),
+        Filesystem::Ext4 | Filesystem::Xfs => Ok(()),
+    }
+}
+
+fn make_in(file: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
+    let (program, options): (_, &[&str]) = match fs {
+        // Discarding costs nothing in a sparse file, and is how mke2fs learns that the file reads as zeros: the
+        // kernel then need not write inode tables later, nor mke2fs a journal now.
+        Filesystem::Ext4 => ("mkfs.ext4", &["-q", "-F", "-m", "0", "-E", "lazy_journal_init=1"]),
+        Filesystem::Xfs => ("mkfs.xfs", &["-q", "-f", "-K"]),
+        Filesystem::Btrfs => ("mkfs.btrfs", &["-q", "-f", "-K"]),
+    };
+    tool(fs, program, options, file, deadline, &[0]).map(drop)
+}
+
+fn repair_ext4(options: &[&str], device_or_image: &Path, deadline: Duration) -> Result<()> {
+    // e2fsck(8): 1 says that errors were corrected.
+    tool(Filesystem::Ext4, "e2fsck", options, device_or_image, deadline, &[0, 1]).map(drop)
+}
+
+fn tool(
+    fs: Filesystem,
+    program: &str,
+    options: &[&str],
+    file: &Path,
+    deadline: Duration,
+    accepted: &[i32],
+) -> Result<Output> {
+    let args = options.iter().map(OsStr::new).chain([file.as_os_str()]);
+    exec::run_accepting(program, args, deadline, accepted).map_err(|error| match error.errno() {
+        Some(errno @ libc::ENOENT) => {
+            let doing = format!("run {program} of the Debian package {}", fs.package());
+            Error::new(doing, io::Error::from_raw_os_error(errno))
+        }
+        _ => error,
+    })
+}
+
+/// The file in which a filesystem is made before it becomes the image; removed unless it does.
+struct Draft {
+    path: PathBuf,
+    file: File,
+}
+
+impl Draft {
+    fn create(image: &Path, like: &fs::Metadata) -> Result<Self> {
+        let mut path = OsString::from(image);
+        path.push(".mkfs");
+        let path = PathBuf::from(path);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(error).doing("remove the leftover", path);
+            }
+            _ => {}
+        }
+        let file =
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).doing("create", &path)?;
+        let draft = Self { path, file };
+        fchown(&draft.file, Some(like.uid()), Some(like.gid()))
+            .and_then(|()| draft.file.set_permissions(Permissions::from_mode(like.mode() & 0o7777)))
+            .and_then(|()| draft.file.set_len(like.len()))
+            .doing("prepare", &draft.path)?;
+        Ok(draft)
+    }
+
+    fn replace(self, image: &Path) -> Result<()> {
+        self.file.sync_all().doing("write out", &self.path)?;
+        fs::rename(&self.path, image).doing("put a filesystem in place of", image)?;
+        let parent = image.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."));
+        File::open(parent).and_then(|dir| dir.sync_all()).doing("write out", parent)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        // Gone already where it became the image.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -41,6 +41,8 @@ fn what_a_program_prints_is_returned() {
 fn a_failing_program_is_an_error_with_what_it_said() {
     let error = shell("echo no such luck >&2; exit 3", MINUTE).unwrap_err();
     assert_eq!(error.sentence(), "run sh: exit code 3: no such luck");
+    let error = shell("echo said aloud; exit 3", MINUTE).unwrap_err();
+    assert_eq!(error.sentence(), "run sh: exit code 3: said aloud");
     let error = shell("kill -KILL $$", MINUTE).unwrap_err();
     assert_eq!(error.sentence(), "run sh: killed by signal 9");
 }

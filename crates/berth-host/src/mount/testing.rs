@@ -6,8 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use rustix::ioctl::{Opcode, Setter, ioctl, opcode};
+
 use super::{Attributes, filesystem, mounts, unmount_lazily};
-use crate::loopdev;
+use crate::{
+    format::{self, Filesystem},
+    loopdev::{self, LoopDevice},
+};
 
 pub(crate) struct Place(tempfile::TempDir);
 
@@ -44,6 +49,32 @@ impl Place {
         filesystem(Path::new("berth-test"), &target, "tmpfs", Attributes::default(), &[]).unwrap();
         target
     }
+
+    /// An image of `size` bytes with a new filesystem.
+    pub(crate) fn formatted(&self, name: &str, fs: Filesystem, size: u64) -> PathBuf {
+        let image = self.image(name, size);
+        format::make(&image, fs, Duration::from_secs(60)).unwrap();
+        image
+    }
+
+    /// Mounts the image by an autoclear device, and gives the mount point and the number of the device.
+    pub(crate) fn mounted(&self, image: &Path, fs: Filesystem) -> (PathBuf, u32) {
+        let options = loopdev::Options { autoclear: true, ..loopdev::Options::default() };
+        let device = LoopDevice::attach(image, options).unwrap();
+        let name = image.file_name().unwrap().to_str().unwrap();
+        let target = self.dir(&format!("{name}.mounted"));
+        filesystem(device.path(), &target, fs.as_str(), Attributes::default(), &[]).unwrap();
+        (target, device.number())
+    }
+}
+
+/// Makes the filesystem at `mount_point` fail all further access, as a dead disk does.
+pub(crate) fn shut_down(mount_point: &Path) {
+    const GOING_DOWN: Opcode = opcode::read::<u32>(b'X', 125);
+    const NO_LOG_FLUSH: u32 = 2;
+    let root = File::open(mount_point).unwrap();
+    // SAFETY: the ioctl reads one u32, whatever direction its number claims.
+    unsafe { ioctl(&root, Setter::<GOING_DOWN, u32>::new(NO_LOG_FLUSH)) }.unwrap();
 }
 
 /// Whether no loop device is attached to `image`, once those who only look at loop devices have let go.

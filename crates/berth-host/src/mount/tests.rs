@@ -5,7 +5,11 @@ use std::{
     os::unix::fs::{FileTypeExt as _, MetadataExt as _, symlink},
 };
 
-use super::{testing::Place, *};
+use super::{
+    testing::{Place, is_detached, shut_down},
+    *,
+};
+use crate::format::Filesystem;
 
 const READ_ONLY: Attributes = Attributes {
     read_only: true,
@@ -228,4 +232,18 @@ fn options_and_attributes_of_a_filesystem_are_all_applied() {
     for option in ["ro", "size=1024k", "sync"] {
         assert!(mount.super_options.split(',').any(|o| o == option), "{option} in {mount:?}");
     }
+}
+
+#[test]
+fn a_filesystem_that_has_failed_is_still_a_mount_point_and_can_be_unmounted() {
+    let place = Place::new();
+    let image = place.formatted("image", Filesystem::Xfs, 300 << 20);
+    let (target, _) = place.mounted(&image, Filesystem::Xfs);
+    shut_down(&target);
+    assert_eq!(fs::metadata(&target).unwrap_err().raw_os_error(), Some(libc::EIO));
+    assert!(is_mount_point(&target).unwrap());
+    assert_eq!(mount_of(&target).unwrap().map(|mount| mount.fs_type), Some("xfs".into()));
+    assert_eq!(unmount(&target).unwrap(), Change::Made);
+    assert!(!is_mount_point(&target).unwrap());
+    assert!(is_detached(&image));
 }
