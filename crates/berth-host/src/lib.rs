@@ -15,6 +15,7 @@ pub mod freeze;
 pub mod io_limit;
 pub mod loopdev;
 pub mod mount;
+pub mod ownership;
 pub mod path;
 pub mod usage;
 
