@@ -1,1 +1,19 @@
-//! placeholder
+//! Speaks CSI v1.13.
+//!
+//! - [`v1`]: messages, clients and server traits; secrets never appear in their `Debug`.
+//! - [`Endpoint`], [`Listener`], [`serve`], [`connect`]: gRPC over Unix sockets and TCP.
+//! - [`in_process`]: the same services for callers in the same process, without a socket.
+//! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
+//! - [`code`]: which answers are final.
+
+mod call_layer;
+pub mod code;
+mod endpoint;
+mod metrics;
+mod transport;
+pub mod v1;
+
+pub use call_layer::{CallLayer, Calls};
+pub use endpoint::{Endpoint, EndpointError};
+pub use metrics::Metrics;
+pub use transport::{BindError, GRACE_PERIOD, Listener, connect, in_process, serve};
