@@ -1,1 +1,23 @@
-//! placeholder
+//! The whole binary under test: started for real, on real filesystems, over its real socket.
+//!
+//! [`Testbed`] is one temporary directory with a disk of a chosen filesystem and a running driver on it; whatever a
+//! test leaves mounted, attached or running is undone when it is dropped, also by a panic. Looking at the machine is
+//! done here independently of the driver's own code, so that a mistake there cannot hide itself.
+
+pub mod content;
+pub mod crash;
+pub mod csi;
+pub mod disk;
+pub mod driver;
+pub mod machine;
+mod testbed;
+
+pub use crate::{
+    csi::{Access, Csi, Kind, Mounted, Shape, Volume},
+    disk::{Disk, DiskType},
+    driver::{Driver, Settings},
+    testbed::{Expected, Testbed},
+};
+
+/// 2^20 bytes.
+pub const MIB: i64 = 1 << 20;
