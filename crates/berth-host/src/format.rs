@@ -4,6 +4,7 @@
 //! the image rather than in it, so that a crash leaves either no filesystem or a whole one.
 #![expect(unsafe_code, reason = "filesystems grow by ioctl")]
 
+mod btrfs_identity;
 mod grow;
 mod probe;
 
@@ -185,10 +186,10 @@ pub fn check(fs: Filesystem, device_or_image: &Path, deadline: Duration) -> Resu
 
 /// Gives a copied, unmounted filesystem an identity of its own where it could not be mounted next to the original.
 ///
-/// Only Btrfs needs it: ext4 does not mind, and XFS is content with the mount option `nouuid`.
-pub fn renew_identity(fs: Filesystem, image: &Path, deadline: Duration) -> Result<()> {
+/// Only Btrfs needs it, and no tool for it: ext4 does not mind, and XFS is content with the mount option `nouuid`.
+pub fn renew_identity(fs: Filesystem, image: &Path, _deadline: Duration) -> Result<()> {
     match fs {
-        Filesystem::Btrfs => tool(fs, "btrfstune", &["-m"], image, deadline, &[0]).map(drop),
+        Filesystem::Btrfs => btrfs_identity::renew(image).doing("renew the identity of", image),
         Filesystem::Ext4 | Filesystem::Xfs => Ok(()),
     }
 }

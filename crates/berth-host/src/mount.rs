@@ -12,6 +12,8 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd},
     path::{Path, PathBuf},
+    thread,
+    time::Duration,
 };
 
 use rustix::{
@@ -28,6 +30,10 @@ pub use self::{
     options::{Atime, Attributes, Options, parse_options},
 };
 use crate::error::{Change, Doing as _, Error, Result};
+
+/// How often, and after what time, a busy mount is tried again before it counts as one.
+const BUSY_ATTEMPTS: u32 = 20;
+const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes `source`, a directory or any other file, also appear at the existing `target`.
 ///
@@ -123,12 +129,18 @@ fn observe(path: &Path) -> io::Result<Option<Seen>> {
 
 fn unmount_all(target: &Path, flags: UnmountFlags) -> Result<Change> {
     let mut change = Change::AlreadyTrue;
+    let mut patience = BUSY_ATTEMPTS;
     loop {
         match rustix::mount::unmount(plain(target), flags) {
             Ok(()) => change = Change::Made,
             Err(Errno::NOENT | Errno::NOTDIR) => return Ok(change),
             // Also the answer for a mount that this namespace may not take apart.
             Err(Errno::INVAL) if !is_mount_point(target)? => return Ok(change),
+            // A child on its way from fork to exec has a copy of every file this process has open.
+            Err(Errno::BUSY) if patience > 0 => {
+                patience -= 1;
+                thread::sleep(BUSY_PAUSE);
+            }
             Err(errno) => return Err(errno).doing("unmount", target),
         }
     }
