@@ -67,6 +67,8 @@ pub struct Attached {
     pub inode: u64,
     /// Whether the device detaches with its last user.
     pub autoclear: bool,
+    /// Whether it refuses writes.
+    pub read_only: bool,
 }
 
 impl LoopDevice {
@@ -99,6 +101,23 @@ impl LoopDevice {
         Err(Errno::BUSY).doing("win a free loop device for", image)
     }
 
+    /// Opens the device if `image` is what it is attached to, told by what file that is; open, it stays attached.
+    pub fn open_if_attached(number: u32, image: &Path) -> Result<Option<Self>> {
+        let Some(identity) = identity_of(image)? else { return Ok(None) };
+        if backing_name(number).doing("read the backing file of", name(number))?.is_none() {
+            return Ok(None);
+        }
+        let path = node(number)?;
+        match File::open(&path).and_then(|device| Ok((ioctl::status(&device)?, device))) {
+            Err(error) if is_gone(&error) => Ok(None),
+            Err(error) => Err(error).doing("read the status of", path),
+            Ok((status, held)) if (status.device(), status.inode()) == identity => {
+                Ok(Some(Self { path, number, _held: held }))
+            }
+            Ok(_) => Ok(None),
+        }
+    }
+
     /// The device node.
     pub fn path(&self) -> &Path {
         &self.path
@@ -110,16 +129,18 @@ impl LoopDevice {
     }
 }
 
+/// The device node of a number.
+pub fn path_of(number: u32) -> PathBuf {
+    Path::new("/dev").join(name(number))
+}
+
 /// The devices attached to `image`, found by what file it is and not by its name.
 ///
 /// To ask, each attached device is opened for a moment; one that is about to detach does so only afterwards.
 pub fn attached_to(image: &Path) -> Result<Vec<Attached>> {
-    let seen = match fs::metadata(image) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        seen => seen.doing("look at the image", image)?,
-    };
+    let Some(identity) = identity_of(image)? else { return Ok(Vec::new()) };
     let mut found = attached(|_| true)?;
-    found.retain(|device| (device.device, device.inode) == (seen.dev(), seen.ino()));
+    found.retain(|device| (device.device, device.inode) == identity);
     Ok(found)
 }
 
@@ -221,7 +242,7 @@ fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<Attached>> {
 fn inspect(number: u32, backing: PathBuf) -> Result<Option<Attached>> {
     let path = node(number)?;
     match File::open(&path).and_then(|device| Ok(ioctl::status(&device)?)) {
-        Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOENT)) => Ok(None),
+        Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error).doing("read the status of", path),
         Ok(status) => Ok(Some(Attached {
             number,
@@ -229,8 +250,22 @@ fn inspect(number: u32, backing: PathBuf) -> Result<Option<Attached>> {
             device: status.device(),
             inode: status.inode(),
             autoclear: status.autoclear(),
+            read_only: status.read_only(),
         })),
     }
+}
+
+/// The `st_dev` and inode of an image, or `None` where it is missing.
+fn identity_of(image: &Path) -> Result<Option<(u64, u64)>> {
+    match fs::metadata(image) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        seen => seen.map(|seen| Some((seen.dev(), seen.ino()))).doing("look at the image", image),
+    }
+}
+
+/// Whether this is the answer of a device that is no longer attached, or no longer there.
+fn is_gone(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOENT))
 }
 
 /// The name of the attached file without the kernel's mark of a deleted one, or `None` where none is attached.
@@ -248,7 +283,7 @@ fn backing_name(number: u32) -> io::Result<Option<PathBuf>> {
 
 /// The device node, made where `/dev` is not kept by the kernel.
 fn node(number: u32) -> Result<PathBuf> {
-    let path = Path::new("/dev").join(name(number));
+    let path = path_of(number);
     if path.exists() {
         return Ok(path);
     }

@@ -57,6 +57,10 @@ impl Status {
         self.inode
     }
 
+    pub(super) fn read_only(&self) -> bool {
+        self.flags & LO_FLAGS_READ_ONLY != 0
+    }
+
     pub(super) fn autoclear(&self) -> bool {
         self.flags & LO_FLAGS_AUTOCLEAR != 0
     }

@@ -71,6 +71,24 @@ fn a_device_is_found_by_the_file_after_it_was_renamed_or_linked() {
 }
 
 #[test]
+fn a_number_is_opened_only_if_it_is_still_attached_to_the_image() {
+    let place = Place::new();
+    let (image, other) = (place.image("image", MIB), place.image("other", MIB));
+    let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
+    let number = device.number();
+    let again = LoopDevice::open_if_attached(number, &image).unwrap().expect("it is attached");
+    assert_eq!((again.number(), again.path()), (number, path_of(number).as_path()));
+    for image in [&other, &place.path("missing")] {
+        assert!(LoopDevice::open_if_attached(number, image).unwrap().is_none());
+    }
+    drop(device);
+    assert_eq!(attached_to(&image).unwrap().len(), 1, "the second holds it as well");
+    drop(again);
+    assert!(is_detached(&image));
+    assert!(LoopDevice::open_if_attached(number, &image).unwrap().is_none());
+}
+
+#[test]
 fn a_device_is_found_below_its_directory_even_when_the_file_is_deleted() {
     let place = Place::new();
     let below = place.dir("below");
