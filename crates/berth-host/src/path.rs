@@ -297,7 +297,8 @@ impl Dir {
         }
     }
 
-    fn check_name(&self, name: &str) -> Result<()> {
+    /// Refuses what is not a single name of an entry.
+    pub(crate) fn check_name(&self, name: &str) -> Result<()> {
         if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) {
             let doing = format!("use {name:?} as a name in {}", self.path.display());
             return Err(Error::new(doing, Errno::INVAL));
