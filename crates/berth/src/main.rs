@@ -1,2 +1,29 @@
-//! placeholder
-fn main() {}
+//! The `berth` binary: reads the command line, wires the roles together, and stops them in order.
+
+mod cli;
+mod driver;
+mod http;
+mod logging;
+
+use std::process::ExitCode;
+
+use berth_host::allocator::Allocator;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
+fn main() -> ExitCode {
+    let command = cli::parse(std::env::args_os());
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .thread_keep_alive(std::time::Duration::from_secs(2))
+        .build()
+        .expect("the runtime starts on every Linux");
+    match runtime.block_on(command.run()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("berth: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}

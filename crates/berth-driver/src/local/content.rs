@@ -1,0 +1,246 @@
+//! The bytes of a volume or a snapshot: made, copied, grown.
+//!
+//! A volume or snapshot is a directory holding either `data` (a subvolume or a plain directory) or `image` (a file).
+//! It is built under `incoming/` and renamed into place when whole, so whatever stands in `volumes/` or `snapshots/`
+//! is complete.
+
+use std::{
+    os::fd::AsFd as _,
+    path::{Path, PathBuf},
+};
+
+use berth_host::{
+    btrfs, copy,
+    format::{self, Filesystem},
+    freeze::{self, Frozen},
+    path::Dir,
+    usage,
+};
+
+use super::{
+    devices::Devices,
+    kind::{Kind, Tuning},
+    record::Key,
+};
+use crate::backend::{Error, Result};
+
+/// The directory or subvolume of a volume that is not an image.
+pub(super) const DATA: &str = "data";
+/// The file of a volume that is an image.
+pub(super) const IMAGE: &str = "image";
+/// A copy of a directory is tried this often while its files keep changing.
+const TRIES: usize = 5;
+/// How long a tool may work on an image.
+pub(super) const TOOL_DEADLINE: std::time::Duration = std::time::Duration::from_secs(120);
+
+/// Something to be copied: a volume or snapshot, and where the copy goes.
+#[derive(Debug)]
+pub(super) struct Capture {
+    /// Whose bytes.
+    pub(super) source: Key,
+    /// Its kind, which is the copy's too.
+    pub(super) kind: Kind,
+    /// The directory holding `data` or `image`.
+    pub(super) from: Dir,
+    /// The directory that shall.
+    pub(super) to: Dir,
+    /// The copy is a snapshot: never written again.
+    pub(super) read_only: bool,
+}
+
+/// Makes an empty volume in `dir`.
+pub(super) fn create(dir: &Dir, kind: Kind, size: u64) -> Result<()> {
+    match kind {
+        Kind::Dir => {
+            dir.make_dir(DATA, 0o755)?;
+        }
+        Kind::Btrfs => {
+            btrfs::create_subvolume(dir, DATA)?;
+            btrfs::set_limit(&dir.dir(DATA)?, size)?;
+        }
+        Kind::Image => {
+            let image = dir.create_file(IMAGE, 0o600)?;
+            let doing = || format!("make the image {}", dir.child_path(IMAGE).display());
+            image.set_len(size).map_err(|error| berth_host::Error::new(doing(), error))?;
+            image.sync_all().map_err(|error| berth_host::Error::new(doing(), error))?;
+            dir.sync()?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives a volume its size: a larger image or a higher limit. Never makes an image smaller.
+pub(super) fn grow(dir: &Dir, kind: Kind, size: u64) -> Result<()> {
+    match kind {
+        Kind::Dir => {}
+        Kind::Btrfs => btrfs::set_limit(&dir.dir(DATA)?, size)?,
+        Kind::Image => {
+            let image = dir.open_file(IMAGE, true)?;
+            let doing = || format!("grow the image {}", dir.child_path(IMAGE).display());
+            let error = |error| berth_host::Error::new(doing(), error);
+            if image.metadata().map_err(error)?.len() < size {
+                image.set_len(size).map_err(error)?;
+                image.sync_all().map_err(error)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Applies what mutable parameters say about the bytes themselves.
+pub(super) fn tune(dir: &Dir, tuning: &Tuning) -> Result<()> {
+    if tuning.compression.is_none() && tuning.noatime.is_none() {
+        return Ok(());
+    }
+    let data = dir.dir(DATA)?;
+    if let Some(compression) = tuning.compression {
+        btrfs::set_compression(&data, compression)?;
+    }
+    if let Some(noatime) = tuning.noatime {
+        usage::set_noatime(&data, noatime)?;
+    }
+    Ok(())
+}
+
+/// Makes a copied volume its own: writable size, own identity where two of the same cannot be mounted together.
+pub(super) fn adopt_copy(dir: &Dir, kind: Kind, filesystem: Option<Filesystem>, size: u64) -> Result<()> {
+    grow(dir, kind, size)?;
+    if kind == Kind::Image && filesystem == Some(Filesystem::Btrfs) {
+        let image = dir.child_path(IMAGE);
+        if format::probe(&image)? == format::Content::Filesystem(Filesystem::Btrfs) {
+            format::renew_identity(Filesystem::Btrfs, &image, TOOL_DEADLINE)?;
+        }
+    }
+    Ok(())
+}
+
+/// Copies everything at one instant.
+///
+/// Mounted images are frozen for the time of the copy, subvolumes are snapshotted in one transaction, and
+/// directories, which nothing can freeze, are copied again until nothing in them changed meanwhile. One directory
+/// that never rests is copied as it is, like any backup program would; several together are refused then.
+pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, reflink: bool) -> Result<()> {
+    for attempt in 1.. {
+        let frozen = freeze_images(captures, devices, reflink)?;
+        capture_subvolumes(captures, incoming)?;
+        for capture in captures.iter().filter(|capture| capture.kind == Kind::Image) {
+            copy::file(&capture.from.child_path(IMAGE), &capture.to.child_path(IMAGE))?;
+        }
+        let dirs: Vec<&Capture> = captures.iter().filter(|capture| capture.kind == Kind::Dir).collect();
+        let at_rest = capture_directories(&dirs)?;
+        for frozen in frozen {
+            frozen.thaw()?;
+        }
+        if at_rest {
+            break;
+        }
+        if attempt == TRIES {
+            if captures.len() > 1 {
+                return Err(Error::Busy(
+                    "the directories are being written, and volumes of kind dir cannot be frozen to take them at \
+                     one instant; pause the writers, or use kind image or btrfs"
+                        .to_owned(),
+                ));
+            }
+            tracing::warn!("a directory kept changing while it was copied; its files are of slightly different moments");
+            break;
+        }
+        empty(captures)?;
+    }
+    for capture in captures {
+        sync(&capture.to)?;
+    }
+    Ok(())
+}
+
+fn freeze_images(captures: &[Capture], devices: &Devices, reflink: bool) -> Result<Vec<Frozen>> {
+    // Sorted, so that two callers freezing the same volumes cannot wait for each other.
+    let mut images: Vec<&Capture> = captures.iter().filter(|capture| capture.kind == Kind::Image).collect();
+    images.sort_by_key(|capture| capture.source);
+    let mut frozen = Vec::new();
+    for capture in images {
+        let device = devices.of(capture.source);
+        if let Some(mount) = device.mounted_at {
+            frozen.push(freeze::freeze(&mount)?);
+        } else if let Some(number) = device.writable {
+            if !reflink {
+                return Err(Error::Precondition(
+                    "a raw block volume in use can be copied at one instant only where the data directory's \
+                     filesystem has reflinks (xfs, btrfs); stop its users first"
+                        .to_owned(),
+                ));
+            }
+            flush_device(&berth_host::loopdev::path_of(number))?;
+        }
+    }
+    Ok(frozen)
+}
+
+/// What programs wrote through the device's cache must be in the image before it is copied.
+fn flush_device(device: &Path) -> Result<()> {
+    std::fs::File::open(device)
+        .and_then(|device| device.sync_all())
+        .map_err(|error| berth_host::Error::new(format!("flush {}", device.display()), error).into())
+}
+
+fn capture_subvolumes(captures: &[Capture], incoming: &Dir) -> Result<()> {
+    let subvolumes: Vec<&Capture> = captures.iter().filter(|capture| capture.kind == Kind::Btrfs).collect();
+    let sources = subvolumes.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
+    if let ([one], [source]) = (subvolumes.as_slice(), sources.as_slice()) {
+        return Ok(btrfs::snapshot(source, &one.to, DATA, one.read_only)?);
+    }
+    let names: Vec<String> = subvolumes.iter().map(|capture| format!("{}.{DATA}", capture.source)).collect();
+    let pairs: Vec<(&Dir, &str)> = sources.iter().zip(&names).map(|(source, name)| (source, name.as_str())).collect();
+    // Writable at first, for a read-only subvolume cannot be moved.
+    btrfs::snapshot_together(&pairs, incoming, false)?;
+    for (capture, name) in subvolumes.iter().zip(&names) {
+        incoming.rename(name, &capture.to, DATA)?;
+        btrfs::set_read_only(&capture.to.dir(DATA)?, capture.read_only)?;
+    }
+    Ok(())
+}
+
+/// Copies directories; tells whether nothing in them changed from before the first to after the last copy.
+fn capture_directories(captures: &[&Capture]) -> Result<bool> {
+    if captures.is_empty() {
+        return Ok(true);
+    }
+    let sources = captures.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
+    let fingerprints =
+        || sources.iter().map(copy::fingerprint).collect::<berth_host::Result<Vec<_>>>();
+    let before = fingerprints()?;
+    let mut at_rest = true;
+    for (capture, source) in captures.iter().zip(&sources) {
+        let copied = copy::tree(source, &capture.to.ensure_dir(DATA, 0o755)?)?;
+        at_rest &= copied.changed == 0;
+    }
+    Ok(at_rest && before == fingerprints()?)
+}
+
+/// Takes back what a first try copied.
+fn empty(captures: &[Capture]) -> Result<()> {
+    for capture in captures {
+        match capture.kind {
+            Kind::Image => {
+                capture.to.remove_file(IMAGE)?;
+            }
+            Kind::Btrfs => {
+                btrfs::delete_subvolume(&capture.to, DATA)?;
+            }
+            Kind::Dir => {
+                capture.to.remove_tree(DATA)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn sync(dir: &Dir) -> Result<()> {
+    rustix::fs::syncfs(dir.as_fd())
+        .map_err(|error| berth_host::Error::new(format!("sync {}", dir.path().display()), error).into())
+}
+
+/// Where a volume's image is.
+pub(super) fn image_path(volumes: &Dir, key: Key) -> PathBuf {
+    volumes.path().join(key.to_string()).join(IMAGE)
+}

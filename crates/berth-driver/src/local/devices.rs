@@ -1,0 +1,109 @@
+//! Which loop devices and mounts belong to which image.
+//!
+//! An image is never on two writable loop devices: two kernels' worth of caches over one filesystem would destroy
+//! it. So the device of an image is remembered, checked before it is used again, and used again even when only a
+//! pod's own mount still holds it.
+
+use std::{
+    collections::HashMap,
+    path::{Path, PathBuf},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use berth_host::{
+    io_limit,
+    loopdev::{self, LoopDevice},
+};
+
+use super::record::Key;
+
+/// The devices of one image.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(super) struct Device {
+    /// The loop device that may be written.
+    pub(super) writable: Option<u32>,
+    /// A second one that refuses writes, for read-only raw volumes.
+    pub(super) read_only: Option<u32>,
+    /// Where its filesystem is staged.
+    pub(super) mounted_at: Option<PathBuf>,
+    /// It was asked to be staged for reading only.
+    pub(super) staged_read_only: bool,
+    /// I/O limits may be set on the writable device.
+    pub(super) limited: bool,
+}
+
+/// The devices of all images.
+#[derive(Debug, Default)]
+pub(super) struct Devices(Mutex<HashMap<Key, Device>>);
+
+impl Devices {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Device>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of an image's devices.
+    pub(super) fn of(&self, key: Key) -> Device {
+        self.lock().get(&key).cloned().unwrap_or_default()
+    }
+
+    /// Notes a change.
+    pub(super) fn update(&self, key: Key, change: impl FnOnce(&mut Device)) {
+        let mut devices = self.lock();
+        let device = devices.entry(key).or_default();
+        change(device);
+        if *device == Device::default() {
+            devices.remove(&key);
+        }
+    }
+
+    /// Attaches the image, or finds the device it is on. With `autoclear` the device goes with its last user.
+    pub(super) fn attach(&self, key: Key, image: &Path, autoclear: bool) -> berth_host::Result<LoopDevice> {
+        if let Some(number) = self.of(key).writable
+            && let Some(device) = LoopDevice::open_if_attached(number, image)?
+        {
+            return Ok(device);
+        }
+        let device =
+            LoopDevice::attach(image, loopdev::Options { read_only: false, direct_io: true, autoclear })?;
+        self.update(key, |known| known.writable = Some(device.number()));
+        Ok(device)
+    }
+
+    /// A device on the image that refuses writes.
+    pub(super) fn attach_read_only(&self, key: Key, image: &Path) -> berth_host::Result<LoopDevice> {
+        if let Some(number) = self.of(key).read_only
+            && let Some(device) = LoopDevice::open_if_attached(number, image)?
+        {
+            return Ok(device);
+        }
+        let device =
+            LoopDevice::attach(image, loopdev::Options { read_only: true, direct_io: true, autoclear: false })?;
+        self.update(key, |known| known.read_only = Some(device.number()));
+        Ok(device)
+    }
+
+    /// Detaches every device of the image that nothing uses any more and forgets those that are gone.
+    pub(super) fn release(&self, key: Key, image: &Path) -> berth_host::Result<()> {
+        let known = self.of(key);
+        if let Some(number) = known.writable.filter(|_| known.limited) {
+            // Limits stay with the number, and the next image on it is somebody else's.
+            io_limit::apply((loopdev::MAJOR, number), &io_limit::Limits::default())?;
+        }
+        for number in [known.read_only, known.writable].into_iter().flatten() {
+            if LoopDevice::open_if_attached(number, image)?.is_some() {
+                loopdev::detach(number)?;
+            }
+        }
+        let remains = |number: Option<u32>| -> berth_host::Result<Option<u32>> {
+            match number {
+                Some(number) if LoopDevice::open_if_attached(number, image)?.is_some() => Ok(Some(number)),
+                _ => Ok(None),
+            }
+        };
+        let (writable, read_only) = (remains(known.writable)?, remains(known.read_only)?);
+        self.update(key, |device| {
+            *device = Device { writable, read_only, limited: known.limited && writable.is_some(), ..Device::default() };
+        });
+        Ok(())
+    }
+}

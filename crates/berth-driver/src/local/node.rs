@@ -1,0 +1,413 @@
+//! Volumes on this node: staged, handed out, measured, grown.
+//!
+//! A directory or subvolume is simply there; staging it only checks that. An image is attached to a loop device,
+//! formatted when it is provably blank, grown when its filesystem is smaller than it, and mounted.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{MutexGuard, PoisonError},
+    time::Instant,
+};
+
+use berth_core::{Access, AccessKind, Capacity, CapacityRange, VolumeCapability, VolumeId};
+use berth_host::{
+    btrfs,
+    format::{self, Content, Filesystem},
+    io_limit,
+    loopdev::{self, LoopDevice},
+    mount,
+    usage::{self, TreeUsage},
+};
+
+use super::{
+    Inner, Walk,
+    content::{DATA, IMAGE, TOOL_DEADLINE},
+    kind::{Kind, Tuning},
+    record::{Key, VOLUME, VolumeRecord},
+    volumes::parse_filesystem,
+};
+use crate::backend::{Amounts, Error, NodeExpansion, Result, StagedVolume, Usage};
+
+/// A walk through a volume is repeated when it is this many times older than it took.
+const WALK_AGE: u32 = 20;
+
+impl Inner {
+    pub(super) fn stage(&self, id: &VolumeId, staging: &Path, capability: &VolumeCapability) -> Result<()> {
+        let (key, record) = self.existing_volume(id)?;
+        match (record.kind, &capability.access) {
+            (Kind::Image, Access::Mount { fs_type, flags, .. }) => {
+                self.stage_filesystem(key, &record, staging, fs_type, flags, capability.mode.is_read_only())
+            }
+            (Kind::Image, Access::Block) => self.stage_device(key, &record),
+            (kind, Access::Mount { flags, .. }) => {
+                if let Some(option) = mount::parse_options(flags).filesystem.first() {
+                    return Err(Error::Invalid(format!(
+                        "mount option {option:?} cannot be applied to a volume of kind {kind}, which has no \
+                         filesystem of its own"
+                    )));
+                }
+                self.data_path(key).map(|_| ())
+            }
+            (kind, Access::Block) => {
+                Err(Error::Invalid(format!("a volume of kind {kind} cannot be used as a raw block device")))
+            }
+        }
+    }
+
+    fn stage_device(&self, key: Key, record: &VolumeRecord) -> Result<()> {
+        let image = self.image(key)?;
+        let device = self.devices.attach(key, &image, false)?;
+        if loopdev::size(device.path())? < record.size {
+            loopdev::refresh_capacity(device.number())?;
+        }
+        self.tune_device(key, &self.tuning(record)?)
+    }
+
+    fn stage_filesystem(
+        &self,
+        key: Key,
+        record: &VolumeRecord,
+        staging: &Path,
+        fs_type: &str,
+        flags: &[String],
+        read_only: bool,
+    ) -> Result<()> {
+        let image = self.image(key)?;
+        if mount::is_mount_point(staging)? {
+            return self.confirm_staged(key, &image, staging);
+        }
+        let wanted = if fs_type.is_empty() { None } else { Some(parse_filesystem(fs_type)?) };
+        let found = prepare(&image, wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4), wanted)?;
+        let held = self.devices.of(key).writable.map(|number| LoopDevice::open_if_attached(number, &image));
+        let in_use = match held.transpose()?.flatten() {
+            Some(device) => loopdev::is_in_use(device.path())?,
+            None => false,
+        };
+        // A pod's own mount may still hold the filesystem; then it is mounted again as it is, and grown mounted.
+        if found == Filesystem::Ext4 && !in_use && format::filesystem_size(&image, found)? < record.size {
+            self.devices.release(key, &image)?;
+            format::grow_unmounted(found, &image, TOOL_DEADLINE)?;
+        }
+        let device = self.devices.attach(key, &image, true)?;
+        let mut options = mount::parse_options(flags);
+        options.attributes.read_only |= read_only;
+        if found == Filesystem::Xfs && !options.filesystem.iter().any(|option| option == "nouuid") {
+            // A restored volume has its source's UUID.
+            options.filesystem.push("nouuid".to_owned());
+        }
+        std::fs::create_dir_all(staging)
+            .map_err(|error| berth_host::Error::new(format!("make {}", staging.display()), error))?;
+        mount::filesystem(device.path(), staging, found.as_str(), options.attributes, &options.filesystem)
+            .map_err(|error| refused_options(error, &options.filesystem))?;
+        self.devices.update(key, |known| {
+            known.mounted_at = Some(staging.to_owned());
+            known.staged_read_only = options.attributes.read_only;
+        });
+        let finished = (|| {
+            if found != Filesystem::Ext4 && !options.attributes.read_only {
+                format::grow_mounted(found, staging)?;
+            }
+            self.tune_device(key, &self.tuning(record)?)
+        })();
+        if finished.is_err() {
+            mount::unmount(staging)?;
+            self.devices.release(key, &image)?;
+        }
+        finished
+    }
+
+    /// Whether what is mounted at the staging path is this image.
+    fn confirm_staged(&self, key: Key, image: &Path, staging: &Path) -> Result<()> {
+        let mounted = mount::mount_of(staging)?;
+        let attached = loopdev::attached_to(image)?;
+        let ours = mounted.and_then(|mounted| {
+            attached.iter().find(|device| mounted.source == loopdev::path_of(device.number).to_string_lossy())
+        });
+        let Some(device) = ours else {
+            return Err(Error::Precondition(format!("something else is mounted at {}", staging.display())));
+        };
+        self.devices.update(key, |known| {
+            known.writable = Some(device.number);
+            known.mounted_at = Some(staging.to_owned());
+        });
+        Ok(())
+    }
+
+    pub(super) fn unstage(&self, id: &VolumeId, staging: &Path) -> Result<()> {
+        let Some(key) = Key::parse(VOLUME, id.as_str()) else { return Ok(()) };
+        let record = self.state().volume(key);
+        if record.as_ref().is_some_and(|record| record.kind != Kind::Image) {
+            return Ok(());
+        }
+        let image = self.volumes.path().join(key.to_string()).join(IMAGE);
+        if mount::is_mount_point(staging)? {
+            mount::unmount(staging).map_err(|error| busy(error, staging))?;
+        }
+        match self.devices.release(key, &image) {
+            // A pod's own mount, in a namespace of its own, still holds it; the device goes with that mount.
+            Err(error) if error.errno() == Some(libc_ebusy()) => {
+                self.devices.update(key, |known| known.mounted_at = None);
+            }
+            released => released?,
+        }
+        if let Ok(bytes) = usage::file_allocated(&image) {
+            self.state().set_used(key, bytes);
+        }
+        Ok(())
+    }
+
+    pub(super) fn publish_source(
+        &self,
+        id: &VolumeId,
+        staging: Option<&Path>,
+        capability: &VolumeCapability,
+        read_only: bool,
+    ) -> Result<PathBuf> {
+        let (key, record) = self.existing_volume(id)?;
+        match (record.kind, capability.access.kind()) {
+            (Kind::Image, AccessKind::Mount) => {
+                let staging = staging.ok_or_else(|| Error::Precondition("the volume is not staged".to_owned()))?;
+                if !mount::is_mount_point(staging)? {
+                    return Err(Error::Precondition(format!(
+                        "the volume is no longer mounted at {}; stage it again",
+                        staging.display()
+                    )));
+                }
+                Ok(staging.to_owned())
+            }
+            (Kind::Image, AccessKind::Block) => {
+                let image = self.image(key)?;
+                let device = if read_only {
+                    self.devices.attach_read_only(key, &image)?
+                } else {
+                    self.devices.attach(key, &image, false)?
+                };
+                Ok(device.path().to_owned())
+            }
+            (_, AccessKind::Mount) => self.data_path(key),
+            (kind, AccessKind::Block) => {
+                Err(Error::Invalid(format!("a volume of kind {kind} cannot be used as a raw block device")))
+            }
+        }
+    }
+
+    pub(super) fn usage(&self, id: &VolumeId, path: &Path) -> Result<Usage> {
+        let (key, record) = self.existing_volume(id)?;
+        let size = record.size;
+        let (usage, occupied) = match (record.kind, record.access.0) {
+            (Kind::Image, AccessKind::Mount) => {
+                let space = usage::space(path)?;
+                let used = space.total.saturating_sub(space.free);
+                let bytes = Amounts { total: space.total, used, available: space.available };
+                let inodes = Amounts {
+                    total: space.inodes_total,
+                    used: space.inodes_total.saturating_sub(space.inodes_free),
+                    available: space.inodes_free,
+                };
+                (Usage { bytes, inodes: Some(inodes) }, usage::file_allocated(&self.image(key)?)?)
+            }
+            (Kind::Image, AccessKind::Block) => {
+                let used = usage::file_allocated(&self.image(key)?)?;
+                let bytes = Amounts { total: size, used, available: size.saturating_sub(used) };
+                (Usage { bytes, inodes: None }, used)
+            }
+            (Kind::Btrfs, _) => {
+                let data = self.volume_dir(key)?.dir(DATA)?;
+                let quota = btrfs::quota_usage(&data)?;
+                let inodes = self.walk(key, || {
+                    Ok(TreeUsage { bytes: quota.referenced, inodes: btrfs::inodes(&data)? })
+                })?;
+                let total = quota.limit.unwrap_or(size);
+                (self.in_shared_disk(total, quota.referenced, inodes.inodes)?, quota.referenced)
+            }
+            (Kind::Dir, _) => {
+                let data = self.volume_dir(key)?.dir(DATA)?;
+                let found = self.walk(key, || Ok(usage::tree(&data)?))?;
+                (self.in_shared_disk(size, found.bytes, found.inodes)?, found.bytes)
+            }
+        };
+        self.state().set_used(key, occupied);
+        Ok(usage)
+    }
+
+    /// What is left to a volume that shares its filesystem: of its size and of the disk, whichever is less.
+    fn in_shared_disk(&self, total: u64, used: u64, inodes: u64) -> Result<Usage> {
+        let disk = self.root.free_space()?;
+        let bytes = Amounts { total, used, available: total.saturating_sub(used).min(disk.available) };
+        // A filesystem without a fixed number of inodes reports none; then only the use is known.
+        let free = disk.inodes_free;
+        let total = if disk.inodes_total == 0 { 0 } else { inodes + free };
+        Ok(Usage { bytes, inodes: Some(Amounts { total, used: inodes, available: free }) })
+    }
+
+    /// Counting files takes as long as there are files, so a count is used again while it is young for its price.
+    fn walk(&self, key: Key, count: impl FnOnce() -> Result<TreeUsage>) -> Result<TreeUsage> {
+        if let Some(walk) = self.walks().get(&key)
+            && walk.at.elapsed() < walk.took * WALK_AGE
+        {
+            return Ok(walk.usage);
+        }
+        let start = Instant::now();
+        let usage = count()?;
+        self.walks().insert(key, Walk { usage, at: Instant::now(), took: start.elapsed() });
+        Ok(usage)
+    }
+
+    pub(super) fn walks(&self) -> MutexGuard<'_, std::collections::HashMap<Key, Walk>> {
+        self.walks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn expand_on_node(
+        &self,
+        id: &VolumeId,
+        staging: Option<&Path>,
+        range: CapacityRange,
+    ) -> Result<NodeExpansion> {
+        let (key, record) = self.existing_volume(id)?;
+        let size = Capacity::new(record.size);
+        if range.required().is_some_and(|required| required > self.config.max_volume_size_on_node) {
+            return Err(Error::OutOfRange(format!(
+                "volumes are grown on the node only up to {}",
+                self.config.max_volume_size_on_node
+            )));
+        }
+        if range.required().is_some_and(|required| required > size) {
+            return Err(Error::OutOfRange(format!(
+                "the volume has {size}; it must be expanded by the controller before the node can follow"
+            )));
+        }
+        if record.kind != Kind::Image {
+            return Ok(NodeExpansion::Done(size));
+        }
+        if let Some(number) = self.devices.of(key).writable {
+            loopdev::refresh_capacity(number)?;
+        }
+        let (AccessKind::Mount, Some(staging)) = (record.access.0, staging) else {
+            return Ok(NodeExpansion::Done(size));
+        };
+        let Content::Filesystem(filesystem) = format::probe(&self.image(key)?)? else {
+            return Err(Error::Precondition("the volume holds no filesystem that could grow".to_owned()));
+        };
+        match format::grow_mounted(filesystem, staging) {
+            Ok(_) => Ok(NodeExpansion::Done(size)),
+            // ext4 grows mounted only for those with CAP_SYS_RESOURCE.
+            Err(error) if filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied => {
+                tracing::info!(
+                    volume.id = %id,
+                    "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
+                );
+                Ok(NodeExpansion::NeedsRemount)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Applies what mutable parameters say about an image's device, if it has one now.
+    pub(super) fn tune_device(&self, key: Key, tuning: &Tuning) -> Result<()> {
+        let Some(number) = self.devices.of(key).writable else { return Ok(()) };
+        if let Some(kb) = tuning.read_ahead_kb {
+            loopdev::set_read_ahead_kb(number, kb).map_err(|error| {
+                Error::Invalid(format!("readAheadKb {kb} was refused: {}", error.sentence()))
+            })?;
+        }
+        let before = self.devices.of(key).limited;
+        if before || tuning.limits != io_limit::Limits::default() {
+            io_limit::apply((loopdev::MAJOR, number), &tuning.limits)?;
+            let limited = tuning.limits != io_limit::Limits::default();
+            self.devices.update(key, |device| device.limited = limited);
+        }
+        Ok(())
+    }
+
+    fn tuning(&self, record: &VolumeRecord) -> Result<Tuning> {
+        Tuning::parse(record.kind, &record.mutable, &self.config.mutable_without_effect)
+    }
+
+    /// Makes sure that what was staged before a restart still is, and takes down loop devices of nothing.
+    pub(super) fn recover_node(&self, staged: &[StagedVolume]) -> Result<()> {
+        let keys: Vec<Key> = staged.iter().filter_map(|volume| Key::parse(VOLUME, volume.id.as_str())).collect();
+        for device in loopdev::attached_below(self.root.path())? {
+            let key = device.backing.parent().and_then(Path::file_name).and_then(|name| Key::from_hex(name.to_str()?));
+            match key {
+                Some(key) if keys.contains(&key) => {
+                    let image = self.volumes.path().join(key.to_string()).join(IMAGE);
+                    if LoopDevice::open_if_attached(device.number, &image)?.is_some() {
+                        self.devices.update(key, |known| {
+                            let slot = if device.read_only { &mut known.read_only } else { &mut known.writable };
+                            *slot = Some(device.number);
+                            known.limited = true;
+                        });
+                    }
+                }
+                _ => {
+                    tracing::info!(device = %loopdev::path_of(device.number).display(), backing = %device.backing.display(), "detaching a loop device of no staged volume");
+                    if let Err(error) = loopdev::detach(device.number) {
+                        tracing::warn!(error = error.sentence(), "the loop device is still in use");
+                    }
+                }
+            }
+        }
+        for volume in staged {
+            if let Err(error) = self.stage(&volume.id, &volume.staging, &volume.capability) {
+                tracing::warn!(volume.id = %volume.id, %error, "a volume that was staged cannot be staged again");
+            }
+        }
+        Ok(())
+    }
+
+    fn image(&self, key: Key) -> Result<PathBuf> {
+        self.present(key, IMAGE)
+    }
+
+    pub(super) fn data_path(&self, key: Key) -> Result<PathBuf> {
+        self.present(key, DATA)
+    }
+
+    fn present(&self, key: Key, part: &str) -> Result<PathBuf> {
+        if !self.volumes.exists(&format!("{key}/{part}"))? {
+            return Err(Error::Precondition(format!(
+                "the data of volume {VOLUME}-{key} is gone from {}",
+                self.volumes.path().display()
+            )));
+        }
+        Ok(self.volumes.path().join(key.to_string()).join(part))
+    }
+}
+
+/// Makes sure that the image holds a filesystem; formats it only if it is provably blank.
+fn prepare(image: &Path, default: Filesystem, wanted: Option<Filesystem>) -> Result<Filesystem> {
+    match format::probe(image)? {
+        Content::Blank => {
+            format::make(image, default, TOOL_DEADLINE)?;
+            Ok(default)
+        }
+        Content::Filesystem(found) if wanted.is_none_or(|wanted| wanted == found) => Ok(found),
+        Content::Filesystem(found) => Err(Error::Invalid(format!(
+            "the volume holds {}, and fs_type asks for {}; it is not formatted again",
+            found.as_str(),
+            wanted.map_or("", Filesystem::as_str)
+        ))),
+        Content::Other(what) => Err(Error::Precondition(format!(
+            "the volume is not blank and holds no filesystem that is known here ({what}); it is not formatted"
+        ))),
+    }
+}
+
+fn busy(error: berth_host::Error, path: &Path) -> Error {
+    if error.errno() == Some(libc_ebusy()) {
+        return Error::Precondition(format!("{} is still in use by some process", path.display()));
+    }
+    error.into()
+}
+
+fn libc_ebusy() -> i32 {
+    rustix::io::Errno::BUSY.raw_os_error()
+}
+
+/// A filesystem that refuses its options is the caller's mistake, not the machine's.
+fn refused_options(error: berth_host::Error, options: &[String]) -> Error {
+    if error.kind() == std::io::ErrorKind::InvalidInput && !options.is_empty() {
+        return Error::Invalid(format!("mount options {}: {}", options.join(","), error.sentence()));
+    }
+    error.into()
+}

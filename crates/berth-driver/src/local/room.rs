@@ -1,0 +1,93 @@
+//! How much more can be promised.
+//!
+//! Promised is what volumes may grow to; used is what they occupy of that. What a volume occupies is gone from the
+//! disk's free space already, so what can still be promised is the free space, plus what volumes use, minus what
+//! they were promised; over-commit multiplies the former.
+
+use berth_core::{Capacity, Topology};
+
+use super::Inner;
+use crate::backend::{Error, Parameters, Result, Room};
+
+/// A size promised to a volume that has no record yet; taken back unless kept.
+#[derive(Debug)]
+pub(super) struct Reservation<'a> {
+    inner: &'a Inner,
+    pool: Option<String>,
+    bytes: u64,
+}
+
+impl Drop for Reservation<'_> {
+    fn drop(&mut self) {
+        self.inner.state().release(self.pool.as_deref(), self.bytes);
+    }
+}
+
+impl Inner {
+    /// How much can be created with these parameters in that place.
+    pub(super) fn room(&self, parameters: &Parameters, topology: Option<&Topology>) -> Result<Room> {
+        let here = match (topology, &self.topology) {
+            (Some(wanted), Some(here)) => here.satisfies(wanted),
+            _ => true,
+        };
+        let available = if here { self.available(parameters)? } else { Capacity::ZERO };
+        Ok(Room {
+            available,
+            largest_volume: Some(available.min(self.config.max_volume_size)),
+            smallest_volume: Some(Capacity::new(super::volumes::UNIT)),
+        })
+    }
+
+    /// Promises `bytes` more, if there is room.
+    pub(super) fn reserve(&self, parameters: &Parameters, bytes: u64) -> Result<Reservation<'_>> {
+        let disk = Capacity::new(self.root.free_space()?.total);
+        if self.config.pools.is_empty() && bytes > scale(disk, self.config.overcommit).bytes() {
+            return Err(Error::OutOfRange(format!(
+                "{} is more than the disk behind {} could ever hold ({disk})",
+                Capacity::new(bytes),
+                self.root.path().display()
+            )));
+        }
+        let pool = parameters.get("kind").cloned();
+        // Looked at and taken in one go, so that two volumes cannot both take the last of it.
+        let mut state = self.state();
+        let available = self.available_in(&state, parameters)?;
+        if bytes > available.bytes() {
+            return Err(Error::Exhausted(format!(
+                "{} is asked for and {available} can still be promised{}",
+                Capacity::new(bytes),
+                pool.as_ref()
+                    .filter(|pool| self.config.pools.contains_key(*pool))
+                    .map_or_else(String::new, |pool| format!(" in pool {pool:?}"))
+            )));
+        }
+        state.reserve(pool.as_deref(), bytes);
+        drop(state);
+        Ok(Reservation { inner: self, pool, bytes })
+    }
+
+    fn available(&self, parameters: &Parameters) -> Result<Capacity> {
+        self.available_in(&self.state(), parameters)
+    }
+
+    fn available_in(&self, state: &super::State, parameters: &Parameters) -> Result<Capacity> {
+        if !self.config.pools.is_empty() {
+            let pools = self.config.pools.iter().filter(|(pool, _)| parameters.get("kind").is_none_or(|kind| kind == *pool));
+            let left = pools.map(|(pool, size)| size.bytes().saturating_sub(state.promised_in(pool)));
+            return Ok(Capacity::new(left.max().unwrap_or_default()));
+        }
+        let free = self.root.free_space()?.available;
+        let base = scale(Capacity::new(free.saturating_add(state.used())), self.config.overcommit);
+        Ok(base.saturating_sub(Capacity::new(state.promised())))
+    }
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an over-commit factor needs no exact bytes"
+)]
+fn scale(size: Capacity, factor: f64) -> Capacity {
+    if (factor - 1.0).abs() < f64::EPSILON { size } else { Capacity::new((size.bytes() as f64 * factor) as u64) }
+}

@@ -1,0 +1,316 @@
+//! Snapshots, alone and in groups, and what changed between them.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use berth_core::{Capacity, GroupSnapshotId, Name, SnapshotId, VolumeId, names::KUBERNETES_PARAMETER_PREFIX};
+use berth_host::extents::{self, Range};
+
+use super::{
+    Inner,
+    content::{self, Capture, IMAGE},
+    record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
+    volumes::{into_page, page_start, to_json},
+};
+use crate::{
+    backend::{BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot},
+    journal::{self, Barrier},
+};
+
+/// The length of a piece where changed blocks are listed in pieces of one length.
+const FIXED_LENGTH: u64 = 4096;
+
+impl Inner {
+    pub(super) fn find_snapshot(&self, name: &Name) -> Result<Option<Snapshot>> {
+        let key = Key::of(SNAPSHOT, name.as_str());
+        let Some(record) = self.state().snapshot(key) else { return Ok(None) };
+        if *record.name != *name.as_str() {
+            return Err(Error::Conflict(format!("the names {:?} and {name:?} have the same hash", record.name)));
+        }
+        Ok(Some(self.describe_snapshot(key, &record)))
+    }
+
+    pub(super) fn snapshot(&self, id: &SnapshotId) -> Option<(Key, Arc<SnapshotRecord>)> {
+        let key = Key::parse(SNAPSHOT, id.as_str())?;
+        Some((key, self.state().snapshot(key)?))
+    }
+
+    pub(super) fn existing_snapshot(&self, id: &SnapshotId) -> Result<(Key, Arc<SnapshotRecord>)> {
+        self.snapshot(id).ok_or_else(|| Error::no_snapshot(id))
+    }
+
+    pub(super) async fn create_snapshot(
+        self: &Arc<Self>,
+        name: &Name,
+        source: &VolumeId,
+        parameters: &Parameters,
+    ) -> Result<Snapshot> {
+        check_parameters(parameters)?;
+        let (source, volume) = self.existing_volume(source)?;
+        let key = Key::of(SNAPSHOT, name.as_str());
+        let kind = volume.kind;
+        self.blocking(move |inner| inner.take(&[(key, source, kind)])).await?;
+        let record = new_record(name, source, &volume, now());
+        let recorded = self.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), Barrier::Data).await;
+        self.undo_if_full(recorded, vec![key]).await?;
+        let record = self.state().put_snapshot(key, record);
+        Ok(self.describe_snapshot(key, &record))
+    }
+
+    pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
+        let Some(key) = Key::parse(SNAPSHOT, id.as_str()) else { return Ok(()) };
+        self.journal.remove(format!("{SNAPSHOT}-{key}")).await?;
+        self.state().remove_snapshot(key);
+        self.blocking(move |inner| Ok(inner.trash.discard(&inner.snapshots, &key.to_string())?)).await
+    }
+
+    pub(super) fn list_snapshots(&self, source: Option<&VolumeId>, page: &PageRequest) -> Result<Page<Snapshot>> {
+        let after = page_start(SNAPSHOT, page)?;
+        let take = page.limit.saturating_add(1);
+        let state = self.state();
+        let found: Vec<(Key, Arc<SnapshotRecord>)> = match source {
+            None => state.snapshots_after(after).take(take).map(|(key, record)| (key, record.clone())).collect(),
+            Some(id) => match Key::parse(VOLUME, id.as_str()) {
+                None => Vec::new(),
+                Some(source) => {
+                    let found = state.snapshots_of(source, after).take(take);
+                    found.map(|(key, record)| (key, record.clone())).collect()
+                }
+            },
+        };
+        drop(state);
+        Ok(into_page(SNAPSHOT, page, found, |key, record| self.describe_snapshot(key, &record)))
+    }
+
+    pub(super) fn find_group(&self, name: &Name) -> Result<Option<GroupSnapshot>> {
+        let key = Key::of(GROUP, name.as_str());
+        let Some(record) = self.state().group(key) else { return Ok(None) };
+        if *record.name != *name.as_str() {
+            return Err(Error::Conflict(format!("the names {:?} and {name:?} have the same hash", record.name)));
+        }
+        Ok(Some(self.describe_group(key, &record)))
+    }
+
+    pub(super) fn group(&self, id: &GroupSnapshotId) -> Option<GroupSnapshot> {
+        let key = Key::parse(GROUP, id.as_str())?;
+        let record = self.state().group(key)?;
+        Some(self.describe_group(key, &record))
+    }
+
+    pub(super) async fn create_group(
+        self: &Arc<Self>,
+        name: &Name,
+        sources: &[VolumeId],
+        parameters: &Parameters,
+    ) -> Result<GroupSnapshot> {
+        check_parameters(parameters)?;
+        let group = Key::of(GROUP, name.as_str());
+        let created = now();
+        let mut members = BTreeMap::new();
+        let mut captures = Vec::new();
+        for id in sources {
+            let (source, volume) = self.existing_volume(id)?;
+            let key = Key::of_member(group, source);
+            captures.push((key, source, volume.kind));
+            members.insert(key, new_record(name, source, &volume, created));
+        }
+        let keys: Vec<Key> = members.keys().copied().collect();
+        self.blocking(move |inner| inner.take(&captures)).await?;
+        let record = GroupRecord { name: name.as_str().into(), created, members };
+        let recorded = self.journal.put(format!("{GROUP}-{group}"), to_json(&record), Barrier::Data).await;
+        self.undo_if_full(recorded, keys).await?;
+        let record = self.state().put_group(group, record);
+        Ok(self.describe_group(group, &record))
+    }
+
+    pub(super) async fn delete_group(self: &Arc<Self>, id: &GroupSnapshotId) -> Result<()> {
+        let Some(key) = Key::parse(GROUP, id.as_str()) else { return Ok(()) };
+        let Some(record) = self.state().group(key) else { return Ok(()) };
+        self.journal.remove(format!("{GROUP}-{key}")).await?;
+        self.state().remove_group(key);
+        let members: Vec<Key> = record.members.keys().copied().collect();
+        self.blocking(move |inner| inner.discard_snapshots(&members)).await
+    }
+
+    /// Takes snapshots of volumes at one instant: (snapshot, volume, kind) each.
+    fn take(&self, snapshots: &[(Key, Key, super::Kind)]) -> Result<()> {
+        let keys: Vec<Key> = snapshots.iter().map(|(key, ..)| *key).collect();
+        self.discard_snapshots(&keys)?;
+        let taken = (|| {
+            let mut captures = Vec::new();
+            for (key, source, kind) in snapshots {
+                let name = key.to_string();
+                self.trash.discard(&self.incoming, &name)?;
+                let (from, to) = (self.volume_dir(*source)?, self.incoming.ensure_dir(&name, 0o700)?);
+                captures.push(Capture { source: *source, kind: *kind, from, to, read_only: true });
+            }
+            content::capture(&captures, &self.incoming, &self.devices, self.reflink)?;
+            for key in &keys {
+                self.incoming.rename(&key.to_string(), &self.snapshots, &key.to_string())?;
+            }
+            Ok(())
+        })();
+        if taken.is_err() {
+            for key in &keys {
+                self.trash.discard(&self.incoming, &key.to_string())?;
+            }
+            self.discard_snapshots(&keys)?;
+        }
+        taken
+    }
+
+    fn discard_snapshots(&self, keys: &[Key]) -> Result<()> {
+        for key in keys {
+            self.trash.discard(&self.snapshots, &key.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// A snapshot that could not be recorded for want of room is taken back; after any other failure the record may
+    /// be on disk, and the next start sees what is there.
+    async fn undo_if_full(
+        self: &Arc<Self>,
+        recorded: std::result::Result<(), journal::Error>,
+        keys: Vec<Key>,
+    ) -> Result<()> {
+        if let Err(error) = recorded {
+            if matches!(error, journal::Error::Full(_)) {
+                self.blocking(move |inner| inner.discard_snapshots(&keys)).await?;
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    pub(super) fn describe_snapshot(&self, key: Key, record: &SnapshotRecord) -> Snapshot {
+        Snapshot {
+            id: key.id(SNAPSHOT),
+            source: record.source.id(VOLUME),
+            size: Capacity::new(record.size),
+            access: record.access.0,
+            created: record.created,
+            ready: true,
+            group: record.group.map(|group| group.id(GROUP)),
+            topology: self.topology.clone(),
+        }
+    }
+
+    fn describe_group(&self, key: Key, record: &GroupRecord) -> GroupSnapshot {
+        let member = |(member, snapshot): (&Key, &SnapshotRecord)| {
+            self.describe_snapshot(*member, &SnapshotRecord { group: Some(key), ..snapshot.clone() })
+        };
+        GroupSnapshot {
+            id: key.id(GROUP),
+            snapshots: record.members.iter().map(member).collect(),
+            created: record.created,
+        }
+    }
+
+    pub(super) fn allocated_blocks(&self, snapshot: &SnapshotId, from: u64) -> Result<Blocks> {
+        let (record, image) = self.snapshot_image(snapshot)?;
+        let ranges = extents::allocated(&image, from)?;
+        Ok(self.blocks(record.size, from, ranges))
+    }
+
+    pub(super) fn changed_blocks(&self, base: &SnapshotId, target: &SnapshotId, from: u64) -> Result<Blocks> {
+        let (_, base) = self.snapshot_image(base)?;
+        let (record, target) = self.snapshot_image(target)?;
+        let ranges = extents::changed(&base, &target, from)?;
+        Ok(self.blocks(record.size, from, ranges))
+    }
+
+    fn snapshot_image(&self, id: &SnapshotId) -> Result<(Arc<SnapshotRecord>, File)> {
+        let (key, record) = self.existing_snapshot(id)?;
+        if record.kind != super::Kind::Image {
+            return Err(Error::Invalid(format!("snapshot {id:?} is not of a raw block volume")));
+        }
+        let image = self.snapshots.open_file(&format!("{key}/{IMAGE}"), false)?;
+        Ok((record, image))
+    }
+
+    fn blocks(
+        &self,
+        size: u64,
+        from: u64,
+        ranges: impl Iterator<Item = berth_host::Result<Range>> + Send + 'static,
+    ) -> Blocks {
+        let fixed_length = self.config.fixed_length_blocks;
+        let ranges = ranges.map(|range| range.map_err(Error::from));
+        Blocks {
+            capacity: Capacity::new(size),
+            fixed_length,
+            ranges: if fixed_length {
+                Box::new(in_pieces(from, ranges))
+            } else {
+                Box::new(ranges.map(|range| range.map(|Range { offset, length }| BlockRange { offset, length })))
+            },
+        }
+    }
+}
+
+/// Ranges cut into whole pieces of [`FIXED_LENGTH`], none twice.
+fn in_pieces(
+    from: u64,
+    ranges: impl Iterator<Item = Result<Range>> + Send,
+) -> impl Iterator<Item = Result<BlockRange>> + Send {
+    let mut next = from - from % FIXED_LENGTH;
+    ranges.flat_map(move |range| {
+        let (pieces, error) = match range {
+            Err(error) => (None, Some(Err(error))),
+            Ok(range) => {
+                let start = (range.offset - range.offset % FIXED_LENGTH).max(next);
+                let end = (range.offset + range.length).next_multiple_of(FIXED_LENGTH);
+                next = end.max(next);
+                let piece = move |index| BlockRange { offset: start + index * FIXED_LENGTH, length: FIXED_LENGTH };
+                let count = end.saturating_sub(start) / FIXED_LENGTH;
+                (Some((0..count).map(move |index| Ok(piece(index)))), None)
+            }
+        };
+        pieces.into_iter().flatten().chain(error)
+    })
+}
+
+fn new_record(name: &Name, source: Key, volume: &VolumeRecord, created: SystemTime) -> SnapshotRecord {
+    SnapshotRecord {
+        name: name.as_str().into(),
+        source,
+        size: volume.size,
+        kind: volume.kind,
+        access: volume.access,
+        filesystem: volume.filesystem,
+        created,
+        group: None,
+    }
+}
+
+/// The time in whole microseconds, which survives every clock format on the way.
+fn now() -> SystemTime {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or_default())
+}
+
+fn check_parameters(parameters: &Parameters) -> Result<()> {
+    // The host-path driver's classes carry this one; copies here never skip what they cannot read.
+    let known = |key: &str| key.starts_with(KUBERNETES_PARAMETER_PREFIX) || key == "ignoreFailedRead";
+    match parameters.keys().find(|key| !known(key)) {
+        Some(key) => Err(Error::Invalid(format!("unknown snapshot parameter {key:?}"))),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_become_whole_pieces_and_none_comes_twice() {
+        let ranges = [(100, 100), (4000, 200), (20_000, 1)];
+        let ranges = ranges.into_iter().map(|(offset, length)| Ok(Range { offset, length }));
+        let pieces: Vec<u64> = in_pieces(0, ranges).map(|piece| piece.unwrap().offset).collect();
+        assert_eq!(pieces, [0, 4096, 16384]);
+    }
+}

@@ -1,0 +1,277 @@
+//! The local backend on a real directory: what is promised, what is kept, and what a restart makes of a mess.
+
+use std::{fs, path::Path};
+
+use berth_core::{Access, AccessMode, Capacity, CapacityRange, Name, NodeId, VolumeCapability};
+
+use super::{Config, Kind, Local};
+use crate::{
+    Backend,
+    backend::{Attachment, ContentSource, Error, NewVolume, PageRequest, Parameters, Severity, Volume},
+};
+
+const MIB: i64 = 1 << 20;
+
+fn config(dir: &Path) -> Config {
+    Config { kind: Some(Kind::Dir), ..Config::new(dir.to_owned(), "node-1".parse().unwrap()) }
+}
+
+async fn open(dir: &Path) -> Local {
+    Local::open(config(dir)).await.unwrap()
+}
+
+fn mounted() -> VolumeCapability {
+    VolumeCapability {
+        access: Access::Mount { fs_type: String::new(), flags: Vec::new(), group: None },
+        mode: AccessMode::SingleNodeWriter,
+    }
+}
+
+fn named(name: &str, mebibytes: i64) -> NewVolume {
+    NewVolume {
+        name: name.parse().unwrap(),
+        range: CapacityRange::new(mebibytes * MIB, 0).unwrap(),
+        capabilities: vec![mounted()],
+        parameters: Parameters::new(),
+        mutable: Parameters::new(),
+        source: None,
+        ephemeral: false,
+    }
+}
+
+fn with_kind(name: &str, kind: &str) -> NewVolume {
+    NewVolume { parameters: Parameters::from([("kind".into(), kind.into())]), ..named(name, 8) }
+}
+
+async fn data_of(local: &Local, volume: &Volume) -> std::path::PathBuf {
+    local.publish_source(volume, None, &mounted(), false).await.unwrap()
+}
+
+async fn ids(local: &Local) -> Vec<String> {
+    let page = local.list_volumes(PageRequest { after: None, limit: 1000 }).await.unwrap();
+    page.entries.iter().map(|volume| volume.id.to_string()).collect()
+}
+
+fn entries(path: &Path) -> usize {
+    fs::read_dir(path).unwrap().count()
+}
+
+#[tokio::test]
+async fn volumes_snapshots_and_attachments_outlive_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(named("a", 8)).await.unwrap();
+    fs::write(data_of(&local, &volume).await.join("file"), "kept").unwrap();
+    let node: NodeId = "node-1".parse().unwrap();
+    let attachment = Attachment { node: node.clone(), read_only: false, mode: AccessMode::SingleNodeWriter };
+    local.attach(&volume.id, attachment.clone()).await.unwrap();
+    let snapshot =
+        local.create_snapshot("s".parse().unwrap(), &volume.id, &Parameters::new()).await.unwrap();
+    local.expand_volume(&volume.id, CapacityRange::new(16 * MIB, 0).unwrap()).await.unwrap();
+    drop(local);
+
+    let local = open(dir.path()).await;
+    let again = local.find_volume(&"a".parse().unwrap()).await.unwrap().unwrap();
+    assert_eq!((again.id.clone(), again.capacity), (volume.id, Capacity::mebibytes(16)));
+    assert_eq!(again.attachments, [attachment]);
+    assert_eq!(local.attached_count(&node).await.unwrap(), 1);
+    assert_eq!(local.snapshot(&snapshot.id).await.unwrap().unwrap().created, snapshot.created);
+    let restored = NewVolume { source: Some(ContentSource::Snapshot(snapshot.id)), ..named("b", 8) };
+    let restored = local.create_volume(restored).await.unwrap();
+    assert_eq!(fs::read_to_string(data_of(&local, &restored).await.join("file")).unwrap(), "kept");
+}
+
+#[tokio::test]
+async fn what_a_crash_left_without_a_record_is_gone_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(named("kept", 8)).await.unwrap();
+    drop(local);
+    let orphan = "0123456789abcdef0123456789abcdef";
+    for part in ["volumes", "snapshots", "incoming"] {
+        fs::create_dir_all(dir.path().join(part).join(orphan).join("data/deep")).unwrap();
+    }
+    fs::create_dir_all(dir.path().join("trash/17-old/data")).unwrap();
+
+    let local = open(dir.path()).await;
+    local.drain(std::time::Duration::from_secs(10)).await;
+    assert_eq!(ids(&local).await, [volume.id.to_string()]);
+    for (part, count) in [("volumes", 1), ("snapshots", 0), ("incoming", 0), ("trash", 0), ("lost", 0)] {
+        assert_eq!(entries(&dir.path().join(part)), count, "{part}");
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_record_costs_no_data_and_no_other_volume() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let lost = local.create_volume(named("lost", 8)).await.unwrap();
+    let kept = local.create_volume(named("kept", 8)).await.unwrap();
+    fs::write(data_of(&local, &lost).await.join("file"), "precious").unwrap();
+    drop(local);
+    let journal = dir.path().join("state/volumes.journal");
+    let text = fs::read_to_string(&journal).unwrap();
+    fs::write(&journal, text.replace(r#""name":"lost""#, r#""name":"l0st""#)).unwrap();
+
+    for _ in 0..2 {
+        let local = open(dir.path()).await;
+        assert_eq!(ids(&local).await, [kept.id.to_string()]);
+        let health = local.volume_health(&lost.id).await.unwrap();
+        assert_eq!((health[0].severity, health[0].reason), (Severity::Inaccessible, "CorruptMetadata"));
+        let listed = local.list_unhealthy(PageRequest { after: None, limit: 10 }).await.unwrap();
+        assert_eq!(listed.entries.len(), 1);
+        assert!(local.volume_health(&kept.id).await.unwrap().is_empty());
+    }
+    let key = lost.id.as_str().strip_prefix("vol-").unwrap();
+    let file = dir.path().join("lost").join(key).join("data/file");
+    assert_eq!(fs::read_to_string(file).unwrap(), "precious");
+}
+
+#[tokio::test]
+async fn missing_data_is_reported_as_data_loss_and_never_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(named("a", 8)).await.unwrap();
+    fs::remove_dir(data_of(&local, &volume).await).unwrap();
+    assert_eq!(local.volume_health(&volume.id).await.unwrap()[0].severity, Severity::DataLoss);
+    let staged = local.stage(&volume, Path::new("/nowhere"), &mounted()).await;
+    assert!(matches!(staged, Err(Error::Precondition(_))));
+    drop(local);
+    let local = open(dir.path()).await;
+    assert_eq!(local.volume_health(&volume.id).await.unwrap()[0].reason, "DataMissing");
+}
+
+#[tokio::test]
+async fn a_second_driver_on_the_same_directory_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let _first = open(dir.path()).await;
+    let error = Local::open(config(dir.path())).await.unwrap_err();
+    assert!(error.to_string().contains("another driver"), "{error}");
+}
+
+#[tokio::test]
+async fn pages_go_through_all_volumes_once_also_while_they_come_and_go() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    for index in 0..25 {
+        local.create_volume(named(&format!("v{index}"), 1)).await.unwrap();
+    }
+    let all = ids(&local).await;
+    let mut seen = Vec::new();
+    let mut after = None;
+    loop {
+        let page = local.list_volumes(PageRequest { after, limit: 10 }).await.unwrap();
+        seen.extend(page.entries.iter().map(|volume| volume.id.to_string()));
+        // The last volume of a page may be gone before the next page is asked for.
+        local.delete_volume(&page.entries.last().unwrap().id).await.unwrap();
+        after = page.next;
+        if after.is_none() {
+            break;
+        }
+    }
+    assert_eq!(seen, all);
+    let strange = PageRequest { after: Some("invalid-token".to_owned()), limit: 10 };
+    assert!(matches!(local.list_volumes(strange).await, Err(Error::Busy(_))));
+}
+
+#[tokio::test]
+async fn no_more_is_promised_than_there_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let pools = [("fast".to_owned(), Capacity::mebibytes(100))].into();
+    let local = Local::open(Config { pools, ..config(dir.path()) }).await.unwrap();
+    let pooled = |name: &str, size| NewVolume { parameters: with_kind("x", "fast").parameters, ..named(name, size) };
+    let room = |local: &Local| {
+        let local = local.clone();
+        async move { local.room(&with_kind("x", "fast").parameters, None).await.unwrap().available }
+    };
+    let first = local.create_volume(pooled("a", 60)).await.unwrap();
+    assert_eq!(room(&local).await, Capacity::mebibytes(40));
+    assert!(matches!(local.create_volume(pooled("b", 60)).await, Err(Error::Exhausted(_))));
+    local.create_volume(pooled("c", 40)).await.unwrap();
+    let grown = local.expand_volume(&first.id, CapacityRange::new(61 * MIB, 0).unwrap()).await;
+    assert!(matches!(grown, Err(Error::Exhausted(_))));
+    local.delete_volume(&first.id).await.unwrap();
+    assert_eq!(room(&local).await, Capacity::mebibytes(60));
+    assert!(matches!(local.create_volume(with_kind("d", "slow")).await, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn a_volume_larger_than_the_disk_is_out_of_range_and_leaves_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let huge = NewVolume { range: CapacityRange::new(i64::MAX, 0).unwrap(), ..named("huge", 1) };
+    assert!(matches!(local.create_volume(huge).await, Err(Error::OutOfRange(_))));
+    assert!(ids(&local).await.is_empty());
+    assert_eq!(entries(&dir.path().join("volumes")) + entries(&dir.path().join("incoming")), 0);
+}
+
+#[tokio::test]
+async fn parameters_that_mean_nothing_are_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    for (key, value) in [("kind", "tape"), ("colour", "red"), ("../../etc", "x")] {
+        let parameters = Parameters::from([(key.to_owned(), value.to_owned())]);
+        let error = local.check_parameters(&parameters, &Parameters::new(), &[mounted()]).await.unwrap_err();
+        assert!(matches!(&error, Error::Invalid(message) if message.contains(key)), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn snapshots_of_a_group_come_and_go_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let mut sources = Vec::new();
+    for name in ["a", "b"] {
+        sources.push(local.create_volume(named(name, 8)).await.unwrap().id);
+    }
+    let name: Name = "g".parse().unwrap();
+    let group = local.create_group(name.clone(), &sources, &Parameters::new()).await.unwrap();
+    assert_eq!(group.snapshots.len(), 2);
+    drop(local);
+    let local = open(dir.path()).await;
+    let again = local.find_group(&name).await.unwrap().unwrap();
+    assert_eq!(again.snapshots.len(), 2);
+    assert!(again.snapshots.iter().all(|snapshot| snapshot.group.as_ref() == Some(&again.id)));
+    assert_eq!(entries(&dir.path().join("snapshots")), 2);
+    local.delete_group(&again.id).await.unwrap();
+    assert_eq!(entries(&dir.path().join("snapshots")), 0);
+    assert!(local.snapshot(&again.snapshots[0].id).await.unwrap().is_none());
+}
+
+#[tokio::test]
+async fn an_image_is_formatted_once_mounted_grown_and_released() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let staging = dir.path().join("staging");
+    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    fs::write(staging.join("file"), "first").unwrap();
+    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    let before = local.usage(&volume, &staging).await.unwrap().bytes.total;
+    local.unstage(&volume.id, &staging).await.unwrap();
+    local.expand_volume(&volume.id, CapacityRange::new(64 * MIB, 0).unwrap()).await.unwrap();
+    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    assert_eq!(fs::read_to_string(staging.join("file")).unwrap(), "first");
+    let after = local.usage(&volume, &staging).await.unwrap().bytes.total;
+    assert!(after > before * 4, "{before} grew to {after}");
+    local.unstage(&volume.id, &staging).await.unwrap();
+    assert!(berth_host::loopdev::attached_below(dir.path()).unwrap().is_empty());
+    local.delete_volume(&volume.id).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_image_with_something_unknown_on_it_is_never_formatted() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let key = volume.id.as_str().strip_prefix("vol-").unwrap();
+    let image = dir.path().join("volumes").join(key).join("image");
+    let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&file, b"somebody's bytes", 5 << 20).unwrap();
+    let staged = local.stage(&volume, &dir.path().join("staging"), &mounted()).await;
+    assert!(matches!(staged, Err(Error::Precondition(_))), "{staged:?}");
+    let mut bytes = [0; 16];
+    let file = fs::File::open(&image).unwrap();
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 5 << 20).unwrap();
+    assert_eq!(&bytes, b"somebody's bytes");
+}
