@@ -167,7 +167,15 @@ impl Walk<'_> {
         let mut directories = Vec::new();
         let mut entries = RawDir::new(self.descent.current(), &mut buffer);
         while let Some(entry) = entries.next() {
-            let entry = entry.map_err(self.place(c"").failed("list"))?;
+            let entry = match entry {
+                Ok(entry) => entry,
+                // What the kernel says of a directory that was removed while it was open.
+                Err(Errno::NOENT) => {
+                    visitor.vanished();
+                    break;
+                }
+                Err(error) => return Err(self.place(c"").failed("list")(error)),
+            };
             let name = entry.file_name();
             if name == c"." || name == c".." {
                 continue;
