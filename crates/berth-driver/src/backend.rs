@@ -130,6 +130,8 @@ pub struct Volume {
     pub topology: Option<Arc<Topology>>,
     /// The nodes it is attached to.
     pub attachments: Vec<Attachment>,
+    /// Whether it belongs to one pod and goes with it, as [`NewVolume::ephemeral`] said.
+    pub ephemeral: bool,
 }
 
 /// A volume's presence on a node, from the controller's side.
@@ -291,6 +293,17 @@ impl std::fmt::Debug for Blocks {
     }
 }
 
+/// A volume that is staged on this node when the driver starts.
+#[derive(Debug, Clone)]
+pub struct StagedVolume {
+    /// Which.
+    pub id: VolumeId,
+    /// Where.
+    pub staging: PathBuf,
+    /// How.
+    pub capability: VolumeCapability,
+}
+
 /// This node, as a place for volumes.
 #[derive(Debug, Clone)]
 pub struct NodeInfo {
@@ -313,6 +326,12 @@ pub trait Backend: Send + Sync + 'static {
 
     /// Whether the backend can work now; a sentence why not otherwise. Answers Probe.
     async fn ready(&self) -> Result<()> {
+        Ok(())
+    }
+
+    /// Called once at start with every volume that is staged on this node: makes sure that they still are (loop
+    /// devices are attached again, frozen filesystems thawed) and takes down what belongs to none of them.
+    async fn recover(&self, _staged: Vec<StagedVolume>) -> Result<()> {
         Ok(())
     }
 

@@ -1,0 +1,101 @@
+//! What growing a volume on its node takes.
+
+use std::path::PathBuf;
+
+use berth_core::{Capacity, VolumeId};
+use berth_host::mount;
+use rustix::io::Errno;
+
+use crate::{
+    Driver,
+    backend::{Error, NodeExpansion, Result, Volume},
+    call::node::NodeExpand,
+    ledger::{Phase, Published, Staged},
+    services::rules,
+    target,
+};
+
+impl Driver {
+    /// Makes sure that what is on the volume has the volume's size.
+    pub(super) async fn ensure_grown(&self, id: &VolumeId, call: &NodeExpand) -> Result<Capacity> {
+        let _guard = self.lock_volume(id)?;
+        let volume = self.volume(id).await?;
+        if let Some(capability) = &call.capability {
+            rules::check_kind(&volume, capability.access.kind())?;
+        }
+        let staged = self.ledger.staged(id);
+        let expansion = match &staged {
+            // A remount that failed between unstaging and staging: this call comes to finish it.
+            Some(staged) if staged.phase != Phase::Mounted => NodeExpansion::NeedsRemount,
+            _ => {
+                let path = staged.as_ref().map(|staged| staged.path.as_path());
+                self.backend.expand_on_node(&volume, path, call.range).await?
+            }
+        };
+        match (expansion, staged) {
+            (NodeExpansion::Done(capacity), _) => Ok(capacity),
+            (NodeExpansion::NeedsRemount, Some(staged)) => {
+                self.remount(&volume, &staged).await?;
+                Ok(volume.capacity)
+            }
+            (NodeExpansion::NeedsRemount, None) => Err(only_unmounted()),
+        }
+    }
+
+    /// Takes the volume down on this node and brings it up again, which grows it; whoever uses it keeps it.
+    async fn remount(&self, volume: &Volume, staged: &Staged) -> Result<()> {
+        let published = self.ledger.published(&volume.id);
+        let targets: Vec<PathBuf> = published.iter().map(|publication| publication.target.clone()).collect();
+        if let Err(error) = self.blocking(move |_| unmount_all(&targets)).await {
+            self.bind_all(volume, staged, &published).await?;
+            return Err(error);
+        }
+        self.note_staged(staged, Phase::Mounting).await?;
+        let unstaged = self.backend.unstage(&volume.id, &staged.path).await;
+        // Whether or not it came down, it has to be up again afterwards.
+        self.backend.stage(volume, &staged.path, &staged.capability).await?;
+        self.note_staged(staged, Phase::Mounted).await?;
+        self.bind_all(volume, staged, &published).await?;
+        unstaged.map_err(in_use)
+    }
+
+    /// Binds the volume again wherever it was published and is not any more.
+    async fn bind_all(&self, volume: &Volume, staged: &Staged, published: &[Published]) -> Result<()> {
+        for publication in published {
+            let (capability, read_only) = (&publication.capability, publication.read_only);
+            let source =
+                self.backend.publish_source(volume, Some(&staged.path), capability, read_only).await?;
+            let publication = publication.clone();
+            self.blocking(move |_| {
+                if target::is_bound(&publication.target)? {
+                    return Ok(());
+                }
+                target::bind(&source, &publication.target, publication.look())
+            })
+            .await?;
+        }
+        Ok(())
+    }
+}
+
+fn unmount_all(targets: &[PathBuf]) -> Result<()> {
+    for target in targets {
+        mount::unmount(target).map_err(|error| in_use(error.into()))?;
+    }
+    Ok(())
+}
+
+fn in_use(error: Error) -> Error {
+    match error {
+        Error::Host(host) if host.errno() == Some(Errno::BUSY.raw_os_error()) => only_unmounted(),
+        other => other,
+    }
+}
+
+fn only_unmounted() -> Error {
+    Error::Precondition(
+        "this machine can grow this filesystem only while it is not mounted, and it is in use; it will be grown when \
+         it is staged next"
+            .to_owned(),
+    )
+}

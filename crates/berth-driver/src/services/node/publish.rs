@@ -1,0 +1,151 @@
+//! What publishing and unpublishing take.
+
+use std::path::{Path, PathBuf};
+
+use berth_core::{AccessMode, VolumeId};
+
+use crate::{
+    Driver, Feature,
+    backend::{Error, Result, Volume},
+    call::node::{Publish, Unpublish},
+    ledger::{Ledger, Phase, Published},
+    services::rules,
+    target::{self, Look},
+};
+
+impl Published {
+    /// How the volume looks at its target.
+    pub(super) fn look(&self) -> Look<'_> {
+        Look { capability: &self.capability, read_only: self.read_only }
+    }
+}
+
+impl Driver {
+    /// Makes sure that the volume is at the target.
+    pub(super) async fn ensure_published(&self, call: Publish) -> Result<()> {
+        let _guard = self.lock_volume(&call.id)?;
+        rules::check_mode(&call.capability, self.features)?;
+        if let Some(inline) = call.inline.clone() {
+            return self.publish_inline(call, inline).await;
+        }
+        let volume = self.volume(&call.id).await?;
+        rules::check_kind(&volume, call.capability.access.kind())?;
+        let staging = self.staging_of(&call.id, call.staging)?;
+        let wanted = Published {
+            volume: call.id,
+            handle: None,
+            target: call.target,
+            capability: call.capability,
+            read_only: call.read_only,
+            phase: Phase::Mounted,
+        };
+        self.publish(&volume, staging.as_deref(), wanted).await
+    }
+
+    /// Where the volume is staged, which has to be where the caller says it is.
+    fn staging_of(&self, id: &VolumeId, given: Option<PathBuf>) -> Result<Option<PathBuf>> {
+        if !self.features.has(Feature::Stage) {
+            return Ok(None);
+        }
+        let given = given.ok_or_else(|| {
+            Error::Precondition(
+                "staging_target_path is missing; the volume has to be staged first".to_owned(),
+            )
+        })?;
+        match self.ledger.staged(id) {
+            Some(staged) if staged.phase == Phase::Mounted && staged.path == given => Ok(Some(given)),
+            _ => Err(Error::Precondition(format!("volume {id:?} is not staged at {}", given.display()))),
+        }
+    }
+
+    /// Publishes a locked volume.
+    pub(super) async fn publish(
+        &self,
+        volume: &Volume,
+        staging: Option<&Path>,
+        wanted: Published,
+    ) -> Result<()> {
+        self.check_target(&wanted)?;
+        let source =
+            self.backend.publish_source(volume, staging, &wanted.capability, wanted.read_only).await?;
+        self.blocking(move |ledger| bind(ledger, &source, &wanted)).await
+    }
+
+    /// The spec's table of second publications.
+    fn check_target(&self, wanted: &Published) -> Result<()> {
+        let target = wanted.target.display();
+        match self.ledger.published_at(&wanted.target) {
+            Some(known) if known.volume != wanted.volume => {
+                return Err(Error::Conflict(format!("volume {:?} is published at {target}", known.volume)));
+            }
+            Some(known) if known.phase == Phase::Mounted && known != *wanted => {
+                return Err(Error::Conflict(format!(
+                    "volume {:?} is published at {target} with another capability or read-only flag",
+                    known.volume
+                )));
+            }
+            _ => {}
+        }
+        let is_alone =
+            |published: &Published| published.capability.mode == AccessMode::SingleNodeSingleWriter;
+        let others = self.ledger.published(&wanted.volume);
+        let other = others
+            .iter()
+            .filter(|other| other.target != wanted.target)
+            .find(|other| is_alone(other) || is_alone(wanted));
+        match other {
+            Some(other) => Err(Error::Precondition(format!(
+                "volume {:?} is for one workload at a time and published at {}",
+                other.volume,
+                other.target.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes sure that the volume is not at the target.
+    pub(super) async fn ensure_unpublished(&self, call: Unpublish) -> Result<()> {
+        let _guard = self.lock_volume(&call.id)?;
+        let known = self.ledger.published_at(&call.target);
+        if known.as_ref().is_some_and(|known| !known.is(&call.id)) {
+            // Another volume's target: this one is not there.
+            return Ok(());
+        }
+        let may_be_inline = known.as_ref().is_none_or(|known| known.handle.is_some());
+        self.blocking(move |ledger| unbind(ledger, known, &call.target)).await?;
+        if may_be_inline { self.remove_inline(&call.id).await } else { Ok(()) }
+    }
+}
+
+/// Puts the volume at its target, and says so before and after.
+fn bind(ledger: &Ledger, source: &Path, wanted: &Published) -> Result<()> {
+    if let Some(known) = ledger.published_at(&wanted.target) {
+        if known.phase == Phase::Mounted && target::is_bound(&wanted.target)? {
+            return Ok(());
+        }
+        // An attempt that did not come to its end, or a mount that somebody took away.
+        target::remove(&wanted.target)?;
+        ledger.forget_published(&wanted.target)?;
+    }
+    target::check(&wanted.target, wanted.capability.access.kind())?;
+    ledger.note_published(Published { phase: Phase::Mounting, ..wanted.clone() })?;
+    let bound = target::bind(source, &wanted.target, wanted.look());
+    if let Err(error) = bound.and_then(|()| ledger.note_published(wanted.clone())) {
+        // What cannot be undone now keeps its entry, and is undone by the next call or at the next start.
+        let _ = target::remove(&wanted.target).and_then(|()| ledger.forget_published(&wanted.target));
+        return Err(error);
+    }
+    Ok(())
+}
+
+/// Takes the volume away from its target, and says so before and after.
+fn unbind(ledger: &Ledger, known: Option<Published>, at: &Path) -> Result<()> {
+    if let Some(known) = known
+        && let Err(error) = ledger.note_published(Published { phase: Phase::Unmounting, ..known })
+    {
+        // Only speeds up a restart; a full disk must not keep a pod from ending.
+        tracing::warn!(target.path = %at.display(), %error, "unpublishing without a record of it");
+    }
+    target::remove(at)?;
+    ledger.forget_published(at)
+}

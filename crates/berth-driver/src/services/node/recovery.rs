@@ -1,0 +1,83 @@
+//! What a killed driver left half done is undone before its successor takes calls.
+
+use crate::{
+    Driver,
+    backend::{Error, Result, StagedVolume},
+    ledger::{Ledger, Phase, Published, Staged},
+    target,
+};
+
+impl Driver {
+    /// Undoes what is half done, forgets what is gone, and lets the backend repair what is staged.
+    ///
+    /// What cannot be undone keeps its entry and is left to the calls that come; only the backend's word that it
+    /// cannot work at all is an error.
+    pub(in crate::services) async fn recover_node(&self) -> Result<()> {
+        let (staged, published) = self.ledger.everything();
+        for publication in published {
+            if let Err(error) = self.recover_published(&publication).await {
+                let target = publication.target.display();
+                tracing::warn!(volume.id = %publication.volume, %target, %error, "a publication stays half done");
+            }
+        }
+        for staged in staged {
+            if let Err(error) = self.recover_staged(&staged).await {
+                let path = staged.path.display();
+                tracing::warn!(volume.id = %staged.volume, %path, %error, "a staging stays half done");
+            }
+        }
+        let (staged, _) = self.ledger.everything();
+        let staged = staged.into_iter().filter(|staged| staged.phase == Phase::Mounted).map(|staged| {
+            StagedVolume { id: staged.volume, staging: staged.path, capability: staged.capability }
+        });
+        self.backend.recover(staged.collect()).await
+    }
+
+    async fn recover_published(&self, publication: &Published) -> Result<()> {
+        let known = publication.clone();
+        if publication.phase == Phase::Mounted {
+            return self.blocking(move |ledger| forget_unless_bound(ledger, &known)).await;
+        }
+        self.blocking(move |ledger| undo(ledger, &known)).await?;
+        match &publication.handle {
+            Some(handle) => self.remove_inline(handle).await,
+            None => Ok(()),
+        }
+    }
+
+    async fn recover_staged(&self, staged: &Staged) -> Result<()> {
+        let is_gone = self.backend.volume(&staged.volume).await?.is_none();
+        if staged.phase == Phase::Mounted && !is_gone {
+            return Ok(());
+        }
+        if is_gone {
+            for publication in self.ledger.published(&staged.volume) {
+                self.blocking(move |ledger| undo(ledger, &publication)).await?;
+            }
+        }
+        if let Some(publication) = self.ledger.published(&staged.volume).first() {
+            let target = publication.target.display();
+            return Err(Error::Precondition(format!("it is still published at {target}")));
+        }
+        self.unstage(&staged.volume, &staged.path).await
+    }
+}
+
+fn forget_unless_bound(ledger: &Ledger, publication: &Published) -> Result<()> {
+    if target::is_bound(&publication.target)? {
+        return Ok(());
+    }
+    let target = publication.target.display();
+    tracing::info!(volume.id = %publication.volume, %target, "the volume is no longer mounted here");
+    ledger.forget_published(&publication.target)
+}
+
+/// Takes the mount away; whatever else is found at the target stays, and is no longer ours.
+fn undo(ledger: &Ledger, publication: &Published) -> Result<()> {
+    match target::remove(&publication.target) {
+        Ok(()) => {}
+        Err(Error::Precondition(why)) => tracing::warn!(volume.id = %publication.volume, "{why}"),
+        Err(error) => return Err(error),
+    }
+    ledger.forget_published(&publication.target)
+}

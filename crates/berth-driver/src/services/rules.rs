@@ -1,0 +1,301 @@
+//! Rules of the spec that are about values, not about any one call.
+
+use std::collections::BTreeMap;
+
+use berth_core::{
+    AccessKind, AccessMode, Capacity, CapacityRange, VolumeCapability, names::KUBERNETES_PARAMETER_PREFIX,
+};
+
+use crate::{
+    Feature, Features,
+    backend::{Attachment, Error, Parameters, Result, Volume},
+    call::{Places, volumes::CreateVolume},
+};
+
+/// Refuses modes that were not announced.
+pub(super) fn check_mode(capability: &VolumeCapability, features: Features) -> Result<()> {
+    let mode = capability.mode;
+    let needs_feature =
+        matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
+    if needs_feature && !features.has(Feature::SingleNodeMultiWriter) {
+        return Err(Error::Invalid(format!("access mode {mode:?} is not supported by this driver")));
+    }
+    Ok(())
+}
+
+/// Refuses to use a raw volume as a filesystem, and the other way round.
+pub(super) fn check_kind(volume: &Volume, wanted: AccessKind) -> Result<()> {
+    if volume.access == wanted {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("volume {:?} is for {} access, not for {wanted}", volume.id, volume.access)))
+}
+
+/// In what an existing volume of the same name is not the one asked for, if in anything.
+pub(super) fn difference(volume: &Volume, call: &CreateVolume) -> Option<String> {
+    let wanted = call.capabilities.first().map(|capability| capability.access.kind());
+    if !call.range.contains(volume.capacity) {
+        return Some(format!("its size is {} ({} bytes)", volume.capacity, volume.capacity.bytes()));
+    }
+    if volume.source != call.source {
+        return Some("it has another content source".to_owned());
+    }
+    if wanted.is_some_and(|kind| kind != volume.access) {
+        return Some(format!("it is for {} access", volume.access));
+    }
+    if let Some(key) = different_key(&volume.parameters, &call.parameters) {
+        return Some(format!("its parameter {key:?} has another value"));
+    }
+    if !call.places.as_ref().is_none_or(|places| places.accept(volume.topology.as_deref())) {
+        return Some("it is not accessible from where it is asked for".to_owned());
+    }
+    None
+}
+
+/// The first parameter that two maps disagree about, leaving aside those that Kubernetes adds by itself.
+fn different_key<'a>(one: &'a Parameters, other: &'a Parameters) -> Option<&'a str> {
+    let ours =
+        |map: &'a Parameters| map.iter().filter(|(key, _)| !key.starts_with(KUBERNETES_PARAMETER_PREFIX));
+    let missing_in = |from, to: &'a Parameters| ours(from).find(|(key, value)| to.get(*key) != Some(*value));
+    missing_in(one, other).or_else(|| missing_in(other, one)).map(|(key, _)| key.as_str())
+}
+
+/// The first pair of `given` that is not so in `known`, leaving aside those that Kubernetes adds by itself.
+pub(super) fn disagreement<'a>(
+    given: &'a BTreeMap<String, String>,
+    known: &BTreeMap<String, String>,
+) -> Option<&'a str> {
+    given
+        .iter()
+        .filter(|(key, _)| !key.starts_with(KUBERNETES_PARAMETER_PREFIX))
+        .find(|(key, value)| known.get(*key) != Some(*value))
+        .map(|(key, _)| key.as_str())
+}
+
+/// Refuses sizes that cannot hold what the source holds.
+pub(super) fn check_source_size(range: &CapacityRange, source: Capacity) -> Result<()> {
+    match range.limit() {
+        Some(limit) if limit < source => Err(Error::OutOfRange(format!(
+            "limit_bytes ({}) is smaller than the source ({} bytes)",
+            limit.bytes(),
+            source.bytes()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses what is to be where this backend cannot put it.
+pub(super) fn check_places(places: Option<&Places>, here: Option<&berth_core::Topology>) -> Result<()> {
+    match places {
+        Some(places) if !places.accept(here) => {
+            let here = here.map(ToString::to_string).unwrap_or_default();
+            Err(Error::Exhausted(format!(
+                "nothing can be made at {places}; this driver's storage is at {here}"
+            )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What attaching means when the volume is attached already.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Attaching {
+    /// Nothing is in the way.
+    New,
+    /// It is attached just so.
+    Repeated,
+}
+
+/// Whether a volume may be attached, given where it is.
+pub(super) fn check_attach(existing: &[Attachment], wanted: &Attachment) -> Result<Attaching> {
+    if let Some(here) = existing.iter().find(|attachment| attachment.node == wanted.node) {
+        return if here == wanted {
+            Ok(Attaching::Repeated)
+        } else {
+            Err(Error::Conflict(format!(
+                "the volume is already on node {:?} with read-only {} and mode {:?}",
+                here.node, here.read_only, here.mode
+            )))
+        };
+    }
+    let writes = |attachment: &Attachment| !attachment.read_only;
+    let in_the_way = existing.iter().find(|other| {
+        let one_node = wanted.mode.is_single_node() || other.mode.is_single_node();
+        let one_writer = wanted.mode == AccessMode::MultiNodeSingleWriter && writes(wanted) && writes(other);
+        one_node || one_writer
+    });
+    match in_the_way {
+        Some(other) => {
+            Err(Error::Precondition(format!("the volume is on node {:?}; detach it there first", other.node)))
+        }
+        None => Ok(Attaching::New),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use berth_core::{Access, Topology};
+    use berth_csi::v1;
+
+    use super::*;
+
+    /// How a row of a table differs from a call that is right.
+    type Change = fn(&mut CreateVolume);
+
+    fn map(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    fn volume() -> Volume {
+        Volume {
+            id: "v".parse().unwrap(),
+            capacity: Capacity::gibibytes(2),
+            access: AccessKind::Mount,
+            parameters: Arc::new(map(&[("kind", "fast"), ("csi.storage.k8s.io/pvc/name", "old")])),
+            mutable: Arc::default(),
+            context: BTreeMap::new(),
+            source: None,
+            topology: Some(Arc::new(Topology::single("node", "1"))),
+            attachments: Vec::new(),
+            ephemeral: false,
+        }
+    }
+
+    fn call(change: impl FnOnce(&mut CreateVolume)) -> CreateVolume {
+        let access = Access::Mount { fs_type: String::new(), flags: vec![], group: None };
+        let mut call = CreateVolume {
+            name: "n".parse().unwrap(),
+            range: CapacityRange::new(1 << 30, 0).unwrap(),
+            capabilities: vec![VolumeCapability { access, mode: AccessMode::SingleNodeWriter }],
+            parameters: map(&[("kind", "fast")]),
+            mutable: BTreeMap::new(),
+            source: None,
+            places: None,
+        };
+        change(&mut call);
+        call
+    }
+
+    fn at(node: &str) -> Option<Places> {
+        let requirement = v1::TopologyRequirement {
+            requisite: vec![v1::Topology { segments: map(&[("node", node)]) }],
+            preferred: vec![],
+        };
+        let request = v1::CreateSnapshotRequest {
+            name: "n".into(),
+            source_volume_id: "v".into(),
+            accessibility_requirements: Some(requirement),
+            ..Default::default()
+        };
+        crate::call::snapshots::CreateSnapshot::try_from(request).unwrap().places
+    }
+
+    #[test]
+    fn a_volume_of_the_same_name_is_the_same_or_it_is_said_what_differs() {
+        assert_eq!(difference(&volume(), &call(|_| {})), None);
+        assert_eq!(difference(&volume(), &call(|call| call.places = at("1"))), None);
+        assert_eq!(difference(&volume(), &call(|call| call.mutable = map(&[("iops", "9")]))), None);
+        let kubernetes = map(&[("kind", "fast"), ("csi.storage.k8s.io/pvc/name", "new")]);
+        assert_eq!(difference(&volume(), &call(|call| call.parameters = kubernetes)), None);
+
+        let table: [(Change, &str); 8] = [
+            (|call| call.range = CapacityRange::new(3 << 30, 0).unwrap(), "size"),
+            (|call| call.range = CapacityRange::new(0, 1 << 30).unwrap(), "size"),
+            (
+                |call| call.source = Some(crate::backend::ContentSource::Volume("w".parse().unwrap())),
+                "source",
+            ),
+            (|call| call.capabilities[0].access = Access::Block, "mount access"),
+            (|call| call.parameters = map(&[("kind", "slow")]), "\"kind\""),
+            (|call| call.parameters = BTreeMap::new(), "\"kind\""),
+            (|call| call.parameters = map(&[("kind", "fast"), ("extra", "1")]), "\"extra\""),
+            (|call| call.places = at("2"), "accessible"),
+        ];
+        for (change, word) in table {
+            let said = difference(&volume(), &call(change)).unwrap_or_default();
+            assert!(said.contains(word), "{word:?} in {said:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_given_has_to_be_so_and_what_is_not_given_does_not_matter() {
+        let known = map(&[("a", "1"), ("b", "2")]);
+        assert_eq!(disagreement(&map(&[("a", "1"), ("csi.storage.k8s.io/x", "y")]), &known), None);
+        assert_eq!(disagreement(&map(&[("a", "2")]), &known), Some("a"));
+        assert_eq!(disagreement(&map(&[("c", "")]), &known), Some("c"));
+    }
+
+    #[test]
+    fn a_limit_below_the_source_is_out_of_range() {
+        let source = Capacity::gibibytes(1);
+        for (required, limit, fits) in [
+            (0, 0, true),
+            (1, 0, true),
+            (0, 1 << 30, true),
+            (0, (1 << 30) - 1, false),
+            (1 << 31, 1 << 31, true),
+        ] {
+            let range = CapacityRange::new(required, limit).unwrap();
+            assert_eq!(check_source_size(&range, source).is_ok(), fits, "{range:?}");
+        }
+    }
+
+    #[test]
+    fn a_place_that_is_not_here_is_exhausted_and_no_place_is_anywhere() {
+        let here = Topology::single("node", "1");
+        assert!(check_places(None, Some(&here)).is_ok());
+        assert!(check_places(at("1").as_ref(), Some(&here)).is_ok());
+        assert!(check_places(at("2").as_ref(), None).is_ok());
+        let Err(Error::Exhausted(sentence)) = check_places(at("2").as_ref(), Some(&here)) else { panic!() };
+        assert!(sentence.contains("node=2") && sentence.contains("node=1"), "{sentence}");
+    }
+
+    #[test]
+    fn where_a_volume_is_decides_where_it_may_go() {
+        use AccessMode::{
+            MultiNodeMultiWriter, MultiNodeReaderOnly, MultiNodeSingleWriter, SingleNodeWriter,
+        };
+        let on = |node: &str, mode, read_only| Attachment { node: node.parse().unwrap(), read_only, mode };
+        let one = SingleNodeWriter;
+        for (existing, wanted, expected) in [
+            (vec![], on("a", one, false), Ok(Attaching::New)),
+            (vec![on("a", one, false)], on("a", one, false), Ok(Attaching::Repeated)),
+            (vec![on("a", one, false)], on("a", one, true), Err("ALREADY_EXISTS")),
+            (vec![on("a", one, false)], on("a", MultiNodeMultiWriter, false), Err("ALREADY_EXISTS")),
+            (vec![on("a", one, false)], on("b", one, false), Err("FAILED_PRECONDITION")),
+            (vec![on("a", one, false)], on("b", MultiNodeMultiWriter, false), Err("FAILED_PRECONDITION")),
+            (
+                vec![on("a", MultiNodeReaderOnly, true)],
+                on("b", MultiNodeReaderOnly, true),
+                Ok(Attaching::New),
+            ),
+            (
+                vec![on("a", MultiNodeMultiWriter, false)],
+                on("b", MultiNodeMultiWriter, false),
+                Ok(Attaching::New),
+            ),
+            (
+                vec![on("a", MultiNodeSingleWriter, false)],
+                on("b", MultiNodeSingleWriter, true),
+                Ok(Attaching::New),
+            ),
+            (
+                vec![on("a", MultiNodeSingleWriter, false)],
+                on("b", MultiNodeSingleWriter, false),
+                Err("FAILED_PRECONDITION"),
+            ),
+        ] {
+            let found = check_attach(&existing, &wanted).map_err(|error| match error {
+                Error::Conflict(_) => "ALREADY_EXISTS",
+                Error::Precondition(sentence) => {
+                    assert!(sentence.contains("\"a\""), "{sentence}");
+                    "FAILED_PRECONDITION"
+                }
+                other => panic!("{other}"),
+            });
+            assert_eq!(found, expected, "{existing:?} and then {wanted:?}");
+        }
+    }
+}

@@ -1,0 +1,188 @@
+//! The services over a backend in memory, with real mounts where the node is concerned.
+//!
+//! Each test of errors is a table whose rows are the rows of the spec's tables.
+
+#![expect(clippy::unnecessary_wraps, reason = "optional fields of messages are made as such")]
+
+mod controller;
+mod fake;
+mod node;
+mod recovery;
+mod snapshots;
+mod wire;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use berth_csi::v1::{
+    self,
+    volume_capability::{
+        AccessMode, AccessType, BlockVolume, MountVolume, access_mode::Mode as AccessModeNumber,
+    },
+};
+use tonic::{Code, Request};
+
+use self::fake::Fake;
+use super::{Config, Driver, Mode, Reply};
+use crate::{Feature, Features};
+
+/// How a row of a table differs from a request that is right.
+type Change<R> = fn(&mut R);
+
+const SNW: AccessModeNumber = AccessModeNumber::SingleNodeWriter;
+const GIB: i64 = 1 << 30;
+
+const EVERYTHING: [Feature; 18] = [
+    Feature::Volumes,
+    Feature::Attach,
+    Feature::ListVolumes,
+    Feature::GetVolume,
+    Feature::Capacity,
+    Feature::Snapshots,
+    Feature::Clone,
+    Feature::ControllerExpand,
+    Feature::NodeExpand,
+    Feature::Modify,
+    Feature::GroupSnapshots,
+    Feature::SnapshotMetadata,
+    Feature::Topology,
+    Feature::Stage,
+    Feature::Stats,
+    Feature::Health,
+    Feature::SingleNodeMultiWriter,
+    Feature::MountGroup,
+];
+
+/// A driver over a fake backend, in a directory whose mounts go away with it.
+struct Bench {
+    place: tempfile::TempDir,
+    fake: Arc<Fake>,
+    driver: Arc<Driver>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(|_| {}, |_| {})
+    }
+
+    fn with(fake: impl FnOnce(&mut Fake), config: impl FnOnce(&mut Config)) -> Self {
+        let place = tempfile::tempdir().unwrap();
+        let mut backend = Fake::new(place.path().join("storage"), Features::new(&EVERYTHING));
+        fake(&mut backend);
+        let fake = Arc::new(backend);
+        let mut settings = settings(place.path());
+        config(&mut settings);
+        let driver = Driver::new(settings, fake.clone()).unwrap();
+        Self { place, fake, driver }
+    }
+
+    /// The same backend and state under a new driver, as after a kill.
+    async fn restart(&mut self) {
+        let config = self.driver.config.clone();
+        self.driver = Driver::new(config, self.fake.clone()).unwrap();
+        self.driver.recover().await.unwrap();
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.place.path().join(name).to_str().unwrap().to_owned()
+    }
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let mounts = berth_host::mount::mounts().unwrap();
+        for mount in mounts.iter().rev().filter(|mount| mount.target.starts_with(self.place.path())) {
+            let _ = berth_host::mount::unmount_lazily(&mount.target);
+        }
+    }
+}
+
+fn settings(place: &Path) -> Config {
+    Config {
+        name: "test.berth.dev".into(),
+        version: "1".into(),
+        state_dir: place.join("state"),
+        mode: Mode::All,
+        default_page: 3,
+        check_volume_lifecycle: false,
+    }
+}
+
+fn is_mounted(path: &str) -> bool {
+    berth_host::mount::is_mount_point(&PathBuf::from(path)).unwrap()
+}
+
+fn mounted(mode: AccessModeNumber) -> v1::VolumeCapability {
+    let access = AccessType::Mount(MountVolume::default());
+    v1::VolumeCapability { access_type: Some(access), access_mode: Some(AccessMode { mode: mode.into() }) }
+}
+
+fn raw(mode: AccessModeNumber) -> v1::VolumeCapability {
+    let access = AccessType::Block(BlockVolume {});
+    v1::VolumeCapability { access_type: Some(access), access_mode: Some(AccessMode { mode: mode.into() }) }
+}
+
+fn range(required_bytes: i64, limit_bytes: i64) -> Option<v1::CapacityRange> {
+    Some(v1::CapacityRange { required_bytes, limit_bytes })
+}
+
+fn pairs(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
+    pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+}
+
+fn places(node: &str) -> Option<v1::TopologyRequirement> {
+    let place = v1::Topology { segments: pairs(&[("topology.test/node", node)]) };
+    Some(v1::TopologyRequirement { requisite: vec![place], preferred: vec![] })
+}
+
+fn create(name: &str) -> v1::CreateVolumeRequest {
+    v1::CreateVolumeRequest {
+        name: name.into(),
+        capacity_range: range(GIB, 0),
+        volume_capabilities: vec![mounted(SNW)],
+        ..Default::default()
+    }
+}
+
+/// The answer of a call that has to succeed.
+#[track_caller]
+fn ok<T>(reply: Reply<T>) -> T {
+    reply.unwrap_or_else(|status| panic!("{:?}: {}", status.code(), status.message())).into_inner()
+}
+
+/// The message of a call that has to fail, with the code.
+#[track_caller]
+fn refused<T>(row: &str, reply: Reply<T>, code: Code) -> String {
+    match reply {
+        Ok(_) => panic!("{row}: succeeded"),
+        Err(status) => {
+            assert_eq!(status.code(), code, "{row}: {}", status.message());
+            status.message().to_owned()
+        }
+    }
+}
+
+fn of<T>(request: T) -> Request<T> {
+    Request::new(request)
+}
+
+impl Bench {
+    /// Makes a volume and returns its id.
+    async fn volume(&self, request: v1::CreateVolumeRequest) -> String {
+        use v1::controller_server::Controller as _;
+        ok(self.driver.create_volume(of(request)).await).volume.unwrap().volume_id
+    }
+
+    /// Takes a snapshot and returns its id.
+    async fn snapshot(&self, name: &str, source: &str) -> String {
+        use v1::controller_server::Controller as _;
+        let request = v1::CreateSnapshotRequest {
+            name: name.into(),
+            source_volume_id: source.into(),
+            ..Default::default()
+        };
+        ok(self.driver.create_snapshot(of(request)).await).snapshot.unwrap().snapshot_id
+    }
+}
