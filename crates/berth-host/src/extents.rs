@@ -6,6 +6,7 @@
 mod tests;
 
 use std::{
+    collections::VecDeque,
     fs::File,
     os::{fd::AsFd as _, unix::fs::FileExt as _},
 };
@@ -47,9 +48,13 @@ pub fn allocated(file: &File, from: u64) -> Result<impl Iterator<Item = Result<R
 
 /// The parts from `from` on in which `target` reads differently from `base`.
 ///
-/// Where both share their blocks on disk, as copies by reference do, nothing is read. What lies beyond the end of
-/// `base` is compared with zeros.
-pub fn changed(base: &File, target: &File, from: u64) -> Result<impl Iterator<Item = Result<Range>> + Send + 'static> {
+/// Where both share their blocks on disk, as copies by reference do, nothing is read. Beyond the end of `base` all
+/// data is a change.
+pub fn changed(
+    base: &File,
+    target: &File,
+    from: u64,
+) -> Result<impl Iterator<Item = Result<Range>> + Send + 'static> {
     let mut changes = Changes::new(duplicate(base)?, duplicate(target)?, from - from % BLOCK)?;
     let mut pending: Option<Range> = None;
     let mut finished = false;
@@ -78,34 +83,50 @@ pub fn changed(base: &File, target: &File, from: u64) -> Result<impl Iterator<It
 /// Walks both files side by side.
 struct Changes {
     base: File,
+    base_length: u64,
     target: File,
     length: u64,
     position: u64,
+    /// Runs of the last window that were not yet told.
+    found: VecDeque<Range>,
     base_bytes: Vec<u8>,
     target_bytes: Vec<u8>,
 }
 
 impl Changes {
     fn new(base: File, target: File, position: u64) -> Result<Self> {
-        let length = target.metadata().map_err(|error| Error::new("look at an image", error))?.len();
-        Ok(Self { base, target, length, position, base_bytes: Vec::new(), target_bytes: Vec::new() })
+        let length = |file: &File| {
+            file.metadata()
+                .map(|metadata| metadata.len())
+                .map_err(|error| Error::new("look at an image", error))
+        };
+        Ok(Self {
+            base_length: length(&base)?,
+            base,
+            length: length(&target)?,
+            target,
+            position,
+            found: VecDeque::new(),
+            base_bytes: Vec::new(),
+            target_bytes: Vec::new(),
+        })
     }
 
     /// The next run of blocks that differ, at most a window long.
     fn next_block_run(&mut self) -> Result<Option<Range>> {
-        while self.position < self.length {
+        while self.found.is_empty() && self.position < self.length {
             let Some(start) = self.next_data()? else { return Ok(None) };
             self.position = start - start % BLOCK;
             let shared = shared_until(&self.base, &self.target, self.position)?;
             if shared > self.position {
                 self.position = shared;
-                continue;
-            }
-            if let Some(run) = self.compare_window()? {
-                return Ok(Some(run));
+            } else if self.position < self.base_length {
+                self.compare_window()?;
+            } else {
+                self.take_all_data()?;
             }
         }
-        Ok(None)
+        Ok(self.found.pop_front())
     }
 
     /// Where either file has data again; where neither has, both read as zeros.
@@ -116,25 +137,33 @@ impl Changes {
         Ok(first.filter(|start| *start < self.length))
     }
 
-    /// Compares from the position on, up to and including the first run of blocks that differ.
-    fn compare_window(&mut self) -> Result<Option<Range>> {
-        let window = WINDOW.min(self.length - self.position);
+    /// Compares a window from the position on.
+    fn compare_window(&mut self) -> Result<()> {
+        // The window ends with the block the base ends in.
+        let end = self.length.min(self.base_length.next_multiple_of(BLOCK));
+        let window = WINDOW.min(end - self.position);
         read_padded(&self.base, self.position, window, &mut self.base_bytes)?;
         read_padded(&self.target, self.position, window, &mut self.target_bytes)?;
         let block = usize::try_from(BLOCK).expect("a block fits into memory");
-        let pairs = self.base_bytes.chunks(block).zip(self.target_bytes.chunks(block));
-        let mut equal = 0;
-        let mut differing = 0;
-        for (base, target) in pairs {
-            match base == target {
-                true if differing == 0 => equal += base.len() as u64,
-                true => break,
-                false => differing += base.len() as u64,
+        for (base, target) in self.base_bytes.chunks(block).zip(self.target_bytes.chunks(block)) {
+            let run = Range { offset: self.position, length: target.len() as u64 };
+            self.position = run.end();
+            match self.found.back_mut() {
+                _ if base == target && run.end() <= self.base_length => {}
+                Some(last) if last.end() == run.offset => last.length += run.length,
+                _ => self.found.push_back(run),
             }
         }
-        let offset = self.position + equal;
-        self.position = offset + differing;
-        Ok((differing > 0).then_some(Range { offset, length: differing }))
+        Ok(())
+    }
+
+    /// Takes the data of the target at the position as a change, whatever it reads as.
+    fn take_all_data(&mut self) -> Result<()> {
+        let data = data_after(&self.target, self.position)?;
+        let end = data.map_or(self.length, |data| data.end().next_multiple_of(BLOCK).min(self.length));
+        self.found.push_back(Range { offset: self.position, length: end - self.position });
+        self.position = end;
+        Ok(())
     }
 }
 
@@ -173,7 +202,9 @@ fn read_padded(file: &File, offset: u64, length: u64, buffer: &mut Vec<u8>) -> R
 
 /// Up to where both files have the same blocks of the same disk, beginning at `offset`.
 fn shared_until(base: &File, target: &File, offset: u64) -> Result<u64> {
-    let (Some(in_base), Some(in_target)) = (fiemap::extent_at(base, offset), fiemap::extent_at(target, offset)) else {
+    let (Some(in_base), Some(in_target)) =
+        (fiemap::extent_at(base, offset), fiemap::extent_at(target, offset))
+    else {
         return Ok(offset);
     };
     let same_disk = match (base.metadata(), target.metadata()) {
