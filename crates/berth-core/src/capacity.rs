@@ -79,7 +79,8 @@ impl Capacity {
 
 impl fmt::Display for Capacity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [(u64, &str); 4] = [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+        const UNITS: [(u64, &str); 4] =
+            [(1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
         for (unit, name) in UNITS {
             if self.0 >= unit {
                 let tenths = u128::from(self.0) * 10 / u128::from(unit);
@@ -147,9 +148,12 @@ impl CapacityRange {
             Ok(0) => Ok(None),
             Ok(bytes) => Ok(Some(Capacity(bytes))),
         };
-        let range = Self { required: given("required_bytes", required)?, limit: given("limit_bytes", limit)? };
+        let range =
+            Self { required: given("required_bytes", required)?, limit: given("limit_bytes", limit)? };
         match (range.required, range.limit) {
-            (Some(required), Some(limit)) if required > limit => Err(InvalidCapacity::Reversed { required, limit }),
+            (Some(required), Some(limit)) if required > limit => {
+                Err(InvalidCapacity::Reversed { required, limit })
+            }
             _ => Ok(range),
         }
     }
@@ -204,8 +208,14 @@ mod tests {
 
     #[test]
     fn a_range_refuses_what_nothing_can_satisfy() {
-        assert!(matches!(CapacityRange::new(-1, 0), Err(InvalidCapacity::Negative { field: "required_bytes", .. })));
-        assert!(matches!(CapacityRange::new(0, i64::MIN), Err(InvalidCapacity::Negative { field: "limit_bytes", .. })));
+        assert!(matches!(
+            CapacityRange::new(-1, 0),
+            Err(InvalidCapacity::Negative { field: "required_bytes", .. })
+        ));
+        assert!(matches!(
+            CapacityRange::new(0, i64::MIN),
+            Err(InvalidCapacity::Negative { field: "limit_bytes", .. })
+        ));
         assert!(matches!(CapacityRange::new(2, 1), Err(InvalidCapacity::Reversed { .. })));
         assert_eq!(CapacityRange::new(0, 0), Ok(CapacityRange::default()));
     }

@@ -17,8 +17,8 @@ use std::{
 
 use async_trait::async_trait;
 use berth_core::{
-    AccessKind, Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability,
-    VolumeId,
+    AccessKind, Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology,
+    VolumeCapability, VolumeId,
 };
 
 use crate::Features;
@@ -403,7 +403,12 @@ pub trait Backend: Send + Sync + 'static {
         Err(Error::Unsupported("snapshots"))
     }
     /// Takes a snapshot of a volume that exists.
-    async fn create_snapshot(&self, _name: Name, _source: &VolumeId, _parameters: &Parameters) -> Result<Snapshot> {
+    async fn create_snapshot(
+        &self,
+        _name: Name,
+        _source: &VolumeId,
+        _parameters: &Parameters,
+    ) -> Result<Snapshot> {
         Err(Error::Unsupported("snapshots"))
     }
     /// Removes a snapshot that exists and belongs to no group.

@@ -141,7 +141,9 @@ impl Features {
 
     /// What ControllerGetCapabilities lists.
     pub fn controller(self) -> Vec<Controller> {
-        self.announced().filter_map(|a| if let Announce::Controller(c) = a { Some(*c) } else { None }).collect()
+        self.announced()
+            .filter_map(|a| if let Announce::Controller(c) = a { Some(*c) } else { None })
+            .collect()
     }
 
     /// What GroupControllerGetCapabilities lists.

@@ -139,7 +139,10 @@ impl Journal {
     /// Appends the entries in one write. They survive a killed process at once, a power cut after [`Journal::sync`].
     pub(crate) fn write(&mut self, entries: &[Entry<'_>]) -> Result<(), Error> {
         if let Some(why) = &self.broken {
-            return Err(Error::Broken(format!("the journal {} is out of order until a restart: {why}", self.name)));
+            return Err(Error::Broken(format!(
+                "the journal {} is out of order until a restart: {why}",
+                self.name
+            )));
         }
         if self.is_mostly_dead() {
             self.rewrite()?;
@@ -153,7 +156,10 @@ impl Journal {
                 .map_err(|_| Error::Broken("a record is larger than 4 GiB".to_owned()))?;
             spans.push(Span { offset: self.length + start as u64, length });
         }
-        self.make_room(buffer.len() as u64, entries.iter().all(|entry| matches!(entry, Entry::Remove { .. })))?;
+        self.make_room(
+            buffer.len() as u64,
+            entries.iter().all(|entry| matches!(entry, Entry::Remove { .. })),
+        )?;
         if let Err(error) = self.file.write_all_at(&buffer, self.length) {
             // A part of a line may be there: cut it off, or nothing may be appended after it.
             if let Err(cut) = ftruncate(self.file.as_fd(), self.length) {
@@ -284,7 +290,10 @@ impl Journal {
             writer.write_all(HEADER.as_bytes())?;
             self.each_live_line(&mut |line| {
                 if let Some((key, _)) = decode(line) {
-                    live.insert(hash(&key), Span { offset: length, length: u32::try_from(line.len()).unwrap_or(0) });
+                    live.insert(
+                        hash(&key),
+                        Span { offset: length, length: u32::try_from(line.len()).unwrap_or(0) },
+                    );
                     length += line.len() as u64;
                     writer.write_all(line)?;
                 }
@@ -342,6 +351,9 @@ fn encode(entry: &Entry<'_>, buffer: &mut Vec<u8>) {
     buffer.push(b'\n');
 }
 
+#[derive(serde::Deserialize)]
+struct Line<'a>(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] &'a RawValue);
+
 type Decoded<'a> = (Cow<'a, str>, Option<&'a RawValue>);
 
 fn decode(line: &[u8]) -> Option<Decoded<'_>> {
@@ -351,8 +363,6 @@ fn decode(line: &[u8]) -> Option<Decoded<'_>> {
     if crc32fast::hash(body) != checksum {
         return None;
     }
-    #[derive(serde::Deserialize)]
-    struct Line<'a>(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] &'a RawValue);
     let Line(key, value) = serde_json::from_slice(body).ok()?;
     Some((key, (value.get() != "null").then_some(value)))
 }

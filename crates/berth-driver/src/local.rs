@@ -37,7 +37,9 @@ use std::{
 };
 
 use async_trait::async_trait;
-use berth_core::{Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId};
+use berth_core::{
+    Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
+};
 use berth_host::{path::Dir, usage::TreeUsage};
 
 pub use self::kind::Kind;
@@ -45,8 +47,8 @@ use self::{devices::Devices, record::Key, state::State, trash::Trash};
 use crate::{
     Backend, Feature, Features,
     backend::{
-        Attachment, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume, NodeExpansion, NodeInfo, Page,
-        PageRequest, Parameters, Result, Room, Snapshot, StagedVolume, Usage, Volume,
+        Attachment, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume, NodeExpansion, NodeInfo,
+        Page, PageRequest, Parameters, Result, Room, Snapshot, StagedVolume, Usage, Volume,
     },
     journal::GroupCommit,
 };
@@ -132,8 +134,10 @@ pub struct Local(Arc<Inner>);
 struct Inner {
     config: Config,
     default_kind: Kind,
-    /// The data directory is on btrfs, with quotas on.
-    on_btrfs: bool,
+    /// The data directory is on btrfs.
+    is_btrfs: bool,
+    /// And quotas are on there, so that volumes can be of kind btrfs.
+    offers_btrfs: bool,
     /// Its filesystem can share blocks between files.
     reflink: bool,
     root: Dir,
@@ -162,7 +166,9 @@ impl Local {
     /// Opens the data directory, finishes or undoes what the last run left half done.
     pub async fn open(config: Config) -> Result<Self> {
         let opened = tokio::task::spawn_blocking(move || start::open(config)).await;
-        opened.map_err(|panic| Error::State(format!("open the data directory: {panic}")))?.map(|inner| Self(Arc::new(inner)))
+        opened
+            .map_err(|panic| Error::State(format!("open the data directory: {panic}")))?
+            .map(|inner| Self(Arc::new(inner)))
     }
 
     /// The kind of volumes whose class names none.
@@ -293,7 +299,12 @@ impl Backend for Local {
         Ok(self.0.snapshot(id).map(|(key, record)| self.0.describe_snapshot(key, &record)))
     }
 
-    async fn create_snapshot(&self, name: Name, source: &VolumeId, parameters: &Parameters) -> Result<Snapshot> {
+    async fn create_snapshot(
+        &self,
+        name: Name,
+        source: &VolumeId,
+        parameters: &Parameters,
+    ) -> Result<Snapshot> {
         self.0.create_snapshot(&name, source, parameters).await
     }
 
@@ -313,7 +324,12 @@ impl Backend for Local {
         Ok(self.0.group(id))
     }
 
-    async fn create_group(&self, name: Name, sources: &[VolumeId], parameters: &Parameters) -> Result<GroupSnapshot> {
+    async fn create_group(
+        &self,
+        name: Name,
+        sources: &[VolumeId],
+        parameters: &Parameters,
+    ) -> Result<GroupSnapshot> {
         self.0.create_group(&name, sources, parameters).await
     }
 

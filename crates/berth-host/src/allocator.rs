@@ -23,11 +23,9 @@ static TUNED: AtomicBool = AtomicBool::new(false);
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Allocator;
 
-/// Sets the options; the allocator does so by itself with its first allocation.
-///
-/// Only then do they decide about the first arena, and that comes before `main`.
+/// Sets the options, with the first allocation: they decide about the first arena, and that comes before `main`.
 #[cold]
-pub fn tune() {
+fn tune() {
     // SAFETY: both options exist; setting one is a store, and doing it twice at once does no harm.
     unsafe {
         mi_option_set(PURGE_DELAY, 0);

@@ -35,6 +35,9 @@ const ATTACH_ATTEMPTS: u32 = 100;
 const DETACH_LOOKS: u32 = 20;
 const DETACH_PAUSE: Duration = Duration::from_millis(5);
 
+/// The major number of every loop device; the minor is its N.
+pub const MAJOR: u32 = 7;
+
 /// How a file is attached.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Options {

@@ -11,7 +11,13 @@ use crate::driver;
 
 /// Kubernetes storage in one binary.
 #[derive(Debug, Parser)]
-#[command(name = "berth", version, max_term_width = 110, subcommand_required = true, arg_required_else_help = true)]
+#[command(
+    name = "berth",
+    version,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     command: Command,

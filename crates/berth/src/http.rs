@@ -31,7 +31,9 @@ pub(crate) async fn serve(
                 async move { Ok::<_, Infallible>(answer(&request, &shared.0, &shared.1).await) }
             });
             // A client that breaks off is no news.
-            tokio::spawn(hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service));
+            tokio::spawn(
+                hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
+            );
         }
     });
     Ok(())
@@ -49,7 +51,9 @@ async fn answer(
                 Ok(()) => {
                     let mut response = plain(StatusCode::OK, text);
                     let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                    response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(openmetrics));
+                    response
+                        .headers_mut()
+                        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(openmetrics));
                     response
                 }
                 Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),

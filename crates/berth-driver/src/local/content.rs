@@ -142,7 +142,9 @@ pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, r
                         .to_owned(),
                 ));
             }
-            tracing::warn!("a directory kept changing while it was copied; its files are of slightly different moments");
+            tracing::warn!(
+                "a directory kept changing while it was copied; its files are of slightly different moments"
+            );
             break;
         }
         empty(captures)?;
@@ -159,10 +161,10 @@ fn freeze_images(captures: &[Capture], devices: &Devices, reflink: bool) -> Resu
     images.sort_by_key(|capture| capture.source);
     let mut frozen = Vec::new();
     for capture in images {
-        let device = devices.of(capture.source);
-        if let Some(mount) = device.mounted_at {
+        let image = capture.from.child_path(IMAGE);
+        if let Some(mount) = devices.of(capture.source).mounted_at {
             frozen.push(freeze::freeze(&mount)?);
-        } else if let Some(number) = device.writable {
+        } else if let Some(device) = devices.writable(capture.source, &image)? {
             if !reflink {
                 return Err(Error::Precondition(
                     "a raw block volume in use can be copied at one instant only where the data directory's \
@@ -170,7 +172,7 @@ fn freeze_images(captures: &[Capture], devices: &Devices, reflink: bool) -> Resu
                         .to_owned(),
                 ));
             }
-            flush_device(&berth_host::loopdev::path_of(number))?;
+            flush_device(device.path())?;
         }
     }
     Ok(frozen)
@@ -185,12 +187,17 @@ fn flush_device(device: &Path) -> Result<()> {
 
 fn capture_subvolumes(captures: &[Capture], incoming: &Dir) -> Result<()> {
     let subvolumes: Vec<&Capture> = captures.iter().filter(|capture| capture.kind == Kind::Btrfs).collect();
-    let sources = subvolumes.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
+    let sources =
+        subvolumes.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
+    if subvolumes.is_empty() {
+        return Ok(());
+    }
     if let ([one], [source]) = (subvolumes.as_slice(), sources.as_slice()) {
         return Ok(btrfs::snapshot(source, &one.to, DATA, one.read_only)?);
     }
     let names: Vec<String> = subvolumes.iter().map(|capture| format!("{}.{DATA}", capture.source)).collect();
-    let pairs: Vec<(&Dir, &str)> = sources.iter().zip(&names).map(|(source, name)| (source, name.as_str())).collect();
+    let pairs: Vec<(&Dir, &str)> =
+        sources.iter().zip(&names).map(|(source, name)| (source, name.as_str())).collect();
     // Writable at first, for a read-only subvolume cannot be moved.
     btrfs::snapshot_together(&pairs, incoming, false)?;
     for (capture, name) in subvolumes.iter().zip(&names) {
@@ -205,9 +212,9 @@ fn capture_directories(captures: &[&Capture]) -> Result<bool> {
     if captures.is_empty() {
         return Ok(true);
     }
-    let sources = captures.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
-    let fingerprints =
-        || sources.iter().map(copy::fingerprint).collect::<berth_host::Result<Vec<_>>>();
+    let sources =
+        captures.iter().map(|capture| capture.from.dir(DATA)).collect::<berth_host::Result<Vec<_>>>()?;
+    let fingerprints = || sources.iter().map(copy::fingerprint).collect::<berth_host::Result<Vec<_>>>();
     let before = fingerprints()?;
     let mut at_rest = true;
     for (capture, source) in captures.iter().zip(&sources) {

@@ -46,6 +46,16 @@ impl Devices {
         self.lock().get(&key).cloned().unwrap_or_default()
     }
 
+    /// The image's writable device, if it still is on it: a device that went with its last user may be another's now.
+    pub(super) fn writable(&self, key: Key, image: &Path) -> berth_host::Result<Option<LoopDevice>> {
+        self.of(key).writable.map_or(Ok(None), |number| LoopDevice::open_if_attached(number, image))
+    }
+
+    /// The image's read-only device, if it still is on it.
+    pub(super) fn read_only(&self, key: Key, image: &Path) -> berth_host::Result<Option<LoopDevice>> {
+        self.of(key).read_only.map_or(Ok(None), |number| LoopDevice::open_if_attached(number, image))
+    }
+
     /// Notes a change.
     pub(super) fn update(&self, key: Key, change: impl FnOnce(&mut Device)) {
         let mut devices = self.lock();
@@ -58,9 +68,7 @@ impl Devices {
 
     /// Attaches the image, or finds the device it is on. With `autoclear` the device goes with its last user.
     pub(super) fn attach(&self, key: Key, image: &Path, autoclear: bool) -> berth_host::Result<LoopDevice> {
-        if let Some(number) = self.of(key).writable
-            && let Some(device) = LoopDevice::open_if_attached(number, image)?
-        {
+        if let Some(device) = self.writable(key, image)? {
             return Ok(device);
         }
         let device =
@@ -71,39 +79,32 @@ impl Devices {
 
     /// A device on the image that refuses writes.
     pub(super) fn attach_read_only(&self, key: Key, image: &Path) -> berth_host::Result<LoopDevice> {
-        if let Some(number) = self.of(key).read_only
-            && let Some(device) = LoopDevice::open_if_attached(number, image)?
-        {
+        if let Some(device) = self.read_only(key, image)? {
             return Ok(device);
         }
-        let device =
-            LoopDevice::attach(image, loopdev::Options { read_only: true, direct_io: true, autoclear: false })?;
+        let device = LoopDevice::attach(
+            image,
+            loopdev::Options { read_only: true, direct_io: true, autoclear: false },
+        )?;
         self.update(key, |known| known.read_only = Some(device.number()));
         Ok(device)
     }
 
-    /// Detaches every device of the image that nothing uses any more and forgets those that are gone.
+    /// Detaches every device of the image and forgets them. One that is still in use stays known and is an error,
+    /// EBUSY; the kernel takes it off the image with its last user.
     pub(super) fn release(&self, key: Key, image: &Path) -> berth_host::Result<()> {
-        let known = self.of(key);
-        if let Some(number) = known.writable.filter(|_| known.limited) {
+        let (writable, limited) = (self.writable(key, image)?, self.of(key).limited);
+        if let Some(device) = writable.as_ref().filter(|_| limited) {
             // Limits stay with the number, and the next image on it is somebody else's.
-            io_limit::apply((loopdev::MAJOR, number), &io_limit::Limits::default())?;
+            io_limit::apply((loopdev::MAJOR, device.number()), &io_limit::Limits::default())?;
         }
-        for number in [known.read_only, known.writable].into_iter().flatten() {
-            if LoopDevice::open_if_attached(number, image)?.is_some() {
-                loopdev::detach(number)?;
-            }
+        for device in [self.read_only(key, image)?, writable].into_iter().flatten() {
+            let number = device.number();
+            // Open here, it would be in use.
+            drop(device);
+            loopdev::detach(number)?;
         }
-        let remains = |number: Option<u32>| -> berth_host::Result<Option<u32>> {
-            match number {
-                Some(number) if LoopDevice::open_if_attached(number, image)?.is_some() => Ok(Some(number)),
-                _ => Ok(None),
-            }
-        };
-        let (writable, read_only) = (remains(known.writable)?, remains(known.read_only)?);
-        self.update(key, |device| {
-            *device = Device { writable, read_only, limited: known.limited && writable.is_some(), ..Device::default() };
-        });
+        self.update(key, |device| *device = Device::default());
         Ok(())
     }
 }

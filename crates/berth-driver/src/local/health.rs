@@ -26,7 +26,8 @@ impl Inner {
     pub(super) fn node_health(&self, id: &VolumeId, staging: Option<&Path>) -> Result<Vec<Condition>> {
         let mut conditions = self.volume_health(id)?;
         let Some((_, record)) = self.volume(id) else { return Ok(conditions) };
-        if let Some(staging) = staging.filter(|_| record.kind == Kind::Image && record.access.0 == berth_core::AccessKind::Mount)
+        if let Some(staging) =
+            staging.filter(|_| record.kind == Kind::Image && record.access == berth_core::AccessKind::Mount)
             && !mount::is_mount_point(staging)?
         {
             conditions.push(Condition {
@@ -47,11 +48,17 @@ impl Inner {
         let mut found = Vec::new();
         loop {
             // A few at a time, so that the records are not locked while the disk is asked.
-            let batch: Vec<_> =
-                self.state().volumes_after(after).take(1000).map(|(key, record)| (key, record.clone())).collect();
+            let batch: Vec<_> = self
+                .state()
+                .volumes_after(after)
+                .take(1000)
+                .map(|(key, record)| (key, record.clone()))
+                .collect();
             let done = batch.len() < 1000;
             let (start, end) = (after, batch.last().map(|(key, _)| *key));
-            let in_span = |key: &&Key| start.is_none_or(|start| **key > start) && (done || end.is_none_or(|end| **key <= end));
+            let in_span = |key: &&Key| {
+                start.is_none_or(|start| **key > start) && (done || end.is_none_or(|end| **key <= end))
+            };
             let mut span: Vec<(Key, Vec<Condition>)> =
                 lost.iter().filter(in_span).filter_map(|key| Some((*key, vec![self.lost(*key)?]))).collect();
             for (key, record) in &batch {
@@ -77,15 +84,23 @@ impl Inner {
             Ok(space) => space,
             Err(error) => {
                 let message = error.sentence();
-                return vec![Condition { severity: Severity::Inaccessible, reason: "DataDirectoryUnreachable", message }];
+                return vec![Condition {
+                    severity: Severity::Inaccessible,
+                    reason: "DataDirectoryUnreachable",
+                    message,
+                }];
             }
         };
         let mut conditions = Vec::new();
         if mount::is_read_only(path).unwrap_or(false) {
-            conditions.push(degraded("DataDirectoryReadOnly", format!("{} is mounted read-only", path.display())));
+            conditions
+                .push(degraded("DataDirectoryReadOnly", format!("{} is mounted read-only", path.display())));
         }
         if space.available < space.total / 100 {
-            conditions.push(degraded("DiskAlmostFull", format!("the disk behind {} is full to 99 %", path.display())));
+            conditions.push(degraded(
+                "DiskAlmostFull",
+                format!("the disk behind {} is full to 99 %", path.display()),
+            ));
         }
         conditions
     }
@@ -113,10 +128,15 @@ impl Inner {
             }
             Err(error) => {
                 let message = error.sentence();
-                return vec![Condition { severity: Severity::Inaccessible, reason: "DataUnreachable", message }];
+                return vec![Condition {
+                    severity: Severity::Inaccessible,
+                    reason: "DataUnreachable",
+                    message,
+                }];
             }
         }
-        if record.kind == Kind::Image && std::fs::metadata(&path).is_ok_and(|image| image.len() < record.size) {
+        if record.kind == Kind::Image && std::fs::metadata(&path).is_ok_and(|image| image.len() < record.size)
+        {
             let message = format!("{} is shorter than the volume", path.display());
             conditions.push(Condition { severity: Severity::DataLoss, reason: "DataTruncated", message });
         }

@@ -50,12 +50,21 @@ impl FromStr for Kind {
     }
 }
 
+/// What can be tuned on this machine.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tunable<'a> {
+    /// Names that are taken and kept but do nothing, as the host-path driver has them.
+    pub(super) without_effect: &'a [String],
+    /// Whether what is made in a directory inherits its noatime flag; on btrfs it does not.
+    pub(super) noatime: bool,
+}
+
 /// A volume's mutable parameters, read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(super) struct Tuning {
     /// btrfs: how new data is compressed.
     pub(super) compression: Option<Compression>,
-    /// btrfs and dir: whether reading a file leaves its access time alone.
+    /// dir: whether reading files made from now on leaves their access time alone.
     pub(super) noatime: Option<bool>,
     /// image: how far the kernel reads ahead.
     pub(super) read_ahead_kb: Option<u64>,
@@ -65,12 +74,10 @@ pub(super) struct Tuning {
 
 impl Tuning {
     /// Reads mutable parameters for a volume of `kind`. Names the first that is unknown, wrong, or not to be had.
-    ///
-    /// `without_effect` are names that are taken and kept but do nothing, as the host-path driver has them.
-    pub(super) fn parse(kind: Kind, parameters: &Parameters, without_effect: &[String]) -> Result<Self> {
+    pub(super) fn parse(kind: Kind, parameters: &Parameters, tunable: &Tunable<'_>) -> Result<Self> {
         let mut tuning = Self::default();
         for (key, value) in parameters {
-            if key.starts_with(KUBERNETES_PARAMETER_PREFIX) || without_effect.contains(key) {
+            if key.starts_with(KUBERNETES_PARAMETER_PREFIX) || tunable.without_effect.contains(key) {
                 continue;
             }
             let known = match (kind, key.as_str()) {
@@ -78,7 +85,7 @@ impl Tuning {
                     tuning.compression = Some(parse_compression(value)?);
                     true
                 }
-                (Kind::Btrfs | Kind::Dir, "noatime") => {
+                (Kind::Dir, "noatime") if tunable.noatime => {
                     tuning.noatime = Some(parse_with(key, value, "true or false")?);
                     true
                 }
@@ -96,9 +103,10 @@ impl Tuning {
                 return Err(Error::Invalid(format!(
                     "mutable parameter {key:?} cannot be applied to a volume of kind {kind}; it takes {}",
                     match kind {
-                        Kind::Btrfs => "compression, noatime",
+                        Kind::Btrfs => "compression",
                         Kind::Image => "readAheadKb, readBps, writeBps, readIops, writeIops",
-                        Kind::Dir => "noatime",
+                        Kind::Dir if tunable.noatime => "noatime",
+                        Kind::Dir => "none on this filesystem",
                     }
                 )));
             }
@@ -151,14 +159,14 @@ mod tests {
 
     fn parse(kind: Kind, pairs: &[(&str, &str)]) -> Result<Tuning> {
         let parameters = pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        Tuning::parse(kind, &parameters, &["fake".to_owned()])
+        let without_effect = ["fake".to_owned()];
+        Tuning::parse(kind, &parameters, &Tunable { without_effect: &without_effect, noatime: true })
     }
 
     #[test]
     fn each_kind_takes_its_own_parameters_and_names_any_other() {
         for (kind, key, value) in [
             (Kind::Btrfs, "compression", "zstd"),
-            (Kind::Btrfs, "noatime", "true"),
             (Kind::Dir, "noatime", "false"),
             (Kind::Image, "readAheadKb", "512"),
             (Kind::Dir, "csi.storage.k8s.io/pvc/name", "x"),
@@ -169,13 +177,17 @@ mod tests {
         for (kind, key, value) in [
             (Kind::Dir, "compression", "zstd"),
             (Kind::Image, "noatime", "true"),
+            (Kind::Btrfs, "noatime", "true"),
             (Kind::Btrfs, "compression", "brotli"),
             (Kind::Image, "readAheadKb", "-1"),
             (Kind::Image, "readBps", "fast"),
             (Kind::Dir, "XXX_FakeKey", "x"),
         ] {
             let error = parse(kind, &[(key, value)]).unwrap_err();
-            assert!(matches!(&error, Error::Invalid(message) if message.contains(key)), "{kind} {key}: {error}");
+            assert!(
+                matches!(&error, Error::Invalid(message) if message.contains(key)),
+                "{kind} {key}: {error}"
+            );
         }
     }
 }

@@ -21,8 +21,8 @@ use berth_host::{
 
 use super::{
     Inner, Walk,
-    content::{DATA, IMAGE, TOOL_DEADLINE},
-    kind::{Kind, Tuning},
+    content::{DATA, IMAGE, TOOL_DEADLINE, image_path},
+    kind::{Kind, Tunable, Tuning},
     record::{Key, VOLUME, VolumeRecord},
     volumes::parse_filesystem,
 };
@@ -78,8 +78,7 @@ impl Inner {
         }
         let wanted = if fs_type.is_empty() { None } else { Some(parse_filesystem(fs_type)?) };
         let found = prepare(&image, wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4), wanted)?;
-        let held = self.devices.of(key).writable.map(|number| LoopDevice::open_if_attached(number, &image));
-        let in_use = match held.transpose()?.flatten() {
+        let in_use = match self.devices.writable(key, &image)? {
             Some(device) => loopdev::is_in_use(device.path())?,
             None => false,
         };
@@ -89,12 +88,7 @@ impl Inner {
             format::grow_unmounted(found, &image, TOOL_DEADLINE)?;
         }
         let device = self.devices.attach(key, &image, true)?;
-        let mut options = mount::parse_options(flags);
-        options.attributes.read_only |= read_only;
-        if found == Filesystem::Xfs && !options.filesystem.iter().any(|option| option == "nouuid") {
-            // A restored volume has its source's UUID.
-            options.filesystem.push("nouuid".to_owned());
-        }
+        let options = mount_options(found, flags, read_only);
         std::fs::create_dir_all(staging)
             .map_err(|error| berth_host::Error::new(format!("make {}", staging.display()), error))?;
         mount::filesystem(device.path(), staging, found.as_str(), options.attributes, &options.filesystem)
@@ -139,7 +133,7 @@ impl Inner {
         if record.as_ref().is_some_and(|record| record.kind != Kind::Image) {
             return Ok(());
         }
-        let image = self.volumes.path().join(key.to_string()).join(IMAGE);
+        let image = image_path(&self.volumes, key);
         if mount::is_mount_point(staging)? {
             mount::unmount(staging).map_err(|error| busy(error, staging))?;
         }
@@ -166,7 +160,8 @@ impl Inner {
         let (key, record) = self.existing_volume(id)?;
         match (record.kind, capability.access.kind()) {
             (Kind::Image, AccessKind::Mount) => {
-                let staging = staging.ok_or_else(|| Error::Precondition("the volume is not staged".to_owned()))?;
+                let staging =
+                    staging.ok_or_else(|| Error::Precondition("the volume is not staged".to_owned()))?;
                 if !mount::is_mount_point(staging)? {
                     return Err(Error::Precondition(format!(
                         "the volume is no longer mounted at {}; stage it again",
@@ -194,7 +189,7 @@ impl Inner {
     pub(super) fn usage(&self, id: &VolumeId, path: &Path) -> Result<Usage> {
         let (key, record) = self.existing_volume(id)?;
         let size = record.size;
-        let (usage, occupied) = match (record.kind, record.access.0) {
+        let (usage, occupied) = match (record.kind, record.access) {
             (Kind::Image, AccessKind::Mount) => {
                 let space = usage::space(path)?;
                 let used = space.total.saturating_sub(space.free);
@@ -214,9 +209,8 @@ impl Inner {
             (Kind::Btrfs, _) => {
                 let data = self.volume_dir(key)?.dir(DATA)?;
                 let quota = btrfs::quota_usage(&data)?;
-                let inodes = self.walk(key, || {
-                    Ok(TreeUsage { bytes: quota.referenced, inodes: btrfs::inodes(&data)? })
-                })?;
+                let inodes = self
+                    .walk(key, || Ok(TreeUsage { bytes: quota.referenced, inodes: btrfs::inodes(&data)? }))?;
                 let total = quota.limit.unwrap_or(size);
                 (self.in_shared_disk(total, quota.referenced, inodes.inodes)?, quota.referenced)
             }
@@ -279,19 +273,22 @@ impl Inner {
         if record.kind != Kind::Image {
             return Ok(NodeExpansion::Done(size));
         }
-        if let Some(number) = self.devices.of(key).writable {
-            loopdev::refresh_capacity(number)?;
+        let image = self.image(key)?;
+        if let Some(device) = self.devices.writable(key, &image)? {
+            loopdev::refresh_capacity(device.number())?;
         }
-        let (AccessKind::Mount, Some(staging)) = (record.access.0, staging) else {
+        let (AccessKind::Mount, Some(staging)) = (record.access, staging) else {
             return Ok(NodeExpansion::Done(size));
         };
-        let Content::Filesystem(filesystem) = format::probe(&self.image(key)?)? else {
+        let Content::Filesystem(filesystem) = format::probe(&image)? else {
             return Err(Error::Precondition("the volume holds no filesystem that could grow".to_owned()));
         };
         match format::grow_mounted(filesystem, staging) {
             Ok(_) => Ok(NodeExpansion::Done(size)),
             // ext4 grows mounted only for those with CAP_SYS_RESOURCE.
-            Err(error) if filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied => {
+            Err(error)
+                if filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
                 tracing::info!(
                     volume.id = %id,
                     "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
@@ -304,7 +301,9 @@ impl Inner {
 
     /// Applies what mutable parameters say about an image's device, if it has one now.
     pub(super) fn tune_device(&self, key: Key, tuning: &Tuning) -> Result<()> {
-        let Some(number) = self.devices.of(key).writable else { return Ok(()) };
+        let image = image_path(&self.volumes, key);
+        let Some(device) = self.devices.writable(key, &image)? else { return Ok(()) };
+        let number = device.number();
         if let Some(kb) = tuning.read_ahead_kb {
             loopdev::set_read_ahead_kb(number, kb).map_err(|error| {
                 Error::Invalid(format!("readAheadKb {kb} was refused: {}", error.sentence()))
@@ -320,20 +319,31 @@ impl Inner {
     }
 
     fn tuning(&self, record: &VolumeRecord) -> Result<Tuning> {
-        Tuning::parse(record.kind, &record.mutable, &self.config.mutable_without_effect)
+        Tuning::parse(record.kind, &record.mutable, &self.tunable())
+    }
+
+    /// What mutable parameters can do here.
+    pub(super) fn tunable(&self) -> Tunable<'_> {
+        Tunable { without_effect: &self.config.mutable_without_effect, noatime: !self.is_btrfs }
     }
 
     /// Makes sure that what was staged before a restart still is, and takes down loop devices of nothing.
     pub(super) fn recover_node(&self, staged: &[StagedVolume]) -> Result<()> {
-        let keys: Vec<Key> = staged.iter().filter_map(|volume| Key::parse(VOLUME, volume.id.as_str())).collect();
+        let keys: Vec<Key> =
+            staged.iter().filter_map(|volume| Key::parse(VOLUME, volume.id.as_str())).collect();
         for device in loopdev::attached_below(self.root.path())? {
-            let key = device.backing.parent().and_then(Path::file_name).and_then(|name| Key::from_hex(name.to_str()?));
+            let key = device
+                .backing
+                .parent()
+                .and_then(Path::file_name)
+                .and_then(|name| Key::from_hex(name.to_str()?));
             match key {
                 Some(key) if keys.contains(&key) => {
-                    let image = self.volumes.path().join(key.to_string()).join(IMAGE);
+                    let image = image_path(&self.volumes, key);
                     if LoopDevice::open_if_attached(device.number, &image)?.is_some() {
                         self.devices.update(key, |known| {
-                            let slot = if device.read_only { &mut known.read_only } else { &mut known.writable };
+                            let slot =
+                                if device.read_only { &mut known.read_only } else { &mut known.writable };
                             *slot = Some(device.number);
                             known.limited = true;
                         });
@@ -391,6 +401,28 @@ fn prepare(image: &Path, default: Filesystem, wanted: Option<Filesystem>) -> Res
             "the volume is not blank and holds no filesystem that is known here ({what}); it is not formatted"
         ))),
     }
+}
+
+/// What the caller asks for, and what an image needs.
+fn mount_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> mount::Options {
+    let mut options = mount::parse_options(flags);
+    options.attributes.read_only |= read_only;
+    let mut ensure = |option: &str, opposite: &str| {
+        if !options.filesystem.iter().any(|given| given == option || given == opposite) {
+            options.filesystem.push(option.to_owned());
+        }
+    };
+    match filesystem {
+        // What is deleted inside goes back to the disk; btrfs does so by itself.
+        Filesystem::Ext4 => ensure("discard", "nodiscard"),
+        Filesystem::Xfs => {
+            ensure("discard", "nodiscard");
+            // A restored volume has its source's UUID.
+            ensure("nouuid", "nouuid");
+        }
+        Filesystem::Btrfs => {}
+    }
+    options
 }
 
 fn busy(error: berth_host::Error, path: &Path) -> Error {

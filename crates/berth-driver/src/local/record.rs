@@ -127,8 +127,8 @@ pub(super) struct VolumeRecord {
     pub(super) name: Box<str>,
     pub(super) size: u64,
     pub(super) kind: Kind,
-    #[serde(default, with = "access")]
-    pub(super) access: AccessKindOr,
+    #[serde(with = "AccessRecord")]
+    pub(super) access: AccessKind,
     /// The filesystem asked for, on an image.
     #[serde(default, skip_serializing_if = "Option::is_none", with = "filesystem")]
     pub(super) filesystem: Option<Filesystem>,
@@ -152,8 +152,8 @@ pub(super) struct SnapshotRecord {
     pub(super) source: Key,
     pub(super) size: u64,
     pub(super) kind: Kind,
-    #[serde(default, with = "access")]
-    pub(super) access: AccessKindOr,
+    #[serde(with = "AccessRecord")]
+    pub(super) access: AccessKind,
     #[serde(default, skip_serializing_if = "Option::is_none", with = "filesystem")]
     pub(super) filesystem: Option<Filesystem>,
     pub(super) created: SystemTime,
@@ -171,50 +171,49 @@ pub(super) struct GroupRecord {
     pub(super) members: BTreeMap<Key, SnapshotRecord>,
 }
 
-/// [`AccessKind`] with a default, for records.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AccessKindOr(pub(super) AccessKind);
-
-impl Default for AccessKindOr {
-    fn default() -> Self {
-        Self(AccessKind::Mount)
-    }
-}
-
 fn is_empty(parameters: &Arc<Parameters>) -> bool {
     parameters.is_empty()
 }
 
-mod access {
-    use super::{AccessKind, AccessKindOr, Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(access: &AccessKindOr, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&access.0)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<AccessKindOr, D::Error> {
-        match std::borrow::Cow::<'de, str>::deserialize(deserializer)?.as_ref() {
-            "mount" => Ok(AccessKindOr(AccessKind::Mount)),
-            "block" => Ok(AccessKindOr(AccessKind::Block)),
-            other => Err(serde::de::Error::custom(format!("{other:?} is neither mount nor block"))),
-        }
-    }
+/// [`AccessKind`] and [`Filesystem`] belong to crates that know nothing of records; these are their twins.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "AccessKind", rename_all = "lowercase")]
+enum AccessRecord {
+    Block,
+    Mount,
 }
 
-mod filesystem {
-    use super::{Deserialize, Deserializer, Filesystem, Serializer};
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Filesystem", rename_all = "lowercase")]
+enum FilesystemRecord {
+    Ext4,
+    Xfs,
+    Btrfs,
+}
 
-    #[expect(clippy::ref_option, reason = "the shape that serde's `with` calls")]
-    pub(super) fn serialize<S: Serializer>(fs: &Option<Filesystem>, serializer: S) -> Result<S::Ok, S::Error> {
-        match fs {
-            Some(fs) => serializer.serialize_str(fs.as_str()),
-            None => serializer.serialize_none(),
-        }
+/// An optional [`Filesystem`], which serde's remote twins cannot do by themselves.
+mod filesystem {
+    use super::{Deserialize, Deserializer, Filesystem, FilesystemRecord, Serialize, Serializer};
+
+    #[derive(Serialize, Deserialize)]
+    struct Twin(#[serde(with = "FilesystemRecord")] Filesystem);
+
+    #[expect(
+        clippy::ref_option,
+        clippy::trivially_copy_pass_by_ref,
+        reason = "the shape that serde's `with` calls"
+    )]
+    pub(super) fn serialize<S: Serializer>(
+        fs: &Option<Filesystem>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        fs.map(Twin).serialize(serializer)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Filesystem>, D::Error> {
-        let text = Option::<std::borrow::Cow<'de, str>>::deserialize(deserializer)?;
-        text.map(|text| text.parse().map_err(|_| serde::de::Error::custom("an unknown filesystem"))).transpose()
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<Filesystem>, D::Error> {
+        Ok(Option::<Twin>::deserialize(deserializer)?.map(|twin| twin.0))
     }
 }
 
@@ -227,7 +226,8 @@ mod tests {
         let key = Key::of(VOLUME, "pvc-1");
         let id = format!("vol-{key}");
         assert_eq!(Key::parse(VOLUME, &id), Some(key));
-        for wrong in ["", "vol-", "vol-../../etc", "snap-00", &id.to_uppercase(), &format!("{id}0"), &id[1..]] {
+        for wrong in ["", "vol-", "vol-../../etc", "snap-00", &id.to_uppercase(), &format!("{id}0"), &id[1..]]
+        {
             assert_eq!(Key::parse(VOLUME, wrong), None, "{wrong:?}");
         }
         assert_ne!(Key::of(VOLUME, "a"), Key::of(SNAPSHOT, "a"));
@@ -239,7 +239,7 @@ mod tests {
             name: "n".into(),
             size: 1,
             kind: Kind::Image,
-            access: AccessKindOr(AccessKind::Block),
+            access: AccessKind::Block,
             filesystem: Some(Filesystem::Xfs),
             parameters: Arc::new(BTreeMap::from([("kind".into(), "image".into())])),
             mutable: Arc::default(),
@@ -249,7 +249,7 @@ mod tests {
         };
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<VolumeRecord>(&json).unwrap(), record);
-        let least = r#"{"name":"n","size":1,"kind":"dir"}"#;
-        assert_eq!(serde_json::from_str::<VolumeRecord>(least).unwrap().access, AccessKindOr::default());
+        let least = r#"{"name":"n","size":1,"kind":"dir","access":"mount"}"#;
+        assert_eq!(serde_json::from_str::<VolumeRecord>(least).unwrap().filesystem, None);
     }
 }

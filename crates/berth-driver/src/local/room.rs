@@ -72,7 +72,11 @@ impl Inner {
 
     fn available_in(&self, state: &super::State, parameters: &Parameters) -> Result<Capacity> {
         if !self.config.pools.is_empty() {
-            let pools = self.config.pools.iter().filter(|(pool, _)| parameters.get("kind").is_none_or(|kind| kind == *pool));
+            let pools = self
+                .config
+                .pools
+                .iter()
+                .filter(|(pool, _)| parameters.get("kind").is_none_or(|kind| kind == *pool));
             let left = pools.map(|(pool, size)| size.bytes().saturating_sub(state.promised_in(pool)));
             return Ok(Capacity::new(left.max().unwrap_or_default()));
         }
@@ -89,5 +93,9 @@ impl Inner {
     reason = "an over-commit factor needs no exact bytes"
 )]
 fn scale(size: Capacity, factor: f64) -> Capacity {
-    if (factor - 1.0).abs() < f64::EPSILON { size } else { Capacity::new((size.bytes() as f64 * factor) as u64) }
+    if (factor - 1.0).abs() < f64::EPSILON {
+        size
+    } else {
+        Capacity::new((size.bytes() as f64 * factor) as u64)
+    }
 }

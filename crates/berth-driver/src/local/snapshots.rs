@@ -29,7 +29,10 @@ impl Inner {
         let key = Key::of(SNAPSHOT, name.as_str());
         let Some(record) = self.state().snapshot(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
-            return Err(Error::Conflict(format!("the names {:?} and {name:?} have the same hash", record.name)));
+            return Err(Error::Conflict(format!(
+                "the names {:?} and {name:?} have the same hash",
+                record.name
+            )));
         }
         Ok(Some(self.describe_snapshot(key, &record)))
     }
@@ -68,12 +71,18 @@ impl Inner {
         self.blocking(move |inner| Ok(inner.trash.discard(&inner.snapshots, &key.to_string())?)).await
     }
 
-    pub(super) fn list_snapshots(&self, source: Option<&VolumeId>, page: &PageRequest) -> Result<Page<Snapshot>> {
+    pub(super) fn list_snapshots(
+        &self,
+        source: Option<&VolumeId>,
+        page: &PageRequest,
+    ) -> Result<Page<Snapshot>> {
         let after = page_start(SNAPSHOT, page)?;
         let take = page.limit.saturating_add(1);
         let state = self.state();
         let found: Vec<(Key, Arc<SnapshotRecord>)> = match source {
-            None => state.snapshots_after(after).take(take).map(|(key, record)| (key, record.clone())).collect(),
+            None => {
+                state.snapshots_after(after).take(take).map(|(key, record)| (key, record.clone())).collect()
+            }
             Some(id) => match Key::parse(VOLUME, id.as_str()) {
                 None => Vec::new(),
                 Some(source) => {
@@ -90,7 +99,10 @@ impl Inner {
         let key = Key::of(GROUP, name.as_str());
         let Some(record) = self.state().group(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
-            return Err(Error::Conflict(format!("the names {:?} and {name:?} have the same hash", record.name)));
+            return Err(Error::Conflict(format!(
+                "the names {:?} and {name:?} have the same hash",
+                record.name
+            )));
         }
         Ok(Some(self.describe_group(key, &record)))
     }
@@ -191,7 +203,7 @@ impl Inner {
             id: key.id(SNAPSHOT),
             source: record.source.id(VOLUME),
             size: Capacity::new(record.size),
-            access: record.access.0,
+            access: record.access,
             created: record.created,
             ready: true,
             group: record.group.map(|group| group.id(GROUP)),
@@ -246,7 +258,9 @@ impl Inner {
             ranges: if fixed_length {
                 Box::new(in_pieces(from, ranges))
             } else {
-                Box::new(ranges.map(|range| range.map(|Range { offset, length }| BlockRange { offset, length })))
+                Box::new(
+                    ranges.map(|range| range.map(|Range { offset, length }| BlockRange { offset, length })),
+                )
             },
         }
     }
@@ -265,7 +279,8 @@ fn in_pieces(
                 let start = (range.offset - range.offset % FIXED_LENGTH).max(next);
                 let end = (range.offset + range.length).next_multiple_of(FIXED_LENGTH);
                 next = end.max(next);
-                let piece = move |index| BlockRange { offset: start + index * FIXED_LENGTH, length: FIXED_LENGTH };
+                let piece =
+                    move |index| BlockRange { offset: start + index * FIXED_LENGTH, length: FIXED_LENGTH };
                 let count = end.saturating_sub(start) / FIXED_LENGTH;
                 (Some((0..count).map(move |index| Ok(piece(index)))), None)
             }

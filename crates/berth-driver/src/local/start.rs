@@ -35,10 +35,12 @@ pub(super) fn open(config: Config) -> Result<Inner> {
         _ => error.into(),
     })?;
     thaw_all(&root)?;
-    let on_btrfs = btrfs::is_btrfs(root.path())? && enable_quota(root.path());
+    let is_btrfs = btrfs::is_btrfs(root.path())?;
+    let offers_btrfs = is_btrfs && enable_quota(root.path());
     let part = |name| root.ensure_dir(name, 0o700);
-    let (volumes, snapshots, incoming, lost) = (part("volumes")?, part("snapshots")?, part("incoming")?, part("lost")?);
-    let trash = Trash::start(part("trash")?, on_btrfs)?;
+    let (volumes, snapshots, incoming, lost) =
+        (part("volumes")?, part("snapshots")?, part("incoming")?, part("lost")?);
+    let trash = Trash::start(part("trash")?, is_btrfs)?;
 
     let mut state = State::default();
     let mut unreadable = 0;
@@ -62,13 +64,14 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     let reflink = copy::can_reflink(&incoming)?;
     note_use(&mut state, &volumes);
     Ok(Inner {
-        default_kind: config.kind.unwrap_or_else(|| best_kind(on_btrfs)),
+        default_kind: config.kind.unwrap_or_else(|| best_kind(offers_btrfs)),
         topology: config
             .features
             .has(Feature::Topology)
             .then(|| Arc::new(Topology::single(config.topology_key.as_str(), config.node.as_str()))),
         config,
-        on_btrfs,
+        is_btrfs,
+        offers_btrfs,
         reflink,
         root,
         volumes,
@@ -103,14 +106,17 @@ fn enable_quota(root: &Path) -> bool {
     match btrfs::enable_quota(root) {
         Ok(_) => true,
         Err(error) => {
-            tracing::warn!(error = error.sentence(), "btrfs quotas cannot be switched on; kind btrfs is not offered");
+            tracing::warn!(
+                error = error.sentence(),
+                "btrfs quotas cannot be switched on; kind btrfs is not offered"
+            );
             false
         }
     }
 }
 
-fn best_kind(on_btrfs: bool) -> Kind {
-    if on_btrfs {
+fn best_kind(offers_btrfs: bool) -> Kind {
+    if offers_btrfs {
         Kind::Btrfs
     } else if Path::new("/dev/loop-control").exists() {
         Kind::Image

@@ -47,13 +47,19 @@ impl State {
     }
 
     /// Volumes after `after`, in order.
-    pub(super) fn volumes_after(&self, after: Option<Key>) -> impl Iterator<Item = (Key, &Arc<VolumeRecord>)> {
+    pub(super) fn volumes_after(
+        &self,
+        after: Option<Key>,
+    ) -> impl Iterator<Item = (Key, &Arc<VolumeRecord>)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.volumes.range((start, Bound::Unbounded)).map(|(key, record)| (*key, record))
     }
 
     /// Snapshots after `after`, in order.
-    pub(super) fn snapshots_after(&self, after: Option<Key>) -> impl Iterator<Item = (Key, &Arc<SnapshotRecord>)> {
+    pub(super) fn snapshots_after(
+        &self,
+        after: Option<Key>,
+    ) -> impl Iterator<Item = (Key, &Arc<SnapshotRecord>)> {
         let start = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.snapshots.range((start, Bound::Unbounded)).map(|(key, record)| (*key, record))
     }
@@ -64,7 +70,8 @@ impl State {
         source: Key,
         after: Option<Key>,
     ) -> impl Iterator<Item = (Key, &Arc<SnapshotRecord>)> {
-        let start = after.map_or(Bound::Included((source, Key::MIN)), |after| Bound::Excluded((source, after)));
+        let start =
+            after.map_or(Bound::Included((source, Key::MIN)), |after| Bound::Excluded((source, after)));
         self.snapshots_by_source
             .range((start, Bound::Included((source, Key::MAX))))
             .filter_map(|(_, key)| self.snapshots.get_key_value(key).map(|(key, record)| (*key, record)))
@@ -219,7 +226,7 @@ mod tests {
             name: name.into(),
             size,
             kind: Kind::Dir,
-            access: crate::local::record::AccessKindOr::default(),
+            access: berth_core::AccessKind::Mount,
             filesystem: None,
             parameters: Arc::new(Parameters::from([("kind".into(), "fast".into())])),
             mutable: Arc::default(),
@@ -255,7 +262,7 @@ mod tests {
                 source: if index < 6 { source } else { other },
                 size: 1,
                 kind: Kind::Dir,
-                access: crate::local::record::AccessKindOr::default(),
+                access: berth_core::AccessKind::Mount,
                 filesystem: None,
                 created: SystemTime::UNIX_EPOCH,
                 group: None,

@@ -65,8 +65,7 @@ async fn volumes_snapshots_and_attachments_outlive_a_restart() {
     let node: NodeId = "node-1".parse().unwrap();
     let attachment = Attachment { node: node.clone(), read_only: false, mode: AccessMode::SingleNodeWriter };
     local.attach(&volume.id, attachment.clone()).await.unwrap();
-    let snapshot =
-        local.create_snapshot("s".parse().unwrap(), &volume.id, &Parameters::new()).await.unwrap();
+    let snapshot = local.create_snapshot("s".parse().unwrap(), &volume.id, &Parameters::new()).await.unwrap();
     local.expand_volume(&volume.id, CapacityRange::new(16 * MIB, 0).unwrap()).await.unwrap();
     drop(local);
 
@@ -179,7 +178,8 @@ async fn no_more_is_promised_than_there_is() {
     let dir = tempfile::tempdir().unwrap();
     let pools = [("fast".to_owned(), Capacity::mebibytes(100))].into();
     let local = Local::open(Config { pools, ..config(dir.path()) }).await.unwrap();
-    let pooled = |name: &str, size| NewVolume { parameters: with_kind("x", "fast").parameters, ..named(name, size) };
+    let pooled =
+        |name: &str, size| NewVolume { parameters: with_kind("x", "fast").parameters, ..named(name, size) };
     let room = |local: &Local| {
         let local = local.clone();
         async move { local.room(&with_kind("x", "fast").parameters, None).await.unwrap().available }
@@ -274,4 +274,32 @@ async fn an_image_with_something_unknown_on_it_is_never_formatted() {
     let file = fs::File::open(&image).unwrap();
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 5 << 20).unwrap();
     assert_eq!(&bytes, b"somebody's bytes");
+}
+
+#[tokio::test]
+async fn what_is_deleted_inside_an_image_goes_back_to_the_disk() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    for (name, fs_type, size) in [("ext4", "ext4", 64), ("xfs", "xfs", 320)] {
+        let mut new = NewVolume { parameters: with_kind("x", "image").parameters, ..named(name, size) };
+        let capability = VolumeCapability {
+            access: Access::Mount { fs_type: fs_type.to_owned(), flags: Vec::new(), group: None },
+            ..mounted()
+        };
+        new.capabilities = vec![capability.clone()];
+        let volume = local.create_volume(new).await.unwrap();
+        let staging = dir.path().join(name);
+        local.stage(&volume, &staging, &capability).await.unwrap();
+        let key = volume.id.as_str().strip_prefix("vol-").unwrap();
+        let image = dir.path().join("volumes").join(key).join("image");
+        let allocated = || berth_host::usage::file_allocated(&image).unwrap();
+        let sync = || rustix::fs::syncfs(fs::File::open(&staging).unwrap()).unwrap();
+        fs::write(staging.join("file"), vec![7; 32 << 20]).unwrap();
+        sync();
+        let full = allocated();
+        fs::remove_file(staging.join("file")).unwrap();
+        sync();
+        assert!(full - allocated() >= 24 << 20, "{fs_type}: {full} became {}", allocated());
+        local.unstage(&volume.id, &staging).await.unwrap();
+    }
 }

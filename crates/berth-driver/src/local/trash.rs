@@ -27,7 +27,7 @@ pub(super) struct Trash {
 
 impl Trash {
     /// Starts emptying `dir`, beginning with what is already in it.
-    pub(super) fn start(dir: Dir, on_btrfs: bool) -> berth_host::Result<Self> {
+    pub(super) fn start(dir: Dir, is_btrfs: bool) -> berth_host::Result<Self> {
         let found = dir.entries()?;
         let (queue, names) = mpsc::channel::<String>();
         let pending = Arc::new((Mutex::new(0), Condvar::new()));
@@ -36,7 +36,7 @@ impl Trash {
             .name("trash".to_owned())
             .spawn(move || {
                 for name in names {
-                    if let Err(error) = remove(&own, &name, on_btrfs) {
+                    if let Err(error) = remove(&own, &name, is_btrfs) {
                         tracing::warn!(
                             entry = name,
                             error = error.sentence(),
@@ -89,13 +89,13 @@ impl Trash {
     }
 }
 
-fn remove(trash: &Dir, name: &str, on_btrfs: bool) -> berth_host::Result<()> {
-    if on_btrfs && let Ok(entry) = trash.dir(name) {
-        if let Ok(data) = entry.dir(DATA)
-            && btrfs::is_subvolume(&data)?
-        {
-            btrfs::delete_subvolume(&entry, DATA)?;
-        }
+fn remove(trash: &Dir, name: &str, is_btrfs: bool) -> berth_host::Result<()> {
+    if is_btrfs
+        && let Ok(entry) = trash.dir(name)
+        && let Ok(data) = entry.dir(DATA)
+        && btrfs::is_subvolume(&data)?
+    {
+        btrfs::delete_subvolume(&entry, DATA)?;
     }
     trash.remove_tree(name).map(|_| ())
 }

@@ -16,10 +16,12 @@ use super::{
     Inner,
     content::{self, Capture},
     kind::{Kind, Tuning},
-    record::{AccessKindOr, AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
+    record::{AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
 };
 use crate::{
-    backend::{Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume},
+    backend::{
+        Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
+    },
     journal::{self, Barrier},
 };
 
@@ -51,14 +53,17 @@ impl Inner {
         if kind == Kind::Image {
             filesystem_asked(capabilities)?;
         }
-        Tuning::parse(kind, mutable, &self.config.mutable_without_effect).map(|_| ())
+        Tuning::parse(kind, mutable, &self.tunable()).map(|_| ())
     }
 
     pub(super) fn find_volume(&self, name: &Name) -> Result<Option<Volume>> {
         let key = Key::of(VOLUME, name.as_str());
         let Some(record) = self.state().volume(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
-            return Err(Error::Conflict(format!("the names {:?} and {name:?} have the same hash", record.name)));
+            return Err(Error::Conflict(format!(
+                "the names {:?} and {name:?} have the same hash",
+                record.name
+            )));
         }
         Ok(Some(self.describe_volume(key, &record)))
     }
@@ -81,7 +86,7 @@ impl Inner {
         let key = Key::of(VOLUME, new.name.as_str());
         let origin = new.source.as_ref().map(|source| self.origin(source)).transpose()?;
         let record = self.plan_volume(&new, origin.as_ref())?;
-        let tuning = Tuning::parse(record.kind, &new.mutable, &self.config.mutable_without_effect)?;
+        let tuning = Tuning::parse(record.kind, &new.mutable, &self.tunable())?;
         let reservation = self.reserve(&new.parameters, record.size)?;
 
         let (plan, name) = (record.clone(), key.to_string());
@@ -89,7 +94,8 @@ impl Inner {
         let recorded = self.journal.put(volume_key(key), to_json(&record), Barrier::Data).await;
         if let Err(error) = recorded {
             if matches!(error, journal::Error::Full(_)) {
-                self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?)).await?;
+                self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?))
+                    .await?;
             }
             return Err(error.into());
         }
@@ -105,7 +111,14 @@ impl Inner {
             ContentSource::Volume(id) => {
                 let (key, record) = self.existing_volume(id)?;
                 let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
-                Ok(Origin { source: Source::Volume(key), key, dir: self.volume_dir(key)?, kind, size, filesystem })
+                Ok(Origin {
+                    source: Source::Volume(key),
+                    key,
+                    dir: self.volume_dir(key)?,
+                    kind,
+                    size,
+                    filesystem,
+                })
             }
             ContentSource::Snapshot(id) => {
                 let (key, record) = self.existing_snapshot(id)?;
@@ -150,7 +163,7 @@ impl Inner {
             name: new.name.as_str().into(),
             size: size.bytes(),
             kind,
-            access: AccessKindOr(access),
+            access,
             filesystem,
             parameters: Arc::new(new.parameters.clone()),
             mutable: Arc::new(new.mutable.clone()),
@@ -171,9 +184,12 @@ impl Inner {
                     }
                 }
                 "kind" => asked = Some(value.parse::<Kind>()?),
-                key if key.starts_with(KUBERNETES_PARAMETER_PREFIX) || self.config.ignore_unknown_parameters => {}
+                key if key.starts_with(KUBERNETES_PARAMETER_PREFIX)
+                    || self.config.ignore_unknown_parameters => {}
                 key => {
-                    return Err(Error::Invalid(format!("unknown parameter {key:?}; this driver takes only kind")));
+                    return Err(Error::Invalid(format!(
+                        "unknown parameter {key:?}; this driver takes only kind"
+                    )));
                 }
             }
         }
@@ -189,8 +205,8 @@ impl Inner {
             (None, None) => self.default_kind,
         };
         match kind {
-            Kind::Btrfs if !self.on_btrfs => Err(Error::Invalid(format!(
-                "parameter kind=btrfs needs the data directory {} on a btrfs filesystem",
+            Kind::Btrfs if !self.offers_btrfs => Err(Error::Invalid(format!(
+                "parameter kind=btrfs needs the data directory {} on a btrfs filesystem with quotas",
                 self.root.path().display()
             ))),
             Kind::Btrfs | Kind::Dir if access == AccessKind::Block => Err(Error::Invalid(format!(
@@ -201,7 +217,13 @@ impl Inner {
     }
 
     /// Builds a volume in `incoming/` and moves it into place.
-    fn build_volume(&self, name: &str, plan: &VolumeRecord, origin: Option<&Origin>, tuning: &Tuning) -> Result<()> {
+    fn build_volume(
+        &self,
+        name: &str,
+        plan: &VolumeRecord,
+        origin: Option<&Origin>,
+        tuning: &Tuning,
+    ) -> Result<()> {
         self.trash.discard(&self.incoming, name)?;
         // An earlier call may have been refused its record after this point; what it made was never promised.
         self.trash.discard(&self.volumes, name)?;
@@ -286,9 +308,14 @@ impl Inner {
         self.state().used_by(key)
     }
 
-    pub(super) async fn expand_volume(self: &Arc<Self>, id: &VolumeId, range: CapacityRange) -> Result<Expanded> {
+    pub(super) async fn expand_volume(
+        self: &Arc<Self>,
+        id: &VolumeId,
+        range: CapacityRange,
+    ) -> Result<Expanded> {
         let (key, record) = self.existing_volume(id)?;
-        let wanted = range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(record.size)).round_up(UNIT);
+        let wanted =
+            range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(record.size)).round_up(UNIT);
         if range.limit().is_some_and(|limit| wanted > limit) {
             return Err(Error::OutOfRange(format!(
                 "the volume has {} bytes and would need {}, which is above limit_bytes; volumes never shrink",
@@ -310,27 +337,29 @@ impl Inner {
             drop(reservation);
         }
         let node_expansion_required = record.kind == Kind::Image
-            && record.access.0 == AccessKind::Mount
+            && record.access == AccessKind::Mount
             && self.config.features.has(crate::Feature::NodeExpand);
         Ok(Expanded { capacity: wanted, node_expansion_required })
     }
 
     fn grow_content(&self, key: Key, kind: Kind, size: u64) -> Result<()> {
         content::grow(&self.volume_dir(key)?, kind, size)?;
-        let device = self.devices.of(key);
-        for number in [device.writable, device.read_only].into_iter().flatten() {
-            loopdev::refresh_capacity(number)?;
+        let image = content::image_path(&self.volumes, key);
+        let devices = [self.devices.writable(key, &image)?, self.devices.read_only(key, &image)?];
+        for device in devices.into_iter().flatten() {
+            loopdev::refresh_capacity(device.number())?;
         }
         Ok(())
     }
 
     pub(super) async fn modify_volume(self: &Arc<Self>, id: &VolumeId, mutable: Parameters) -> Result<()> {
         let (key, record) = self.existing_volume(id)?;
-        let without_effect = &self.config.mutable_without_effect;
-        let tuning = Tuning::parse(record.kind, &mutable, without_effect)?;
-        let merged: Parameters = record.mutable.iter().map(|(k, v)| (k.clone(), v.clone())).chain(mutable).collect();
-        let all = Tuning::parse(record.kind, &merged, without_effect)?;
-        let before = Tuning::parse(record.kind, &record.mutable, without_effect)?;
+        let tunable = self.tunable();
+        let tuning = Tuning::parse(record.kind, &mutable, &tunable)?;
+        let merged: Parameters =
+            record.mutable.iter().map(|(k, v)| (k.clone(), v.clone())).chain(mutable).collect();
+        let all = Tuning::parse(record.kind, &merged, &tunable)?;
+        let before = Tuning::parse(record.kind, &record.mutable, &tunable)?;
         self.blocking(move |inner| {
             let apply = |content: &Tuning, device: &Tuning| {
                 content::tune(&inner.volume_dir(key)?, content)?;
@@ -350,8 +379,11 @@ impl Inner {
     pub(super) fn list_volumes(&self, page: &PageRequest) -> Result<Page<Volume>> {
         let after = page_start(VOLUME, page)?;
         let state = self.state();
-        let found: Vec<_> =
-            state.volumes_after(after).take(page.limit.saturating_add(1)).map(|(key, record)| (key, record.clone())).collect();
+        let found: Vec<_> = state
+            .volumes_after(after)
+            .take(page.limit.saturating_add(1))
+            .map(|(key, record)| (key, record.clone()))
+            .collect();
         drop(state);
         Ok(into_page(VOLUME, page, found, |key, record| self.describe_volume(key, &record)))
     }
@@ -367,7 +399,7 @@ impl Inner {
         Volume {
             id: key.id(VOLUME),
             capacity: Capacity::new(record.size),
-            access: record.access.0,
+            access: record.access,
             parameters: record.parameters.clone(),
             mutable: record.mutable.clone(),
             context,
@@ -389,7 +421,9 @@ fn filesystem_asked(capabilities: &[VolumeCapability]) -> Result<Option<Filesyst
         let Access::Mount { fs_type, .. } = &capability.access else { return Ok(None) };
         let fs = if fs_type.is_empty() { Filesystem::Ext4 } else { parse_filesystem(fs_type)? };
         if asked.is_some_and(|asked| asked != fs) {
-            return Err(Error::Invalid("the volume capabilities ask for two different filesystems".to_owned()));
+            return Err(Error::Invalid(
+                "the volume capabilities ask for two different filesystems".to_owned(),
+            ));
         }
         asked = Some(fs);
     }

@@ -70,6 +70,7 @@ struct Volumes {
 }
 
 /// What csi-driver-host-path has besides.
+#[expect(clippy::struct_excessive_bools, reason = "each is a switch of that driver's command line")]
 #[derive(Debug, ClapArgs)]
 #[command(next_help_heading = "Flags of csi-driver-host-path, for moving over from it")]
 struct HostPath {
@@ -212,8 +213,11 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     let default_key = if as_hostpath { names::HOSTPATH_TOPOLOGY_NODE } else { names::TOPOLOGY_NODE };
     config.topology_key = volumes.topology_key.clone().unwrap_or_else(|| default_key.to_owned());
     config.overcommit = volumes.overcommit;
-    config.max_volume_size =
-        volumes.max_volume_size.unwrap_or(if as_hostpath { Capacity::gibibytes(1024) } else { Capacity::MAX });
+    config.max_volume_size = volumes.max_volume_size.unwrap_or(if as_hostpath {
+        Capacity::gibibytes(1024)
+    } else {
+        Capacity::MAX
+    });
     config.max_volume_size_on_node = hostpath.max_volume_size_node.unwrap_or(config.max_volume_size);
     config.pools = hostpath.capacity.iter().cloned().collect::<BTreeMap<_, _>>();
     config.ignore_unknown_parameters = as_hostpath;
