@@ -21,7 +21,7 @@ use crate::{
     content::Random,
     csi::{Csi, Shape, Volume, from_snapshot},
     disk::DiskType,
-    testbed::Testbed,
+    testbed::{Expected, Testbed},
 };
 
 mod worker;
@@ -73,7 +73,7 @@ async fn kill_and_count(plan: Plan) -> Result<Report> {
     let mut bed = Testbed::start(plan.disk, &["--overcommit", "20"]).await?;
     let mut random = Random::new(plan.seed);
     let mut workers: Vec<Worker> =
-        (0..WORKERS).map(|number| Worker::new(number, random.number(), plan.shapes, bed.dir())).collect();
+        (0..WORKERS).map(|number| Worker::new(number, random.number(), &plan, bed.dir())).collect();
     for kill in 0..plan.kills {
         let killed = Arc::new(AtomicBool::new(false));
         let running: Vec<_> = workers
@@ -81,7 +81,7 @@ async fn kill_and_count(plan: Plan) -> Result<Report> {
             .map(|worker| tokio::spawn(worker.work(bed.csi.clone(), killed.clone())))
             .collect();
         // Short lives as well as long ones: right after the start is a moment too.
-        let longest = *random.pick(&[20, 100, 400]);
+        let longest = *random.pick(&[30, 200, 800]);
         tokio::time::sleep(Duration::from_millis(random.below(longest))).await;
         killed.store(true, Ordering::SeqCst);
         bed.driver().kill()?;
@@ -91,6 +91,9 @@ async fn kill_and_count(plan: Plan) -> Result<Report> {
         }
         bed.restart().await.with_context(|| format!("after kill {kill}"))?;
         check_lists(&bed.csi, &workers).await.with_context(|| format!("after kill {kill}"))?;
+        for worker in &workers {
+            worker.check_published().with_context(|| format!("after kill {kill}"))?;
+        }
     }
     let mut report = Report {
         answered: workers.iter().map(|worker| worker.answered).sum(),
@@ -149,16 +152,13 @@ async fn check_lists(csi: &Csi, workers: &[Worker]) -> Result<()> {
     Ok(())
 }
 
-/// On disk is what is listed and nothing else.
+/// On disk is what is listed and nothing else; nothing is mounted or attached.
 async fn check_disk(bed: &Testbed) -> Result<()> {
-    bed.wait_for_empty_trash().await?;
-    let listed: BTreeSet<String> =
-        bed.csi.volumes().await?.into_iter().map(|volume| volume.volume_id).collect();
-    assert_eq!(bed.entries("volumes")?, listed, "volumes on disk, and listed");
-    let listed: BTreeSet<String> =
-        bed.csi.snapshots().await?.into_iter().map(|snapshot| snapshot.snapshot_id).collect();
-    assert_eq!(bed.entries("snapshots")?, listed, "snapshots on disk, and listed");
-    Ok(())
+    let listed = Expected {
+        volumes: bed.csi.volumes().await?.into_iter().map(|volume| volume.volume_id).collect(),
+        snapshots: bed.csi.snapshots().await?.into_iter().map(|snapshot| snapshot.snapshot_id).collect(),
+    };
+    bed.check_leftovers(&listed).await
 }
 
 async fn check_bytes(bed: &Testbed, workers: &[Worker], report: &mut Report) -> Result<()> {

@@ -22,13 +22,14 @@ pub struct Settings {
     pub args: Vec<String>,
 }
 
-/// A running `berth driver local`; killed when dropped, its log shown when the test failed.
+/// A running `berth driver local`; killed when dropped, and its log shown unless it was stopped well before.
 #[derive(Debug)]
 pub struct Driver {
     child: Child,
     dir: PathBuf,
     data: PathBuf,
     settings: Settings,
+    stopped_well: bool,
 }
 
 impl Settings {
@@ -42,7 +43,7 @@ impl Driver {
     /// Starts the driver with its socket and log in `dir` and waits until it answers.
     pub async fn start(dir: &Path, data: &Path, settings: Settings) -> Result<Self> {
         let child = spawn(dir, data, &settings)?;
-        let mut driver = Self { child, dir: dir.into(), data: data.into(), settings };
+        let mut driver = Self { child, dir: dir.into(), data: data.into(), settings, stopped_well: false };
         driver.wait_until_ready().await?;
         Ok(driver)
     }
@@ -69,6 +70,7 @@ impl Driver {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(status) = self.child.try_wait()? {
+                self.stopped_well = status.success();
                 return Ok(status);
             }
             ensure!(Instant::now() < deadline, "the driver does not stop; {}", self.log_tail());
@@ -79,6 +81,7 @@ impl Driver {
     /// Starts it again on the same data directory, after it was killed or stopped.
     pub async fn restart(&mut self) -> Result<()> {
         self.child = spawn(&self.dir, &self.data, &self.settings)?;
+        self.stopped_well = false;
         self.wait_until_ready().await
     }
 
@@ -139,7 +142,8 @@ impl Drop for Driver {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        if std::thread::panicking() {
+        // A test that fails returns early, without stopping the driver; its output is shown only then.
+        if !self.stopped_well {
             eprintln!("driver on {}: {}", self.data.display(), self.log_tail());
         }
     }

@@ -16,7 +16,7 @@ pub use crate::{
     csi::{Access, Csi, Kind, Mounted, Shape, Volume},
     disk::{Disk, DiskType},
     driver::{Driver, Settings},
-    testbed::{Expected, Testbed},
+    testbed::{Expected, Testbed, name_on_disk},
 };
 
 /// 2^20 bytes.

@@ -124,11 +124,24 @@ impl Testbed {
     /// Checks that nothing is on disk but what is expected, and nothing mounted or attached at all.
     pub async fn check_leftovers(&self, expected: &Expected) -> Result<()> {
         self.wait_for_empty_trash().await?;
-        let found = Expected { volumes: self.entries("volumes")?, snapshots: self.entries("snapshots")? };
-        ensure!(found == *expected, "on disk is {found:?}, expected was {expected:?}");
+        self.check_entries(expected)?;
+        for name in ["incoming", "lost"] {
+            let left = self.entries(name)?;
+            ensure!(left.is_empty(), "in {name} is {left:?}");
+        }
         let (mounts, loops) = (self.foreign_mounts()?, self.foreign_loops()?);
         ensure!(mounts.is_empty(), "still mounted: {mounts:?}");
         ensure!(loops.is_empty(), "still attached: {loops:?}");
+        Ok(())
+    }
+
+    /// Checks that the data directory holds exactly these volumes and snapshots.
+    pub fn check_entries(&self, expected: &Expected) -> Result<()> {
+        for (dir, ids) in [("volumes", &expected.volumes), ("snapshots", &expected.snapshots)] {
+            let names: BTreeSet<String> = ids.iter().map(|id| name_on_disk(id).to_owned()).collect();
+            let found = self.entries(dir)?;
+            ensure!(found == names, "in {dir} on disk is {found:?}, expected was {ids:?}");
+        }
         Ok(())
     }
 
@@ -154,4 +167,9 @@ impl Testbed {
         loops.retain(|device| device.backing != self.dir().join("disk.img"));
         Ok(loops)
     }
+}
+
+/// The directory of a volume or snapshot: its id without the word in front that tells what it is.
+pub fn name_on_disk(id: &str) -> &str {
+    id.split_once('-').map_or(id, |(_, name)| name)
 }

@@ -22,8 +22,8 @@ fn root() -> PathBuf {
 }
 
 fn rust_files(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap() {
-        let path = entry.unwrap().path();
+    for entry in fs::read_dir(dir).expect("the directory can be listed") {
+        let path = entry.expect("the directory can be listed").path();
         if path.is_dir() {
             rust_files(&path, found);
         } else if path.extension().is_some_and(|extension| extension == "rs") {
@@ -61,7 +61,7 @@ fn no_file_is_longer_than_one_person_reads() {
 #[test]
 fn dependencies_point_one_way() {
     for entry in fs::read_dir(root().join("crates")).unwrap() {
-        let dir = entry.unwrap().path();
+        let dir = entry.expect("the directory can be listed").path();
         let name = dir.file_name().unwrap().to_str().unwrap().to_owned();
         let (_, allowed) = MAY_USE
             .iter()

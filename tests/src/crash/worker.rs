@@ -14,10 +14,13 @@ use anyhow::{Context, Result, bail, ensure};
 use berth_csi::v1;
 use tonic::Status;
 
+use super::Plan;
 use crate::{
     MIB,
     content::{self, Random},
     csi::{Access, Csi, Kind, Mounted, Shape, Volume, from_snapshot, from_volume},
+    disk::DiskType,
+    machine,
 };
 
 /// What a volume holds: places written, and the seed of the bytes in each.
@@ -76,6 +79,8 @@ pub(super) struct Worker {
     number: u64,
     random: Random,
     shapes: &'static [Shape],
+    /// Whether a raw volume in use can be copied at one moment.
+    reflinks: bool,
     dir: PathBuf,
     names: u64,
     pub(super) volumes: Vec<Tracked>,
@@ -87,11 +92,12 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(number: u64, seed: u64, shapes: &'static [Shape], dir: &Path) -> Self {
+    pub(super) fn new(number: u64, seed: u64, plan: &Plan, dir: &Path) -> Self {
         Self {
             number,
             random: Random::new(seed),
-            shapes,
+            shapes: plan.shapes,
+            reflinks: plan.disk != DiskType::Ext4,
             dir: dir.into(),
             names: 0,
             volumes: Vec::new(),
@@ -157,6 +163,26 @@ impl Worker {
         self.given_up.snapshots.len() + self.given_up.snapshot_deletions.len() + now
     }
 
+    /// Checks that what is published still is, with its bytes: a workload does not notice that the driver died.
+    pub(super) fn check_published(&self) -> Result<()> {
+        for volume in &self.volumes {
+            if let Some(mounted) = &volume.mounted {
+                let found = machine::mounts_below(&mounted.target)?;
+                ensure!(
+                    !found.is_empty(),
+                    "nothing is mounted for {} any more: {:?}",
+                    volume.volume.id,
+                    self.cut_off
+                );
+                check_slots(volume.volume.shape, &mounted.target, &volume.slots).with_context(|| {
+                    let (id, cut_off) = (&volume.volume.id, &self.cut_off);
+                    format!("{id} is no longer published; cut off was {cut_off:?}")
+                })?;
+            }
+        }
+        Ok(())
+    }
+
     /// What a listed snapshot may hold, as far as this worker took it.
     pub(super) fn contents_of(&self, snapshot: &v1::Snapshot) -> impl Iterator<Item = &Slots> {
         self.candidates(snapshot).map(|taken| &taken.slots)
@@ -202,13 +228,17 @@ impl Worker {
         let room = self.snapshots.len() < MOST_SNAPSHOTS;
         Ok(match self.random.below(20) {
             0..3 if self.volumes.len() < MOST_VOLUMES => Some(self.create(None)),
-            3..5 if self.volumes.len() < MOST_VOLUMES => Some(self.create(Some(&volume))),
+            3..5 if self.volumes.len() < MOST_VOLUMES && self.can_copy(&volume) => {
+                Some(self.create(Some(&volume)))
+            }
             5..7 if self.volumes.len() < MOST_VOLUMES => self.restore(),
             7 if volume.mounted.is_none() => {
                 self.volumes.remove(index);
                 Some(Call::Delete { volume })
             }
-            8..10 if room => Some(Call::Snapshot { name: self.name(), taken: Taken::of(&volume) }),
+            8..10 if room && self.can_copy(&volume) => {
+                Some(Call::Snapshot { name: self.name(), taken: Taken::of(&volume) })
+            }
             10 if !self.snapshots.is_empty() => Some(self.forget_snapshot()),
             11 if room && self.volumes.len() > 1 => self.group(),
             12..15 if volume.mounted.is_none() => Some(Call::Publish { id: volume.volume.id }),
@@ -221,6 +251,10 @@ impl Worker {
                 None
             }
         })
+    }
+
+    fn can_copy(&self, volume: &Tracked) -> bool {
+        self.reflinks || volume.mounted.is_none() || volume.volume.shape.access != Access::Block
     }
 
     fn name(&mut self) -> String {
@@ -270,7 +304,8 @@ impl Worker {
 
     /// Two volumes of one kind that a moment can be had of; directories have none.
     fn group(&mut self) -> Option<Call> {
-        let able: Vec<&Tracked> = self.volumes.iter().filter(|v| v.volume.shape.kind != Kind::Dir).collect();
+        let able: Vec<&Tracked> =
+            self.volumes.iter().filter(|v| v.volume.shape.kind != Kind::Dir && self.can_copy(v)).collect();
         let first = able.first()?;
         let second = able.iter().skip(1).find(|v| v.volume.shape.kind == first.volume.shape.kind)?;
         let members = vec![Taken::of(first), Taken::of(second)];

@@ -75,8 +75,7 @@ async fn a_disk_that_is_really_full_refuses_and_keeps_nothing_half_made() -> Res
             ensure!(status.code() == Code::ResourceExhausted, "{shape:?}: {status}");
         }
         bed.wait_for_empty_trash().await?;
-        assert_eq!(bed.entries("volumes")?, kept.volumes, "{shape:?}");
-        assert_eq!(bed.entries("snapshots")?, kept.snapshots, "{shape:?}");
+        bed.check_entries(&kept).with_context(|| format!("{shape:?}"))?;
         ensure!(bed.csi.volumes().await?.len() == 1 && bed.csi.snapshots().await?.is_empty(), "{shape:?}");
 
         // Taking down and deleting needs no room, and once there is room everything goes on.

@@ -44,8 +44,8 @@ async fn grow_under_load(disk: DiskType, shape: Shape, refusal: Errno) -> Result
     let (before, error) = content::fill(&mounted.target, mib * 2);
     let errno = error.as_ref().and_then(std::io::Error::raw_os_error);
     ensure!(errno == Some(refusal.raw_os_error()), "{before} MiB fitted into {mib} MiB, then {error:?}");
-    // A filesystem of its own takes some of the volume for itself.
-    ensure!(before <= mib && before >= mib / 2, "{before} MiB fitted into {mib} MiB");
+    // A filesystem of its own takes some of the volume for itself, a small btrfs half of it.
+    ensure!(before <= mib && before >= mib / 3, "{before} MiB fitted into {mib} MiB");
 
     let answer = bed.csi.expand(&volume, shape.bytes * 2).await?;
     ensure!(answer.capacity_bytes == shape.bytes * 2, "grown to {} bytes", answer.capacity_bytes);

@@ -1,0 +1,55 @@
+//! A temporary directory that takes everything mounted or attached below it along when it goes.
+
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use berth_e2e::machine;
+use tempfile::TempDir;
+
+/// How long background removal may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The directory.
+#[derive(Debug)]
+pub(crate) struct Place(TempDir);
+
+impl Place {
+    pub(crate) fn new() -> Result<Self> {
+        // The path stays short: a socket's may have 107 bytes.
+        tempfile::Builder::new()
+            .prefix("berth-")
+            .rand_bytes(6)
+            .tempdir()
+            .map(Self)
+            .context("make a directory")
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Err(error) = machine::clear_below(self.0.path()) {
+            eprintln!("bench: could not clean up: {error:#}");
+            // Removing the tree now would reach into whatever is still mounted.
+            self.0.disable_cleanup(true);
+        }
+    }
+}
+
+/// Waits until the driver has removed what was deleted; a driver that removes at once has no trash.
+pub(crate) async fn wait_for_empty_trash(data: &Path) -> Result<()> {
+    let start = Instant::now();
+    let trash = data.join("trash");
+    while fs::read_dir(&trash).is_ok_and(|mut entries| entries.next().is_some()) {
+        ensure!(start.elapsed() < PATIENCE, "{} is not emptied", trash.display());
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    Ok(())
+}
