@@ -77,10 +77,6 @@ pub(crate) fn remove(target: &Path) -> Result<()> {
     mount::unmount(target)?;
     let Some(found) = look_at(target)? else { return Ok(()) };
     let removed = if found.is_dir() {
-        if !is_empty_directory(target)? {
-            return Err(in_the_way(target, "the directory is not empty though nothing is mounted there"));
-        }
-        // Refuses a directory that was filled in the meantime.
         fs::remove_dir(target)
     } else if found.is_file() && is_empty_file(target)? {
         fs::remove_file(target)
@@ -88,6 +84,9 @@ pub(crate) fn remove(target: &Path) -> Result<()> {
         return Err(in_the_way(target, "it is not an empty file though nothing is mounted there"));
     };
     match removed {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            Err(in_the_way(target, "the directory is not empty though nothing is mounted there"))
+        }
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(host("remove", target, error)),
         _ => Ok(()),
     }

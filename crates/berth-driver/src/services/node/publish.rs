@@ -139,6 +139,9 @@ fn bind(ledger: &Ledger, source: &Path, wanted: &Published) -> Result<()> {
 }
 
 /// Takes the volume away from its target, and says so before and after.
+///
+/// A target that is not known is cleared as well: it may be from before a reboot or a loss of records, and an OK for
+/// a target that still has something mounted would let the caller delete what is there.
 fn unbind(ledger: &Ledger, known: Option<Published>, at: &Path) -> Result<()> {
     if let Some(known) = known
         && let Err(error) = ledger.note_published(Published { phase: Phase::Unmounting, ..known })
