@@ -30,7 +30,7 @@ fmt: ## format the code
 lint: deps ## check format, clippy and docs, warnings being errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --locked --quiet
+	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
 	cargo build --locked -p berth
