@@ -5,7 +5,7 @@
 //! table ([`Features`]), which decides both what is advertised and what is refused as unimplemented.
 //!
 //! The way of a volume: `services::controller` → [`Backend::create_volume`] → `services::node` →
-//! [`Backend::stage`] → [`Backend::publish_source`] → a bind mount at the target ([`target`]).
+//! [`Backend::stage`] → [`Backend::publish_source`] → a bind mount at the target (`target.rs`).
 
 pub mod backend;
 pub mod call;

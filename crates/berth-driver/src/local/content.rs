@@ -7,6 +7,7 @@
 use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
+    sync::PoisonError,
 };
 
 use berth_host::{
@@ -120,6 +121,13 @@ pub(super) fn adopt_copy(dir: &Dir, kind: Kind, filesystem: Option<Filesystem>, 
 /// directories, which nothing can freeze, are copied again until nothing in them changed meanwhile. One directory
 /// that never rests is copied as it is, like any backup program would; several together are refused then.
 pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, reflink: bool) -> Result<()> {
+    let mut images: Vec<Key> =
+        captures.iter().filter(|capture| capture.kind == Kind::Image).map(|capture| capture.source).collect();
+    // Sorted, so that two callers copying the same volumes cannot wait for each other.
+    images.sort_unstable();
+    let locks: Vec<_> = images.iter().map(|key| devices.copying(*key)).collect();
+    let _held: Vec<_> =
+        locks.iter().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner)).collect();
     for attempt in 1.. {
         let frozen = freeze_images(captures, devices, reflink)?;
         capture_subvolumes(captures, incoming)?;
@@ -156,11 +164,8 @@ pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, r
 }
 
 fn freeze_images(captures: &[Capture], devices: &Devices, reflink: bool) -> Result<Vec<Frozen>> {
-    // Sorted, so that two callers freezing the same volumes cannot wait for each other.
-    let mut images: Vec<&Capture> = captures.iter().filter(|capture| capture.kind == Kind::Image).collect();
-    images.sort_by_key(|capture| capture.source);
     let mut frozen = Vec::new();
-    for capture in images {
+    for capture in captures.iter().filter(|capture| capture.kind == Kind::Image) {
         let image = capture.from.child_path(IMAGE);
         if let Some(mount) = devices.of(capture.source).mounted_at {
             frozen.push(freeze::freeze(&mount)?);

@@ -7,7 +7,7 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
 use berth_host::{
@@ -34,11 +34,24 @@ pub(super) struct Device {
 
 /// The devices of all images.
 #[derive(Debug, Default)]
-pub(super) struct Devices(Mutex<HashMap<Key, Device>>);
+pub(super) struct Devices {
+    known: Mutex<HashMap<Key, Device>>,
+    copying: Mutex<HashMap<Key, Weak<Mutex<()>>>>,
+}
 
 impl Devices {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Device>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// To be held while an image is frozen: a filesystem is frozen by one at a time, and clones of one volume may
+    /// be asked for together.
+    pub(super) fn copying(&self, key: Key) -> Arc<Mutex<()>> {
+        let mut copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        copying.retain(|_, lock| lock.strong_count() > 0);
+        let lock = copying.get(&key).and_then(Weak::upgrade).unwrap_or_default();
+        copying.insert(key, Arc::downgrade(&lock));
+        lock
     }
 
     /// What is known of an image's devices.

@@ -260,6 +260,32 @@ async fn an_image_is_formatted_once_mounted_grown_and_released() {
 }
 
 #[tokio::test]
+async fn a_mounted_image_is_cloned_by_many_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let staging = dir.path().join("staging");
+    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    fs::write(staging.join("file"), "copied").unwrap();
+    let mut clones = tokio::task::JoinSet::new();
+    for index in 0..4 {
+        let source = Some(ContentSource::Volume(volume.id.clone()));
+        let clone = NewVolume { source, ..named(&format!("clone-{index}"), 8) };
+        let local = local.clone();
+        clones.spawn(async move { local.create_volume(clone).await });
+    }
+    let clones = clones.join_all().await;
+    local.unstage(&volume.id, &staging).await.unwrap();
+    for clone in clones {
+        let clone = clone.unwrap();
+        local.stage(&clone, &staging, &mounted()).await.unwrap();
+        let read = fs::read_to_string(staging.join("file"));
+        local.unstage(&clone.id, &staging).await.unwrap();
+        assert_eq!(read.unwrap(), "copied");
+    }
+}
+
+#[tokio::test]
 async fn an_image_with_something_unknown_on_it_is_never_formatted() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
