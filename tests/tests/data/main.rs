@@ -7,6 +7,7 @@ use berth_e2e::{Access, DiskType, Kind, Shape, Testbed, Volume};
 mod blocks;
 mod capacity;
 mod groups;
+mod place;
 mod publish;
 mod reboot;
 mod snapshots;
