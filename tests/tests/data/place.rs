@@ -21,9 +21,9 @@ async fn volumes_and_snapshots_are_where_their_node_is() -> Result<()> {
     };
     let volume = bed.csi.create_by(DIR, request).await?;
     let listed = bed.csi.volumes().await?;
-    assert_eq!(listed[0].accessible_topology, [here.clone()]);
+    assert_eq!(listed[0].accessible_topology, std::slice::from_ref(&here));
     let snapshot = bed.csi.snapshot("snapshot", &volume.id).await?;
-    assert_eq!(snapshot.accessible_topology, [here.clone()]);
+    assert_eq!(snapshot.accessible_topology, std::slice::from_ref(&here));
     assert_eq!(bed.csi.snapshots().await?[0].accessible_topology, [here]);
 
     let elsewhere = v1::Topology { segments: [("topology.berth.dev/node".into(), "another".into())].into() };
