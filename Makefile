@@ -34,7 +34,7 @@ lint: deps ## check format, clippy and docs, warnings being errors
 
 test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
 	cargo build --locked -p berth
-	$(CARGO) test --workspace --locked
+	$(CARGO) test --workspace --locked --no-fail-fast
 
 sanity: deps ## csi-sanity against every kind of local volume
 	cargo build --locked -p berth
