@@ -5,8 +5,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 use crate::{
-    few,
-    many::{self, Many},
+    few, many,
     server::Subject,
     table::{Quantity, count},
 };
@@ -28,15 +27,10 @@ pub(crate) struct Baseline {
     pub(crate) resident: String,
     /// Creates on the way to its last step.
     pub(crate) filling: String,
-    rates: Vec<Rates>,
-}
-
-/// Its rates at one number of volumes.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Rates {
-    volumes: usize,
-    pub(crate) creates: f64,
-    pub(crate) deletes: Option<f64>,
+    /// Deletes with about as many.
+    pub(crate) deletes: Option<String>,
+    /// Creates per second, by the number of volumes there are.
+    creates: Vec<(usize, f64)>,
 }
 
 impl Baseline {
@@ -50,9 +44,10 @@ impl Baseline {
             publishes: Some(few.publishes()),
             unpublishes: Some(few.unpublishes()),
             list: many.listed(),
-            resident: at(many.resident_made, many.volumes()),
-            filling: at(Quantity::Rate(many.filling), many.volumes()),
-            rates: rates(&many),
+            resident: at(many.resident_made, many.volumes),
+            filling: at(Quantity::Rate(many.all.rate()), many.volumes),
+            deletes: Some(at(Quantity::Rate(many.delete.rate()), many.volumes)),
+            creates: many.steps.iter().map(|step| (step.volumes, step.creates())).collect(),
         })
     }
 
@@ -67,28 +62,17 @@ impl Baseline {
             list: "ends after 1 page".to_owned(),
             resident: at(Quantity::Megabytes(37.0), 5000),
             filling: at(Quantity::Rate(185.0), 5000),
-            rates: vec![
-                Rates { volumes: 10, creates: 790.0, deletes: None },
-                Rates { volumes: 5000, creates: 107.0, deletes: None },
-            ],
+            deletes: None,
+            creates: vec![(10, 790.0), (5000, 107.0)],
         }
     }
 
-    /// Its rates with that many volumes, if they are known.
-    pub(crate) fn at(&self, volumes: usize) -> Option<Rates> {
-        self.rates.iter().find(|rates| rates.volumes == volumes).copied()
+    /// Its creates per second with that many volumes, if they are known.
+    pub(crate) fn creates(&self, volumes: usize) -> Option<f64> {
+        self.creates.iter().find(|(at, _)| *at == volumes).map(|(_, rate)| *rate)
     }
 }
 
 fn at(quantity: Quantity, volumes: usize) -> String {
     format!("{quantity} at {}", count(volumes))
-}
-
-fn rates(many: &Many) -> Vec<Rates> {
-    let of = |step: &many::Step| Rates {
-        volumes: step.volumes,
-        creates: step.creates(),
-        deletes: Some(step.deletes()),
-    };
-    many.steps.iter().map(of).collect()
 }

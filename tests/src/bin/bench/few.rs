@@ -7,8 +7,8 @@ use berth_e2e::{Access, Kind, Mounted, Shape};
 
 use crate::{
     baseline::Baseline,
-    load::{CALLERS, Run, run},
-    place::Place,
+    load::{CALLERS, Latencies, Run, run},
+    place::{Place, SYNC},
     server::{Server, Subject},
     table::{Figures, Quantity, Target, count},
 };
@@ -23,6 +23,8 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// What one driver did with few volumes.
 #[derive(Debug)]
 pub(crate) struct Few {
+    /// What syncing cost just before.
+    sync: Latencies,
     create: Run<berth_e2e::Volume>,
     resident_made: Quantity,
     resident_started: Quantity,
@@ -43,6 +45,7 @@ pub(crate) fn request(number: usize) -> berth_csi::v1::CreateVolumeRequest {
 /// Measures a driver on an empty directory.
 pub(crate) async fn measure(subject: &Subject) -> Result<Few> {
     let place = Place::new()?;
+    let sync = place.sync_times()?;
     let data = place.path().join("data");
     let server = Server::start(subject, place.path(), &data).await?;
     let csi = server.csi.clone();
@@ -80,7 +83,7 @@ pub(crate) async fn measure(subject: &Subject) -> Result<Few> {
     let staged = step(Step::Stage, mounts.len()).await?;
     let publish = step(Step::Publish, staged.answers.len()).await?;
     let unpublish = step(Step::Unpublish, publish.answers.len()).await?;
-    Ok(Few { create, resident_made, resident_started, start, publish, unpublish })
+    Ok(Few { sync, create, resident_made, resident_started, start, publish, unpublish })
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -103,6 +106,7 @@ impl Few {
     pub(crate) fn figures(&self, baseline: &Baseline) -> Figures {
         let made = count(self.create.answers.len());
         let mut figures = Figures::new(format!("{made} directory volumes"));
+        figures.note(SYNC, self.sync.to_string());
         for percent in [50, 99] {
             let time = self.create.latencies.percentile(percent);
             figures.add(format!("create, one caller, p{percent}"), time, None, None);
@@ -122,7 +126,7 @@ impl Few {
                 Some(Target::AtLeast(Quantity::Rate(aim))),
                 other.map(|rate| Quantity::Rate(rate).to_string()),
             );
-            figures.note("  latency p50 / p99", run.latencies.to_string(), "");
+            figures.note("  latency p50 / p99", run.latencies.to_string());
         }
         figures
     }

@@ -99,6 +99,8 @@ impl Case {
         }
         let call_row = self.calls(&bed, &source).await?;
         bed.csi.unmount(&mounted).await.context("unmount the source")?;
+        bed.csi.delete(&source.id).await.context("delete the source")?;
+        bed.finish().await?;
         Ok((call_row, cycle_row))
     }
 

@@ -74,6 +74,12 @@ where
     Ok(Run { took, answers, latencies: Latencies(latencies) })
 }
 
+impl<T> Default for Run<T> {
+    fn default() -> Self {
+        Self { took: Duration::ZERO, answers: Vec::new(), latencies: Latencies::default() }
+    }
+}
+
 impl<T> Run<T> {
     /// Adds what another load came to, as if one had gone on.
     pub(crate) fn append(&mut self, other: Self) {
@@ -96,8 +102,13 @@ impl Latencies {
     ) -> Result<T, Status> {
         let began = Instant::now();
         let answer = call.await;
-        self.0.push(began.elapsed());
+        self.add(began.elapsed());
         answer
+    }
+
+    /// Notes how long something took.
+    pub(crate) fn add(&mut self, time: Duration) {
+        self.0.push(time);
     }
 
     /// The time within which so many of a hundred calls were answered.

@@ -2,7 +2,6 @@
 
 use std::{
     ops::Range,
-    path::Path,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -14,46 +13,48 @@ use berth_e2e::Csi;
 use crate::{
     baseline::Baseline,
     few::{SHAPE, request},
-    load::{CALLERS, Run, rate, run},
-    place::{Place, wait_for_empty_trash},
+    load::{CALLERS, Latencies, Run, rate, run},
+    place::{Place, SYNC, wait_for_empty_trash},
     server::{Server, Subject},
     table::{Figures, Quantity, Target, count},
 };
 
-/// How many volumes there are when the rates are taken.
+/// With how many volumes the rates are taken.
 pub(crate) const STEPS: &[usize] = &[10, 1000, 5000, 10_000, 50_000, 100_000];
-/// How long filling up to the last step may take.
+/// How long creating them may take.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(150);
-/// How many creates and deletes a rate is taken from.
+/// How many calls a rate is taken from.
 const SAMPLE: usize = 2000;
-/// How long one batch of them may take.
-const LIMIT: Duration = Duration::from_secs(12);
 /// Entries on a page of the list.
 const PAGE: i32 = 500;
 
 /// What one driver did with many volumes.
 #[derive(Debug)]
 pub(crate) struct Many {
+    /// What syncing cost just before.
+    sync: Latencies,
     pub(crate) steps: Vec<Step>,
-    volumes: usize,
-    /// Creates per second on the way there, the samples left out.
-    pub(crate) filling: f64,
-    /// CPU time per create on the way there.
+    /// How many volumes there were when everything but the creates was measured.
+    pub(crate) volumes: usize,
+    /// All creates.
+    pub(crate) all: Run<String>,
+    /// CPU time per create.
     cpu: Duration,
+    pub(crate) delete: Run<()>,
+    /// Deletes per second if removing the data counts, too.
+    removal: f64,
     pub(crate) resident_made: Quantity,
     resident_started: Quantity,
     start: Duration,
     list: List,
 }
 
-/// The rates at one number of volumes.
+/// The creates from a number of volumes on.
 #[derive(Debug)]
 pub(crate) struct Step {
     pub(crate) volumes: usize,
-    create: Run<String>,
-    delete: Run<()>,
-    /// Deletes per second if removing the data counts, too.
-    removal: f64,
+    rate: f64,
+    latencies: String,
 }
 
 #[derive(Debug)]
@@ -63,69 +64,52 @@ struct List {
     entries: usize,
 }
 
-/// Fills an empty driver step by step, within `limit`, then lists and restarts it.
+/// Fills an empty driver within `limit`, taking a sample at each step, then deletes, lists and restarts.
 pub(crate) async fn measure(subject: &Subject, steps: &[usize], limit: Duration) -> Result<Many> {
     let place = Place::new()?;
+    let sync = place.sync_times()?;
     let data = place.path().join("data");
     let server = Server::start(subject, place.path(), &data).await?;
-    let (mut volumes, mut filling, mut cpu) = (0, Duration::ZERO, Duration::ZERO);
+    let mut all = Run::default();
     let mut taken = Vec::new();
-    for &wanted in steps {
-        let before = server.cpu()?;
-        let fill = create(&server.csi, volumes..wanted, limit.saturating_sub(filling)).await?;
-        cpu += server.cpu()?.saturating_sub(before);
-        filling += fill.took;
-        volumes += fill.answers.len();
-        if volumes < wanted {
+    // Nothing is deleted on the way: ext4 without a journal looks for inodes more slowly for a while after that.
+    for (index, &volumes) in steps.iter().enumerate() {
+        all.append(create(&server.csi, all.answers.len()..volumes, limit.saturating_sub(all.took)).await?);
+        let sample = SAMPLE.min(steps.get(index + 1).map_or(SAMPLE, |next| next - volumes));
+        let sampled = create(&server.csi, volumes..volumes + sample, limit.saturating_sub(all.took)).await?;
+        if all.answers.len() < volumes || sampled.answers.len() < sample {
+            all.append(sampled);
             break;
         }
-        taken.push(sample(&server.csi, volumes, &data).await?);
+        taken.push(Step { volumes, rate: sampled.rate(), latencies: sampled.latencies.to_string() });
+        all.append(sampled);
     }
+    let cpu = server.cpu()? / u32::try_from(all.answers.len().max(1))?;
+
+    let surplus = all.answers.len().min(SAMPLE);
+    let volumes = all.answers.len() - surplus;
+    let began = Instant::now();
+    let delete = delete(&server.csi, all.answers[volumes..].to_vec()).await?;
+    wait_for_empty_trash(&data).await?;
+    let removal = rate(surplus, began.elapsed());
     let resident_made = server.resident()?;
     let list = list(&server.csi).await?;
     server.stop().await?;
     let server = Server::start(subject, place.path(), &data).await?;
+    let (resident_started, start) = (server.resident()?, server.start);
     Ok(Many {
+        sync,
         steps: taken,
         volumes,
-        filling: rate(volumes, filling),
-        cpu: cpu / u32::try_from(volumes.max(1))?,
+        all,
+        cpu,
+        delete,
+        removal,
         resident_made,
-        resident_started: server.resident()?,
-        start: server.start,
+        resident_started,
+        start,
         list,
     })
-}
-
-/// Creates and deletes, in batches so small that the number of volumes stays about the same.
-async fn sample(csi: &Csi, volumes: usize, data: &Path) -> Result<Step> {
-    let batch = (volumes / 5).clamp(200, SAMPLE);
-    // Numbers that no volume that stays has.
-    let mut first = 1_000_000;
-    let mut step: Option<Step> = None;
-    let mut removing = Duration::ZERO;
-    let began = Instant::now();
-    for _ in 0..SAMPLE / batch {
-        let made = create(csi, first..first + batch, LIMIT).await?;
-        first += batch;
-        let deleting = Instant::now();
-        let deleted = delete(csi, made.answers.clone()).await?;
-        wait_for_empty_trash(data).await?;
-        removing += deleting.elapsed();
-        match &mut step {
-            None => step = Some(Step { volumes, create: made, delete: deleted, removal: 0.0 }),
-            Some(step) => {
-                step.create.append(made);
-                step.delete.append(deleted);
-            }
-        }
-        if began.elapsed() > LIMIT {
-            break;
-        }
-    }
-    let mut step = step.context("a sample has at least one batch")?;
-    step.removal = rate(step.delete.answers.len(), removing);
-    Ok(step)
 }
 
 async fn create(csi: &Csi, numbers: Range<usize>, limit: Duration) -> Result<Run<String>> {
@@ -166,21 +150,13 @@ async fn list(csi: &Csi) -> Result<List> {
 }
 
 impl Step {
+    /// Creates per second.
     pub(crate) fn creates(&self) -> f64 {
-        self.create.rate()
-    }
-
-    pub(crate) fn deletes(&self) -> f64 {
-        self.delete.rate()
+        self.rate
     }
 }
 
 impl Many {
-    /// How many volumes there were in the end.
-    pub(crate) fn volumes(&self) -> usize {
-        self.volumes
-    }
-
     /// What the list came to, in words.
     pub(crate) fn listed(&self) -> String {
         format!("{} of {} in {} pages", count(self.list.entries), count(self.volumes), count(self.list.pages))
@@ -190,39 +166,35 @@ impl Many {
     pub(crate) fn figures(&self, baseline: &Baseline) -> Figures {
         let mut figures =
             Figures::new(format!("Many directory volumes, {CALLERS} callers on one connection"));
-        let creates = Some(Target::AtLeast(Quantity::Rate(2000.0)));
+        figures.note(SYNC, self.sync.to_string());
+        let aim = Some(Target::AtLeast(Quantity::Rate(2000.0)));
         for step in &self.steps {
-            let (there, volumes) = (baseline.at(step.volumes), count(step.volumes));
-            let cell = |rate: Option<f64>| rate.map(|rate| Quantity::Rate(rate).to_string());
             figures.add(
-                format!("creates with {volumes} volumes"),
-                Quantity::Rate(step.creates()),
-                creates,
-                cell(there.map(|there| there.creates)),
+                format!("creates with {} volumes", count(step.volumes)),
+                Quantity::Rate(step.rate),
+                aim,
+                baseline.creates(step.volumes).map(|rate| Quantity::Rate(rate).to_string()),
             );
-            figures.note("  latency p50 / p99", step.create.latencies.to_string(), "");
-            let deletes = cell(there.and_then(|there| there.deletes));
-            figures.add("  deletes", Quantity::Rate(step.deletes()), None, deletes);
-            figures.add("  deletes, the data removed as well", Quantity::Rate(step.removal), None, None);
+            figures.note("  latency p50 / p99", &step.latencies);
         }
-        let (last, n) = (STEPS.last().copied().unwrap_or_default(), count(self.volumes));
-        if self.volumes < last {
-            figures.note(format!("gave up filling at {n} volumes"), format!("{PATIENCE:?}"), "");
+        let (created, n) = (count(self.all.answers.len()), count(self.volumes));
+        if self.steps.len() < STEPS.len() {
+            figures.note("gave up creating", format!("after {PATIENCE:?} with {created}"));
         }
-        figures.add(
-            format!("creates on the way to {n}"),
-            Quantity::Rate(self.filling),
-            creates,
-            Some(baseline.filling.clone()),
-        );
+        let filling = Quantity::Rate(self.all.rate());
+        figures.add(format!("all {created} creates"), filling, aim, Some(baseline.filling.clone()));
         figures.add("CPU time per create", Quantity::Seconds(self.cpu.as_secs_f64()), None, None);
+        let deletes = Quantity::Rate(self.delete.rate());
+        figures.add(format!("deletes with {n} volumes"), deletes, None, baseline.deletes.clone());
+        figures.note("  latency p50 / p99", self.delete.latencies.to_string());
+        figures.add("  until the data is removed as well", Quantity::Rate(self.removal), None, None);
         figures.add(
             format!("list {n} in pages of {PAGE}"),
             Quantity::Seconds(self.list.took.as_secs_f64()),
             Some(Target::Below(Quantity::Seconds(1.0))),
             Some(baseline.list.clone()),
         );
-        figures.note("  entries", self.listed(), "");
+        figures.note("  entries", self.listed());
         figures.add(
             format!("start with {n}"),
             Quantity::Seconds(self.start.as_secs_f64()),

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    os::unix::fs::FileExt as _,
     path::Path,
     time::{Duration, Instant},
 };
@@ -10,8 +11,16 @@ use anyhow::{Context, Result, ensure};
 use berth_e2e::machine;
 use tempfile::TempDir;
 
+use crate::load::Latencies;
+
 /// How long background removal may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What [`Place::sync_times`] is called in a table.
+pub(crate) const SYNC: &str = "for comparison: write and fdatasync, p50 / p99";
+/// How many writes are synced, of how many bytes, to see what that costs.
+const SYNCS: usize = 200;
+const SYNCED: usize = 256;
 
 /// The directory.
 #[derive(Debug)]
@@ -26,6 +35,22 @@ impl Place {
             .tempdir()
             .map(Self)
             .context("make a directory")
+    }
+
+    /// What durability costs here at this moment: how long a small write and its fdatasync take.
+    pub(crate) fn sync_times(&self) -> Result<Latencies> {
+        let file = fs::File::create(self.path().join("sync")).context("make a file to sync")?;
+        // As a journal does: where room is allocated already, a sync writes the data and no more.
+        file.write_all_at(&vec![0; SYNCS * SYNCED], 0)?;
+        file.sync_all()?;
+        let mut times = Latencies::default();
+        for index in 0..SYNCS {
+            let began = Instant::now();
+            file.write_all_at(&[1; SYNCED], (index * SYNCED) as u64)?;
+            file.sync_data()?;
+            times.add(began.elapsed());
+        }
+        Ok(times)
     }
 
     pub(crate) fn path(&self) -> &Path {

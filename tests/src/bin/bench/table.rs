@@ -90,14 +90,9 @@ impl Figures {
         self.0.add(vec![what.into(), found.to_string(), aim, mark.into(), baseline.unwrap_or_default()]);
     }
 
-    /// Adds a row that has no figure of its own.
-    pub(crate) fn note(
-        &mut self,
-        what: impl Into<String>,
-        berth: impl Into<String>,
-        baseline: impl Into<String>,
-    ) {
-        self.0.add(vec![what.into(), berth.into(), String::new(), String::new(), baseline.into()]);
+    /// Adds a row that is not to be judged.
+    pub(crate) fn note(&mut self, what: impl Into<String>, text: impl Into<String>) {
+        self.0.add(vec![what.into(), text.into()]);
     }
 }
 
