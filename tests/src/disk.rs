@@ -102,6 +102,7 @@ mod tests {
             run("mount", &["-o", "loop", &image.display().to_string(), &inner]).unwrap();
             run("mount", &["--bind", &inner, &bound.display().to_string()]).unwrap();
             run("losetup", &["-f", &image.display().to_string()]).unwrap();
+            run("fsfreeze", &["-f", &inner]).unwrap();
             assert_eq!(mounts_below(&dir).unwrap().len(), 3);
             assert_eq!(loops_below(&dir).unwrap().len(), 3);
 
@@ -109,6 +110,8 @@ mod tests {
             assert!(mounts_below(&dir).unwrap().is_empty());
             assert!(loops_below(&dir).unwrap().is_empty());
             assert!(!dir.exists());
+            // A device that the kernel still holds would show a path without the directory.
+            assert!(loops_below(std::path::Path::new("/image")).unwrap().is_empty());
         }
     }
 }

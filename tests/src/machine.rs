@@ -4,9 +4,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Command, Output},
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
+use rustix::mount::UnmountFlags;
 
 /// A loop device and the file behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -57,26 +59,28 @@ pub fn loops_below(dir: &Path) -> Result<Vec<Loop>> {
 
 /// Unmounts everything below `dir` and detaches every loop device with a file there, whatever it takes.
 pub fn clear_below(dir: &Path) -> Result<()> {
-    for round in 0..10 {
+    for round in 0..40 {
         let mounts = mounts_below(dir)?;
-        let loops = loops_below(dir)?;
-        if mounts.is_empty() && loops.is_empty() {
+        if mounts.is_empty() && loops_below(dir)?.is_empty() {
             return Ok(());
         }
-        // A disk is busy as long as a loop device holds a file on it, so the innermost go first, round by round.
-        let flags = if round < 8 {
-            rustix::mount::UnmountFlags::empty()
-        } else {
-            rustix::mount::UnmountFlags::DETACH
-        };
+        // A disk is busy as long as a loop device holds a file on it, so the innermost go first, round by round; and
+        // whoever was killed a moment ago takes a moment to let go.
+        std::thread::sleep(Duration::from_millis(round));
         for target in mounts.iter().rev() {
-            let _ = rustix::mount::unmount(target.as_path(), flags);
+            // A driver killed during a snapshot leaves filesystems frozen. Unmounted like that, one stays in the
+            // kernel, with its loop device, where nobody can thaw it any more.
+            let _ = command("fsfreeze").arg("-u").arg(target).output();
+            let _ = rustix::mount::unmount(target.as_path(), UnmountFlags::empty());
         }
         for device in loops_below(dir)? {
             let _ = command("losetup").arg("-d").arg(&device.device).output();
         }
     }
-    anyhow::bail!("still there below {}: {:?} {:?}", dir.display(), mounts_below(dir)?, loops_below(dir)?)
+    for target in mounts_below(dir)?.iter().rev() {
+        rustix::mount::unmount(target.as_path(), UnmountFlags::DETACH).context("detach what stays busy")?;
+    }
+    anyhow::bail!("{} is still in use; loop devices: {:?}", dir.display(), loops_below(dir)?)
 }
 
 /// Every path below `dir`, relative, with type, size and link target: what "nothing changed" is judged by.
