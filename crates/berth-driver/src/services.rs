@@ -59,6 +59,8 @@ pub struct Config {
     pub version: String,
     /// Where the record of what is mounted on this node lives, and inline volumes are staged.
     pub state_dir: PathBuf,
+    /// What is the driver's own: no volume is staged or published below.
+    pub private_dir: PathBuf,
     /// Which services are offered.
     pub mode: Mode,
     /// How many entries of a listing are asked of the backend at once.

@@ -24,6 +24,7 @@ pub use self::{
     probe::{filesystem_size, probe},
 };
 use crate::{
+    copy,
     error::{Doing as _, Error, Result},
     exec::{self, Output},
     loopdev,
@@ -152,26 +153,32 @@ pub fn make(image: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
     draft.replace(image)
 }
 
-/// Grows an unmounted filesystem to the size of its image or device.
+/// Grows an unmounted filesystem to the size of its image.
 ///
-/// Only ext4 can: the others grow mounted, and are an error of kind `Unsupported` here.
-pub fn grow_unmounted(fs: Filesystem, device_or_image: &Path, deadline: Duration) -> Result<Growth> {
+/// Only ext4 can: the others grow mounted, and are an error of kind `Unsupported` here. A resize2fs that is killed can
+/// leave a filesystem that only a person can repair, so it works on a copy, `<image>.grown`, which then replaces the
+/// image; the copy shares its blocks where the disk can do that.
+pub fn grow_unmounted(fs: Filesystem, image: &Path, deadline: Duration) -> Result<Growth> {
     if fs != Filesystem::Ext4 {
         let only_mounted = io::Error::new(io::ErrorKind::Unsupported, format!("{fs} can only grow mounted"));
-        return Err(only_mounted).doing("grow", device_or_image);
+        return Err(only_mounted).doing("grow", image);
     }
     let end = Instant::now() + deadline;
-    let before = filesystem_size(device_or_image, fs)?;
+    let before = filesystem_size(image, fs)?;
     // ext4 has blocks of up to 4 KiB, and leaves what is less alone.
-    if loopdev::size(device_or_image)? < before + 4096 {
+    if loopdev::size(image)? < before + 4096 {
         return Ok(Growth::AlreadyFull);
     }
+    let draft = Draft::copy(image)?;
+    let left = || end.saturating_duration_since(Instant::now());
     // resize2fs insists on a full check before.
-    repair_ext4(&["-f", "-p"], device_or_image, deadline)?;
-    let left = end.saturating_duration_since(Instant::now());
-    tool(fs, "resize2fs", &[], device_or_image, left, &[0])?;
-    let after = filesystem_size(device_or_image, fs)?;
-    Ok(if after > before { Growth::Grown } else { Growth::AlreadyFull })
+    repair_ext4(&["-f", "-p"], &draft.path, left())?;
+    tool(fs, "resize2fs", &[], &draft.path, left(), &[0])?;
+    if filesystem_size(&draft.path, fs)? <= before {
+        return Ok(Growth::AlreadyFull);
+    }
+    draft.replace(image)?;
+    Ok(Growth::Grown)
 }
 
 /// Makes an unmounted filesystem consistent before it is mounted; damage beyond safe repair is an error.
@@ -228,23 +235,16 @@ fn tool(
     })
 }
 
-/// The file in which a filesystem is made before it becomes the image; removed unless it does.
+/// The file in which a filesystem is made or grown before it becomes the image; removed unless it does.
 struct Draft {
     path: PathBuf,
     file: File,
 }
 
 impl Draft {
+    /// An empty file like the image.
     fn create(image: &Path, like: &fs::Metadata) -> Result<Self> {
-        let mut path = OsString::from(image);
-        path.push(".mkfs");
-        let path = PathBuf::from(path);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(error).doing("remove the leftover", path);
-            }
-            _ => {}
-        }
+        let path = Self::free_path(image, ".mkfs")?;
         let file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path).doing("create", &path)?;
         let draft = Self { path, file };
@@ -253,6 +253,27 @@ impl Draft {
             .and_then(|()| draft.file.set_len(like.len()))
             .doing("prepare", &draft.path)?;
         Ok(draft)
+    }
+
+    /// A copy of the image.
+    fn copy(image: &Path) -> Result<Self> {
+        let path = Self::free_path(image, ".grown")?;
+        copy::file(image, &path)?;
+        let file = OpenOptions::new().read(true).write(true).open(&path).doing("open", &path)?;
+        Ok(Self { path, file })
+    }
+
+    /// The path of a draft, with what a killed run left there removed.
+    fn free_path(image: &Path, suffix: &str) -> Result<PathBuf> {
+        let mut path = OsString::from(image);
+        path.push(suffix);
+        let path = PathBuf::from(path);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).doing("remove the leftover", path)
+            }
+            _ => Ok(path),
+        }
     }
 
     fn replace(self, image: &Path) -> Result<()> {

@@ -15,6 +15,8 @@ pub(crate) enum Phase {
     Mounted,
     /// Being undone.
     Unmounting,
+    /// Taken down to be brought up again at once, wherever it is published: nobody was told that it is gone.
+    Remounting,
 }
 
 /// A volume prepared on this node.

@@ -28,6 +28,7 @@ use super::{
 };
 use crate::backend::{Amounts, Error, NodeExpansion, Result, StagedVolume, Usage};
 
+const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
 /// A walk through a volume is repeated when it is this many times older than it took.
 const WALK_AGE: u32 = 20;
 
@@ -78,36 +79,72 @@ impl Inner {
         }
         let wanted = if fs_type.is_empty() { None } else { Some(parse_filesystem(fs_type)?) };
         let found = prepare(&image, wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4), wanted)?;
-        let in_use = match self.devices.writable(key, &image)? {
-            Some(device) => loopdev::is_in_use(device.path())?,
-            None => false,
-        };
-        // A pod's own mount may still hold the filesystem; then it is mounted again as it is, and grown mounted.
-        if found == Filesystem::Ext4 && !in_use && format::filesystem_size(&image, found)? < record.size {
-            self.devices.release(key, &image)?;
-            format::grow_unmounted(found, &image, TOOL_DEADLINE)?;
-        }
-        let device = self.devices.attach(key, &image, true)?;
         let options = mount_options(found, flags, read_only);
         std::fs::create_dir_all(staging)
             .map_err(|error| berth_host::Error::new(format!("make {}", staging.display()), error))?;
-        mount::filesystem(device.path(), staging, found.as_str(), options.attributes, &options.filesystem)
-            .map_err(|error| refused_options(error, &options.filesystem))?;
-        self.devices.update(key, |known| {
-            known.mounted_at = Some(staging.to_owned());
-            known.staged_read_only = options.attributes.read_only;
-        });
-        let finished = (|| {
-            if found != Filesystem::Ext4 && !options.attributes.read_only {
-                format::grow_mounted(found, staging)?;
-            }
-            self.tune_device(key, &self.tuning(record)?)
-        })();
+        self.mount_image(key, &image, staging, found, &options)?;
+        let finished = self
+            .grow_staged(key, &image, staging, found, &options)
+            .and_then(|()| self.tune_device(key, &self.tuning(record)?));
         if finished.is_err() {
             mount::unmount(staging)?;
             self.devices.release(key, &image)?;
         }
         finished
+    }
+
+    fn mount_image(
+        &self,
+        key: Key,
+        image: &Path,
+        staging: &Path,
+        filesystem: Filesystem,
+        options: &mount::Options,
+    ) -> Result<()> {
+        let device = self.devices.attach(key, image, true)?;
+        mount::filesystem(
+            device.path(),
+            staging,
+            filesystem.as_str(),
+            options.attributes,
+            &options.filesystem,
+        )
+        .map_err(|error| refused_options(error, &options.filesystem))?;
+        self.devices.update(key, |known| {
+            known.mounted_at = Some(staging.to_owned());
+            known.staged_read_only = options.attributes.read_only;
+        });
+        Ok(())
+    }
+
+    /// Grows what was just mounted to the size of its image; unmounted for a moment where it must be.
+    fn grow_staged(
+        &self,
+        key: Key,
+        image: &Path,
+        staging: &Path,
+        filesystem: Filesystem,
+        options: &mount::Options,
+    ) -> Result<()> {
+        if options.attributes.read_only {
+            return Ok(());
+        }
+        match format::grow_mounted(filesystem, staging) {
+            Err(error) if grows_only_unmounted(filesystem, &error) => {}
+            grown => return Ok(grown.map(|_| ())?),
+        }
+        mount::unmount(staging)?;
+        match self.devices.release(key, image) {
+            Ok(()) => {
+                format::grow_unmounted(filesystem, image, TOOL_DEADLINE)?;
+            }
+            // A pod's own mount, in a namespace of its own, still holds the filesystem; it is grown another time.
+            Err(error) if error.errno() == Some(EBUSY) => {
+                tracing::warn!(volume.id = %key, "the filesystem is in use elsewhere and cannot be grown now");
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.mount_image(key, image, staging, filesystem, options)
     }
 
     /// Whether what is mounted at the staging path is this image.
@@ -139,7 +176,7 @@ impl Inner {
         }
         match self.devices.release(key, &image) {
             // A pod's own mount, in a namespace of its own, still holds it; the device goes with that mount.
-            Err(error) if error.errno() == Some(libc_ebusy()) => {
+            Err(error) if error.errno() == Some(EBUSY) => {
                 self.devices.update(key, |known| known.mounted_at = None);
             }
             released => released?,
@@ -332,34 +369,33 @@ impl Inner {
         let keys: Vec<Key> =
             staged.iter().filter_map(|volume| Key::parse(VOLUME, volume.id.as_str())).collect();
         for device in loopdev::attached_below(self.root.path())? {
-            let key = device
-                .backing
-                .parent()
-                .and_then(Path::file_name)
-                .and_then(|name| Key::from_hex(name.to_str()?));
-            match key {
-                Some(key) if keys.contains(&key) => {
-                    let image = image_path(&self.volumes, key);
-                    if LoopDevice::open_if_attached(device.number, &image)?.is_some() {
-                        self.devices.update(key, |known| {
-                            let slot =
-                                if device.read_only { &mut known.read_only } else { &mut known.writable };
-                            *slot = Some(device.number);
-                            known.limited = true;
-                        });
-                    }
-                }
-                _ => {
-                    tracing::info!(device = %loopdev::path_of(device.number).display(), backing = %device.backing.display(), "detaching a loop device of no staged volume");
-                    if let Err(error) = loopdev::detach(device.number) {
-                        tracing::warn!(error = error.sentence(), "the loop device is still in use");
-                    }
-                }
+            if key_of_image(&device.backing).is_some_and(|key| keys.contains(&key)) {
+                continue;
+            }
+            let path = loopdev::path_of(device.number);
+            tracing::info!(device = %path.display(), backing = %device.backing.display(), "detaching a loop device of no staged volume");
+            if let Err(error) = loopdev::detach(device.number) {
+                tracing::warn!(error = error.sentence(), "the loop device is still in use");
             }
         }
         for volume in staged {
             if let Err(error) = self.stage(&volume.id, &volume.staging, &volume.capability) {
                 tracing::warn!(volume.id = %volume.id, %error, "a volume that was staged cannot be staged again");
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds the loop devices that a former run left attached, before anything could attach an image twice.
+    pub(super) fn find_devices(&self) -> Result<()> {
+        for device in loopdev::attached_below(self.root.path())? {
+            let Some(key) = key_of_image(&device.backing) else { continue };
+            if LoopDevice::open_if_attached(device.number, &image_path(&self.volumes, key))?.is_some() {
+                self.devices.update(key, |known| {
+                    let slot = if device.read_only { &mut known.read_only } else { &mut known.writable };
+                    *slot = Some(device.number);
+                    known.limited = true;
+                });
             }
         }
         Ok(())
@@ -384,6 +420,11 @@ impl Inner {
     }
 }
 
+/// Whose image a path is.
+fn key_of_image(image: &Path) -> Option<Key> {
+    Key::from_hex(image.parent()?.file_name()?.to_str()?)
+}
+
 /// Makes sure that the image holds a filesystem; formats it only if it is provably blank.
 fn prepare(image: &Path, default: Filesystem, wanted: Option<Filesystem>) -> Result<Filesystem> {
     match format::probe(image)? {
@@ -401,6 +442,11 @@ fn prepare(image: &Path, default: Filesystem, wanted: Option<Filesystem>) -> Res
             "the volume is not blank and holds no filesystem that is known here ({what}); it is not formatted"
         ))),
     }
+}
+
+/// ext4 grows mounted only for those with CAP_SYS_RESOURCE.
+fn grows_only_unmounted(filesystem: Filesystem, error: &berth_host::Error) -> bool {
+    filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied
 }
 
 /// What the caller asks for, and what an image needs.
@@ -426,14 +472,10 @@ fn mount_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> m
 }
 
 fn busy(error: berth_host::Error, path: &Path) -> Error {
-    if error.errno() == Some(libc_ebusy()) {
+    if error.errno() == Some(EBUSY) {
         return Error::Precondition(format!("{} is still in use by some process", path.display()));
     }
     error.into()
-}
-
-fn libc_ebusy() -> i32 {
-    rustix::io::Errno::BUSY.raw_os_error()
 }
 
 /// A filesystem that refuses its options is the caller's mistake, not the machine's.

@@ -63,7 +63,7 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     .map_err(|error| Error::State(format!("start the journal's thread: {error}")))?;
     let reflink = copy::can_reflink(&incoming)?;
     note_use(&mut state, &volumes);
-    Ok(Inner {
+    let inner = Inner {
         default_kind: config.kind.unwrap_or_else(|| best_kind(offers_btrfs)),
         topology: config
             .features
@@ -84,7 +84,9 @@ pub(super) fn open(config: Config) -> Result<Inner> {
         trash,
         walks: Mutex::default(),
         _lock: lock,
-    })
+    };
+    inner.find_devices()?;
+    Ok(inner)
 }
 
 /// A driver killed while it took a snapshot leaves filesystems frozen: whoever touches them would wait for ever.

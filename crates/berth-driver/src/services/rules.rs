@@ -1,6 +1,6 @@
 //! Rules of the spec that are about values, not about any one call.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, path::Path};
 
 use berth_core::{
     AccessKind, AccessMode, Capacity, CapacityRange, VolumeCapability, names::KUBERNETES_PARAMETER_PREFIX,
@@ -130,6 +130,18 @@ pub(super) fn check_attach(existing: &[Attachment], wanted: &Attachment) -> Resu
         }
         None => Ok(Attaching::New),
     }
+}
+
+/// A volume mounted among the driver's own files would be taken for one of them.
+pub(super) fn check_outside(private: &Path, field: &str, path: &Path) -> Result<()> {
+    if path.starts_with(private) {
+        return Err(Error::Invalid(format!(
+            "{field} {} lies in {}, which is the driver's own",
+            path.display(),
+            private.display()
+        )));
+    }
+    Ok(())
 }
 
 #[cfg(test)]

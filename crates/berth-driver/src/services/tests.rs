@@ -104,6 +104,7 @@ fn settings(place: &Path) -> Config {
         name: "test.berth.dev".into(),
         version: "1".into(),
         state_dir: place.join("state"),
+        private_dir: place.join("private"),
         mode: Mode::All,
         default_page: 3,
         check_volume_lifecycle: false,

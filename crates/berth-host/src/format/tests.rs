@@ -305,6 +305,36 @@ fn ext4_grows_unmounted_and_keeps_its_files() {
 }
 
 #[test]
+fn ext4_whose_growth_is_cut_off_at_any_point_is_as_it_was() {
+    let place = Place::new();
+    let image = place.formatted("image", Filesystem::Ext4, 16 * MIB);
+    let (target, _) = place.mounted(&image, Filesystem::Ext4);
+    fs::write(target.join("file"), vec![7; 4 << 20]).unwrap();
+    mount::unmount(&target).unwrap();
+    resize(&image, 900 * MIB);
+    let before = fs::read(&image).unwrap();
+    // Until one run is let through; each attempt is killed a little later than the one before.
+    let mut cut_off = 0;
+    for attempt in 1.. {
+        match grow_unmounted(Filesystem::Ext4, &image, Duration::from_micros(1500 * attempt)) {
+            Ok(growth) => {
+                assert_eq!(growth, Growth::Grown);
+                break;
+            }
+            Err(error) => {
+                assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{}", error.sentence());
+                assert!(fs::read(&image).unwrap() == before, "attempt {attempt} changed the image");
+                cut_off += 1;
+            }
+        }
+    }
+    assert!(cut_off > 0);
+    assert_eq!(fs::read_dir(image.parent().unwrap()).unwrap().count(), 2, "the image and its mount point");
+    let (target, _) = place.mounted(&image, Filesystem::Ext4);
+    assert!(fs::read(target.join("file")).unwrap() == vec![7; 4 << 20]);
+}
+
+#[test]
 fn only_ext4_grows_unmounted() {
     for fs in [Filesystem::Xfs, Filesystem::Btrfs] {
         let error = grow_unmounted(fs, Path::new("/nonexistent"), MINUTE).unwrap_err();

@@ -169,6 +169,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         name: args.volumes.driver_name.clone(),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         state_dir: config.data_dir.join("state"),
+        private_dir: config.data_dir.clone(),
         mode: args.common.mode.into(),
         default_page: 1000,
         check_volume_lifecycle: args.hostpath.check_volume_lifecycle,

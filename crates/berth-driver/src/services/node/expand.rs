@@ -44,24 +44,30 @@ impl Driver {
 
     /// Takes the volume down on this node and brings it up again, which grows it; whoever uses it keeps it.
     async fn remount(&self, volume: &Volume, staged: &Staged) -> Result<()> {
+        self.note_staged(staged, Phase::Remounting).await?;
         let published = self.ledger.published(&volume.id);
         let targets: Vec<PathBuf> = published.iter().map(|publication| publication.target.clone()).collect();
         if let Err(error) = self.blocking(move |_| unmount_all(&targets)).await {
             self.bind_all(volume, staged, &published).await?;
+            self.note_staged(staged, Phase::Mounted).await?;
             return Err(error);
         }
-        self.note_staged(staged, Phase::Mounting).await?;
         let unstaged = self.backend.unstage(&volume.id, &staged.path).await;
         // Whether or not it came down, it has to be up again afterwards.
-        self.backend.stage(volume, &staged.path, &staged.capability).await?;
-        self.note_staged(staged, Phase::Mounted).await?;
-        self.bind_all(volume, staged, &published).await?;
+        self.bring_up(volume, staged).await?;
         unstaged.map_err(in_use)
+    }
+
+    /// Stages the volume again and binds it wherever it was published.
+    pub(super) async fn bring_up(&self, volume: &Volume, staged: &Staged) -> Result<()> {
+        self.backend.stage(volume, &staged.path, &staged.capability).await?;
+        self.bind_all(volume, staged, &self.ledger.published(&volume.id)).await?;
+        self.note_staged(staged, Phase::Mounted).await
     }
 
     /// Binds the volume again wherever it was published and is not any more.
     async fn bind_all(&self, volume: &Volume, staged: &Staged, published: &[Published]) -> Result<()> {
-        for publication in published {
+        for publication in published.iter().filter(|publication| publication.phase == Phase::Mounted) {
             let (capability, read_only) = (&publication.capability, publication.read_only);
             let source =
                 self.backend.publish_source(volume, Some(&staged.path), capability, read_only).await?;

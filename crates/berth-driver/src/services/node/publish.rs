@@ -24,6 +24,7 @@ impl Driver {
     /// Makes sure that the volume is at the target.
     pub(super) async fn ensure_published(&self, call: Publish) -> Result<()> {
         let _guard = self.lock_volume(&call.id)?;
+        rules::check_outside(&self.config.private_dir, "target_path", &call.target)?;
         rules::check_mode(&call.capability, self.features)?;
         if let Some(inline) = call.inline.clone() {
             return self.publish_inline(call, inline).await;

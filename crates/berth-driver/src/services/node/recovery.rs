@@ -14,6 +14,12 @@ impl Driver {
     /// cannot work at all is an error.
     pub(in crate::services) async fn recover_node(&self) -> Result<()> {
         let (staged, published) = self.ledger.everything();
+        for staged in staged.iter().filter(|staged| staged.phase == Phase::Remounting) {
+            if let Err(error) = self.recover_remounting(staged).await {
+                let path = staged.path.display();
+                tracing::warn!(volume.id = %staged.volume, %path, %error, "a volume could not be mounted again");
+            }
+        }
         for publication in published {
             if let Err(error) = self.recover_published(&publication).await {
                 let target = publication.target.display();
@@ -33,8 +39,21 @@ impl Driver {
         self.backend.recover(staged.collect()).await
     }
 
+    /// Brings up again what was taken down only to grow.
+    async fn recover_remounting(&self, staged: &Staged) -> Result<()> {
+        match self.backend.volume(&staged.volume).await? {
+            Some(volume) => self.bring_up(&volume, staged).await,
+            None => Ok(()),
+        }
+    }
+
     async fn recover_published(&self, publication: &Published) -> Result<()> {
         let known = publication.clone();
+        let staged = self.ledger.staged(&publication.volume);
+        if staged.is_some_and(|staged| staged.phase == Phase::Remounting) {
+            // Still to be brought up, by the next call that grows or stages it.
+            return Ok(());
+        }
         if publication.phase == Phase::Mounted {
             return self.blocking(move |ledger| forget_unless_bound(ledger, &known)).await;
         }
@@ -47,7 +66,8 @@ impl Driver {
 
     async fn recover_staged(&self, staged: &Staged) -> Result<()> {
         let is_gone = self.backend.volume(&staged.volume).await?.is_none();
-        if staged.phase == Phase::Mounted && !is_gone {
+        let phase = self.ledger.staged(&staged.volume).map(|staged| staged.phase);
+        if matches!(phase, Some(Phase::Mounted | Phase::Remounting)) && !is_gone {
             return Ok(());
         }
         if is_gone {

@@ -17,6 +17,7 @@ impl Driver {
     pub(super) async fn ensure_staged(&self, call: Stage) -> Result<()> {
         let _guard = self.lock_volume(&call.id)?;
         let volume = self.volume(&call.id).await?;
+        rules::check_outside(&self.config.private_dir, "staging_target_path", &call.staging)?;
         rules::check_mode(&call.capability, self.features)?;
         rules::check_kind(&volume, call.capability.access.kind())?;
         self.stage(&volume, call.staging, call.capability).await
@@ -48,6 +49,7 @@ impl Driver {
                 // Again, because what was staged may have been taken apart behind our back.
                 return self.backend.stage(volume, &staged.path, &staged.capability).await;
             }
+            Some(known) if known.phase == Phase::Remounting => return self.bring_up(volume, &known).await,
             _ => {}
         }
         self.note_staged(&staged, Phase::Mounting).await?;

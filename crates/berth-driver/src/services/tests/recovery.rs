@@ -72,6 +72,20 @@ async fn a_publication_killed_at_any_point_is_undone() {
 }
 
 #[tokio::test]
+async fn a_volume_killed_while_it_was_taken_down_to_grow_is_brought_up_again() {
+    let mut bench = Bench::new();
+    let id = bench.staged("v").await;
+    bench.publish(&id, "one").await;
+    bench.publish(&id, "two").await;
+    bench.note_staged(&id, Phase::Remounting);
+    berth_host::mount::unmount(bench.path("two").as_ref()).unwrap();
+    bench.restart().await;
+    assert!(is_mounted(&bench.path("one")) && is_mounted(&bench.path("two")));
+    assert_eq!(bench.published(&id), 2);
+    assert_eq!(bench.driver.ledger.staged(&id.parse().unwrap()).unwrap().phase, Phase::Mounted);
+}
+
+#[tokio::test]
 async fn a_complete_publication_survives_a_kill() {
     let mut bench = Bench::new();
     let id = bench.staged("v").await;
