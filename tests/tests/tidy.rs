@@ -13,7 +13,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-core", &[]),
     ("berth-csi", &["berth-core"]),
     ("berth-host", &["berth-core"]),
-    ("berth-driver", &["berth-core", "berth-csi", "berth-host"]),
+    ("berth-journal", &["berth-host"]),
+    ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
     ("berth", &["berth-core", "berth-csi", "berth-host", "berth-driver"]),
 ];
 

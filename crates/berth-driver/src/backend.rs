@@ -69,6 +69,15 @@ pub enum Error {
     State(String),
 }
 
+impl From<berth_journal::Error> for Error {
+    fn from(error: berth_journal::Error) -> Self {
+        match error {
+            berth_journal::Error::Full(_) => Self::Exhausted(error.to_string()),
+            berth_journal::Error::Broken(_) => Self::State(error.to_string()),
+        }
+    }
+}
+
 impl Error {
     /// A volume that is not there.
     pub fn no_volume(id: &VolumeId) -> Self {

@@ -16,12 +16,10 @@ use std::{
 
 use berth_core::VolumeId;
 use berth_host::path::Dir;
+use berth_journal::{Entry, Journal};
 
 pub(crate) use self::record::{Phase, Published, Staged};
-use crate::{
-    backend::{Error, Result},
-    journal::{Entry, Journal},
-};
+use crate::backend::{Error, Result};
 
 const JOURNAL: &str = "node.journal";
 const BOOT: &str = "boot";

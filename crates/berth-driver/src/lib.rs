@@ -10,7 +10,6 @@
 pub mod backend;
 pub mod call;
 mod features;
-mod journal;
 mod ledger;
 pub mod local;
 mod locks;

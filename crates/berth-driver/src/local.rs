@@ -41,6 +41,7 @@ use berth_core::{
     Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
 };
 use berth_host::{path::Dir, usage::TreeUsage};
+use berth_journal::GroupCommit;
 
 pub use self::kind::Kind;
 use self::{devices::Devices, record::Key, state::State, trash::Trash};
@@ -50,7 +51,6 @@ use crate::{
         Attachment, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume, NodeExpansion, NodeInfo,
         Page, PageRequest, Parameters, Result, Room, Snapshot, StagedVolume, Usage, Volume,
     },
-    journal::GroupCommit,
 };
 
 /// How a local backend is set up.

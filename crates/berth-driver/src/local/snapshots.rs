@@ -10,15 +10,16 @@ use std::{
 use berth_core::{Capacity, GroupSnapshotId, Name, SnapshotId, VolumeId, names::KUBERNETES_PARAMETER_PREFIX};
 use berth_host::extents::{self, Range};
 
+use berth_journal::{self as journal, Barrier};
+
 use super::{
     Inner,
     content::{self, Capture, IMAGE},
     record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
     volumes::{into_page, page_start, to_json},
 };
-use crate::{
-    backend::{BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot},
-    journal::{self, Barrier},
+use crate::backend::{
+    BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot,
 };
 
 /// The length of a piece where changed blocks are listed in pieces of one length.

@@ -8,6 +8,8 @@ use std::{
 use berth_core::Topology;
 use berth_host::{btrfs, copy, freeze, loopdev, mount, path::Dir, usage};
 
+use berth_journal::{GroupCommit, Journal};
+
 use super::{
     Config, Inner,
     content::IMAGE,
@@ -20,7 +22,6 @@ use super::{
 use crate::{
     Feature,
     backend::{Error, Result},
-    journal::{GroupCommit, Journal},
 };
 
 const JOURNAL: &str = "volumes.journal";

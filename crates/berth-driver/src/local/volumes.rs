@@ -12,17 +12,16 @@ use berth_host::{
     path::Dir,
 };
 
+use berth_journal::{self as journal, Barrier};
+
 use super::{
     Inner,
     content::{self, Capture},
     kind::{Kind, Tuning},
     record::{AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
 };
-use crate::{
-    backend::{
-        Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
-    },
-    journal::{self, Barrier},
+use crate::backend::{
+    Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
 };
 
 /// Sizes are multiples of this, the block size of every filesystem here.

@@ -12,7 +12,7 @@ use super::{Entry, Error, Journal};
 
 /// Whether other files must reach the disk before a record that speaks of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Barrier {
+pub enum Barrier {
     /// The record stands alone.
     None,
     /// The data directories are synced first.
@@ -29,13 +29,13 @@ struct Request {
 
 /// A journal whose writes are durable when they return.
 #[derive(Debug)]
-pub(crate) struct GroupCommit {
+pub struct GroupCommit {
     requests: mpsc::Sender<Request>,
 }
 
 impl GroupCommit {
     /// Takes the journal over. `sync_data` makes the data that records speak of durable.
-    pub(crate) fn start(
+    pub fn start(
         journal: Journal,
         sync_data: impl Fn() -> berth_host::Result<()> + Send + 'static,
     ) -> std::io::Result<Self> {
@@ -47,12 +47,12 @@ impl GroupCommit {
     }
 
     /// Records `json` under `key`, durably.
-    pub(crate) async fn put(&self, key: String, json: Vec<u8>, barrier: Barrier) -> Result<(), Error> {
+    pub async fn put(&self, key: String, json: Vec<u8>, barrier: Barrier) -> Result<(), Error> {
         self.request(key, Some(json), barrier).await
     }
 
     /// Forgets `key`, durably.
-    pub(crate) async fn remove(&self, key: String) -> Result<(), Error> {
+    pub async fn remove(&self, key: String) -> Result<(), Error> {
         self.request(key, None, Barrier::None).await
     }
 
