@@ -15,7 +15,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-host", &["berth-core"]),
     ("berth-journal", &["berth-host"]),
     ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
-    ("berth", &["berth-core", "berth-csi", "berth-host", "berth-driver"]),
+    ("berth-apiserver", &["berth-host", "berth-journal"]),
+    ("berth", &["berth-core", "berth-csi", "berth-host", "berth-driver", "berth-apiserver"]),
 ];
 
 fn root() -> PathBuf {

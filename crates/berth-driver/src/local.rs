@@ -41,7 +41,7 @@ use berth_core::{
     Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
 };
 use berth_host::{path::Dir, usage::TreeUsage};
-use berth_journal::GroupCommit;
+use berth_journal::{Barrier, GroupCommit};
 
 pub use self::kind::Kind;
 use self::{devices::Devices, record::Key, state::State, trash::Trash};
@@ -125,6 +125,11 @@ const FEATURES: Features = Features::new(&[
     Feature::SingleNodeMultiWriter,
     Feature::MountGroup,
 ]);
+
+/// The entry of `volumes/` must be on disk before the record.
+const VOLUMES: Barrier = Barrier::Directory(0);
+/// The entry of `snapshots/` must be on disk before the record.
+const SNAPSHOTS: Barrier = Barrier::Directory(1);
 
 /// Volumes on this machine's disk.
 #[derive(Debug, Clone)]

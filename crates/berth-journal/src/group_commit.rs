@@ -4,19 +4,27 @@
 //! them all; callers that arrive meanwhile form the next batch, so throughput grows with load while each caller
 //! waits for at most two syncs.
 
-use std::sync::mpsc;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc,
+    },
+    time::{Duration, Instant},
+};
 
+use berth_host::path::Dir;
 use tokio::sync::oneshot;
 
 use super::{Entry, Error, Journal};
 
-/// Whether other files must reach the disk before a record that speaks of them.
+/// What must reach the disk before a record that speaks of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Barrier {
     /// The record stands alone.
     None,
-    /// The data directories are synced first.
-    Data,
+    /// The entries of this one of the directories given to [`GroupCommit::start`].
+    Directory(usize),
 }
 
 struct Request {
@@ -31,19 +39,24 @@ struct Request {
 #[derive(Debug)]
 pub struct GroupCommit {
     requests: mpsc::Sender<Request>,
+    commits: Arc<AtomicU64>,
 }
 
 impl GroupCommit {
-    /// Takes the journal over. `sync_data` makes the data that records speak of durable.
-    pub fn start(
-        journal: Journal,
-        sync_data: impl Fn() -> berth_host::Result<()> + Send + 'static,
-    ) -> std::io::Result<Self> {
+    /// Takes the journal over. In `directories` lie the data that records speak of.
+    pub fn start(journal: Journal, directories: Vec<Dir>) -> std::io::Result<Self> {
         let (requests, queue) = mpsc::channel();
+        let commits = Arc::new(AtomicU64::new(0));
+        let counted = commits.clone();
         std::thread::Builder::new()
             .name("journal".to_owned())
-            .spawn(move || run(journal, &queue, &sync_data))?;
-        Ok(Self { requests })
+            .spawn(move || run(journal, &queue, &directories, &counted))?;
+        Ok(Self { requests, commits })
+    }
+
+    /// How often the journal was synced so far, whatever the number of callers.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Records `json` under `key`, durably.
@@ -64,16 +77,23 @@ impl GroupCommit {
     }
 }
 
-fn run(
-    mut journal: Journal,
-    queue: &mpsc::Receiver<Request>,
-    sync_data: &dyn Fn() -> berth_host::Result<()>,
-) {
+fn run(mut journal: Journal, queue: &mpsc::Receiver<Request>, directories: &[Dir], commits: &AtomicU64) {
     let mut batch = Vec::new();
+    let mut released = 0;
+    let mut took = Duration::ZERO;
     while let Ok(first) = queue.recv() {
         batch.push(first);
         batch.extend(queue.try_iter());
-        let outcome = commit(&mut journal, &batch, sync_data);
+        // Those just released mostly come right back. Half a sync of patience for them saves them a whole one; a
+        // caller who is alone is never kept waiting.
+        if batch.len() + released > 2 {
+            gather(queue, &mut batch, released, took / 2);
+        }
+        let start = Instant::now();
+        let outcome = commit(&mut journal, &batch, directories);
+        took = start.elapsed();
+        commits.fetch_add(1, Ordering::Relaxed);
+        released = batch.len();
         for request in batch.drain(..) {
             // A caller that is gone has nothing to be told; its change is done all the same.
             let _ = request.done.send(outcome.clone());
@@ -81,13 +101,23 @@ fn run(
     }
 }
 
-fn commit(
-    journal: &mut Journal,
-    batch: &[Request],
-    sync_data: &dyn Fn() -> berth_host::Result<()>,
-) -> Result<(), Error> {
-    if batch.iter().any(|request| request.barrier == Barrier::Data) {
-        sync_data().map_err(|error| Error::Broken(error.sentence()))?;
+/// Takes up to `more` further requests that arrive within `patience`.
+fn gather(queue: &mpsc::Receiver<Request>, batch: &mut Vec<Request>, more: usize, patience: Duration) {
+    let end = Instant::now() + patience;
+    for _ in 0..more {
+        match queue.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(request) => batch.push(request),
+            Err(_) => break,
+        }
+    }
+    batch.extend(queue.try_iter());
+}
+
+fn commit(journal: &mut Journal, batch: &[Request], directories: &[Dir]) -> Result<(), Error> {
+    for (index, directory) in directories.iter().enumerate() {
+        if batch.iter().any(|request| request.barrier == Barrier::Directory(index)) {
+            directory.sync()?;
+        }
     }
     let entries: Vec<Entry<'_>> = batch
         .iter()

@@ -40,7 +40,8 @@ impl Inner {
 
     /// Promises `bytes` more, if there is room.
     pub(super) fn reserve(&self, parameters: &Parameters, bytes: u64) -> Result<Reservation<'_>> {
-        let disk = Capacity::new(self.root.free_space()?.total);
+        let space = self.root.free_space()?;
+        let disk = Capacity::new(space.total);
         if self.config.pools.is_empty() && bytes > scale(disk, self.config.overcommit).bytes() {
             return Err(Error::OutOfRange(format!(
                 "{} is more than the disk behind {} could ever hold ({disk})",
@@ -51,7 +52,7 @@ impl Inner {
         let pool = parameters.get("kind").cloned();
         // Looked at and taken in one go, so that two volumes cannot both take the last of it.
         let mut state = self.state();
-        let available = self.available_in(&state, parameters)?;
+        let available = self.available_in(&state, parameters, space.available);
         if bytes > available.bytes() {
             return Err(Error::Exhausted(format!(
                 "{} is asked for and {available} can still be promised{}",
@@ -67,10 +68,11 @@ impl Inner {
     }
 
     fn available(&self, parameters: &Parameters) -> Result<Capacity> {
-        self.available_in(&self.state(), parameters)
+        let free = self.root.free_space()?.available;
+        Ok(self.available_in(&self.state(), parameters, free))
     }
 
-    fn available_in(&self, state: &super::State, parameters: &Parameters) -> Result<Capacity> {
+    fn available_in(&self, state: &super::State, parameters: &Parameters, free: u64) -> Capacity {
         if !self.config.pools.is_empty() {
             let pools = self
                 .config
@@ -78,11 +80,10 @@ impl Inner {
                 .iter()
                 .filter(|(pool, _)| parameters.get("kind").is_none_or(|kind| kind == *pool));
             let left = pools.map(|(pool, size)| size.bytes().saturating_sub(state.promised_in(pool)));
-            return Ok(Capacity::new(left.max().unwrap_or_default()));
+            return Capacity::new(left.max().unwrap_or_default());
         }
-        let free = self.root.free_space()?.available;
         let base = scale(Capacity::new(free.saturating_add(state.used())), self.config.overcommit);
-        Ok(base.saturating_sub(Capacity::new(state.promised())))
+        base.saturating_sub(Capacity::new(state.promised()))
     }
 }
 

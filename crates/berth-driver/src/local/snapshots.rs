@@ -10,7 +10,7 @@ use std::{
 use berth_core::{Capacity, GroupSnapshotId, Name, SnapshotId, VolumeId, names::KUBERNETES_PARAMETER_PREFIX};
 use berth_host::extents::{self, Range};
 
-use berth_journal::{self as journal, Barrier};
+use berth_journal as journal;
 
 use super::{
     Inner,
@@ -59,7 +59,8 @@ impl Inner {
         let kind = volume.kind;
         self.blocking(move |inner| inner.take(&[(key, source, kind)])).await?;
         let record = new_record(name, source, &volume, now());
-        let recorded = self.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), Barrier::Data).await;
+        let recorded =
+            self.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), super::SNAPSHOTS).await;
         self.undo_if_full(recorded, vec![key]).await?;
         let record = self.state().put_snapshot(key, record);
         Ok(self.describe_snapshot(key, &record))
@@ -134,7 +135,7 @@ impl Inner {
         let keys: Vec<Key> = members.keys().copied().collect();
         self.blocking(move |inner| inner.take(&captures)).await?;
         let record = GroupRecord { name: name.as_str().into(), created, members };
-        let recorded = self.journal.put(format!("{GROUP}-{group}"), to_json(&record), Barrier::Data).await;
+        let recorded = self.journal.put(format!("{GROUP}-{group}"), to_json(&record), super::SNAPSHOTS).await;
         self.undo_if_full(recorded, keys).await?;
         let record = self.state().put_group(group, record);
         Ok(self.describe_group(group, &record))

@@ -56,12 +56,9 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     keep_only(&volumes, |key| state.volume(key).is_some(), &trash, &lost, intact)?;
     keep_only(&snapshots, |key| state.snapshot(key).is_some(), &trash, &lost, intact)?;
 
-    let (synced_volumes, synced_snapshots) = (Dir::open(volumes.path())?, Dir::open(snapshots.path())?);
-    let journal = GroupCommit::start(journal, move || {
-        synced_volumes.sync()?;
-        synced_snapshots.sync()
-    })
-    .map_err(|error| Error::State(format!("start the journal's thread: {error}")))?;
+    let synced = vec![Dir::open(volumes.path())?, Dir::open(snapshots.path())?];
+    let journal = GroupCommit::start(journal, synced)
+        .map_err(|error| Error::State(format!("start the journal's thread: {error}")))?;
     let reflink = copy::can_reflink(&incoming)?;
     note_use(&mut state, &volumes);
     let inner = Inner {

@@ -90,7 +90,7 @@ impl Inner {
 
         let (plan, name) = (record.clone(), key.to_string());
         self.blocking(move |inner| inner.build_volume(&name, &plan, origin.as_ref(), &tuning)).await?;
-        let recorded = self.journal.put(volume_key(key), to_json(&record), Barrier::Data).await;
+        let recorded = self.journal.put(volume_key(key), to_json(&record), super::VOLUMES).await;
         if let Err(error) = recorded {
             if matches!(error, journal::Error::Full(_)) {
                 self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?))
