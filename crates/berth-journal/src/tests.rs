@@ -1,0 +1,130 @@
+//! What a journal gives back after every kind of bad luck.
+
+use std::{collections::BTreeMap, fs};
+
+use super::*;
+
+fn open(path: &std::path::Path) -> (Journal, Damage, BTreeMap<String, String>) {
+    let mut records = BTreeMap::new();
+    let (journal, damage) = Journal::open(&Dir::open(path).unwrap(), "j", &mut |key, json| {
+        records.insert(key.to_owned(), String::from_utf8(json.to_vec()).unwrap());
+    })
+    .unwrap();
+    (journal, damage, records)
+}
+
+fn put<'a>(key: &'a str, json: &'a str) -> Entry<'a> {
+    Entry::Put { key, json: json.as_bytes() }
+}
+
+#[test]
+fn the_last_line_of_a_key_counts_and_removed_keys_are_gone() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1"), put("b b", r#"{"x":"\n"}"#), put("c", "3")]).unwrap();
+    journal.write(&[put("a", "2"), Entry::Remove { key: "c" }]).unwrap();
+    drop(journal);
+    let (_, damage, records) = open(dir.path());
+    assert_eq!(damage.lines, 0);
+    assert_eq!(records, BTreeMap::from([("a".into(), "2".into()), ("b b".into(), r#"{"x":"\n"}"#.into())]));
+}
+
+#[test]
+fn half_a_last_line_is_cut_off_wherever_the_writer_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1")]).unwrap();
+    let whole = journal.length;
+    journal.write(&[put("b", r#"{"long":"value"}"#)]).unwrap();
+    let end = journal.length;
+    drop(journal);
+    let bytes = fs::read(dir.path().join("j")).unwrap();
+    for cut in whole..end {
+        fs::write(dir.path().join("j"), &bytes[..usize::try_from(cut).unwrap()]).unwrap();
+        let (mut journal, damage, records) = open(dir.path());
+        assert_eq!((damage.lines, records.len()), (0, 1), "cut at {cut}");
+        journal.write(&[put("c", "3")]).unwrap();
+        drop(journal);
+        let (_, damage, records) = open(dir.path());
+        assert_eq!((damage.lines, records.len()), (0, 2), "appended after a cut at {cut}");
+    }
+}
+
+#[test]
+fn a_damaged_line_is_set_aside_and_the_others_live_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1"), put("b", "2"), put("c", "3")]).unwrap();
+    drop(journal);
+    let text = fs::read_to_string(dir.path().join("j")).unwrap();
+    fs::write(dir.path().join("j"), text.replace(r#"["b",2]"#, r#"["b",9]"#)).unwrap();
+    let (_, damage, records) = open(dir.path());
+    assert_eq!(damage.lines, 1);
+    assert_eq!(records.keys().collect::<Vec<_>>(), ["a", "c"]);
+    let kept: Vec<_> = fs::read_dir(dir.path().join("corrupt")).unwrap().collect();
+    assert_eq!(kept.len(), 1);
+    let (_, damage, records) = open(dir.path());
+    assert_eq!((damage.lines, records.len()), (0, 2), "the damage is gone from the journal itself");
+}
+
+#[test]
+fn damage_anywhere_never_stops_the_journal_from_opening() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1"), put("b", r#"{"k":[1,2]}"#), put("c", "3")]).unwrap();
+    drop(journal);
+    let bytes = fs::read(dir.path().join("j")).unwrap();
+    for index in 0..bytes.len() {
+        for flipped in [bytes[index] ^ 0x20, 0, b'\n'] {
+            let mut damaged = bytes.clone();
+            damaged[index] = flipped;
+            fs::write(dir.path().join("j"), &damaged).unwrap();
+            let (_, _, records) = open(dir.path());
+            // A lost line break costs two lines, anything else one.
+            assert!(!records.is_empty(), "byte {index} set to {flipped}: {records:?}");
+        }
+    }
+}
+
+#[test]
+fn a_journal_that_is_mostly_dead_is_rewritten_and_keeps_its_records() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    let big = format!("{:?}", "x".repeat(1000));
+    for round in 0..6000 {
+        let key = (round % 10).to_string();
+        journal.write(&[put(&key, &big)]).unwrap();
+        journal.write(&[put("round", &round.to_string())]).unwrap();
+    }
+    assert!(journal.length < 2 * SMALL, "{} bytes for 11 records", journal.length);
+    drop(journal);
+    let (_, damage, records) = open(dir.path());
+    assert_eq!((damage.lines, records.len()), (0, 11));
+    assert_eq!(records["round"], "5999");
+}
+
+#[tokio::test]
+async fn callers_that_wait_together_share_a_sync() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, ..) = open(dir.path());
+    let syncs = std::sync::Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let counter = syncs.clone();
+    let commit = std::sync::Arc::new(
+        GroupCommit::start(journal, move || {
+            counter.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+            Ok(())
+        })
+        .unwrap(),
+    );
+    let mut waiting = tokio::task::JoinSet::new();
+    for index in 0..500 {
+        let commit = commit.clone();
+        waiting.spawn(async move { commit.put(format!("k{index}"), b"1".to_vec(), Barrier::Data).await });
+    }
+    while let Some(done) = waiting.join_next().await {
+        done.unwrap().unwrap();
+    }
+    assert!(syncs.load(std::sync::atomic::Ordering::Relaxed) < 250);
+    drop(commit);
+    assert_eq!(open(dir.path()).2.len(), 500);
+}
