@@ -6,6 +6,7 @@
 //! server-side apply and OpenAPI alike.
 
 pub mod patch;
+pub mod resource;
 pub mod rest;
 pub mod rules;
 pub mod schema;
