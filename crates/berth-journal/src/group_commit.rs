@@ -40,7 +40,9 @@ impl GroupCommit {
         sync_data: impl Fn() -> berth_host::Result<()> + Send + 'static,
     ) -> std::io::Result<Self> {
         let (requests, queue) = mpsc::channel();
-        std::thread::Builder::new().name("journal".to_owned()).spawn(move || run(journal, &queue, &sync_data))?;
+        std::thread::Builder::new()
+            .name("journal".to_owned())
+            .spawn(move || run(journal, &queue, &sync_data))?;
         Ok(Self { requests })
     }
 
@@ -62,7 +64,11 @@ impl GroupCommit {
     }
 }
 
-fn run(mut journal: Journal, queue: &mpsc::Receiver<Request>, sync_data: &dyn Fn() -> berth_host::Result<()>) {
+fn run(
+    mut journal: Journal,
+    queue: &mpsc::Receiver<Request>,
+    sync_data: &dyn Fn() -> berth_host::Result<()>,
+) {
     let mut batch = Vec::new();
     while let Ok(first) = queue.recv() {
         batch.push(first);

@@ -2,29 +2,31 @@
 //!
 //! One file of lines, each `<crc32> ["<key>",<json>]`; the last line of a key counts, and a line without a value
 //! removes it. A line is the unit of everything: of a write, of damage (a bad line is set aside, the others live
-//! on), and of repair by hand. The file is rewritten with only its live lines when more than half of it is dead.
+//! on), and of repair by hand. The file is rewritten with only its live lines when more than half of it is dead, by a
+//! thread beside the writers; the disk is never filled so far that this could not be done.
 //!
 //! [`Journal`] survives a killed process; [`GroupCommit`] on top of it survives a power cut, with one fsync for all
 //! callers that wait at the same time.
 
 mod group_commit;
+mod line;
+mod rewrite;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    borrow::Cow,
     collections::HashMap,
     fs::File,
-    io::{self, BufRead, BufReader, BufWriter, Read, Seek, SeekFrom, Write},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     os::{fd::AsFd, unix::fs::FileExt},
 };
 
 use berth_host::path::Dir;
 use rustix::fs::{FallocateFlags, fallocate, fdatasync, ftruncate};
-use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
 
 pub use self::group_commit::{Barrier, GroupCommit};
+use self::rewrite::Rewrite;
 
 const HEADER: &str = "berth-journal 1\n";
 /// Room is allocated ahead in steps of this.
@@ -39,11 +41,11 @@ const CORRUPT: &str = "corrupt";
 /// One change to a journal.
 #[derive(Debug, Clone, Copy)]
 pub enum Entry<'a> {
-    /// Sets a key's record, JSON without line breaks.
+    /// Sets a key's record.
     Put {
         /// The key.
         key: &'a str,
-        /// The record.
+        /// The record, as JSON; its line breaks, if any, become spaces.
         json: &'a [u8],
     },
     /// Forgets a key.
@@ -99,6 +101,9 @@ pub struct Journal {
     /// Where each key's line is.
     live: HashMap<u128, Span>,
     live_bytes: u64,
+    rewrite: Option<Rewrite>,
+    /// After a rewrite that failed, the length at which it is tried again.
+    patience: u64,
     /// Set when the file's content is no longer known, after a failed fsync or truncation.
     broken: Option<String>,
 }
@@ -122,6 +127,8 @@ impl Journal {
             allocated: 0,
             live: HashMap::new(),
             live_bytes: 0,
+            rewrite: None,
+            patience: 0,
             broken: None,
         };
         let broken = |error: io::Error| Error::Broken(format!("read the journal {name}: {error}"));
@@ -130,43 +137,61 @@ impl Journal {
             journal.set_aside(line)?;
         }
         journal.replay(on_record).map_err(broken)?;
-        if !bad.is_empty() || journal.is_mostly_dead() {
-            journal.rewrite()?;
+        if !bad.is_empty() {
+            journal.rewrite_now()?;
         }
         Ok((journal, Damage { lines: bad.len() }))
     }
 
     /// Appends the entries in one write. They survive a killed process at once, a power cut after [`Journal::sync`].
     pub fn write(&mut self, entries: &[Entry<'_>]) -> Result<(), Error> {
+        self.append(entries, entries.iter().all(|entry| matches!(entry, Entry::Remove { .. })))
+    }
+
+    /// Like [`Journal::write`], for the few small records without which nothing can be removed from a full disk.
+    pub fn write_from_reserve(&mut self, entries: &[Entry<'_>]) -> Result<(), Error> {
+        self.append(entries, true)
+    }
+
+    fn append(&mut self, entries: &[Entry<'_>], from_reserve: bool) -> Result<(), Error> {
         if let Some(why) = &self.broken {
-            return Err(Error::Broken(format!("the journal {} is out of order until a restart: {why}", self.name)));
+            return Err(Error::Broken(format!(
+                "the journal {} is out of order until a restart: {why}",
+                self.name
+            )));
         }
-        if self.is_mostly_dead() {
-            self.rewrite()?;
-        }
+        self.advance_rewrite();
         let mut buffer = Vec::with_capacity(256 * entries.len());
         let mut spans = Vec::with_capacity(entries.len());
         for entry in entries {
             let start = buffer.len();
-            encode(entry, &mut buffer);
+            line::encode(entry, &mut buffer);
             let length = u32::try_from(buffer.len() - start)
                 .map_err(|_| Error::Broken("a record is larger than 4 GiB".to_owned()))?;
-            spans.push(Span { offset: self.length + start as u64, length });
+            spans.push(Span { offset: start as u64, length });
         }
-        self.make_room(buffer.len() as u64, entries.iter().all(|entry| matches!(entry, Entry::Remove { .. })))?;
+        self.make_room(buffer.len() as u64, from_reserve)?;
         if let Err(error) = self.file.write_all_at(&buffer, self.length) {
             // A part of a line may be there: cut it off, or nothing may be appended after it.
             if let Err(cut) = ftruncate(self.file.as_fd(), self.length) {
                 self.broken = Some(format!("cut off half a line: {cut}"));
             }
+            self.allocated = 0;
             return Err(self.failed(&error));
         }
-        self.length += buffer.len() as u64;
-        for (entry, span) in entries.iter().zip(spans) {
-            match entry {
-                Entry::Put { key, .. } => self.track(key, Some(span)),
+        let keys: Vec<u128> = entries
+            .iter()
+            .zip(spans)
+            .map(|(entry, span)| match entry {
+                Entry::Put { key, .. } => {
+                    self.track(key, Some(Span { offset: self.length + span.offset, ..span }))
+                }
                 Entry::Remove { key } => self.track(key, None),
-            }
+            })
+            .collect();
+        self.length += buffer.len() as u64;
+        if let Some(rewrite) = &mut self.rewrite {
+            rewrite.note(keys.into_iter(), self.length);
         }
         Ok(())
     }
@@ -188,32 +213,63 @@ impl Journal {
         }
     }
 
-    fn make_room(&mut self, needed: u64, only_removals: bool) -> Result<(), Error> {
-        let wanted = self.length + needed + if only_removals { 0 } else { RESERVE };
-        if wanted <= self.allocated {
+    fn make_room(&mut self, needed: u64, from_reserve: bool) -> Result<(), Error> {
+        if from_reserve {
+            if self.length + needed > self.allocated {
+                // When this fails on a full disk, the write itself will tell.
+                let _ = self.allocate(self.length + needed);
+            }
             return Ok(());
         }
-        let target = wanted.next_multiple_of(STEP);
+        if self.length + needed + RESERVE <= self.allocated {
+            return Ok(());
+        }
+        if !self.leaves_room_to_rewrite(needed)?
+            && (self.rewrite.is_some() || self.dead_bytes() * 8 > self.length)
+        {
+            self.rewrite_now()?;
+        }
+        if !self.leaves_room_to_rewrite(needed)? {
+            return Err(Error::Full(format!(
+                "the journal {} holds {} bytes, and the disk has not as many left to rewrite it one day",
+                self.name, self.live_bytes
+            )));
+        }
+        self.allocate((self.length + needed + RESERVE).next_multiple_of(STEP))
+    }
+
+    fn allocate(&mut self, target: u64) -> Result<(), Error> {
         match fallocate(self.file.as_fd(), FallocateFlags::KEEP_SIZE, 0, target) {
             Ok(()) => self.allocated = target,
-            Err(error) if !only_removals && io::Error::from(error).kind() == io::ErrorKind::StorageFull => {
+            Err(error) if io::Error::from(error).kind() == io::ErrorKind::StorageFull => {
                 return Err(self.failed(&error.into()));
             }
-            // A filesystem without fallocate, or a removal on a full disk: the write itself will tell.
+            // A filesystem without fallocate: the write itself will tell.
             Err(_) => {}
         }
         Ok(())
     }
 
-    fn track(&mut self, key: &str, span: Option<Span>) {
+    /// Whether, after `needed` more bytes, the live lines still fit on the disk a second time.
+    fn leaves_room_to_rewrite(&self, needed: u64) -> Result<bool, Error> {
+        Ok(self.dir.free_space()?.available >= self.live_bytes + needed + STEP)
+    }
+
+    fn track(&mut self, key: &str, span: Option<Span>) -> u128 {
+        let hash = hash(key);
         let old = match span {
             Some(span) => {
                 self.live_bytes += u64::from(span.length);
-                self.live.insert(hash(key), span)
+                self.live.insert(hash, span)
             }
-            None => self.live.remove(&hash(key)),
+            None => self.live.remove(&hash),
         };
         self.live_bytes -= old.map_or(0, |old| u64::from(old.length));
+        hash
+    }
+
+    fn dead_bytes(&self) -> u64 {
+        self.length - HEADER.len() as u64 - self.live_bytes
     }
 
     fn is_mostly_dead(&self) -> bool {
@@ -234,8 +290,10 @@ impl Journal {
                 break;
             }
             let span = Span { offset, length: u32::try_from(length).unwrap_or(u32::MAX) };
-            match decode(&line) {
-                Some((key, value)) => self.track(&key, value.map(|_| span)),
+            match line::decode(&line) {
+                Some((key, value)) => {
+                    self.track(&key, value.map(|_| span));
+                }
                 None if offset == 0 && line == HEADER.as_bytes() => {}
                 None => bad.push(line.clone()),
             }
@@ -248,8 +306,8 @@ impl Journal {
 
     fn replay(&self, on_record: &mut dyn FnMut(&str, &[u8])) -> io::Result<()> {
         self.each_live_line(&mut |line| {
-            if let Some((key, Some(value))) = decode(line) {
-                on_record(&key, value.get().as_bytes());
+            if let Some((key, Some(value))) = line::decode_checked(line) {
+                on_record(&key, value);
             }
             Ok(())
         })
@@ -271,40 +329,61 @@ impl Journal {
         Ok(())
     }
 
-    /// Replaces the file by one with only the live lines.
-    fn rewrite(&mut self) -> Result<(), Error> {
-        let new_name = format!("{}.new", self.name);
-        let broken = |error: &dyn std::fmt::Display| Error::Broken(format!("rewrite the journal: {error}"));
-        self.dir.remove_file(&new_name).map_err(|error| broken(&error.sentence()))?;
-        let file = self.dir.create_file(&new_name, 0o600).map_err(|error| broken(&error.sentence()))?;
-        let mut live = HashMap::with_capacity(self.live.len());
-        let mut length = HEADER.len() as u64;
-        let written = (|| {
-            let mut writer = BufWriter::with_capacity(1 << 18, &file);
-            writer.write_all(HEADER.as_bytes())?;
-            self.each_live_line(&mut |line| {
-                if let Some((key, _)) = decode(line) {
-                    live.insert(hash(&key), Span { offset: length, length: u32::try_from(line.len()).unwrap_or(0) });
-                    length += line.len() as u64;
-                    writer.write_all(line)?;
-                }
-                Ok(())
-            })?;
-            writer.flush()?;
-            drop(writer);
-            file.sync_all()?;
-            rustix::fs::renameat(self.dir.as_fd(), &new_name, self.dir.as_fd(), &self.name)?;
-            rustix::fs::fsync(self.dir.as_fd())?;
-            io::Result::Ok(())
-        })();
-        if let Err(error) = written {
-            // The old file is still whole and still open, so nothing is lost; a half-made new one is removed.
-            let _ = self.dir.remove_file(&new_name);
-            return Err(self.failed(&error));
+    /// Begins a rewrite when it is time, and completes one that is ready.
+    fn advance_rewrite(&mut self) {
+        let outcome = match &self.rewrite {
+            // Writers that outrun the copying thread wait for it, or the file would grow without bound.
+            Some(rewrite) if rewrite.is_ready() || self.length > 2 * rewrite.began_at + SMALL => {
+                self.switch_over()
+            }
+            None if self.is_mostly_dead() && self.length > self.patience => self.begin_rewrite(),
+            _ => Ok(()),
+        };
+        if let Err(error) = outcome {
+            // The old file is still whole and in use: nothing is lost but room.
+            self.patience = self.length + (self.length / 4).max(STEP);
+            tracing::warn!(journal = %self.name, %error, "the journal could not be rewritten; it stays as it is");
         }
-        self.file = self.dir.open_file(&self.name, true).map_err(|error| broken(&error.sentence()))?;
-        self.live_bytes = length - HEADER.len() as u64;
-        (self.live, self.length, self.allocated) = (live, length, 0);
+    }
+
+    fn rewrite_now(&mut self) -> Result<(), Error> {
+        if self.rewrite.is_none() {
+            self.begin_rewrite()?;
+        }
+        self.switch_over()
+    }
+
+    fn begin_rewrite(&mut self) -> Result<(), Error> {
+        let new_name = format!("{}.new", self.name);
+        self.dir.remove_file(&new_name)?;
+        let new = self.dir.create_file(&new_name, 0o600)?;
+        let live = self.live.iter().map(|(key, span)| (*key, *span)).collect();
+        let started = self.file.try_clone().and_then(|old| Rewrite::start(old, self.length, live, new));
+        self.rewrite = Some(started.map_err(|error| self.failed(&error))?);
+        Ok(())
+    }
+
+    /// Puts the rewritten file in the place of the old one.
+    fn switch_over(&mut self) -> Result<(), Error> {
+        let Some(rewrite) = self.rewrite.take() else { return Ok(()) };
+        let new_name = format!("{}.new", self.name);
+        let renamed = rewrite.finish(&self.file, self.length, &self.live).and_then(|copy| {
+            rustix::fs::renameat(self.dir.as_fd(), &new_name, self.dir.as_fd(), &self.name)?;
+            Ok(copy)
+        });
+        let copy = match renamed {
+            Ok(copy) => copy,
+            Err(error) => {
+                let _ = self.dir.remove_file(&new_name);
+                return Err(self.failed(&error));
+            }
+        };
+        (self.file, self.live, self.length, self.allocated) = (copy.file, copy.live, copy.length, 0);
+        if let Err(error) = rustix::fs::fsync(self.dir.as_fd()) {
+            // After a power cut the old file may be back, and with it the time before this moment.
+            self.broken = Some(format!("fsync of the directory: {error}"));
+            return Err(self.failed(&error.into()));
+        }
         Ok(())
     }
 
@@ -324,35 +403,4 @@ impl Journal {
 fn hash(key: &str) -> u128 {
     let digest = Sha256::digest(key.as_bytes());
     u128::from_le_bytes(std::array::from_fn(|index| digest[index]))
-}
-
-fn encode(entry: &Entry<'_>, buffer: &mut Vec<u8>) {
-    let start = buffer.len();
-    buffer.extend_from_slice(b"00000000 [");
-    let (key, json) = match entry {
-        Entry::Put { key, json } => (key, *json),
-        Entry::Remove { key } => (key, b"null".as_slice()),
-    };
-    serde_json::to_writer(&mut *buffer, key).expect("a string always becomes JSON");
-    buffer.push(b',');
-    buffer.extend_from_slice(json);
-    buffer.push(b']');
-    let checksum = format!("{:08x}", crc32fast::hash(&buffer[start + 9..]));
-    buffer[start..start + 8].copy_from_slice(checksum.as_bytes());
-    buffer.push(b'\n');
-}
-
-type Decoded<'a> = (Cow<'a, str>, Option<&'a RawValue>);
-
-fn decode(line: &[u8]) -> Option<Decoded<'_>> {
-    let body = line.strip_suffix(b"\n")?;
-    let (checksum, body) = body.split_at_checked(9)?;
-    let checksum = u32::from_str_radix(std::str::from_utf8(checksum).ok()?.strip_suffix(' ')?, 16).ok()?;
-    if crc32fast::hash(body) != checksum {
-        return None;
-    }
-    #[derive(serde::Deserialize)]
-    struct Line<'a>(#[serde(borrow)] Cow<'a, str>, #[serde(borrow)] &'a RawValue);
-    let Line(key, value) = serde_json::from_slice(body).ok()?;
-    Some((key, (value.get() != "null").then_some(value)))
 }
