@@ -1,1 +1,143 @@
-//! placeholder
+//! What is particular to each kind: defaults, what clients may not set, validation, updates, columns, field selectors,
+//! admission.
+//!
+//! Pure functions over JSON values. Whoever writes objects calls, in this order: [`Rules::default`], one of the
+//! `prepare_` functions, [`admit`], then [`metadata_causes`] (or [`metadata_update_causes`]) and one of the `validate`
+//! functions. Texts and field paths are those of kube-apiserver, because people and programs read them.
+
+pub mod age;
+pub mod field;
+pub mod metadata;
+pub mod names;
+pub mod quantity;
+pub mod read;
+pub mod selector;
+pub mod table;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+pub use self::metadata::{metadata_causes, metadata_update_causes};
+pub use self::names::NameRule;
+pub use self::selector::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
+pub use self::table::Column;
+use crate::resource::Cause;
+
+/// What is particular to one kind.
+pub trait Rules: Send + Sync {
+    /// Fills in what the client left out.
+    fn default(&self, _object: &mut Value) {}
+
+    /// Resets what clients may not set on a new object.
+    fn prepare_create(&self, _object: &mut Value) {}
+
+    /// Resets what an update may not change: status, mostly.
+    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+
+    /// Resets what an update of the status may not change: everything else.
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep_all_but_status(new, old);
+    }
+
+    /// Checks a new object; its metadata is checked apart.
+    fn validate(&self, _object: &Value) -> Vec<Cause> {
+        Vec::new()
+    }
+
+    /// Checks an object that replaces another.
+    fn validate_update(&self, new: &Value, _old: &Value) -> Vec<Cause> {
+        self.validate(new)
+    }
+
+    /// Checks an object whose status replaces another's.
+    fn validate_status_update(&self, _new: &Value, _old: &Value) -> Vec<Cause> {
+        Vec::new()
+    }
+
+    /// Which names its objects may have.
+    fn name_rule(&self) -> NameRule {
+        NameRule::Subdomain
+    }
+
+    /// Whether an update may leave the resource version out.
+    fn unconditional_update(&self) -> bool {
+        true
+    }
+
+    /// Whether an update of an object that is not there creates it.
+    fn create_on_update(&self) -> bool {
+        false
+    }
+
+    /// Whether objects carry `metadata.generation` from the start.
+    fn counts_generation(&self) -> bool {
+        false
+    }
+
+    /// Whether the change is one that `metadata.generation` counts.
+    fn generation_changes(&self, _new: &Value, _old: &Value) -> bool {
+        false
+    }
+
+    /// The fields that field selectors may ask for, with the object's values.
+    fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
+        metadata_fields(object)
+    }
+
+    /// Whether field selectors may ask for a field.
+    fn supports_field(&self, label: &str) -> bool {
+        matches!(label, "metadata.name" | "metadata.namespace")
+            || self.selectable_fields(&Value::Null).iter().any(|(name, _)| *name == label)
+    }
+
+    /// The columns of a table of its objects.
+    fn columns(&self) -> &'static [Column] {
+        table::PLAIN
+    }
+
+    /// The cells of an object's row, one per column.
+    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+        vec![json!(read::name(object)), read::at(object, &["metadata", "creationTimestamp"]).clone()]
+    }
+
+    /// How long a deletion waits, in seconds: only pods wait.
+    fn grace_seconds(&self, _object: &Value, _asked: Option<i64>) -> i64 {
+        0
+    }
+}
+
+/// The rules of a kind without particular ones.
+pub struct Plain;
+
+impl Rules for Plain {}
+
+/// The rules of a kind.
+pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
+    match (group, kind) {
+        _ => &Plain,
+    }
+}
+
+/// `metadata.name` and `metadata.namespace`, which every kind can be selected by.
+pub fn metadata_fields(object: &Value) -> Vec<(&'static str, String)> {
+    let mut fields = vec![("metadata.name", read::name(object).to_owned())];
+    let namespace = read::text(object, &["metadata", "namespace"]);
+    if !namespace.is_empty() {
+        fields.push(("metadata.namespace", namespace.to_owned()));
+    }
+    fields
+}
+
+/// Takes everything but `status` and `metadata` from the old object.
+pub fn keep_all_but_status(new: &mut Value, old: &Value) {
+    let fields: Vec<String> = [&*new, old]
+        .iter()
+        .filter_map(|object| object.as_object())
+        .flat_map(|map| map.keys())
+        .filter(|key| !matches!(key.as_str(), "status" | "metadata" | "kind" | "apiVersion"))
+        .cloned()
+        .collect();
+    for field in fields {
+        read::keep(new, old, &field);
+    }
+}
