@@ -5,6 +5,7 @@
 //! fields are is known from one compact table ([`schema`]), which drives strict decoding, protobuf, strategic merge,
 //! server-side apply and OpenAPI alike.
 
+pub mod auth;
 pub mod patch;
 pub mod resource;
 pub mod rest;
