@@ -207,8 +207,6 @@ pub struct Checks {
     pub embedded: bool,
     /// An integer or text.
     pub int_or_string: bool,
-    /// `null` is a value of its own.
-    pub nullable: bool,
     /// All of these hold.
     pub all_of: Vec<Schema>,
     /// At least one of these holds.

@@ -95,7 +95,7 @@ impl Walker {
             (Shape::List(of) | Shape::Items(of), Value::Array(items)) => {
                 for (index, item) in items.iter_mut().enumerate() {
                     let path = self.path.len();
-                    self.path.push_str(&format!("[{index}]"));
+                    self.path.push_str(&["[", &index.to_string(), "]"].concat());
                     self.item(of, item);
                     self.path.truncate(path);
                 }
@@ -203,7 +203,7 @@ fn decode_scalar(shape: &Shape, value: &Value) -> Result<Option<Value>, Misfit> 
                 _ => time::canonical_micro(text),
             };
             canonical
-                .map(|canonical| (canonical != text).then(|| Value::String(canonical)))
+                .map(|canonical| (canonical != text).then_some(Value::String(canonical)))
                 .map_err(|error| Misfit::Text(error.to_string()))
         }
         Shape::IntOrString => match value {

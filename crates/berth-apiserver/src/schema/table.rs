@@ -22,13 +22,13 @@ struct Table {
 struct Kind {
     group: &'static str,
     version: &'static str,
-    kind: &'static str,
+    name: &'static str,
     index: usize,
 }
 
 /// The type of a built-in kind; the core group is empty.
 pub fn built_in(group: &str, version: &str, kind: &str) -> Option<Arc<Type>> {
-    let found = TABLE.kinds.iter().find(|k| k.kind == kind && k.group == group && k.version == version)?;
+    let found = TABLE.kinds.iter().find(|k| k.name == kind && k.group == group && k.version == version)?;
     TABLE.types.get(found.index).cloned()
 }
 
@@ -39,7 +39,7 @@ pub fn built_in_type(name: &str) -> Option<Arc<Type>> {
 
 /// All built-in kinds: group, version, kind and type.
 pub fn built_in_kinds() -> impl Iterator<Item = (&'static str, &'static str, &'static str, Arc<Type>)> {
-    TABLE.kinds.iter().map(|k| (k.group, k.version, k.kind, TABLE.types[k.index].clone()))
+    TABLE.kinds.iter().map(|k| (k.group, k.version, k.name, TABLE.types[k.index].clone()))
 }
 
 pub(super) fn by_index(index: usize) -> &'static Type {
@@ -98,7 +98,7 @@ fn parse_kind(
 ) -> Option<Kind> {
     let api_version = words.next()?;
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-    Some(Kind { group, version, kind: words.next()?, index: *names.get(words.next()?)? })
+    Some(Kind { group, version, name: words.next()?, index: *names.get(words.next()?)? })
 }
 
 fn parse_field(
