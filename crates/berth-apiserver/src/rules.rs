@@ -6,13 +6,20 @@
 //! functions. Texts and field paths are those of kube-apiserver, because people and programs read them.
 
 pub mod age;
+mod claim;
+mod classes;
+mod csi;
+mod diff;
 pub mod field;
 pub mod metadata;
 pub mod names;
+mod nodes;
 pub mod quantity;
 pub mod read;
 pub mod selector;
+mod sources;
 pub mod table;
+mod volume;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -114,6 +121,14 @@ impl Rules for Plain {}
 /// The rules of a kind.
 pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
     match (group, kind) {
+        ("", "PersistentVolume") => &volume::PersistentVolume,
+        ("", "PersistentVolumeClaim") => &claim::PersistentVolumeClaim,
+        ("storage.k8s.io", "StorageClass") => &classes::StorageClass,
+        ("storage.k8s.io", "VolumeAttributesClass") => &classes::VolumeAttributesClass,
+        ("storage.k8s.io", "CSIDriver") => &csi::CsiDriver,
+        ("storage.k8s.io", "CSINode") => &csi::CsiNode,
+        ("storage.k8s.io", "VolumeAttachment") => &csi::VolumeAttachment,
+        ("storage.k8s.io", "CSIStorageCapacity") => &csi::CsiStorageCapacity,
         _ => &Plain,
     }
 }
