@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use sha2::{Digest, Sha256};
 
 pub use files::Pair;
-pub use token::{Bound, Claims, Refused};
+pub use token::{Bindings, Bound, Claims, ISSUER, Refused};
 
 /// The group that may do everything.
 pub const MASTERS: &str = "system:masters";

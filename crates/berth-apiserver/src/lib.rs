@@ -11,4 +11,5 @@ pub mod resource;
 pub mod rest;
 pub mod rules;
 pub mod schema;
+pub mod server;
 pub mod store;

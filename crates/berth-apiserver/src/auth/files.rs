@@ -7,7 +7,8 @@ use std::path::Path;
 
 use jiff::{Timestamp, ToSpan, tz::TimeZone};
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 
@@ -46,7 +47,14 @@ pub(super) const SERVER: Leaf = Leaf {
     name: "server",
     common_name: "berth-apiserver",
     organization: None,
-    alternatives: &["localhost", "127.0.0.1", "::1", "kubernetes", "kubernetes.default", "kubernetes.default.svc"],
+    alternatives: &[
+        "localhost",
+        "127.0.0.1",
+        "::1",
+        "kubernetes",
+        "kubernetes.default",
+        "kubernetes.default.svc",
+    ],
     usage: ExtendedKeyUsagePurpose::ServerAuth,
 };
 
@@ -82,7 +90,12 @@ pub(super) fn authority(directory: &Path, now: Timestamp) -> Result<Pair, AuthEr
 }
 
 /// Reads a certificate that the authority signed, or makes it.
-pub(super) fn leaf(directory: &Path, authority: &Pair, leaf: &Leaf, now: Timestamp) -> Result<Pair, AuthError> {
+pub(super) fn leaf(
+    directory: &Path,
+    authority: &Pair,
+    leaf: &Leaf,
+    now: Timestamp,
+) -> Result<Pair, AuthError> {
     let key = secret(&directory.join(format!("{}.key", leaf.name)), new_key)?;
     let path = directory.join(format!("{}.crt", leaf.name));
     if let Some(certificate) = read(&path)?

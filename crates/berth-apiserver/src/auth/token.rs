@@ -98,9 +98,8 @@ impl Signer {
     pub(super) fn from_pem(pem: &str) -> Result<Self, String> {
         let der = PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
         let random = ring::rand::SystemRandom::new();
-        let key =
-            EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_pkcs8_der(), &random)
-                .map_err(|error| error.to_string())?;
+        let key = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, der.secret_pkcs8_der(), &random)
+            .map_err(|error| error.to_string())?;
         let id = URL_SAFE_NO_PAD.encode(Sha256::digest(key.public_key().as_ref()));
         Ok(Self { key, id })
     }
@@ -142,9 +141,8 @@ impl Signer {
     pub fn keys(&self) -> Value {
         // An uncompressed point: 0x04, then x and y of 32 bytes each.
         let point = self.key.public_key().as_ref();
-        let part = |range: std::ops::Range<usize>| {
-            URL_SAFE_NO_PAD.encode(point.get(range).unwrap_or_default())
-        };
+        let part =
+            |range: std::ops::Range<usize>| URL_SAFE_NO_PAD.encode(point.get(range).unwrap_or_default());
         json!({ "keys": [{
             "use": "sig", "kty": "EC", "kid": self.id, "crv": "P-256", "alg": "ES256",
             "x": part(1..33), "y": part(33..65),

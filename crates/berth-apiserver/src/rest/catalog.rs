@@ -51,7 +51,11 @@ const ROWS: &[Row] = &[
         subresources: &[Status],
         ..row("", "PersistentVolumeClaim", "persistentvolumeclaims", true)
     },
-    Row { short: &["pv"], subresources: &[Status], ..row("", "PersistentVolume", "persistentvolumes", false) },
+    Row {
+        short: &["pv"],
+        subresources: &[Status],
+        ..row("", "PersistentVolume", "persistentvolumes", false)
+    },
     Row {
         short: &["po"],
         categories: &["all"],
@@ -88,7 +92,10 @@ const ROWS: &[Row] = &[
     Row { short: &["ev"], ..row("events.k8s.io", "Event", "events", true) },
     Row { verbs: CREATE, ..row(AUTHENTICATION, "SelfSubjectReview", "selfsubjectreviews", false) },
     Row { verbs: CREATE, ..row(AUTHENTICATION, "TokenReview", "tokenreviews", false) },
-    Row { verbs: CREATE, ..row(AUTHORIZATION, "LocalSubjectAccessReview", "localsubjectaccessreviews", true) },
+    Row {
+        verbs: CREATE,
+        ..row(AUTHORIZATION, "LocalSubjectAccessReview", "localsubjectaccessreviews", true)
+    },
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SelfSubjectAccessReview", "selfsubjectaccessreviews", false) },
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SelfSubjectRulesReview", "selfsubjectrulesreviews", false) },
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SubjectAccessReview", "subjectaccessreviews", false) },

@@ -71,8 +71,10 @@ impl Failure {
 
     /// No free name was found for a `generateName`.
     pub fn generated_name_taken(resource: &Resource, name: &str) -> Self {
-        let message =
-            format!("{} {name:?} already exists, the server was not able to generate a unique name for the object", resource.qualified());
+        let message = format!(
+            "{} {name:?} already exists, the server was not able to generate a unique name for the object",
+            resource.qualified()
+        );
         Self::of(resource, name, 409, "AlreadyExists", message)
     }
 
@@ -84,7 +86,8 @@ impl Failure {
 
     /// The object has another version than the client's.
     pub fn modified(resource: &Resource, name: &str) -> Self {
-        let why = "the object has been modified; please apply your changes to the latest version and try again";
+        let why =
+            "the object has been modified; please apply your changes to the latest version and try again";
         Self::conflict(resource, name, why)
     }
 

@@ -43,6 +43,12 @@ impl Query {
         found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
     }
 
+    /// Sets a parameter that the path implies.
+    pub(crate) fn set(&mut self, key: &str, value: &str) {
+        self.0.retain(|(have, _)| have != key);
+        self.0.push((key.to_owned(), value.to_owned()));
+    }
+
     fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(have, _)| have == key).map(|(_, value)| value.as_str())
     }

@@ -177,7 +177,10 @@ mod tests {
         let namespace = objects("/api/v1/namespaces/a");
         assert_eq!((namespace.plural.as_str(), namespace.name.as_deref()), ("namespaces", Some("a")));
         let finalize = objects("/api/v1/namespaces/a/finalize");
-        assert_eq!((finalize.plural.as_str(), finalize.subresource.as_deref()), ("namespaces", Some("finalize")));
+        assert_eq!(
+            (finalize.plural.as_str(), finalize.subresource.as_deref()),
+            ("namespaces", Some("finalize"))
+        );
         let pods = objects("/api/v1/namespaces/a/pods");
         assert_eq!((pods.plural.as_str(), pods.namespace.as_deref()), ("pods", Some("a")));
     }

@@ -1,0 +1,222 @@
+//! What every written object goes through: defaults, preparation, admission, validation, generation, managers.
+
+use serde_json::Value;
+
+use super::error::{Answer, Failure};
+use super::managed;
+use super::pending::{self, Operation};
+use super::query::WriteOptions;
+use super::reader::StoreReader;
+use super::{Call, crd, object};
+use crate::resource::{Cause, CauseReason, Subresource};
+use crate::rules::{self, read};
+
+/// Who may have written an object, for the record of managers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// The writer owns what it changed.
+    Update,
+    /// The managers were settled already, by an apply.
+    Settled,
+}
+
+impl Call {
+    /// Makes a new object ready to be stored. It has a name, a uid and a namespace.
+    pub(crate) fn prepare_new(
+        &self,
+        new: &mut Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        self.default(new);
+        served.rules.prepare_create(new);
+        if let Some(custom) = &served.custom {
+            if custom.has_status {
+                read::drop(new, "status");
+            }
+            object::metadata(new).insert("generation".to_owned(), 1.into());
+        } else if served.rules.counts_generation() {
+            object::metadata(new).insert("generation".to_owned(), 1.into());
+        }
+        self.admit(Operation::Create, new, None)?;
+        self.validate(new, None)?;
+        if &*served.resource.group == crd::GROUP {
+            self.prepare_definition(new);
+        }
+        match tracking {
+            Tracking::Update => managed::track(self, None, new, options),
+            Tracking::Settled => Ok(()),
+        }
+    }
+
+    /// Makes a changed object ready to be stored.
+    pub(crate) fn prepare_changed(
+        &self,
+        new: &mut Value,
+        old: &Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        object::carry_over(new, old);
+        self.default(new);
+        match (&served.custom, is_status) {
+            (Some(_), true) => custom_status(new, old),
+            (Some(custom), false) => {
+                if custom.has_status {
+                    read::keep(new, old, "status");
+                }
+                if custom_generation(new, old, custom.has_status) {
+                    object::bump_generation(new);
+                }
+            }
+            (None, true) => served.rules.prepare_status_update(new, old),
+            (None, false) => {
+                served.rules.prepare_update(new, old);
+                if served.rules.generation_changes(new, old) {
+                    object::bump_generation(new);
+                }
+            }
+        }
+        if !is_status {
+            self.admit(Operation::Update, new, Some(old))?;
+        }
+        self.validate(new, Some(old))?;
+        if &*served.resource.group == crd::GROUP && !is_status {
+            self.prepare_definition(new);
+        }
+        match tracking {
+            Tracking::Update => managed::track(self, Some(old), new, options)?,
+            Tracking::Settled => {}
+        }
+        managed::keep_times(new, old);
+        Ok(())
+    }
+
+    fn default(&self, new: &mut Value) {
+        if self.served.custom.is_some() {
+            pending::apply_defaults(&self.served.stored_schema, new);
+        } else {
+            self.served.rules.default(new);
+        }
+    }
+
+    /// Asks admission; what it may read is the store.
+    pub(crate) fn admit(&self, operation: Operation, new: &mut Value, old: Option<&Value>) -> Answer<()> {
+        let reader = StoreReader { api: &self.api, registry: &self.registry };
+        pending::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
+            let name = object::text(new, "name");
+            Failure::denied(&self.served.resource, name, denied.code, denied.reason, &denied.message)
+        })
+    }
+
+    fn validate(&self, new: &Value, old: Option<&Value>) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        let mut causes = match old {
+            None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
+            Some(old) => rules::metadata_update_causes(new, old),
+        };
+        if served.custom.is_some() {
+            causes.extend(pending::validate(&served.stored_schema, new));
+        } else {
+            causes.extend(match old {
+                None => served.rules.validate(new),
+                Some(old) if is_status => served.rules.validate_status_update(new, old),
+                Some(old) => served.rules.validate_update(new, old),
+            });
+        }
+        if causes.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::invalid(&served.resource, object::text(new, "name"), &causes))
+    }
+
+    fn prepare_definition(&self, new: &mut Value) {
+        crd::establish(new, &object::now());
+        if !object::is_deleting(new) {
+            let mut finalizers: Vec<String> =
+                object::finalizers(new).into_iter().map(str::to_owned).collect();
+            if !finalizers.iter().any(|finalizer| finalizer == crd::CLEANUP) {
+                finalizers.push(crd::CLEANUP.to_owned());
+                object::set_finalizers(new, finalizers);
+            }
+        }
+    }
+
+    /// Checks the version and uid that a changed object carries against the stored one.
+    pub(crate) fn check_version(&self, new: &mut Value, old: &Value) -> Answer<()> {
+        let resource = &self.served.resource;
+        let name = object::text(old, "name").to_owned();
+        let uid = object::text(new, "uid");
+        if !uid.is_empty() && uid != object::text(old, "uid") {
+            let why = format!(
+                "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: \
+                 Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                resource.plural,
+                if self.namespace.is_empty() { name.clone() } else { format!("{}/{name}", self.namespace) },
+                object::text(old, "uid")
+            );
+            return Err(Failure::conflict(resource, &name, &why));
+        }
+        let version = read::at(new, &["metadata", "resourceVersion"]);
+        let given = version.as_str().unwrap_or_default();
+        if given.is_empty() || given == "0" {
+            if !self.served.rules.unconditional_update() || self.served.custom.is_some() {
+                let cause = Cause {
+                    reason: CauseReason::Invalid,
+                    message: "Invalid value: 0: must be specified for an update".to_owned(),
+                    field: "metadata.resourceVersion".to_owned(),
+                };
+                return Err(Failure::invalid_kind(&resource.group, &resource.plural, &name, &[cause]));
+            }
+            let current = read::at(old, &["metadata", "resourceVersion"]).clone();
+            object::metadata(new).insert("resourceVersion".to_owned(), current);
+            return Ok(());
+        }
+        if given.parse::<u64>().is_err() {
+            let cause = Cause {
+                reason: CauseReason::Invalid,
+                message: format!(
+                    "Invalid value: {given:?}: strconv.ParseUint: parsing {given:?}: invalid syntax"
+                ),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            return Err(Failure::invalid_kind("", "", "", &[cause]));
+        }
+        if given != object::text(old, "resourceVersion") {
+            return Err(Failure::modified(resource, &name));
+        }
+        Ok(())
+    }
+}
+
+/// A custom resource's status is written alone: everything else stays, but for the managers.
+fn custom_status(new: &mut Value, old: &Value) {
+    let managers = read::at(new, &["metadata", "managedFields"]).clone();
+    let status = new.get("status").cloned();
+    let mut kept = old.clone();
+    if !managers.is_null() {
+        object::metadata(&mut kept).insert("managedFields".to_owned(), managers);
+    }
+    match status {
+        Some(status) => kept["status"] = status,
+        None => read::drop(&mut kept, "status"),
+    }
+    *new = kept;
+}
+
+fn custom_generation(new: &Value, old: &Value, has_status: bool) -> bool {
+    let counted = |object: &Value| -> Vec<(String, Value)> {
+        object
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| *key != "metadata" && !(has_status && *key == "status"))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    counted(new) != counted(old)
+}
