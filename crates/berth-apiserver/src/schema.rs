@@ -10,6 +10,7 @@ use serde_json::Value;
 
 mod decode;
 pub mod json;
+pub mod protobuf;
 pub mod quantity;
 mod table;
 pub mod time;

@@ -78,7 +78,7 @@ fn merge_map(mut original: Object, mut patch: Object, known: Known<'_>) -> Resul
     order_lists(&mut original, &mut patch, known)?;
     for (name, change) in patch {
         if let Some(list) = name.strip_prefix(DELETE_FROM_LIST) {
-            delete_from_list(&mut original, list, &change)?;
+            delete_from_list(&mut original, list, &change);
         } else if change.is_null() {
             original.remove(&name);
         } else {
@@ -98,7 +98,7 @@ fn merge_field(
     let merged = match (original.remove(&name), change) {
         (Some(Value::Object(old)), Value::Object(new)) => Some(Value::Object(merge_map(old, new, below)?)),
         (Some(Value::Array(old)), Value::Array(new)) if strategy.merge => {
-            Some(Value::Array(merge_list(old, new, below, strategy.key.as_deref(), &name)?))
+            Some(Value::Array(merge_list(old, new, below, strategy.key.as_deref(), &name)?.items))
         }
         (Some(Value::Array(_)), new @ Value::Array(_)) => Some(new),
         (_, mut new) => {
@@ -140,17 +140,21 @@ fn order_lists(original: &mut Object, patch: &mut Object, known: Known<'_>) -> R
         let old = list_of(original, name)?;
         let new = list_of(patch, name)?;
         check_order(new.as_deref().unwrap_or_default(), &order, key)?;
-        let merged = match (old.clone(), new) {
+        let anything = old.iter().chain(&new).any(|list| !list.is_empty());
+        let merged = match (old, new) {
             (None, None) => continue,
-            (Some(old), None) => old,
+            _ if !anything => {
+                return Err(PatchError::Failed("no elements in any of the given slices".to_owned()));
+            }
+            (Some(old), None) => Merged { items: old.clone(), server: old },
             (None, Some(new)) => match without_directives(Value::Array(new)) {
-                Some(Value::Array(items)) => items,
+                Some(Value::Array(items)) => Merged { items, server: Vec::new() },
                 _ => continue,
             },
             (Some(old), Some(new)) if strategy.merge => merge_list(old, new, below, key, name)?,
-            (Some(_), Some(new)) => new,
+            (Some(old), Some(new)) => Merged { items: new, server: old },
         };
-        let sorted = sort_merged(merged, &order, &old.unwrap_or_default(), key);
+        let sorted = sort_merged(merged.items, &order, &merged.server, key);
         original.insert(name.to_owned(), Value::Array(sorted));
         patch.remove(name);
     }
@@ -170,25 +174,34 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Result<()
     if order.is_empty() || patch.is_empty() {
         return Ok(());
     }
-    let mut places = order.iter();
-    for item in patch.iter().filter(|item| item.get(DIRECTIVE).is_none()) {
-        if !places.any(|place| same(place, item, key)) {
-            let (patch, order) = (Value::from(patch), Value::from(order));
-            return Err(PatchError::Failed(format!(
-                "The order in patch list:\n{patch}\n doesn't match $setElementOrder list:\n{order}\n"
-            )));
-        }
+    let deleted = |item: &&Value| key.is_some() && item.get(DIRECTIVE) == Some(&Value::from("delete"));
+    let mut items = patch.iter().filter(|item| !deleted(item)).peekable();
+    for place in order {
+        while items.next_if(|item| item.get(DIRECTIVE).is_some()).is_some() {}
+        items.next_if(|item| same(place, item, key));
     }
-    Ok(())
+    if items.peek().is_none() {
+        return Ok(());
+    }
+    let (patch, order) = (Value::from(patch), Value::from(order));
+    Err(PatchError::Failed(format!(
+        "The order in patch list:\n{patch}\n doesn't match $setElementOrder list:\n{order}\n"
+    )))
 }
 
-fn delete_from_list(original: &mut Object, name: &str, gone: &Value) -> Result<(), PatchError> {
-    let bad = || PatchError::Malformed("invalid patch format of primitive list".to_owned());
-    let gone = gone.as_array().ok_or_else(bad)?;
-    if let Some(Value::Array(items)) = original.get_mut(name) {
+fn delete_from_list(original: &mut Object, name: &str, gone: &Value) {
+    if let (Some(Value::Array(items)), Value::Array(gone)) = (original.get_mut(name), gone) {
         items.retain(|item| !gone.contains(item));
     }
-    Ok(())
+}
+
+/// A merged list, and what has become of the server's list meanwhile.
+///
+/// Kubernetes merges in place and then sorts by the server's list, in which deleted items have made room by then and
+/// new ones have taken that room; the order of the result depends on it.
+struct Merged {
+    items: Vec<Value>,
+    server: Vec<Value>,
 }
 
 fn merge_list(
@@ -197,12 +210,13 @@ fn merge_list(
     known: Known<'_>,
     key: Option<&str>,
     name: &str,
-) -> Result<Vec<Value>, PatchError> {
-    let Some(first) = original.iter().chain(&patch).next() else { return Ok(original) };
+) -> Result<Merged, PatchError> {
+    let Some(first) = original.iter().chain(&patch).next() else {
+        return Ok(Merged { items: Vec::new(), server: original });
+    };
     let all_objects = first.is_object();
     if original.iter().chain(&patch).any(|item| item.is_object() != all_objects) {
-        let message = "list element types are not identical".to_owned();
-        return Err(PatchError::Failed(message));
+        return Err(PatchError::Failed("list element types are not identical".to_owned()));
     }
     if first.is_array() {
         return Err(PatchError::Unfit("lists of lists are not supported".to_owned()));
@@ -214,43 +228,72 @@ fn merge_list(
                 merged.push(item.clone());
             }
         }
-        return Ok(sort_merged(merged, &patch, &original, None));
+        let items = sort_merged(merged, &patch, &original, None);
+        return Ok(Merged { items, server: original });
     }
     let Some(key) = key else {
         return Err(PatchError::Failed(format!("cannot merge lists without merge key for {name}")));
     };
-    let (original, patch) = take_directives(original, patch, key)?;
-    let merged = merge_items(original.clone(), &patch, known, key)?;
-    Ok(sort_merged(merged, &patch, &original, Some(key)))
+    let mut list = InPlace { length: original.len(), server: original };
+    let (replacement, patch) = list.take_directives(patch, key)?;
+    let before = replacement.unwrap_or_else(|| list.server[..list.length].to_vec());
+    let merged = merge_items(before.clone(), &patch, known, key)?;
+    list.append(&merged[before.len()..]);
+    Ok(Merged { items: sort_merged(merged, &patch, &before, Some(key)), server: list.server })
 }
 
-/// Carries out `$patch` in items: delete an item, or replace the whole list.
-fn take_directives(
-    mut original: Vec<Value>,
-    patch: Vec<Value>,
-    key: &str,
-) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
-    let mut rest = Vec::with_capacity(patch.len());
-    let mut replace = false;
-    for item in patch {
-        match item.get(DIRECTIVE).map(Value::as_str) {
-            None => rest.push(item),
-            Some(Some("delete")) => {
-                let value = item.get(key).ok_or_else(|| no_merge_key(&item, key))?;
-                original.retain(|old| old.get(key) != Some(value));
-            }
-            Some(Some("replace")) => replace = true,
-            Some(Some("merge")) => {
-                let message = "merging lists cannot yet be specified in the patch".to_owned();
-                return Err(PatchError::Failed(message));
-            }
-            Some(_) => {
-                let Value::Object(object) = &item else { continue };
-                return Err(unknown_directive(&item[DIRECTIVE], object));
-            }
+/// The server's list while it is changed in place: the items, and how many of them count.
+struct InPlace {
+    server: Vec<Value>,
+    length: usize,
+}
+
+impl InPlace {
+    fn delete(&mut self, key: &str, value: &Value) {
+        while let Some(at) = self.server[..self.length].iter().position(|item| item.get(key) == Some(value)) {
+            // What follows moves up; the last place keeps its item but no longer counts.
+            let last = self.server[self.length - 1].clone();
+            self.server[at..self.length].rotate_left(1);
+            self.server[self.length - 1] = last;
+            self.length -= 1;
         }
     }
-    Ok(if replace { (rest, Vec::new()) } else { (original, rest) })
+
+    fn append(&mut self, added: &[Value]) {
+        for (place, item) in self.server[self.length..].iter_mut().zip(added) {
+            *place = item.clone();
+        }
+    }
+
+    /// Carries out `$patch` in items: delete an item, or replace the whole list. Returns the replacement, if any, and
+    /// the items to merge.
+    fn take_directives(
+        &mut self,
+        patch: Vec<Value>,
+        key: &str,
+    ) -> Result<(Option<Vec<Value>>, Vec<Value>), PatchError> {
+        let mut rest = Vec::with_capacity(patch.len());
+        let mut replace = false;
+        for item in patch {
+            match item.get(DIRECTIVE).map(Value::as_str) {
+                None => rest.push(item),
+                Some(Some("delete")) => {
+                    let value = item.get(key).ok_or_else(|| no_merge_key(&item, key))?;
+                    self.delete(key, value);
+                }
+                Some(Some("replace")) => replace = true,
+                Some(Some("merge")) => {
+                    let message = "merging lists cannot yet be specified in the patch".to_owned();
+                    return Err(PatchError::Failed(message));
+                }
+                Some(_) => {
+                    let Value::Object(object) = &item else { continue };
+                    return Err(unknown_directive(&item[DIRECTIVE], object));
+                }
+            }
+        }
+        Ok(if replace { (Some(rest), Vec::new()) } else { (None, rest) })
+    }
 }
 
 fn merge_items(

@@ -18,6 +18,20 @@ pub struct Decoded {
     pub errors: Vec<String>,
 }
 
+impl Decoded {
+    /// What strict field validation objects to, given the keys that stood in the body twice.
+    pub fn strict(&self, duplicates: &[String]) -> Vec<String> {
+        let below = |path: &str, unknown: &String| {
+            path.strip_prefix(unknown.as_str())
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '[']))
+        };
+        let known = |path: &&String| !self.unknown.iter().any(|unknown| below(path, unknown));
+        let unknown = self.unknown.iter().map(|path| format!("unknown field \"{path}\""));
+        let duplicate = duplicates.iter().filter(known).map(|path| format!("duplicate field \"{path}\""));
+        unknown.chain(duplicate).collect()
+    }
+}
+
 /// Brings an object into the form its type gives it and says what was unknown and what did not fit.
 pub fn decode(type_: &Type, value: &mut Value) -> Decoded {
     walk(type_, value, Mode::Decode)

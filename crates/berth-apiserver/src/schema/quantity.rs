@@ -3,8 +3,10 @@
 use std::cmp::Ordering;
 
 const NANO: i128 = 1_000_000_000;
-/// Kubernetes caps what it reads at this many whole units.
-const MAX: i128 = (i64::MAX as i128) * NANO;
+/// Kubernetes caps binary quantities at this many whole units.
+const BINARY_MAX: i128 = (i64::MAX as i128) * NANO;
+/// As much as a decimal quantity can be here; far more than anything that is measured.
+const DECIMAL_MAX: i128 = i128::MAX / 100;
 
 /// Why a text is not a quantity, in Kubernetes' words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -35,9 +37,72 @@ pub struct Quantity {
     format: Format,
 }
 
-/// The canonical text of a quantity: `1024Mi` is `1Gi`, `0.5` is `500m`.
+/// The text Kubernetes makes of a quantity: `1024Mi` is `1Gi`, `0.5` is `500m`.
 pub fn canonical(text: &str) -> Result<String, Error> {
-    Ok(text.parse::<Quantity>()?.to_string())
+    let text = text.trim();
+    let parts = Parts::split(text)?;
+    Ok(if parts.is_kept() { text.to_owned() } else { text.parse::<Quantity>()?.to_string() })
+}
+
+/// The parts of a text that may be a quantity.
+struct Parts<'a> {
+    negative: bool,
+    whole: &'a str,
+    fraction: &'a str,
+    base: u32,
+    exponent: i32,
+    format: Format,
+}
+
+impl<'a> Parts<'a> {
+    fn split(text: &'a str) -> Result<Self, Error> {
+        let (negative, unsigned) = match text.as_bytes().first() {
+            Some(b'-') => (true, &text[1..]),
+            Some(b'+') => (false, &text[1..]),
+            Some(_) => (false, text),
+            None => return Err(Error::Form),
+        };
+        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
+        let (number, suffix) = unsigned.split_at(end);
+        // A unit alone is nothing of it.
+        let tail = suffix.trim_start_matches(|c| "eEinumkKMGTP".contains(c));
+        let digits = tail.strip_prefix(['-', '+']).unwrap_or(tail);
+        if !digits.bytes().all(|digit| digit.is_ascii_digit()) {
+            return Err(Error::Form);
+        }
+        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+        if fraction.contains('.') {
+            return Err(Error::Form);
+        }
+        let (base, exponent, format) = parse_suffix(suffix)?;
+        Ok(Self { negative, whole: whole.trim_start_matches('0'), fraction, base, exponent, format })
+    }
+
+    /// Whether Kubernetes keeps the text as it is instead of writing the number anew: it takes short numbers that
+    /// look canonical for canonical.
+    fn is_kept(&self) -> bool {
+        let places = |text: &str| i32::try_from(text.len()).unwrap_or(i32::MAX / 4);
+        if self.base == 2 {
+            let short = places(self.whole) + self.exponent * 3 / 10 <= 14;
+            let last: u32 = self
+                .whole
+                .bytes()
+                .rev()
+                .take(3)
+                .zip([1, 10, 100])
+                .map(|(d, w)| u32::from(d - b'0') * w)
+                .sum();
+            return short && self.fraction.is_empty() && !last.is_multiple_of(8);
+        }
+        let scale = self.exponent - places(self.fraction);
+        let thousands =
+            self.whole.bytes().chain(self.fraction.bytes()).rev().take_while(|digit| *digit == b'0').count();
+        places(self.whole) + places(self.fraction) <= 18
+            && (-9..).contains(&scale)
+            && scale % 3 == 0
+            && thousands < 3
+            && !self.whole.is_empty()
+    }
 }
 
 impl Quantity {
@@ -77,22 +142,7 @@ impl std::str::FromStr for Quantity {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let (negative, unsigned) = match text.as_bytes().first() {
-            Some(b'-') => (true, &text[1..]),
-            Some(b'+') => (false, &text[1..]),
-            Some(_) => (false, text),
-            None => return Err(Error::Form),
-        };
-        let end = unsigned.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(unsigned.len());
-        let (number, suffix) = unsigned.split_at(end);
-        if number.is_empty() || !suffix.bytes().all(|b| b"eEinumkKMGTP+-0123456789".contains(&b)) {
-            return Err(Error::Form);
-        }
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        if fraction.contains('.') || (whole.is_empty() && fraction.is_empty()) {
-            return Err(Error::Numeric);
-        }
-        let (base, exponent, format) = parse_suffix(suffix)?;
+        let Parts { negative, whole, fraction, base, exponent, format } = Parts::split(text)?;
         let magnitude = scale(whole, fraction, base, exponent);
         Ok(Self { nanos: if negative { -magnitude } else { magnitude }, format })
     }
@@ -128,6 +178,7 @@ fn parse_suffix(suffix: &str) -> Result<(u32, i32, Format), Error> {
 
 /// `whole.fraction * base^exponent` in billionths: rounded up, and capped.
 fn scale(whole: &str, fraction: &str, base: u32, exponent: i32) -> i128 {
+    let max = if base == 2 { BINARY_MAX } else { DECIMAL_MAX };
     let fraction = fraction.trim_end_matches('0');
     let digits = format!("{whole}{fraction}");
     let digits = digits.trim_start_matches('0');
@@ -153,10 +204,10 @@ fn scale(whole: &str, fraction: &str, base: u32, exponent: i32) -> i128 {
                 tens += i64::from(drop);
                 inexact = true;
             }
-            None => return MAX,
+            None => return max,
         }
     }
-    while tens > 0 && value <= MAX {
+    while tens > 0 && value <= max {
         value = value.saturating_mul(10);
         tens -= 1;
     }
@@ -165,7 +216,7 @@ fn scale(whole: &str, fraction: &str, base: u32, exponent: i32) -> i128 {
         value /= 10;
         tens += 1;
     }
-    (value + i128::from(inexact)).min(MAX)
+    (value + i128::from(inexact)).min(max)
 }
 
 impl std::fmt::Display for Quantity {
@@ -219,20 +270,23 @@ mod tests {
             ("100m", "100m"),
             ("1e3", "1e3"),
             ("1E", "1E"),
-            ("1E6", "1e6"),
+            ("1E6", "1E6"),
+            ("1000E6", "1e9"),
             ("0", "0"),
             ("0Gi", "0"),
             ("-5Gi", "-5Gi"),
-            ("+7", "7"),
+            ("+7", "+7"),
             ("512Ki", "512Ki"),
             ("0.1Ki", "102400m"),
             ("1Ei", "1Ei"),
             ("1n", "1n"),
             ("0.1n", "1n"),
             (".5", "500m"),
-            ("5.", "5"),
-            ("12345678901234567890", "9223372036854775807"),
-            ("000123", "123"),
+            ("5.", "5."),
+            ("1.500", "1.500"),
+            ("12345678901234567890", "12345678901234567890"),
+            ("16Ei", "9223372036854775807"),
+            ("000123", "000123"),
         ];
         for (given, expected) in cases {
             assert_eq!(canonical(given).as_deref(), Ok(expected), "{given}");
@@ -249,7 +303,7 @@ mod tests {
             ("1GiB", Error::Form),
             ("1gi", Error::Form),
             ("1KM", Error::Suffix),
-            ("1.2.3", Error::Numeric),
+            ("1.2.3", Error::Form),
             ("1e", Error::Suffix),
         ] {
             assert_eq!(canonical(given), Err(expected), "{given}");
