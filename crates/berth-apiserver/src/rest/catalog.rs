@@ -39,6 +39,7 @@ const ROWS: &[Row] = &[
     Row { verbs: CREATE, ..row("", "Binding", "bindings", true) },
     Row { short: &["cm"], ..row("", "ConfigMap", "configmaps", true) },
     Row { short: &["ev"], ..row("", "Event", "events", true) },
+    Row { short: &["limits"], ..row("", "LimitRange", "limitranges", true) },
     Row {
         short: &["ns"],
         subresources: &[Finalize, Status],
@@ -62,7 +63,14 @@ const ROWS: &[Row] = &[
         subresources: &[Attach, Binding, Eviction, Exec, Log, PortForward, Status],
         ..row("", "Pod", "pods", true)
     },
+    Row { short: &["quota"], subresources: &[Status], ..row("", "ResourceQuota", "resourcequotas", true) },
     row("", "Secret", "secrets", true),
+    Row {
+        short: &["svc"],
+        categories: &["all"],
+        subresources: &[Status],
+        ..row("", "Service", "services", true)
+    },
     Row { short: &["sa"], subresources: &[Token], ..row("", "ServiceAccount", "serviceaccounts", true) },
     row(APPS, "ControllerRevision", "controllerrevisions", true),
     Row {
