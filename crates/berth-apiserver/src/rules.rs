@@ -8,11 +8,15 @@
 pub mod age;
 mod claim;
 mod classes;
+mod config;
 mod csi;
 mod diff;
+pub mod event;
 pub mod field;
 pub mod metadata;
 pub mod names;
+pub mod namespace;
+mod node;
 mod nodes;
 pub mod quantity;
 pub mod read;
@@ -123,6 +127,16 @@ pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
     match (group, kind) {
         ("", "PersistentVolume") => &volume::PersistentVolume,
         ("", "PersistentVolumeClaim") => &claim::PersistentVolumeClaim,
+        ("", "Namespace") => &namespace::Namespace,
+        ("", "Node") => &node::Node,
+        ("", "ConfigMap") => &config::ConfigMap,
+        ("", "Secret") => &config::Secret,
+        ("", "ServiceAccount") => &config::ServiceAccount,
+        ("", "Event") => &event::Event { strict: false },
+        ("events.k8s.io", "Event") => &event::Event { strict: true },
+        ("coordination.k8s.io", "Lease") => &event::Lease,
+        ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },
+        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => &node::Rbac { binding: true },
         ("storage.k8s.io", "StorageClass") => &classes::StorageClass,
         ("storage.k8s.io", "VolumeAttributesClass") => &classes::VolumeAttributesClass,
         ("storage.k8s.io", "CSIDriver") => &csi::CsiDriver,
