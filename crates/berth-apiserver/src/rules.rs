@@ -18,6 +18,7 @@ pub mod names;
 pub mod namespace;
 mod node;
 mod nodes;
+pub mod pod;
 pub mod quantity;
 pub mod read;
 pub mod selector;
@@ -127,6 +128,7 @@ pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
     match (group, kind) {
         ("", "PersistentVolume") => &volume::PersistentVolume,
         ("", "PersistentVolumeClaim") => &claim::PersistentVolumeClaim,
+        ("", "Pod") => &pod::Pod,
         ("", "Namespace") => &namespace::Namespace,
         ("", "Node") => &node::Node,
         ("", "ConfigMap") => &config::ConfigMap,
