@@ -378,7 +378,9 @@ impl Journal {
                 return Err(self.failed(&error));
             }
         };
-        (self.file, self.live, self.length, self.allocated) = (copy.file, copy.live, copy.length, 0);
+        let old = std::mem::replace(&mut self.file, copy.file);
+        (self.live, self.length, self.allocated) = (copy.live, copy.length, 0);
+        rewrite::free_gently(old);
         if let Err(error) = rustix::fs::fsync(self.dir.as_fd()) {
             // After a power cut the old file may be back, and with it the time before this moment.
             self.broken = Some(format!("fsync of the directory: {error}"));

@@ -16,7 +16,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use rustix::fs::fdatasync;
+use rustix::fs::{fdatasync, ftruncate};
 
 use super::{HEADER, Span};
 
@@ -97,6 +97,23 @@ impl Rewrite {
         copy.file.sync_all()?;
         Ok(copy)
     }
+}
+
+/// Gives back the room of a file that has no name any more.
+///
+/// Freed in one go, hundreds of megabytes are one large transaction of the filesystem, and every sync waits for it.
+pub(super) fn free_gently(file: File) {
+    let free = move || {
+        let mut length = file.metadata().map_or(0, |metadata| metadata.len());
+        while length > STEP {
+            length -= STEP;
+            if ftruncate(file.as_fd(), length).is_err() {
+                break;
+            }
+        }
+    };
+    // Without a thread the file is closed at once, which does the same with less grace.
+    let _ = std::thread::Builder::new().name("journal-free".to_owned()).spawn(free);
 }
 
 impl Drop for Rewrite {
