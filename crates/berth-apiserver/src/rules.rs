@@ -5,11 +5,13 @@
 //! `prepare_` functions, [`admit`], then [`metadata_causes`] (or [`metadata_update_causes`]) and one of the `validate`
 //! functions. Texts and field paths are those of kube-apiserver, because people and programs read them.
 
+pub mod admission;
 pub mod age;
 mod claim;
 mod classes;
 mod config;
 mod csi;
+mod definition;
 mod diff;
 pub mod event;
 pub mod field;
@@ -25,10 +27,12 @@ pub mod selector;
 mod sources;
 pub mod table;
 mod volume;
+mod workload;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+pub use self::admission::{Denied, Operation, Reader, admit};
 pub use self::metadata::{metadata_causes, metadata_update_causes};
 pub use self::names::NameRule;
 pub use self::selector::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
@@ -136,6 +140,11 @@ pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
         ("", "ServiceAccount") => &config::ServiceAccount,
         ("", "Event") => &event::Event { strict: false },
         ("events.k8s.io", "Event") => &event::Event { strict: true },
+        ("apps", "Deployment") => &workload::Workload::Deployment,
+        ("apps", "ReplicaSet") => &workload::Workload::ReplicaSet,
+        ("apps", "StatefulSet") => &workload::Workload::StatefulSet,
+        ("apps", "DaemonSet") => &workload::Workload::DaemonSet,
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => &definition::CustomResourceDefinition,
         ("coordination.k8s.io", "Lease") => &event::Lease,
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => &node::Rbac { binding: true },
