@@ -21,8 +21,15 @@ const LEAP: u64 = 1_000_000;
 /// The journal, and the lock that says it is ours.
 #[derive(Debug)]
 pub(super) struct Records {
-    pub(super) journal: Journal,
-    _lock: std::fs::File,
+    journal: Journal,
+    lock: std::fs::File,
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        // Closing is not enough: a child process that is just being started may hold the same lock for a moment.
+        let _ = self.lock.unlock();
+    }
 }
 
 /// Reads what an earlier life left behind.
@@ -42,7 +49,7 @@ pub(super) fn load(dir: &Path, options: Options) -> Result<(Published, Records, 
         }
     })
     .map_err(OpenError::Journal)?;
-    let mut records = Records { journal, _lock: lock };
+    let mut records = Records { journal, lock };
     if damage.lines > 0 {
         // The newest changes may be among what was lost, and what clients remember of them must not come again.
         published.leap_to(published.revision() + LEAP);

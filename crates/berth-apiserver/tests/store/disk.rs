@@ -1,9 +1,14 @@
 //! What a store finds on its disk, and what it does when that is full.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use berth_apiserver::store::OpenError;
-use berth_host::mount;
+use berth_host::{
+    format::{self, Filesystem},
+    loopdev::{self, LoopDevice},
+    mount,
+};
+use tokio::task::JoinSet;
 
 use super::*;
 
@@ -160,6 +165,17 @@ async fn a_full_disk_refuses_writes_serves_reads_and_recovers_by_removals() {
     drop(store);
 }
 
+/// Leaves no room on the disk of `file`.
+fn hog(file: &Path) {
+    let mut size = 1 << 20;
+    let mut file = fs::File::create(file).unwrap();
+    while size > 0 {
+        if std::io::Write::write_all(&mut file, &vec![1; size]).is_err() {
+            size /= 2;
+        }
+    }
+}
+
 #[tokio::test]
 async fn when_others_fill_the_disk_objects_can_still_be_removed() {
     let disk = SmallDisk::new("24m");
@@ -167,24 +183,117 @@ async fn when_others_fill_the_disk_objects_can_still_be_removed() {
     for index in 0..300 {
         create(&store, pod(&format!("p{index}")), &"x".repeat(1000)).await;
     }
-    let hog = disk.0.path().join("hog");
-    let mut size = 1 << 20;
-    let mut file = fs::File::create(&hog).unwrap();
-    while size > 0 {
-        if std::io::Write::write_all(&mut file, &vec![1; size]).is_err() {
-            size /= 2;
-        }
-    }
-    drop(file);
+    let others = disk.0.path().join("others");
+    hog(&others);
     let written = fill(&store, "more").await;
     for index in 0..300 {
         delete(&store, pod(&format!("p{index}"))).await.unwrap();
     }
     assert_eq!(store.view(&pods()).len(), written);
-    fs::remove_file(&hog).unwrap();
+    fs::remove_file(&others).unwrap();
     create(&store, pod("again"), "room").await;
     drop(store);
     let (store, opened) = open(&disk.path());
     assert_eq!((opened.objects, opened.damaged), (written + 1, 0));
+    drop(store);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn on_a_full_disk_removals_are_made_though_the_writes_beside_them_are_not() {
+    let disk = SmallDisk::new("24m");
+    let (store, _) = open(&disk.path());
+    for index in 0..200 {
+        create(&store, pod(&format!("p{index}")), &"x".repeat(1000)).await;
+    }
+    hog(&disk.0.path().join("others"));
+    let written = fill(&store, "more").await;
+    let before = store.revision();
+    let mut watch = store.watch(&pods(), before).unwrap();
+    let mut writers = JoinSet::new();
+    for index in 0..200 {
+        let (store, key) = (store.clone(), pod(&format!("p{index}")));
+        writers.spawn(async move {
+            let big = text(&"x".repeat(4000));
+            if index % 2 == 0 {
+                assert!(matches!(store.write(key, Expect::Present, big).await, Err(WriteError::Full(_))));
+            } else {
+                delete(&store, key.clone()).await.unwrap();
+                assert!(matches!(store.write(key, Expect::Absent, big).await, Err(WriteError::Full(_))));
+            }
+        });
+    }
+    writers.join_all().await;
+    assert_eq!(store.view(&pods()).len(), written + 100);
+    let (mut seen, mut newest) = (0, before);
+    while seen < 100 {
+        for event in watch.next().await.unwrap() {
+            assert!(event.revision > newest && event.object.key.name.starts_with('p'));
+            (seen, newest) = (seen + 1, event.revision);
+        }
+    }
+    let objects: Vec<_> = store.view(&pods()).range(None, None).cloned().collect();
+    drop((store, watch));
+    let (store, opened) = open(&disk.path());
+    assert_eq!((opened.damaged, opened.revision), (0, newest));
+    assert!(store.view(&pods()).range(None, None).eq(&objects));
+    drop(store);
+}
+
+/// A filesystem on a loop device, taken down when dropped.
+struct LoopDisk {
+    device: u32,
+    target: tempfile::TempDir,
+}
+
+impl LoopDisk {
+    fn mount(image: &Path) -> Self {
+        let device = LoopDevice::attach(image, loopdev::Options::default()).unwrap();
+        let target = tempfile::tempdir().unwrap();
+        mount::filesystem(device.path(), target.path(), "ext4", mount::Attributes::default(), &[]).unwrap();
+        Self { device: device.number(), target }
+    }
+}
+
+impl Drop for LoopDisk {
+    fn drop(&mut self) {
+        mount::unmount(self.target.path()).unwrap();
+        loopdev::detach(self.device).unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_disk_that_fails_refuses_writes_serves_reads_and_has_all_that_was_acknowledged() {
+    // The disk has no room behind it for what it promises, as a thin one whose pool is full.
+    let pool = SmallDisk::new("12m");
+    let image = pool.0.path().join("image");
+    fs::File::create(&image).unwrap().set_len(64 << 20).unwrap();
+    format::make(&image, Filesystem::Ext4, Duration::from_secs(60)).unwrap();
+    let disk = LoopDisk::mount(&image);
+    let (store, _) = open(disk.target.path());
+    let mut acknowledged = Vec::new();
+    let failure = loop {
+        if acknowledged.len() == 20 {
+            hog(&pool.0.path().join("others"));
+        }
+        let key = pod(&format!("p{}", acknowledged.len()));
+        match store.write(key, Expect::Absent, text(&"x".repeat(20_000))).await {
+            Ok(object) => acknowledged.push(object),
+            Err(failure) => break failure,
+        }
+    };
+    assert!(matches!(&failure, WriteError::Storage(why) if !why.is_empty()), "{failure}");
+    assert!(matches!(delete(&store, pod("p0")).await, Err(WriteError::Storage(_))));
+    assert_eq!(store.view(&pods()).len(), acknowledged.len());
+    assert_eq!(store.revision(), acknowledged.len() as u64);
+    assert_eq!(store.watch(&pods(), 0).unwrap().next().await.unwrap().len(), acknowledged.len());
+    drop(store);
+    drop(disk);
+    fs::remove_file(pool.0.path().join("others")).unwrap();
+    let disk = LoopDisk::mount(&image);
+    let (store, _) = open(disk.target.path());
+    for object in &acknowledged {
+        assert_eq!(store.get(&object.key).as_ref(), Some(object));
+    }
+    create(&store, pod("again"), "works").await;
     drop(store);
 }

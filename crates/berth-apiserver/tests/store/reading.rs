@@ -2,7 +2,10 @@
 
 use std::time::Duration;
 
-use berth_apiserver::store::{EventKind, Expired, Watch};
+use berth_apiserver::store::{
+    EventKind::{self, Added, Deleted, Modified},
+    Expired, Watch,
+};
 
 use super::*;
 
@@ -103,7 +106,6 @@ async fn a_watch_from_any_revision_sees_every_later_event_once() {
     create(&store, Key::new("nodes".into(), "", "n"), "other").await;
     delete(&store, pod("a")).await.unwrap();
     create(&store, pod("a"), "three").await;
-    use EventKind::{Added, Deleted, Modified};
     let all = [(Added, "one"), (Modified, "two"), (Deleted, "gone"), (Added, "three")];
     let all = all.map(|(kind, text)| (kind, text.to_owned()));
     for (after, skipped) in [(0, 0), (1, 1), (2, 2), (3, 2), (4, 3)] {
