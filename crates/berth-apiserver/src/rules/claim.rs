@@ -44,8 +44,8 @@ impl Rules for PersistentVolumeClaim {
         }
         let status = map(object, &["status"]);
         default(status, "phase", "Pending");
-        canonicalise_list(status.get_mut("capacity"));
-        canonicalise_list(status.get_mut("allocatedResources"));
+        canonicalise_list(status, "capacity");
+        canonicalise_list(status, "allocatedResources");
     }
 
     fn prepare_create(&self, object: &mut Value) {
@@ -109,13 +109,13 @@ impl Rules for PersistentVolumeClaim {
         for (resource, quantity) in entries(status, &["capacity"]) {
             causes.extend(not_negative(quantity, &path.child("capacity").key(resource)));
         }
-        let states = path.child("allocatedResourceStatuses");
+        let resizing = path.child("allocatedResourceStatuses");
         for (resource, state) in entries(status, &["allocatedResourceStatuses"]) {
-            causes.extend(resource_causes(resource, &states));
+            causes.extend(resource_causes(resource, &resizing));
             if !RESIZE_STATES.contains(&state.as_str().unwrap_or_default()) {
                 let mut known = RESIZE_STATES;
                 known.sort_unstable();
-                causes.push(states.not_supported(resource, &known));
+                causes.push(resizing.not_supported(resource, &known));
             }
         }
         let allocated = path.child("allocatedResources");
@@ -166,9 +166,9 @@ impl Rules for PersistentVolumeClaim {
 pub(super) fn default_spec(spec: &mut Value) {
     let spec = map(spec, &[]);
     default_pointer(spec, "volumeMode", "Filesystem");
-    if let Some(resources) = spec.get_mut("resources") {
-        canonicalise_list(resources.get_mut("requests"));
-        canonicalise_list(resources.get_mut("limits"));
+    if let Some(Value::Object(resources)) = spec.get_mut("resources") {
+        canonicalise_list(resources, "requests");
+        canonicalise_list(resources, "limits");
     }
 }
 

@@ -167,7 +167,7 @@ mod tests {
     }
 
     fn texts(causes: Vec<Cause>) -> Vec<String> {
-        causes.iter().map(ToString::to_string).collect()
+        causes.into_iter().map(|cause| cause.to_string()).collect()
     }
 
     #[test]

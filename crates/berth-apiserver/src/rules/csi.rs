@@ -370,7 +370,9 @@ pub(super) fn keep_metadata(new: &mut Value, old: &Value) {
     let old = at(old, &["metadata"]);
     map(new, &["metadata"]);
     if let Some(metadata) = find(new, &["metadata"]) {
-        FIELDS.iter().for_each(|field| keep(metadata, old, field));
+        for field in FIELDS {
+            keep(metadata, old, field);
+        }
     }
 }
 

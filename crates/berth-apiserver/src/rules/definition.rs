@@ -42,10 +42,10 @@ impl Rules for CustomResourceDefinition {
         let stored = json!(storage_version(new));
         let status = map(new, &["status"]);
         status.insert("acceptedNames".to_owned(), accepted);
-        if let Some(list) = status.entry("storedVersions").or_insert(json!([])).as_array_mut() {
-            if !list.contains(&stored) {
-                list.push(stored);
-            }
+        if let Some(list) = status.entry("storedVersions").or_insert(json!([])).as_array_mut()
+            && !list.contains(&stored)
+        {
+            list.push(stored);
         }
     }
 
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn texts(causes: Vec<Cause>) -> Vec<String> {
-        causes.iter().map(ToString::to_string).collect()
+        causes.into_iter().map(|cause| cause.to_string()).collect()
     }
 
     #[test]

@@ -301,7 +301,7 @@ mod tests {
     const NEW: Event = Event { strict: true };
 
     fn texts(causes: Vec<Cause>) -> Vec<String> {
-        causes.iter().map(ToString::to_string).collect()
+        causes.into_iter().map(|cause| cause.to_string()).collect()
     }
 
     fn old_style() -> Value {

@@ -116,7 +116,7 @@ pub fn quote(text: &str) -> String {
             '\t' => quoted.push_str("\\t"),
             '\r' => quoted.push_str("\\r"),
             c if (c as u32) < 0x20 || c == '\u{7f}' => {
-                quoted.push_str(&format!("\\x{:02x}", c as u32));
+                quoted.extend(format!("\\x{:02x}", c as u32).chars());
             }
             c => quoted.push(c),
         }

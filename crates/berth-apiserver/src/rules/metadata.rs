@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     fn created(metadata: Value) -> Vec<String> {
-        let object = json!({ "metadata": metadata });
+        let object = Value::Object([("metadata".to_owned(), metadata)].into_iter().collect());
         metadata_causes(&object, true, NameRule::Subdomain).iter().map(ToString::to_string).collect()
     }
 

@@ -42,8 +42,8 @@ impl Rules for Node {
     fn default(&self, object: &mut Value) {
         map(object, &["spec"]);
         let status = map(object, &["status"]);
-        canonicalise_list(status.get_mut("capacity"));
-        canonicalise_list(status.get_mut("allocatable"));
+        canonicalise_list(status, "capacity");
+        canonicalise_list(status, "allocatable");
         let capacity = status.get("capacity").cloned().unwrap_or_default();
         if !capacity.is_null() && status.get("allocatable").is_none_or(Value::is_null) {
             status.insert("allocatable".to_owned(), capacity);
@@ -244,7 +244,7 @@ mod tests {
     use super::*;
 
     fn texts(causes: Vec<Cause>) -> Vec<String> {
-        causes.iter().map(ToString::to_string).collect()
+        causes.into_iter().map(|cause| cause.to_string()).collect()
     }
 
     #[test]

@@ -174,11 +174,11 @@ pub(super) fn spec_causes(spec: &Value, pod: &str, path: &Path) -> Vec<Cause> {
         causes.extend(nodes::selector_causes(affinity, &path));
     }
     causes.extend(name_causes(spec, path));
-    if let Some(seconds) = number(spec, &["activeDeadlineSeconds"]) {
-        if !(1..=i64::from(i32::MAX)).contains(&seconds) {
-            let detail = names::in_range(1, i64::from(i32::MAX));
-            causes.push(path.child("activeDeadlineSeconds").invalid(seconds, detail));
-        }
+    if let Some(seconds) = number(spec, &["activeDeadlineSeconds"])
+        && !(1..=i64::from(i32::MAX)).contains(&seconds)
+    {
+        let detail = names::in_range(1, i64::from(i32::MAX));
+        causes.push(path.child("activeDeadlineSeconds").invalid(seconds, detail));
     }
     causes.extend(toleration_causes(spec, &path.child("tolerations")));
     causes

@@ -162,8 +162,8 @@ pub fn canonicalise(value: &mut Value) {
 }
 
 /// Rewrites every quantity of a resource list (`{"storage": "1024Mi"}`).
-pub fn canonicalise_list(list: Option<&mut Value>) {
-    if let Some(Value::Object(map)) = list {
+pub fn canonicalise_list(owner: &mut serde_json::Map<String, Value>, list: &str) {
+    if let Some(Value::Object(map)) = owner.get_mut(list) {
         map.values_mut().for_each(canonicalise);
     }
 }

@@ -77,10 +77,12 @@ pub(super) fn causes(name: &str, source: &Value, path: &Path, persistent: bool) 
         "flexVolume" => causes.extend(flex(source, path)),
         "flocker" => causes.extend(flocker(source, path)),
         "quobyte" => causes.extend(quobyte(source, path)),
-        "azureFile" if persistent => {
-            if has(source, &["secretNamespace"]) && text(source, &["secretNamespace"]).is_empty() {
-                causes.push(path.child("secretNamespace").required(""));
-            }
+        "azureFile"
+            if persistent
+                && has(source, &["secretNamespace"])
+                && text(source, &["secretNamespace"]).is_empty() =>
+        {
+            causes.push(path.child("secretNamespace").required(""));
         }
         "azureDisk" => causes.extend(azure_disk(source, path)),
         "cinder" => causes.extend(secret_ref(source, path, persistent)),
@@ -409,8 +411,8 @@ mod tests {
 
     use super::*;
 
-    fn check(name: &str, source: Value) -> Vec<String> {
-        causes(name, &source, &Path::new(name), true).iter().map(ToString::to_string).collect()
+    fn check(name: &str, source: &Value) -> Vec<String> {
+        causes(name, source, &Path::new(name), true).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -428,7 +430,7 @@ mod tests {
                 json!({"diskName": "d", "diskURI": "https://x", "kind": "Shared", "cachingMode": "None"}),
             ),
         ] {
-            assert_eq!(check(name, source), Vec::<String>::new(), "{name}");
+            assert_eq!(check(name, &source), Vec::<String>::new(), "{name}");
         }
     }
 
@@ -480,7 +482,7 @@ mod tests {
                 "cinder.secretRef.namespace: Required value",
             ),
         ] {
-            assert_eq!(check(name, source), [expected], "{name}");
+            assert_eq!(check(name, &source), [expected], "{name}");
         }
     }
 

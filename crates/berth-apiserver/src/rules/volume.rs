@@ -44,7 +44,7 @@ impl Rules for PersistentVolume {
         let spec = map(object, &["spec"]);
         default(spec, "persistentVolumeReclaimPolicy", "Retain");
         default_pointer(spec, "volumeMode", "Filesystem");
-        canonicalise_list(spec.get_mut("capacity"));
+        canonicalise_list(spec, "capacity");
         if let Some(spec) = object.get_mut("spec") {
             sources::fill(spec);
         }
@@ -89,10 +89,11 @@ impl Rules for PersistentVolume {
         };
         let (mut new_source, old_source) = (source(new), source(old));
         // A secret for expansion may be added once.
-        if has(old, &["csi"]) && !has(old, &["csi", "controllerExpandSecretRef"]) {
-            if let Some(csi) = find(&mut new_source, &["csi"]).and_then(Value::as_object_mut) {
-                csi.remove("controllerExpandSecretRef");
-            }
+        if has(old, &["csi"])
+            && !has(old, &["csi", "controllerExpandSecretRef"])
+            && let Some(csi) = find(&mut new_source, &["csi"]).and_then(Value::as_object_mut)
+        {
+            csi.remove("controllerExpandSecretRef");
         }
         let path = Path::new("spec");
         if !same(&new_source, &old_source) {

@@ -109,11 +109,11 @@ impl Rules for Workload {
                 causes.push(path.child(field).invalid(value, "must be greater than or equal to 0"));
             }
         }
-        if let Some(deadline) = number(spec, &["progressDeadlineSeconds"]) {
-            if deadline <= number(spec, &["minReadySeconds"]).unwrap_or_default() {
-                let path = path.child("progressDeadlineSeconds");
-                causes.push(path.invalid(deadline, "must be greater than minReadySeconds"));
-            }
+        if let Some(deadline) = number(spec, &["progressDeadlineSeconds"])
+            && deadline <= number(spec, &["minReadySeconds"]).unwrap_or_default()
+        {
+            let path = path.child("progressDeadlineSeconds");
+            causes.push(path.invalid(deadline, "must be greater than minReadySeconds"));
         }
         if *self == Self::StatefulSet {
             causes.extend(stateful_causes(spec, &path));
@@ -404,7 +404,7 @@ mod tests {
     }
 
     fn texts(causes: Vec<Cause>) -> Vec<String> {
-        causes.iter().map(ToString::to_string).collect()
+        causes.into_iter().map(|cause| cause.to_string()).collect()
     }
 
     const ALL: [Workload; 4] =

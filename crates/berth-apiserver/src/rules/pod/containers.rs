@@ -292,11 +292,12 @@ fn resource_causes(resources: &Value, path: &Path) -> Vec<Cause> {
                 causes.push(path.invalid(quantity.to_string(), "must be greater than or equal to 0"));
             }
             let limit = Quantity::from_value(at(limits, &[resource]));
-            if let (true, Ok(limit)) = (list == "requests", limit) {
-                if quantity > limit {
-                    let detail = format!("must be less than or equal to {resource} limit of {limit}");
-                    causes.push(list_path.invalid(quantity.to_string(), detail));
-                }
+            if let Ok(limit) = limit
+                && list == "requests"
+                && quantity > limit
+            {
+                let detail = format!("must be less than or equal to {resource} limit of {limit}");
+                causes.push(list_path.invalid(quantity.to_string(), detail));
             }
         }
     }
@@ -345,10 +346,11 @@ fn probe_causes(container: &Value, path: &Path) -> Vec<Cause> {
                 causes.push(path.child(field).invalid(value, "must be greater than or equal to 0"));
             }
         }
-        if let Some(threshold) = number(probe, &["successThreshold"]) {
-            if kind != "readinessProbe" && threshold != 1 {
-                causes.push(path.child("successThreshold").invalid(threshold, "must be 1"));
-            }
+        if let Some(threshold) = number(probe, &["successThreshold"])
+            && kind != "readinessProbe"
+            && threshold != 1
+        {
+            causes.push(path.child("successThreshold").invalid(threshold, "must be 1"));
         }
     }
     causes

@@ -134,8 +134,9 @@ fn default_container(container: &mut Value, host_network: bool) {
     default(fields, "terminationMessagePath", "/dev/termination-log");
     default(fields, "terminationMessagePolicy", "File");
     default_pointer(fields, "resources", json!({}));
-    for list in ["limits", "requests"] {
-        canonicalise_list(container.pointer_mut(&format!("/resources/{list}")));
+    if let Some(resources) = map_at(container, &["resources"]) {
+        canonicalise_list(resources, "limits");
+        canonicalise_list(resources, "requests");
     }
     for port in items_mut(container, &["ports"]) {
         let port = map(port, &[]);

@@ -19,7 +19,7 @@ fn with(pointer: &str, value: Value) -> Value {
 }
 
 fn texts(causes: Vec<Cause>) -> Vec<String> {
-    causes.iter().map(ToString::to_string).collect()
+    causes.into_iter().map(|cause| cause.to_string()).collect()
 }
 
 #[test]

@@ -205,7 +205,7 @@ fn downward_causes(file: &Value, path: &Path) -> Vec<Cause> {
 
 fn projected_causes(source: &Value, path: &Path) -> Vec<Cause> {
     let mut causes: Vec<Cause> = sources::mode_causes(source, "defaultMode", path).into_iter().collect();
-    let mut taken = BTreeSet::new();
+    let mut paths = BTreeSet::new();
     for (index, part) in items(source, &["sources"]).iter().enumerate() {
         let within = path.child("sources").index(index);
         let mut count = 0;
@@ -222,7 +222,7 @@ fn projected_causes(source: &Value, path: &Path) -> Vec<Cause> {
             for (index, item) in items(part, &["items"]).iter().enumerate() {
                 causes.extend(key_causes(item, &within.child("items").index(index)));
                 let target = text(item, &["path"]);
-                if !target.is_empty() && !taken.insert(target) {
+                if !target.is_empty() && !paths.insert(target) {
                     causes.push(path.invalid(text(part, &["name"]), CONFLICT));
                 }
             }
@@ -232,7 +232,7 @@ fn projected_causes(source: &Value, path: &Path) -> Vec<Cause> {
             for file in items(part, &["downwardAPI", "items"]) {
                 causes.extend(downward_causes(file, &within.child("downwardAPI")));
                 let target = text(file, &["path"]);
-                if !target.is_empty() && !taken.insert(target) {
+                if !target.is_empty() && !paths.insert(target) {
                     causes.push(path.invalid(target, CONFLICT));
                 }
             }
