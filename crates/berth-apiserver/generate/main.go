@@ -240,8 +240,9 @@ func line(owner reflect.Type, field reflect.StructField, published *schema) stri
 	}
 	words = append(words, structure(field, published.Properties[jsonName])...)
 	if property := published.Properties[jsonName]; property != nil && slices.Contains(keys[owner], jsonName) {
-		if text, ok := property.Default.(string); ok && text != "" {
-			words = append(words, "default="+text)
+		switch value := property.Default.(type) {
+		case string, float64:
+			words = append(words, fmt.Sprintf("default=%v", value))
 		}
 	}
 	return "  " + strings.Join(words, " ") + "\n"

@@ -4,9 +4,14 @@
 
 use serde_json::{Map, Value};
 
+mod apply;
+mod fields;
 mod json;
+mod managed;
 mod strategic;
+mod typed;
 
+pub use apply::{ApplyError, Conflict, Writer, apply, track_update};
 pub use json::{MAX_OPERATIONS, json};
 pub use strategic::strategic;
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 mod decode;
+mod go_text;
 pub mod json;
 pub mod protobuf;
 pub mod quantity;
@@ -16,6 +17,7 @@ mod table;
 pub mod time;
 
 pub use decode::{Decoded, decode, prune};
+pub use go_text::go_text;
 pub use table::{built_in, built_in_kinds, built_in_type};
 
 /// A type: an object with named fields.

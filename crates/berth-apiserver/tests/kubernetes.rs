@@ -2,6 +2,8 @@
 //!
 //! The libraries are asked through a small Go program (`generate/peer`); Go and its module registry are needed.
 
+#[path = "kubernetes/apply.rs"]
+mod apply;
 #[path = "kubernetes/decoding.rs"]
 mod decoding;
 #[path = "kubernetes/patches.rs"]

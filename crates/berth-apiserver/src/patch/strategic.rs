@@ -6,7 +6,7 @@
 use serde_json::{Map, Value};
 
 use super::PatchError;
-use crate::schema::{Patch, Schema, Shape, Type};
+use crate::schema::{Patch, Schema, Shape, Type, go_text};
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -183,7 +183,7 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Result<()
     if items.peek().is_none() {
         return Ok(());
     }
-    let (patch, order) = (Value::from(patch), Value::from(order));
+    let (patch, order) = (go_text(&Value::from(patch)), go_text(&Value::from(order)));
     Err(PatchError::Failed(format!(
         "The order in patch list:\n{patch}\n doesn't match $setElementOrder list:\n{order}\n"
     )))
@@ -216,7 +216,8 @@ fn merge_list(
     };
     let all_objects = first.is_object();
     if original.iter().chain(&patch).any(|item| item.is_object() != all_objects) {
-        return Err(PatchError::Failed("list element types are not identical".to_owned()));
+        let lists = go_text(&Value::from(vec![original, patch]));
+        return Err(PatchError::Failed(format!("list element types are not identical: {lists}")));
     }
     if first.is_array() {
         return Err(PatchError::Unfit("lists of lists are not supported".to_owned()));
@@ -370,12 +371,14 @@ fn discard_nulls(value: &mut Value) {
 }
 
 fn unknown_directive(directive: &Value, patch: &Object) -> PatchError {
-    let directive = directive.as_str().map_or_else(|| directive.to_string(), str::to_owned);
-    let patch = Value::Object(patch.clone());
+    let mut patch = patch.clone();
+    patch.insert(DIRECTIVE.to_owned(), directive.clone());
+    let (directive, patch) = (go_text(directive), go_text(&Value::Object(patch)));
     PatchError::Failed(format!("unknown patch type: {directive} in map: {patch}"))
 }
 
 fn no_merge_key(item: &Value, key: &str) -> PatchError {
+    let item = go_text(item);
     PatchError::Failed(format!("map: {item} does not contain declared merge key: {key}"))
 }
 

@@ -301,6 +301,8 @@ fn go_type(shape: &Shape) -> String {
 /// Leaves out what Go leaves out, and puts in what Go always writes.
 fn settle(type_: &Type, object: &mut Map<String, Value>) {
     object.retain(|name, value| match type_.field(name) {
+        // That these are empty, and not absent, means that a client takes all owners away.
+        Some(field) if field.name == "managedFields" && value.is_array() => true,
         Some(field) => field.always || !(value.is_null() || (!field.pointer && is_empty(field, value))),
         None => true,
     });

@@ -127,11 +127,18 @@ fn parse_field(
             ("inline", _) => inline = true,
             ("list", kind) => field.schema.list = parse_list(kind),
             ("patch", strategy) => field.patch = parse_patch(strategy),
-            ("default", value) => field.schema.default = Some(Value::from(value)),
+            ("default", value) => field.schema.default = parse_default(&field.schema.shape, value),
             _ => return None,
         }
     }
     Some((field, inline))
+}
+
+fn parse_default(shape: &Shape, text: &'static str) -> Option<Value> {
+    match shape {
+        Shape::Int32 | Shape::Int64 => text.parse::<i64>().ok().map(Value::from),
+        _ => Some(Value::from(text)),
+    }
 }
 
 fn parse_list(kind: &'static str) -> ListType {
