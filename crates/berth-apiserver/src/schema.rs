@@ -13,12 +13,16 @@ mod go_text;
 pub mod json;
 pub mod protobuf;
 pub mod quantity;
+mod structural;
 mod table;
 pub mod time;
+mod validate;
 
 pub use decode::{Decoded, decode, prune};
 pub use go_text::go_text;
+pub use structural::{apply_defaults, from_openapi};
 pub use table::{built_in, built_in_kinds, built_in_type};
+pub use validate::validate;
 
 /// A type: an object with named fields.
 #[derive(Debug, Clone, Default)]
@@ -35,7 +39,7 @@ pub struct Type {
     pub preserve_unknown: bool,
     /// Values are kept as they came (custom resources) instead of as Go's types would hold them.
     pub unstructured: bool,
-    /// What values must satisfy beyond their shape (custom resources).
+    /// What an object of the type must satisfy beyond that; set at the root of a custom resource.
     pub checks: Option<Box<Checks>>,
 }
 
@@ -71,7 +75,7 @@ pub struct Schema {
     pub nullable: bool,
     /// The value taken when there is none.
     pub default: Option<Value>,
-    /// What values must satisfy beyond their shape; an object's stand in its [`Type`].
+    /// What values must satisfy beyond their shape (custom resources).
     pub checks: Option<Box<Checks>>,
 }
 

@@ -4,6 +4,8 @@
 
 #[path = "kubernetes/apply.rs"]
 mod apply;
+#[path = "kubernetes/custom.rs"]
+mod custom;
 #[path = "kubernetes/decoding.rs"]
 mod decoding;
 #[path = "kubernetes/patches.rs"]

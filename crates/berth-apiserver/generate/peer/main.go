@@ -151,6 +151,7 @@ var answers = map[string]func(request) (answer, error){
 	"merge":     mergePatch,
 	"quantity":  quantity,
 	"apply":     apply,
+	"custom":    custom,
 	"update":    update,
 }
 
