@@ -3,6 +3,8 @@
 //! An applier states the fields it wants; what it stated before and no longer does, and nobody else owns, goes. Fields
 //! others own with another value are conflicts, unless forced. All other writes take ownership of what they change.
 
+use std::sync::LazyLock;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -96,21 +98,20 @@ fn paths<'p>(dotted: impl Iterator<Item = &'p str>) -> FieldSet {
 }
 
 /// Fields nobody owns: the server's own.
-fn unowned() -> FieldSet {
-    let metadata = [
-        "name",
-        "namespace",
-        "creationTimestamp",
-        "selfLink",
-        "uid",
-        "clusterName",
-        "generation",
-        "managedFields",
-        "resourceVersion",
+static UNOWNED: LazyLock<FieldSet> = LazyLock::new(|| {
+    let paths_of_metadata = [
+        "metadata.name",
+        "metadata.namespace",
+        "metadata.creationTimestamp",
+        "metadata.selfLink",
+        "metadata.uid",
+        "metadata.clusterName",
+        "metadata.generation",
+        "metadata.managedFields",
+        "metadata.resourceVersion",
     ];
-    let metadata: Vec<String> = metadata.iter().map(|name| format!("metadata.{name}")).collect();
-    paths(["apiVersion", "kind", "metadata"].into_iter().chain(metadata.iter().map(String::as_str)))
-}
+    paths(["apiVersion", "kind", "metadata"].into_iter().chain(paths_of_metadata))
+});
 
 /// Gives the writer of an update (create, replace, or a patch other than apply) what it changed.
 ///
@@ -151,12 +152,10 @@ fn is_blank(entry: &serde_json::Map<String, Value>) -> bool {
 }
 
 fn update(type_: &Type, live: &Value, new: &Value, managed: &mut Managed, writer: &Writer<'_>) {
-    let mut live = live.clone();
-    clear_managed(&mut live);
     let ignored = writer.ignored();
-    let changes = typed::compare(type_, &live, new).without(&ignored);
+    let changes = typed::compare(type_, live, new).without(&ignored);
     managed.yield_to(None, &changes);
-    let taken = changes.modified.union(&changes.added).without(&ignored).difference(&unowned());
+    let taken = changes.modified.union(&changes.added).without(&ignored).difference(&UNOWNED);
     if taken.is_empty() {
         return;
     }
@@ -243,7 +242,7 @@ fn apply_once(
             .collect());
     }
     if let Some(owned) = managed.entries.get_mut(&own) {
-        owned.set = owned.set.difference(&unowned());
+        owned.set = owned.set.difference(&UNOWNED);
         if object != *live {
             owned.time = Some(time::write(writer.now));
         }

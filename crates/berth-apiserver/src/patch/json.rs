@@ -10,6 +10,11 @@ use super::PatchError;
 /// The most operations one patch may have.
 pub const MAX_OPERATIONS: usize = 10_000;
 
+/// The most bytes one patch may copy, all its operations together.
+const MAX_COPIED: usize = 3 * 1024 * 1024;
+/// A patch nests values no deeper than this.
+const MAX_DEPTH: usize = 250;
+
 /// Applies a JSON patch; on an error the target is left half-changed.
 pub fn json(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     let Value::Array(operations) = patch else {
@@ -19,10 +24,11 @@ pub fn json(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     if operations.len() > MAX_OPERATIONS {
         return Err(PatchError::TooManyOperations(operations.len()));
     }
-    operations.iter().try_for_each(|operation| apply(target, operation))
+    let mut copied = 0;
+    operations.iter().try_for_each(|operation| apply(target, operation, &mut copied))
 }
 
-fn apply(target: &mut Value, operation: &Value) -> Result<(), PatchError> {
+fn apply(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
     let kind = operation["op"].as_str().unwrap_or("unknown");
     let value = &operation["value"];
     let path = |name: &str| {
@@ -38,7 +44,7 @@ fn apply(target: &mut Value, operation: &Value) -> Result<(), PatchError> {
         }
         "replace" => replace(target, path("path")?, value.clone()),
         "move" => relocate(target, path("from")?, path("path")?),
-        "copy" => copy(target, path("from")?, path("path")?),
+        "copy" => copy(target, path("from")?, path("path")?, copied),
         "test" => test(target, path("path")?, value),
         other => Err(unfit(format!("Unexpected kind: {other}"))),
     }
@@ -47,6 +53,7 @@ fn apply(target: &mut Value, operation: &Value) -> Result<(), PatchError> {
 fn add(target: &mut Value, path: &str, value: Value) -> Result<(), PatchError> {
     let missing =
         || unfit(format!("add operation does not apply: doc is missing path: \"{path}\": missing value"));
+    check_depth(path, &value)?;
     let (container, key) = find(target, path).ok_or_else(missing)?;
     insert(container, &key, value).map_err(|e| unfit(format!("error in add for path: '{path}': {e}")))
 }
@@ -69,6 +76,7 @@ fn replace(target: &mut Value, path: &str, value: Value) -> Result<(), PatchErro
     let missing = |what| {
         unfit(format!("replace operation does not apply: doc is missing {what}: {path}: missing value"))
     };
+    check_depth(path, &value)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("path"))?;
     match container {
         Value::Array(items) => {
@@ -89,11 +97,12 @@ fn relocate(target: &mut Value, from: &str, path: &str) -> Result<(), PatchError
     };
     let (container, key) = find(target, from).ok_or_else(|| missing("from", from))?;
     let value = take(container, &key).map_err(|e| unfit(format!("error in move for path: '{key}': {e}")))?;
+    check_depth(path, &value)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("destination", path))?;
     insert(container, &key, value).map_err(|e| unfit(format!("error in move for path: '{path}': {e}")))
 }
 
-fn copy(target: &mut Value, from: &str, path: &str) -> Result<(), PatchError> {
+fn copy(target: &mut Value, from: &str, path: &str, copied: &mut usize) -> Result<(), PatchError> {
     let missing = |what, place: &str| {
         unfit(format!("copy operation does not apply: doc is missing {what} path: {place}: missing value"))
     };
@@ -102,6 +111,14 @@ fn copy(target: &mut Value, from: &str, path: &str) -> Result<(), PatchError> {
         .map_err(|e| unfit(format!("error in copy for from: '{from}': {e}")))?
         .cloned()
         .unwrap_or_default();
+    *copied += value.to_string().len();
+    if *copied > MAX_COPIED {
+        return Err(unfit(format!(
+            "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit \
+             {MAX_COPIED}"
+        )));
+    }
+    check_depth(path, &value)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("destination", path))?;
     insert(container, &key, value).map_err(|e| unfit(format!("error while adding value during copy: {e}")))
 }
@@ -115,6 +132,21 @@ fn test(target: &mut Value, path: &str, value: &Value) -> Result<(), PatchError>
     let (container, key) = find(target, path).ok_or_else(missing)?;
     let found = get(container, &key).map_err(|e| unfit(format!("error in test for path: '{path}': {e}")))?;
     if found.unwrap_or(&Value::Null) == value { Ok(()) } else { Err(failed()) }
+}
+
+/// Refuses values that would stand too deep for those who walk through them.
+fn check_depth(path: &str, value: &Value) -> Result<(), PatchError> {
+    fn depth(value: &Value) -> usize {
+        match value {
+            Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or_default(),
+            Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or_default(),
+            _ => 0,
+        }
+    }
+    if path.split('/').count() + depth(value) > MAX_DEPTH {
+        return Err(unfit("exceeded max depth".to_owned()));
+    }
+    Ok(())
 }
 
 /// The list or object a path ends in, and the last part of the path.

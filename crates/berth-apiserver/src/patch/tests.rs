@@ -83,3 +83,15 @@ fn what_a_strategic_patch_may_not_ask_for_is_an_error() {
     let error = strategically(object(), json!({"spec": {"$retainKeys": 1}})).unwrap_err();
     assert_eq!((error.code(), error.to_string().as_str()), (400, "invalid patch format of retainKeys"));
 }
+
+#[test]
+fn a_json_patch_can_neither_blow_up_nor_bury_an_object() {
+    let double = json!({"op": "copy", "from": "/a", "path": "/a/-"});
+    let mut object = json!({"a": ["some text"]});
+    let error = json(&mut object, &Value::from(vec![double; 100])).unwrap_err();
+    assert!(error.to_string().contains("exceed"), "{error}");
+    let mut object = json!({"a": {}});
+    let dig: Vec<_> =
+        (1..5000).map(|depth| json!({"op": "add", "path": "/a".repeat(depth), "value": {"a": {}}})).collect();
+    assert_eq!(json(&mut object, &dig.into()).unwrap_err().to_string(), "exceeded max depth");
+}

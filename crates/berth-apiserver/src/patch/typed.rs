@@ -231,38 +231,39 @@ fn compare_forms(
     }
 }
 
-fn compare_below(
+fn compare_below<'v>(
     form: Form<'_>,
-    old: Option<&Value>,
-    new: Option<&Value>,
+    old: Option<&'v Value>,
+    new: Option<&'v Value>,
     path: &mut Vec<String>,
     found: &mut Comparison,
 ) {
     if let Form::List(of, list) = form {
-        let items = |value: Option<&'_ Value>| {
-            value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice).to_vec()
-        };
-        let (old, new) = (items(old), items(new));
-        compare_items(of, &edges(of, list, &old), &edges(of, list, &new), path, found);
+        let items = |value: Option<&'v Value>| value.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
+        compare_items(of, &edges(of, list, items(old)), &edges(of, list, items(new)), path, found);
         return;
     }
-    let nothing = Map::new();
-    let fields =
-        |value: Option<&Value>| value.and_then(Value::as_object).cloned().unwrap_or_else(|| nothing.clone());
+    let fields = |value: Option<&'v Value>| value.and_then(Value::as_object);
     let (old, new) = (fields(old), fields(new));
-    for key in old.keys().chain(new.keys().filter(|key| !old.contains_key(*key))) {
+    let get = |map: Option<&'v Map<String, Value>>, key: &str| map.and_then(|map| map.get(key));
+    for key in old.into_iter().flat_map(Map::keys) {
         path.push(fields::field(key));
-        compare_at(form.child(key), old.get(key), new.get(key), path, found);
+        compare_at(form.child(key), get(old, key), get(new, key), path, found);
+        path.pop();
+    }
+    for (key, value) in new.into_iter().flatten().filter(|(key, _)| get(old, key).is_none()) {
+        path.push(fields::field(key));
+        compare_at(form.child(key), None, Some(value), path, found);
         path.pop();
     }
 }
 
 type Items<'v> = [(String, &'v Value)];
 
-fn compare_items(
+fn compare_items<'v>(
     of: &Schema,
-    old: &Items<'_>,
-    new: &Items<'_>,
+    old: &Items<'v>,
+    new: &Items<'v>,
     path: &mut Vec<String>,
     found: &mut Comparison,
 ) {
@@ -271,13 +272,13 @@ fn compare_items(
         if !seen.insert(edge) {
             continue;
         }
-        let of_edge = |items: &Items<'_>| -> Vec<Value> {
-            items.iter().filter(|(other, _)| other == edge).map(|(_, item)| (*item).clone()).collect()
+        let of_edge = |items: &Items<'v>| -> Vec<&'v Value> {
+            items.iter().filter(|(other, _)| other == edge).map(|(_, item)| *item).collect()
         };
         let (before, after) = (of_edge(old), of_edge(new));
         path.push(edge.clone());
         match (before.len(), after.len()) {
-            (0 | 1, 0 | 1) => compare_at(of, before.first(), after.first(), path, found),
+            (0 | 1, 0 | 1) => compare_at(of, before.first().copied(), after.first().copied(), path, found),
             // Items with the same key are one thing as long as there are several.
             (2.., 2..) if before != after => found.modified.insert(path),
             (2.., 2..) => {}

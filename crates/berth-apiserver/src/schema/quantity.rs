@@ -94,7 +94,7 @@ impl<'a> Parts<'a> {
                 .sum();
             return short && self.fraction.is_empty() && !last.is_multiple_of(8);
         }
-        let scale = self.exponent - places(self.fraction);
+        let scale = self.exponent.saturating_sub(places(self.fraction));
         let thousands =
             self.whole.bytes().chain(self.fraction.bytes()).rev().take_while(|digit| *digit == b'0').count();
         places(self.whole) + places(self.fraction) <= 18

@@ -123,3 +123,42 @@ fn pruning_leaves_known_values_alone() {
     assert_eq!(prune(&claim, &mut value), ["spec.x"]);
     assert_eq!(value, json!({"spec": {"accessModes": [], "resources": {"requests": {"storage": "1024Mi"}}}}));
 }
+
+#[test]
+fn damaged_protobuf_is_an_error_or_an_object_but_no_panic() {
+    let pod = built_in("", "v1", "Pod").unwrap();
+    let object = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "a", "labels": {"b": "c"},
+            "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"containers": [{"name": "c", "resources": {"limits": {"cpu": "1"}},
+            "livenessProbe": {"httpGet": {"port": "http"}}}]}});
+    let good = protobuf::encode(&pod, &object).unwrap();
+    for at in 0..good.len() {
+        for byte in [0x00, 0x01, 0x7f, 0x80, 0xff, good[at].wrapping_add(8)] {
+            let mut bad = good.clone();
+            bad[at] = byte;
+            drop(protobuf::decode(&pod, &bad));
+        }
+        drop(protobuf::decode(&pod, &good[..at]));
+    }
+}
+
+#[test]
+fn protobuf_that_nests_without_end_is_refused() {
+    let crd = built_in("apiextensions.k8s.io", "v1", "CustomResourceDefinition").unwrap();
+    let props = crd.at("spec.versions.schema.openAPIV3Schema").unwrap();
+    let props = props.schema.object().unwrap();
+    // Field 28 is `not`, a schema again.
+    let mut message = Vec::new();
+    for _ in 0..500 {
+        let mut outer = vec![0xe2, 0x01];
+        let mut length = message.len();
+        while length >= 0x80 {
+            outer.push(length.to_le_bytes()[0] | 0x80);
+            length >>= 7;
+        }
+        outer.push(length.to_le_bytes()[0]);
+        outer.extend(message);
+        message = outer;
+    }
+    assert_eq!(protobuf::decode_message(props, &message), Err(protobuf::Error::Depth));
+}
