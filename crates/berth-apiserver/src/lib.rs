@@ -6,6 +6,7 @@
 //! server-side apply and OpenAPI alike.
 
 pub mod auth;
+pub mod collect;
 pub mod patch;
 pub mod resource;
 pub mod rest;

@@ -106,6 +106,16 @@ pub trait Rules: Send + Sync {
             || self.selectable_fields(&Value::Null).iter().any(|(name, _)| *name == label)
     }
 
+    /// What to tell a client that selects by a field that is not supported.
+    fn unsupported_field(&self, label: &str) -> String {
+        // Kinds without fields of their own are converted by a default that words it differently.
+        if self.selectable_fields(&Value::Null).len() > 1 {
+            return format!("field label not supported: {label}");
+        }
+        let label = field::quote(label);
+        format!("{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    }
+
     /// The columns of a table of its objects.
     fn columns(&self) -> &'static [Column] {
         table::PLAIN
@@ -179,5 +189,114 @@ pub fn keep_all_but_status(new: &mut Value, old: &Value) {
         .collect();
     for field in fields {
         read::keep(new, old, &field);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_cannot_be_selected_by_are_refused_in_kubernetes_words() {
+        let claims = of("", "PersistentVolumeClaim");
+        assert!(claims.supports_field("metadata.name") && !claims.supports_field("spec.volumeName"));
+        assert_eq!(
+            claims.unsupported_field("spec.volumeName"),
+            "\"spec.volumeName\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+        );
+        assert_eq!(of("", "Pod").unsupported_field("spec.x"), "field label not supported: spec.x");
+    }
+
+    #[test]
+    fn every_row_has_a_cell_for_every_column() {
+        let kinds = [
+            ("", "PersistentVolume"),
+            ("", "PersistentVolumeClaim"),
+            ("", "Pod"),
+            ("", "Namespace"),
+            ("", "Node"),
+            ("", "ConfigMap"),
+            ("", "Secret"),
+            ("", "ServiceAccount"),
+            ("", "Event"),
+            ("events.k8s.io", "Event"),
+            ("coordination.k8s.io", "Lease"),
+            ("storage.k8s.io", "StorageClass"),
+            ("storage.k8s.io", "VolumeAttributesClass"),
+            ("storage.k8s.io", "CSIDriver"),
+            ("storage.k8s.io", "CSINode"),
+            ("storage.k8s.io", "VolumeAttachment"),
+            ("storage.k8s.io", "CSIStorageCapacity"),
+            ("apps", "Deployment"),
+            ("apps", "ReplicaSet"),
+            ("apps", "StatefulSet"),
+            ("apps", "DaemonSet"),
+            ("rbac.authorization.k8s.io", "Role"),
+            ("rbac.authorization.k8s.io", "RoleBinding"),
+            ("apiextensions.k8s.io", "CustomResourceDefinition"),
+            ("example.com", "Anything"),
+        ];
+        for (group, kind) in kinds {
+            let rules = of(group, kind);
+            let cells = rules.cells(&json!({}), Timestamp::UNIX_EPOCH);
+            assert_eq!(cells.len(), rules.columns().len(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn no_rule_panics_on_odd_objects() {
+        let odd = [
+            json!(null),
+            json!([]),
+            json!({"metadata": 3, "spec": [], "status": "x"}),
+            json!({"spec": {"containers": {}, "volumes": [1, "a", null], "template": 5, "versions": [[]]}}),
+        ];
+        for kind in [
+            "PersistentVolume",
+            "PersistentVolumeClaim",
+            "Pod",
+            "Namespace",
+            "Node",
+            "ConfigMap",
+            "Secret",
+            "Event",
+        ] {
+            exercise(of("", kind), &odd);
+        }
+        for kind in [
+            "StorageClass",
+            "VolumeAttributesClass",
+            "CSIDriver",
+            "CSINode",
+            "VolumeAttachment",
+            "CSIStorageCapacity",
+        ] {
+            exercise(of("storage.k8s.io", kind), &odd);
+        }
+        for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
+            exercise(of("apps", kind), &odd);
+        }
+        exercise(of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
+        exercise(of("rbac.authorization.k8s.io", "RoleBinding"), &odd);
+        exercise(of("events.k8s.io", "Event"), &odd);
+    }
+
+    fn exercise(rules: &dyn Rules, objects: &[Value]) {
+        for old in objects {
+            for new in objects {
+                let mut changed = new.clone();
+                rules.validate_update(&changed, old);
+                rules.validate_status_update(&changed, old);
+                rules.cells(&changed, Timestamp::UNIX_EPOCH);
+                rules.selectable_fields(&changed);
+                rules.default(&mut changed);
+                rules.prepare_create(&mut changed);
+                rules.prepare_update(&mut changed, old);
+                rules.prepare_status_update(&mut changed, old);
+                rules.validate(&changed);
+                metadata_causes(&changed, true, rules.name_rule());
+                metadata_update_causes(&changed, old);
+            }
+        }
     }
 }

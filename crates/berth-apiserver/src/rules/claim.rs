@@ -10,7 +10,7 @@ use super::read::{
 };
 use super::table::{AGE, Column, NAME, string, wide};
 use super::volume::{BETA_CLASS, VOLUME_MODES, access_mode_causes, class, phase};
-use super::{Rules, age, metadata_fields, names, selector, table};
+use super::{Rules, age, names, selector, table};
 use crate::resource::Cause;
 
 const COLUMNS: &[Column] = &[
@@ -127,12 +127,6 @@ impl Rules for PersistentVolumeClaim {
             causes.extend(complaints);
         }
         causes
-    }
-
-    fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
-        let mut fields = metadata_fields(object);
-        fields.push(("name", name(object).to_owned()));
-        fields
     }
 
     fn columns(&self) -> &'static [Column] {

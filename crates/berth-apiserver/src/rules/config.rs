@@ -1,5 +1,7 @@
 //! ConfigMap, Secret and ServiceAccount.
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -72,7 +74,7 @@ impl Rules for Secret {
                 *data = json!({});
             }
             for (key, value) in texts {
-                data[key] = json!(base64(value.as_str().unwrap_or_default().as_bytes()));
+                data[key] = json!(STANDARD.encode(value.as_str().unwrap_or_default()));
             }
         }
     }
@@ -177,33 +179,8 @@ fn type_causes(object: &Value, path: &Path) -> Vec<Cause> {
     }
 }
 
-const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-
-fn base64(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
-    for chunk in bytes.chunks(3) {
-        let group =
-            chunk.iter().fold(0_u32, |group, byte| group << 8 | u32::from(*byte)) << (8 * (3 - chunk.len()));
-        for index in 0..4 {
-            let digit = (group >> (18 - 6 * index) & 63) as usize;
-            text.push(if index <= chunk.len() { char::from(ALPHABET[digit]) } else { '=' });
-        }
-    }
-    text
-}
-
 fn decode(text: &str) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
-    let (mut group, mut bits) = (0_u32, 0);
-    for digit in text.bytes().filter_map(|b| ALPHABET.iter().position(|a| *a == b)) {
-        group = group << 6 | u32::try_from(digit).unwrap_or_default();
-        bits += 6;
-        if bits >= 8 {
-            bits -= 8;
-            bytes.push((group >> bits & 255) as u8);
-        }
-    }
-    bytes
+    STANDARD.decode(text).unwrap_or_default()
 }
 
 fn decoded_length(value: &Value) -> usize {
@@ -219,12 +196,8 @@ mod tests {
     }
 
     #[test]
-    fn base64_goes_both_ways() {
-        for (plain, coded) in
-            [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj"), ("pass word!", "cGFzcyB3b3JkIQ==")]
-        {
-            assert_eq!(base64(plain.as_bytes()), coded);
-            assert_eq!(decode(coded), plain.as_bytes());
+    fn sizes_are_those_of_the_decoded_data() {
+        for (plain, coded) in [("", ""), ("a", "YQ=="), ("ab", "YWI="), ("abc", "YWJj")] {
             assert_eq!(decoded_length(&json!(coded)), plain.len());
         }
     }

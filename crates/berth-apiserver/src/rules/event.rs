@@ -20,6 +20,24 @@ const FIELDS: [(&str, &str); 7] = [
     ("lastTimestamp", "deprecatedLastTimestamp"),
     ("count", "deprecatedCount"),
 ];
+const INVOLVED: [&str; 7] = [
+    "involvedObject.kind",
+    "involvedObject.namespace",
+    "involvedObject.name",
+    "involvedObject.uid",
+    "involvedObject.apiVersion",
+    "involvedObject.resourceVersion",
+    "involvedObject.fieldPath",
+];
+const REGARDING: [&str; 7] = [
+    "regarding.kind",
+    "regarding.namespace",
+    "regarding.name",
+    "regarding.uid",
+    "regarding.apiVersion",
+    "regarding.resourceVersion",
+    "regarding.fieldPath",
+];
 const COLUMNS: &[Column] = &[
     string("Last Seen", "When it was seen last."),
     string("Type", "Normal or Warning."),
@@ -83,24 +101,20 @@ impl Rules for Event {
 
     fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
         let about = read(object, "involvedObject");
-        let source = table::or(text(read(object, "source"), &["component"]), controller(object));
+        let names = if self.strict { REGARDING } else { INVOLVED };
         let mut fields = metadata_fields(object);
-        fields.extend(
-            [
-                ("involvedObject.kind", text(about, &["kind"])),
-                ("involvedObject.namespace", text(about, &["namespace"])),
-                ("involvedObject.name", text(about, &["name"])),
-                ("involvedObject.uid", text(about, &["uid"])),
-                ("involvedObject.apiVersion", text(about, &["apiVersion"])),
-                ("involvedObject.resourceVersion", text(about, &["resourceVersion"])),
-                ("involvedObject.fieldPath", text(about, &["fieldPath"])),
-                ("reason", text(object, &["reason"])),
-                ("reportingComponent", controller(object)),
-                ("source", source),
-                ("type", text(object, &["type"])),
-            ]
-            .map(|(field, value)| (field, value.to_owned())),
-        );
+        fields.extend(names.map(|name| {
+            let part = name.rsplit('.').next().unwrap_or_default();
+            (name, text(about, &[part]).to_owned())
+        }));
+        fields.push(("reason", text(object, &["reason"]).to_owned()));
+        fields.push(("type", text(object, &["type"]).to_owned()));
+        let reporter = if self.strict { "reportingController" } else { "reportingComponent" };
+        fields.push((reporter, controller(object).to_owned()));
+        if !self.strict {
+            let source = table::or(text(read(object, "source"), &["component"]), controller(object));
+            fields.push(("source", source.to_owned()));
+        }
         fields
     }
 
@@ -374,7 +388,9 @@ mod tests {
         for event in [old_style(), new_style()] {
             assert!(OLD.selectable_fields(&event).contains(&("involvedObject.name", "p".to_owned())));
         }
-        assert!(OLD.supports_field("involvedObject.uid"));
+        assert!(NEW.selectable_fields(&new_style()).contains(&("regarding.name", "p".to_owned())));
+        assert!(OLD.supports_field("involvedObject.uid") && !OLD.supports_field("regarding.uid"));
+        assert!(NEW.supports_field("reportingController") && !NEW.supports_field("source"));
         assert!(!OLD.supports_field("message"));
     }
 

@@ -74,7 +74,6 @@ impl Rules for Namespace {
         vec![
             ("metadata.name", name(object).to_owned()),
             ("status.phase", text(object, &["status", "phase"]).to_owned()),
-            ("name", name(object).to_owned()),
         ]
     }
 

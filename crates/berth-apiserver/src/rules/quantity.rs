@@ -162,9 +162,18 @@ pub fn canonicalise(value: &mut Value) {
 }
 
 /// Rewrites every quantity of a resource list (`{"storage": "1024Mi"}`).
+///
+/// What is finer than a thousandth is rounded up, as the server does for lists but not for single quantities.
 pub fn canonicalise_list(owner: &mut serde_json::Map<String, Value>, list: &str) {
-    if let Some(Value::Object(map)) = owner.get_mut(list) {
-        map.values_mut().for_each(canonicalise);
+    const MILLI: i128 = NANO / 1000;
+    let Some(Value::Object(map)) = owner.get_mut(list) else { return };
+    for value in map.values_mut() {
+        let Ok(mut quantity) = Quantity::from_value(value) else { continue };
+        if quantity.nanos % MILLI != 0 {
+            quantity.nanos = quantity.nanos.div_euclid(MILLI).saturating_add(1).saturating_mul(MILLI);
+            quantity.written = None;
+        }
+        *value = Value::String(quantity.to_string());
     }
 }
 
@@ -332,6 +341,15 @@ mod tests {
         assert!(q("-1").is_negative());
         assert_eq!(q("1.2").value(), 2);
         assert_eq!(q("1.2").milli_value(), 1200);
+    }
+
+    #[test]
+    fn lists_know_nothing_finer_than_thousandths() {
+        let mut owner = serde_json::Map::new();
+        owner
+            .insert("limits".to_owned(), serde_json::json!({"cpu": "100u", "memory": 1024, "x": "nonsense"}));
+        canonicalise_list(&mut owner, "limits");
+        assert_eq!(owner["limits"], serde_json::json!({"cpu": "1m", "memory": "1024", "x": "nonsense"}));
     }
 
     #[test]

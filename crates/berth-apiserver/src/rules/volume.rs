@@ -10,7 +10,7 @@ use super::read::{
     text,
 };
 use super::table::{AGE, Column, NAME, string, wide};
-use super::{Rules, age, metadata_fields, names, sources, table};
+use super::{Rules, age, names, sources, table};
 use crate::resource::Cause;
 
 /// The class of a volume or claim, before it was a field.
@@ -115,12 +115,6 @@ impl Rules for PersistentVolume {
             causes.push(path.child("volumeAttributesClassName").forbidden(detail));
         }
         causes
-    }
-
-    fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
-        let mut fields = metadata_fields(object);
-        fields.push(("name", name(object).to_owned()));
-        fields
     }
 
     fn columns(&self) -> &'static [Column] {
