@@ -78,16 +78,14 @@ impl Quantity {
         Self { nanos: 0, format: Format::Decimal, written: None }
     }
 
-    /// The amount in whole units, rounded up, as sizes are.
+    /// The amount in whole units, rounded away from zero, as sizes are.
     pub fn value(&self) -> i64 {
-        let up = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
-        clamp(up)
+        clamp(divide(self.nanos, NANO))
     }
 
-    /// The amount in thousandths, rounded up.
+    /// The amount in thousandths, rounded away from zero.
     pub fn milli_value(&self) -> i64 {
-        let milli = NANO / 1000;
-        clamp(self.nanos.div_euclid(milli) + i128::from(self.nanos.rem_euclid(milli) != 0))
+        clamp(divide(self.nanos, NANO / 1000))
     }
 
     /// Whether it is less than zero.
@@ -142,7 +140,7 @@ impl fmt::Display for Quantity {
         }
         let mut amount = self.nanos;
         let mut exponent = -9;
-        while amount % 1000 == 0 && exponent < 18 {
+        while amount % 1000 == 0 && (exponent < 18 || self.format == Format::Exponent) {
             amount /= 1000;
             exponent += 3;
         }
@@ -170,7 +168,7 @@ pub fn canonicalise_list(owner: &mut serde_json::Map<String, Value>, list: &str)
     for value in map.values_mut() {
         let Ok(mut quantity) = Quantity::from_value(value) else { continue };
         if quantity.nanos % MILLI != 0 {
-            quantity.nanos = quantity.nanos.div_euclid(MILLI).saturating_add(1).saturating_mul(MILLI);
+            quantity.nanos = divide(quantity.nanos, MILLI).saturating_mul(MILLI);
             quantity.written = None;
         }
         *value = Value::String(quantity.to_string());
@@ -277,6 +275,10 @@ fn keeps_spelling(
                 && !digits.starts_with('0')
         }
     }
+}
+
+fn divide(amount: i128, unit: i128) -> i128 {
+    amount / unit + (amount % unit).signum()
 }
 
 fn clamp(value: i128) -> i64 {

@@ -337,7 +337,9 @@ impl FieldSelector {
 /// Reads a field selector: `metadata.name=x,status.phase!=Running`.
 pub fn parse_field_selector(selector: &str) -> Result<FieldSelector, String> {
     let mut terms = Vec::new();
-    for term in split_terms(selector) {
+    let mut parts = split_terms(selector);
+    parts.sort_unstable();
+    for term in parts {
         if term.is_empty() {
             continue;
         }
@@ -351,7 +353,11 @@ pub fn parse_field_selector(selector: &str) -> Result<FieldSelector, String> {
         } else {
             (true, rest.strip_prefix("==").unwrap_or(&rest[1..]))
         };
-        terms.push((field.to_owned(), equal, unescape(value)?));
+        let value = unescape(value)?;
+        // A term that says nothing selects everything.
+        if !field.is_empty() || !value.is_empty() {
+            terms.push((field.to_owned(), equal, value));
+        }
     }
     Ok(FieldSelector(terms))
 }
