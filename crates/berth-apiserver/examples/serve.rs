@@ -21,6 +21,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let options =
         Options { credentials: Some(credentials.clone()), shutdown: shutdown.clone(), ..Options::default() };
     let api = ApiServer::new(store, options);
+    api.bootstrap().await?;
     let kubeconfig = directory.join("kubeconfig");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let server = Server::bind(address, api, credentials, Some(kubeconfig.clone())).await?;

@@ -4,6 +4,7 @@
 //! the listener finds out who that is and leaves an [`Identity`] in the request's extensions.
 
 mod body;
+mod bootstrap;
 mod catalog;
 mod content;
 mod crd;
@@ -17,7 +18,6 @@ mod managed;
 mod modify;
 mod object;
 mod openapi;
-mod pending;
 mod pipeline;
 mod present;
 mod query;

@@ -8,7 +8,7 @@ use super::catalog::ALL_VERBS;
 use super::registry::{Custom, PrinterColumn, ScalePaths, Served, Stored};
 use crate::resource::{Resource, Subresource};
 use crate::rules::{self, read};
-use crate::schema::Type;
+use crate::schema::{self, Type};
 use crate::store::Collection;
 
 /// The group of the definitions.
@@ -90,7 +90,7 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
 
 /// The type of a definition's objects; one that keeps everything if the schema is not understood.
 fn type_of(openapi: &Value) -> Type {
-    super::pending::from_openapi(openapi).unwrap_or_else(|_| Type {
+    schema::from_openapi(openapi).unwrap_or_else(|_| Type {
         preserve_unknown: true,
         unstructured: true,
         ..Type::default()

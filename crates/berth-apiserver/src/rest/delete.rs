@@ -9,11 +9,10 @@ use serde_json::{Map, Value, json};
 use super::body::{self, Expected};
 use super::error::{Answer, Failure};
 use super::modify::Written;
-use super::pending::Operation;
 use super::query::{FieldValidation, not_supported};
 use super::{Accept, Body, Call, content, crd, object};
 use crate::resource::{Cause, CauseReason};
-use crate::rules::read;
+use crate::rules::{Operation, read};
 use crate::schema::{self, time};
 use crate::store::{Expect, Object, WriteError};
 
@@ -312,6 +311,11 @@ impl Call {
             let definition = written.value()?;
             if object::is_deleting(&definition) {
                 Box::pin(self.api.clean_up(read::name(&definition))).await?;
+            }
+        } else if self.is_namespace() && matches!(written, Written::Stored(_)) {
+            let namespace = written.value()?;
+            if !object::is_deleting(&namespace) {
+                Box::pin(self.api.furnish(read::name(&namespace))).await?;
             }
         } else if let Some(custom) = &self.served.custom
             && matches!(written, Written::Value(_))

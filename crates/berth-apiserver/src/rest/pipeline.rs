@@ -4,12 +4,12 @@ use serde_json::Value;
 
 use super::error::{Answer, Failure};
 use super::managed;
-use super::pending::{self, Operation};
 use super::query::WriteOptions;
 use super::reader::StoreReader;
 use super::{Call, crd, object};
 use crate::resource::{Cause, CauseReason, Subresource};
-use crate::rules::{self, read};
+use crate::rules::{self, Operation, read};
+use crate::schema;
 
 /// Who may have written an object, for the record of managers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -44,10 +44,10 @@ impl Call {
         if &*served.resource.group == crd::GROUP {
             self.prepare_definition(new);
         }
-        match tracking {
-            Tracking::Update => managed::track(self, None, new, options),
-            Tracking::Settled => Ok(()),
+        if tracking == Tracking::Update {
+            managed::track(self, None, new, options);
         }
+        Ok(())
     }
 
     /// Makes a changed object ready to be stored.
@@ -61,6 +61,11 @@ impl Call {
         let served = &self.served;
         let is_status = self.subresource == Some(Subresource::Status);
         object::carry_over(new, old);
+        // These change what nobody else may, and nothing but that.
+        if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
+            managed::track(self, Some(old), new, options);
+            return Ok(());
+        }
         self.default(new);
         match (&served.custom, is_status) {
             (Some(_), true) => custom_status(new, old),
@@ -87,9 +92,8 @@ impl Call {
         if &*served.resource.group == crd::GROUP && !is_status {
             self.prepare_definition(new);
         }
-        match tracking {
-            Tracking::Update => managed::track(self, Some(old), new, options)?,
-            Tracking::Settled => {}
+        if tracking == Tracking::Update {
+            managed::track(self, Some(old), new, options);
         }
         managed::keep_times(new, old);
         Ok(())
@@ -97,7 +101,7 @@ impl Call {
 
     fn default(&self, new: &mut Value) {
         if self.served.custom.is_some() {
-            pending::apply_defaults(&self.served.stored_schema, new);
+            schema::apply_defaults(&self.served.stored_schema, new);
         } else {
             self.served.rules.default(new);
         }
@@ -106,7 +110,7 @@ impl Call {
     /// Asks admission; what it may read is the store.
     pub(crate) fn admit(&self, operation: Operation, new: &mut Value, old: Option<&Value>) -> Answer<()> {
         let reader = StoreReader { api: &self.api, registry: &self.registry };
-        pending::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
+        rules::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
             let name = object::text(new, "name");
             Failure::denied(&self.served.resource, name, denied.code, denied.reason, &denied.message)
         })
@@ -120,7 +124,7 @@ impl Call {
             Some(old) => rules::metadata_update_causes(new, old),
         };
         if served.custom.is_some() {
-            causes.extend(pending::validate(&served.stored_schema, new));
+            causes.extend(schema::validate(&served.stored_schema, new));
         } else {
             causes.extend(match old {
                 None => served.rules.validate(new),

@@ -3,8 +3,8 @@
 use serde_json::Value;
 
 use super::ApiServer;
-use super::pending::Reader;
 use super::registry::Registry;
+use crate::rules::Reader;
 use crate::store::Key;
 
 /// Reads other objects from the store.

@@ -59,7 +59,8 @@ impl Call {
             return Err(Failure::bad_request("a binding needs a target of kind Node with a name"));
         }
         let served = self.registry.find("", "v1", "pods").ok_or_else(Failure::no_such_path)?.clone();
-        let call = self.api.internal(served, &self.namespace, name);
+        let mut call = self.api.internal(served, &self.namespace, name);
+        call.subresource = Some(Subresource::Binding);
         call.modify(&options, Tracking::Settled, |pod| {
             let bound = read::text(pod, &["spec", "nodeName"]);
             if object::is_deleting(pod) {
