@@ -107,6 +107,8 @@ var (
 	pending     []reflect.Type
 	seen        = map[reflect.Type]bool{}
 	keys        = map[reflect.Type][]string{}
+	// inlined holds, for types that are published only as a part of another, that other.
+	inlined = map[reflect.Type]*schema{}
 )
 
 func main() {
@@ -195,6 +197,9 @@ func definition(t reflect.Type) *schema {
 	if found := definitions[full]; found != nil {
 		return found
 	}
+	if whole := inlined[t]; whole != nil {
+		return whole
+	}
 	return &schema{}
 }
 
@@ -228,6 +233,7 @@ func line(owner reflect.Type, field reflect.StructField, published *schema) stri
 		words = append(words, "pointer")
 	}
 	if inline {
+		inlined[field.Type] = published
 		return "  " + strings.Join(append(words, "inline"), " ") + "\n"
 	}
 	// Of a struct, omitempty means nothing: only omitzero leaves it out.

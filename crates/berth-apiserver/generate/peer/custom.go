@@ -12,6 +12,7 @@ import (
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/schema/pruning"
 	"k8s.io/apiextensions-apiserver/pkg/apiserver/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	kjson "sigs.k8s.io/json"
 )
 
 // custom prunes, defaults and validates an object by a schema, as the API server does with custom resources.
@@ -32,8 +33,7 @@ func custom(asked request) (answer, error) {
 		return answer{Text: "schema", Strict: texts(errs)}, nil
 	}
 	object := map[string]any{}
-	must(json.Unmarshal(asked.Object, &object))
-	integers(object)
+	must(kjson.UnmarshalCaseSensitivePreserveInts(asked.Object, &object))
 	unknown := pruning.PruneWithOptions(object, schema, true,
 		structural.UnknownFieldPathOptions{TrackUnknownFieldPaths: true})
 	defaulting.PruneNonNullableNullsWithoutDefaults(object, schema)

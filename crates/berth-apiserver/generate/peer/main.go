@@ -293,10 +293,8 @@ func quantity(asked request) (answer, error) {
 
 func fieldManager(asked request) (*managedfields.FieldManager, *unstructured.Unstructured, *unstructured.Unstructured) {
 	live, given := &unstructured.Unstructured{}, &unstructured.Unstructured{}
-	must(json.Unmarshal(asked.Object, &live.Object))
-	must(json.Unmarshal(asked.Patch, &given.Object))
-	integers(live.Object)
-	integers(given.Object)
+	must(kjson.UnmarshalCaseSensitivePreserveInts(asked.Object, &live.Object))
+	must(kjson.UnmarshalCaseSensitivePreserveInts(asked.Patch, &given.Object))
 	return managedfieldstest.NewFakeFieldManager(converter, asked.gvk()), live, given
 }
 
@@ -318,23 +316,4 @@ func tracked(object runtime.Object, err error) (answer, error) {
 	}
 	text, err := json.Marshal(object)
 	return answer{Object: []byte(strings.TrimSpace(string(text)))}, err
-}
-
-// integers turns whole numbers into the integers that unstructured objects have.
-func integers(value any) any {
-	switch typed := value.(type) {
-	case map[string]any:
-		for key, item := range typed {
-			typed[key] = integers(item)
-		}
-	case []any:
-		for index, item := range typed {
-			typed[index] = integers(item)
-		}
-	case float64:
-		if typed == float64(int64(typed)) {
-			return int64(typed)
-		}
-	}
-	return value
 }

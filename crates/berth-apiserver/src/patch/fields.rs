@@ -30,12 +30,25 @@ pub(super) fn field(name: &str) -> String {
 
 /// The edge to an item of a keyed list.
 pub(super) fn key(keys: Map<String, Value>) -> String {
-    format!("k:{}", Value::Object(keys))
+    format!("k:{}", escaped(&Value::Object(keys)))
 }
 
 /// The edge to a value of a set.
 pub(super) fn value(value: &Value) -> String {
-    format!("v:{value}")
+    format!("v:{}", escaped(value))
+}
+
+/// JSON with the characters escaped that Go escapes: the text is a key, so it has to be the same.
+fn escaped(value: &Value) -> String {
+    let text = value.to_string();
+    if !text.contains(['<', '>', '&', '\u{2028}', '\u{2029}']) {
+        return text;
+    }
+    text.replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029")
 }
 
 /// An edge as messages write it: `.name`, `[name="a"]`, `[="a"]`, `[0]`.

@@ -70,12 +70,7 @@ impl<'a> Form<'a> {
 fn is_free(shape: &Shape) -> bool {
     matches!(
         shape,
-        Shape::Any
-            | Shape::RawExtension
-            | Shape::Fields
-            | Shape::SchemaOrArray
-            | Shape::SchemaOrBool
-            | Shape::SchemaOrStrings
+        Shape::Any | Shape::Fields | Shape::SchemaOrArray | Shape::SchemaOrBool | Shape::SchemaOrStrings
     )
 }
 

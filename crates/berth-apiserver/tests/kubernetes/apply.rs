@@ -1,7 +1,7 @@
 //! Server-side apply and the tracking of owners do what Kubernetes' field manager does.
 
 use berth_apiserver::patch::{ApplyError, Writer, apply, track_update};
-use berth_apiserver::schema::built_in;
+use berth_apiserver::schema::{built_in, built_in_kinds};
 use serde_json::{Map, Value, json};
 
 use crate::peer::{about, ask};
@@ -26,8 +26,21 @@ fn comparable(mut object: Value) -> Value {
     object
 }
 
+type Kind<'a> = (&'a str, &'a str, &'a str);
+
 fn question(op: &str, live: &Value, given: &Value, manager: &str, force: bool) -> Value {
-    let mut question = about(op, POD);
+    question_about(POD, op, live, given, manager, force)
+}
+
+fn question_about(
+    kind: Kind<'_>,
+    op: &str,
+    live: &Value,
+    given: &Value,
+    manager: &str,
+    force: bool,
+) -> Value {
+    let mut question = about(op, kind);
     question["object"] = live.clone();
     question["patch"] = given.clone();
     question["manager"] = manager.into();
@@ -37,15 +50,21 @@ fn question(op: &str, live: &Value, given: &Value, manager: &str, force: bool) -
 
 /// Writes through both; returns the new state.
 fn both(op: &str, live: &Value, given: &Value, manager: &str, force: bool) -> Value {
-    let type_ = built_in(POD.0, POD.1, POD.2).expect("pods are built in");
+    both_of(POD, op, live, given, manager, force)
+}
+
+fn both_of(kind: Kind<'_>, op: &str, live: &Value, given: &Value, manager: &str, force: bool) -> Value {
+    let type_ = built_in(kind.0, kind.1, kind.2).expect("the kind is built in");
+    let api_version = given["apiVersion"].as_str().unwrap_or_default();
+    let writer = Writer { api_version, ..writer(manager) };
     let ours = if op == "apply" {
-        apply(&type_, live, given, &writer(manager), force)
+        apply(&type_, live, given, &writer, force)
     } else {
         let mut new = given.clone();
-        track_update(&type_, live, &mut new, &writer(manager));
+        track_update(&type_, live, &mut new, &writer);
         Ok(new)
     };
-    let question = question(op, live, given, manager, force);
+    let question = question_about(kind, op, live, given, manager, force);
     let theirs = ask(&question);
     match (ours, theirs["error"].as_str()) {
         (Ok(ours), None) => {
@@ -244,4 +263,27 @@ fn an_item_without_its_key_has_the_default_key() {
     let given = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"},
         "spec": {"containers": [{"image": "a", "ports": [{"name": "b"}]}]}});
     both("apply", &live, &given, "me", false);
+}
+
+#[test]
+fn filled_objects_of_all_kinds_have_the_owners_kubernetes_gives_them() {
+    for (group, version, kind, type_) in built_in_kinds() {
+        if group == "meta.k8s.io" || type_.field("metadata").is_none() {
+            continue;
+        }
+        let kind = (group, version, kind);
+        let filled = |seed: u64| {
+            let mut question = about("fill", kind);
+            question["seed"] = seed.into();
+            let mut object = ask(&question)["object"].clone();
+            object["metadata"]["managedFields"] = Value::Null;
+            object
+        };
+        let (first, second) = (filled(1), filled(2));
+        let empty = json!({"apiVersion": first["apiVersion"], "kind": first["kind"], "metadata": {}});
+        let created = both_of(kind, "update", &empty, &first, "one", false);
+        let applied = both_of(kind, "apply", &created, &second, "two", true);
+        let again = both_of(kind, "apply", &applied, &first, "two", true);
+        both_of(kind, "update", &again, &second, "three", false);
+    }
 }

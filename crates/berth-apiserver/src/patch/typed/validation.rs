@@ -40,6 +40,7 @@ fn misfit(shape: &Shape, value: &Value) -> Option<String> {
         Shape::Int32 | Shape::Int64 | Shape::Double => value.is_number(),
         Shape::Bool => value.is_boolean(),
         Shape::Quantity | Shape::IntOrString => value.is_string() || value.is_number(),
+        Shape::RawExtension => true,
         shape => is_free(shape) || value.is_string(),
     };
     if fits {
