@@ -9,6 +9,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 mod decode;
+mod description;
 mod go_text;
 pub mod json;
 pub mod protobuf;
@@ -19,6 +20,7 @@ pub mod time;
 mod validate;
 
 pub use decode::{Decoded, decode, prune};
+pub use description::{describe_field, describe_type};
 pub use go_text::go_text;
 pub use structural::{apply_defaults, from_openapi};
 pub use table::{built_in, built_in_kinds, built_in_type};
