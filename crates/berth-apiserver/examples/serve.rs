@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use berth_apiserver::auth::Credentials;
+use berth_apiserver::collect;
 use berth_apiserver::rest::{ApiServer, Options};
 use berth_apiserver::server::Server;
 use berth_apiserver::store::{self, Store};
@@ -22,6 +23,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         Options { credentials: Some(credentials.clone()), shutdown: shutdown.clone(), ..Options::default() };
     let api = ApiServer::new(store, options);
     api.bootstrap().await?;
+    tokio::spawn(collect::run(api.clone(), collect::Options::default(), shutdown.clone()));
     let kubeconfig = directory.join("kubeconfig");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let server = Server::bind(address, api, credentials, Some(kubeconfig.clone())).await?;

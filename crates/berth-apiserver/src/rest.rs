@@ -133,7 +133,7 @@ impl ApiServer {
 
     /// The answer that refuses a request, for whoever stands before the API.
     pub fn refuse(failure: &Failure) -> Response<Body> {
-        content::respond(failure.code, &Accept::default(), &failure.status())
+        content::respond(failure.code, Accept::default(), &failure.status())
     }
 
     pub(crate) fn registry(&self) -> Arc<Registry> {
@@ -164,7 +164,7 @@ impl ApiServer {
         let answer = self.route(parts, body).await;
         answer.unwrap_or_else(|failure| {
             let accept = Accept { shape: Shape::Object, ..accept };
-            content::respond(failure.code, &accept, &failure.status())
+            content::respond(failure.code, accept, &failure.status())
         })
     }
 
@@ -207,7 +207,7 @@ impl ApiServer {
         if target.watch {
             query.set("watch", "true");
         }
-        let mut accept = content::negotiate(&parts.headers, false)?;
+        let mut accept = content::negotiate(&parts.headers, served.custom.is_none())?;
         accept.pretty = query.flag("pretty");
         let identity = parts.extensions.get::<Identity>().cloned().unwrap_or_else(Identity::in_process);
         let namespace = target.namespace.unwrap_or_default();

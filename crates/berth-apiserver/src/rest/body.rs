@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::content::{self, Format};
 use super::error::{Answer, Failure};
-use super::present;
+use super::object;
 use super::query::FieldValidation;
 use super::registry::{Registry, Served};
 use crate::rules::read;
@@ -115,7 +115,7 @@ fn unrecognized(expected: &Expected<'_>, why: &str, bytes: &[u8]) -> Failure {
     let mut summary = match bytes.first() {
         None => "<empty>".to_owned(),
         Some(b'{') => String::from_utf8_lossy(shown).into_owned(),
-        Some(_) => shown.iter().map(|byte| format!("{byte:02x}")).collect(),
+        Some(_) => object::hexadecimal(shown),
     };
     if cut.is_some() && bytes.len() > SUMMARY {
         summary.push_str(" ...");
@@ -249,11 +249,4 @@ pub(crate) fn warn(response: &mut http::Response<super::Body>, warnings: &[Strin
             response.headers_mut().append(http::header::WARNING, value);
         }
     }
-}
-
-/// Reads an object of the store.
-pub(crate) fn stored(served: &Served, bytes: &[u8]) -> Answer<Value> {
-    let mut object = serde_json::from_slice(bytes).map_err(Failure::internal)?;
-    present::from_store(served, &mut object);
-    Ok(object)
 }

@@ -175,7 +175,7 @@ where
 }
 
 /// An answer of a JSON value in the format that is wanted.
-pub(crate) fn respond(code: u16, accept: &Accept, value: &Value) -> Response<Body> {
+pub(crate) fn respond(code: u16, accept: Accept, value: &Value) -> Response<Body> {
     match accept.format {
         Format::Yaml => {
             let text = serde_yaml_ng::to_string(value).unwrap_or_default();

@@ -189,7 +189,7 @@ impl Call {
                     "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details,
                 });
                 let accept = Accept { shape: super::Shape::Object, ..self.accept };
-                Ok(content::respond(200, &accept, &status))
+                Ok(content::respond(200, accept, &status))
             }
         }
     }
@@ -300,7 +300,7 @@ impl Call {
             }
         }
         let metadata = json!({ "resourceVersion": view.revision().to_string() });
-        Ok(content::respond(200, &self.accept, &self.presenter()?.list(items, metadata)))
+        self.presenter()?.respond_list(items, metadata)
     }
 
     /// What has to follow a write: definitions take effect, and go when their last object goes.

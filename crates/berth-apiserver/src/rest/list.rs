@@ -98,7 +98,7 @@ struct Continue {
 }
 
 impl Continue {
-    fn new(rv: i64, last: &Object, left: Option<u64>) -> String {
+    fn after(rv: i64, last: &Object, left: Option<u64>) -> String {
         let start = format!("{}/{}", last.key.namespace, last.key.name);
         let token = Self { v: "meta.k8s.io/v1".to_owned(), rv, start, left };
         URL_SAFE_NO_PAD.encode(serde_json::to_string(&token).unwrap_or_default())
@@ -174,7 +174,7 @@ impl Call {
             .iter()
             .map(|object| serde_json::from_slice(&object.bytes).map_err(Failure::internal))
             .collect::<Answer<Vec<Value>>>()?;
-        Ok(content::respond(200, &self.accept, &presenter.list(objects, metadata)))
+        presenter.respond_list(objects, metadata)
     }
 
     async fn page(&self, filter: &Filter) -> Answer<Page> {
@@ -203,7 +203,7 @@ impl Call {
         });
         let rv =
             token.as_ref().map_or_else(|| i64::try_from(view.revision()).unwrap_or(-1), |token| token.rv);
-        let next = objects.last().map(|last| Continue::new(rv, last, left));
+        let next = objects.last().map(|last| Continue::after(rv, last, left));
         Ok(Page { objects, revision: view.revision(), next, left })
     }
 

@@ -47,7 +47,7 @@ impl Call {
         let presenter = self.presenter()?;
         let mut response = match written {
             Written::Stored(object) => presenter.respond_stored(code, &object.bytes)?,
-            Written::Value(object) => presenter.respond(code, object),
+            Written::Value(object) => presenter.respond(code, object)?,
         };
         body::warn(&mut response, warnings);
         Ok(response)
@@ -204,7 +204,7 @@ impl Call {
             return false;
         }
         // A namespace also waits for its own finalizers, a pod for its grace period.
-        if &*self.served.resource.kind == "Namespace" && &*self.served.resource.group == "" {
+        if &*self.served.resource.kind == "Namespace" && self.served.resource.group.is_empty() {
             return read::items(new, &["spec", "finalizers"]).is_empty();
         }
         read::number(old, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0) == 0
@@ -268,7 +268,7 @@ impl Call {
         self.modify(options, Tracking::Update, |old| {
             let mut object = old.clone();
             present::from_store(&self.served, &mut object);
-            change(&mut object).map_err(patch_failure)?;
+            change(&mut object).map_err(|error| patch_failure(&error))?;
             warnings.clear();
             body::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
             self.check_kept_kind(&object)?;
@@ -383,7 +383,7 @@ fn parse_patch(bytes: &[u8]) -> Answer<Value> {
         .map_err(|error| Failure::bad_request(format!("error decoding patch: {error}")))
 }
 
-fn patch_failure(error: PatchError) -> Failure {
+fn patch_failure(error: &PatchError) -> Failure {
     match error.code() {
         400 => Failure::bad_request(error.to_string()),
         413 => Failure::too_large(format!("Request entity too large: {error}")),

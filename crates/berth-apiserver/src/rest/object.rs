@@ -112,6 +112,16 @@ pub(crate) fn generate_name(prefix: &str) -> Answer<String> {
     Ok(name)
 }
 
+/// Bytes as text.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
 /// A random uid.
 pub(crate) fn new_uid() -> Answer<String> {
     let mut bytes: [u8; 16] = crate::auth::random().map_err(Failure::internal)?;

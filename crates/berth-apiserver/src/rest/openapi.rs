@@ -32,7 +32,7 @@ struct Document {
 }
 
 impl ApiServer {
-    pub(super) fn openapi_index(&self, _: &Parts) -> Answer<Response<Body>> {
+    pub(super) fn openapi_index(&self) -> Response<Body> {
         let registry = self.registry();
         let mut paths = Map::new();
         for group in &registry.groups {
@@ -50,7 +50,7 @@ impl ApiServer {
                 paths.insert(path, json!({ "serverRelativeURL": url }));
             }
         }
-        Ok(content::respond(200, &Accept::default(), &json!({ "paths": paths })))
+        content::respond(200, Accept::default(), &json!({ "paths": paths }))
     }
 
     pub(super) fn openapi_v3(&self, path: &str, parts: &Parts) -> Answer<Response<Body>> {
@@ -109,5 +109,5 @@ fn serve(document: &Document, parts: &Parts) -> Response<Body> {
 }
 
 fn digest(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().take(16).map(|byte| format!("{byte:02X}")).collect()
+    super::object::hexadecimal(&Sha256::digest(bytes)).to_uppercase()
 }

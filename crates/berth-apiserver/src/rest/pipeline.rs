@@ -42,7 +42,7 @@ impl Call {
         self.admit(Operation::Create, new, None)?;
         self.validate(new, None)?;
         if &*served.resource.group == crd::GROUP {
-            self.prepare_definition(new);
+            Self::prepare_definition(new);
         }
         if tracking == Tracking::Update {
             managed::track(self, None, new, options);
@@ -90,7 +90,7 @@ impl Call {
         }
         self.validate(new, Some(old))?;
         if &*served.resource.group == crd::GROUP && !is_status {
-            self.prepare_definition(new);
+            Self::prepare_definition(new);
         }
         if tracking == Tracking::Update {
             managed::track(self, Some(old), new, options);
@@ -138,7 +138,7 @@ impl Call {
         Err(Failure::invalid(&served.resource, object::text(new, "name"), &causes))
     }
 
-    fn prepare_definition(&self, new: &mut Value) {
+    fn prepare_definition(new: &mut Value) {
         crd::establish(new, &object::now());
         if !object::is_deleting(new) {
             let mut finalizers: Vec<String> =

@@ -10,6 +10,7 @@ use super::error::{Answer, Failure};
 use super::registry::{PrinterColumn, Served, Stored};
 use super::{events, jsonpath};
 use crate::rules::{age, read};
+use crate::schema::protobuf;
 
 /// What a table's rows carry of their objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +69,7 @@ impl Presenter<'_> {
     }
 
     /// A list of objects of the store as the client wants it.
-    pub(crate) fn list(&self, objects: Vec<Value>, metadata: Value) -> Value {
+    fn list(&self, objects: Vec<Value>, metadata: Value) -> Value {
         let objects = objects.into_iter().map(|mut object| {
             from_store(self.served, &mut object);
             object
@@ -99,12 +100,27 @@ impl Presenter<'_> {
             return Ok(content::respond_bytes(code, "application/json", self.accept.gzip, bytes.clone()));
         }
         let object = serde_json::from_slice(bytes).map_err(Failure::internal)?;
-        Ok(self.respond(code, object))
+        self.respond(code, object)
     }
 
     /// The answer with one object of the store.
-    pub(crate) fn respond(&self, code: u16, object: Value) -> Response<Body> {
-        content::respond(code, &self.accept, &self.object(object))
+    pub(crate) fn respond(&self, code: u16, object: Value) -> Answer<Response<Body>> {
+        let object = self.object(object);
+        if self.accept.format != Format::Protobuf {
+            return Ok(content::respond(code, self.accept, &object));
+        }
+        let bytes = protobuf::encode(&self.served.schema, &object).map_err(Failure::internal)?;
+        Ok(content::respond_bytes(code, content::PROTOBUF, self.accept.gzip, bytes.into()))
+    }
+
+    /// The answer with a list of objects of the store.
+    pub(crate) fn respond_list(&self, objects: Vec<Value>, metadata: Value) -> Answer<Response<Body>> {
+        let list = self.list(objects, metadata);
+        if self.accept.format != Format::Protobuf {
+            return Ok(content::respond(200, self.accept, &list));
+        }
+        let bytes = protobuf::encode_list(&self.served.schema, &list).map_err(Failure::internal)?;
+        Ok(content::respond_bytes(200, content::PROTOBUF, self.accept.gzip, bytes.into()))
     }
 
     fn meta_version(&self) -> &'static str {

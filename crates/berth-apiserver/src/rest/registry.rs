@@ -134,7 +134,7 @@ impl Registry {
         }
         if let Some(custom) = groups.get_mut(built_in..) {
             for group in custom {
-                group.versions.sort_by(|a, b| crd::version_order(&b.name).cmp(&crd::version_order(&a.name)));
+                group.versions.sort_by_key(|version| std::cmp::Reverse(crd::version_order(&version.name)));
             }
         }
         Self { groups, generation }

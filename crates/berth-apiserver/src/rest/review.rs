@@ -96,7 +96,7 @@ impl Call {
             _ => json!({ "allowed": true }),
         };
         review["status"] = status;
-        Ok(content::respond(201, &self.accept, &review))
+        Ok(content::respond(201, self.accept, &review))
     }
 
     fn token_review(&self, review: &Value) -> Value {
@@ -142,7 +142,7 @@ impl Call {
         metadata.insert("name".to_owned(), self.name.as_str().into());
         metadata.insert("namespace".to_owned(), self.namespace.as_str().into());
         metadata.insert("creationTimestamp".to_owned(), object::now().into());
-        Ok(content::respond(201, &self.accept, &request))
+        Ok(content::respond(201, self.accept, &request))
     }
 
     fn claims(&self, request: &Value) -> Answer<Claims> {

@@ -100,18 +100,18 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Option<Target> {
     // `namespaces/x/status` is the namespace's own; `namespaces/x/pods` lies in it.
     let rest = match rest {
         ["namespaces", namespace, sub @ ("status" | "finalize")] => {
-            target.plural = "namespaces".to_owned();
+            "namespaces".clone_into(&mut target.plural);
             target.name = Some((*namespace).to_owned());
             target.subresource = Some((*sub).to_owned());
             return Some(target);
         }
         ["namespaces", namespace, plural, rest @ ..] => {
             target.namespace = Some((*namespace).to_owned());
-            target.plural = (*plural).to_owned();
+            (*plural).clone_into(&mut target.plural);
             rest
         }
         [plural, rest @ ..] => {
-            target.plural = (*plural).to_owned();
+            (*plural).clone_into(&mut target.plural);
             rest
         }
         [] => return None,

@@ -46,7 +46,7 @@ impl Call {
 
     fn respond_scale(&self, written: &Written) -> Answer<Response<Body>> {
         let scale = self.scale_of(&written.value()?);
-        Ok(content::respond(200, &Accept { shape: Shape::Object, ..self.accept }, &scale))
+        Ok(content::respond(200, Accept { shape: Shape::Object, ..self.accept }, &scale))
     }
 
     pub(crate) fn scale(&self) -> Answer<Response<Body>> {

@@ -31,7 +31,7 @@ impl ApiServer {
                 return Ok(content::respond_text(200, text));
             }
             Route::OpenApiV2 => return self.openapi_v2(parts),
-            Route::OpenApiV3Index => return self.openapi_index(parts),
+            Route::OpenApiV3Index => return Ok(self.openapi_index()),
             Route::OpenApiV3(path) => return self.openapi_v3(path, parts),
             Route::OpenIdConfiguration | Route::Keys => return self.token_keys(route),
             Route::CoreVersions | Route::Groups
@@ -61,7 +61,7 @@ impl ApiServer {
             Route::Objects(_) => return Err(Failure::no_such_path()),
         };
         let accept = Accept { shape: Shape::Object, pretty: query.flag("pretty"), ..accept? };
-        Ok(content::respond(200, &accept, &value))
+        Ok(content::respond(200, accept, &value))
     }
 
     fn token_keys(&self, route: &Route) -> Answer<Response<Body>> {
@@ -77,13 +77,13 @@ impl ApiServer {
                 "id_token_signing_alg_values_supported": ["ES256"],
             })
         };
-        Ok(content::respond(200, &Accept::default(), &value))
+        Ok(content::respond(200, Accept::default(), &value))
     }
 }
 
 fn aggregated(document: &serde_json::Value, gzip: bool, generation: u64) -> Response<Body> {
     let accept = Accept { gzip, ..Accept::default() };
-    let mut response = content::respond(200, &accept, document);
+    let mut response = content::respond(200, accept, document);
     response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(AGGREGATED));
     if let Ok(tag) = HeaderValue::from_str(&format!("\"{generation}\"")) {
         response.headers_mut().insert(ETAG, tag);

@@ -117,7 +117,7 @@ impl Call {
 
     pub(crate) fn success(&self, code: u16) -> Response<Body> {
         let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code });
-        content::respond(code, &Accept { shape: Shape::Object, ..self.accept }, &status)
+        content::respond(code, Accept { shape: Shape::Object, ..self.accept }, &status)
     }
 }
 

@@ -219,3 +219,28 @@ async fn large_answers_are_compressed_for_those_who_can_read_that() {
     let list: Value = serde_json::from_reader(flate2::read::GzDecoder::new(&bytes[..])).unwrap();
     assert!(list["items"].as_array().unwrap().len() >= 3);
 }
+
+#[tokio::test]
+async fn programs_that_ask_for_protobuf_get_it() {
+    use crate::schema::{built_in, protobuf};
+    let api = Api::new().await;
+    api.post(CLAIMS, &claim("a")).await;
+    let accept = "application/vnd.kubernetes.protobuf,application/json";
+    let response = api.get_as(&format!("{CLAIMS}/a"), accept).await;
+    assert_eq!(response.headers()[CONTENT_TYPE], "application/vnd.kubernetes.protobuf");
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    let type_ = built_in("", "v1", "PersistentVolumeClaim").unwrap();
+    let object = protobuf::decode(&type_, &bytes).unwrap();
+    assert_eq!(
+        (&object["metadata"]["name"], &object["kind"]),
+        (&json!("a"), &json!("PersistentVolumeClaim"))
+    );
+    let response = api.get_as(CLAIMS, accept).await;
+    let bytes = response.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(protobuf::Envelope::open(&bytes).unwrap().kind, "PersistentVolumeClaimList");
+    let mut body = api.get_as(&format!("{CLAIMS}?watch=1"), accept).await.into_body();
+    let frame = body.frame().await.unwrap().unwrap().into_data().unwrap();
+    let length = usize::try_from(u32::from_be_bytes(frame[..4].try_into().unwrap())).unwrap();
+    assert_eq!(length, frame.len() - 4);
+    assert_eq!(&frame[4..11], b"\x0a\x05ADDED");
+}

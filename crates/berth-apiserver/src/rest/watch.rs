@@ -14,14 +14,15 @@ use http_body_util::BodyExt;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
-use super::content::{Accept, Shape};
+use super::content::{Accept, Format, Shape};
 use super::error::{Answer, Failure};
 use super::list::{Filter, parse_version};
-use super::present::{Include, Presenter};
+use super::present::{Include, Presenter, from_store};
 use super::query::{forbidden, not_supported};
 use super::registry::Served;
 use super::{ApiServer, Body, Call};
 use crate::resource::Cause;
+use crate::schema::{self, Type, protobuf};
 use crate::store::{Event, EventKind, Expired, Object, Watch};
 
 const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
@@ -93,10 +94,14 @@ impl Call {
             next_bookmark: next_bookmark(now, deadline),
             deadline,
         };
+        let media = match self.accept.format {
+            Format::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
+            Format::Json | Format::Yaml => "application/json",
+        };
         let mut response =
             Response::new(Unfold { step: None, stream: Some(Box::new(stream)) }.boxed_unsync());
         let headers = response.headers_mut();
-        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static(media));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache, private"));
         Ok(response)
     }
@@ -259,6 +264,11 @@ impl Stream {
     }
 
     fn line(&mut self, bytes: &mut Vec<u8>, type_: &str, object: &Object) {
+        if self.accept.format == Format::Protobuf {
+            let mut value: Value = serde_json::from_slice(&object.bytes).unwrap_or_default();
+            from_store(&self.served, &mut value);
+            return frame(bytes, type_, &protobuf::encode(&self.served.schema, &value).unwrap_or_default());
+        }
         bytes.extend_from_slice(b"{\"type\":\"");
         bytes.extend_from_slice(type_.as_bytes());
         bytes.extend_from_slice(b"\",\"object\":");
@@ -296,14 +306,47 @@ impl Stream {
             object["columnDefinitions"] = Value::Null;
             object["rows"] = json!([{ "cells": [], "object": inner }]);
         }
-        format!("{{\"type\":\"BOOKMARK\",\"object\":{object}}}\n").into_bytes()
+        self.special("BOOKMARK", &self.served.schema, &object)
     }
 
     /// Says why the watch ends.
     fn end(&mut self, failure: &Failure) -> Vec<u8> {
         self.phase = Phase::Over;
-        format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", failure.status()).into_bytes()
+        let type_ = schema::built_in_type("meta.Status").unwrap_or_default();
+        self.special("ERROR", &type_, &failure.status())
     }
+
+    /// An event whose object is not from the store.
+    fn special(&self, type_: &str, schema: &Type, object: &Value) -> Vec<u8> {
+        if self.accept.format != Format::Protobuf {
+            return format!("{{\"type\":\"{type_}\",\"object\":{object}}}\n").into_bytes();
+        }
+        let mut bytes = Vec::new();
+        frame(&mut bytes, type_, &protobuf::encode(schema, object).unwrap_or_default());
+        bytes
+    }
+}
+
+/// An event as protobuf: its length in four bytes, then `WatchEvent { type = 1, object = 2 { raw = 1 } }`.
+fn frame(bytes: &mut Vec<u8>, type_: &str, object: &[u8]) {
+    let mut raw = Vec::with_capacity(object.len() + 8);
+    delimited(&mut raw, 1, object);
+    let mut event = Vec::with_capacity(raw.len() + 24);
+    delimited(&mut event, 1, type_.as_bytes());
+    delimited(&mut event, 2, &raw);
+    bytes.extend_from_slice(&u32::try_from(event.len()).unwrap_or(u32::MAX).to_be_bytes());
+    bytes.extend_from_slice(&event);
+}
+
+fn delimited(bytes: &mut Vec<u8>, field: u8, content: &[u8]) {
+    bytes.push(field << 3 | 2);
+    let mut length = content.len();
+    while length >= 0x80 {
+        bytes.push(u8::try_from(length & 0x7f).unwrap_or(0) | 0x80);
+        length >>= 7;
+    }
+    bytes.push(u8::try_from(length).unwrap_or(0));
+    bytes.extend_from_slice(content);
 }
 
 type Step = Pin<Box<dyn Future<Output = (Box<Stream>, Option<Bytes>)> + Send>>;

@@ -80,13 +80,12 @@ impl Schemas {
 
     fn schema(&mut self, schema: &Schema) -> Value {
         let mut value = match &schema.shape {
-            Shape::String => json!({ "type": "string" }),
+            Shape::String | Shape::Duration => json!({ "type": "string" }),
             Shape::Int32 => json!({ "type": "integer", "format": "int32" }),
             Shape::Int64 => json!({ "type": "integer", "format": "int64" }),
             Shape::Bool => json!({ "type": "boolean" }),
             Shape::Double => json!({ "type": "number", "format": "double" }),
             Shape::Bytes => json!({ "type": "string", "format": "byte" }),
-            Shape::Duration => json!({ "type": "string" }),
             Shape::Time => self.named(
                 "io.k8s.apimachinery.pkg.apis.meta.v1.Time",
                 json!({ "type": "string", "format": "date-time" }),
