@@ -305,13 +305,15 @@ fn last_applied(type_: &Type, live: &Value, writer: &Writer<'_>) -> Option<Field
 
 /// Keeps the annotation of client-side apply in step, where there is one.
 fn renew_last_applied(object: &mut Value, applied: &Value) {
-    let Some(annotation) = object["metadata"]["annotations"].get_mut(LAST_APPLIED) else { return };
+    let Some(annotations) = object.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) else {
+        return;
+    };
+    let Some(annotation) = annotations.get_mut(LAST_APPLIED) else { return };
     if annotation.as_str().unwrap_or_default().is_empty() {
         return;
     }
     let mut configuration = applied.clone();
-    if let Some(annotations) = configuration["metadata"].get_mut("annotations").and_then(Value::as_object_mut)
-    {
+    if let Some(Value::Object(annotations)) = configuration.pointer_mut("/metadata/annotations") {
         annotations.remove(LAST_APPLIED);
     }
     *annotation = format!("{configuration}\n").into();

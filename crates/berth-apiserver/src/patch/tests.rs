@@ -95,3 +95,91 @@ fn a_json_patch_can_neither_blow_up_nor_bury_an_object() {
         (1..5000).map(|depth| json!({"op": "add", "path": "/a".repeat(depth), "value": {"a": {}}})).collect();
     assert_eq!(json(&mut object, &dig.into()).unwrap_err().to_string(), "exceeded max depth");
 }
+
+/// Numbers that are the same in every run (splitmix64).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, bound: u64) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        usize::try_from((mixed ^ (mixed >> 31)) % bound).unwrap_or_default()
+    }
+
+    /// Nonsense that uses the words of objects and patches.
+    fn junk(&mut self, depth: u64) -> Value {
+        const WORDS: [&str; 20] = [
+            "metadata",
+            "labels",
+            "finalizers",
+            "spec",
+            "containers",
+            "ports",
+            "env",
+            "volumes",
+            "name",
+            "containerPort",
+            "$patch",
+            "$retainKeys",
+            "$setElementOrder/containers",
+            "$setElementOrder/finalizers",
+            "$deleteFromPrimitiveList/finalizers",
+            "managedFields",
+            "fieldsV1",
+            "f:spec",
+            "delete",
+            "replace",
+        ];
+        match self.below(if depth == 0 { 4 } else { 9 }) {
+            0 => Value::Null,
+            1 => json!(self.below(3)),
+            2 | 3 => json!(WORDS[self.below(20)]),
+            4 | 5 => (0..self.below(4)).map(|_| self.junk(depth - 1)).collect(),
+            _ => (0..self.below(5))
+                .map(|_| (WORDS[self.below(20)].to_owned(), self.junk(depth - 1)))
+                .collect::<Map<_, _>>()
+                .into(),
+        }
+    }
+
+    /// An object that is at least laid out like one.
+    fn object(&mut self) -> Value {
+        let names = ["a", "b", "c"];
+        let items = (0..self.below(4)).map(|_| {
+            let mut item = self.junk(2);
+            if let Value::Object(fields) = &mut item {
+                fields.insert("name".to_owned(), names[self.below(3)].into());
+            }
+            item
+        });
+        let containers: Vec<Value> = items.collect();
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": self.junk(3), "spec": {"containers": containers,
+            "volumes": self.junk(2), "nodeSelector": self.junk(1)}})
+    }
+}
+
+#[test]
+fn nonsense_is_refused_or_applied_but_never_fatal() {
+    let pod = built_in("", "v1", "Pod").unwrap();
+    let mut random = Random(1);
+    let writer = Writer {
+        manager: "kubectl",
+        api_version: "v1",
+        subresource: "",
+        reset: &["status"],
+        now: "2026-01-01T00:00:00Z".parse().unwrap(),
+    };
+    for _ in 0..3000 {
+        let (object, patch) = (random.object(), random.object());
+        drop(strategically(object.clone(), patch.clone()));
+        drop(strategically(object.clone(), random.junk(4)));
+        let mut updated = patch.clone();
+        track_update(&pod, &object, &mut updated, &writer);
+        if let Ok(applied) = apply(&pod, &object, &patch, &writer, true) {
+            drop(apply(&pod, &applied, &object, &writer, random.below(2) == 0));
+        }
+        drop(json(&mut updated, &random.junk(4)));
+        drop(crate::schema::decode(&pod, &mut updated));
+        drop(crate::schema::protobuf::encode(&pod, &updated));
+    }
+}

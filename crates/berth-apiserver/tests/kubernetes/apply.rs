@@ -176,7 +176,7 @@ fn pod(random: &mut Random) -> Value {
 #[test]
 fn random_writes_have_the_owners_kubernetes_gives_them() {
     let mut random = Random::new(11);
-    let managers = ["one", "two", "three"];
+    let managers = ["one", "two", "kubectl"];
     for _ in 0..250 {
         let mut live = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {}});
         for step in 0..8 {
