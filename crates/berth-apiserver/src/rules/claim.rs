@@ -149,7 +149,7 @@ impl Rules for PersistentVolumeClaim {
             json!(capacity),
             json!(modes),
             json!(class(object)),
-            json!(table::or(text(spec, &["volumeAttributesClassName"]), "<unset>")),
+            json!(at(spec, &["volumeAttributesClassName"]).as_str().unwrap_or("<unset>")),
             json!(age::of(object, now)),
             json!(table::or(text(spec, &["volumeMode"]), "<unset>")),
         ]

@@ -66,10 +66,14 @@ impl Rules for StorageClass {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
-        ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"]
-            .iter()
-            .filter_map(|field| immutable(at(new, &[field]), at(old, &[field]), &Path::new(field)))
-            .collect()
+        let fixed = ["parameters", "provisioner", "reclaimPolicy", "volumeBindingMode"];
+        let mut causes = self.validate(new);
+        causes.extend(
+            fixed
+                .iter()
+                .filter_map(|field| immutable(at(new, &[field]), at(old, &[field]), &Path::new(field))),
+        );
+        causes
     }
 
     fn columns(&self) -> &'static [Column] {

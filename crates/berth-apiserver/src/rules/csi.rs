@@ -408,10 +408,11 @@ impl Rules for CsiStorageCapacity {
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
-        ["nodeTopology", "storageClassName"]
-            .iter()
-            .filter_map(|field| immutable(at(new, &[field]), at(old, &[field]), &Path::new(field)))
-            .collect()
+        let mut causes = self.validate(new);
+        for field in ["nodeTopology", "storageClassName"] {
+            causes.extend(immutable(at(new, &[field]), at(old, &[field]), &Path::new(field)));
+        }
+        causes
     }
 
     fn unconditional_update(&self) -> bool {

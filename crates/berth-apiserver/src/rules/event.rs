@@ -7,7 +7,7 @@ use super::field::Path;
 use super::metadata::immutable;
 use super::read::{at, has, name, number, same, text};
 use super::table::{AGE, Column, NAME, string, wide};
-use super::{Rules, age, metadata_fields, names, table};
+use super::{NameRule, Rules, age, metadata_fields, names, table};
 use crate::resource::Cause;
 
 /// What the fields are called in the core API and in events.k8s.io.
@@ -93,6 +93,10 @@ impl Rules for Event {
             causes.extend(immutable(read(new, field), read(old, field), &Path::new(field)));
         }
         causes
+    }
+
+    fn name_rule(&self) -> NameRule {
+        if self.strict { NameRule::Subdomain } else { NameRule::PathSegment }
     }
 
     fn create_on_update(&self) -> bool {

@@ -44,12 +44,14 @@ pub fn metadata_causes(object: &Value, namespaced: bool, rule: NameRule) -> Vec<
     causes.extend(annotation_causes(at(metadata, &["annotations"]), &path.child("annotations")));
     causes.extend(owner_causes(metadata, &path.child("ownerReferences")));
     causes.extend(finalizer_causes(metadata, &path.child("finalizers")));
+    causes.extend(standard_finalizer_causes(object));
     causes
 }
 
 /// Checks the metadata of an object that replaces another.
 pub fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
     let path = Path::new("metadata");
+    let standard = standard_finalizer_causes(new);
     let (new, old) = (at(new, &["metadata"]), at(old, &["metadata"]));
     let mut causes = Vec::new();
     if has(old, &["deletionTimestamp"]) {
@@ -81,6 +83,7 @@ pub fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
     causes.extend(label_causes(at(new, &["labels"]), &path.child("labels")));
     causes.extend(annotation_causes(at(new, &["annotations"]), &path.child("annotations")));
     causes.extend(owner_causes(new, &path.child("ownerReferences")));
+    causes.extend(standard);
     causes
 }
 
@@ -135,6 +138,25 @@ fn owner_causes(metadata: &Value, path: &Path) -> Vec<Cause> {
         }
     }
     causes
+}
+
+/// Finalizers of most built-in kinds have a domain, but for a few old ones.
+fn standard_finalizer_causes(object: &Value) -> Vec<Cause> {
+    let group = text(object, &["apiVersion"]).rsplit_once('/').map_or("", |(group, _)| group);
+    if !matches!(group, "" | "apps" | "storage.k8s.io") || text(object, &["kind"]) == "Event" {
+        return Vec::new();
+    }
+    let path = Path::new("metadata").child("finalizers");
+    let finalizers =
+        items(object, &["metadata", "finalizers"]).iter().map(|f| f.as_str().unwrap_or_default());
+    finalizers
+        .enumerate()
+        .filter(|(_, f)| !f.contains('/') && !matches!(*f, "kubernetes" | ORPHAN | FOREGROUND))
+        .map(|(index, finalizer)| {
+            let detail = "name is neither a standard finalizer name nor is it fully qualified";
+            path.index(index).invalid(finalizer, detail)
+        })
+        .collect()
 }
 
 fn finalizer_causes(metadata: &Value, path: &Path) -> Vec<Cause> {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::field::Path;
 use super::quantity::canonicalise_list;
-use super::read::{at, entries, flag, has, is_empty, items, keep, map, name, same, text};
+use super::read::{at, default_pointer, entries, flag, has, is_empty, items, keep, map, name, same, text};
 use super::table::{AGE, Column, NAME, string, wide};
 use super::{NameRule, Rules, age, metadata_fields, names, table};
 use crate::resource::Cause;
@@ -41,6 +41,7 @@ pub(super) struct Node;
 impl Rules for Node {
     fn default(&self, object: &mut Value) {
         map(object, &["spec"]);
+        default_pointer(map(object, &["status", "daemonEndpoints", "kubeletEndpoint"]), "Port", 0);
         let status = map(object, &["status"]);
         canonicalise_list(status, "capacity");
         canonicalise_list(status, "allocatable");

@@ -63,7 +63,9 @@ impl Rules for Pod {
     }
 
     fn validate(&self, object: &Value) -> Vec<Cause> {
-        spec_causes(at(object, &["spec"]), name(object), &Path::new("spec"))
+        let mut causes = spec_causes(at(object, &["spec"]), name(object), &Path::new("spec"));
+        causes.extend(volumes::token_causes(at(object, &["spec"]), &Path::new("spec").child("volumes")));
+        causes
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {

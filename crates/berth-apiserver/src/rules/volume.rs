@@ -138,7 +138,7 @@ impl Rules for PersistentVolume {
             json!(phase(object)),
             json!(claim),
             json!(class(object)),
-            json!(table::or(text(spec, &["volumeAttributesClassName"]), "<unset>")),
+            json!(at(spec, &["volumeAttributesClassName"]).as_str().unwrap_or("<unset>")),
             json!(text(object, &["status", "reason"])),
             json!(age::of(object, now)),
             json!(table::or(text(spec, &["volumeMode"]), "<unset>")),

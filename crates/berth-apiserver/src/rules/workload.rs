@@ -6,7 +6,8 @@ use serde_json::{Value, json};
 use super::field::Path;
 use super::metadata::immutable;
 use super::read::{
-    at, default, default_pointer, has, is_empty, items, items_mut, keep, map, name, number, same, text,
+    annotation, at, default, default_pointer, has, is_empty, items, items_mut, keep, map, name, number, same,
+    text,
 };
 use super::selector::{LabelSelector, label_selector_causes};
 use super::table::{AGE, Column, NAME, integer, string, wide};
@@ -16,6 +17,8 @@ use crate::resource::Cause;
 const CONTAINERS: Column = wide("Containers", "Names of each container in the template.");
 const IMAGES: Column = wide("Images", "Images referenced by each container in the template.");
 const SELECTOR: Column = wide("Selector", "Which pods are its own.");
+/// Counts the changes of a daemon set's template.
+const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 const MISMATCH: &str = "`selector` does not match template `labels`";
 const STATEFUL_FIXED: &str = "updates to statefulset spec for fields other than 'replicas', 'ordinals', 'template', 'updateStrategy', 'revisionHistoryLimit', 'persistentVolumeClaimRetentionPolicy' and 'minReadySeconds' are forbidden";
 const DEPLOYMENT_COLUMNS: &[Column] = &[
@@ -82,22 +85,26 @@ impl Rules for Workload {
             Self::ReplicaSet | Self::DaemonSet => {}
         }
         self.default_strategy(object);
+        self.default_status(object);
     }
 
     fn prepare_create(&self, object: &mut Value) {
-        let status = match self {
-            Self::Deployment => json!({}),
-            Self::ReplicaSet => json!({"replicas": 0}),
-            Self::StatefulSet => json!({"replicas": 0, "availableReplicas": 0}),
-            Self::DaemonSet => {
-                json!({"currentNumberScheduled": 0, "desiredNumberScheduled": 0, "numberMisscheduled": 0, "numberReady": 0})
-            }
-        };
-        map(object, &[]).insert("status".to_owned(), status);
+        super::read::drop(object, "status");
+        self.default_status(object);
+        if *self == Self::DaemonSet {
+            map(object, &["metadata", "annotations"]).insert(TEMPLATE_GENERATION.to_owned(), json!("1"));
+        }
     }
 
     fn prepare_update(&self, new: &mut Value, old: &Value) {
         keep(new, old, "status");
+        if *self == Self::DaemonSet {
+            let given = annotation(old, TEMPLATE_GENERATION).parse::<i64>().unwrap_or_default();
+            let template = ["spec", "template"];
+            let changed = !same(at(new, &template), at(old, &template));
+            let generation = (given + i64::from(changed)).to_string();
+            map(new, &["metadata", "annotations"]).insert(TEMPLATE_GENERATION.to_owned(), json!(generation));
+        }
     }
 
     fn validate(&self, object: &Value) -> Vec<Cause> {
@@ -199,13 +206,32 @@ impl Rules for Workload {
         cells.push(json!(age::of(object, now)));
         cells.extend(table::containers(at(object, &["spec", "template"])));
         if *self != Self::StatefulSet {
-            cells.push(json!(table::selector(at(object, &["spec", "selector"]))));
+            let selector = at(object, &["spec", "selector"]);
+            let shown = match table::selector(selector).as_str() {
+                "<none>" if *self == Self::Deployment => String::new(),
+                shown => shown.to_owned(),
+            };
+            cells.push(json!(shown));
         }
         cells
     }
 }
 
 impl Workload {
+    /// The counters that are written even when they are zero.
+    fn default_status(self, object: &mut Value) {
+        let counters: &[&str] = match self {
+            Self::Deployment => &[],
+            Self::ReplicaSet => &["replicas"],
+            Self::StatefulSet => &["replicas", "availableReplicas"],
+            Self::DaemonSet => {
+                &["currentNumberScheduled", "desiredNumberScheduled", "numberMisscheduled", "numberReady"]
+            }
+        };
+        let status = map(object, &["status"]);
+        counters.iter().for_each(|counter| default_pointer(status, counter, 0));
+    }
+
     fn default_strategy(self, object: &mut Value) {
         let field = if self == Self::Deployment { "strategy" } else { "updateStrategy" };
         if self == Self::ReplicaSet {
@@ -291,7 +317,7 @@ impl Workload {
                 Self::StatefulSet => "statefulset",
                 Self::DaemonSet => "daemonset",
             };
-            causes.push(path.invalid(selector.clone(), format!("empty selector is invalid for {kind}")));
+            causes.push(path.invalid(json!({}), format!("empty selector is invalid for {kind}")));
         }
         causes
     }
@@ -301,8 +327,9 @@ impl Workload {
         let mut template = at(spec, &["template"]).clone();
         let labels = at(&template, &["metadata", "labels"]);
         let selector = at(spec, &["selector"]);
-        let matches = LabelSelector::from_value(selector).map(|selector| selector.matches(labels));
-        if has(spec, &["selector"]) && matches == Ok(false) {
+        // No selector at all matches nothing.
+        let matches = LabelSelector::from_value(selector).map(|s| !selector.is_null() && s.matches(labels));
+        if matches == Ok(false) {
             let shown = if labels.is_null() { Value::Null } else { labels.clone() };
             causes.push(path.child("metadata").child("labels").invalid(shown, MISMATCH));
         }
@@ -473,7 +500,13 @@ mod tests {
         );
         let mut none = workload(Workload::Deployment);
         none["spec"].as_object_mut().unwrap().remove("selector");
-        assert_eq!(texts(Workload::Deployment.validate(&none)), ["spec.selector: Required value"]);
+        assert_eq!(
+            texts(Workload::Deployment.validate(&none)),
+            [
+                "spec.selector: Required value",
+                "spec.template.metadata.labels: Invalid value: {\"app\":\"w\"}: `selector` does not match template `labels`"
+            ]
+        );
     }
 
     #[test]

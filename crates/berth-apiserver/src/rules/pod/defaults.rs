@@ -190,6 +190,12 @@ fn default_http(handler: &mut Value) {
 
 /// Images without a tag, or with `latest`, are always pulled.
 fn pull_policy(image: &str) -> &'static str {
+    // What is no image name has no tag either.
+    let last = image.rsplit('/').next().unwrap_or_default();
+    let shouts = last.split(':').next().unwrap_or_default().chars().any(char::is_uppercase);
+    if shouts || image.contains(char::is_whitespace) || image.starts_with(['/', '.']) {
+        return "IfNotPresent";
+    }
     let (name, digest) = image.split_once('@').map_or((image, None), |(name, digest)| (name, Some(digest)));
     let tag = name.rsplit('/').next().and_then(|last| last.split_once(':')).map(|(_, tag)| tag);
     match (tag, digest) {

@@ -144,7 +144,9 @@ fn invalid_volumes_are_refused_with_the_cause() {
         ),
     ] {
         let first = json!({"name": "data", "persistentVolumeClaim": {"claimName": "claim"}});
-        let causes = texts(Pod.validate(&with("/spec/volumes", json!([first, volume]))));
+        let mut object = with("/spec/volumes", json!([first, volume]));
+        object["spec"]["serviceAccountName"] = json!("default");
+        let causes = texts(Pod.validate(&object));
         assert_eq!(causes.len(), 1, "{causes:?}");
         assert!(causes[0].starts_with(expected), "{causes:?}");
     }

@@ -53,6 +53,24 @@ pub(super) fn causes<'a>(
     (fine, causes)
 }
 
+/// Refuses tokens for pods that run as nobody.
+pub(super) fn token_causes(spec: &Value, path: &Path) -> Vec<Cause> {
+    if !text(spec, &["serviceAccountName"]).is_empty() {
+        return Vec::new();
+    }
+    let mut causes = Vec::new();
+    for (index, volume) in items(spec, &["volumes"]).iter().enumerate() {
+        let path = path.index(index).child("projected").child("sources");
+        for (index, source) in items(volume, &["projected", "sources"]).iter().enumerate() {
+            if has(source, &["serviceAccountToken"]) {
+                let path = path.index(index).child("serviceAccountToken");
+                causes.push(path.forbidden("must not be specified when serviceAccountName is not set"));
+            }
+        }
+    }
+    causes
+}
+
 fn source_causes(volume: &Value, name: &str, pod: &str, path: &Path) -> Vec<Cause> {
     let given: Vec<&str> = SOURCES.into_iter().filter(|source| has(volume, &[source])).collect();
     let mut causes = Vec::new();
