@@ -163,6 +163,9 @@ impl ApiServer {
         let accept = content::negotiate(&parts.headers, false).unwrap_or_default();
         let answer = self.route(parts, body).await;
         answer.unwrap_or_else(|failure| {
+            if failure.is_plain() {
+                return content::respond_text(failure.code, failure.message);
+            }
             let accept = Accept { shape: Shape::Object, ..accept };
             content::respond(failure.code, accept, &failure.status())
         })
@@ -173,9 +176,10 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let route = route::parse(parts.uri.path()).ok_or_else(Failure::no_such_path)?;
+        let route = route::parse(parts.uri.path()).ok_or_else(Failure::nowhere)?;
         let Route::Objects(target) = route else {
-            if !matches!(parts.method, Method::GET | Method::HEAD) {
+            let reads = matches!(parts.method, Method::GET | Method::HEAD);
+            if !reads && !matches!(route, Route::Health { .. }) {
                 return Err(Failure::method_not_allowed());
             }
             return self.document(&route, &parts);
@@ -190,14 +194,21 @@ impl ApiServer {
 
     fn call(self, target: Target, parts: Parts) -> Answer<Call> {
         let registry = self.registry();
+        if registry.version(&target.group, &target.version).is_none() {
+            return Err(Failure::nowhere());
+        }
         let found = registry.find(&target.group, &target.version, &target.plural);
         let served = found.ok_or_else(Failure::no_such_path)?.clone();
         let resource = &served.resource;
         let name = target.name.unwrap_or_default();
-        if target.namespace.is_some() != resource.namespaced
-            && (!resource.namespaced || !name.is_empty() || parts.method == Method::POST)
-        {
-            return Err(Failure::no_such_path());
+        if target.namespace.is_some() != resource.namespaced {
+            if !resource.namespaced || !name.is_empty() {
+                return Err(Failure::no_such_path());
+            }
+            // Over all namespaces there is only reading.
+            if !matches!(parts.method, Method::GET | Method::HEAD) && resource.verbs.contains(&"list") {
+                return Err(Failure::method_not_allowed());
+            }
         }
         let subresource = match target.subresource {
             None => None,

@@ -65,13 +65,13 @@ const ROWS: &[Row] = &[
     },
     Row { short: &["quota"], subresources: &[Status], ..row("", "ResourceQuota", "resourcequotas", true) },
     row("", "Secret", "secrets", true),
+    Row { short: &["sa"], subresources: &[Token], ..row("", "ServiceAccount", "serviceaccounts", true) },
     Row {
         short: &["svc"],
         categories: &["all"],
         subresources: &[Status],
         ..row("", "Service", "services", true)
     },
-    Row { short: &["sa"], subresources: &[Token], ..row("", "ServiceAccount", "serviceaccounts", true) },
     row(APPS, "ControllerRevision", "controllerrevisions", true),
     Row {
         short: &["ds"],

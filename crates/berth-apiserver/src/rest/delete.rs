@@ -86,9 +86,10 @@ impl DeleteOptions {
         if orphan.is_some() && policy.is_some() {
             causes.push(Cause {
                 reason: CauseReason::Invalid,
-                message:
-                    "Invalid value: \"object\": orphanDependents and deletionPropagation cannot be both set"
-                        .to_owned(),
+                message: format!(
+                    "Invalid value: {:?}: orphanDependents and deletionPropagation cannot be both set",
+                    policy.as_deref().unwrap_or_default()
+                ),
                 field: "propagationPolicy".to_owned(),
             });
         }
@@ -257,7 +258,8 @@ impl Call {
         object::set_finalizers(&mut new, options.finalizers(old));
         let grace = self.served.rules.grace_seconds(old, options.grace);
         let pending = !object::finalizers(&new).is_empty() || self.is_namespace();
-        if grace > 0 || pending {
+        let is_pod = self.served.resource.group.is_empty() && &*self.served.resource.kind == "Pod";
+        if grace > 0 || pending || is_pod {
             let metadata = object::metadata(&mut new);
             metadata.insert("deletionTimestamp".to_owned(), object::after(grace).into());
             if !self.is_namespace() {
@@ -291,8 +293,8 @@ impl Call {
                     items.push(value);
                 }
                 Ok(Deleted::Marked(written)) => {
-                    items.push(written.value()?);
                     self.after_write(&written).await?;
+                    items.push(value);
                 }
                 // Somebody else deleted it: that is what was wanted.
                 Err(failure) if failure.code == 404 => {}
@@ -401,7 +403,13 @@ fn returns_object(group: &str, kind: &str) -> bool {
     match group {
         "" => matches!(
             kind,
-            "Namespace" | "PersistentVolume" | "PersistentVolumeClaim" | "Pod" | "ServiceAccount"
+            "Namespace"
+                | "PersistentVolume"
+                | "PersistentVolumeClaim"
+                | "Pod"
+                | "ResourceQuota"
+                | "Service"
+                | "ServiceAccount"
         ),
         "storage.k8s.io" => kind != "CSIStorageCapacity",
         _ => false,

@@ -55,9 +55,11 @@ pub(crate) fn resources(group: &str, version: &Version) -> Value {
     }
     let group_version =
         if group.is_empty() { version.name.to_string() } else { format!("{group}/{}", version.name) };
-    json!({
-        "kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group_version, "resources": list,
-    })
+    let mut value = json!({ "kind": "APIResourceList", "groupVersion": group_version, "resources": list });
+    if !group.is_empty() {
+        value["apiVersion"] = "v1".into();
+    }
+    value
 }
 
 fn resource_value(resource: &Resource) -> Value {
@@ -143,7 +145,6 @@ pub(crate) fn aggregated(registry: &Registry, core: bool) -> Value {
             if !core {
                 metadata.insert("name".to_owned(), (&*group.name).into());
             }
-            metadata.insert("creationTimestamp".to_owned(), Value::Null);
             json!({ "metadata": metadata, "versions": versions })
         })
         .collect();
@@ -156,7 +157,7 @@ fn aggregated_resource(served: &Served) -> Value {
     let resource = &served.resource;
     let mut value = json!({
         "resource": &*resource.plural,
-        "responseKind": kind_value(&resource.group, &resource.version, &resource.kind),
+        "responseKind": kind_value("", "", &resource.kind),
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": &*resource.singular,
         "verbs": resource.verbs,
@@ -167,11 +168,15 @@ fn aggregated_resource(served: &Served) -> Value {
             .subresources
             .iter()
             .map(|&subresource| {
-                let (group, version, kind) =
-                    spoken(subresource).unwrap_or((&resource.group, &resource.version, &resource.kind));
+                // Only a kind of another group is told with its group and version.
+                let kind = match spoken(subresource) {
+                    None => kind_value("", "", &resource.kind),
+                    Some(("", _, kind)) => kind_value("", "", kind),
+                    Some((group, version, kind)) => kind_value(group, version, kind),
+                };
                 json!({
                     "subresource": subresource.name(),
-                    "responseKind": kind_value(group, version, kind),
+                    "responseKind": kind,
                     "verbs": verbs(subresource),
                 })
             })

@@ -20,6 +20,9 @@ pub struct Failure {
     pub next: Option<String>,
 }
 
+/// Marks the answer that is no `Status`.
+const NOWHERE: &str = "Nowhere";
+
 /// The usual result of a verb.
 pub type Answer<T> = Result<T, Failure>;
 
@@ -50,6 +53,16 @@ impl Failure {
     pub fn no_such_path() -> Self {
         let failure = Self::new(404, "NotFound", "the server could not find the requested resource");
         Self { details: Some(json!({})), ..failure }
+    }
+
+    /// Nothing at all is served there, not even a group.
+    pub fn nowhere() -> Self {
+        Self::new(404, NOWHERE, "404 page not found\n")
+    }
+
+    /// Whether the answer is plain text, as Kubernetes has it where nothing is served.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.reason == NOWHERE
     }
 
     /// The path does not know the method.
@@ -108,13 +121,31 @@ impl Failure {
 
     /// Admission refuses the object.
     pub fn denied(resource: &Resource, name: &str, code: u16, reason: &'static str, why: &str) -> Self {
+        // What is missing is not the object but what it needs: `namespaces "x" not found`.
+        if code == 404
+            && let Some((kind, rest)) = why.split_once(" \"")
+            && let Some((missing, _)) = rest.split_once('"')
+        {
+            let details = json!({ "name": missing, "kind": kind });
+            return Self { details: Some(details), ..Self::new(code, reason, why) };
+        }
         let message = if code == 403 && !why.contains("is forbidden: ") {
             let name = if name.is_empty() { "Unknown" } else { name };
             format!("{} {name:?} is forbidden: {why}", resource.qualified())
         } else {
             why.to_owned()
         };
-        Self::of(resource, name, code, reason, message)
+        let mut failure = Self::of(resource, name, code, reason, message);
+        if let Some((_, rest)) = why.split_once("unable to create new content in namespace ")
+            && let Some((namespace, _)) = rest.split_once(" because it is being terminated")
+            && let Some(details) = &mut failure.details
+        {
+            details["causes"] = json!([{
+                "reason": "NamespaceTerminating", "message": format!("namespace {namespace} is being terminated"),
+                "field": "metadata.namespace",
+            }]);
+        }
+        failure
     }
 
     /// The object breaks rules of its kind.

@@ -36,6 +36,7 @@ fn rename(
         }
     }
     fields.append(&mut moved);
+    fields.retain(|name, value| !(name.starts_with("reporting") && value == ""));
     fields.insert("apiVersion".to_owned(), api_version.into());
 }
 

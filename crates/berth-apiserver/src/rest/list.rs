@@ -148,7 +148,7 @@ impl Call {
             let custom = self.served.custom.as_ref();
             let selectable = custom.is_some_and(|custom| custom.selectable.iter().any(|have| have == field));
             if !selectable && !self.served.rules.supports_field(field) {
-                return Err(Failure::bad_request(format!("field label not supported: {field}")));
+                return Err(unknown_field(&self.served, field));
             }
         }
         Ok(Filter { labels, fields })
@@ -285,6 +285,18 @@ impl Call {
     }
 }
 
+fn unknown_field(served: &Served, field: &str) -> Failure {
+    let resource = &served.resource;
+    let own = ["Event", "Namespace", "Node", "Pod", "Secret", "Service"];
+    let has_own = served.custom.is_some()
+        || matches!(&*resource.group, "" | "events.k8s.io") && own.contains(&&*resource.kind);
+    Failure::bad_request(if has_own {
+        format!("field label not supported: {field}")
+    } else {
+        format!("{field:?} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    })
+}
+
 /// Reads a resource version.
 pub(crate) fn parse_version(text: &str) -> Answer<u64> {
     text.parse().map_err(|_| {
@@ -307,11 +319,23 @@ fn concatenate(served: &Served, metadata: &Value, objects: &[Arc<Object>]) -> By
         Value::from(served.api_version.as_str()),
     );
     bytes.extend_from_slice(head.as_bytes());
+    // The list says what kind its items are; stored objects begin with saying it, too.
+    let own = format!(
+        "{{\"apiVersion\":{},\"kind\":{},",
+        Value::from(served.api_version.as_str()),
+        Value::from(&*served.resource.kind),
+    );
     for (index, object) in objects.iter().enumerate() {
         if index > 0 {
             bytes.push(b',');
         }
-        bytes.extend_from_slice(&object.bytes);
+        match object.bytes.strip_prefix(own.as_bytes()).filter(|_| served.custom.is_none()) {
+            Some(rest) => {
+                bytes.push(b'{');
+                bytes.extend_from_slice(rest);
+            }
+            None => bytes.extend_from_slice(&object.bytes),
+        }
     }
     bytes.extend_from_slice(b"]}\n");
     bytes.into()

@@ -58,9 +58,7 @@ pub(crate) fn after(seconds: i64) -> String {
 pub(crate) fn begin(object: &mut Value) -> Answer<()> {
     let uid = new_uid()?;
     let metadata = metadata(object);
-    for field in
-        ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "generation", "resourceVersion"]
-    {
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"] {
         metadata.remove(field);
     }
     metadata.insert("uid".to_owned(), uid.into());

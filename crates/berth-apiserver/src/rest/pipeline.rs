@@ -6,6 +6,7 @@ use super::error::{Answer, Failure};
 use super::managed;
 use super::query::WriteOptions;
 use super::reader::StoreReader;
+use super::registry::Stored;
 use super::{Call, crd, object};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::{self, Operation, read};
@@ -85,10 +86,11 @@ impl Call {
                 }
             }
         }
+        // What admission checks of updates, Kubernetes checks last.
+        self.validate(new, Some(old))?;
         if !is_status {
             self.admit(Operation::Update, new, Some(old))?;
         }
-        self.validate(new, Some(old))?;
         if &*served.resource.group == crd::GROUP && !is_status {
             Self::prepare_definition(new);
         }
@@ -135,7 +137,11 @@ impl Call {
         if causes.is_empty() {
             return Ok(());
         }
-        Err(Failure::invalid(&served.resource, object::text(new, "name"), &causes))
+        let name = object::text(new, "name");
+        if served.stored == Stored::CoreEvents {
+            return Err(Failure::invalid_kind("", "Event", name, &causes));
+        }
+        Err(Failure::invalid(&served.resource, name, &causes))
     }
 
     fn prepare_definition(new: &mut Value) {

@@ -26,7 +26,10 @@ impl Include {
             None | Some("Metadata") => Ok(Self::Metadata),
             Some("None") => Ok(Self::Nothing),
             Some("Object") => Ok(Self::Object),
-            Some(other) => Err(Failure::bad_request(format!("unrecognized includeObject value: {other:?}"))),
+            Some(other) => Err(Failure::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be \
+                 'Metadata', 'Object', 'None', or empty"
+            ))),
         }
     }
 }
@@ -89,9 +92,18 @@ impl Presenter<'_> {
                 "kind": &*self.served.resource.list_kind,
                 "apiVersion": self.served.api_version,
                 "metadata": metadata,
-                "items": objects.collect::<Vec<_>>(),
+                "items": objects.map(|object| self.item(object)).collect::<Vec<_>>(),
             }),
         }
+    }
+
+    /// An object in a list: the list says what kind it is, except for custom resources.
+    fn item(&self, mut object: Value) -> Value {
+        if self.served.custom.is_none() && self.accept.format != Format::Protobuf {
+            read::drop(&mut object, "apiVersion");
+            read::drop(&mut object, "kind");
+        }
+        object
     }
 
     /// The answer with one object, given as stored bytes.
@@ -141,7 +153,9 @@ impl Presenter<'_> {
                 let mut row = Map::new();
                 row.insert("cells".to_owned(), self.cells(object, now).into());
                 match self.include {
-                    Include::Nothing => {}
+                    Include::Nothing => {
+                        row.insert("object".to_owned(), Value::Null);
+                    }
                     Include::Metadata => {
                         let partial = json!({
                             "kind": "PartialObjectMetadata", "apiVersion": self.meta_version(),

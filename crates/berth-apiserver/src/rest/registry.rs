@@ -75,7 +75,7 @@ impl Served {
         let schema = schema::built_in(&resource.group, &resource.version, &resource.kind).unwrap_or_default();
         let events = &*resource.group == "events.k8s.io";
         let (collection, stored, rules) = if events {
-            ("events".to_owned(), Stored::CoreEvents, rules::of("", "Event"))
+            ("events".to_owned(), Stored::CoreEvents, rules::of("events.k8s.io", "Event"))
         } else {
             (resource.qualified(), Stored::Same, rules::of(&resource.group, &resource.kind))
         };

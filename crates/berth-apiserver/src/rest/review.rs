@@ -83,7 +83,11 @@ impl Call {
         let expected = Expected::of(&self.served, &self.registry);
         let headers = &self.parts.headers;
         let mut review = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
-        object::metadata(&mut review).insert("creationTimestamp".to_owned(), Value::Null);
+        self.check_review(&review)?;
+        object::metadata(&mut review).remove("creationTimestamp");
+        if &*self.served.resource.kind == "SelfSubjectReview" {
+            object::metadata(&mut review).insert("creationTimestamp".to_owned(), object::now().into());
+        }
         let status = match &*self.served.resource.kind {
             "TokenReview" => self.token_review(&review),
             "SelfSubjectReview" => json!({ "userInfo": user_info(&self.identity) }),
@@ -97,6 +101,29 @@ impl Call {
         };
         review["status"] = status;
         Ok(content::respond(201, self.accept, &review))
+    }
+
+    fn check_review(&self, review: &Value) -> Answer<()> {
+        match &*self.served.resource.kind {
+            "TokenReview" if read::text(review, &["spec", "token"]).is_empty() => {
+                Err(Failure::bad_request("token is required for TokenReview in authentication"))
+            }
+            "SelfSubjectAccessReview" | "SubjectAccessReview" | "LocalSubjectAccessReview" => {
+                let given = |field: &str| read::has(review, &["spec", field]);
+                if given("resourceAttributes") != given("nonResourceAttributes") {
+                    return Ok(());
+                }
+                let cause = Cause {
+                    reason: CauseReason::Invalid,
+                    message: "Invalid value: null: exactly one of nonResourceAttributes or resourceAttributes must be \
+                              specified"
+                        .to_owned(),
+                    field: "spec.resourceAttributes".to_owned(),
+                };
+                Err(Failure::invalid_kind("authorization.k8s.io", "", "", &[cause]))
+            }
+            _ => Ok(()),
+        }
     }
 
     fn token_review(&self, review: &Value) -> Value {
@@ -113,7 +140,8 @@ impl Call {
             Ok((identity, audiences)) => {
                 json!({ "authenticated": true, "user": user_info(&identity), "audiences": audiences })
             }
-            Err(refused) => json!({ "authenticated": false, "error": refused.to_string(), "user": {} }),
+            // Why is nobody's business who guesses.
+            Err(_) => json!({ "error": "invalid bearer token", "user": {} }),
         }
     }
 
@@ -142,6 +170,7 @@ impl Call {
         metadata.insert("name".to_owned(), self.name.as_str().into());
         metadata.insert("namespace".to_owned(), self.namespace.as_str().into());
         metadata.insert("creationTimestamp".to_owned(), object::now().into());
+        metadata.insert("uid".to_owned(), claims.jti.into());
         Ok(content::respond(201, self.accept, &request))
     }
 

@@ -51,10 +51,10 @@ impl ApiServer {
             Route::Groups => discovery::groups(&registry),
             Route::Group(name) => {
                 let group = registry.group(name).filter(|group| !group.name.is_empty());
-                discovery::group(group.ok_or_else(Failure::no_such_path)?)
+                discovery::group(group.ok_or_else(Failure::nowhere)?)
             }
             Route::Resources { group, version } => {
-                let found = registry.version(group, version).ok_or_else(Failure::no_such_path)?;
+                let found = registry.version(group, version).ok_or_else(Failure::nowhere)?;
                 discovery::resources(group, found)
             }
             Route::Paths => paths(self),

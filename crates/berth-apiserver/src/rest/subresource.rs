@@ -8,7 +8,7 @@ use super::body::{self, Expected};
 use super::error::{Answer, Failure};
 use super::pipeline::Tracking;
 use super::query::FieldValidation;
-use super::{Accept, Body, Call, Shape, content, object, present};
+use super::{Accept, Body, Call, Shape, content, object};
 use crate::resource::Subresource;
 use crate::rules::read;
 use crate::schema;
@@ -61,15 +61,17 @@ impl Call {
         let served = self.registry.find("", "v1", "pods").ok_or_else(Failure::no_such_path)?.clone();
         let mut call = self.api.internal(served, &self.namespace, name);
         call.subresource = Some(Subresource::Binding);
+        let binding_resource =
+            crate::resource::Resource { plural: "pods/binding".into(), ..call.served.resource.clone() };
         call.modify(&options, Tracking::Settled, |pod| {
             let bound = read::text(pod, &["spec", "nodeName"]);
             if object::is_deleting(pod) {
                 let why = format!("pod {name} is being deleted, cannot be assigned to a host");
-                return Err(Failure::conflict(&call.served.resource, name, &why));
+                return Err(Failure::conflict(&binding_resource, name, &why));
             }
             if !bound.is_empty() {
                 let why = format!("pod {name} is already assigned to node {bound:?}");
-                return Err(Failure::conflict(&call.served.resource, name, &why));
+                return Err(Failure::conflict(&binding_resource, name, &why));
             }
             let mut new = pod.clone();
             assign(&mut new, node, &binding);
@@ -88,27 +90,16 @@ impl Call {
         Ok(self.success(201))
     }
 
-    /// Replaces a namespace's own finalizers and nothing else.
+    /// Replaces a namespace with its own finalizers, which nothing else may change.
     async fn finalize(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let options = self.query.write_options("UpdateOptions")?;
         let expected = Expected::of(&self.served, &self.registry);
         let headers = &self.parts.headers;
         let given = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
-        let finalizers = read::at(&given, &["spec", "finalizers"]).clone();
-        let version = read::at(&given, &["metadata", "resourceVersion"]).clone();
         let written = self
             .modify(&options, Tracking::Settled, |old| {
-                let mut new = old.clone();
-                let spec = read::map(&mut new, &["spec"]);
-                if read::is_empty(&finalizers) {
-                    spec.remove("finalizers");
-                } else {
-                    spec.insert("finalizers".to_owned(), finalizers.clone());
-                }
-                if !read::is_empty(&version) {
-                    object::metadata(&mut new).insert("resourceVersion".to_owned(), version.clone());
-                }
-                present::to_store(&self.served, &mut new);
+                let mut new = given.clone();
+                read::keep(&mut new, old, "status");
                 Ok(new)
             })
             .await?;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-use crate::schema::{Field, ListType, Schema, Shape, Type};
+use crate::schema::{Field, ListType, Schema, Shape, Type, describe_field, describe_type};
 
 /// Collects the schemas of types and of all the types they use.
 pub(super) struct Schemas {
@@ -42,9 +42,20 @@ impl Schemas {
             if field.required {
                 required.push(Value::from(field.name.as_ref()));
             }
-            properties.insert(field.name.to_string(), self.field(field));
+            let mut property = self.field(field);
+            if let Some(text) = describe_field(&type_.name, &field.name) {
+                // Clients skip what stands beside a reference.
+                if property.get("$ref").is_some() {
+                    property = json!({ "allOf": [property] });
+                }
+                property["description"] = text.into();
+            }
+            properties.insert(field.name.to_string(), property);
         }
         let mut schema = json!({ "type": "object" });
+        if let Some(text) = describe_type(&type_.name) {
+            schema["description"] = text.into();
+        }
         if !properties.is_empty() {
             schema["properties"] = Value::Object(properties);
         }

@@ -53,7 +53,7 @@ async fn selectors_pick_by_labels_and_fields() {
     let status = get("fieldSelector=spec.color%3Dred").await;
     assert_eq!(reason(&status), "BadRequest");
     assert!(
-        status["message"].as_str().unwrap().contains("field label not supported: spec.color"),
+        status["message"].as_str().unwrap().contains("\"spec.color\" is not a known field selector"),
         "{status}"
     );
     assert_eq!(reason(&get("labelSelector=%3D%3D").await), "BadRequest");

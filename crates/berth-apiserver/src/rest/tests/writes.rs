@@ -296,8 +296,9 @@ async fn both_event_groups_show_the_same_events() {
         api.get("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dp").await;
     assert_eq!(selected["items"].as_array().unwrap().len(), 1);
     let path = "/apis/events.k8s.io/v1/namespaces/default/events/e";
-    let (_, patched) = api.merge(path, &json!({ "note": "more" })).await;
-    assert_eq!(patched["note"], "more", "{patched}");
+    let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z" } });
+    let (_, patched) = api.merge(path, &series).await;
+    assert_eq!(patched["series"]["count"], 2, "{patched}");
 }
 
 #[tokio::test]
