@@ -242,7 +242,16 @@ impl Rules for CsiNode {
                 .iter()
                 .filter(|d| text(d, &["name"]) == text(old, &["name"]));
             for new in renewed {
-                causes.extend(immutable(&fixed(new), &fixed(old), &Path::new("spec").child("drivers")));
+                if !same(&fixed(new), &fixed(old)) {
+                    let shown = format!(
+                        "{{\"Name\":{},\"NodeID\":{},\"TopologyKeys\":{},\"Allocatable\":null}}",
+                        at(new, &["name"]),
+                        json!(text(new, &["nodeID"])),
+                        at(new, &["topologyKeys"])
+                    );
+                    causes
+                        .push(Path::new("spec").child("drivers").invalid_shown(&shown, "field is immutable"));
+                }
             }
         }
         causes
@@ -318,7 +327,17 @@ impl Rules for VolumeAttachment {
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
         let mut causes = self.validate(new);
-        causes.extend(immutable(at(new, &["spec"]), at(old, &["spec"]), &Path::new("spec")));
+        let (new, old) = (at(new, &["spec"]), at(old, &["spec"]));
+        if !same(new, old) {
+            let shown = format!(
+                "{{\"Attacher\":{},\"Source\":{{\"PersistentVolumeName\":{},\"InlineVolumeSpec\":{}}},\"NodeName\":{}}}",
+                json!(text(new, &["attacher"])),
+                at(new, &["source", "persistentVolumeName"]),
+                at(new, &["source", "inlineVolumeSpec"]),
+                json!(text(new, &["nodeName"]))
+            );
+            causes.push(Path::new("spec").invalid_shown(&shown, "field is immutable"));
+        }
         causes
     }
 

@@ -39,6 +39,18 @@ impl Path {
         self.with_value(CauseReason::Invalid, "Invalid value", &value.into(), detail.as_ref())
     }
 
+    /// As [`Self::invalid`], for a structure that Kubernetes shows with its program's own field names.
+    pub fn invalid_shown(&self, shown: &str, detail: &str) -> Cause {
+        self.plain(CauseReason::Invalid, &format!("Invalid value: {shown}"), detail)
+    }
+
+    /// As [`Self::not_supported`], for a structure that Kubernetes shows with its program's own field names.
+    pub fn not_supported_shown(&self, shown: &str, known: &[&str]) -> Cause {
+        let known = known.iter().map(|k| quote(k)).collect::<Vec<_>>().join(", ");
+        let label = format!("Unsupported value: {shown}");
+        self.plain(CauseReason::NotSupported, &label, &format!("supported values: {known}"))
+    }
+
     /// One [`Self::invalid`] for each complaint about the text.
     pub fn each_invalid(&self, value: &str, complaints: Vec<String>) -> Vec<Cause> {
         complaints.into_iter().map(|complaint| self.invalid(value, complaint)).collect()

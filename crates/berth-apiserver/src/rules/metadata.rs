@@ -90,7 +90,7 @@ pub fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
 /// Refuses a change of a field that never changes.
 pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<Cause> {
     let changed = !super::read::same(new, old);
-    changed.then(|| path.invalid(new.clone(), "field is immutable"))
+    changed.then(|| path.invalid(super::read::pruned(new), "field is immutable"))
 }
 
 /// Checks annotations, also those of templates.

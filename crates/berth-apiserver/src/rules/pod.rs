@@ -225,7 +225,7 @@ fn toleration_causes(spec: &Value, path: &Path) -> Vec<Cause> {
         match operator {
             "Exists" if !value.is_empty() => {
                 let detail = "value must be empty when `operator` is 'Exists'";
-                causes.push(path.child("operator").invalid(toleration.clone(), detail));
+                causes.push(path.child("operator").invalid(value, detail));
             }
             "" | "Equal" => {
                 let complaints = names::label_value(value);
@@ -275,14 +275,12 @@ fn update_causes(new: &Value, old: &Value) -> Vec<Cause> {
         causes.push(path.child("tolerations").forbidden(detail));
     }
     let gates = items(old, &["schedulingGates"]);
-    let added: Vec<&str> = items(new, &["schedulingGates"])
-        .iter()
-        .filter(|gate| !gates.contains(gate))
-        .map(|gate| text(gate, &["name"]))
-        .collect();
-    if !added.is_empty() {
-        let detail = format!("only deletion is allowed, but found new scheduling gate '{}'", added[0]);
-        causes.push(path.child("schedulingGates").forbidden(detail));
+    for (index, gate) in
+        items(new, &["schedulingGates"]).iter().enumerate().filter(|(_, g)| !gates.contains(g))
+    {
+        let name = text(gate, &["name"]);
+        let detail = format!("only deletion is allowed, but found new scheduling gate '{name}'");
+        causes.push(path.child("schedulingGates").index(index).child("name").forbidden(detail));
     }
     let fixed = without_updatable(new, old);
     if !same(&fixed, old) {
@@ -343,10 +341,10 @@ fn quality(spec: &Value) -> &'static str {
 
 /// The annotations and labels of a pod template are checked like an object's.
 pub(super) fn template_causes(template: &Value, path: &Path) -> Vec<Cause> {
-    let metadata = path.child("metadata");
-    let mut causes = selector::label_causes(at(template, &["metadata", "labels"]), &metadata.child("labels"));
+    // Upstream leaves the metadata out of these paths.
+    let mut causes = selector::label_causes(at(template, &["metadata", "labels"]), &path.child("labels"));
     let annotations = at(template, &["metadata", "annotations"]);
-    causes.extend(super::metadata::annotation_causes(annotations, &metadata.child("annotations")));
+    causes.extend(super::metadata::annotation_causes(annotations, &path.child("annotations")));
     causes.extend(spec_causes(at(template, &["spec"]), "", &path.child("spec")));
     if !items(template, &["spec", "ephemeralContainers"]).is_empty() {
         let path = path.child("spec").child("ephemeralContainers");

@@ -64,6 +64,17 @@ pub fn same(one: &Value, other: &Value) -> bool {
     }
 }
 
+/// The value without the empty lists and maps in its maps, as it is shown in messages.
+pub fn pruned(value: &Value) -> Value {
+    match value {
+        Value::Object(map) => {
+            let kept = map.iter().filter(|(_, value)| value.is_string() || !is_empty(value));
+            Value::Object(kept.map(|(key, value)| (key.clone(), pruned(value))).collect())
+        }
+        other => other.clone(),
+    }
+}
+
 /// The annotation of that name, or the empty text.
 pub fn annotation<'a>(object: &'a Value, name: &str) -> &'a str {
     text(object, &["metadata", "annotations", name])

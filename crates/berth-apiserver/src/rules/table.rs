@@ -94,6 +94,9 @@ pub fn labels(map: &Value) -> String {
 
 /// A selector inside an object as text: `app=web,tier in (a,b)`, or `<none>`.
 pub fn selector(selector: &Value) -> String {
+    if !super::selector::label_selector_causes(selector, &super::field::Path::new("")).is_empty() {
+        return "<error>".to_owned();
+    }
     let mut parts: Vec<(String, String)> = super::read::entries(selector, &["matchLabels"])
         .map(|(key, value)| (key.to_owned(), format!("{key}={}", value.as_str().unwrap_or_default())))
         .collect();

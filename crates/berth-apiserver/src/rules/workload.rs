@@ -11,7 +11,7 @@ use super::read::{
 };
 use super::selector::{LabelSelector, label_selector_causes};
 use super::table::{AGE, Column, NAME, integer, string, wide};
-use super::{Rules, age, claim, names, pod, table};
+use super::{NameRule, Rules, age, claim, names, pod, table};
 use crate::resource::Cause;
 
 const CONTAINERS: Column = wide("Containers", "Names of each container in the template.");
@@ -127,14 +127,29 @@ impl Rules for Workload {
         }
         causes.extend(self.strategy_causes(spec, &path));
         causes.extend(self.selector_causes(spec, &path));
-        causes.extend(self.template_causes(spec, &path.child("template")));
+        let selector = at(spec, &["selector"]);
+        if label_selector_causes(selector, &path).is_empty() {
+            causes.extend(self.template_causes(spec, &path.child("template")));
+        } else if *self != Self::DaemonSet {
+            let detail = if *self == Self::StatefulSet { "" } else { "invalid label selector" };
+            causes.push(path.child("selector").invalid(selector.clone(), detail));
+        }
         causes
+    }
+
+    fn name_rule(&self) -> NameRule {
+        if *self == Self::StatefulSet { NameRule::Label } else { NameRule::Subdomain }
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
         let mut causes = self.validate(new);
         let (new, old) = (at(new, &["spec"]), at(old, &["spec"]));
         if *self == Self::StatefulSet {
+            // What never changes was checked when it was made.
+            causes.retain(|cause| {
+                !cause.field.starts_with("spec.serviceName")
+                    && !cause.field.starts_with("spec.volumeClaimTemplates")
+            });
             let mut fixed = new.clone();
             for field in [
                 "replicas",
@@ -209,6 +224,7 @@ impl Rules for Workload {
             let selector = at(object, &["spec", "selector"]);
             let shown = match table::selector(selector).as_str() {
                 "<none>" if *self == Self::Deployment => String::new(),
+                "<error>" if *self == Self::Deployment => "<invalid>".to_owned(),
                 shown => shown.to_owned(),
             };
             cells.push(json!(shown));
@@ -229,7 +245,9 @@ impl Workload {
             }
         };
         let status = map(object, &["status"]);
-        counters.iter().for_each(|counter| default_pointer(status, counter, 0));
+        for counter in counters {
+            default_pointer(status, counter, 0);
+        }
     }
 
     fn default_strategy(self, object: &mut Value) {
@@ -289,17 +307,14 @@ impl Workload {
                 Self::DaemonSet | Self::ReplicaSet => None,
             };
         }
-        if self == Self::StatefulSet {
-            let detail = "must be 'RollingUpdate' or 'OnDelete'";
-            return Some(path.invalid(strategy.clone(), detail));
-        }
-        let path = if self == Self::Deployment { path } else { path.child("type") };
-        let known =
-            if self == Self::Deployment { [other, "RollingUpdate"] } else { ["RollingUpdate", other] };
-        Some(if self == Self::Deployment {
-            path.not_supported(strategy.clone(), &known)
-        } else {
-            path.not_supported(kind, &known)
+        let shown =
+            format!("{{\"Type\":{},\"RollingUpdate\":{}}}", json!(kind), at(strategy, &["rollingUpdate"]));
+        Some(match self {
+            Self::StatefulSet => path.invalid_shown(&shown, "must be 'RollingUpdate' or 'OnDelete'"),
+            Self::DaemonSet => path.not_supported_shown(&shown, &["RollingUpdate", other]),
+            Self::Deployment | Self::ReplicaSet => {
+                path.not_supported_shown(&shown, &[other, "RollingUpdate"])
+            }
         })
     }
 

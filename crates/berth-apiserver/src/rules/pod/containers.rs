@@ -314,7 +314,10 @@ fn resource_name_causes(resource: &str, path: &Path) -> Vec<Cause> {
     if standard {
         return Vec::new();
     }
-    vec![path.invalid(resource, "must be a standard resource for containers")]
+    vec![
+        path.invalid(resource, "must be a standard resource type or fully qualified"),
+        path.invalid(resource, "must be a standard resource for containers"),
+    ]
 }
 
 fn probe_causes(container: &Value, path: &Path) -> Vec<Cause> {
@@ -338,6 +341,14 @@ fn probe_causes(container: &Value, path: &Path) -> Vec<Cause> {
         }
         if has(probe, &["exec"]) && items(probe, &["exec", "command"]).is_empty() {
             causes.push(path.child("exec").child("command").required(""));
+        }
+        for handler in ["httpGet", "tcpSocket"] {
+            let port = at(probe, &[handler, "port"]);
+            let number = port.as_i64().unwrap_or_default();
+            if has(probe, &[handler]) && !port.is_string() && !(1..=65535).contains(&number) {
+                let path = path.child(handler).child("port");
+                causes.push(path.invalid(number, names::in_range(1, 65535)));
+            }
         }
         for field in
             ["initialDelaySeconds", "timeoutSeconds", "periodSeconds", "successThreshold", "failureThreshold"]
