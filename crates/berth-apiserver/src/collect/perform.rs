@@ -102,8 +102,8 @@ async fn change(api: &ApiServer, key: &Key, change: impl FnOnce(&Value) -> Value
     let mut changed = change(metadata);
     changed["uid"] = at(metadata, &["uid"]).clone();
     changed["resourceVersion"] = at(metadata, &["resourceVersion"]).clone();
-    let patch = json!({ "metadata": changed });
-    send(api, Method::PATCH, &path, "application/merge-patch+json", &patch).await
+    let merge = json!({ "metadata": changed });
+    send(api, Method::PATCH, &path, "application/merge-patch+json", &merge).await
 }
 
 /// Takes the namespace's own finalizer away; with the last one the namespace goes.
