@@ -1,9 +1,9 @@
 //! A server in a process of its own, which can be killed: this very test binary, started once more.
 
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::Arc;
 
 use berth_apiserver::auth::Credentials;
@@ -47,6 +47,8 @@ pub(crate) struct Served {
     directory: PathBuf,
     history: usize,
     child: Child,
+    /// Open as long as the process: whoever writes to a closed pipe dies of it.
+    output: ChildStdout,
     /// Where it is reached, before and after restarts.
     pub(crate) endpoint: Endpoint,
 }
@@ -54,10 +56,10 @@ pub(crate) struct Served {
 impl Served {
     /// Starts a server that remembers so many events.
     pub(crate) fn start(directory: &Path, history: usize) -> Self {
-        let (child, address) = start(directory, 0, history);
+        let (child, output, address) = start(directory, 0, history);
         let credentials = Credentials::ensure(&directory.join("pki"), jiff::Timestamp::now()).unwrap();
         let endpoint = Endpoint::new(address, &credentials).unwrap();
-        Self { directory: directory.to_owned(), history, child, endpoint }
+        Self { directory: directory.to_owned(), history, child, output, endpoint }
     }
 
     /// Kills the process, as `kill -9` does.
@@ -68,7 +70,7 @@ impl Served {
 
     /// Starts it again, at the same address.
     pub(crate) fn start_again(&mut self) {
-        (self.child, _) = start(&self.directory, self.endpoint.address.port(), self.history);
+        (self.child, self.output, _) = start(&self.directory, self.endpoint.address.port(), self.history);
     }
 
     /// How many bytes the process holds in memory.
@@ -92,7 +94,7 @@ impl Drop for Served {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the process is there to be killed")]
-fn start(directory: &Path, port: u16, history: usize) -> (Child, SocketAddr) {
+fn start(directory: &Path, port: u16, history: usize) -> (Child, ChildStdout, SocketAddr) {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "served::the_process_that_serves", "--nocapture"])
         .env(DIRECTORY, directory)
@@ -101,7 +103,9 @@ fn start(directory: &Path, port: u16, history: usize) -> (Child, SocketAddr) {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
-    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
-    let address = lines.find_map(|line| line.unwrap().strip_prefix("serving ")?.parse().ok());
-    (child, address.expect("the server says where it listens"))
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let address =
+        output.by_ref().lines().find_map(|line| line.unwrap().strip_prefix("serving ")?.parse().ok());
+    let address = address.expect("the server says where it listens");
+    (child, output.into_inner(), address)
 }
