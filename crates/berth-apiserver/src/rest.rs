@@ -160,14 +160,13 @@ impl ApiServer {
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         let (parts, body) = request.into_parts();
-        let accept = content::negotiate(&parts.headers, false).unwrap_or_default();
+        let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
         let answer = self.route(parts, body).await;
         answer.unwrap_or_else(|failure| {
             if failure.is_plain() {
                 return content::respond_text(failure.code, failure.message);
             }
-            let accept = Accept { shape: Shape::Object, ..accept };
-            content::respond(failure.code, accept, &failure.status())
+            content::respond_status(failure.code, accept, &failure.status())
         })
     }
 
@@ -176,7 +175,7 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let route = route::parse(parts.uri.path()).ok_or_else(Failure::nowhere)?;
+        let route = route::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
         let Route::Objects(target) = route else {
             let reads = matches!(parts.method, Method::GET | Method::HEAD);
             if !reads && !matches!(route, Route::Health { .. }) {
@@ -192,10 +191,24 @@ impl ApiServer {
         call.dispatch(bytes).await
     }
 
+    /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.
+    fn lost(&self, path: &str) -> Failure {
+        let mut parts = path.split('/').skip(1);
+        let group = match parts.next() {
+            Some("api") => "",
+            Some("apis") => parts.next().unwrap_or("?"),
+            _ => return Failure::nowhere(),
+        };
+        if self.registry().group(group).is_some() { Failure::no_such_path() } else { Failure::nowhere() }
+    }
+
     fn call(self, target: Target, parts: Parts) -> Answer<Call> {
         let registry = self.registry();
-        if registry.version(&target.group, &target.version).is_none() {
+        if registry.group(&target.group).is_none() {
             return Err(Failure::nowhere());
+        }
+        if parts.method == Method::HEAD {
+            return Err(Failure::method_not_allowed());
         }
         let found = registry.find(&target.group, &target.version, &target.plural);
         let served = found.ok_or_else(Failure::no_such_path)?.clone();

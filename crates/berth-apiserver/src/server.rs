@@ -271,3 +271,6 @@ fn tls(credentials: &Credentials, certificate: &Arc<Rotating>) -> Result<ServerC
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
     Ok(config)
 }
+
+#[cfg(test)]
+mod tests;

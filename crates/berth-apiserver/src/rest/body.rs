@@ -7,6 +7,7 @@ use super::error::{Answer, Failure};
 use super::object;
 use super::query::FieldValidation;
 use super::registry::{Registry, Served};
+use crate::resource::{Cause, CauseReason};
 use crate::rules::read;
 use crate::schema::{self, Type};
 
@@ -46,17 +47,24 @@ pub(crate) fn decode(
     validation: FieldValidation,
     warnings: &mut Vec<String>,
 ) -> Answer<Value> {
-    let (mut object, duplicates) = match content::body_format(headers)? {
-        Format::Json => parse_json(bytes).map_err(|why| unrecognized(expected, &why, bytes))?,
-        Format::Yaml => (parse_yaml(bytes).map_err(|why| unrecognized(expected, &why, bytes))?, Vec::new()),
-        Format::Protobuf => {
-            let decoded = schema::protobuf::decode(expected.type_, bytes);
-            (decoded.map_err(|error| unrecognized(expected, &error.to_string(), bytes))?, Vec::new())
-        }
-    };
+    let format = content::body_format(headers)?;
+    let (mut object, duplicates) =
+        parse(format, bytes, expected.type_).map_err(|why| unrecognized(expected, &why, bytes))?;
     check_kind(&mut object, expected, bytes)?;
     settle(&mut object, &duplicates, expected, validation, warnings)?;
     Ok(object)
+}
+
+/// Reads a body in whatever format it is, and which keys stand in it twice.
+pub(crate) fn parse(format: Format, bytes: &[u8], type_: &Type) -> Result<(Value, Vec<String>), String> {
+    match format {
+        Format::Json => parse_json(bytes),
+        Format::Yaml => Ok((parse_yaml(bytes)?, Vec::new())),
+        Format::Protobuf => {
+            let decoded = schema::protobuf::decode(type_, bytes).map_err(|error| error.to_string())?;
+            Ok((decoded, Vec::new()))
+        }
+    }
 }
 
 /// Reads YAML or JSON, whichever it is: what an apply patch may be.
@@ -71,6 +79,10 @@ fn parse_json(bytes: &[u8]) -> Result<(Value, Vec<String>), String> {
     let parsed = schema::json::parse(bytes).map_err(|error| {
         format!("couldn't get version/kind; json parse error: {}", go_words(&error, bytes))
     })?;
+    // Nothing at all decodes as an empty object.
+    if parsed.value.is_null() {
+        return Ok((Value::Object(serde_json::Map::new()), Vec::new()));
+    }
     if !parsed.value.is_object() {
         let kind = match &parsed.value {
             Value::Array(_) => "array",
@@ -88,7 +100,7 @@ fn parse_json(bytes: &[u8]) -> Result<(Value, Vec<String>), String> {
 }
 
 /// The commonest complaints about JSON, as Go words them.
-fn go_words(error: &serde_json::Error, bytes: &[u8]) -> String {
+pub(crate) fn go_words(error: &serde_json::Error, bytes: &[u8]) -> String {
     if error.is_eof() {
         return "unexpected end of JSON input".to_owned();
     }
@@ -142,19 +154,38 @@ fn check_kind(object: &mut Value, expected: &Expected<'_>, bytes: &[u8]) -> Answ
     let api_version = read::text(object, &["apiVersion"]);
     let kind = read::text(object, &["kind"]);
     let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+    if version.contains('/') {
+        let why = format!("unexpected GroupVersion string: {api_version}");
+        return Err(unrecognized(expected, &why, bytes));
+    }
+    if kind != expected.kind && expected.type_.unstructured {
+        let cause = Cause {
+            reason: CauseReason::Invalid,
+            message: format!("Invalid value: {kind:?}: must be {}", expected.kind),
+            field: "kind".to_owned(),
+        };
+        return Err(Failure::invalid_kind(group, kind, read::name(object), &[cause]));
+    }
+    let unknown = format!(
+        "no kind {kind:?} is registered for version {api_version:?} in scheme \"pkg/runtime/scheme.go:111\""
+    );
     if kind != expected.kind {
         let expected_group = expected.api_version.split_once('/').map_or("core", |(group, _)| group);
         let short = expected_group.split('.').next().unwrap_or_default();
         let why = if expected.registry.knows_kind(group, version, kind) {
             format!("converting (v1.{kind}) to ({short}.{}): unknown conversion", expected.kind)
         } else {
-            format!(
-                "no kind {kind:?} is registered for version {api_version:?} in scheme \
-                 \"pkg/api/legacyscheme/scheme.go:30\""
-            )
+            unknown
         };
         return Err(Failure::bad_request(format!(
             "{kind} in version {version:?} cannot be handled as a {}: {why}",
+            expected.kind
+        )));
+    }
+    let known = expected.type_.unstructured || expected.registry.knows_kind(group, version, kind);
+    if api_version != expected.api_version && !known {
+        return Err(Failure::bad_request(format!(
+            "{kind} in version {version:?} cannot be handled as a {}: {unknown}",
             expected.kind
         )));
     }
@@ -184,7 +215,10 @@ pub(crate) fn settle(
             expected.kind
         ))
     };
-    if let Some(error) = decoded.errors.first() {
+    // A custom resource's values are checked by its own schema, later.
+    if let Some(error) = decoded.errors.first()
+        && !expected.type_.unstructured
+    {
         return Err(refuse(error));
     }
     if validation == FieldValidation::Ignore {
@@ -219,8 +253,15 @@ pub(crate) fn settle_patched(
         };
         Failure::invalid_kind("", "", "", &[cause])
     };
-    if let Some(error) = decoded.errors.first() {
+    if let Some(error) = decoded.errors.first()
+        && !served.schema.unstructured
+    {
         return Err(refuse(error));
+    }
+    if read::text(object, &["kind"]) != &*served.resource.kind
+        || read::text(object, &["apiVersion"]) != served.api_version
+    {
+        return Err(refuse("kind and apiVersion may not be changed"));
     }
     let found: Vec<String> = decoded.unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
     match validation {

@@ -8,7 +8,7 @@ use crate::resource::Subresource::{
 use crate::resource::{Resource, Subresource};
 
 /// The verbs of nearly everything.
-pub(crate) const ALL_VERBS: &[&str] =
+const ALL_VERBS: &[&str] =
     &["create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"];
 const NAMESPACE_VERBS: &[&str] = &["create", "delete", "get", "list", "patch", "update", "watch"];
 const CREATE: &[&str] = &["create"];

@@ -1,6 +1,7 @@
 //! Bodies: what the client accepts, what it sends, and how answers are written.
 
 use std::convert::Infallible;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
@@ -10,12 +11,15 @@ use http_body_util::{BodyExt, Full, Limited};
 use serde_json::Value;
 
 use super::error::{Answer, Failure};
+use crate::schema;
 
 /// The body of an answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
 /// The largest request body that is read.
 pub(crate) const BODY_LIMIT: usize = 3 * 1024 * 1024;
+/// How long a client may take to send it.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// Smaller answers are not worth compressing.
 const GZIP_FROM: usize = 128 * 1024;
 const OFFERED: &str = "application/json, application/yaml, application/vnd.kubernetes.protobuf";
@@ -111,6 +115,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, protobuf: bool) -> Answer<Accept> {
     if header.trim().is_empty() {
         return Ok(Accept { gzip, ..Accept::default() });
     }
+    let mut known_format = false;
     for clause in clauses(header) {
         let format = match clause.media {
             "application/json" | "*/*" | "application/*" => Format::Json,
@@ -118,6 +123,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, protobuf: bool) -> Answer<Accept> {
             PROTOBUF if protobuf => Format::Protobuf,
             _ => continue,
         };
+        known_format = true;
         let (shape, beta) = match (clause.as_, clause.group, clause.version) {
             (None, _, _) => (Shape::Object, false),
             (Some(as_), Some("meta.k8s.io"), Some(version @ ("v1" | "v1beta1"))) => {
@@ -140,7 +146,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, protobuf: bool) -> Answer<Accept> {
         }
         return Ok(Accept { format, shape, pretty: false, beta, gzip });
     }
-    Err(Failure::not_acceptable(OFFERED))
+    Err(if known_format { Failure::unknown_shape(OFFERED) } else { Failure::not_acceptable(OFFERED) })
 }
 
 /// The format of a request's body.
@@ -165,7 +171,9 @@ where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    match Limited::new(body, BODY_LIMIT).collect().await {
+    let read = tokio::time::timeout(BODY_TIMEOUT, Limited::new(body, BODY_LIMIT).collect());
+    let Ok(read) = read.await else { return Err(Failure::timeout()) };
+    match read {
         Ok(collected) => Ok(collected.to_bytes()),
         Err(error) if error.is::<http_body_util::LengthLimitError>() => {
             Err(Failure::too_large(format!("Request entity too large: limit is {BODY_LIMIT}")))
@@ -192,6 +200,18 @@ pub(crate) fn respond(code: u16, accept: Accept, value: &Value) -> Response<Body
             respond_bytes(code, "application/json", accept.gzip, text.into())
         }
     }
+}
+
+/// An answer of a `Status` in the format that is wanted, protobuf included.
+pub(crate) fn respond_status(code: u16, accept: Accept, status: &Value) -> Response<Body> {
+    let accept = Accept { shape: Shape::Object, ..accept };
+    if accept.format == Format::Protobuf
+        && let Some(type_) = schema::built_in_type("meta.Status")
+        && let Ok(bytes) = schema::protobuf::encode(&type_, status)
+    {
+        return respond_bytes(code, PROTOBUF, false, bytes.into());
+    }
+    respond(code, accept, status)
 }
 
 /// An answer of bytes as they are, compressed when that pays.

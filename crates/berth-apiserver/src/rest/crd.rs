@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::catalog::ALL_VERBS;
 use super::registry::{Custom, PrinterColumn, ScalePaths, Served, Stored};
 use crate::resource::{Resource, Subresource};
 use crate::rules::{self, read};
@@ -15,6 +14,8 @@ use crate::store::Collection;
 pub(crate) const GROUP: &str = "apiextensions.k8s.io";
 /// The plural name of the definitions.
 pub(crate) const PLURAL: &str = "customresourcedefinitions";
+/// The verbs of custom resources, in the order of discovery.
+const VERBS: &[&str] = &["delete", "deletecollection", "get", "list", "patch", "create", "update", "watch"];
 /// Keeps a definition until its objects are gone.
 pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
@@ -60,7 +61,7 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
         categories: words("categories"),
         namespaced: read::text(definition, &["spec", "scope"]) == "Namespaced",
         subresources,
-        verbs: ALL_VERBS,
+        verbs: VERBS,
         built_in: false,
     };
     let openapi = read::at(version, &["schema", "openAPIV3Schema"]).clone();
@@ -148,6 +149,12 @@ pub(crate) fn version_order(version: &str) -> (u8, u64, u64) {
     } else {
         (0, 0, 0)
     }
+}
+
+/// Where a definition's objects lie.
+pub(crate) fn collection(definition: &Value) -> Collection {
+    let group = read::text(definition, &["spec", "group"]);
+    Collection::new(format!("{}.{group}", read::text(definition, &["spec", "names", "plural"])))
 }
 
 /// Fills the status of a definition: its names are accepted and its resources are served.

@@ -6,10 +6,10 @@ use http::Response;
 use jiff::{Timestamp, ToSpan};
 use serde_json::{Map, Value, json};
 
-use super::body::{self, Expected};
+use super::body;
 use super::error::{Answer, Failure};
 use super::modify::Written;
-use super::query::{FieldValidation, not_supported};
+use super::query::not_supported;
 use super::{Accept, Body, Call, content, crd, object};
 use crate::resource::{Cause, CauseReason};
 use crate::rules::{Operation, read};
@@ -44,23 +44,20 @@ impl DeleteOptions {
         let mut options = call.query.delete_options()?;
         if !bytes.is_empty() {
             let type_ = schema::built_in_type("meta.DeleteOptions").unwrap_or_default();
-            let registry = &call.registry;
-            let is_meta = serde_json::from_slice::<Value>(bytes)
-                .is_ok_and(|body| read::text(&body, &["apiVersion"]).starts_with("meta.k8s.io/"));
-            let own = call.served.api_version.as_str();
-            let api_version = if is_meta { "meta.k8s.io/v1" } else { own };
+            let format = content::body_format(&call.parts.headers)?;
+            let (mut body, _) = body::parse(format, bytes, &type_).map_err(Failure::bad_request)?;
             // Clients send it in the version of any group.
-            let given = serde_json::from_slice::<Value>(bytes).unwrap_or_default();
-            let given = read::text(&given, &["apiVersion"]).to_owned();
-            let api_version = if given.is_empty() { api_version } else { &given };
-            let expected = Expected { api_version, kind: "DeleteOptions", type_: &type_, registry };
-            let body = body::decode(
-                &call.parts.headers,
-                bytes,
-                &expected,
-                FieldValidation::Ignore,
-                &mut Vec::new(),
-            )?;
+            let kind = read::text(&body, &["kind"]);
+            if !matches!(kind, "" | "DeleteOptions") {
+                let version = read::text(&body, &["apiVersion"]);
+                return Err(Failure::bad_request(format!(
+                    "no kind {kind:?} is registered for version {version:?} in scheme \
+                     \"pkg/runtime/scheme.go:111\""
+                )));
+            }
+            if let Some(error) = schema::decode(&type_, &mut body).errors.first() {
+                return Err(Failure::bad_request(error.clone()));
+            }
             if let Value::Object(body) = body {
                 options = body;
             }
@@ -236,6 +233,15 @@ impl Call {
                 && read::number(new, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0) > 0
     }
 
+    /// Whether it is a definition whose objects have to go first.
+    fn has_objects(&self, definition: &Value) -> bool {
+        let resource = &self.served.resource;
+        if &*resource.group != crd::GROUP || &*resource.plural != crd::PLURAL {
+            return false;
+        }
+        !self.store().view(&crd::collection(definition)).is_empty()
+    }
+
     fn is_namespace(&self) -> bool {
         self.served.resource.group.is_empty() && &*self.served.resource.kind == "Namespace"
     }
@@ -255,7 +261,11 @@ impl Call {
             object::set_finalizers(&mut new, options.finalizers(old));
             return Some(new);
         }
-        object::set_finalizers(&mut new, options.finalizers(old));
+        let mut finalizers = options.finalizers(old);
+        if self.has_objects(old) && !finalizers.iter().any(|finalizer| finalizer == crd::CLEANUP) {
+            finalizers.push(crd::CLEANUP.to_owned());
+        }
+        object::set_finalizers(&mut new, finalizers);
         let grace = self.served.rules.grace_seconds(old, options.grace);
         let pending = !object::finalizers(&new).is_empty() || self.is_namespace();
         let is_pod = self.served.resource.group.is_empty() && &*self.served.resource.kind == "Pod";
@@ -301,7 +311,10 @@ impl Call {
                 Err(failure) => return Err(failure),
             }
         }
-        let metadata = json!({ "resourceVersion": view.revision().to_string() });
+        let mut metadata = json!({ "resourceVersion": view.revision().to_string() });
+        if self.served.custom.is_some() {
+            metadata["continue"] = "".into();
+        }
         self.presenter()?.respond_list(items, metadata)
     }
 
@@ -361,12 +374,7 @@ impl super::ApiServer {
         if !object::is_deleting(&definition) {
             return Ok(());
         }
-        let (group, plural) = (
-            read::text(&definition, &["spec", "group"]),
-            read::text(&definition, &["spec", "names", "plural"]),
-        );
-        let collection = crate::store::Collection::new(format!("{plural}.{group}"));
-        if !self.inner.store.view(&collection).is_empty() {
+        if !self.inner.store.view(&crd::collection(&definition)).is_empty() {
             return Ok(());
         }
         let mut new = definition.clone();

@@ -205,8 +205,31 @@ impl Failure {
 
     /// None of the formats the client accepts is offered.
     pub fn not_acceptable(offered: &str) -> Self {
+        let message = format!("406: Not Acceptable\n\nAvailable representations: {offered}");
+        Self { details: Some(json!({})), ..Self::new(406, "NotAcceptable", message) }
+    }
+
+    /// The format is offered, but not in the shape that is asked for.
+    pub fn unknown_shape(offered: &str) -> Self {
         let message = format!("only the following media types are accepted: {offered}");
         Self::new(406, "NotAcceptable", message)
+    }
+
+    /// The client took too long to say what it wants.
+    pub fn timeout() -> Self {
+        let message = "Timeout: request did not complete within the allotted timeout";
+        Self { details: Some(json!({})), ..Self::new(504, "Timeout", message) }
+    }
+
+    /// The patch is of a kind that is not known; custom resources say which are.
+    pub fn unsupported_patch(offered: Option<&str>) -> Self {
+        match offered {
+            Some(offered) => Self::unsupported_media_type(offered),
+            None => Self {
+                details: Some(json!({})),
+                ..Self::new(415, "UnsupportedMediaType", "415: Unsupported Media Type")
+            },
+        }
     }
 
     /// The body is in a format that is not understood.

@@ -105,7 +105,9 @@ impl Continue {
     }
 
     fn read(text: &str) -> Answer<Self> {
-        let bad = |why: &str| Failure::bad_request(format!("continue key is not valid: {why}"));
+        let bad = |why: &str| {
+            Failure::bad_request(format!("invalid continue token: continue key is not valid: {why}"))
+        };
         let bytes =
             URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|error| bad(&error.to_string()))?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
@@ -138,7 +140,7 @@ impl Call {
     /// The selectors of the request.
     pub(crate) fn filter(&self) -> Answer<Filter> {
         let labels = parse_label_selector(self.query.get("labelSelector").unwrap_or_default())
-            .map_err(|why| Failure::bad_request(format!("unable to parse requirement: {why}")))?;
+            .map_err(Failure::bad_request)?;
         let mut text = self.query.get("fieldSelector").unwrap_or_default().to_owned();
         if !self.name.is_empty() {
             text = format!("metadata.name={}", self.name);
@@ -161,6 +163,8 @@ impl Call {
         let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
         if let Some(next) = page.next {
             metadata["continue"] = next.into();
+        } else if self.served.custom.is_some() {
+            metadata["continue"] = "".into();
         }
         if let Some(left) = page.left {
             metadata["remainingItemCount"] = left.into();
@@ -245,7 +249,8 @@ impl Call {
             });
         }
         let Some(version) = version else { return Ok(store.view(collection)) };
-        let wanted = parse_version(version)?;
+        let wanted = parse_version(version)
+            .map_err(|why| Failure::bad_request(format!("invalid resource version: {why}")))?;
         if wanted > store.revision() && !store.wait_for(wanted, FRESH).await {
             return Err(Failure::too_large_version(wanted, store.revision()));
         }
@@ -298,14 +303,11 @@ fn unknown_field(served: &Served, field: &str) -> Failure {
 }
 
 /// Reads a resource version.
-pub(crate) fn parse_version(text: &str) -> Answer<u64> {
+pub(crate) fn parse_version(text: &str) -> Result<u64, String> {
     text.parse().map_err(|_| {
-        let cause = Cause {
-            reason: crate::resource::CauseReason::Invalid,
-            message: format!("Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"),
-            field: "resourceVersion".to_owned(),
-        };
-        Failure::invalid_kind("", "", "", &[cause])
+        format!(
+            "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
+        )
     })
 }
 

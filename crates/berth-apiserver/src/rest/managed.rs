@@ -65,7 +65,7 @@ fn failure(error: ApplyError) -> Failure {
     let message = error.to_string();
     match error {
         ApplyError::Conflicts(conflicts) => {
-            let causes: Vec<Cause> = conflicts
+            let mut causes: Vec<Cause> = conflicts
                 .into_iter()
                 .map(|conflict| Cause {
                     reason: CauseReason::ManagerConflict,
@@ -73,6 +73,7 @@ fn failure(error: ApplyError) -> Failure {
                     field: conflict.field,
                 })
                 .collect();
+            causes.sort_by(|one, other| one.field.cmp(&other.field));
             Failure::apply_conflict(message, &causes)
         }
         ApplyError::Malformed(_) => Failure::bad_request(message),

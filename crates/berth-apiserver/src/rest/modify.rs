@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::body::{self, Expected};
 use super::error::{Answer, Failure};
 use super::pipeline::Tracking;
-use super::query::{FieldValidation, WriteOptions};
+use super::query::WriteOptions;
 use super::{Body, Call, content, managed, object, present};
 use crate::patch::{self, PatchError};
 use crate::resource::{Cause, CauseReason};
@@ -19,8 +19,6 @@ use crate::store::{Expect, Object, WriteError};
 const NAME_TRIES: usize = 8;
 /// How often a write is tried again when others are faster.
 const WRITE_TRIES: usize = 64;
-const PATCH_FORMATS: &str = "application/json-patch+json, application/merge-patch+json, \
-                             application/apply-patch+yaml, application/strategic-merge-patch+json";
 const CUSTOM_PATCH_FORMATS: &str =
     "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 
@@ -98,6 +96,14 @@ impl Call {
             match self.store().write(key, Expect::Absent, object::put(&object)).await {
                 Ok(stored) => return Ok(Written::Stored(stored)),
                 Err(WriteError::Exists(_)) if generated => {}
+                Err(WriteError::Exists(other)) => {
+                    let mut failure = Failure::already_exists(resource, &name);
+                    let other: Value = serde_json::from_slice(&other.bytes).unwrap_or_default();
+                    if object::is_deleting(&other) {
+                        failure.message = format!("object is being deleted: {}", failure.message);
+                    }
+                    return Err(failure);
+                }
                 Err(error) => return Err(self.write_failure(&name, error)),
             }
         }
@@ -226,9 +232,9 @@ impl Call {
         let options = self.query.write_options("PatchOptions")?;
         let mut warnings = Vec::new();
         let (code, written) = match media {
-            "application/apply-patch+yaml" => self.apply(bytes, &options, &mut warnings).await?,
+            "application/apply-patch+yaml" => self.apply(bytes, &options).await?,
             "application/json-patch+json" | "application/merge-patch+json" => {
-                let patch: Value = parse_patch(bytes)?;
+                let patch: Value = parse_patch(bytes, media)?;
                 let is_json = media == "application/json-patch+json";
                 let change = |object: &mut Value| {
                     if is_json {
@@ -241,14 +247,13 @@ impl Call {
                 (200, self.patch_with(&options, &mut warnings, change).await?)
             }
             "application/strategic-merge-patch+json" if !custom => {
-                let patch: Value = parse_patch(bytes)?;
+                let patch: Value = parse_patch(bytes, media)?;
                 let type_ = self.served.schema.clone();
                 let change = |object: &mut Value| patch::strategic(&type_, object, patch.clone());
                 (200, self.patch_with(&options, &mut warnings, change).await?)
             }
             _ => {
-                let offered = if custom { CUSTOM_PATCH_FORMATS } else { PATCH_FORMATS };
-                return Err(Failure::unsupported_media_type(offered));
+                return Err(Failure::unsupported_patch(custom.then_some(CUSTOM_PATCH_FORMATS)));
             }
         };
         self.after_write(&written).await?;
@@ -271,7 +276,7 @@ impl Call {
             change(&mut object).map_err(|error| patch_failure(&error))?;
             warnings.clear();
             body::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
-            self.check_kept_kind(&object)?;
+            self.check_namespace(&mut object)?;
             self.check_name(&mut object)?;
             present::to_store(&self.served, &mut object);
             Ok(object)
@@ -279,26 +284,7 @@ impl Call {
         .await
     }
 
-    fn check_kept_kind(&self, object: &Value) -> Answer<()> {
-        let same = read::text(object, &["kind"]) == &*self.served.resource.kind
-            && read::text(object, &["apiVersion"]) == self.served.api_version;
-        if same {
-            return Ok(());
-        }
-        Err(Failure::bad_request(format!(
-            "{} in version {:?} cannot be handled as a {}: the patch may not change kind or apiVersion",
-            read::text(object, &["kind"]),
-            read::text(object, &["apiVersion"]),
-            self.served.resource.kind
-        )))
-    }
-
-    async fn apply(
-        &self,
-        bytes: &[u8],
-        options: &WriteOptions,
-        warnings: &mut Vec<String>,
-    ) -> Answer<(u16, Written)> {
+    async fn apply(&self, bytes: &[u8], options: &WriteOptions) -> Answer<(u16, Written)> {
         if options.field_manager.is_none() {
             let cause = Cause {
                 reason: CauseReason::Required,
@@ -309,14 +295,12 @@ impl Call {
         }
         let mut applied = body::parse_yaml(bytes)
             .map_err(|why| Failure::bad_request(format!("error decoding YAML: {why}")))?;
-        self.check_applied(&mut applied, options.field_validation, warnings)?;
+        self.check_applied(&applied)?;
         present::to_store(&self.served, &mut applied);
         for _ in 0..WRITE_TRIES {
             if self.store().get(&self.key(&self.name)).is_some() {
                 let written = self
-                    .modify(options, Tracking::Settled, |old| {
-                        managed::apply(self, Some(old), &applied, options)
-                    })
+                    .modify(options, Tracking::Settled, |old| self.applied(Some(old), &applied, options))
                     .await?;
                 return Ok((200, written));
             }
@@ -330,7 +314,7 @@ impl Call {
                 );
                 return Err(Failure::conflict(&self.served.resource, &self.name, &why));
             }
-            let new = managed::apply(self, None, &applied, options)?;
+            let new = self.applied(None, &applied, options)?;
             match self.insert(new, options, Tracking::Settled).await {
                 Ok(written) => return Ok((201, written)),
                 // Somebody else created it just now: then it is a change.
@@ -341,46 +325,53 @@ impl Call {
         Err(Failure::modified(&self.served.resource, &self.name))
     }
 
-    fn check_applied(
-        &self,
-        applied: &mut Value,
-        validation: FieldValidation,
-        warnings: &mut Vec<String>,
-    ) -> Answer<()> {
+    fn check_applied(&self, applied: &Value) -> Answer<()> {
         if !applied.is_object() {
             return Err(Failure::bad_request("error decoding YAML: the patch is not an object"));
         }
-        if read::text(applied, &["kind"]).is_empty() || read::text(applied, &["apiVersion"]).is_empty() {
-            return Err(Failure::bad_request("the patch has no kind or no apiVersion"));
+        let (kind, api_version) = (read::text(applied, &["kind"]), read::text(applied, &["apiVersion"]));
+        if kind != &*self.served.resource.kind || api_version != self.served.api_version {
+            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+            return Err(Failure::bad_request(format!("invalid object type: {group}/{version}, Kind={kind}")));
         }
         if read::has(applied, &["metadata", "managedFields"]) {
             return Err(Failure::bad_request("metadata.managedFields must be nil"));
         }
-        if object::text(applied, "name").is_empty() {
-            object::metadata(applied).insert("name".to_owned(), self.name.as_str().into());
-        }
-        self.check_kept_kind(applied)?;
-        self.check_name(applied)?;
-        let expected = Expected::of(&self.served, &self.registry);
-        let unknown = crate::schema::prune(&self.served.schema, applied);
-        if !unknown.is_empty() && validation == FieldValidation::Strict {
-            let found: Vec<String> = unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
-            return Err(Failure::bad_request(format!(
-                "error strict decoding YAML: {} in {}",
-                found.join(", "),
-                expected.kind
-            )));
-        }
-        if validation == FieldValidation::Warn {
-            warnings.extend(unknown.iter().map(|path| format!("unknown field {path:?}")));
-        }
         Ok(())
+    }
+
+    /// What is applied, merged into what is there, under the name and namespace of the path.
+    fn applied(&self, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
+        let mut merged = managed::apply(self, old, applied, options)?;
+        self.check_namespace(&mut merged)?;
+        self.check_name(&mut merged)?;
+        Ok(merged)
     }
 }
 
-fn parse_patch(bytes: &[u8]) -> Answer<Value> {
-    serde_json::from_slice(bytes)
-        .map_err(|error| Failure::bad_request(format!("error decoding patch: {error}")))
+/// Reads a patch; complaints are worded as Kubernetes does for each kind of patch.
+fn parse_patch(bytes: &[u8], media: &str) -> Answer<Value> {
+    let prefix =
+        if media == "application/strategic-merge-patch+json" { "" } else { "error decoding patch: " };
+    let refuse = |why: &str| Failure::bad_request(format!("{prefix}{why}"));
+    let patch: Value =
+        serde_json::from_slice(bytes).map_err(|error| refuse(&body::go_words(&error, bytes)))?;
+    let found = match &patch {
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "bool",
+        Value::Null => return Ok(patch),
+    };
+    let (wanted, type_) = match media {
+        "application/json-patch+json" => ("array", "[]handlers.jsonPatchOp"),
+        _ => ("object", "map[string]interface {}"),
+    };
+    if found == wanted {
+        return Ok(patch);
+    }
+    Err(refuse(&format!("json: cannot unmarshal {found} into Go value of type {type_}")))
 }
 
 fn patch_failure(error: &PatchError) -> Failure {

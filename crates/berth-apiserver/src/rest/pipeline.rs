@@ -64,6 +64,7 @@ impl Call {
         object::carry_over(new, old);
         // These change what nobody else may, and nothing but that.
         if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
+            self.default(new);
             managed::track(self, Some(old), new, options);
             return Ok(());
         }
@@ -146,14 +147,6 @@ impl Call {
 
     fn prepare_definition(new: &mut Value) {
         crd::establish(new, &object::now());
-        if !object::is_deleting(new) {
-            let mut finalizers: Vec<String> =
-                object::finalizers(new).into_iter().map(str::to_owned).collect();
-            if !finalizers.iter().any(|finalizer| finalizer == crd::CLEANUP) {
-                finalizers.push(crd::CLEANUP.to_owned());
-                object::set_finalizers(new, finalizers);
-            }
-        }
     }
 
     /// Checks the version and uid that a changed object carries against the stored one.

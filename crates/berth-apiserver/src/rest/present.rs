@@ -152,6 +152,9 @@ impl Presenter<'_> {
             .map(|object| {
                 let mut row = Map::new();
                 row.insert("cells".to_owned(), self.cells(object, now).into());
+                if let Some(condition) = self.completed(object) {
+                    row.insert("conditions".to_owned(), json!([condition]));
+                }
                 match self.include {
                     Include::Nothing => {
                         row.insert("object".to_owned(), Value::Null);
@@ -179,6 +182,20 @@ impl Presenter<'_> {
             "kind": "Table", "apiVersion": self.meta_version(), "metadata": metadata,
             "columnDefinitions": if columns.is_empty() { Value::Null } else { columns.into() }, "rows": rows,
         })
+    }
+
+    /// The mark of a pod that is done, by which clients leave its row out.
+    fn completed(&self, object: &Value) -> Option<Value> {
+        if !self.served.resource.group.is_empty() || &*self.served.resource.kind != "Pod" {
+            return None;
+        }
+        let phase = read::text(object, &["status", "phase"]);
+        let message = match phase {
+            "Succeeded" => "The pod has completed successfully.",
+            "Failed" => "The pod failed.",
+            _ => return None,
+        };
+        Some(json!({ "type": "Completed", "status": "True", "reason": phase, "message": message }))
     }
 
     fn columns(&self) -> Vec<Value> {

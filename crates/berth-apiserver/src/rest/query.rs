@@ -156,7 +156,9 @@ fn manager_causes(manager: &str) -> Vec<Cause> {
         causes.push(Cause {
             reason: CauseReason::Invalid,
             message: format!(
-                "Invalid value: {manager:?}: invalid character {character:?} (at position {index})"
+                "Invalid value: \"{}\": invalid character U+{:04X} (at position {index})",
+                manager.escape_debug().to_string().replace("\\0", "\\x00"),
+                u32::from(character)
             ),
             field: "fieldManager".to_owned(),
         });

@@ -125,7 +125,9 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Option<Target> {
         }
         _ => return None,
     }
-    if target.plural.is_empty() || target.name.as_deref() == Some("") {
+    if target.plural.is_empty()
+        || target.name.as_deref().is_some_and(|name| name.is_empty() || name.contains('/'))
+    {
         return None;
     }
     Some(target)

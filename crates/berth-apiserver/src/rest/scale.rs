@@ -50,6 +50,13 @@ impl Call {
     }
 
     pub(crate) fn scale(&self) -> Answer<Response<Body>> {
+        if let Some(paths) = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref()) {
+            let object: Value = serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)?;
+            if jsonpath::find(&object, &paths.spec).is_empty() {
+                let why = format!("the spec replicas field {:?} does not exist", paths.spec);
+                return Err(Failure::internal(why));
+            }
+        }
         self.respond_scale(&Written::Stored(self.current()?))
     }
 

@@ -54,7 +54,10 @@ impl ApiServer {
                 discovery::group(group.ok_or_else(Failure::nowhere)?)
             }
             Route::Resources { group, version } => {
-                let found = registry.version(group, version).ok_or_else(Failure::nowhere)?;
+                let lost = || {
+                    if registry.group(group).is_some() { Failure::no_such_path() } else { Failure::nowhere() }
+                };
+                let found = registry.version(group, version).ok_or_else(lost)?;
                 discovery::resources(group, found)
             }
             Route::Paths => paths(self),

@@ -110,8 +110,14 @@ impl Call {
         let store = self.store();
         let version = self.query.get("resourceVersion");
         let initial = self.query.flag_if_given("sendInitialEvents");
-        let wanted = version.map_or(Ok(0), parse_version)?;
-        if wanted > store.revision() && !store.wait_for(wanted, FRESH).await {
+        let wanted = version.map_or(Ok(0), parse_version).map_err(|why| Failure::plain(500, why))?;
+        let patience = self.query.number("timeoutSeconds")?.and_then(|seconds| u64::try_from(seconds).ok());
+        let patience = patience.map_or(FRESH, Duration::from_secs);
+        if wanted > store.revision() && !store.wait_for(wanted, patience.min(FRESH)).await {
+            // The watch was over before its beginning came.
+            if patience < FRESH {
+                return Ok(Phase::Over);
+            }
             return Err(Failure::too_large_version(wanted, store.revision()));
         }
         let from_state = match initial {
@@ -260,7 +266,20 @@ impl Stream {
             (true, false) => "DELETED",
             (false, false) => return,
         };
-        self.line(bytes, type_, &event.object);
+        match &event.previous {
+            // For this reader the object goes as it knew it, but at the version of the change.
+            Some(previous) if type_ == "DELETED" && event.kind != EventKind::Deleted => {
+                let mut value: Value = serde_json::from_slice(&previous.bytes).unwrap_or_default();
+                value["metadata"]["resourceVersion"] = event.revision.to_string().into();
+                let object = Object {
+                    key: previous.key.clone(),
+                    revision: event.revision,
+                    bytes: value.to_string().into(),
+                };
+                self.line(bytes, type_, &object);
+            }
+            _ => self.line(bytes, type_, &event.object),
+        }
     }
 
     fn line(&mut self, bytes: &mut Vec<u8>, type_: &str, object: &Object) {
@@ -285,7 +304,7 @@ impl Stream {
     }
 
     fn bookmark(&self, revision: u64, initial_end: bool) -> Vec<u8> {
-        let mut metadata = json!({ "resourceVersion": revision.to_string(), "creationTimestamp": null });
+        let mut metadata = json!({ "resourceVersion": revision.to_string() });
         if initial_end {
             metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
         }

@@ -46,7 +46,7 @@ async fn bodies_that_make_no_sense_are_refused() {
             "application/json",
             r#"{"kind":"ConfigMap","apiVersion":"v2"}"#,
             400,
-            "the API version in the data (v2)",
+            "no kind \"ConfigMap\" is registered for version \"v2\"",
         ),
         (
             "application/json",
