@@ -82,6 +82,7 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
                 .iter()
                 .map(|field| read::text(field, &["jsonPath"]).trim_start_matches('.').to_owned())
                 .collect(),
+            terminating: read::has(definition, &["metadata", "deletionTimestamp"]),
             definition: read::name(definition).to_owned(),
         }),
         api_version,

@@ -71,6 +71,12 @@ impl Failure {
         Self { details: Some(json!({})), ..Self::new(405, "MethodNotAllowed", message) }
     }
 
+    /// The definition of the resource is being deleted.
+    pub fn terminating(resource: &Resource) -> Self {
+        let message = "create not allowed while custom resource definition is terminating".to_owned();
+        Self::of(resource, "", 405, "MethodNotAllowed", message)
+    }
+
     /// Who asks is not known.
     pub fn unauthorized() -> Self {
         Self::new(401, "Unauthorized", "Unauthorized")

@@ -75,6 +75,9 @@ impl Call {
         tracking: Tracking,
     ) -> Answer<Written> {
         let resource = &self.served.resource;
+        if self.served.custom.as_ref().is_some_and(|custom| custom.terminating) {
+            return Err(Failure::terminating(resource));
+        }
         let prefix = object::text(&new, "generateName").to_owned();
         let generated = object::text(&new, "name").is_empty() && !prefix.is_empty();
         let mut name = object::text(&new, "name").to_owned();

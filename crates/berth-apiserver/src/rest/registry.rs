@@ -47,6 +47,8 @@ pub(crate) struct Custom {
     pub(crate) openapi: Value,
     /// Dotted paths that field selectors may ask for.
     pub(crate) selectable: Vec<String>,
+    /// The definition is being deleted: no new objects.
+    pub(crate) terminating: bool,
     /// The name of the definition.
     pub(crate) definition: String,
 }

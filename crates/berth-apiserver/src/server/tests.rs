@@ -15,7 +15,7 @@ struct Running {
     address: SocketAddr,
     credentials: Arc<Credentials>,
     shutdown: CancellationToken,
-    served: tokio::task::JoinHandle<()>,
+    task: tokio::task::JoinHandle<()>,
     directory: tempfile::TempDir,
 }
 
@@ -32,8 +32,8 @@ async fn start() -> Running {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = Server::bind(address, api, credentials.clone(), Some(kubeconfig)).await.unwrap();
     let address = server.address();
-    let served = tokio::spawn(server.run(shutdown.clone()));
-    Running { address, credentials, shutdown, served, directory }
+    let task = tokio::spawn(server.run(shutdown.clone()));
+    Running { address, credentials, shutdown, task, directory }
 }
 
 impl Running {
@@ -143,6 +143,6 @@ async fn shutting_down_ends_idle_connections_and_the_server() {
     assert_eq!(running.get("/healthz", None, None).await.0, "HTTP/1.1 200 OK");
     running.shutdown.cancel();
     drop(idle);
-    running.served.await.unwrap();
+    running.task.await.unwrap();
     assert!(TcpStream::connect(running.address).await.is_err());
 }

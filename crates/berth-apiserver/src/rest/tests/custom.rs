@@ -119,6 +119,8 @@ async fn a_definition_goes_with_its_objects_once_they_let_it() {
     assert_eq!(api.delete(&path).await.0, 200);
     assert_eq!(api.get(&format!("{SNAPS}/free")).await.0, 404);
     assert_eq!(api.get(&path).await.0, 200);
+    let (code, status) = api.send(Method::POST, SNAPS, &snap("late")).await;
+    assert_eq!((code, reason(&status)), (405, "MethodNotAllowed"));
     api.merge(&format!("{SNAPS}/kept"), &json!({ "metadata": { "finalizers": null } })).await;
     assert_eq!(api.get(&path).await.0, 404);
     assert_eq!(api.get(SNAPS).await.0, 404);
