@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-crash demo bench clean
+.PHONY: help deps build fmt lint test sanity test-kube test-crash demo bench clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -39,6 +39,16 @@ test: lint ## everything that must pass: lint, all tests, csi-sanity, a short cr
 sanity: deps ## csi-sanity against every kind of local volume
 	cargo build --locked -p berth
 	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
+
+# The real servers run beside whatever else does, with a state of their own.
+KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443
+
+test-kube: deps ## compare the API server with the real one, request by request; RECORD=1 records the real one's answers
+	$(KUBE) PURGE=1 testbed/kube/down.sh
+	$(KUBE) testbed/kube/up.sh
+	. testbed/kube/env.sh; result=0; $(KUBE) $(if $(RECORD),BERTH_RECORD=1) \
+		cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
+		$(KUBE) PURGE=1 testbed/kube/down.sh; exit $$result
 
 test-crash: deps ## the long crash run: KILLS (default 100) kill -9 under load on each kind of disk; SEED to repeat one
 	cargo build --locked -p berth

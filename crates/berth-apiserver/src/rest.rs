@@ -1,0 +1,309 @@
+//! The REST verbs over the store: a tower service that speaks the Kubernetes API.
+//!
+//! [`ApiServer`] is used by the TLS listener and, without a socket, by `kube::Client::new`. It trusts whoever calls it:
+//! the listener finds out who that is and leaves an [`Identity`] in the request's extensions.
+
+mod body;
+mod bootstrap;
+mod catalog;
+mod content;
+mod crd;
+mod delete;
+mod discovery;
+mod error;
+mod events;
+mod jsonpath;
+mod list;
+mod managed;
+mod modify;
+mod object;
+mod openapi;
+mod pipeline;
+mod present;
+mod query;
+mod reader;
+mod registry;
+mod review;
+mod route;
+mod scale;
+mod status;
+mod subresource;
+mod watch;
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::{Method, Request, Response, request::Parts};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use self::content::{Accept, Shape};
+use self::present::{Include, Presenter};
+use self::query::Query;
+use self::registry::{Registry, Served};
+use self::route::{Route, Target};
+use crate::auth::{Credentials, Identity};
+use crate::resource::Subresource;
+use crate::store::{Collection, Key, Store};
+
+pub use content::Body;
+pub use error::{Answer, Failure};
+
+/// The future of a hook's answer.
+pub type HookFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+/// Answers requests for a pod's log, or to run something in it: the request's head, the pod, which of these.
+pub type PodHook = Arc<dyn Fn(Parts, Value, Subresource) -> HookFuture + Send + Sync>;
+/// Gives the text of `/metrics`.
+pub type MetricsHook = Arc<dyn Fn() -> String + Send + Sync>;
+
+/// What an [`ApiServer`] may be given besides its store.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// What signs service account tokens.
+    pub credentials: Option<Arc<Credentials>>,
+    /// Who serves logs and exec.
+    pub pods: Option<PodHook>,
+    /// Who serves metrics.
+    pub metrics: Option<MetricsHook>,
+    /// Ends all watches when cancelled.
+    pub shutdown: CancellationToken,
+}
+
+/// The Kubernetes API over a store; cheap to clone.
+#[derive(Clone)]
+pub struct ApiServer {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    store: Store,
+    registry: RwLock<Arc<Registry>>,
+    openapi: openapi::Cache,
+    options: Options,
+}
+
+/// One request for a resource.
+pub(crate) struct Call {
+    pub(crate) api: ApiServer,
+    pub(crate) registry: Arc<Registry>,
+    pub(crate) served: Arc<Served>,
+    /// Empty for all namespaces and in the scope of the cluster.
+    pub(crate) namespace: String,
+    /// Empty for the whole collection.
+    pub(crate) name: String,
+    pub(crate) subresource: Option<Subresource>,
+    pub(crate) query: Query,
+    pub(crate) accept: Accept,
+    pub(crate) parts: Parts,
+    pub(crate) identity: Identity,
+}
+
+impl Call {
+    pub(crate) fn store(&self) -> &Store {
+        &self.api.inner.store
+    }
+
+    pub(crate) fn key(&self, name: &str) -> Key {
+        Key::new(self.served.collection.clone(), self.namespace.as_str(), name)
+    }
+
+    pub(crate) fn presenter(&self) -> Answer<Presenter<'_>> {
+        let include = Include::parse(self.query.get("includeObject"))?;
+        Ok(Presenter { served: &self.served, accept: self.accept, include })
+    }
+}
+
+impl ApiServer {
+    /// The API over `store`; serves the custom resources that are defined in it.
+    pub fn new(store: Store, options: Options) -> Self {
+        let registry = RwLock::new(Arc::new(Registry::new(&[], 0)));
+        let api = Self { inner: Arc::new(Inner { store, registry, openapi: openapi::Cache::default(), options }) };
+        api.reload_definitions();
+        api
+    }
+
+    /// The store below.
+    pub fn store(&self) -> &Store {
+        &self.inner.store
+    }
+
+    /// The answer that refuses a request, for whoever stands before the API.
+    pub fn refuse(failure: &Failure) -> Response<Body> {
+        content::respond(failure.code, Accept::default(), &failure.status())
+    }
+
+    pub(crate) fn registry(&self) -> Arc<Registry> {
+        self.inner.registry.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Serves what the stored definitions say now.
+    pub(crate) fn reload_definitions(&self) {
+        let collection = Collection::new(format!("{}.{}", crd::PLURAL, crd::GROUP));
+        let view = self.inner.store.view(&collection);
+        let definitions: Vec<Value> =
+            view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect();
+        let registry = Registry::new(&definitions, view.revision());
+        let mut current = self.inner.registry.write().unwrap_or_else(PoisonError::into_inner);
+        // Of two that reload at the same time, the one that saw more wins.
+        if registry.generation >= current.generation {
+            *current = Arc::new(registry);
+        }
+    }
+
+    async fn answer<B>(self, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let (parts, body) = request.into_parts();
+        let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
+        let answer = self.route(parts, body).await;
+        answer.unwrap_or_else(|failure| {
+            if failure.is_plain() {
+                return content::respond_text(failure.code, failure.message);
+            }
+            content::respond_status(failure.code, accept, &failure.status())
+        })
+    }
+
+    async fn route<B>(self, parts: Parts, body: B) -> Answer<Response<Body>>
+    where
+        B: http_body::Body<Data = Bytes> + Send,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        let route = route::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
+        let Route::Objects(target) = route else {
+            let reads = matches!(parts.method, Method::GET | Method::HEAD);
+            if !reads && !matches!(route, Route::Health { .. }) {
+                return Err(Failure::method_not_allowed());
+            }
+            return self.document(&route, &parts);
+        };
+        let call = self.call(target, parts)?;
+        let bytes = match call.parts.method {
+            Method::GET | Method::HEAD => Bytes::new(),
+            _ => content::read(body).await?,
+        };
+        call.dispatch(bytes).await
+    }
+
+    /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.
+    fn lost(&self, path: &str) -> Failure {
+        let mut parts = path.split('/').skip(1);
+        let group = match parts.next() {
+            Some("api") => "",
+            Some("apis") => parts.next().unwrap_or("?"),
+            _ => return Failure::nowhere(),
+        };
+        if self.registry().group(group).is_some() { Failure::no_such_path() } else { Failure::nowhere() }
+    }
+
+    fn call(self, target: Target, parts: Parts) -> Answer<Call> {
+        let registry = self.registry();
+        if registry.group(&target.group).is_none() {
+            return Err(Failure::nowhere());
+        }
+        if parts.method == Method::HEAD {
+            return Err(Failure::method_not_allowed());
+        }
+        let found = registry.find(&target.group, &target.version, &target.plural);
+        let served = found.ok_or_else(Failure::no_such_path)?.clone();
+        let resource = &served.resource;
+        let name = target.name.unwrap_or_default();
+        if target.namespace.is_some() != resource.namespaced {
+            if !resource.namespaced || !name.is_empty() {
+                return Err(Failure::no_such_path());
+            }
+            // Over all namespaces there is only reading.
+            if !matches!(parts.method, Method::GET | Method::HEAD) && resource.verbs.contains(&"list") {
+                return Err(Failure::method_not_allowed());
+            }
+        }
+        let subresource = match target.subresource {
+            None => None,
+            Some(wanted) => Some(resource.subresource(&wanted).ok_or_else(Failure::no_such_path)?),
+        };
+        let mut query = Query::parse(parts.uri.query().unwrap_or_default());
+        if target.watch {
+            query.set("watch", "true");
+        }
+        let mut accept = content::negotiate(&parts.headers, served.custom.is_none())?;
+        accept.pretty = query.flag("pretty");
+        let identity = parts.extensions.get::<Identity>().cloned().unwrap_or_else(Identity::in_process);
+        let namespace = target.namespace.unwrap_or_default();
+        Ok(Call { registry, served, namespace, name, subresource, query, accept, parts, identity, api: self })
+    }
+}
+
+impl Call {
+    async fn dispatch(self, body: Bytes) -> Answer<Response<Body>> {
+        if let Some(subresource) = self.subresource {
+            return self.subresource(subresource, body).await;
+        }
+        let allowed = |verb: &str| self.served.resource.verbs.contains(&verb);
+        let method = self.parts.method.clone();
+        let named = !self.name.is_empty();
+        let verb = match method {
+            Method::GET | Method::HEAD if !named => "list",
+            Method::GET | Method::HEAD => "get",
+            Method::POST if !named => "create",
+            Method::PUT if named => "update",
+            Method::PATCH if named => "patch",
+            Method::DELETE if named => "delete",
+            Method::DELETE => "deletecollection",
+            _ => return Err(Failure::method_not_allowed()),
+        };
+        if !allowed(verb) {
+            return Err(Failure::method_not_allowed());
+        }
+        match verb {
+            "list" | "get" if self.query.flag("watch") => self.watch().await,
+            "list" => self.list().await,
+            "get" => self.get(),
+            "create" if review::is_review(&self.served.resource) => self.review(&body),
+            "create" if &*self.served.resource.kind == "Binding" => self.bind(&body).await,
+            "create" => self.create(&body).await,
+            "update" => self.update(&body).await,
+            "patch" => self.patch(&body).await,
+            "delete" => self.delete(&body).await,
+            _ => self.delete_collection(&body).await,
+        }
+    }
+
+    /// The object as it is, or `None`.
+    pub(crate) fn current(&self) -> Answer<Arc<crate::store::Object>> {
+        let found = self.store().get(&self.key(&self.name));
+        found.ok_or_else(|| Failure::not_found(&self.served.resource, &self.name))
+    }
+
+    pub(crate) fn get(&self) -> Answer<Response<Body>> {
+        let object = self.current()?;
+        self.presenter()?.respond_stored(200, &object.bytes)
+    }
+}
+
+impl<B> tower::Service<Request<B>> for ApiServer
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let api = self.clone();
+        Box::pin(async move { Ok(api.answer(request).await) })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,387 @@
+//! Create, update and patch: one way to write an object, tried again when somebody else was faster.
+
+use std::sync::Arc;
+
+use http::Response;
+use serde_json::Value;
+
+use super::body::{self, Expected};
+use super::error::{Answer, Failure};
+use super::pipeline::Tracking;
+use super::query::WriteOptions;
+use super::{Body, Call, content, managed, object, present};
+use crate::patch::{self, PatchError};
+use crate::resource::{Cause, CauseReason};
+use crate::rules::read;
+use crate::store::{Expect, Object, WriteError};
+
+/// How often a name is made up before giving up.
+const NAME_TRIES: usize = 8;
+/// How often a write is tried again when others are faster.
+const WRITE_TRIES: usize = 64;
+const CUSTOM_PATCH_FORMATS: &str =
+    "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
+
+/// What a write led to.
+pub(crate) enum Written {
+    /// The object as it is stored now.
+    Stored(Arc<Object>),
+    /// The object as it would be stored, or as it was last.
+    Value(Value),
+}
+
+impl Written {
+    /// The object.
+    pub(crate) fn value(&self) -> Answer<Value> {
+        match self {
+            Self::Stored(object) => serde_json::from_slice(&object.bytes).map_err(Failure::internal),
+            Self::Value(value) => Ok(value.clone()),
+        }
+    }
+}
+
+impl Call {
+    pub(crate) fn reply(&self, code: u16, written: Written, warnings: &[String]) -> Answer<Response<Body>> {
+        let presenter = self.presenter()?;
+        let mut response = match written {
+            Written::Stored(object) => presenter.respond_stored(code, &object.bytes)?,
+            Written::Value(object) => presenter.respond(code, object)?,
+        };
+        body::warn(&mut response, warnings);
+        Ok(response)
+    }
+
+    pub(crate) async fn create(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("CreateOptions")?;
+        let mut warnings = Vec::new();
+        let expected = Expected::of(&self.served, &self.registry);
+        let mut new =
+            body::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
+        self.check_namespace(&mut new)?;
+        if !object::text(&new, "resourceVersion").is_empty() {
+            return Err(Failure::plain(500, "resourceVersion should not be set on objects to be created"));
+        }
+        present::to_store(&self.served, &mut new);
+        let written = self.insert(new, &options, Tracking::Update).await?;
+        self.after_write(&written).await?;
+        self.reply(201, written, &warnings)
+    }
+
+    /// Stores a new object, under a made-up name if it asks for one.
+    pub(crate) async fn insert(
+        &self,
+        new: Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<Written> {
+        let resource = &self.served.resource;
+        if self.served.custom.as_ref().is_some_and(|custom| custom.terminating) {
+            return Err(Failure::terminating(resource));
+        }
+        let prefix = object::text(&new, "generateName").to_owned();
+        let generated = object::text(&new, "name").is_empty() && !prefix.is_empty();
+        let mut name = object::text(&new, "name").to_owned();
+        for _ in 0..NAME_TRIES {
+            let mut object = new.clone();
+            if generated {
+                name = object::generate_name(&prefix)?;
+                object::metadata(&mut object).insert("name".to_owned(), name.as_str().into());
+            }
+            object::begin(&mut object)?;
+            self.prepare_new(&mut object, options, tracking)?;
+            let key = self.key(&name);
+            if options.dry_run {
+                return match self.store().get(&key) {
+                    Some(_) => Err(Failure::already_exists(resource, &name)),
+                    None => Ok(Written::Value(object)),
+                };
+            }
+            match self.store().write(key, Expect::Absent, object::put(&object)).await {
+                Ok(stored) => return Ok(Written::Stored(stored)),
+                Err(WriteError::Exists(_)) if generated => {}
+                Err(WriteError::Exists(other)) => {
+                    let mut failure = Failure::already_exists(resource, &name);
+                    let other: Value = serde_json::from_slice(&other.bytes).unwrap_or_default();
+                    if object::is_deleting(&other) {
+                        failure.message = format!("object is being deleted: {}", failure.message);
+                    }
+                    return Err(failure);
+                }
+                Err(error) => return Err(self.write_failure(&name, error)),
+            }
+        }
+        Err(Failure::generated_name_taken(resource, &name))
+    }
+
+    /// The namespace of an object in a body is the one of the path, or is left out.
+    pub(crate) fn check_namespace(&self, new: &mut Value) -> Answer<()> {
+        let given = object::text(new, "namespace").to_owned();
+        if !given.is_empty() && given != self.namespace {
+            return Err(Failure::bad_request(
+                "the namespace of the provided object does not match the namespace sent on the request",
+            ));
+        }
+        if self.namespace.is_empty() {
+            object::metadata(new).remove("namespace");
+        } else {
+            object::metadata(new).insert("namespace".to_owned(), self.namespace.as_str().into());
+        }
+        Ok(())
+    }
+
+    fn check_name(&self, new: &mut Value) -> Answer<()> {
+        let given = object::text(new, "name");
+        if given.is_empty() {
+            return Err(Failure::bad_request(format!(
+                "the name of the object ({} based on URL) was undeterminable: name must be provided",
+                self.name
+            )));
+        }
+        if given != self.name {
+            return Err(Failure::bad_request(format!(
+                "the name of the object ({given}) does not match the name on the URL ({})",
+                self.name
+            )));
+        }
+        let namespace = object::text(new, "namespace");
+        if !namespace.is_empty() && namespace != self.namespace {
+            return Err(Failure::bad_request(format!(
+                "the namespace of the object ({namespace}) does not match the namespace on the URL ({})",
+                self.namespace
+            )));
+        }
+        self.check_namespace(new)
+    }
+
+    pub(crate) async fn update(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("UpdateOptions")?;
+        let mut warnings = Vec::new();
+        let expected = Expected::of(&self.served, &self.registry);
+        let mut new =
+            body::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
+        self.check_name(&mut new)?;
+        present::to_store(&self.served, &mut new);
+        let creates = self.served.rules.create_on_update() && self.subresource.is_none();
+        if creates && self.store().get(&self.key(&self.name)).is_none() {
+            if !object::text(&new, "resourceVersion").is_empty() || !object::text(&new, "uid").is_empty() {
+                return Err(Failure::not_found(&self.served.resource, &self.name));
+            }
+            let written = self.insert(new, &options, Tracking::Update).await?;
+            return self.reply(201, written, &warnings);
+        }
+        let written = self.modify(&options, Tracking::Update, |_| Ok(new.clone())).await?;
+        self.after_write(&written).await?;
+        self.reply(200, written, &warnings)
+    }
+
+    /// Changes the object by `change`, which sees it in the form of the store, and stores the result.
+    pub(crate) async fn modify(
+        &self,
+        options: &WriteOptions,
+        tracking: Tracking,
+        mut change: impl FnMut(&Value) -> Answer<Value>,
+    ) -> Answer<Written> {
+        let resource = &self.served.resource;
+        for _ in 0..WRITE_TRIES {
+            let current = self.current()?;
+            let old: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
+            let mut new = change(&old)?;
+            self.check_version(&mut new, &old)?;
+            self.prepare_changed(&mut new, &old, options, tracking)?;
+            let gone = self.is_finished(&new, &old);
+            if !gone && new == old {
+                return Ok(Written::Stored(current));
+            }
+            if options.dry_run {
+                return Ok(Written::Value(new));
+            }
+            let what = if gone { object::remove(&new) } else { object::put(&new) };
+            let key = self.key(&self.name);
+            match self.store().write(key, Expect::Revision(current.revision), what).await {
+                Ok(_) if gone => return Ok(Written::Value(new)),
+                Ok(stored) => return Ok(Written::Stored(stored)),
+                Err(WriteError::Conflict(_)) => {}
+                Err(error) => return Err(self.write_failure(&self.name, error)),
+            }
+        }
+        Err(Failure::modified(resource, &self.name))
+    }
+
+    /// Whether the last thing that kept a deleted object has gone.
+    fn is_finished(&self, new: &Value, old: &Value) -> bool {
+        if !object::is_deleting(new) || !object::finalizers(new).is_empty() {
+            return false;
+        }
+        // A namespace also waits for its own finalizers, a pod for its grace period.
+        if &*self.served.resource.kind == "Namespace" && self.served.resource.group.is_empty() {
+            return read::items(new, &["spec", "finalizers"]).is_empty();
+        }
+        read::number(old, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0) == 0
+    }
+
+    pub(crate) fn write_failure(&self, name: &str, error: WriteError) -> Failure {
+        let resource = &self.served.resource;
+        match error {
+            WriteError::Exists(_) => Failure::already_exists(resource, name),
+            WriteError::Missing => Failure::not_found(resource, name),
+            WriteError::Conflict(_) => Failure::modified(resource, name),
+            WriteError::Full(why) | WriteError::Storage(why) => Failure::internal(why),
+        }
+    }
+
+    pub(crate) async fn patch(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let media = content::media_type(&self.parts.headers);
+        let custom = self.served.custom.is_some();
+        let options = self.query.write_options("PatchOptions")?;
+        let mut warnings = Vec::new();
+        let (code, written) = match media {
+            "application/apply-patch+yaml" => self.apply(bytes, &options).await?,
+            "application/json-patch+json" | "application/merge-patch+json" => {
+                let patch: Value = parse_patch(bytes, media)?;
+                let is_json = media == "application/json-patch+json";
+                let change = |object: &mut Value| {
+                    if is_json {
+                        patch::json(object, &patch)
+                    } else {
+                        patch::merge(object, &patch);
+                        Ok(())
+                    }
+                };
+                (200, self.patch_with(&options, &mut warnings, change).await?)
+            }
+            "application/strategic-merge-patch+json" if !custom => {
+                let patch: Value = parse_patch(bytes, media)?;
+                let type_ = self.served.schema.clone();
+                let change = |object: &mut Value| patch::strategic(&type_, object, patch.clone());
+                (200, self.patch_with(&options, &mut warnings, change).await?)
+            }
+            _ => {
+                return Err(Failure::unsupported_patch(custom.then_some(CUSTOM_PATCH_FORMATS)));
+            }
+        };
+        self.after_write(&written).await?;
+        self.reply(code, written, &warnings)
+    }
+
+    async fn patch_with(
+        &self,
+        options: &WriteOptions,
+        warnings: &mut Vec<String>,
+        change: impl Fn(&mut Value) -> Result<(), PatchError>,
+    ) -> Answer<Written> {
+        if self.query.flag_if_given("force").is_some() {
+            let cause = super::query::forbidden("force", "may not be specified for non-apply patch");
+            return Err(Failure::invalid_options("PatchOptions", &[cause]));
+        }
+        self.modify(options, Tracking::Update, |old| {
+            let mut object = old.clone();
+            present::from_store(&self.served, &mut object);
+            change(&mut object).map_err(|error| patch_failure(&error))?;
+            warnings.clear();
+            body::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
+            self.check_namespace(&mut object)?;
+            self.check_name(&mut object)?;
+            present::to_store(&self.served, &mut object);
+            Ok(object)
+        })
+        .await
+    }
+
+    async fn apply(&self, bytes: &[u8], options: &WriteOptions) -> Answer<(u16, Written)> {
+        if options.field_manager.is_none() {
+            let cause = Cause {
+                reason: CauseReason::Required,
+                message: "Required value: is required for apply patch".to_owned(),
+                field: "fieldManager".to_owned(),
+            };
+            return Err(Failure::invalid_options("PatchOptions", &[cause]));
+        }
+        let mut applied = body::parse_yaml(bytes)
+            .map_err(|why| Failure::bad_request(format!("error decoding YAML: {why}")))?;
+        self.check_applied(&applied)?;
+        present::to_store(&self.served, &mut applied);
+        for _ in 0..WRITE_TRIES {
+            if self.store().get(&self.key(&self.name)).is_some() {
+                let written = self
+                    .modify(options, Tracking::Settled, |old| self.applied(Some(old), &applied, options))
+                    .await?;
+                return Ok((200, written));
+            }
+            if self.subresource.is_some() {
+                return Err(Failure::not_found(&self.served.resource, &self.name));
+            }
+            let uid = object::text(&applied, "uid");
+            if !uid.is_empty() {
+                let why = format!(
+                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
+                );
+                return Err(Failure::conflict(&self.served.resource, &self.name, &why));
+            }
+            let new = self.applied(None, &applied, options)?;
+            match self.insert(new, options, Tracking::Settled).await {
+                Ok(written) => return Ok((201, written)),
+                // Somebody else created it just now: then it is a change.
+                Err(failure) if failure.reason == "AlreadyExists" => {}
+                Err(failure) => return Err(failure),
+            }
+        }
+        Err(Failure::modified(&self.served.resource, &self.name))
+    }
+
+    fn check_applied(&self, applied: &Value) -> Answer<()> {
+        if !applied.is_object() {
+            return Err(Failure::bad_request("error decoding YAML: the patch is not an object"));
+        }
+        let (kind, api_version) = (read::text(applied, &["kind"]), read::text(applied, &["apiVersion"]));
+        if kind != &*self.served.resource.kind || api_version != self.served.api_version {
+            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
+            return Err(Failure::bad_request(format!("invalid object type: {group}/{version}, Kind={kind}")));
+        }
+        if read::has(applied, &["metadata", "managedFields"]) {
+            return Err(Failure::bad_request("metadata.managedFields must be nil"));
+        }
+        Ok(())
+    }
+
+    /// What is applied, merged into what is there, under the name and namespace of the path.
+    fn applied(&self, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
+        let mut merged = managed::apply(self, old, applied, options)?;
+        self.check_namespace(&mut merged)?;
+        self.check_name(&mut merged)?;
+        Ok(merged)
+    }
+}
+
+/// Reads a patch; complaints are worded as Kubernetes does for each kind of patch.
+fn parse_patch(bytes: &[u8], media: &str) -> Answer<Value> {
+    let prefix =
+        if media == "application/strategic-merge-patch+json" { "" } else { "error decoding patch: " };
+    let refuse = |why: &str| Failure::bad_request(format!("{prefix}{why}"));
+    let patch: Value =
+        serde_json::from_slice(bytes).map_err(|error| refuse(&body::go_words(&error, bytes)))?;
+    let found = match &patch {
+        Value::Object(_) => "object",
+        Value::Array(_) => "array",
+        Value::String(_) => "string",
+        Value::Number(_) => "number",
+        Value::Bool(_) => "bool",
+        Value::Null => return Ok(patch),
+    };
+    let (wanted, type_) = match media {
+        "application/json-patch+json" => ("array", "[]handlers.jsonPatchOp"),
+        _ => ("object", "map[string]interface {}"),
+    };
+    if found == wanted {
+        return Ok(patch);
+    }
+    Err(refuse(&format!("json: cannot unmarshal {found} into Go value of type {type_}")))
+}
+
+fn patch_failure(error: &PatchError) -> Failure {
+    match error.code() {
+        400 => Failure::bad_request(error.to_string()),
+        413 => Failure::too_large(format!("Request entity too large: {error}")),
+        422 => Failure::unprocessable(),
+        _ => Failure::plain(500, error.to_string()),
+    }
+}

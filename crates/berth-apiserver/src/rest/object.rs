@@ -1,0 +1,241 @@
+//! The metadata that the server keeps: versions, uids, times, finalizers; and objects as bytes.
+
+use bytes::Bytes;
+use jiff::{Timestamp, ToSpan};
+use serde_json::{Map, Value};
+
+use super::error::{Answer, Failure};
+use crate::rules::read;
+use crate::schema::time;
+use crate::store::Change;
+
+/// Characters of generated names: none that make words or look alike.
+const NAME_CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
+const NAME_RANDOM: usize = 5;
+const NAME_MAX: usize = 63;
+
+/// `metadata`, made if it is not there.
+pub(crate) fn metadata(object: &mut Value) -> &mut Map<String, Value> {
+    read::map(object, &["metadata"])
+}
+
+/// A text in `metadata`.
+pub(crate) fn text<'a>(object: &'a Value, field: &str) -> &'a str {
+    read::text(object, &["metadata", field])
+}
+
+/// Whether it is being deleted.
+pub(crate) fn is_deleting(object: &Value) -> bool {
+    read::has(object, &["metadata", "deletionTimestamp"])
+}
+
+/// Its finalizers.
+pub(crate) fn finalizers(object: &Value) -> Vec<&str> {
+    read::items(object, &["metadata", "finalizers"]).iter().filter_map(Value::as_str).collect()
+}
+
+/// Replaces its finalizers; none at all leaves the field out.
+pub(crate) fn set_finalizers(object: &mut Value, finalizers: Vec<String>) {
+    let metadata = metadata(object);
+    if finalizers.is_empty() {
+        metadata.remove("finalizers");
+    } else {
+        metadata.insert("finalizers".to_owned(), finalizers.into());
+    }
+}
+
+/// The time as metadata carries it.
+pub(crate) fn now() -> String {
+    time::write(Timestamp::now())
+}
+
+/// The time so many seconds from now.
+pub(crate) fn after(seconds: i64) -> String {
+    time::write(Timestamp::now().checked_add(seconds.seconds()).unwrap_or(Timestamp::MAX))
+}
+
+/// Gives a new object what only the server may give.
+pub(crate) fn begin(object: &mut Value) -> Answer<()> {
+    let uid = new_uid()?;
+    let metadata = metadata(object);
+    for field in ["deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"] {
+        metadata.remove(field);
+    }
+    metadata.insert("uid".to_owned(), uid.into());
+    metadata.insert("creationTimestamp".to_owned(), now().into());
+    Ok(())
+}
+
+/// Keeps what an update may not change.
+pub(crate) fn carry_over(new: &mut Value, old: &Value) {
+    let old = read::at(old, &["metadata"]).clone();
+    let metadata = metadata(new);
+    for field in ["generation", "creationTimestamp", "selfLink"] {
+        match old.get(field) {
+            Some(value) => metadata.insert(field.to_owned(), value.clone()),
+            None => metadata.remove(field),
+        };
+    }
+    for field in ["uid", "deletionGracePeriodSeconds"] {
+        if let (Some(value), None) =
+            (old.get(field), metadata.get(field).filter(|have| !read::is_empty(have)))
+        {
+            metadata.insert(field.to_owned(), value.clone());
+        }
+    }
+    match old.get("deletionTimestamp") {
+        Some(value) => metadata.insert("deletionTimestamp".to_owned(), value.clone()),
+        None => metadata.remove("deletionTimestamp"),
+    };
+}
+
+/// Counts `metadata.generation` up.
+pub(crate) fn bump_generation(object: &mut Value) {
+    let generation = read::number(object, &["metadata", "generation"]).unwrap_or(0);
+    metadata(object).insert("generation".to_owned(), (generation + 1).into());
+}
+
+/// A name from a prefix.
+pub(crate) fn generate_name(prefix: &str) -> Answer<String> {
+    let mut end = prefix.len().min(NAME_MAX - NAME_RANDOM);
+    while !prefix.is_char_boundary(end) {
+        end -= 1;
+    }
+    let bytes: [u8; NAME_RANDOM] = crate::auth::random().map_err(Failure::internal)?;
+    let mut name = prefix[..end].to_owned();
+    for byte in bytes {
+        let index = usize::from(byte) % NAME_CHARACTERS.len();
+        name.extend(NAME_CHARACTERS.get(index).map(|&character| char::from(character)));
+    }
+    Ok(name)
+}
+
+/// Bytes as text.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A random uid.
+pub(crate) fn new_uid() -> Answer<String> {
+    let mut bytes: [u8; 16] = crate::auth::random().map_err(Failure::internal)?;
+    // Version 4, variant 1.
+    bytes[6] = (bytes[6] & 0x0f) | 0x40;
+    bytes[8] = (bytes[8] & 0x3f) | 0x80;
+    let number = u128::from_be_bytes(bytes);
+    let text = format!("{number:032x}");
+    Ok(format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]))
+}
+
+/// The bytes of an object but for its version, which the store fills in at the very end.
+struct Frame {
+    before: Vec<u8>,
+    after: Vec<u8>,
+}
+
+impl Frame {
+    fn new(object: &Value) -> Self {
+        // Nothing but the number is left to write under the store's lock.
+        let mut before = b"{".to_vec();
+        let mut after = Vec::new();
+        let mut metadata = Vec::new();
+        for (key, value) in object.as_object().into_iter().flatten() {
+            match (key.as_str(), value) {
+                ("metadata", Value::Object(fields)) => members(&mut metadata, fields, "resourceVersion"),
+                ("metadata", _) => {}
+                ("apiVersion" | "kind", _) => {
+                    member(&mut before, key, value);
+                    before.push(b',');
+                }
+                _ => {
+                    after.push(b',');
+                    member(&mut after, key, value);
+                }
+            }
+        }
+        before.extend_from_slice(br#""metadata":{"#);
+        before.extend_from_slice(&metadata);
+        if !metadata.is_empty() {
+            before.push(b',');
+        }
+        before.extend_from_slice(br#""resourceVersion":""#);
+        let mut end = br#""}"#.to_vec();
+        end.append(&mut after);
+        end.push(b'}');
+        Self { before, after: end }
+    }
+
+    fn fill(self, revision: u64) -> Bytes {
+        let mut bytes = self.before;
+        bytes.reserve_exact(self.after.len() + 20);
+        bytes.extend_from_slice(revision.to_string().as_bytes());
+        bytes.extend_from_slice(&self.after);
+        bytes.into()
+    }
+}
+
+fn members(bytes: &mut Vec<u8>, map: &Map<String, Value>, without: &str) {
+    for (key, value) in map.iter().filter(|(key, _)| *key != without) {
+        if !bytes.is_empty() {
+            bytes.push(b',');
+        }
+        member(bytes, key, value);
+    }
+}
+
+fn member(bytes: &mut Vec<u8>, key: &str, value: &Value) {
+    // Writing JSON values to memory does not fail.
+    let _ = serde_json::to_writer(&mut *bytes, key);
+    bytes.push(b':');
+    let _ = serde_json::to_writer(bytes, value);
+}
+
+/// The change that stores an object.
+pub(crate) fn put(object: &Value) -> Change {
+    let frame = Frame::new(object);
+    Change::Put(Box::new(move |revision| frame.fill(revision)))
+}
+
+/// The change that removes an object whose last state was this.
+pub(crate) fn remove(object: &Value) -> Change {
+    let frame = Frame::new(object);
+    Change::Delete(Box::new(move |revision| frame.fill(revision)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn the_version_is_filled_into_the_bytes() {
+        for object in [
+            json!({ "apiVersion": "v1", "kind": "A", "metadata": { "name": "x", "resourceVersion": "1" }, "spec": [1] }),
+            json!({ "apiVersion": "v1", "kind": "A", "metadata": {} }),
+        ] {
+            let mut expected = object.clone();
+            expected["metadata"]["resourceVersion"] = "42".into();
+            let bytes = Frame::new(&object).fill(42);
+            assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn generated_names_keep_the_prefix_and_fit() {
+        let name = generate_name("claim-").unwrap();
+        assert!(name.starts_with("claim-") && name.len() == 11, "{name}");
+        assert_eq!(generate_name(&"x".repeat(100)).unwrap().len(), 63);
+    }
+
+    #[test]
+    fn uids_are_random_and_well_formed() {
+        let uid = new_uid().unwrap();
+        assert_eq!(uid.len(), 36);
+        assert_eq!(uid.as_bytes()[14], b'4');
+        assert_ne!(uid, new_uid().unwrap());
+    }
+}

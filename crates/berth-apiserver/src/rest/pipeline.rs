@@ -1,0 +1,225 @@
+//! What every written object goes through: defaults, preparation, admission, validation, generation, managers.
+
+use serde_json::Value;
+
+use super::error::{Answer, Failure};
+use super::managed;
+use super::query::WriteOptions;
+use super::reader::StoreReader;
+use super::registry::Stored;
+use super::{Call, crd, object};
+use crate::resource::{Cause, CauseReason, Subresource};
+use crate::rules::{self, Operation, read};
+use crate::schema;
+
+/// Who may have written an object, for the record of managers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// The writer owns what it changed.
+    Update,
+    /// The managers were settled already, by an apply.
+    Settled,
+}
+
+impl Call {
+    /// Makes a new object ready to be stored. It has a name, a uid and a namespace.
+    pub(crate) fn prepare_new(
+        &self,
+        new: &mut Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        self.default(new);
+        served.rules.prepare_create(new);
+        if let Some(custom) = &served.custom {
+            if custom.has_status {
+                read::drop(new, "status");
+            }
+            object::metadata(new).insert("generation".to_owned(), 1.into());
+        } else if served.rules.counts_generation() {
+            object::metadata(new).insert("generation".to_owned(), 1.into());
+        }
+        self.admit(Operation::Create, new, None)?;
+        self.validate(new, None)?;
+        if &*served.resource.group == crd::GROUP {
+            Self::prepare_definition(new);
+        }
+        if tracking == Tracking::Update {
+            managed::track(self, None, new, options);
+        }
+        Ok(())
+    }
+
+    /// Makes a changed object ready to be stored.
+    pub(crate) fn prepare_changed(
+        &self,
+        new: &mut Value,
+        old: &Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        object::carry_over(new, old);
+        // These change what nobody else may, and nothing but that.
+        if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
+            self.default(new);
+            managed::track(self, Some(old), new, options);
+            return Ok(());
+        }
+        self.default(new);
+        match (&served.custom, is_status) {
+            (Some(_), true) => custom_status(new, old),
+            (Some(custom), false) => {
+                if custom.has_status {
+                    read::keep(new, old, "status");
+                }
+                if custom_generation(new, old, custom.has_status) {
+                    object::bump_generation(new);
+                }
+            }
+            (None, true) => served.rules.prepare_status_update(new, old),
+            (None, false) => {
+                served.rules.prepare_update(new, old);
+                if served.rules.generation_changes(new, old) {
+                    object::bump_generation(new);
+                }
+            }
+        }
+        // What admission checks of updates, Kubernetes checks last.
+        self.validate(new, Some(old))?;
+        if !is_status {
+            self.admit(Operation::Update, new, Some(old))?;
+        }
+        if &*served.resource.group == crd::GROUP && !is_status {
+            Self::prepare_definition(new);
+        }
+        if tracking == Tracking::Update {
+            managed::track(self, Some(old), new, options);
+        }
+        managed::keep_times(new, old);
+        Ok(())
+    }
+
+    fn default(&self, new: &mut Value) {
+        if self.served.custom.is_some() {
+            schema::apply_defaults(&self.served.stored_schema, new);
+        } else {
+            self.served.rules.default(new);
+        }
+    }
+
+    /// Asks admission; what it may read is the store.
+    pub(crate) fn admit(&self, operation: Operation, new: &mut Value, old: Option<&Value>) -> Answer<()> {
+        let reader = StoreReader { api: &self.api, registry: &self.registry };
+        rules::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
+            let name = object::text(new, "name");
+            Failure::denied(&self.served.resource, name, denied.code, denied.reason, &denied.message)
+        })
+    }
+
+    fn validate(&self, new: &Value, old: Option<&Value>) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        let mut causes = match old {
+            None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
+            Some(old) => rules::metadata_update_causes(new, old),
+        };
+        if served.custom.is_some() {
+            causes.extend(schema::validate(&served.stored_schema, new));
+        } else {
+            causes.extend(match old {
+                None => served.rules.validate(new),
+                Some(old) if is_status => served.rules.validate_status_update(new, old),
+                Some(old) => served.rules.validate_update(new, old),
+            });
+        }
+        if causes.is_empty() {
+            return Ok(());
+        }
+        let name = object::text(new, "name");
+        if served.stored == Stored::CoreEvents {
+            return Err(Failure::invalid_kind("", "Event", name, &causes));
+        }
+        Err(Failure::invalid(&served.resource, name, &causes))
+    }
+
+    fn prepare_definition(new: &mut Value) {
+        crd::establish(new, &object::now());
+    }
+
+    /// Checks the version and uid that a changed object carries against the stored one.
+    pub(crate) fn check_version(&self, new: &mut Value, old: &Value) -> Answer<()> {
+        let resource = &self.served.resource;
+        let name = object::text(old, "name").to_owned();
+        let uid = object::text(new, "uid");
+        if !uid.is_empty() && uid != object::text(old, "uid") {
+            let why = format!(
+                "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: \
+                 Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
+                resource.plural,
+                if self.namespace.is_empty() { name.clone() } else { format!("{}/{name}", self.namespace) },
+                object::text(old, "uid")
+            );
+            return Err(Failure::conflict(resource, &name, &why));
+        }
+        let version = read::at(new, &["metadata", "resourceVersion"]);
+        let given = version.as_str().unwrap_or_default();
+        if given.is_empty() || given == "0" {
+            if !self.served.rules.unconditional_update() || self.served.custom.is_some() {
+                let cause = Cause {
+                    reason: CauseReason::Invalid,
+                    message: "Invalid value: 0: must be specified for an update".to_owned(),
+                    field: "metadata.resourceVersion".to_owned(),
+                };
+                return Err(Failure::invalid_kind(&resource.group, &resource.plural, &name, &[cause]));
+            }
+            let current = read::at(old, &["metadata", "resourceVersion"]).clone();
+            object::metadata(new).insert("resourceVersion".to_owned(), current);
+            return Ok(());
+        }
+        if given.parse::<u64>().is_err() {
+            let cause = Cause {
+                reason: CauseReason::Invalid,
+                message: format!(
+                    "Invalid value: {given:?}: strconv.ParseUint: parsing {given:?}: invalid syntax"
+                ),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            return Err(Failure::invalid_kind("", "", "", &[cause]));
+        }
+        if given != object::text(old, "resourceVersion") {
+            return Err(Failure::modified(resource, &name));
+        }
+        Ok(())
+    }
+}
+
+/// A custom resource's status is written alone: everything else stays, but for the managers.
+fn custom_status(new: &mut Value, old: &Value) {
+    let managers = read::at(new, &["metadata", "managedFields"]).clone();
+    let status = new.get("status").cloned();
+    let mut kept = old.clone();
+    if !managers.is_null() {
+        object::metadata(&mut kept).insert("managedFields".to_owned(), managers);
+    }
+    match status {
+        Some(status) => kept["status"] = status,
+        None => read::drop(&mut kept, "status"),
+    }
+    *new = kept;
+}
+
+fn custom_generation(new: &Value, old: &Value, has_status: bool) -> bool {
+    let counted = |object: &Value| -> Vec<(String, Value)> {
+        object
+            .as_object()
+            .into_iter()
+            .flatten()
+            .filter(|(key, _)| *key != "metadata" && !(has_status && *key == "status"))
+            .map(|(key, value)| (key.clone(), value.clone()))
+            .collect()
+    };
+    counted(new) != counted(old)
+}

@@ -1,0 +1,187 @@
+//! What is served right now: the built-in resources and those of the custom resource definitions.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::{catalog, crd};
+use crate::resource::Resource;
+use crate::rules::{self, Rules};
+use crate::schema::{self, Type};
+use crate::store::Collection;
+
+/// A resource with all that is needed to serve it.
+pub(crate) struct Served {
+    pub(crate) resource: Resource,
+    /// `apiVersion` of its objects.
+    pub(crate) api_version: String,
+    /// Where its objects lie.
+    pub(crate) collection: Collection,
+    pub(crate) rules: &'static dyn Rules,
+    pub(crate) schema: Arc<Type>,
+    /// The type of the objects as they lie in the store.
+    pub(crate) stored_schema: Arc<Type>,
+    pub(crate) stored: Stored,
+    pub(crate) custom: Option<Custom>,
+}
+
+/// How objects lie in the store, compared to how they are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Stored {
+    /// As they are served.
+    Same,
+    /// As events of the core group.
+    CoreEvents,
+    /// With this `apiVersion` and nothing else different.
+    As(String),
+}
+
+/// What only a custom resource has.
+#[derive(Debug, Clone)]
+pub(crate) struct Custom {
+    pub(crate) columns: Vec<PrinterColumn>,
+    pub(crate) scale: Option<ScalePaths>,
+    pub(crate) has_status: bool,
+    /// The OpenAPI schema as it was given.
+    pub(crate) openapi: Value,
+    /// Dotted paths that field selectors may ask for.
+    pub(crate) selectable: Vec<String>,
+    /// The definition is being deleted: no new objects.
+    pub(crate) terminating: bool,
+    /// The name of the definition.
+    pub(crate) definition: String,
+}
+
+/// One of a definition's `additionalPrinterColumns`.
+#[derive(Debug, Clone)]
+pub(crate) struct PrinterColumn {
+    pub(crate) name: String,
+    pub(crate) type_: String,
+    pub(crate) format: String,
+    pub(crate) description: String,
+    pub(crate) priority: i64,
+    pub(crate) path: String,
+}
+
+/// Where a custom resource keeps what `/scale` shows.
+#[derive(Debug, Clone)]
+pub(crate) struct ScalePaths {
+    pub(crate) spec: String,
+    pub(crate) status: String,
+    pub(crate) selector: Option<String>,
+}
+
+impl Served {
+    fn built_in(resource: Resource) -> Self {
+        let schema = schema::built_in(&resource.group, &resource.version, &resource.kind).unwrap_or_default();
+        let events = &*resource.group == "events.k8s.io";
+        let (collection, stored, rules) = if events {
+            ("events".to_owned(), Stored::CoreEvents, rules::of("events.k8s.io", "Event"))
+        } else {
+            (resource.qualified(), Stored::Same, rules::of(&resource.group, &resource.kind))
+        };
+        Self {
+            api_version: resource.api_version(),
+            collection: Collection::from(collection.as_str()),
+            rules,
+            stored_schema: if events {
+                schema::built_in("", "v1", "Event").unwrap_or_default()
+            } else {
+                schema.clone()
+            },
+            schema,
+            stored,
+            custom: None,
+            resource,
+        }
+    }
+}
+
+/// A group with its versions, the preferred one first.
+pub(crate) struct Group {
+    pub(crate) name: Arc<str>,
+    pub(crate) versions: Vec<Version>,
+}
+
+/// A version with its resources.
+pub(crate) struct Version {
+    pub(crate) name: Arc<str>,
+    pub(crate) resources: Vec<Arc<Served>>,
+}
+
+/// Everything that is served, as it was at one moment.
+pub(crate) struct Registry {
+    /// The core group first, then the others in the order of discovery.
+    pub(crate) groups: Vec<Group>,
+    /// Changes whenever what is served changes.
+    pub(crate) generation: u64,
+}
+
+impl Registry {
+    /// What is served with these custom resource definitions.
+    pub(crate) fn new(definitions: &[Value], generation: u64) -> Self {
+        let mut groups: Vec<Group> = Vec::new();
+        for resource in catalog::built_in() {
+            add(&mut groups, Served::built_in(resource));
+        }
+        let built_in = groups.len();
+        let mut custom: BTreeMap<(String, String), Vec<Served>> = BTreeMap::new();
+        for served in definitions.iter().flat_map(crd::served) {
+            let key = (served.resource.group.to_string(), served.resource.version.to_string());
+            custom.entry(key).or_default().push(served);
+        }
+        for served in custom.into_values().flatten() {
+            add(&mut groups, served);
+        }
+        if let Some(custom) = groups.get_mut(built_in..) {
+            for group in custom {
+                group.versions.sort_by_key(|version| std::cmp::Reverse(crd::version_order(&version.name)));
+            }
+        }
+        Self { groups, generation }
+    }
+
+    pub(crate) fn group(&self, name: &str) -> Option<&Group> {
+        self.groups.iter().find(|group| &*group.name == name)
+    }
+
+    pub(crate) fn version(&self, group: &str, version: &str) -> Option<&Version> {
+        self.group(group)?.versions.iter().find(|have| &*have.name == version)
+    }
+
+    pub(crate) fn find(&self, group: &str, version: &str, plural: &str) -> Option<&Arc<Served>> {
+        self.version(group, version)?.resources.iter().find(|served| &*served.resource.plural == plural)
+    }
+
+    /// The resource that a plural name or a kind of a group means, in its preferred version.
+    pub(crate) fn by_name(&self, group: &str, name: &str) -> Option<&Arc<Served>> {
+        let versions = &self.group(group)?.versions;
+        let mut all = versions.iter().flat_map(|version| &version.resources);
+        all.find(|served| &*served.resource.plural == name || &*served.resource.kind == name)
+    }
+
+    /// Whether a kind exists in a group and version at all.
+    pub(crate) fn knows_kind(&self, group: &str, version: &str, kind: &str) -> bool {
+        self.version(group, version)
+            .is_some_and(|version| version.resources.iter().any(|served| &*served.resource.kind == kind))
+    }
+
+    /// Every resource, all versions.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Served>> {
+        self.groups.iter().flat_map(|group| &group.versions).flat_map(|version| &version.resources)
+    }
+}
+
+fn add(groups: &mut Vec<Group>, served: Served) {
+    let (name, version) = (served.resource.group.clone(), served.resource.version.clone());
+    let index = groups.iter().position(|group| group.name == name).unwrap_or_else(|| {
+        groups.push(Group { name, versions: Vec::new() });
+        groups.len() - 1
+    });
+    let Some(group) = groups.get_mut(index) else { return };
+    match group.versions.iter_mut().find(|have| have.name == version) {
+        Some(have) => have.resources.push(Arc::new(served)),
+        None => group.versions.push(Version { name: version, resources: vec![Arc::new(served)] }),
+    }
+}

@@ -1,0 +1,123 @@
+//! `/scale`: the number of replicas of workloads and custom resources, in one shape.
+
+use http::Response;
+use serde_json::{Value, json};
+
+use super::body::{self, Expected};
+use super::error::{Answer, Failure};
+use super::modify::Written;
+use super::pipeline::Tracking;
+use super::query::{FieldValidation, WriteOptions};
+use super::{Accept, Body, Call, Shape, content, jsonpath, object};
+use crate::patch;
+use crate::resource::{Cause, CauseReason};
+use crate::rules::read;
+use crate::schema;
+
+impl Call {
+    fn scale_of(&self, object: &Value) -> Value {
+        let custom = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref());
+        let (spec_path, status_path) =
+            custom.map_or((".spec.replicas", ".status.replicas"), |paths| (&paths.spec, &paths.status));
+        let number =
+            |path: &str| jsonpath::find(object, path).first().and_then(|value| value.as_i64()).unwrap_or(0);
+        let selector = match custom {
+            Some(paths) => paths
+                .selector
+                .as_deref()
+                .and_then(|path| jsonpath::find(object, path).first().map(|value| jsonpath::text(value))),
+            None => Some(crate::rules::table::selector(read::at(object, &["spec", "selector"]))),
+        };
+        let mut metadata = serde_json::Map::new();
+        for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
+            if let Some(value) = object["metadata"].get(field) {
+                metadata.insert(field.to_owned(), value.clone());
+            }
+        }
+        let mut scale = json!({
+            "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata,
+            "spec": { "replicas": number(spec_path) }, "status": { "replicas": number(status_path) },
+        });
+        if let Some(selector) = selector.filter(|selector| !selector.is_empty()) {
+            scale["status"]["selector"] = selector.into();
+        }
+        scale
+    }
+
+    fn respond_scale(&self, written: &Written) -> Answer<Response<Body>> {
+        let scale = self.scale_of(&written.value()?);
+        Ok(content::respond(200, Accept { shape: Shape::Object, ..self.accept }, &scale))
+    }
+
+    pub(crate) fn scale(&self) -> Answer<Response<Body>> {
+        if let Some(paths) = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref()) {
+            let object: Value = serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)?;
+            if jsonpath::find(&object, &paths.spec).is_empty() {
+                let why = format!("the spec replicas field {:?} does not exist", paths.spec);
+                return Err(Failure::internal(why));
+            }
+        }
+        self.respond_scale(&Written::Stored(self.current()?))
+    }
+
+    pub(crate) async fn update_scale(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("UpdateOptions")?;
+        let type_ = schema::built_in("autoscaling", "v1", "Scale").unwrap_or_default();
+        let expected = Expected {
+            api_version: "autoscaling/v1",
+            kind: "Scale",
+            type_: &type_,
+            registry: &self.registry,
+        };
+        let headers = &self.parts.headers;
+        let scale = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        self.rescale(&options, |_| Ok(scale.clone())).await
+    }
+
+    pub(crate) async fn patch_scale(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("PatchOptions")?;
+        let patch: Value = body::parse_yaml(bytes).map_err(Failure::bad_request)?;
+        let is_json = content::media_type(&self.parts.headers) == "application/json-patch+json";
+        self.rescale(&options, |object| {
+            let mut scale = self.scale_of(object);
+            if is_json {
+                patch::json(&mut scale, &patch).map_err(|_| Failure::unprocessable())?;
+            } else {
+                patch::merge(&mut scale, &patch);
+            }
+            Ok(scale)
+        })
+        .await
+    }
+
+    async fn rescale(
+        &self,
+        options: &WriteOptions,
+        scale: impl Fn(&Value) -> Answer<Value>,
+    ) -> Answer<Response<Body>> {
+        let custom = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref());
+        let path = custom.map_or(".spec.replicas", |paths| &paths.spec);
+        let written = self
+            .modify(options, Tracking::Update, |old| {
+                let scale = scale(old)?;
+                let replicas = read::number(&scale, &["spec", "replicas"]).unwrap_or(0);
+                if replicas < 0 {
+                    let cause = Cause {
+                        reason: CauseReason::Invalid,
+                        message: format!("Invalid value: {replicas}: must be greater than or equal to 0"),
+                        field: "spec.replicas".to_owned(),
+                    };
+                    return Err(Failure::invalid_kind("autoscaling", "Scale", &self.name, &[cause]));
+                }
+                let mut new = old.clone();
+                jsonpath::set(&mut new, path, replicas.into());
+                let version = object::text(&scale, "resourceVersion");
+                if !version.is_empty() {
+                    object::metadata(&mut new).insert("resourceVersion".to_owned(), version.into());
+                }
+                Ok(new)
+            })
+            .await?;
+        self.respond_scale(&written)
+    }
+}

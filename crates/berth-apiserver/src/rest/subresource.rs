@@ -1,0 +1,129 @@
+//! Subresources: status, scale, binding, eviction, finalize, tokens, and what others serve.
+
+use bytes::Bytes;
+use http::{Method, Response};
+use serde_json::{Value, json};
+
+use super::body::{self, Expected};
+use super::error::{Answer, Failure};
+use super::pipeline::Tracking;
+use super::query::FieldValidation;
+use super::{Accept, Body, Call, Shape, content, object};
+use crate::resource::Subresource;
+use crate::rules::read;
+use crate::schema;
+
+impl Call {
+    pub(crate) async fn subresource(self, subresource: Subresource, bytes: Bytes) -> Answer<Response<Body>> {
+        match (subresource, self.parts.method.clone()) {
+            (Subresource::Status, Method::GET | Method::HEAD) => self.get(),
+            (Subresource::Status, Method::PUT) => self.update(&bytes).await,
+            (Subresource::Status, Method::PATCH) => self.patch(&bytes).await,
+            (Subresource::Scale, Method::GET | Method::HEAD) => self.scale(),
+            (Subresource::Scale, Method::PUT) => self.update_scale(&bytes).await,
+            (Subresource::Scale, Method::PATCH) => self.patch_scale(&bytes).await,
+            (Subresource::Binding, Method::POST) => self.bind(&bytes).await,
+            (Subresource::Eviction, Method::POST) => self.evict(&bytes).await,
+            (Subresource::Finalize, Method::PUT) => self.finalize(&bytes).await,
+            (Subresource::Token, Method::POST) => self.token(&bytes),
+            (
+                Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward,
+                Method::GET | Method::POST,
+            ) => self.pod_access(subresource).await,
+            _ => Err(Failure::method_not_allowed()),
+        }
+    }
+
+    async fn pod_access(self, subresource: Subresource) -> Answer<Response<Body>> {
+        let current = self.current()?;
+        let pod: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
+        let Some(hook) = self.api.inner.options.pods.clone() else {
+            let message = format!("this server does not serve a pod's {}", subresource.name());
+            return Err(Failure::not_implemented(message));
+        };
+        Ok(hook(self.parts, pod, subresource).await)
+    }
+
+    /// Assigns a pod to a node; the binding names the pod, or the path does.
+    pub(crate) async fn bind(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("CreateOptions")?;
+        let type_ = schema::built_in("", "v1", "Binding").unwrap_or_default();
+        let expected =
+            Expected { api_version: "v1", kind: "Binding", type_: &type_, registry: &self.registry };
+        let binding =
+            body::decode(&self.parts.headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        let name = if self.name.is_empty() { read::name(&binding) } else { &self.name };
+        let kind = read::text(&binding, &["target", "kind"]);
+        let node = read::text(&binding, &["target", "name"]);
+        if node.is_empty() || !matches!(kind, "" | "Node" | "Minion") {
+            return Err(Failure::bad_request("a binding needs a target of kind Node with a name"));
+        }
+        let served = self.registry.find("", "v1", "pods").ok_or_else(Failure::no_such_path)?.clone();
+        let mut call = self.api.internal(served, &self.namespace, name);
+        call.subresource = Some(Subresource::Binding);
+        let binding_resource =
+            crate::resource::Resource { plural: "pods/binding".into(), ..call.served.resource.clone() };
+        call.modify(&options, Tracking::Settled, |pod| {
+            let bound = read::text(pod, &["spec", "nodeName"]);
+            if object::is_deleting(pod) {
+                let why = format!("pod {name} is being deleted, cannot be assigned to a host");
+                return Err(Failure::conflict(&binding_resource, name, &why));
+            }
+            if !bound.is_empty() {
+                let why = format!("pod {name} is already assigned to node {bound:?}");
+                return Err(Failure::conflict(&binding_resource, name, &why));
+            }
+            let mut new = pod.clone();
+            assign(&mut new, node, &binding);
+            Ok(new)
+        })
+        .await?;
+        Ok(self.success(201))
+    }
+
+    async fn evict(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let eviction: Value = serde_json::from_slice(bytes)
+            .map_err(|error| Failure::bad_request(format!("cannot read the eviction: {error}")))?;
+        let options = read::at(&eviction, &["deleteOptions"]);
+        let bytes = if options.is_null() { String::new() } else { options.to_string() };
+        self.delete(bytes.as_bytes()).await?;
+        Ok(self.success(201))
+    }
+
+    /// Replaces a namespace with its own finalizers, which nothing else may change.
+    async fn finalize(&self, bytes: &[u8]) -> Answer<Response<Body>> {
+        let options = self.query.write_options("UpdateOptions")?;
+        let expected = Expected::of(&self.served, &self.registry);
+        let headers = &self.parts.headers;
+        let given = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        let written = self
+            .modify(&options, Tracking::Settled, |old| {
+                let mut new = given.clone();
+                read::keep(&mut new, old, "status");
+                Ok(new)
+            })
+            .await?;
+        self.reply(200, written, &[])
+    }
+
+    pub(crate) fn success(&self, code: u16) -> Response<Body> {
+        let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code });
+        content::respond(code, Accept { shape: Shape::Object, ..self.accept }, &status)
+    }
+}
+
+fn assign(pod: &mut Value, node: &str, binding: &Value) {
+    read::map(pod, &["spec"]).insert("nodeName".to_owned(), node.into());
+    for (key, value) in read::entries(binding, &["metadata", "annotations"]) {
+        read::map(pod, &["metadata", "annotations"]).insert(key.to_owned(), value.clone());
+    }
+    let condition = json!({
+        "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": object::now(),
+    });
+    let status = read::map(pod, &["status"]);
+    let conditions = status.entry("conditions").or_insert_with(|| json!([]));
+    if let Value::Array(conditions) = conditions {
+        conditions.retain(|have| read::text(have, &["type"]) != "PodScheduled");
+        conditions.push(condition);
+    }
+}

@@ -1,0 +1,317 @@
+//! Create, update, patch and delete.
+
+use super::*;
+
+#[tokio::test]
+async fn a_new_object_gets_what_only_the_server_gives() {
+    let api = Api::new().await;
+    let mut body = map("a");
+    body["metadata"]["uid"] = "mine".into();
+    let made = api.post(MAPS, &body).await;
+    let metadata = &made["metadata"];
+    assert_eq!(metadata["namespace"], "default");
+    assert_eq!(metadata["uid"].as_str().unwrap().len(), 36);
+    assert!(metadata["creationTimestamp"].is_string() && metadata["resourceVersion"].is_string());
+    let (code, status) = api.send(Method::POST, MAPS, &map("a")).await;
+    assert_eq!((code, reason(&status)), (409, "AlreadyExists"));
+    assert_eq!(status["message"], "configmaps \"a\" already exists");
+    assert_eq!(status["details"], json!({ "name": "a", "kind": "configmaps" }));
+}
+
+#[tokio::test]
+async fn names_are_made_up_on_request() {
+    let api = Api::new().await;
+    let mut body = map("");
+    body["metadata"] = json!({ "generateName": "some-" });
+    let made = api.post(MAPS, &body).await;
+    let name = made["metadata"]["name"].as_str().unwrap();
+    assert!(name.starts_with("some-") && name.len() == 10, "{name}");
+}
+
+#[tokio::test]
+async fn bodies_that_make_no_sense_are_refused() {
+    let api = Api::new().await;
+    for (media, body, code, text) in [
+        ("application/json", "{", 400, "the object provided is unrecognized (must be of type ConfigMap)"),
+        ("application/json", "[]", 400, "cannot unmarshal array"),
+        ("application/json", "", 400, "(<empty>)"),
+        ("text/plain", "{}", 415, "accepted media types include"),
+        (
+            "application/json",
+            r#"{"kind":"Pod","apiVersion":"v1"}"#,
+            400,
+            "Pod in version \"v1\" cannot be handled as a ConfigMap",
+        ),
+        (
+            "application/json",
+            r#"{"kind":"ConfigMap","apiVersion":"v2"}"#,
+            400,
+            "no kind \"ConfigMap\" is registered for version \"v2\"",
+        ),
+        (
+            "application/json",
+            r#"{"metadata":{"name":"a","namespace":"other"}}"#,
+            400,
+            "does not match the namespace sent",
+        ),
+        (
+            "application/json",
+            r#"{"metadata":{"name":"a","resourceVersion":"1"}}"#,
+            500,
+            "resourceVersion should not be set",
+        ),
+        ("application/json", r#"{"metadata":{"name":"a"},"data":[]}"#, 400, "cannot unmarshal array"),
+    ] {
+        let (got, status) = api.raw(Method::POST, MAPS, media, body).await;
+        assert_eq!(got, code, "{body}: {status}");
+        assert!(status["message"].as_str().unwrap().contains(text), "{body}: {status}");
+    }
+    let deep = format!("{{\"data\":{}1{}}}", "{\"a\":".repeat(20_000), "}".repeat(20_000));
+    assert_eq!(api.raw(Method::POST, MAPS, "application/json", deep).await.0, 400);
+    let large = vec![b' '; crate::rest::content::BODY_LIMIT + 1];
+    let (code, status) = api.raw(Method::POST, MAPS, "application/json", large).await;
+    assert_eq!((code, reason(&status)), (413, "RequestEntityTooLarge"));
+}
+
+#[tokio::test]
+async fn unknown_fields_are_refused_mentioned_or_dropped() {
+    let api = Api::new().await;
+    let mut body = map("a");
+    body["extra"] = 1.into();
+    let (code, status) = api.send(Method::POST, &format!("{MAPS}?fieldValidation=Strict"), &body).await;
+    assert_eq!(code, 400);
+    let message = status["message"].as_str().unwrap();
+    assert!(message.ends_with("strict decoding error: unknown field \"extra\""), "{message}");
+    let request = Request::post(MAPS).body(Full::from(body.to_string())).unwrap();
+    let response = api.response(request).await;
+    assert_eq!(response.headers()["warning"], "299 - \"unknown field \\\"extra\\\"\"");
+    let (_, made) = read(response).await;
+    assert_eq!(made.get("extra"), None);
+    body["metadata"]["name"] = "b".into();
+    let request = Request::post(format!("{MAPS}?fieldValidation=Ignore")).body(Full::from(body.to_string()));
+    assert_eq!(api.response(request.unwrap()).await.headers().get("warning"), None);
+}
+
+#[tokio::test]
+async fn yaml_and_protobuf_bodies_are_read() {
+    let api = Api::new().await;
+    let yaml = "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: y\ndata:\n  a: b\n";
+    let (code, made) = api.raw(Method::POST, MAPS, "application/yaml", yaml).await;
+    assert_eq!((code, &made["data"]["a"]), (201, &json!("b")));
+    let type_ = crate::schema::built_in("", "v1", "ConfigMap").unwrap();
+    let bytes = crate::schema::protobuf::encode(&type_, &map("p")).unwrap();
+    let (code, made) = api.raw(Method::POST, MAPS, "application/vnd.kubernetes.protobuf", bytes).await;
+    assert_eq!((code, &made["data"]["a"]), (201, &json!("1")));
+    let (code, _) = api.raw(Method::POST, MAPS, "application/vnd.kubernetes.protobuf", "k8s\0junk").await;
+    assert_eq!(code, 400);
+}
+
+#[tokio::test]
+async fn a_dry_run_changes_nothing() {
+    let api = Api::new().await;
+    let (code, _) = api.send(Method::POST, &format!("{MAPS}?dryRun=All"), &map("a")).await;
+    assert_eq!(code, 201);
+    assert_eq!(api.get(&format!("{MAPS}/a")).await.0, 404);
+    api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}/a?dryRun=All");
+    assert_eq!(api.merge(&path, &json!({ "data": { "a": "2" } })).await.1["data"]["a"], "2");
+    assert_eq!(api.delete(&path).await.0, 200);
+    assert_eq!(api.get(&format!("{MAPS}/a")).await.1["data"]["a"], "1");
+}
+
+#[tokio::test]
+async fn an_update_with_an_old_version_conflicts_and_one_that_changes_nothing_keeps_the_version() {
+    let api = Api::new().await;
+    let made = api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}/a");
+    let (code, same) = api.put(&path, &made).await;
+    assert_eq!((code, &same["metadata"]["resourceVersion"]), (200, &made["metadata"]["resourceVersion"]));
+    let mut changed = made.clone();
+    changed["data"]["a"] = "2".into();
+    let (code, changed) = api.put(&path, &changed).await;
+    assert_eq!(code, 200);
+    assert_ne!(changed["metadata"]["resourceVersion"], made["metadata"]["resourceVersion"]);
+    let mut late = made.clone();
+    late["data"]["a"] = "3".into();
+    let (code, status) = api.put(&path, &late).await;
+    assert_eq!((code, reason(&status)), (409, "Conflict"));
+    assert_eq!(
+        status["message"],
+        "Operation cannot be fulfilled on configmaps \"a\": the object has been modified; please apply your changes to \
+         the latest version and try again"
+    );
+    late["metadata"]["resourceVersion"] = "".into();
+    assert_eq!(api.put(&path, &late).await.1["data"]["a"], "3");
+    late["metadata"]["uid"] = "other".into();
+    assert_eq!(api.put(&path, &late).await.0, 409);
+    late["metadata"]["name"] = "b".into();
+    let (code, status) = api.put(&path, &late).await;
+    assert_eq!(code, 400);
+    assert_eq!(status["message"], "the name of the object (b) does not match the name on the URL (a)");
+    assert_eq!(api.put(&format!("{MAPS}/none"), &map("none")).await.0, 404);
+}
+
+#[tokio::test]
+async fn leases_are_created_by_an_update() {
+    let api = Api::new().await;
+    let path = "/apis/coordination.k8s.io/v1/namespaces/default/leases/leader";
+    let lease = json!({ "metadata": { "name": "leader" }, "spec": { "holderIdentity": "me" } });
+    assert_eq!(api.put(path, &lease).await.0, 201);
+    let (code, status) = api.put(path, &lease).await;
+    assert_eq!((code, reason(&status)), (422, "Invalid"), "{status}");
+}
+
+#[tokio::test]
+async fn patches_of_every_kind_change_the_object() {
+    let api = Api::new().await;
+    api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}/a");
+    let (_, merged) = api.merge(&path, &json!({ "data": { "b": "2", "a": null } })).await;
+    assert_eq!(merged["data"], json!({ "b": "2" }));
+    let operations = json!([{ "op": "test", "path": "/data/b", "value": "2" }, { "op": "add", "path": "/data/c", "value": "3" }]);
+    let json_patch = "application/json-patch+json";
+    let (_, patched) = api.raw(Method::PATCH, &path, json_patch, operations.to_string()).await;
+    assert_eq!(patched["data"], json!({ "b": "2", "c": "3" }));
+    let failing = json!([{ "op": "test", "path": "/data/b", "value": "9" }]);
+    let (code, status) = api.raw(Method::PATCH, &path, json_patch, failing.to_string()).await;
+    assert_eq!((code, reason(&status)), (422, "Invalid"));
+    let strategic = "application/strategic-merge-patch+json";
+    let finalizers = json!({ "metadata": { "finalizers": ["a/b"] } });
+    api.raw(Method::PATCH, &path, strategic, finalizers.to_string()).await;
+    let more = json!({ "metadata": { "finalizers": ["c/d"] } });
+    let (_, patched) = api.raw(Method::PATCH, &path, strategic, more.to_string()).await;
+    assert_eq!(patched["metadata"]["finalizers"].as_array().unwrap().len(), 2);
+    assert_eq!(api.raw(Method::PATCH, &path, "application/json", "{}").await.0, 415);
+    assert_eq!(api.raw(Method::PATCH, &path, strategic, "{").await.0, 400);
+    let old = json!({ "metadata": { "resourceVersion": "1" }, "data": { "z": "1" } });
+    assert_eq!(reason(&api.merge(&path, &old).await.1), "Conflict");
+}
+
+#[tokio::test]
+async fn patches_at_the_same_time_all_take_effect() {
+    let api = std::sync::Arc::new(Api::new().await);
+    api.post(MAPS, &map("a")).await;
+    let mut tasks = tokio::task::JoinSet::new();
+    for index in 0..20 {
+        let api = api.clone();
+        tasks.spawn(async move {
+            let patch = json!({ "data": { format!("key-{index}"): "x" } });
+            assert_eq!(api.merge(&format!("{MAPS}/a"), &patch).await.0, 200);
+        });
+    }
+    while let Some(done) = tasks.join_next().await {
+        done.unwrap();
+    }
+    let (_, after) = api.get(&format!("{MAPS}/a")).await;
+    assert_eq!(after["data"].as_object().unwrap().len(), 21);
+}
+
+#[tokio::test]
+async fn spec_and_status_are_written_apart() {
+    let api = Api::new().await;
+    api.post(CLAIMS, &claim("a")).await;
+    let path = format!("{CLAIMS}/a");
+    let status = json!({ "status": { "phase": "Bound" }, "spec": { "volumeName": "v" } });
+    let (code, after) = api.merge(&format!("{path}/status"), &status).await;
+    assert_eq!((code, &after["status"]["phase"]), (200, &json!("Bound")), "{after}");
+    assert_eq!(after["spec"].get("volumeName"), None);
+    let (_, after) = api.merge(&path, &json!({ "status": { "phase": "Lost" } })).await;
+    assert_eq!(after["status"]["phase"], "Bound");
+    assert_eq!(api.get(&format!("{path}/status")).await.1["status"]["phase"], "Bound");
+    assert_eq!(api.get(&format!("{MAPS}/a/status")).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_deleted_object_is_gone_or_waits_for_its_finalizers() {
+    let api = Api::new().await;
+    let made = api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}/a");
+    let (code, status) = api.delete(&path).await;
+    assert_eq!((code, &status["status"]), (200, &json!("Success")));
+    assert_eq!(status["details"]["uid"], made["metadata"]["uid"]);
+    assert_eq!(reason(&api.delete(&path).await.1), "NotFound");
+    let mut kept = map("a");
+    kept["metadata"]["finalizers"] = json!(["example.com/keep"]);
+    api.post(MAPS, &kept).await;
+    let (_, marked) = api.delete(&path).await;
+    assert_eq!(marked["kind"], "ConfigMap");
+    assert!(marked["metadata"]["deletionTimestamp"].is_string());
+    assert_eq!(marked["metadata"]["deletionGracePeriodSeconds"], 0);
+    let (_, again) = api.delete(&path).await;
+    assert_eq!(again["metadata"]["resourceVersion"], marked["metadata"]["resourceVersion"]);
+    let (code, _) = api.merge(&path, &json!({ "metadata": { "finalizers": null } })).await;
+    assert_eq!(code, 200);
+    assert_eq!(api.get(&path).await.0, 404);
+}
+
+#[tokio::test]
+async fn a_deletion_heeds_its_preconditions_and_propagation() {
+    let api = Api::new().await;
+    api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}/a");
+    let options = |body: Value| async {
+        let body = body;
+        api.send(Method::DELETE, &path, &body).await
+    };
+    let (code, status) = options(json!({ "preconditions": { "uid": "other" } })).await;
+    assert_eq!((code, reason(&status)), (409, "Conflict"));
+    assert_eq!(options(json!({ "preconditions": { "resourceVersion": "1" } })).await.0, 409);
+    assert_eq!(options(json!({ "propagationPolicy": "Sideways" })).await.0, 422);
+    let (_, marked) =
+        options(json!({ "kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": "Foreground" }))
+            .await;
+    assert_eq!(marked["metadata"]["finalizers"], json!(["foregroundDeletion"]));
+    let (_, marked) = api.delete(&format!("{path}?propagationPolicy=Orphan")).await;
+    assert_eq!(marked["metadata"]["finalizers"], json!(["orphan"]));
+}
+
+#[tokio::test]
+async fn a_collection_is_deleted_by_selector() {
+    let api = Api::new().await;
+    for name in ["a", "b", "c"] {
+        let mut one = map(name);
+        one["metadata"]["labels"] = json!({ "keep": if name == "b" { "yes" } else { "no" } });
+        api.post(MAPS, &one).await;
+    }
+    let (code, list) = api.delete(&format!("{MAPS}?labelSelector=keep%3Dno")).await;
+    assert_eq!((code, list["items"].as_array().unwrap().len()), (200, 2));
+    assert_eq!(api.get(&format!("{MAPS}/b")).await.0, 200);
+    assert_eq!(api.get(&format!("{MAPS}/a")).await.0, 404);
+}
+
+#[tokio::test]
+async fn both_event_groups_show_the_same_events() {
+    let api = Api::new().await;
+    let event = json!({
+        "metadata": { "name": "e", "namespace": "default" }, "eventTime": "2026-01-01T00:00:00.000000Z",
+        "regarding": { "kind": "Pod", "name": "p", "namespace": "default" }, "reason": "Because", "note": "so",
+        "type": "Normal", "action": "Doing", "reportingController": "c", "reportingInstance": "i",
+    });
+    api.post("/apis/events.k8s.io/v1/namespaces/default/events", &event).await;
+    let (_, core) = api.get("/api/v1/namespaces/default/events/e").await;
+    assert_eq!((&core["message"], &core["involvedObject"]["name"]), (&json!("so"), &json!("p")));
+    let (_, list) = api.get("/apis/events.k8s.io/v1/namespaces/default/events").await;
+    assert_eq!((&list["kind"], &list["items"][0]["note"]), (&json!("EventList"), &json!("so")));
+    let (_, selected) =
+        api.get("/api/v1/namespaces/default/events?fieldSelector=involvedObject.name%3Dp").await;
+    assert_eq!(selected["items"].as_array().unwrap().len(), 1);
+    let path = "/apis/events.k8s.io/v1/namespaces/default/events/e";
+    let series = json!({ "series": { "count": 2, "lastObservedTime": "2026-01-01T00:01:00.000000Z" } });
+    let (_, patched) = api.merge(path, &series).await;
+    assert_eq!(patched["series"]["count"], 2, "{patched}");
+}
+
+#[tokio::test]
+async fn a_namespace_stays_until_it_is_finalized() {
+    let api = Api::new().await;
+    api.post("/api/v1/namespaces", &json!({ "metadata": { "name": "work" } })).await;
+    let path = "/api/v1/namespaces/work";
+    let (_, marked) = api.delete(path).await;
+    assert_eq!(marked["status"]["phase"], "Terminating", "{marked}");
+    let (code, status) = api.send(Method::POST, "/api/v1/namespaces/work/configmaps", &map("late")).await;
+    assert_eq!((code, reason(&status)), (403, "Forbidden"), "{status}");
+    let mut empty = marked.clone();
+    empty["spec"] = json!({});
+    assert_eq!(api.put(&format!("{path}/finalize"), &empty).await.0, 200);
+    assert_eq!(api.get(path).await.0, 404);
+}

@@ -1,0 +1,302 @@
+//! What is particular to each kind: defaults, what clients may not set, validation, updates, columns, field selectors,
+//! admission.
+//!
+//! Pure functions over JSON values. Whoever writes objects calls, in this order: [`Rules::default`], one of the
+//! `prepare_` functions, [`admit`], then [`metadata_causes`] (or [`metadata_update_causes`]) and one of the `validate`
+//! functions. Texts and field paths are those of kube-apiserver, because people and programs read them.
+
+pub mod admission;
+pub mod age;
+mod claim;
+mod classes;
+mod config;
+mod csi;
+mod definition;
+mod diff;
+pub mod event;
+pub mod field;
+pub mod metadata;
+pub mod names;
+pub mod namespace;
+mod node;
+mod nodes;
+pub mod pod;
+pub mod quantity;
+pub mod read;
+pub mod selector;
+mod sources;
+pub mod table;
+mod volume;
+mod workload;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+pub use self::admission::{Denied, Operation, Reader, admit};
+pub use self::metadata::{metadata_causes, metadata_update_causes};
+pub use self::names::NameRule;
+pub use self::selector::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
+pub use self::table::Column;
+use crate::resource::Cause;
+
+/// What is particular to one kind.
+pub trait Rules: Send + Sync {
+    /// Fills in what the client left out.
+    fn default(&self, _object: &mut Value) {}
+
+    /// Resets what clients may not set on a new object.
+    fn prepare_create(&self, _object: &mut Value) {}
+
+    /// Resets what an update may not change: status, mostly.
+    fn prepare_update(&self, _new: &mut Value, _old: &Value) {}
+
+    /// Resets what an update of the status may not change: everything else.
+    fn prepare_status_update(&self, new: &mut Value, old: &Value) {
+        keep_all_but_status(new, old);
+    }
+
+    /// Checks a new object; its metadata is checked apart.
+    fn validate(&self, _object: &Value) -> Vec<Cause> {
+        Vec::new()
+    }
+
+    /// Checks an object that replaces another.
+    fn validate_update(&self, new: &Value, _old: &Value) -> Vec<Cause> {
+        self.validate(new)
+    }
+
+    /// Checks an object whose status replaces another's.
+    fn validate_status_update(&self, _new: &Value, _old: &Value) -> Vec<Cause> {
+        Vec::new()
+    }
+
+    /// Which names its objects may have.
+    fn name_rule(&self) -> NameRule {
+        NameRule::Subdomain
+    }
+
+    /// Whether an update may leave the resource version out.
+    fn unconditional_update(&self) -> bool {
+        true
+    }
+
+    /// Whether an update of an object that is not there creates it.
+    fn create_on_update(&self) -> bool {
+        false
+    }
+
+    /// Whether objects carry `metadata.generation` from the start.
+    fn counts_generation(&self) -> bool {
+        false
+    }
+
+    /// Whether the change is one that `metadata.generation` counts.
+    fn generation_changes(&self, _new: &Value, _old: &Value) -> bool {
+        false
+    }
+
+    /// The fields that field selectors may ask for, with the object's values.
+    fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
+        metadata_fields(object)
+    }
+
+    /// Whether field selectors may ask for a field.
+    fn supports_field(&self, label: &str) -> bool {
+        matches!(label, "metadata.name" | "metadata.namespace")
+            || self.selectable_fields(&Value::Null).iter().any(|(name, _)| *name == label)
+    }
+
+    /// What to tell a client that selects by a field that is not supported.
+    fn unsupported_field(&self, label: &str) -> String {
+        // Kinds without fields of their own are converted by a default that words it differently.
+        if self.selectable_fields(&Value::Null).len() > 1 {
+            return format!("field label not supported: {label}");
+        }
+        let label = field::quote(label);
+        format!("{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
+    }
+
+    /// The columns of a table of its objects.
+    fn columns(&self) -> &'static [Column] {
+        table::PLAIN
+    }
+
+    /// The cells of an object's row, one per column.
+    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
+        vec![json!(read::name(object)), read::at(object, &["metadata", "creationTimestamp"]).clone()]
+    }
+
+    /// How long a deletion waits, in seconds: only pods wait.
+    fn grace_seconds(&self, _object: &Value, _asked: Option<i64>) -> i64 {
+        0
+    }
+}
+
+/// The rules of a kind without particular ones.
+pub struct Plain;
+
+impl Rules for Plain {}
+
+/// The rules of a kind.
+pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
+    match (group, kind) {
+        ("", "PersistentVolume") => &volume::PersistentVolume,
+        ("", "PersistentVolumeClaim") => &claim::PersistentVolumeClaim,
+        ("", "Pod") => &pod::Pod,
+        ("", "Namespace") => &namespace::Namespace,
+        ("", "Node") => &node::Node,
+        ("", "ConfigMap") => &config::ConfigMap,
+        ("", "Secret") => &config::Secret,
+        ("", "ServiceAccount") => &config::ServiceAccount,
+        ("", "Event") => &event::Event { strict: false },
+        ("events.k8s.io", "Event") => &event::Event { strict: true },
+        ("apps", "Deployment") => &workload::Workload::Deployment,
+        ("apps", "ReplicaSet") => &workload::Workload::ReplicaSet,
+        ("apps", "StatefulSet") => &workload::Workload::StatefulSet,
+        ("apps", "DaemonSet") => &workload::Workload::DaemonSet,
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => &definition::CustomResourceDefinition,
+        ("coordination.k8s.io", "Lease") => &event::Lease,
+        ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },
+        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => &node::Rbac { binding: true },
+        ("storage.k8s.io", "StorageClass") => &classes::StorageClass,
+        ("storage.k8s.io", "VolumeAttributesClass") => &classes::VolumeAttributesClass,
+        ("storage.k8s.io", "CSIDriver") => &csi::CsiDriver,
+        ("storage.k8s.io", "CSINode") => &csi::CsiNode,
+        ("storage.k8s.io", "VolumeAttachment") => &csi::VolumeAttachment,
+        ("storage.k8s.io", "CSIStorageCapacity") => &csi::CsiStorageCapacity,
+        _ => &Plain,
+    }
+}
+
+/// `metadata.name` and `metadata.namespace`, which every kind can be selected by.
+pub fn metadata_fields(object: &Value) -> Vec<(&'static str, String)> {
+    let mut fields = vec![("metadata.name", read::name(object).to_owned())];
+    let namespace = read::text(object, &["metadata", "namespace"]);
+    if !namespace.is_empty() {
+        fields.push(("metadata.namespace", namespace.to_owned()));
+    }
+    fields
+}
+
+/// Takes everything but `status` and `metadata` from the old object.
+pub fn keep_all_but_status(new: &mut Value, old: &Value) {
+    let fields: Vec<String> = [&*new, old]
+        .iter()
+        .filter_map(|object| object.as_object())
+        .flat_map(|map| map.keys())
+        .filter(|key| !matches!(key.as_str(), "status" | "metadata" | "kind" | "apiVersion"))
+        .cloned()
+        .collect();
+    for field in fields {
+        read::keep(new, old, &field);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fields_that_cannot_be_selected_by_are_refused_in_kubernetes_words() {
+        let claims = of("", "PersistentVolumeClaim");
+        assert!(claims.supports_field("metadata.name") && !claims.supports_field("spec.volumeName"));
+        assert_eq!(
+            claims.unsupported_field("spec.volumeName"),
+            "\"spec.volumeName\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
+        );
+        assert_eq!(of("", "Pod").unsupported_field("spec.x"), "field label not supported: spec.x");
+    }
+
+    #[test]
+    fn every_row_has_a_cell_for_every_column() {
+        let kinds = [
+            ("", "PersistentVolume"),
+            ("", "PersistentVolumeClaim"),
+            ("", "Pod"),
+            ("", "Namespace"),
+            ("", "Node"),
+            ("", "ConfigMap"),
+            ("", "Secret"),
+            ("", "ServiceAccount"),
+            ("", "Event"),
+            ("events.k8s.io", "Event"),
+            ("coordination.k8s.io", "Lease"),
+            ("storage.k8s.io", "StorageClass"),
+            ("storage.k8s.io", "VolumeAttributesClass"),
+            ("storage.k8s.io", "CSIDriver"),
+            ("storage.k8s.io", "CSINode"),
+            ("storage.k8s.io", "VolumeAttachment"),
+            ("storage.k8s.io", "CSIStorageCapacity"),
+            ("apps", "Deployment"),
+            ("apps", "ReplicaSet"),
+            ("apps", "StatefulSet"),
+            ("apps", "DaemonSet"),
+            ("rbac.authorization.k8s.io", "Role"),
+            ("rbac.authorization.k8s.io", "RoleBinding"),
+            ("apiextensions.k8s.io", "CustomResourceDefinition"),
+            ("example.com", "Anything"),
+        ];
+        for (group, kind) in kinds {
+            let rules = of(group, kind);
+            let cells = rules.cells(&json!({}), Timestamp::UNIX_EPOCH);
+            assert_eq!(cells.len(), rules.columns().len(), "{kind}");
+        }
+    }
+
+    #[test]
+    fn no_rule_panics_on_odd_objects() {
+        let odd = [
+            json!(null),
+            json!([]),
+            json!({"metadata": 3, "spec": [], "status": "x"}),
+            json!({"spec": {"containers": {}, "volumes": [1, "a", null], "template": 5, "versions": [[]]}}),
+        ];
+        for kind in [
+            "PersistentVolume",
+            "PersistentVolumeClaim",
+            "Pod",
+            "Namespace",
+            "Node",
+            "ConfigMap",
+            "Secret",
+            "Event",
+        ] {
+            exercise(of("", kind), &odd);
+        }
+        for kind in [
+            "StorageClass",
+            "VolumeAttributesClass",
+            "CSIDriver",
+            "CSINode",
+            "VolumeAttachment",
+            "CSIStorageCapacity",
+        ] {
+            exercise(of("storage.k8s.io", kind), &odd);
+        }
+        for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
+            exercise(of("apps", kind), &odd);
+        }
+        exercise(of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
+        exercise(of("rbac.authorization.k8s.io", "RoleBinding"), &odd);
+        exercise(of("events.k8s.io", "Event"), &odd);
+    }
+
+    fn exercise(rules: &dyn Rules, objects: &[Value]) {
+        for old in objects {
+            for new in objects {
+                let mut changed = new.clone();
+                rules.validate_update(&changed, old);
+                rules.validate_status_update(&changed, old);
+                rules.cells(&changed, Timestamp::UNIX_EPOCH);
+                rules.selectable_fields(&changed);
+                rules.default(&mut changed);
+                rules.prepare_create(&mut changed);
+                rules.prepare_update(&mut changed, old);
+                rules.prepare_status_update(&mut changed, old);
+                rules.validate(&changed);
+                metadata_causes(&changed, true, rules.name_rule());
+                metadata_update_causes(&changed, old);
+            }
+        }
+    }
+}

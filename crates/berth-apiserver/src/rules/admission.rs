@@ -1,0 +1,323 @@
+//! Admission: what depends on other objects when an object is written.
+//!
+//! The steps that kube-apiserver switches on by default, as far as the kinds served here need them: NamespaceLifecycle,
+//! ServiceAccount, Priority, DefaultTolerationSeconds, DefaultStorageClass, StorageObjectInUseProtection and
+//! PersistentVolumeClaimResize.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+use serde_json::{Value, json};
+
+use super::quantity::Quantity;
+use super::read::{at, find, flag, has, items, items_mut, keep, map, name, number, text};
+use super::{classes, volume};
+use crate::resource::Resource;
+
+const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
+const TOKEN_VOLUME: &str = "kube-api-access-";
+const MIRROR: &str = "kubernetes.io/config.mirror";
+const RESIZE: &str = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize";
+
+/// What is being done to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    /// It is new.
+    Create,
+    /// It replaces another.
+    Update,
+    /// It goes.
+    Delete,
+}
+
+/// Why a write is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Denied {
+    /// The HTTP status code.
+    pub code: u16,
+    /// The reason in the answer's `Status`.
+    pub reason: &'static str,
+    /// The whole message.
+    pub message: String,
+}
+
+/// Reads other objects.
+pub trait Reader {
+    /// One object by its resource's plural name; the namespace is empty for cluster-scoped ones.
+    fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Value>;
+
+    /// All objects of a resource.
+    fn list(&self, group: &str, resource: &str) -> Vec<Value>;
+}
+
+/// Completes an object from others, or refuses to write it.
+pub fn admit(
+    operation: Operation,
+    resource: &Resource,
+    object: &mut Value,
+    old: Option<&Value>,
+    reader: &dyn Reader,
+) -> Result<(), Denied> {
+    let request = Request { operation, resource, reader };
+    request.namespace(object)?;
+    match (&*resource.group, &*resource.kind, operation) {
+        ("", "Pod", Operation::Create) => {
+            request.service_account(object)?;
+            request.priority(object)?;
+            default_tolerations(object);
+        }
+        ("", "Pod", Operation::Update) => keep_priority(object, old),
+        ("", "PersistentVolumeClaim", Operation::Create) => {
+            request.default_class(object);
+            protect(object, "kubernetes.io/pvc-protection");
+        }
+        ("", "PersistentVolumeClaim", Operation::Update) => request.resize(object, old)?,
+        ("", "PersistentVolume", Operation::Create) => protect(object, "kubernetes.io/pv-protection"),
+        ("storage.k8s.io", "VolumeAttributesClass", Operation::Create) => {
+            protect(object, "kubernetes.io/vac-protection");
+        }
+        _ => {}
+    }
+    Ok(())
+}
+
+struct Request<'a> {
+    operation: Operation,
+    resource: &'a Resource,
+    reader: &'a dyn Reader,
+}
+
+impl Request<'_> {
+    fn forbidden(&self, object: &Value, why: &str) -> Denied {
+        let named = match name(object) {
+            "" => "\"Unknown\"".to_owned(),
+            name => format!("{name:?}"),
+        };
+        let message = format!("{} {named} is forbidden: {why}", self.resource.qualified());
+        Denied { code: 403, reason: "Forbidden", message }
+    }
+
+    /// Nothing is created in namespaces that are not there or are going; some namespaces never go.
+    fn namespace(&self, object: &Value) -> Result<(), Denied> {
+        if self.resource.group.is_empty() && &*self.resource.kind == "Namespace" {
+            let immortal = self.operation == Operation::Delete && IMMORTAL.contains(&name(object));
+            return if immortal {
+                Err(self.forbidden(object, "this namespace may not be deleted"))
+            } else {
+                Ok(())
+            };
+        }
+        if !self.resource.namespaced || self.operation == Operation::Delete {
+            return Ok(());
+        }
+        let namespace = text(object, &["metadata", "namespace"]);
+        match self.reader.get("", "namespaces", "", namespace) {
+            None => Err(Denied {
+                code: 404,
+                reason: "NotFound",
+                message: format!("namespaces {namespace:?} not found"),
+            }),
+            Some(found) => {
+                let going = text(&found, &["status", "phase"]) == "Terminating";
+                if going && self.operation == Operation::Create {
+                    let why = format!(
+                        "unable to create new content in namespace {namespace} because it is being terminated"
+                    );
+                    return Err(self.forbidden(object, &why));
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Every pod runs as a service account and finds its token in its containers.
+    fn service_account(&self, pod: &mut Value) -> Result<(), Denied> {
+        if has(pod, &["metadata", "annotations", MIRROR]) {
+            return Ok(());
+        }
+        let namespace = text(pod, &["metadata", "namespace"]).to_owned();
+        let account = match text(pod, &["spec", "serviceAccountName"]) {
+            "" => "default".to_owned(),
+            account => account.to_owned(),
+        };
+        let Some(found) = self.reader.get("", "serviceaccounts", &namespace, &account) else {
+            let why = format!(
+                "error looking up service account {namespace}/{account}: serviceaccount {account:?} not found"
+            );
+            return Err(self.forbidden(pod, &why));
+        };
+        let spec = map(pod, &["spec"]);
+        for field in ["serviceAccountName", "serviceAccount"] {
+            spec.insert(field.to_owned(), json!(account));
+        }
+        let wants = |object: &Value, path: &[&str]| at(object, path).as_bool();
+        let automount = wants(pod, &["spec", "automountServiceAccountToken"])
+            .or_else(|| wants(&found, &["automountServiceAccountToken"]));
+        if automount.unwrap_or(true) {
+            mount_token(pod);
+        }
+        let secrets = at(&found, &["imagePullSecrets"]);
+        if items(pod, &["spec", "imagePullSecrets"]).is_empty() && !super::read::is_empty(secrets) {
+            map(pod, &["spec"]).insert("imagePullSecrets".to_owned(), secrets.clone());
+        }
+        Ok(())
+    }
+
+    /// A pod's priority comes from its class; only the system's own classes are known here.
+    fn priority(&self, pod: &mut Value) -> Result<(), Denied> {
+        let class = text(pod, &["spec", "priorityClassName"]);
+        let computed = match class {
+            "" => 0,
+            "system-cluster-critical" => 2_000_000_000,
+            "system-node-critical" => 2_000_001_000,
+            other => {
+                let found = self.reader.get("scheduling.k8s.io", "priorityclasses", "", other);
+                let Some(found) = found else {
+                    let why = format!("no PriorityClass with name {other} was found");
+                    return Err(self.forbidden(pod, &why));
+                };
+                number(&found, &["value"]).unwrap_or_default()
+            }
+        };
+        if let Some(given) = number(pod, &["spec", "priority"]).filter(|given| *given != computed) {
+            let why = format!(
+                "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {computed} from the given PriorityClass name"
+            );
+            return Err(self.forbidden(pod, &why));
+        }
+        let spec = map(pod, &["spec"]);
+        spec.insert("priority".to_owned(), json!(computed));
+        super::read::default(spec, "preemptionPolicy", "PreemptLowerPriority");
+        Ok(())
+    }
+
+    /// A claim that names no class gets the default one, the newest if there are several.
+    fn default_class(&self, claim: &mut Value) {
+        let chosen = has(claim, &["spec", "storageClassName"])
+            || has(claim, &["metadata", "annotations", volume::BETA_CLASS]);
+        if chosen {
+            return;
+        }
+        let mut classes = self.reader.list("storage.k8s.io", "storageclasses");
+        classes.retain(classes::is_default);
+        classes.sort_by_key(|class| {
+            let created = text(class, &["metadata", "creationTimestamp"]).to_owned();
+            (std::cmp::Reverse(created), name(class).to_owned())
+        });
+        if let Some(class) = classes.first() {
+            map(claim, &["spec"]).insert("storageClassName".to_owned(), json!(name(class)));
+        }
+    }
+
+    /// A claim grows only if it is bound and its class lets it.
+    fn resize(&self, claim: &Value, old: Option<&Value>) -> Result<(), Denied> {
+        let Some(old) = old else { return Ok(()) };
+        let size = |claim: &Value| {
+            Quantity::from_value(at(claim, &["spec", "resources", "requests", "storage"]))
+                .unwrap_or(Quantity::zero())
+        };
+        if size(claim) <= size(old) {
+            return Ok(());
+        }
+        if text(old, &["status", "phase"]) != "Bound" {
+            return Err(self.forbidden(claim, "Only bound persistent volume claims can be expanded"));
+        }
+        let class = volume::class(claim);
+        let same = !class.is_empty() && class == volume::class(old);
+        let found = self.reader.get("storage.k8s.io", "storageclasses", "", class);
+        if same && found.is_some_and(|class| flag(&class, &["allowVolumeExpansion"])) {
+            return Ok(());
+        }
+        Err(self.forbidden(claim, RESIZE))
+    }
+}
+
+/// Keeps an object until its controller lets it go.
+fn protect(object: &mut Value, finalizer: &str) {
+    let finalizers = map(object, &["metadata"]).entry("finalizers").or_insert(json!([]));
+    match finalizers.as_array_mut() {
+        Some(list) if list.contains(&json!(finalizer)) => {}
+        Some(list) => list.push(json!(finalizer)),
+        None => *finalizers = json!([finalizer]),
+    }
+}
+
+fn keep_priority(pod: &mut Value, old: Option<&Value>) {
+    let Some(old) = old else { return };
+    for field in ["priority", "preemptionPolicy"] {
+        if !has(pod, &["spec", field]) {
+            map(pod, &["spec"]);
+            if let Some(spec) = find(pod, &["spec"]) {
+                keep(spec, at(old, &["spec"]), field);
+            }
+        }
+    }
+}
+
+/// Pods stay for five minutes on a node that stops answering.
+fn default_tolerations(pod: &mut Value) {
+    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+        let tolerated = items(pod, &["spec", "tolerations"]).iter().any(|toleration| {
+            matches!(text(toleration, &["effect"]), "" | "NoExecute")
+                && (text(toleration, &["key"]) == key || text(toleration, &["key"]).is_empty())
+        });
+        if !tolerated {
+            let toleration =
+                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+            push(map(pod, &["spec"]).entry("tolerations").or_insert(json!([])), toleration);
+        }
+    }
+}
+
+fn mount_token(pod: &mut Value) {
+    let existing = items(pod, &["spec", "volumes"])
+        .iter()
+        .map(|volume| text(volume, &["name"]))
+        .find(|name| name.starts_with(TOKEN_VOLUME))
+        .map(str::to_owned);
+    let volume = existing.clone().unwrap_or_else(|| format!("{TOKEN_VOLUME}{}", suffix()));
+    let mut used = false;
+    for field in ["initContainers", "containers"] {
+        for container in items_mut(pod, &["spec", field]) {
+            let mounted = items(container, &["volumeMounts"])
+                .iter()
+                .any(|mount| text(mount, &["mountPath"]) == TOKEN_PATH);
+            if !mounted {
+                let mount = json!({"name": volume, "readOnly": true, "mountPath": TOKEN_PATH});
+                push(map(container, &[]).entry("volumeMounts").or_insert(json!([])), mount);
+                used = true;
+            }
+        }
+    }
+    if used && existing.is_none() {
+        let source = json!({"name": volume, "projected": {"defaultMode": 0o644, "sources": [
+            {"serviceAccountToken": {"expirationSeconds": 3607, "path": "token"}},
+            {"configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}},
+            {"downwardAPI": {"items": [{"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}]}},
+        ]}});
+        push(map(pod, &["spec"]).entry("volumes").or_insert(json!([])), source);
+    }
+}
+
+fn push(list: &mut Value, item: Value) {
+    match list.as_array_mut() {
+        Some(items) => items.push(item),
+        None => *list = json!([item]),
+    }
+}
+
+/// Five random characters, as generated names end with.
+fn suffix() -> String {
+    const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
+    let mut random = RandomState::new().build_hasher().finish();
+    let mut next = || {
+        let index = usize::try_from(random % 27).unwrap_or_default();
+        random /= 27;
+        char::from(ALPHABET[index])
+    };
+    (0..5).map(|_| next()).collect()
+}
+
+#[cfg(test)]
+mod tests;

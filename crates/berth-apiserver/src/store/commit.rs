@@ -1,0 +1,307 @@
+//! The way of a write: its revision under a lock, its turn in a queue, one sync for all in the queue.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{Arc, Condvar, Mutex, PoisonError},
+    thread::JoinHandle,
+};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+
+use super::{
+    Change, Event, EventKind, Expect, Key, Object, Shared, WriteError, lock,
+    record::{Names, Records},
+};
+
+type Answer = Result<Arc<Object>, WriteError>;
+
+/// Writes on their way to the disk.
+#[derive(Debug)]
+pub(super) struct Commits {
+    pending: Mutex<Pending>,
+    arrived: Condvar,
+}
+
+#[derive(Debug)]
+struct Pending {
+    /// The newest revision that was given out.
+    revision: u64,
+    queue: Vec<Step>,
+    /// The newest event of every object that has one which is not published yet.
+    assigned: HashMap<Key, Arc<Event>>,
+    names: Names,
+    is_closing: bool,
+}
+
+/// A place in the queue.
+#[derive(Debug)]
+struct Step {
+    what: What,
+    answer: oneshot::Sender<Answer>,
+}
+
+#[derive(Debug)]
+enum What {
+    Change(Arc<Event>),
+    /// A refusal because of a change that is still in the queue.
+    Refusal(WriteError),
+}
+
+impl Step {
+    fn event(&self) -> Option<&Arc<Event>> {
+        match &self.what {
+            What::Change(event) => Some(event),
+            What::Refusal(_) => None,
+        }
+    }
+
+    fn settle(self, failure: Option<&WriteError>) {
+        let answer = match (failure, self.what) {
+            (Some(failure), _) => Err(failure.clone()),
+            (None, What::Change(event)) => Ok(event.object.clone()),
+            (None, What::Refusal(refusal)) => Err(refusal),
+        };
+        // A caller that is gone has nothing to be told; its change is done all the same.
+        let _ = self.answer.send(answer);
+    }
+}
+
+impl Commits {
+    pub(super) fn after(revision: u64) -> Self {
+        let pending = Pending {
+            revision,
+            queue: Vec::new(),
+            assigned: HashMap::new(),
+            names: Names::default(),
+            is_closing: false,
+        };
+        Self { pending: Mutex::new(pending), arrived: Condvar::new() }
+    }
+
+    /// Waits for steps; none come any more when there are none.
+    fn next_batch(&self) -> Vec<Step> {
+        let pending = self
+            .arrived
+            .wait_while(lock(&self.pending), |pending| pending.queue.is_empty() && !pending.is_closing);
+        std::mem::take(&mut pending.unwrap_or_else(PoisonError::into_inner).queue)
+    }
+
+    /// Forgets what is published now, so that expectations are checked against what readers see.
+    fn forget_published<'a>(&self, events: impl Iterator<Item = &'a Arc<Event>>) {
+        let mut pending = lock(&self.pending);
+        for event in events {
+            let key = &event.object.key;
+            if pending.assigned.get(key).is_some_and(|newest| newest.revision == event.revision) {
+                pending.assigned.remove(key);
+            }
+        }
+    }
+
+    /// Takes everything out of the queue, since nothing assigned so far counts any more.
+    fn take_back(&self) -> Vec<Step> {
+        let mut pending = lock(&self.pending);
+        pending.assigned.clear();
+        std::mem::take(&mut pending.queue)
+    }
+
+    /// Takes the queue and splits it, after `batch`, into removals that a full disk may still bear and the rest.
+    fn split_removals(&self, mut batch: Vec<Step>) -> (Vec<Step>, Vec<Step>) {
+        let mut pending = lock(&self.pending);
+        batch.append(&mut pending.queue);
+        let mut lost: HashSet<Key> = HashSet::new();
+        let (removals, rest): (Vec<_>, Vec<_>) = batch.into_iter().partition(|step| match step.event() {
+            Some(event) if event.kind == EventKind::Deleted => !lost.contains(&event.object.key),
+            Some(event) => {
+                lost.insert(event.object.key.clone());
+                false
+            }
+            None => false,
+        });
+        pending.assigned = removals
+            .iter()
+            .filter_map(Step::event)
+            .map(|event| (event.object.key.clone(), event.clone()))
+            .collect();
+        (removals, rest)
+    }
+}
+
+impl Shared {
+    /// Gives a write its revision and its place in the queue, or refuses it.
+    pub(super) fn assign(
+        &self,
+        key: Key,
+        expect: Expect,
+        change: Change,
+    ) -> Result<oneshot::Receiver<Answer>, WriteError> {
+        let mut pending = lock(&self.commits.pending);
+        if pending.is_closing {
+            return Err(WriteError::Storage("the thread that writes the journal is gone".to_owned()));
+        }
+        let (current, is_published) = match pending.assigned.get(&key) {
+            Some(event) if event.kind == EventKind::Deleted => (None, false),
+            Some(event) => (Some(event.object.clone()), false),
+            None => (self.read().get(&key), true),
+        };
+        let what = match check(expect, &change, current.as_ref()) {
+            Ok(()) => What::Change(pending.give_out(key, change, current)),
+            Err(refusal) if is_published => return Err(refusal),
+            Err(refusal) => What::Refusal(refusal),
+        };
+        let (answer, receiver) = oneshot::channel();
+        pending.queue.push(Step { what, answer });
+        drop(pending);
+        self.commits.arrived.notify_one();
+        Ok(receiver)
+    }
+
+    fn publish(&self, events: impl Iterator<Item = Arc<Event>>) {
+        let mut published = self.change();
+        let aftermath = published.publish(events);
+        let revision = published.revision();
+        drop(published);
+        if !aftermath.forgotten.is_empty() {
+            let published = self.read();
+            lock(&self.recent_views)
+                .forget(|collection, revision| published.check(collection, revision).is_err());
+        }
+        for changed in aftermath.changed {
+            changed.notify_waiters();
+        }
+        self.newest.send_replace(revision);
+    }
+
+    /// Makes a batch durable, publishes it and answers those who wait.
+    fn commit(&self, records: &mut Records, batch: Vec<Step>) {
+        match record(records, &batch) {
+            Ok(()) => self.settle(batch),
+            Err(failure @ WriteError::Full(_)) => {
+                let (removals, rest) = self.commits.split_removals(batch);
+                for step in rest {
+                    step.settle(Some(&failure));
+                }
+                match record(records, &removals) {
+                    Ok(()) => self.settle(removals),
+                    Err(failure) => self.fail(removals, &failure),
+                }
+            }
+            Err(failure) => self.fail(batch, &failure),
+        }
+    }
+
+    fn settle(&self, batch: Vec<Step>) {
+        if batch.iter().any(|step| step.event().is_some()) {
+            self.publish(batch.iter().filter_map(Step::event).cloned());
+            self.commits.forget_published(batch.iter().filter_map(Step::event));
+        }
+        for step in batch {
+            step.settle(None);
+        }
+    }
+
+    /// Fails a batch and all that was assigned on top of it.
+    fn fail(&self, batch: Vec<Step>, failure: &WriteError) {
+        let built_on_it = self.commits.take_back();
+        for step in batch.into_iter().chain(built_on_it) {
+            step.settle(Some(failure));
+        }
+    }
+}
+
+impl Pending {
+    fn give_out(&mut self, key: Key, change: Change, current: Option<Arc<Object>>) -> Arc<Event> {
+        let revision = self.revision + 1;
+        let (kind, contents) = match change {
+            Change::Put(contents) if current.is_some() => (EventKind::Modified, contents),
+            Change::Put(contents) => (EventKind::Added, contents),
+            Change::Delete(contents) => (EventKind::Deleted, contents),
+        };
+        // A copy of the right size: what serializers hand over has up to as much room again behind it.
+        let bytes = Bytes::copy_from_slice(&contents(revision));
+        let key = match &current {
+            Some(current) => current.key.clone(),
+            None => Key {
+                collection: super::Collection(self.names.shared(key.collection.as_str())),
+                namespace: self.names.shared(&key.namespace),
+                name: key.name,
+            },
+        };
+        let object = Arc::new(Object { key: key.clone(), revision, bytes });
+        let event = Arc::new(Event { revision, kind, object, previous: current });
+        self.revision = revision;
+        self.assigned.insert(key, event.clone());
+        event
+    }
+}
+
+fn check(expect: Expect, change: &Change, current: Option<&Arc<Object>>) -> Result<(), WriteError> {
+    match (expect, current) {
+        (Expect::Absent, Some(current)) => Err(WriteError::Exists(current.clone())),
+        (Expect::Absent, None) if matches!(change, Change::Delete(_)) => Err(WriteError::Missing),
+        (Expect::Revision(_) | Expect::Present, None) => Err(WriteError::Missing),
+        (Expect::Revision(expected), Some(current)) if current.revision != expected => {
+            Err(WriteError::Conflict(current.clone()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn record(records: &mut Records, batch: &[Step]) -> Result<(), WriteError> {
+    let events = batch.iter().filter_map(Step::event).map(AsRef::as_ref);
+    if events.clone().next().is_none() {
+        return Ok(());
+    }
+    records.append(events).map_err(|error| match error {
+        berth_journal::Error::Full(why) => WriteError::Full(why),
+        berth_journal::Error::Broken(why) => WriteError::Storage(why),
+    })
+}
+
+/// The thread that owns the journal; it ends, with everything queued done, when this is dropped.
+#[derive(Debug)]
+pub(super) struct Committer {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Committer {
+    pub(super) fn start(shared: Arc<Shared>, mut records: Records) -> std::io::Result<Self> {
+        let thread = std::thread::Builder::new().name("store-commit".to_owned()).spawn({
+            let shared = shared.clone();
+            move || {
+                let open = Open(shared);
+                loop {
+                    let batch = open.0.commits.next_batch();
+                    if batch.is_empty() {
+                        return;
+                    }
+                    open.0.commit(&mut records, batch);
+                }
+            }
+        })?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+}
+
+/// Lets nobody wait for a thread that has ended, be it by a panic.
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let mut pending = lock(&self.0.commits.pending);
+        pending.is_closing = true;
+        pending.queue.clear();
+    }
+}
+
+impl Drop for Committer {
+    fn drop(&mut self) {
+        lock(&self.shared.commits.pending).is_closing = true;
+        self.shared.commits.arrived.notify_one();
+        if let Some(thread) = self.thread.take() {
+            // A panic there was reported by itself, and the callers it left waiting were told.
+            let _ = thread.join();
+        }
+    }
+}
