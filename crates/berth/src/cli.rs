@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::driver;
+use crate::{apiserver, driver};
 
 /// Kubernetes storage in one binary.
 #[derive(Debug, Parser)]
@@ -28,6 +28,9 @@ enum Command {
     /// Run a CSI driver on a socket.
     #[command(subcommand, arg_required_else_help = true)]
     Driver(Backend),
+
+    /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
+    Apiserver(apiserver::Args),
 }
 
 #[derive(Debug, Subcommand)]
@@ -41,6 +44,7 @@ impl Cli {
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
             Command::Driver(Backend::Local(args)) => driver::local::run(*args).await,
+            Command::Apiserver(args) => apiserver::run(args).await,
         }
     }
 }

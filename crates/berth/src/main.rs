@@ -1,5 +1,6 @@
 //! The `berth` binary: reads the command line, wires the roles together, and stops them in order.
 
+mod apiserver;
 mod cli;
 mod driver;
 mod http;
