@@ -23,6 +23,7 @@ mod nodes;
 pub mod pod;
 pub mod quantity;
 pub mod read;
+mod revision;
 pub mod selector;
 mod sources;
 pub mod table;
@@ -164,7 +165,7 @@ pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
         ("apps", "ReplicaSet") => &workload::Workload::ReplicaSet,
         ("apps", "StatefulSet") => &workload::Workload::StatefulSet,
         ("apps", "DaemonSet") => &workload::Workload::DaemonSet,
-        ("apps", "ControllerRevision") => &workload::Revision,
+        ("apps", "ControllerRevision") => &revision::Revision,
         ("apiextensions.k8s.io", "CustomResourceDefinition") => &definition::CustomResourceDefinition,
         ("coordination.k8s.io", "Lease") => &event::Lease,
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },

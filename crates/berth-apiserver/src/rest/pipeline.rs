@@ -66,7 +66,10 @@ impl Call {
         // These change what nobody else may, and nothing but that.
         if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
             self.default(new);
-            managed::track(self, Some(old), new, options);
+            // A binding is no write of the pod itself: nobody comes to own anything.
+            if self.subresource == Some(Subresource::Finalize) {
+                managed::track(self, Some(old), new, options);
+            }
             return Ok(());
         }
         self.default(new);

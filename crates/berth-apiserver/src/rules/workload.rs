@@ -177,7 +177,10 @@ impl Rules for Workload {
     }
 
     fn generation_changes(&self, new: &Value, old: &Value) -> bool {
-        !same(at(new, &["spec"]), at(old, &["spec"]))
+        let annotations = ["metadata", "annotations"];
+        let annotated =
+            matches!(self, Self::Deployment) && !same(at(new, &annotations), at(old, &annotations));
+        annotated || !same(at(new, &["spec"]), at(old, &["spec"]))
     }
 
     fn columns(&self) -> &'static [Column] {
@@ -425,29 +428,6 @@ fn add_claim_volumes(spec: &Value, template: &mut Value) {
         list.extend(
             claims.iter().map(|claim| json!({"name": claim, "persistentVolumeClaim": {"claimName": claim}})),
         );
-    }
-}
-
-/// The rules of controller revisions.
-pub(super) struct Revision;
-
-impl Rules for Revision {
-    fn validate(&self, object: &Value) -> Vec<Cause> {
-        let mut causes = Vec::new();
-        if let Some(revision) = number(object, &["revision"]).filter(|revision| *revision < 0) {
-            let detail = "must be greater than or equal to 0";
-            causes.push(Path::new("revision").invalid(revision, detail));
-        }
-        if at(object, &["data"]).is_null() {
-            causes.push(Path::new("data").required("data is mandatory"));
-        }
-        causes
-    }
-
-    fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
-        let mut causes = self.validate(new);
-        causes.extend(immutable(at(new, &["data"]), at(old, &["data"]), &Path::new("data")));
-        causes
     }
 }
 

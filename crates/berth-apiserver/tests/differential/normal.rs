@@ -101,7 +101,13 @@ pub(crate) fn normalise(answer: &mut Answer, step: &Step) {
         *warning = text(warning);
     }
     if answer.body["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) {
-        for item in answer.body["items"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut)
+        for item in answer
+            .body
+            .get_mut("items")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut)
         {
             item.remove("apiVersion");
             item.remove("kind");
