@@ -145,7 +145,7 @@ const header = `# The fields of the built-in kinds: made by generate/, checked b
 #   json schemaOrArray schemaOrBool schemaOrStrings, a type's name, []SHAPE, map:SHAPE; items:SHAPE is a list that
 #   protobuf wraps in a message.
 # FLAGS: pointer (absent and empty differ), always (JSON has it even when empty), required,
-#   list=atomic|set|map:KEY,KEY..., atomic (an object or map changed as a whole),
+#   list=atomic|set|map:KEY,KEY..., atomic (an object or map changed as a whole), granular (of an atomic type, and not),
 #   patch=merge|merge:KEY|replace|retainKeys|..., default=VALUE (of a list's key), inline (its fields stand in this one).
 
 `
@@ -267,6 +267,8 @@ func structure(field reflect.StructField, property *schema) []string {
 	}
 	if property.MapType == "atomic" {
 		words = append(words, "atomic")
+	} else if property.MapType == "granular" && field.Type.Kind() != reflect.Map {
+		words = append(words, "granular")
 	}
 	strategy, key := field.Tag.Get("patchStrategy"), field.Tag.Get("patchMergeKey")
 	if property.Strategy != "" && (property.Strategy != strategy || property.MergeKey != key) {

@@ -23,6 +23,7 @@ mod nodes;
 pub mod pod;
 pub mod quantity;
 pub mod read;
+mod revision;
 pub mod selector;
 mod sources;
 pub mod table;
@@ -32,7 +33,7 @@ mod workload;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-pub use self::admission::{Denied, Operation, Reader, admit};
+pub use self::admission::{Denied, Operation, Reader, admit, complete_update};
 pub use self::metadata::{metadata_causes, metadata_update_causes};
 pub use self::names::NameRule;
 pub use self::selector::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
@@ -126,6 +127,16 @@ pub trait Rules: Send + Sync {
         vec![json!(read::name(object)), read::at(object, &["metadata", "creationTimestamp"]).clone()]
     }
 
+    /// Whether there is anything to warn the writers of objects about.
+    fn warns(&self) -> bool {
+        false
+    }
+
+    /// What to warn the writer of an object about.
+    fn warnings(&self, _object: &Value, _created: bool) -> Vec<String> {
+        Vec::new()
+    }
+
     /// How long a deletion waits, in seconds: only pods wait.
     fn grace_seconds(&self, _object: &Value, _asked: Option<i64>) -> i64 {
         0
@@ -154,6 +165,7 @@ pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
         ("apps", "ReplicaSet") => &workload::Workload::ReplicaSet,
         ("apps", "StatefulSet") => &workload::Workload::StatefulSet,
         ("apps", "DaemonSet") => &workload::Workload::DaemonSet,
+        ("apps", "ControllerRevision") => &revision::Revision,
         ("apiextensions.k8s.io", "CustomResourceDefinition") => &definition::CustomResourceDefinition,
         ("coordination.k8s.io", "Lease") => &event::Lease,
         ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },

@@ -73,6 +73,8 @@ pub struct Schema {
     pub list: ListType,
     /// A map or object that is owned and replaced as a whole.
     pub atomic: bool,
+    /// Owned field by field here, though its type is owned as a whole elsewhere.
+    pub granular: bool,
     /// `null` is a value of its own.
     pub nullable: bool,
     /// The value taken when there is none.
@@ -274,7 +276,7 @@ impl Schema {
     /// Whether an object or map is owned and replaced as a whole.
     pub fn is_atomic(&self) -> bool {
         match &self.shape {
-            Shape::Object(link) => self.atomic || link.get().atomic,
+            Shape::Object(link) => self.atomic || (link.get().atomic && !self.granular),
             Shape::Map(_) => self.atomic,
             Shape::List(_) | Shape::Items(_) => self.list == ListType::Atomic,
             _ => true,

@@ -19,6 +19,7 @@ static FREE: Schema = Schema {
     shape: Shape::Any,
     list: ListType::Atomic,
     atomic: false,
+    granular: false,
     nullable: true,
     default: None,
     checks: None,

@@ -13,6 +13,8 @@ use crate::schema::{self, Type};
 
 /// How much of a body that is not understood is shown.
 const SUMMARY: usize = 30;
+/// Deeper than the YAML parser goes.
+const YAML_NESTING: usize = 256;
 /// Warnings are cut to this many bytes in all.
 const WARNINGS_LIMIT: usize = 4096;
 
@@ -72,7 +74,25 @@ pub(crate) fn parse_yaml(bytes: &[u8]) -> Result<Value, String> {
     if bytes.first() == Some(&b'{') {
         return serde_json::from_slice(bytes).map_err(|error| error.to_string());
     }
+    check_nesting(bytes)?;
     serde_yaml_ng::from_slice(bytes).map_err(|error| error.to_string())
+}
+
+/// The YAML parser refuses deep nesting only at the end, after a time that grows with the square of the depth. Brackets
+/// in texts are counted too; that many that are not closed are no text.
+fn check_nesting(bytes: &[u8]) -> Result<(), String> {
+    let mut depth = 0_usize;
+    for byte in bytes {
+        match byte {
+            b'[' | b'{' => depth += 1,
+            b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth > YAML_NESTING {
+            return Err(format!("yaml: exceeded max depth of {YAML_NESTING}"));
+        }
+    }
+    Ok(())
 }
 
 fn parse_json(bytes: &[u8]) -> Result<(Value, Vec<String>), String> {

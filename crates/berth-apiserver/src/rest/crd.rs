@@ -41,11 +41,11 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
     };
     let has = |field: &str| read::has(version, &["subresources", field]);
     let mut subresources = Vec::new();
-    if has("scale") {
-        subresources.push(Subresource::Scale);
-    }
     if has("status") {
         subresources.push(Subresource::Status);
+    }
+    if has("scale") {
+        subresources.push(Subresource::Scale);
     }
     let kind = names("kind");
     let list_kind = Some(names("listKind")).filter(|name| !name.is_empty());

@@ -155,9 +155,14 @@ pub(crate) fn aggregated(registry: &Registry, core: bool) -> Value {
 
 fn aggregated_resource(served: &Served) -> Value {
     let resource = &served.resource;
+    let own = if resource.built_in {
+        kind_value("", "", &resource.kind)
+    } else {
+        kind_value(&resource.group, &resource.version, &resource.kind)
+    };
     let mut value = json!({
         "resource": &*resource.plural,
-        "responseKind": kind_value("", "", &resource.kind),
+        "responseKind": own,
         "scope": if resource.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": &*resource.singular,
         "verbs": resource.verbs,
@@ -168,9 +173,9 @@ fn aggregated_resource(served: &Served) -> Value {
             .subresources
             .iter()
             .map(|&subresource| {
-                // Only a kind of another group is told with its group and version.
+                // Of built-in kinds, only one of another group is told with its group and version.
                 let kind = match spoken(subresource) {
-                    None => kind_value("", "", &resource.kind),
+                    None => own.clone(),
                     Some(("", _, kind)) => kind_value("", "", kind),
                     Some((group, version, kind)) => kind_value(group, version, kind),
                 };

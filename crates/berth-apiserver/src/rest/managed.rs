@@ -11,16 +11,34 @@ use super::query::WriteOptions;
 use crate::patch::{self, ApplyError, Writer};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::read;
-use crate::schema;
+use crate::schema::{self, Shape, Type};
 
 /// The longest name that is taken from a client's own description of itself.
 const NAME_LIMIT: usize = 128;
 
+/// Built-in kinds whose metadata cannot be written with their status.
+const RESETS_METADATA: &[&str] = &["CustomResourceDefinition", "VolumeAttachment"];
+
 /// Records that the caller changed what differs between `old` and `new`.
 pub(crate) fn track(call: &Call, old: Option<&Value>, new: &mut Value, options: &WriteOptions) {
     let manager = options.field_manager.as_deref().unwrap_or_else(|| program(call));
-    let nothing = json!({});
-    patch::track_update(&call.served.stored_schema, old.unwrap_or(&nothing), new, &writer(call, manager));
+    let type_ = &call.served.stored_schema;
+    let empty = if old.is_none() { empty(type_) } else { Value::Null };
+    patch::track_update(type_, old.unwrap_or(&empty), new, &writer(call, manager));
+}
+
+/// What a new object is compared with: an empty one, which in Go has all its structures, so nobody owns these.
+fn empty(type_: &Type) -> Value {
+    let present = type_.fields.iter().filter_map(|field| {
+        let value = match &field.schema.shape {
+            Shape::Object(link) if !field.pointer => empty(link.get()),
+            Shape::List(_) if field.always => json!([]),
+            Shape::Map(_) if field.always => json!({}),
+            _ => return None,
+        };
+        Some((field.name.to_string(), value))
+    });
+    Value::Object(present.collect())
 }
 
 /// Takes over the old managers if nothing but their times has changed.
@@ -83,8 +101,11 @@ fn failure(error: ApplyError) -> Failure {
 
 fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
     let has_status = call.served.resource.subresources.contains(&Subresource::Status);
+    let kind = &*call.served.resource.kind;
     let reset: &[&str] = match call.subresource {
-        Some(Subresource::Status) if call.served.custom.is_some() => &["spec", "metadata"],
+        Some(Subresource::Status) if call.served.custom.is_some() || RESETS_METADATA.contains(&kind) => {
+            &["spec", "metadata"]
+        }
         Some(Subresource::Status) => &["spec"],
         None if has_status => &["status"],
         _ => &[],

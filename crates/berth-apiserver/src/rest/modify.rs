@@ -41,6 +41,19 @@ impl Written {
 }
 
 impl Call {
+    /// Answers a write with what was written, warnings about it included.
+    fn reply_to_write(
+        &self,
+        code: u16,
+        written: Written,
+        mut warnings: Vec<String>,
+    ) -> Answer<Response<Body>> {
+        if self.subresource.is_none() && self.served.rules.warns() {
+            warnings.extend(self.served.rules.warnings(&written.value()?, code == 201));
+        }
+        self.reply(code, written, &warnings)
+    }
+
     pub(crate) fn reply(&self, code: u16, written: Written, warnings: &[String]) -> Answer<Response<Body>> {
         let presenter = self.presenter()?;
         let mut response = match written {
@@ -64,7 +77,7 @@ impl Call {
         present::to_store(&self.served, &mut new);
         let written = self.insert(new, &options, Tracking::Update).await?;
         self.after_write(&written).await?;
-        self.reply(201, written, &warnings)
+        self.reply_to_write(201, written, warnings)
     }
 
     /// Stores a new object, under a made-up name if it asks for one.
@@ -167,11 +180,11 @@ impl Call {
                 return Err(Failure::not_found(&self.served.resource, &self.name));
             }
             let written = self.insert(new, &options, Tracking::Update).await?;
-            return self.reply(201, written, &warnings);
+            return self.reply_to_write(201, written, warnings);
         }
         let written = self.modify(&options, Tracking::Update, |_| Ok(new.clone())).await?;
         self.after_write(&written).await?;
-        self.reply(200, written, &warnings)
+        self.reply_to_write(200, written, warnings)
     }
 
     /// Changes the object by `change`, which sees it in the form of the store, and stores the result.
@@ -260,7 +273,7 @@ impl Call {
             }
         };
         self.after_write(&written).await?;
-        self.reply(code, written, &warnings)
+        self.reply_to_write(code, written, warnings)
     }
 
     async fn patch_with(

@@ -89,6 +89,20 @@ pub(crate) fn carry_over(new: &mut Value, old: &Value) {
     };
 }
 
+/// Who manages which fields.
+pub(crate) fn managers(object: &Value) -> Value {
+    read::at(object, &["metadata", "managedFields"]).clone()
+}
+
+/// Says who manages which fields.
+pub(crate) fn set_managers(object: &mut Value, managers: Value) {
+    if managers.is_null() {
+        metadata(object).remove("managedFields");
+    } else {
+        metadata(object).insert("managedFields".to_owned(), managers);
+    }
+}
+
 /// Counts `metadata.generation` up.
 pub(crate) fn bump_generation(object: &mut Value) {
     let generation = read::number(object, &["metadata", "generation"]).unwrap_or(0);

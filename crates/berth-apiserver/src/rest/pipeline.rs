@@ -31,6 +31,10 @@ impl Call {
     ) -> Answer<()> {
         let served = &self.served;
         self.default(new);
+        // What is added from here on belongs to nobody: otherwise the next apply without it would take it away.
+        if tracking == Tracking::Update {
+            managed::track(self, None, new, options);
+        }
         served.rules.prepare_create(new);
         if let Some(custom) = &served.custom {
             if custom.has_status {
@@ -44,9 +48,6 @@ impl Call {
         self.validate(new, None)?;
         if &*served.resource.group == crd::GROUP {
             Self::prepare_definition(new);
-        }
-        if tracking == Tracking::Update {
-            managed::track(self, None, new, options);
         }
         Ok(())
     }
@@ -65,10 +66,17 @@ impl Call {
         // These change what nobody else may, and nothing but that.
         if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
             self.default(new);
-            managed::track(self, Some(old), new, options);
+            // A binding is no write of the pod itself: nobody comes to own anything.
+            if self.subresource == Some(Subresource::Finalize) {
+                managed::track(self, Some(old), new, options);
+            }
             return Ok(());
         }
         self.default(new);
+        if tracking == Tracking::Update {
+            managed::track(self, Some(old), new, options);
+        }
+        let managers = object::managers(new);
         match (&served.custom, is_status) {
             (Some(_), true) => custom_status(new, old),
             (Some(custom), false) => {
@@ -87,16 +95,17 @@ impl Call {
                 }
             }
         }
+        object::set_managers(new, managers);
         // What admission checks of updates, Kubernetes checks last.
+        if !is_status {
+            rules::complete_update(&served.resource, new, old);
+        }
         self.validate(new, Some(old))?;
         if !is_status {
             self.admit(Operation::Update, new, Some(old))?;
         }
         if &*served.resource.group == crd::GROUP && !is_status {
             Self::prepare_definition(new);
-        }
-        if tracking == Tracking::Update {
-            managed::track(self, Some(old), new, options);
         }
         managed::keep_times(new, old);
         Ok(())
@@ -196,14 +205,10 @@ impl Call {
     }
 }
 
-/// A custom resource's status is written alone: everything else stays, but for the managers.
+/// A custom resource's status is written alone: everything else stays.
 fn custom_status(new: &mut Value, old: &Value) {
-    let managers = read::at(new, &["metadata", "managedFields"]).clone();
     let status = new.get("status").cloned();
     let mut kept = old.clone();
-    if !managers.is_null() {
-        object::metadata(&mut kept).insert("managedFields".to_owned(), managers);
-    }
     match status {
         Some(status) => kept["status"] = status,
         None => read::drop(&mut kept, "status"),

@@ -67,7 +67,6 @@ pub fn admit(
             request.priority(object)?;
             default_tolerations(object);
         }
-        ("", "Pod", Operation::Update) => keep_priority(object, old),
         ("", "PersistentVolumeClaim", Operation::Create) => {
             request.default_class(object);
             protect(object, "kubernetes.io/pvc-protection");
@@ -80,6 +79,14 @@ pub fn admit(
         _ => {}
     }
     Ok(())
+}
+
+/// Completes a changed object, before it is validated.
+pub fn complete_update(resource: &Resource, object: &mut Value, old: &Value) {
+    if resource.group.is_empty() && &*resource.kind == "Pod" {
+        keep_priority(object, old);
+        default_tolerations(object);
+    }
 }
 
 struct Request<'a> {
@@ -243,8 +250,7 @@ fn protect(object: &mut Value, finalizer: &str) {
     }
 }
 
-fn keep_priority(pod: &mut Value, old: Option<&Value>) {
-    let Some(old) = old else { return };
+fn keep_priority(pod: &mut Value, old: &Value) {
     for field in ["priority", "preemptionPolicy"] {
         if !has(pod, &["spec", field]) {
             map(pod, &["spec"]);

@@ -9,7 +9,7 @@ use super::read::{
     annotation, at, default, default_pointer, entries, find, has, items, keep, map, name, same, text,
 };
 use super::table::{AGE, Column, NAME, string, wide};
-use super::volume::{BETA_CLASS, VOLUME_MODES, access_mode_causes, class, phase};
+use super::volume::{BETA_CLASS, VOLUME_MODES, access_mode_causes, class, deprecated_annotations, phase};
 use super::{Rules, age, names, selector, table};
 use crate::resource::Cause;
 
@@ -37,6 +37,14 @@ const IMMUTABLE: &str = "spec is immutable after creation except resources.reque
 pub(super) struct PersistentVolumeClaim;
 
 impl Rules for PersistentVolumeClaim {
+    fn warns(&self) -> bool {
+        true
+    }
+
+    fn warnings(&self, object: &Value, _created: bool) -> Vec<String> {
+        deprecated_annotations(object, &[BETA_CLASS])
+    }
+
     fn default(&self, object: &mut Value) {
         map(object, &["spec"]);
         if let Some(spec) = object.get_mut("spec") {
@@ -334,13 +342,9 @@ fn drop_unknown_source(spec: &mut Map<String, Value>, old: &Value) {
 /// Makes `dataSource` and `dataSourceRef` say the same, whichever was given.
 fn mirror_sources(spec: &mut Map<String, Value>) {
     let given = |name: &str| spec.get(name).filter(|value| !value.is_null()).cloned();
-    let short = |mut source: Value| {
-        if let Some(map) = source.as_object_mut() {
-            map.retain(|field, value| {
-                matches!(field.as_str(), "apiGroup" | "kind" | "name") && !value.is_null()
-            });
-        }
-        source
+    let short = |source: Value| {
+        let field = |name: &str| at(&source, &[name]).clone();
+        json!({ "apiGroup": field("apiGroup"), "kind": field("kind"), "name": field("name") })
     };
     match (given("dataSource"), given("dataSourceRef")) {
         (Some(source), None) => {

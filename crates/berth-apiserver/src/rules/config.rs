@@ -40,7 +40,8 @@ impl Rules for ConfigMap {
             size += decoded_length(value);
         }
         if size > SIZE {
-            causes.push(Path::new("").too_long(SIZE));
+            // Upstream names no field, which prints so.
+            causes.push(Path::new("[]").too_long(SIZE));
         }
         causes
     }
@@ -250,7 +251,7 @@ mod tests {
         );
         assert_eq!(
             texts(ConfigMap.validate(&json!({"data": {"a": "x".repeat(SIZE + 1)}})))[0],
-            ": Too long: may not be more than 1048576 bytes"
+            "[]: Too long: may not be more than 1048576 bytes"
         );
         assert!(
             texts(Secret.validate(&json!({"data": {"a b": ""}})))[0]

@@ -21,6 +21,7 @@ const METADATA_SIZE: usize = 256 * 1024;
 const ERROR_SIZE: usize = 1024;
 const FS_GROUP_POLICIES: [&str; 3] = ["File", "None", "ReadWriteOnceWithFSType"];
 const LIFECYCLES: [&str; 2] = ["Persistent", "Ephemeral"];
+const TOKENS_IN_ATTRIBUTES: &str = "spec.serviceAccountTokenInSecrets is unset; if supported by this CSI driver, set to true to prevent possible logging of tokens in volume attributes";
 const DRIVER_COLUMNS: &[Column] = &[
     NAME,
     boolean("AttachRequired", "Whether volumes are attached before they are mounted."),
@@ -40,16 +41,23 @@ const ATTACHMENT_COLUMNS: &[Column] = &[
     boolean("Attached", "Whether it is attached."),
     AGE,
 ];
-const CAPACITY_COLUMNS: &[Column] = &[
-    NAME,
-    string("StorageClassName", "The class the capacity is for."),
-    string("Capacity", "How much is free."),
-];
 
 /// The rules of CSI drivers.
 pub(super) struct CsiDriver;
 
 impl Rules for CsiDriver {
+    fn warns(&self) -> bool {
+        true
+    }
+
+    fn warnings(&self, object: &Value, created: bool) -> Vec<String> {
+        let tokens = !items(object, &["spec", "tokenRequests"]).is_empty();
+        if created && tokens && !has(object, &["spec", "serviceAccountTokenInSecrets"]) {
+            return vec![TOKENS_IN_ATTRIBUTES.to_owned()];
+        }
+        Vec::new()
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = map(object, &["spec"]);
         default_pointer(spec, "attachRequired", true);
@@ -436,16 +444,6 @@ impl Rules for CsiStorageCapacity {
 
     fn unconditional_update(&self) -> bool {
         false
-    }
-
-    fn columns(&self) -> &'static [Column] {
-        CAPACITY_COLUMNS
-    }
-
-    fn cells(&self, object: &Value, _now: Timestamp) -> Vec<Value> {
-        let capacity = Quantity::from_value(at(object, &["capacity"]))
-            .map_or_else(|_| "<unset>".to_owned(), |quantity| quantity.to_string());
-        vec![json!(name(object)), json!(text(object, &["storageClassName"])), json!(capacity)]
     }
 }
 

@@ -6,7 +6,8 @@ use super::field::Path;
 use super::metadata::immutable;
 use super::read::{at, default, flag, has, items, keep, map, name, same, text};
 use super::{NameRule, Rules, age, names};
-use crate::resource::Cause;
+use crate::resource::{Cause, CauseReason};
+use crate::schema;
 
 /// The rules of definitions of custom resources.
 pub(super) struct CustomResourceDefinition;
@@ -77,6 +78,11 @@ impl Rules for CustomResourceDefinition {
         }
         causes.extend(version_causes(spec, &path.child("versions")));
         causes.extend(name_causes(at(spec, &["names"]), &path.child("names")));
+        if storage_version(object).is_empty() {
+            let path = Path::new("status").child("storedVersions");
+            causes.push(path.invalid(Value::Null, "must have at least one stored version"));
+        }
+        causes.extend(schema_causes(spec));
         causes
     }
 
@@ -139,7 +145,7 @@ fn version_causes(spec: &Value, path: &Path) -> Vec<Cause> {
         let schema = ["schema", "openAPIV3Schema"];
         let schema_path = path.child("schema").child("openAPIV3Schema");
         if !has(version, &schema) {
-            causes.push(schema_path.required("schemas are required"));
+            causes.push(schema_path.required(""));
         } else if text(at(version, &schema), &["type"]) != "object" {
             let given = text(at(version, &schema), &["type"]);
             let path = schema_path.child("type");
@@ -156,6 +162,36 @@ fn version_causes(spec: &Value, path: &Path) -> Vec<Cause> {
         causes.push(path.invalid(shown, "must have exactly one version marked as storage version"));
     }
     causes
+}
+
+/// What is wrong with the schemas themselves.
+fn schema_causes(spec: &Value) -> Vec<Cause> {
+    let versions = items(spec, &["versions"]);
+    let schema = |version| at(version, &["schema", "openAPIV3Schema"]);
+    // Kubernetes keeps a schema that all versions share in one place, and names that place.
+    let shared = versions.iter().all(|version| schema(version) == schema(&versions[0]));
+    let checked = if shared { versions.get(..1).unwrap_or_default() } else { versions };
+    let mut causes = Vec::new();
+    for (index, version) in checked.iter().enumerate().filter(|(_, version)| is_object(schema(version))) {
+        let path = match shared {
+            true => Path::new("spec").child("validation"),
+            false => Path::new("spec").child("versions").index(index).child("schema"),
+        };
+        let errors = schema::from_openapi(schema(version)).err().unwrap_or_default();
+        causes.extend(errors.iter().map(|error| schema_cause(&path.child("openAPIV3Schema"), error)));
+    }
+    causes
+}
+
+fn is_object(schema: &Value) -> bool {
+    text(schema, &["type"]) == "object"
+}
+
+/// A complaint about a schema, `.properties[a].type: Required value: …`, as a cause.
+fn schema_cause(path: &Path, error: &str) -> Cause {
+    let (place, message) = error.split_once(": ").unwrap_or(("", error));
+    let reason = if message.starts_with("Required") { CauseReason::Required } else { CauseReason::Invalid };
+    Cause { reason, message: message.to_owned(), field: format!("{path}{place}") }
 }
 
 fn name_causes(given: &Value, path: &Path) -> Vec<Cause> {
@@ -231,11 +267,7 @@ mod tests {
                 json!("World"),
                 "spec.scope: Unsupported value: \"World\": supported values: \"Cluster\", \"Namespaced\"",
             ),
-            (
-                "/spec/versions/0/schema",
-                json!({}),
-                "spec.versions[0].schema.openAPIV3Schema: Required value: schemas are required",
-            ),
+            ("/spec/versions/0/schema", json!({}), "spec.versions[0].schema.openAPIV3Schema: Required value"),
             (
                 "/spec/names/listKind",
                 json!("Thing"),

@@ -117,7 +117,7 @@ pub fn qualified(value: &str) -> Vec<String> {
     if name.is_empty() {
         complaints.push("name part must be non-empty".to_owned());
     } else if name.len() > 63 {
-        complaints.push(format!("name part {}", too_long(63)));
+        complaints.push("name part must be no more than 63 bytes".to_owned());
     }
     if !is_key(name) {
         complaints.push(format!("name part {}", expression(KEY_MESSAGE, KEY, examples)));
@@ -129,7 +129,7 @@ pub fn qualified(value: &str) -> Vec<String> {
 pub fn label_value(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 63 {
-        complaints.push(too_long(63));
+        complaints.push("must be no more than 63 bytes".to_owned());
     }
     if !value.is_empty() && !is_key(value) {
         complaints.push(expression(VALUE_MESSAGE, VALUE, &["MyValue", "my_value", "12345"]));
@@ -276,6 +276,6 @@ mod tests {
         assert_eq!(qualified(""), ["name part must be non-empty", name]);
         assert_eq!(qualified("/a"), ["prefix part must be non-empty"]);
         assert!(qualified("a/b/c")[0].starts_with("a valid label key must consist of"));
-        assert_eq!(qualified(&"x".repeat(64)), ["name part must be no more than 63 characters"]);
+        assert_eq!(qualified(&"x".repeat(64)), ["name part must be no more than 63 bytes"]);
     }
 }

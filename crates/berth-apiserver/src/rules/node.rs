@@ -40,7 +40,18 @@ pub(super) struct Node;
 
 impl Rules for Node {
     fn default(&self, object: &mut Value) {
-        map(object, &["spec"]);
+        let spec = map(object, &["spec"]);
+        let range = spec.get("podCIDR").filter(|range| !is_empty(range)).cloned();
+        let first = spec.get("podCIDRs").and_then(|ranges| ranges.get(0)).cloned();
+        match (range, first) {
+            (Some(range), first) if first.as_ref() != Some(&range) => {
+                spec.insert("podCIDRs".to_owned(), json!([range]));
+            }
+            (None, Some(first)) => {
+                spec.insert("podCIDR".to_owned(), first);
+            }
+            _ => {}
+        }
         default_pointer(map(object, &["status", "daemonEndpoints", "kubeletEndpoint"]), "Port", 0);
         let status = map(object, &["status"]);
         canonicalise_list(status, "capacity");
@@ -196,7 +207,19 @@ impl Rules for Rbac {
         }
     }
 
+    fn validate(&self, object: &Value) -> Vec<Cause> {
+        items(object, &["rules"])
+            .iter()
+            .enumerate()
+            .flat_map(|(index, rule)| rule_causes(rule, index))
+            .collect()
+    }
+
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
+        let causes = self.validate(new);
+        if !causes.is_empty() {
+            return causes;
+        }
         let (new, old) = (at(new, &["roleRef"]), at(old, &["roleRef"]));
         if self.binding && has(old, &[]) && !same(new, old) {
             return vec![Path::new("roleRef").invalid(new.clone(), "cannot change roleRef")];
@@ -238,6 +261,25 @@ impl Rules for Rbac {
             subjects("ServiceAccount"),
         ]
     }
+}
+
+fn rule_causes(rule: &Value, index: usize) -> Vec<Cause> {
+    let path = Path::new("rules").index(index);
+    let lacks = |field: &str| items(rule, &[field]).is_empty();
+    let mut causes = Vec::new();
+    if lacks("verbs") {
+        causes.push(path.child("verbs").required("verbs must contain at least one value"));
+    }
+    if !lacks("nonResourceURLs") {
+        return causes;
+    }
+    if lacks("apiGroups") {
+        causes.push(path.child("apiGroups").required("resource rules must supply at least one api group"));
+    }
+    if lacks("resources") {
+        causes.push(path.child("resources").required("resource rules must supply at least one resource"));
+    }
+    causes
 }
 
 #[cfg(test)]

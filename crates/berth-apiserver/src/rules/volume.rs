@@ -36,10 +36,49 @@ const COLUMNS: &[Column] = &[
     wide("VolumeMode", "Whether it has a filesystem or is a raw block device."),
 ];
 
+const BETA_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
+const RECYCLE: &str = "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.";
+/// Sources that no longer work, with the versions since when.
+const DEPRECATED: &[(&str, &str, &str)] = &[
+    ("cephfs", "v1.28", "v1.31"),
+    ("photonPersistentDisk", "v1.11", "v1.16"),
+    ("scaleIO", "v1.16", "v1.22"),
+    ("storageOS", "v1.22", "v1.25"),
+    ("glusterfs", "v1.25", "v1.26"),
+    ("rbd", "v1.28", "v1.31"),
+];
+
+/// Warnings about annotations that fields have replaced.
+pub(super) fn deprecated_annotations(object: &Value, keys: &[&str]) -> Vec<String> {
+    let used = keys.iter().filter(|key| has(object, &["metadata", "annotations", key]));
+    used.map(|key| {
+        let (since, instead) =
+            if *key == BETA_CLASS { ("v1.8", "storageClassName") } else { ("v1.31", "mountOptions") };
+        format!("metadata.annotations[{key}]: deprecated since {since}; use \"{instead}\" attribute instead")
+    })
+    .collect()
+}
+
 /// The rules of persistent volumes.
 pub(super) struct PersistentVolume;
 
 impl Rules for PersistentVolume {
+    fn warns(&self) -> bool {
+        true
+    }
+
+    fn warnings(&self, object: &Value, _created: bool) -> Vec<String> {
+        let mut warnings = deprecated_annotations(object, &[BETA_CLASS, BETA_OPTIONS]);
+        if text(object, &["spec", "persistentVolumeReclaimPolicy"]) == "Recycle" {
+            warnings.push(RECYCLE.to_owned());
+        }
+        let used = DEPRECATED.iter().filter(|(source, _, _)| has(object, &["spec", source]));
+        warnings.extend(used.map(|(source, since, until)| {
+            format!("spec.{source}: deprecated in {since}, non-functional in {until}+")
+        }));
+        warnings
+    }
+
     fn default(&self, object: &mut Value) {
         let spec = map(object, &["spec"]);
         default(spec, "persistentVolumeReclaimPolicy", "Retain");

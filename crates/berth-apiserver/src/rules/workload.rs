@@ -177,7 +177,10 @@ impl Rules for Workload {
     }
 
     fn generation_changes(&self, new: &Value, old: &Value) -> bool {
-        !same(at(new, &["spec"]), at(old, &["spec"]))
+        let annotations = ["metadata", "annotations"];
+        let annotated =
+            matches!(self, Self::Deployment) && !same(at(new, &annotations), at(old, &annotations));
+        annotated || !same(at(new, &["spec"]), at(old, &["spec"]))
     }
 
     fn columns(&self) -> &'static [Column] {

@@ -67,6 +67,7 @@ impl Reader {
             shape,
             list: self.list_type(node, path),
             atomic: node["x-kubernetes-map-type"].as_str() == Some("atomic"),
+            granular: false,
             nullable: flag("nullable"),
             default: node.get("default").filter(|default| !default.is_null()).cloned(),
             checks: Some(Box::new(self.checks(node, path))),

@@ -124,6 +124,7 @@ fn parse_field(
             ("always", _) => field.always = true,
             ("required", _) => field.required = true,
             ("atomic", _) => field.schema.atomic = true,
+            ("granular", _) => field.schema.granular = true,
             ("inline", _) => inline = true,
             ("list", kind) => field.schema.list = parse_list(kind),
             ("patch", strategy) => field.patch = parse_patch(strategy),

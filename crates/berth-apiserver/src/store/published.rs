@@ -14,6 +14,8 @@ use super::{
 
 /// What an event costs besides the bytes of its object.
 const OVERHEAD: usize = 200;
+/// Events are handed out in batches of about this size: what a slow reader holds on to.
+const LIMIT_BYTES: usize = 256 << 10;
 
 /// The published state of the store.
 #[derive(Debug)]
@@ -86,7 +88,7 @@ impl Published {
         Ok((self.view(collection), undone.unwrap_or_default()))
     }
 
-    /// At most `limit` events after a revision; and, when these are all, the revision up to which they are.
+    /// At most `limit` events after a revision, and no more once they are large; and, when these are all, the revision up to which they are.
     pub(super) fn events_since(
         &self,
         collection: &Collection,
@@ -98,10 +100,16 @@ impl Published {
             return Ok((Vec::new(), self.revision.max(after)));
         };
         let since = contents.since(after);
-        let is_all = since.len() <= limit;
-        let events: Vec<_> = since.take(limit).cloned().collect();
+        let all = since.len();
+        let mut bytes = 0;
+        let fits = |event: &&Arc<Event>| {
+            let is_first_or_fits = bytes < LIMIT_BYTES;
+            bytes += event.object.bytes.len();
+            is_first_or_fits
+        };
+        let events: Vec<_> = since.take(limit).take_while(fits).cloned().collect();
         let up_to = match events.last() {
-            Some(last) if !is_all => last.revision,
+            Some(last) if events.len() < all => last.revision,
             _ => self.revision.max(after),
         };
         Ok((events, up_to))

@@ -6,6 +6,7 @@
 
 mod churn;
 mod finalizers;
+mod go;
 #[path = "../running/http.rs"]
 #[allow(dead_code, reason = "shared by several tests")]
 mod http;

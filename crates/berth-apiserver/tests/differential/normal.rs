@@ -3,6 +3,7 @@
 //! - uids, times, resource versions, continue tokens, random ends of names, issued tokens, ages in tables;
 //! - `metadata.managedFields`, except where a step asks for them (`> managed`), and then without times;
 //! - `apiVersion` and `kind` of a list's items: Berth sends items as they lie in the store, which is more than is asked;
+//! - the order of the causes of a conflict;
 //! - an empty `continue` token, which says what none says;
 //! - dumps of Go's internal structures in messages, be it as a value or as the difference of two;
 //! - in discovery: resources, subresources and groups that Berth does not serve;
@@ -79,7 +80,7 @@ static PATTERNS: LazyLock<Vec<(Regex, &str)>> = LazyLock::new(|| {
         (r"kube-api-access-[a-z0-9]{5}", "kube-api-access-(random)"),
         (r"(random-)[bcdfghjklmnpqrstvwxz2456789]{5}\b", "$1(random)"),
         (r"(?s)\n@@ .*?\n(, |\]|$)", "(difference)$1"),
-        (r"(?s)(Invalid value: )\[?\{.*?\}\]?(: [a-z])", "$1(structure)$2"),
+        (r"(?s)(Invalid value: )\[?\{.*?\}\]?(: [A-Za-z])", "$1(structure)$2"),
         (r#"(?s)(Invalid value: )"\{.*\}"(: )"#, "$1(object)$2"),
         (r"X509SHA256=[0-9a-f]{64}", "X509SHA256=(hash)"),
         (r"(in record )\(\d+\)", "$1(version)"),
@@ -100,11 +101,23 @@ pub(crate) fn normalise(answer: &mut Answer, step: &Step) {
         *warning = text(warning);
     }
     if answer.body["kind"].as_str().is_some_and(|kind| kind.ends_with("List")) {
-        for item in answer.body["items"].as_array_mut().into_iter().flatten().filter_map(Value::as_object_mut)
+        for item in answer
+            .body
+            .get_mut("items")
+            .and_then(Value::as_array_mut)
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_object_mut)
         {
             item.remove("apiVersion");
             item.remove("kind");
         }
+    }
+    // Conflicts come out of a map that Go walks in any order.
+    if answer.body["reason"] == "Conflict"
+        && let Some(causes) = answer.body.pointer_mut("/details/causes").and_then(Value::as_array_mut)
+    {
+        causes.sort_by_key(Value::to_string);
     }
     discovery(&mut answer.body);
     ages(&mut answer.body);

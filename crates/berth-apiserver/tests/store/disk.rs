@@ -285,8 +285,12 @@ async fn a_disk_that_fails_refuses_writes_serves_reads_and_has_all_that_was_ackn
     assert!(matches!(delete(&store, pod("p0")).await, Err(WriteError::Storage(_))));
     assert_eq!(store.view(&pods()).len(), acknowledged.len());
     assert_eq!(store.revision(), acknowledged.len() as u64);
-    assert_eq!(store.watch(&pods(), 0).unwrap().next().await.unwrap().len(), acknowledged.len());
-    drop(store);
+    let (mut watch, mut seen) = (store.watch(&pods(), 0).unwrap(), 0);
+    while seen < acknowledged.len() {
+        seen += tokio::time::timeout(Duration::from_secs(10), watch.next()).await.unwrap().unwrap().len();
+    }
+    assert_eq!(seen, acknowledged.len());
+    drop((watch, store));
     drop(disk);
     fs::remove_file(pool.0.path().join("others")).unwrap();
     let disk = LoopDisk::mount(&image);

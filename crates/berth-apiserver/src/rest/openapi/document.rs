@@ -7,7 +7,7 @@ use crate::rest::registry::{Registry, Served};
 use crate::schema;
 
 const V3: &str = "#/components/schemas/";
-const V2: &str = "#/definitions/";
+pub(super) const V2: &str = "#/definitions/";
 
 /// The document of one group and version.
 pub(super) fn v3(registry: &Registry, group: &str, version: &str) -> Value {

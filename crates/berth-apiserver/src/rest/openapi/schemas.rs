@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
+use super::document::V2;
 use crate::schema::{Field, ListType, Schema, Shape, Type, describe_field, describe_type};
 
 /// Collects the schemas of types and of all the types they use.
@@ -106,12 +107,13 @@ impl Schemas {
                 json!({ "type": "string", "format": "date-time" }),
             ),
             Shape::Quantity => {
-                self.named("io.k8s.apimachinery.pkg.api.resource.Quantity", json!({ "type": "string" }))
+                let schema = self.either(json!({}), ["string", "number"]);
+                self.named("io.k8s.apimachinery.pkg.api.resource.Quantity", schema)
             }
-            Shape::IntOrString => self.named(
-                "io.k8s.apimachinery.pkg.util.intstr.IntOrString",
-                json!({ "type": "string", "format": "int-or-string" }),
-            ),
+            Shape::IntOrString => {
+                let schema = self.either(json!({ "format": "int-or-string" }), ["integer", "string"]);
+                self.named("io.k8s.apimachinery.pkg.util.intstr.IntOrString", schema)
+            }
             Shape::RawExtension => {
                 self.named("io.k8s.apimachinery.pkg.runtime.RawExtension", json!({ "type": "object" }))
             }
@@ -135,8 +137,20 @@ impl Schemas {
             }
         } else if schema.atomic {
             value["x-kubernetes-map-type"] = "atomic".into();
+        } else if schema.granular {
+            value["x-kubernetes-map-type"] = "granular".into();
         }
         value
+    }
+
+    /// A schema of one of two types; version 2 cannot say so and calls it a string.
+    fn either(&self, mut schema: Value, types: [&str; 2]) -> Value {
+        if self.prefix == V2 {
+            schema["type"] = "string".into();
+        } else {
+            schema["oneOf"] = types.iter().map(|name| json!({ "type": name })).collect();
+        }
+        schema
     }
 
     fn named(&mut self, name: &str, schema: Value) -> Value {

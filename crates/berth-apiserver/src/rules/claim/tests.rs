@@ -39,7 +39,8 @@ fn sources_are_mirrored_and_unknown_ones_dropped() {
     assert_eq!(object["spec"]["dataSourceRef"], object["spec"]["dataSource"]);
     let mut object = with("/spec/dataSourceRef", json!({"kind": "PersistentVolumeClaim", "name": "c"}));
     PersistentVolumeClaim.prepare_create(&mut object);
-    assert_eq!(object["spec"]["dataSource"], json!({"kind": "PersistentVolumeClaim", "name": "c"}));
+    let source = json!({"apiGroup": null, "kind": "PersistentVolumeClaim", "name": "c"});
+    assert_eq!(object["spec"]["dataSource"], source);
     let mut object =
         with("/spec/dataSource", json!({"apiGroup": "example.com", "kind": "Thing", "name": "s"}));
     PersistentVolumeClaim.prepare_create(&mut object);
