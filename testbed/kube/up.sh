@@ -60,4 +60,4 @@ start kube-apiserver kube-apiserver --etcd-servers="$E_URL" --bind-address=127.0
   --tls-cert-file="$P/apiserver.crt" --tls-private-key-file="$P/apiserver.key" --client-ca-file="$P/ca.crt" \
   --service-account-issuer=https://kubernetes.default.svc.cluster.local --service-account-key-file="$P/sa.pub" \
   --service-account-signing-key-file="$P/sa.key" ${FEATURE_GATES:+--feature-gates=$FEATURE_GATES} ${APISERVER_ARGS:-}
-await kube-apiserver 120 curl -fsk "https://127.0.0.1:$PORT/readyz"
+await kube-apiserver 120 curl -fs --cacert "$P/ca.crt" "https://127.0.0.1:$PORT/readyz"

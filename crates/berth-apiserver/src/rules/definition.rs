@@ -173,9 +173,10 @@ fn schema_causes(spec: &Value) -> Vec<Cause> {
     let checked = if shared { versions.get(..1).unwrap_or_default() } else { versions };
     let mut causes = Vec::new();
     for (index, version) in checked.iter().enumerate().filter(|(_, version)| is_object(schema(version))) {
-        let path = match shared {
-            true => Path::new("spec").child("validation"),
-            false => Path::new("spec").child("versions").index(index).child("schema"),
+        let path = if shared {
+            Path::new("spec").child("validation")
+        } else {
+            Path::new("spec").child("versions").index(index).child("schema")
         };
         let errors = schema::from_openapi(schema(version)).err().unwrap_or_default();
         causes.extend(errors.iter().map(|error| schema_cause(&path.child("openAPIV3Schema"), error)));

@@ -186,10 +186,8 @@ fn discovery(body: &mut Value) {
     };
     let kind = body["kind"].as_str().unwrap_or_default().to_owned();
     match kind.as_str() {
-        "APIResourceList" => {
-            if !body["groupVersion"].as_str().is_some_and(|group| group.contains("example.com")) {
-                retain(&mut body["resources"], |item| resource(item, "name"));
-            }
+        "APIResourceList" if body["groupVersion"] != "differential.example.com/v1" => {
+            retain(&mut body["resources"], |item| resource(item, "name"));
         }
         "APIGroupList" => {
             retain(&mut body["groups"], |group| GROUPS.contains(&group["name"].as_str().unwrap_or("?")));

@@ -134,7 +134,7 @@ where
         if let Ok(data) = frame.expect("the answer arrives").into_data() {
             bytes.extend_from_slice(&data);
         }
-        let newlines = bytes.iter().filter(|byte| **byte == b'\n').count();
+        let newlines = bytes.split(|byte| *byte == b'\n').count() - 1;
         if parts.status == 200 && lines.is_some_and(|wanted| newlines >= wanted) {
             break;
         }
