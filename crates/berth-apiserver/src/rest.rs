@@ -121,7 +121,8 @@ impl ApiServer {
     /// The API over `store`; serves the custom resources that are defined in it.
     pub fn new(store: Store, options: Options) -> Self {
         let registry = RwLock::new(Arc::new(Registry::new(&[], 0)));
-        let api = Self { inner: Arc::new(Inner { store, registry, openapi: openapi::Cache::default(), options }) };
+        let api =
+            Self { inner: Arc::new(Inner { store, registry, openapi: openapi::Cache::default(), options }) };
         api.reload_definitions();
         api
     }

@@ -28,18 +28,18 @@ fn deep() -> Vec<String> {
         format!(r#"[{{"op":"add","path":"/data","value":{lists}}}]"#),
         format!(r#"[{{"op":"add","path":"{}","value":1}}]"#, "/a".repeat(100_000)),
         format!("a: {lists}"),
-        (0..2000).map(|depth| format!("{}a:\n", " ".repeat(depth))).collect(),
+        (0..2000).flat_map(|depth| [" ".repeat(depth), "a:\n".to_owned()]).collect(),
     ]
 }
 
 /// A text of a few hundred bytes that means billions.
 fn bomb() -> String {
-    let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
-    for level in 1..12 {
+    let line = |level: usize| {
         let before = format!("*a{}", level - 1);
-        text.push_str(&format!("a{level}: &a{level} [{}]\n", [before.as_str(); 9].join(",")));
-    }
-    text
+        format!("a{level}: &a{level} [{}]\n", [before.as_str(); 9].join(","))
+    };
+    let first = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    std::iter::once(first).chain((1..12).map(line)).collect()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
