@@ -37,9 +37,9 @@ async fn main() -> Outcome<()> {
         return servers::serve(Path::new(directory), port.parse()?).await;
     }
     let load = Load { time: Duration::from_secs(setting("BERTH_SECONDS", 5)? as u64) };
-    let mut table = Table::default();
-    table.berth = measure_berth(&load).await?;
-    table.many = measure_many(setting("BERTH_OBJECTS", 100_000)?).await?;
+    let berth = measure_berth(&load).await?;
+    let many = measure_many(setting("BERTH_OBJECTS", 100_000)?).await?;
+    let mut table = Table { berth, many, kube: None };
     if let Some(binaries) = kube_binaries(arguments.first()) {
         table.kube = Some(measure_kube(&load, &binaries).await?);
     }

@@ -30,7 +30,7 @@ pub(crate) struct Many {
 }
 
 /// All of it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) berth: Figures,
     pub(crate) kube: Option<Figures>,
