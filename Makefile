@@ -62,6 +62,13 @@ bench: deps ## measure the release binary
 	cargo build --release --locked -p berth
 	$(CARGO) run --release --locked -p berth-e2e --bin bench
 
+bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KUBE_BINARIES (or the usual place) has them
+	cargo build --release --locked -p berth-apiserver --example bench
+	target/release/examples/bench $(KUBE_BINARIES)
+
+fuzz: ## throw random input at the API server's parsers and patches, SECONDS_EACH (default 600) of it
+	BERTH_FUZZ_SECONDS=$(or $(SECONDS_EACH),600) cargo test --release --locked -p berth-apiserver --test fuzz -- --nocapture --test-threads=1
+
 clean: ## remove what was built and installed below this directory
 	cargo clean
 	rm -rf .tools

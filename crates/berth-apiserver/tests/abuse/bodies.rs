@@ -1,5 +1,7 @@
 //! Bodies that are too large, too deep or made to explode.
 
+use std::fmt::Write;
+
 use berth_apiserver::rest::{ApiServer, Options};
 use berth_apiserver::store::{self, Store};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -18,6 +20,10 @@ const PATCHES: [&str; 4] = [
 fn deep() -> Vec<String> {
     let lists = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
     let objects = format!("{}1{}", r#"{"a":"#.repeat(100_000), "}".repeat(100_000));
+    let mut indented = String::new();
+    for depth in 0..2000 {
+        writeln!(indented, "{}a:", " ".repeat(depth)).unwrap();
+    }
     vec![
         lists.clone(),
         "[".repeat(1_000_000),
@@ -28,18 +34,18 @@ fn deep() -> Vec<String> {
         format!(r#"[{{"op":"add","path":"/data","value":{lists}}}]"#),
         format!(r#"[{{"op":"add","path":"{}","value":1}}]"#, "/a".repeat(100_000)),
         format!("a: {lists}"),
-        (0..2000).flat_map(|depth| [" ".repeat(depth), "a:\n".to_owned()]).collect(),
+        indented,
     ]
 }
 
 /// A text of a few hundred bytes that means billions.
 fn bomb() -> String {
-    let line = |level: usize| {
+    let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+    for level in 1..12 {
         let before = format!("*a{}", level - 1);
-        format!("a{level}: &a{level} [{}]\n", [before.as_str(); 9].join(","))
-    };
-    let first = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
-    std::iter::once(first).chain((1..12).map(line)).collect()
+        writeln!(text, "a{level}: &a{level} [{}]", [before.as_str(); 9].join(",")).unwrap();
+    }
+    text
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
