@@ -251,6 +251,8 @@ fn xfs_and_btrfs_grow_mounted() {
         assert!(blocks() > before);
         assert_eq!(grow_mounted(fs, &target).unwrap(), Growth::AlreadyFull, "{fs}");
         mount::unmount(&target).unwrap();
+        // The filesystem writes its last words when its last user is gone, and with him goes the device.
+        assert!(is_detached(&image), "{fs}");
         assert_eq!(filesystem_size(&image, fs).unwrap(), size + 200 * MIB);
         let (target, _) = place.mounted(&image, fs);
         assert_eq!(fs::read_to_string(target.join("file")).unwrap(), "kept");
@@ -311,6 +313,7 @@ fn ext4_whose_growth_is_cut_off_at_any_point_is_as_it_was() {
     let (target, _) = place.mounted(&image, Filesystem::Ext4);
     fs::write(target.join("file"), vec![7; 4 << 20]).unwrap();
     mount::unmount(&target).unwrap();
+    assert!(is_detached(&image));
     resize(&image, 900 * MIB);
     let before = fs::read(&image).unwrap();
     // Until one run is let through; each attempt is killed a little later than the one before.
