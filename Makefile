@@ -8,6 +8,9 @@ SHELL := /bin/bash
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
 
+# A static binary runs everywhere, and is a quarter smaller in memory than one with shared libraries.
+STATIC := $(shell uname -m)-unknown-linux-musl
+
 # The tests mount and format, so what cargo builds is run as root.
 ifneq ($(shell id -u),0)
 CARGO := cargo --config 'target."cfg(unix)".runner = ["sudo", "-E", "env", "PATH=$(PATH)"]'
@@ -21,8 +24,9 @@ help: ## list the targets
 deps: ## install what the tests need and this machine lacks
 	@testbed/deps.sh
 
-build: ## build the release binary, target/release/berth
-	cargo build --release -p berth
+build: ## build the release binary, static: target/<machine>-unknown-linux-musl/release/berth
+	@testbed/deps.sh release
+	CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --release --locked --target $(STATIC) -p berth
 
 fmt: ## format the code
 	cargo fmt --all
@@ -58,9 +62,8 @@ test-crash: deps ## the long crash run: KILLS (default 100) kill -9 under load o
 demo: deps ## walk one volume of each kind through its life, with times
 	@testbed/demo.sh
 
-bench: deps ## measure the release binary
-	cargo build --release --locked -p berth
-	$(CARGO) run --release --locked -p berth-e2e --bin bench
+bench: deps build ## measure the release binary
+	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench
 
 bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KUBE_BINARIES (or the usual place) has them
 	cargo build --release --locked -p berth-apiserver --example bench

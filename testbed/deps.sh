@@ -13,6 +13,9 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 # command:package
 wanted=(cc:gcc make:make losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr)
+# A release is linked against musl.
+release=${1:-}
+[ "$release" != release ] || wanted+=(musl-gcc:musl-tools)
 missing=()
 for pair in "${wanted[@]}"; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
@@ -30,6 +33,15 @@ if command -v rustup >/dev/null; then
             rustup --quiet component add "$component"
         fi
     done
+fi
+
+if [ "$release" = release ]; then
+    target=$(uname -m)-unknown-linux-musl
+    if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
+        echo "deps: installing the Rust target $target"
+        rustup --quiet target add "$target"
+    fi
+    exit 0
 fi
 
 go_version() { GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//'; }
