@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hasher, RandomState};
 
 use serde_json::{Value, json};
 
-use super::quantity::Quantity;
+use super::quantity::{self, Quantity};
 use super::read::{at, find, flag, has, items, items_mut, keep, map, name, number, text};
 use super::{classes, volume};
 use crate::resource::Resource;
@@ -221,8 +221,8 @@ impl Request<'_> {
     fn resize(&self, claim: &Value, old: Option<&Value>) -> Result<(), Denied> {
         let Some(old) = old else { return Ok(()) };
         let size = |claim: &Value| {
-            Quantity::from_value(at(claim, &["spec", "resources", "requests", "storage"]))
-                .unwrap_or(Quantity::zero())
+            quantity::from_value(at(claim, &["spec", "resources", "requests", "storage"]))
+                .unwrap_or(Quantity::ZERO)
         };
         if size(claim) <= size(old) {
             return Ok(());

@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
 use super::field::Path;
-use super::quantity::{Quantity, canonicalise_list};
+use super::quantity::{self, Quantity, canonicalise_list};
 use super::read::{
     annotation, at, default, default_pointer, entries, find, has, items, keep, map, name, same, text,
 };
@@ -96,7 +96,7 @@ impl Rules for PersistentVolumeClaim {
             let difference = super::diff::unified(&original, &changed);
             causes.push(path.forbidden(format!("{IMMUTABLE}\n{difference}")));
         }
-        let size = |value: &Value| Quantity::from_value(value).unwrap_or(Quantity::zero());
+        let size = |value: &Value| quantity::from_value(value).unwrap_or(Quantity::ZERO);
         let storage = ["spec", "resources", "requests", "storage"];
         let new_size = size(at(new, &storage));
         if new_size < size(at(old, &storage)) && new_size <= size(at(old, &["status", "capacity", "storage"]))
@@ -146,8 +146,8 @@ impl Rules for PersistentVolumeClaim {
         let volume = text(spec, &["volumeName"]);
         let (mut capacity, mut modes) = (String::new(), String::new());
         if !volume.is_empty() {
-            let held = Quantity::from_value(at(object, &["status", "capacity", "storage"]));
-            capacity = held.unwrap_or(Quantity::zero()).to_string();
+            let held = quantity::from_value(at(object, &["status", "capacity", "storage"]));
+            capacity = held.unwrap_or(Quantity::ZERO).to_string();
             modes = table::access_modes(items(object, &["status", "accessModes"]));
         }
         vec![
@@ -223,7 +223,7 @@ fn size_causes(spec: &Value, path: &Path) -> Option<Cause> {
     if asked.is_null() {
         return Some(path.required(""));
     }
-    match Quantity::from_value(asked) {
+    match quantity::from_value(asked) {
         Err(error) => Some(path.invalid(asked.clone(), error.to_string())),
         Ok(size) if !size.is_positive() => Some(path.invalid(size.to_string(), "must be greater than zero")),
         Ok(_) => None,
@@ -358,7 +358,7 @@ fn mirror_sources(spec: &mut Map<String, Value>) {
 }
 
 fn not_negative(quantity: &Value, path: &Path) -> Option<Cause> {
-    match Quantity::from_value(quantity) {
+    match quantity::from_value(quantity) {
         Ok(quantity) => {
             let value = quantity.value();
             (value < 0).then(|| path.invalid(value, "must be a valid resource quantity"))

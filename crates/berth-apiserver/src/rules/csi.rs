@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::field::Path;
 use super::metadata::immutable;
-use super::quantity::{Quantity, canonicalise};
+use super::quantity::{self, canonicalise};
 use super::read::{
     at, default_pointer, entries, find, flag, has, items, keep, map, name, number, same, text,
 };
@@ -421,7 +421,7 @@ impl Rules for CsiStorageCapacity {
         let class = text(object, &["storageClassName"]);
         causes.extend(Path::new("storageClassName").each_invalid(class, names::subdomain(class)));
         let capacity = at(object, &["capacity"]);
-        match Quantity::from_value(capacity) {
+        match quantity::from_value(capacity) {
             Ok(quantity) if quantity.is_negative() => {
                 let detail = "must be greater than or equal to 0";
                 causes.push(Path::new("capacity").invalid(quantity.to_string(), detail));

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use super::field::Path;
 use super::metadata::immutable;
-use super::quantity::Quantity;
+use super::quantity::{self, Quantity};
 use super::read::{at, entries, flag, has, items, keep, map, name, number, same, text};
 use super::table::Column;
 use super::{Rules, age, metadata_fields, names, nodes, selector};
@@ -322,7 +322,7 @@ fn quality(spec: &Value) -> &'static str {
     let containers = || items(spec, &["containers"]).iter().chain(items(spec, &["initContainers"]));
     let amount = |container: &Value, list: &str, kind: &str| {
         let quantity = at(container, &["resources", list, kind]);
-        Quantity::from_value(quantity).ok().filter(Quantity::is_positive)
+        quantity::from_value(quantity).ok().filter(Quantity::is_positive)
     };
     let asks = containers().any(|c| {
         KINDS.iter().any(|k| amount(c, "requests", k).is_some() || amount(c, "limits", k).is_some())

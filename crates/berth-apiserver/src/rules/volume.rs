@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::field::Path;
-use super::quantity::{Quantity, canonicalise_list};
+use super::quantity::{self, Quantity, canonicalise_list};
 use super::read::{
     annotation, at, default, default_pointer, entries, find, has, is_empty, items, keep, map, name, same,
     text,
@@ -168,7 +168,7 @@ impl Rules for PersistentVolume {
         } else {
             format!("{}/{}", text(claim, &["namespace"]), text(claim, &["name"]))
         };
-        let capacity = Quantity::from_value(at(spec, &["capacity", "storage"])).unwrap_or(Quantity::zero());
+        let capacity = quantity::from_value(at(spec, &["capacity", "storage"])).unwrap_or(Quantity::ZERO);
         vec![
             json!(name(object)),
             json!(capacity.to_string()),
@@ -260,7 +260,7 @@ fn capacity_causes(spec: &Value, path: &Path) -> Vec<Cause> {
     }
     for (resource, quantity) in entries(capacity, &[]) {
         let path = path.key(resource);
-        match Quantity::from_value(quantity) {
+        match quantity::from_value(quantity) {
             Ok(quantity) => {
                 if quantity.value() < 0 {
                     causes.push(path.invalid(quantity.value(), "must be a valid resource quantity"));

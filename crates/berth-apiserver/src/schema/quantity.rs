@@ -106,15 +106,30 @@ impl<'a> Parts<'a> {
 }
 
 impl Quantity {
+    /// Nothing, as absent amounts count.
+    pub const ZERO: Self = Self { nanos: 0, format: Format::DecimalSi };
+
+    /// The quantity rounded up, away from zero, to thousandths; `None` where it is no finer already.
+    pub fn rounded_to_thousandths(&self) -> Option<Self> {
+        let rest = self.nanos % (NANO / 1000);
+        let up = (NANO / 1000) * rest.signum();
+        (rest != 0).then(|| Self { nanos: (self.nanos - rest).saturating_add(up), format: self.format })
+    }
+
     /// The value in whole units, rounded up.
     pub fn value(&self) -> i64 {
         let units = self.nanos.div_euclid(NANO) + i128::from(self.nanos.rem_euclid(NANO) != 0);
         i64::try_from(units).unwrap_or(if units < 0 { i64::MIN } else { i64::MAX })
     }
 
-    /// Whether the quantity is below, at or above zero.
-    pub fn sign(&self) -> Ordering {
-        self.nanos.cmp(&0)
+    /// Whether it is less than zero.
+    pub fn is_negative(&self) -> bool {
+        self.nanos < 0
+    }
+
+    /// Whether it is more than zero.
+    pub fn is_positive(&self) -> bool {
+        self.nanos > 0
     }
 }
 
@@ -317,6 +332,6 @@ mod tests {
         assert!(parse("1G") < parse("1Gi"));
         assert_eq!(parse("1.5").value(), 2);
         assert_eq!(parse("-1.5").value(), -1);
-        assert_eq!(parse("-1").sign(), Ordering::Less);
+        assert!(parse("-1").is_negative());
     }
 }

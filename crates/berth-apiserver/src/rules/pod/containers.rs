@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::super::field::Path;
-use super::super::quantity::Quantity;
+use super::super::quantity;
 use super::super::read::{at, entries, flag, has, items, number, text};
 use super::super::{names, sources};
 use crate::resource::Cause;
@@ -281,7 +281,7 @@ fn resource_causes(resources: &Value, path: &Path) -> Vec<Cause> {
         for (resource, value) in entries(resources, &[list]) {
             let path = list_path.key(resource);
             causes.extend(resource_name_causes(resource, &path));
-            let quantity = match Quantity::from_value(value) {
+            let quantity = match quantity::from_value(value) {
                 Ok(quantity) => quantity,
                 Err(error) => {
                     causes.push(path.invalid(value.clone(), error.to_string()));
@@ -291,7 +291,7 @@ fn resource_causes(resources: &Value, path: &Path) -> Vec<Cause> {
             if quantity.is_negative() {
                 causes.push(path.invalid(quantity.to_string(), "must be greater than or equal to 0"));
             }
-            let limit = Quantity::from_value(at(limits, &[resource]));
+            let limit = quantity::from_value(at(limits, &[resource]));
             if let Ok(limit) = limit
                 && list == "requests"
                 && quantity > limit

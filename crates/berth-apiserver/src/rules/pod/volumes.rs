@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::super::field::{Path, quote};
-use super::super::quantity::Quantity;
+use super::super::quantity;
 use super::super::read::{at, has, items, text};
 use super::super::{claim, csi, names, sources};
 use super::defaults::SOURCES;
@@ -108,7 +108,7 @@ fn one_source_causes(name: &str, source: &Value, path: &Path) -> Vec<Cause> {
     let within = path.child(if name == "gcePersistentDisk" { "persistentDisk" } else { name });
     match name {
         "emptyDir" => {
-            let limit = Quantity::from_value(at(source, &["sizeLimit"]));
+            let limit = quantity::from_value(at(source, &["sizeLimit"]));
             let negative = limit.is_ok_and(|limit| limit.is_negative());
             let detail = "SizeLimit field must be a valid resource quantity";
             if negative { vec![within.child("sizeLimit").forbidden(detail)] } else { Vec::new() }
