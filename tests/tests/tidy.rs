@@ -16,7 +16,24 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-journal", &["berth-host"]),
     ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
     ("berth-apiserver", &["berth-host", "berth-journal"]),
-    ("berth", &["berth-core", "berth-csi", "berth-host", "berth-driver", "berth-apiserver"]),
+    ("berth-kube", &["berth-core"]),
+    ("berth-controllers", &["berth-core", "berth-kube"]),
+    ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),
+    ("berth-node", &["berth-core", "berth-csi", "berth-host", "berth-kube"]),
+    (
+        "berth",
+        &[
+            "berth-core",
+            "berth-csi",
+            "berth-host",
+            "berth-driver",
+            "berth-apiserver",
+            "berth-kube",
+            "berth-controllers",
+            "berth-sidecars",
+            "berth-node",
+        ],
+    ),
 ];
 
 fn root() -> PathBuf {

@@ -1,0 +1,1 @@
+//! The control loops of Kubernetes storage.

@@ -1,0 +1,246 @@
+//! A local copy of all objects of a kind, kept current by one watch and shared by every loop of the process.
+//!
+//! Guarantees: `get` never goes back in time for an object; a write made through [`crate::Cluster`] is visible here as
+//! soon as the write returns; subscribers hear of every change exactly once, in order, after it is visible.
+
+use std::collections::{HashMap, HashSet};
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+
+use kube::ResourceExt;
+use tokio::sync::watch;
+
+use crate::{Key, cluster::Kind};
+
+type Subscriber<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
+
+/// All objects of a kind; cheap to clone.
+pub struct Cache<K> {
+    shared: Arc<Shared<K>>,
+}
+
+impl<K> Clone for Cache<K> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+struct Shared<K> {
+    objects: RwLock<HashMap<Key, Arc<K>>>,
+    /// Held while a change is made and told, so that subscribers hear of changes in the order in which they were made.
+    telling: Mutex<Telling<K>>,
+    synced: watch::Sender<bool>,
+}
+
+struct Telling<K> {
+    subscribers: Vec<Subscriber<K>>,
+    /// Up to here the watch has told everything.
+    seen: u64,
+    /// What a list that is under way has brought so far.
+    listed: HashSet<Key>,
+}
+
+impl<K: Kind> Cache<K> {
+    /// An empty cache, and not yet synced.
+    pub(crate) fn new() -> Self {
+        let telling =
+            Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: HashSet::new() });
+        Self { shared: Arc::new(Shared { objects: RwLock::default(), telling, synced: watch::channel(false).0 }) }
+    }
+
+    /// The object of this key.
+    pub fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.objects().get(key).cloned()
+    }
+
+    /// The object of this name, for kinds without namespaces.
+    pub fn named(&self, name: &str) -> Option<Arc<K>> {
+        self.get(&Key::cluster(name))
+    }
+
+    /// All objects, in no particular order.
+    pub fn list(&self) -> Vec<Arc<K>> {
+        self.objects().values().cloned().collect()
+    }
+
+    /// How many objects there are.
+    pub fn len(&self) -> usize {
+        self.objects().len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.objects().is_empty()
+    }
+
+    /// Returns when the first list is complete; decisions that need "there is none" wait for this.
+    pub async fn synced(&self) {
+        let mut synced = self.shared.synced.subscribe();
+        // The sender lives as long as `self`.
+        let _ = synced.wait_for(|synced| *synced).await;
+    }
+
+    /// Calls `subscriber(before, after)` for every object there is (before is `None`) and then for every change (after
+    /// is `None` when the object is gone). It must be quick and must not write to Kubernetes: put a key into a queue.
+    pub fn subscribe(&self, subscriber: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
+        let mut telling = self.telling();
+        for object in self.list() {
+            subscriber(None, Some(&object));
+        }
+        telling.subscribers.push(Box::new(subscriber));
+    }
+
+    /// Calls `subscriber` with the state after each change, or the last known one when the object is gone.
+    pub fn on_change(&self, subscriber: impl Fn(&Arc<K>) + Send + Sync + 'static) {
+        self.subscribe(move |before, after| {
+            if let Some(object) = after.or(before) {
+                subscriber(object);
+            }
+        });
+    }
+
+    /// An index of the objects by the values that `of` gives for each.
+    pub fn index<V: Hash + Eq + Clone + Send + Sync + 'static>(
+        &self,
+        of: impl Fn(&K) -> Vec<V> + Send + Sync + 'static,
+    ) -> Index<K, V> {
+        let keys: Arc<RwLock<HashMap<V, HashSet<Key>>>> = Arc::default();
+        let index = Index { cache: self.clone(), keys: keys.clone() };
+        self.subscribe(move |before, after| {
+            let mut keys = keys.write().unwrap_or_else(PoisonError::into_inner);
+            if let Some(before) = before {
+                let key = Key::of(before.as_ref());
+                for value in of(before) {
+                    if let Some(set) = keys.get_mut(&value) {
+                        set.remove(&key);
+                        if set.is_empty() {
+                            keys.remove(&value);
+                        }
+                    }
+                }
+            }
+            if let Some(after) = after {
+                for value in of(after) {
+                    keys.entry(value).or_default().insert(Key::of(after.as_ref()));
+                }
+            }
+        });
+        index
+    }
+
+    /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
+    pub(crate) fn observe_write(&self, object: Arc<K>) {
+        let telling = self.telling();
+        if revision(object.as_ref()) > telling.seen {
+            self.put(&telling, object);
+        }
+    }
+
+    /// A list begins.
+    pub(crate) fn begin_list(&self) {
+        self.telling().listed.clear();
+    }
+
+    /// A list brought an object.
+    pub(crate) fn listed(&self, object: Arc<K>) {
+        let mut telling = self.telling();
+        telling.listed.insert(Key::of(object.as_ref()));
+        self.put(&telling, object);
+    }
+
+    /// A list is complete: what it did not bring is gone.
+    pub(crate) fn end_list(&self) {
+        let mut telling = self.telling();
+        let listed = std::mem::take(&mut telling.listed);
+        let gone: Vec<Key> = self.objects().keys().filter(|key| !listed.contains(key)).cloned().collect();
+        for key in gone {
+            self.remove(&telling, &key);
+        }
+        self.shared.synced.send_replace(true);
+    }
+
+    /// The watch told of an object.
+    pub(crate) fn applied(&self, object: Arc<K>) {
+        let mut telling = self.telling();
+        telling.seen = telling.seen.max(revision(object.as_ref()));
+        self.put(&telling, object);
+    }
+
+    /// The watch told that an object is gone.
+    pub(crate) fn deleted(&self, object: &K) {
+        let mut telling = self.telling();
+        telling.seen = telling.seen.max(revision(object));
+        self.remove(&telling, &Key::of(object));
+    }
+
+    fn put(&self, telling: &Telling<K>, object: Arc<K>) {
+        let key = Key::of(object.as_ref());
+        let before = {
+            let mut objects = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner);
+            match objects.get(&key) {
+                Some(known) if revision(known.as_ref()) >= revision(object.as_ref()) => return,
+                _ => objects.insert(key, object.clone()),
+            }
+        };
+        // A new object of the same name is told as what it is: one gone, one come.
+        let replaced = before.as_ref().is_some_and(|before| before.uid() != object.uid());
+        for subscriber in &telling.subscribers {
+            if replaced {
+                subscriber(before.as_ref(), None);
+                subscriber(None, Some(&object));
+            } else {
+                subscriber(before.as_ref(), Some(&object));
+            }
+        }
+    }
+
+    fn remove(&self, telling: &Telling<K>, key: &Key) {
+        let before = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+        if let Some(before) = before {
+            for subscriber in &telling.subscribers {
+                subscriber(Some(&before), None);
+            }
+        }
+    }
+
+    fn objects(&self) -> std::sync::RwLockReadGuard<'_, HashMap<Key, Arc<K>>> {
+        self.shared.objects.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn telling(&self) -> std::sync::MutexGuard<'_, Telling<K>> {
+        self.shared.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Objects of a cache by a value derived from them.
+pub struct Index<K, V> {
+    cache: Cache<K>,
+    keys: Arc<RwLock<HashMap<V, HashSet<Key>>>>,
+}
+
+impl<K, V> Clone for Index<K, V> {
+    fn clone(&self) -> Self {
+        Self { cache: self.cache.clone(), keys: self.keys.clone() }
+    }
+}
+
+impl<K: Kind, V: Hash + Eq + Clone> Index<K, V> {
+    /// All objects with this value.
+    pub fn get<Q: Hash + Eq + ?Sized>(&self, value: &Q) -> Vec<Arc<K>>
+    where
+        V: std::borrow::Borrow<Q>,
+    {
+        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        keys.get(value).into_iter().flatten().filter_map(|key| self.cache.get(key)).collect()
+    }
+
+    /// All values that some object has.
+    pub fn values(&self) -> Vec<V> {
+        self.keys.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+    }
+}
+
+/// Kubernetes promises that versions of one kind can be compared as integers.
+fn revision<K: ResourceExt>(object: &K) -> u64 {
+    object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}

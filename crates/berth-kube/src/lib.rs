@@ -1,0 +1,21 @@
+//! What every control loop needs of Kubernetes: one cache per kind, queues with backoff, writes that cannot overwrite
+//! somebody else's, and events.
+//!
+//! A loop subscribes to caches, puts keys into a [`Queue`] when something changes, and for each key observes (from the
+//! caches), plans (a pure function) and applies (through [`Cluster`]). Kubernetes is seen only as a `kube::Client`, so
+//! the same loop runs on the embedded API server in process and on a cluster's over HTTPS.
+
+mod cache;
+mod cluster;
+mod error;
+mod key;
+mod queue;
+mod recorder;
+mod write;
+
+pub use cache::{Cache, Index};
+pub use cluster::{Cluster, Kind};
+pub use error::{Error, Result};
+pub use key::Key;
+pub use queue::{Backoff, Failure, Next, Queue};
+pub use recorder::{Recorder, Severity, reference};

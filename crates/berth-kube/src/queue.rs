@@ -1,0 +1,264 @@
+//! A queue of keys to look at: each at most once, one worker per key at a time, failures again after a growing pause.
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::fmt::{Debug, Display};
+use std::hash::Hash;
+use std::panic::AssertUnwindSafe;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::sync::Notify;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long to wait before a key that failed is looked at again: `first`, twice that, … up to `longest`, each with up
+/// to a quarter more by chance, so that many that failed together do not come again together.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// After the first failure.
+    pub first: Duration,
+    /// At most.
+    pub longest: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Self {
+        Self { first: Duration::from_millis(5), longest: Duration::from_mins(2) }
+    }
+}
+
+impl Backoff {
+    /// The pause after the `attempt`th failure in a row, counted from 1.
+    pub fn pause(&self, attempt: u32) -> Duration {
+        let doubled = self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
+        let pause = doubled.min(self.longest);
+        pause + pause.mul_f64(chance() / 4.0)
+    }
+}
+
+/// What to do with a key that was looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    /// Nothing until something changes.
+    Done,
+    /// Look again after this time, whatever happens.
+    After(Duration),
+    /// Look again after the backoff, without calling it a failure in the log.
+    Retry,
+}
+
+/// An error of a loop.
+pub trait Failure: Display {
+    /// Somebody else was quicker: normal, and not worth a line in the log.
+    fn is_conflict(&self) -> bool {
+        false
+    }
+
+    /// The error and its causes.
+    fn describe(&self) -> String {
+        self.to_string()
+    }
+}
+
+impl Failure for crate::Error {
+    fn is_conflict(&self) -> bool {
+        Self::is_conflict(self)
+    }
+
+    fn describe(&self) -> String {
+        self.chain()
+    }
+}
+
+/// Keys to look at; cheap to clone.
+pub struct Queue<T> {
+    shared: Arc<Shared<T>>,
+}
+
+impl<T> Clone for Queue<T> {
+    fn clone(&self) -> Self {
+        Self { shared: self.shared.clone() }
+    }
+}
+
+struct Shared<T> {
+    name: &'static str,
+    backoff: Backoff,
+    state: Mutex<State<T>>,
+    changed: Notify,
+}
+
+struct State<T> {
+    ready: VecDeque<T>,
+    /// What is in `ready`, or must be looked at again once its worker is done.
+    wanted: HashSet<T>,
+    busy: HashSet<T>,
+    failures: HashMap<T, u32>,
+    /// When each delayed key is due; a key has one time, the earliest.
+    due: HashMap<T, (Instant, u64)>,
+    delayed: BTreeMap<(Instant, u64), T>,
+    sequence: u64,
+}
+
+impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
+    /// An empty queue; `name` says in the log whose it is.
+    pub fn new(name: &'static str, backoff: Backoff) -> Self {
+        let state = State {
+            ready: VecDeque::new(),
+            wanted: HashSet::new(),
+            busy: HashSet::new(),
+            failures: HashMap::new(),
+            due: HashMap::new(),
+            delayed: BTreeMap::new(),
+            sequence: 0,
+        };
+        Self { shared: Arc::new(Shared { name, backoff, state: Mutex::new(state), changed: Notify::new() }) }
+    }
+
+    /// Looks at a key as soon as possible. A key that waits for its backoff is looked at now: something changed.
+    pub fn add(&self, key: T) {
+        self.state().add(key);
+        self.shared.changed.notify_one();
+    }
+
+    /// Looks at a key after a time, or earlier if it is added meanwhile.
+    pub fn add_after(&self, key: T, after: Duration) {
+        self.state().delay(key, Instant::now() + after);
+        self.shared.changed.notify_one();
+    }
+
+    /// How many keys wait to be looked at now.
+    pub fn depth(&self) -> usize {
+        self.state().ready.len()
+    }
+
+    /// Looks at keys with up to `workers` at a time until `shutdown`, then waits for those under way.
+    pub async fn run<F, R, E>(&self, workers: usize, shutdown: CancellationToken, work: F)
+    where
+        F: Fn(T) -> R,
+        R: Future<Output = Result<Next, E>> + Send + 'static,
+        E: Failure + Send + 'static,
+    {
+        let mut under_way = JoinSet::new();
+        loop {
+            while under_way.len() < workers && !shutdown.is_cancelled() {
+                let Some(key) = self.state().next() else { break };
+                let work = AssertUnwindSafe(work(key.clone())).catch_unwind();
+                under_way.spawn(async move { (key, work.await) });
+            }
+            let due = self.state().delayed.keys().next().map(|(due, _)| *due);
+            tokio::select! {
+                () = shutdown.cancelled() => break,
+                () = self.shared.changed.notified() => {}
+                Some(Ok((key, outcome))) = under_way.join_next() => self.finish(key, outcome),
+                () = until(due) => self.state().promote(Instant::now()),
+            }
+        }
+        while under_way.join_next().await.is_some() {}
+    }
+
+    fn finish<E: Failure>(&self, key: T, outcome: std::thread::Result<Result<Next, E>>) {
+        let queue = self.shared.name;
+        let next = match outcome {
+            Ok(Ok(next)) => next,
+            Ok(Err(error)) => {
+                if error.is_conflict() {
+                    tracing::debug!(queue, ?key, "changed by somebody else; looking again");
+                } else {
+                    tracing::warn!(queue, ?key, error = error.describe(), "failed; trying again");
+                }
+                Next::Retry
+            }
+            Err(_panic) => {
+                tracing::error!(queue, ?key, "panicked; trying again");
+                Next::Retry
+            }
+        };
+        let mut state = self.state();
+        state.busy.remove(&key);
+        match next {
+            Next::Retry => {
+                let failures = state.failures.entry(key.clone()).or_default();
+                *failures = failures.saturating_add(1);
+                let pause = self.shared.backoff.pause(*failures);
+                state.delay(key.clone(), Instant::now() + pause);
+            }
+            Next::Done => {
+                state.failures.remove(&key);
+            }
+            Next::After(pause) => {
+                state.failures.remove(&key);
+                state.delay(key.clone(), Instant::now() + pause);
+            }
+        }
+        if state.wanted.contains(&key) {
+            state.ready.push_back(key);
+        }
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State<T>> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T: Hash + Eq + Clone> State<T> {
+    fn add(&mut self, key: T) {
+        if let Some(due) = self.due.remove(&key) {
+            self.delayed.remove(&due);
+        }
+        if self.wanted.insert(key.clone()) && !self.busy.contains(&key) {
+            self.ready.push_back(key);
+        }
+    }
+
+    fn delay(&mut self, key: T, due: Instant) {
+        if self.wanted.contains(&key) {
+            return;
+        }
+        match self.due.get(&key) {
+            Some((known, _)) if *known <= due => return,
+            Some(known) => {
+                self.delayed.remove(known);
+            }
+            None => {}
+        }
+        self.sequence += 1;
+        self.due.insert(key.clone(), (due, self.sequence));
+        self.delayed.insert((due, self.sequence), key);
+    }
+
+    fn promote(&mut self, now: Instant) {
+        while let Some(entry) = self.delayed.first_entry() {
+            if entry.key().0 > now {
+                return;
+            }
+            let key = entry.remove();
+            self.due.remove(&key);
+            self.add(key);
+        }
+    }
+
+    fn next(&mut self) -> Option<T> {
+        let key = self.ready.pop_front()?;
+        self.wanted.remove(&key);
+        self.busy.insert(key.clone());
+        Some(key)
+    }
+}
+
+async fn until(due: Option<Instant>) {
+    match due {
+        Some(due) => tokio::time::sleep_until(due).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// A number from 0 to 1, different each time; good enough to spread retries.
+fn chance() -> f64 {
+    use std::hash::{BuildHasher, Hasher, RandomState};
+    #[expect(clippy::cast_precision_loss, reason = "a fraction of 2^64 needs no more bits than a float has")]
+    let part = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
+    part
+}

@@ -1,0 +1,140 @@
+//! Writes: each changes only what the caller changed, and only if nobody else changed the object meanwhile.
+
+use std::sync::Arc;
+
+use http::Request;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::ResourceExt;
+use kube::core::request::Request as Requests;
+use serde_json::{Map, Value};
+
+use crate::cluster::{Cluster, Kind, trimmed};
+use crate::{Error, Key, Result};
+
+impl Cluster {
+    /// Changes an object's metadata or spec: sends what `change` changed, refused (conflict) if the object is not as
+    /// `before` any more. Nothing is sent when nothing changed.
+    pub async fn update<K: Kind>(&self, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
+        self.patch("", before, change).await
+    }
+
+    /// The same for an object's status.
+    pub async fn update_status<K: Kind>(&self, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
+        self.patch("status", before, change).await
+    }
+
+    /// Creates an object; an error that `is_already_exists` if there is one of that name.
+    pub async fn create<K: Kind>(&self, object: &K) -> Result<Arc<K>> {
+        let key = Key::of(object);
+        let body = serde_json::to_vec(object).map_err(|source| encode::<K>(&key, source))?;
+        let parameters = PostParams { dry_run: false, field_manager: Some(self.component.to_string()) };
+        let request = requests::<K>(&key).create(&parameters, body).map_err(|source| built::<K>("create", &key, source))?;
+        self.send("create", &key, request).await
+    }
+
+    /// Deletes an object if it still is this one (by uid); "not there" is success.
+    pub async fn delete<K: Kind>(&self, object: &K) -> Result<()> {
+        let preconditions = Preconditions { uid: object.uid(), resource_version: None };
+        self.delete_with(object, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }).await
+    }
+
+    /// Deletes an object with parameters; "not there" is success.
+    pub async fn delete_with<K: Kind>(&self, object: &K, parameters: &DeleteParams) -> Result<()> {
+        let key = Key::of(object);
+        let request =
+            requests::<K>(&key).delete(&key.name, parameters).map_err(|source| built::<K>("delete", &key, source))?;
+        match self.client.request_text(request).await {
+            Ok(_) => Ok(()),
+            Err(source) => match failed::<K>("delete", &key, source) {
+                error if error.is_not_found() => Ok(()),
+                error => Err(error),
+            },
+        }
+    }
+
+    /// The object as it is now, by a request rather than from a cache: for decisions that must not rest on old data.
+    pub async fn fetch<K: Kind>(&self, key: &Key) -> Result<Option<Arc<K>>> {
+        let parameters = kube::api::GetParams::default();
+        let request =
+            requests::<K>(key).get(&key.name, &parameters).map_err(|source| built::<K>("get", key, source))?;
+        match self.send("get", key, request).await {
+            Ok(object) => Ok(Some(object)),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn patch<K: Kind>(&self, subresource: &str, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
+        let key = Key::of(before);
+        let mut after = before.clone();
+        change(&mut after);
+        let old = serde_json::to_value(before).map_err(|source| encode::<K>(&key, source))?;
+        let new = serde_json::to_value(&after).map_err(|source| encode::<K>(&key, source))?;
+        let Some(mut difference) = difference(&old, new) else {
+            return Ok(Arc::new(after));
+        };
+        difference["metadata"]["resourceVersion"] = before.resource_version().into();
+        difference["metadata"]["uid"] = before.uid().into();
+        let parameters = PatchParams { field_manager: Some(self.component.to_string()), ..PatchParams::default() };
+        let patch = Patch::Merge(difference);
+        let requests = requests::<K>(&key);
+        let request = if subresource.is_empty() {
+            requests.patch(&key.name, &parameters, &patch)
+        } else {
+            requests.patch_subresource(subresource, &key.name, &parameters, &patch)
+        }
+        .map_err(|source| built::<K>("patch", &key, source))?;
+        self.send("patch", &key, request).await
+    }
+
+    async fn send<K: Kind>(&self, action: &'static str, key: &Key, request: Request<Vec<u8>>) -> Result<Arc<K>> {
+        let object: K = self.client.request(request).await.map_err(|source| failed::<K>(action, key, source))?;
+        let object = Arc::new(trimmed(object));
+        self.observe(&object);
+        Ok(object)
+    }
+}
+
+fn requests<K: Kind>(key: &Key) -> Requests {
+    let namespace = if key.namespace.is_empty() { None } else { Some(key.namespace.as_str()) };
+    Requests::new(K::url_path(&(), namespace))
+}
+
+fn encode<K: Kind>(key: &Key, source: serde_json::Error) -> Error {
+    Error::Encode { kind: K::kind(&()).into_owned(), name: key.to_string(), source }
+}
+
+fn built<K: Kind>(action: &'static str, key: &Key, source: kube::core::request::Error) -> Error {
+    failed::<K>(action, key, kube::Error::BuildRequest(source))
+}
+
+fn failed<K: Kind>(action: &'static str, key: &Key, source: kube::Error) -> Error {
+    Error::Request { action, kind: K::kind(&()).into_owned(), name: key.to_string(), source: Box::new(source) }
+}
+
+/// The merge patch that turns `old` into `new`; `None` if they are the same.
+fn difference(old: &Value, new: Value) -> Option<Value> {
+    match (old, new) {
+        (Value::Object(old), Value::Object(new)) => {
+            let mut changes = Map::new();
+            for name in old.keys().filter(|name| !new.contains_key(*name)) {
+                changes.insert(name.clone(), Value::Null);
+            }
+            for (name, value) in new {
+                match old.get(&name) {
+                    Some(known) => {
+                        if let Some(change) = difference(known, value) {
+                            changes.insert(name, change);
+                        }
+                    }
+                    None => {
+                        changes.insert(name, value);
+                    }
+                }
+            }
+            (!changes.is_empty()).then_some(Value::Object(changes))
+        }
+        (old, new) if *old == new => None,
+        (_, new) => Some(new),
+    }
+}

@@ -1,0 +1,112 @@
+//! Where things lie on disk: the kubelet's layout, below the node's directory.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use sha2::{Digest, Sha256};
+
+/// The kubelet's layout below one directory.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    root: PathBuf,
+}
+
+impl Layout {
+    /// The layout below `root`.
+    pub fn new(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// The top.
+    pub fn root(&self) -> &Path {
+        &self.root
+    }
+
+    /// Where drivers announce themselves by a socket.
+    pub fn registry(&self) -> PathBuf {
+        self.root.join("plugins_registry")
+    }
+
+    /// Where drivers and plugins keep what belongs to the node.
+    pub fn plugins(&self) -> PathBuf {
+        self.root.join("plugins")
+    }
+
+    /// Where all pods lie, by uid.
+    pub fn pods(&self) -> PathBuf {
+        self.root.join("pods")
+    }
+
+    /// What belongs to one pod.
+    pub fn pod(&self, uid: &str) -> PathBuf {
+        self.pods().join(uid)
+    }
+
+    /// A pod's volumes of one plugin; `plugin` as in `kubernetes.io/csi`.
+    pub fn pod_volumes(&self, uid: &str, plugin: &str) -> PathBuf {
+        self.pod(uid).join("volumes").join(escaped(plugin))
+    }
+
+    /// One volume of a pod; `name` is the volume's name in the pod, or the PersistentVolume's.
+    pub fn pod_volume(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod_volumes(uid, plugin).join(name)
+    }
+
+    /// The link to a block device of a pod.
+    pub fn pod_device(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod(uid).join("volumeDevices").join(escaped(plugin)).join(name)
+    }
+
+    /// What a plugin keeps about a pod's volume.
+    pub fn pod_plugin(&self, uid: &str, plugin: &str, name: &str) -> PathBuf {
+        self.pod(uid).join("plugins").join(escaped(plugin)).join(name)
+    }
+
+    /// Where a CSI driver's volume is staged: `globalmount` lies in it, beside `vol_data.json`.
+    pub fn csi_staging(&self, driver: &str, handle: &str) -> PathBuf {
+        self.plugins().join("kubernetes.io/csi").join(driver).join(sha256(handle))
+    }
+
+    /// What belongs to a CSI block volume: `dev`, `data`; `name` is the PersistentVolume's.
+    pub fn csi_device(&self, name: &str) -> PathBuf {
+        self.plugins().join("kubernetes.io/csi/volumeDevices").join(name)
+    }
+
+    /// Where a CSI block volume is staged.
+    pub fn csi_device_staging(&self, name: &str) -> PathBuf {
+        self.plugins().join("kubernetes.io/csi/volumeDevices/staging").join(name)
+    }
+
+    /// Where a CSI block volume is published for a pod.
+    pub fn csi_device_publish(&self, name: &str, uid: &str) -> PathBuf {
+        self.plugins().join("kubernetes.io/csi/volumeDevices/publish").join(name).join(uid)
+    }
+
+    /// The log of one run of a container.
+    pub fn log(&self, namespace: &str, pod: &str, uid: &str, container: &str, attempt: u32) -> PathBuf {
+        self.logs(namespace, pod, uid).join(container).join(format!("{attempt}.log"))
+    }
+
+    /// All logs of a pod.
+    pub fn logs(&self, namespace: &str, pod: &str, uid: &str) -> PathBuf {
+        self.root.join("logs").join(format!("{namespace}_{pod}_{uid}"))
+    }
+
+    /// Where the runtime keeps its containers.
+    pub fn containers(&self) -> PathBuf {
+        self.root.join("containers")
+    }
+}
+
+/// A plugin's name as a directory's: `/` is not allowed there.
+pub fn escaped(plugin: &str) -> String {
+    plugin.replace('/', "~")
+}
+
+/// The SHA-256 of a text, in hexadecimal.
+pub fn sha256(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}

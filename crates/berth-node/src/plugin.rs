@@ -1,0 +1,184 @@
+//! What the volume manager asks of every kind of volume.
+//!
+//! A plugin knows how to bring one volume to one pod and how to take it away again; the volume manager decides when, in
+//! which order, and what to do after a failure. Every call may be repeated, and any call may follow a crash at any point
+//! of any other.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
+
+/// A volume as one pod uses it.
+#[derive(Debug, Clone)]
+pub struct PodVolume {
+    /// The pod.
+    pub pod: Arc<Pod>,
+    /// The volume's name in the pod.
+    pub name: String,
+    /// Where its content comes from.
+    pub source: Source,
+    /// A block device rather than a filesystem.
+    pub block: bool,
+    /// Every use in the pod is read-only, or the source says so.
+    pub read_only: bool,
+}
+
+/// Where a volume's content comes from.
+#[derive(Debug, Clone)]
+pub enum Source {
+    /// The pod says it all.
+    Inline(Arc<Volume>),
+    /// A claim's volume.
+    Persistent {
+        /// The volume.
+        volume: Arc<PersistentVolume>,
+        /// The claim that it is bound to.
+        claim: Arc<PersistentVolumeClaim>,
+    },
+}
+
+impl PodVolume {
+    /// The uid of the pod.
+    pub fn pod_uid(&self) -> &str {
+        self.pod.metadata.uid.as_deref().unwrap_or_default()
+    }
+
+    /// The name that the volume's directory has: the PersistentVolume's, or the one in the pod.
+    pub fn spec_name(&self) -> &str {
+        match &self.source {
+            Source::Inline(_) => &self.name,
+            Source::Persistent { volume, .. } => volume.metadata.name.as_deref().unwrap_or_default(),
+        }
+    }
+}
+
+/// A volume that was brought to a pod at some time, as far as it is still known: after a restart only what stands on
+/// disk.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Placed {
+    /// The plugin's name, such as `kubernetes.io/csi`.
+    pub plugin: String,
+    /// The pod's uid.
+    pub pod_uid: String,
+    /// The name that the volume's directory has.
+    pub spec_name: String,
+    /// A block device rather than a filesystem.
+    pub block: bool,
+}
+
+/// A volume that the node prepares once before pods get it (CSI: staged), and what attaching needs to know.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Device {
+    /// Unique on the cluster, as in the node's `volumesInUse`: `kubernetes.io/csi/DRIVER^HANDLE`.
+    pub unique_name: String,
+    /// It must be attached (be in the node's `volumesAttached`) before it can be used.
+    pub attach: bool,
+    /// It is prepared on the node (staged) before pods get it.
+    pub stage: bool,
+}
+
+/// Where a pod finds its volume.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ready {
+    /// The directory to be mounted into containers, or the block device.
+    pub path: PathBuf,
+}
+
+/// How sure we are that nothing was done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Certainty {
+    /// It failed for good: nothing is mounted.
+    Final,
+    /// It may have happened, or may still happen: must be undone even if nobody wants it any more.
+    Uncertain,
+    /// It was not even tried: everything is as before.
+    Unchanged,
+}
+
+/// Why a volume could not be brought or taken away; the text goes into an event and must not hold secrets.
+#[derive(Debug, Clone, thiserror::Error)]
+#[error("{message}")]
+pub struct Failed {
+    /// What is known of the outcome.
+    pub certainty: Certainty,
+    /// A sentence that a person can act on.
+    pub message: String,
+}
+
+impl Failed {
+    /// It failed for good.
+    pub fn finally(message: impl Into<String>) -> Self {
+        Self { certainty: Certainty::Final, message: message.into() }
+    }
+
+    /// It may have happened.
+    pub fn uncertain(message: impl Into<String>) -> Self {
+        Self { certainty: Certainty::Uncertain, message: message.into() }
+    }
+
+    /// It was not tried.
+    pub fn unchanged(message: impl Into<String>) -> Self {
+        Self { certainty: Certainty::Unchanged, message: message.into() }
+    }
+}
+
+/// A kind of volume.
+#[async_trait]
+pub trait Plugin: Send + Sync {
+    /// Its name as the kubelet has it, such as `kubernetes.io/empty-dir`.
+    fn name(&self) -> &'static str;
+
+    /// Whether it serves volumes of this source.
+    fn serves(&self, source: &Source) -> bool;
+
+    /// What has to happen on the node or the cluster before any pod can have the volume; `None` for kinds without.
+    /// An error says why that cannot be known yet (its driver is not registered, …).
+    fn device(&self, volume: &PodVolume) -> Result<Option<Device>, Failed> {
+        let _ = volume;
+        Ok(None)
+    }
+
+    /// Prepares the device on the node (CSI: NodeStage). Called only where `device` asks for it.
+    async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
+        let _ = volume;
+        Ok(())
+    }
+
+    /// Undoes `stage`; no pod has the volume any more.
+    async fn unstage(&self, device: &str) -> Result<(), Failed> {
+        let _ = device;
+        Ok(())
+    }
+
+    /// Brings the volume to the pod. Called again, with the volume in use, where `refreshes` and something changed.
+    async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed>;
+
+    /// Whether `set_up` should be repeated while the pod runs: after changes of what the content is made of (the plugin
+    /// tells through the channel it was given), or after this time.
+    fn refresh_after(&self, volume: &PodVolume) -> Option<std::time::Duration> {
+        let _ = volume;
+        None
+    }
+
+    /// Grows what is on the volume while it is in use, to the PersistentVolume's capacity; gives the size it has now.
+    async fn expand(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
+        let _ = volume;
+        Ok(None)
+    }
+
+    /// Takes the volume away from the pod, and removes what lies in the pod's directory of it.
+    async fn tear_down(&self, placed: &Placed) -> Result<(), Failed>;
+
+    /// The unique names of devices that are, or may be, staged on this node, from what stands on disk.
+    fn staged(&self) -> Vec<Device> {
+        Vec::new()
+    }
+
+    /// The device that a placed volume is on, from what stands on disk.
+    fn device_of(&self, placed: &Placed) -> Option<Device> {
+        let _ = placed;
+        None
+    }
+}

@@ -1,0 +1,1 @@
+//! The external components beside a CSI driver.
