@@ -11,6 +11,7 @@ mod managed;
 mod strategic;
 mod typed;
 
+pub(crate) use apply::misfit_message;
 pub use apply::{ApplyError, Conflict, Writer, apply, track_update};
 pub use json::{MAX_OPERATIONS, json};
 pub use strategic::strategic;

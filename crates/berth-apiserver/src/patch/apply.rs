@@ -274,17 +274,29 @@ fn described(mut conflicts: Paths) -> Vec<Conflict> {
 }
 
 fn unfit_message(applied: &Value, problems: &[String]) -> String {
-    let text = |place: &Value| place.as_str().unwrap_or_default().to_owned();
-    let (namespace, name) = (text(&applied["metadata"]["namespace"]), text(&applied["metadata"]["name"]));
-    let (api_version, kind) = (text(&applied["apiVersion"]), text(&applied["kind"]));
-    let slash = if api_version.contains('/') { "" } else { "/" };
+    let (name, kind) = described_object(applied);
     let problems = match problems {
         [one] => one.clone(),
         all => format!("errors:\n  {}", all.join("\n  ")),
     };
+    format!("failed to create typed patch object ({name}; {kind}): {problems}")
+}
+
+/// What kube-apiserver says when what came of an apply has a value that its type cannot hold.
+pub(crate) fn misfit_message(applied: &Value, problem: &str) -> String {
+    let (name, kind) = described_object(applied);
     format!(
-        "failed to create typed patch object ({namespace}/{name}; {slash}{api_version}, Kind={kind}): {problems}"
+        "failed to convert new object ({name}; {kind}) to proper version: \
+         unable to convert unstructured object to {kind}: {problem}"
     )
+}
+
+fn described_object(applied: &Value) -> (String, String) {
+    let text = |place: &Value| place.as_str().unwrap_or_default().to_owned();
+    let (namespace, name) = (text(&applied["metadata"]["namespace"]), text(&applied["metadata"]["name"]));
+    let (api_version, kind) = (text(&applied["apiVersion"]), text(&applied["kind"]));
+    let slash = if api_version.contains('/') { "" } else { "/" };
+    (format!("{namespace}/{name}"), format!("{slash}{api_version}, Kind={kind}"))
 }
 
 /// The fields that client-side apply set last and that are still as it set them.

@@ -74,7 +74,7 @@ pub(crate) fn apply(
     let merged = patch::apply(type_, old.unwrap_or(&nothing), applied, &writer(call, manager), options.force);
     let mut merged = merged.map_err(failure)?;
     if let Some(error) = schema::decode(type_, &mut merged).errors.first() {
-        return Err(Failure::plain(500, error.clone()));
+        return Err(Failure::plain(500, patch::misfit_message(applied, error)));
     }
     Ok(merged)
 }

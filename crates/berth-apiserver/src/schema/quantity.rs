@@ -5,8 +5,12 @@ use std::cmp::Ordering;
 const NANO: i128 = 1_000_000_000;
 /// Kubernetes caps binary quantities at this many whole units.
 const BINARY_MAX: i128 = (i64::MAX as i128) * NANO;
-/// As much as a decimal quantity can be here; far more than anything that is measured.
-const DECIMAL_MAX: i128 = i128::MAX / 100;
+/// As much as a decimal quantity counts for here, far more than anything that is measured; its text stays exact.
+const DECIMAL_MAX: i128 = 10_i128.pow(36);
+/// As many digits as a number can have below these.
+const DIGITS: usize = 37;
+/// The largest power of ten that has a letter.
+const EXA: i64 = 18;
 
 /// Why a text is not a quantity, in Kubernetes' words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -41,7 +45,62 @@ pub struct Quantity {
 pub fn canonical(text: &str) -> Result<String, Error> {
     let text = text.trim();
     let parts = Parts::split(text)?;
-    Ok(if parts.is_kept() { text.to_owned() } else { text.parse::<Quantity>()?.to_string() })
+    if parts.is_kept() {
+        return Ok(text.to_owned());
+    }
+    if parts.base == 2 {
+        return Ok(text.parse::<Quantity>()?.to_string());
+    }
+    let places = i64::try_from(parts.fraction.len()).map_err(|_| Error::Numeric)?;
+    let digits = format!("{}{}", parts.whole, parts.fraction);
+    decimal_text(parts.negative, digits, i64::from(parts.exponent) - places, parts.format)
+}
+
+/// Writes `digits * 10^exponent`, rounded up to billionths, in the largest unit that leaves a whole number.
+fn decimal_text(negative: bool, digits: String, exponent: i64, format: Format) -> Result<String, Error> {
+    let (mut digits, mut exponent) = round_up(digits, exponent);
+    let zeros = digits.len() - digits.trim_end_matches('0').len();
+    digits.truncate(digits.len() - zeros);
+    exponent += i64::try_from(zeros).map_err(|_| Error::Numeric)?;
+    if digits.is_empty() {
+        return Ok("0".to_owned());
+    }
+    while exponent % 3 != 0 || (format != Format::DecimalExponent && exponent > EXA) {
+        digits.push('0');
+        exponent -= 1;
+    }
+    let sign = if negative { "-" } else { "" };
+    let unit = match (format, exponent) {
+        (_, 0) => String::new(),
+        // What is written must be readable again.
+        (Format::DecimalExponent, _) => format!("e{}", i32::try_from(exponent).map_err(|_| Error::Suffix)?),
+        _ => usize::try_from((exponent + 9) / 3)
+            .ok()
+            .and_then(|index| ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"].get(index))
+            .map_or_else(String::new, ToString::to_string),
+    };
+    Ok(format!("{sign}{digits}{unit}"))
+}
+
+/// The number without anything finer than billionths, of which there is one more for what was cut off.
+fn round_up(digits: String, exponent: i64) -> (String, i64) {
+    let digits = digits.trim_start_matches('0');
+    let cut = usize::try_from(-9 - exponent).unwrap_or(0);
+    if cut == 0 || digits.is_empty() {
+        return (digits.to_owned(), exponent);
+    }
+    let (kept, rest) = digits.split_at(digits.len().saturating_sub(cut));
+    let mut kept = kept.as_bytes().to_vec();
+    if rest.bytes().any(|digit| digit != b'0') {
+        let nines = kept.iter().rev().take_while(|digit| **digit == b'9').count();
+        let end = kept.len();
+        kept[end - nines..].fill(b'0');
+        match kept[..end - nines].last_mut() {
+            Some(digit) => *digit += 1,
+            None => kept.insert(0, b'1'),
+        }
+    }
+    (kept.into_iter().map(char::from).collect(), -9)
 }
 
 /// The parts of a text that may be a quantity.
@@ -201,7 +260,7 @@ fn scale(whole: &str, fraction: &str, base: u32, exponent: i32) -> i128 {
         return 0;
     }
     // Only as many digits as can matter: the rest moves into the exponent and, unless zero, rounds up.
-    let kept = digits.len().min(28);
+    let kept = digits.len().min(DIGITS);
     let rest = i64::try_from(digits.len() - kept).unwrap_or(i64::MAX);
     let mut inexact = digits[kept..].bytes().any(|digit| digit != b'0');
     let mut value: i128 = digits[..kept].parse().unwrap_or(i128::MAX);
@@ -246,24 +305,9 @@ impl std::fmt::Display for Quantity {
             }
             return write!(formatter, "{value}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][unit]);
         }
-        if self.nanos == 0 {
-            return formatter.write_str("0");
-        }
-        let mut value = self.nanos;
-        let mut unit = 0;
-        while value % 1000 == 0 && unit < 9 {
-            value /= 1000;
-            unit += 1;
-        }
-        if self.format == Format::DecimalExponent {
-            let exponent = i32::try_from(unit).unwrap_or_default() * 3 - 9;
-            return if exponent == 0 {
-                write!(formatter, "{value}")
-            } else {
-                write!(formatter, "{value}e{exponent}")
-            };
-        }
-        write!(formatter, "{value}{}", ["n", "u", "m", "", "k", "M", "G", "T", "P", "E"][unit])
+        let digits = self.nanos.unsigned_abs().to_string();
+        let text = decimal_text(self.nanos < 0, digits, -9, self.format);
+        formatter.write_str(&text.map_err(|_| std::fmt::Error)?)
     }
 }
 
@@ -302,6 +346,13 @@ mod tests {
             ("12345678901234567890", "12345678901234567890"),
             ("16Ei", "9223372036854775807"),
             ("000123", "000123"),
+            ("1000e21", "1e24"),
+            ("1000E", "1000E"),
+            ("1234567890123456789012345678901234567890000", "1234567890123456789012345678901234567890k"),
+            ("0.99999999999999999999", "1"),
+            ("-1.0000000001", "-1000000001n"),
+            ("1e-999", "1e-9"),
+            ("99999999999999999999e9", "99999999999999999999e9"),
         ];
         for (given, expected) in cases {
             assert_eq!(canonical(given).as_deref(), Ok(expected), "{given}");
@@ -320,6 +371,7 @@ mod tests {
             ("1KM", Error::Suffix),
             ("1.2.3", Error::Form),
             ("1e", Error::Suffix),
+            ("1000e2147483646", Error::Suffix),
         ] {
             assert_eq!(canonical(given), Err(expected), "{given}");
         }

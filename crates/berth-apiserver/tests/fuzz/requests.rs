@@ -97,7 +97,7 @@ fn is_known(answer: &Value) -> bool {
     const KNOWN: [&str; 3] = [
         "resourceVersion should not be set on objects to be created",
         "failed to create typed patch",
-        "parsing time",
+        "failed to convert new object",
     ];
     let message = answer["message"].as_str().unwrap_or_default();
     KNOWN.iter().any(|known| message.starts_with(known))

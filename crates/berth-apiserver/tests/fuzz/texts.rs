@@ -9,9 +9,6 @@ use super::fuzz;
 use super::making::{any, mutate, named};
 use super::random::Random;
 
-/// How quantities begin that were too large to be told apart; their text is not settled yet.
-const CAPPED: &str = "17014118346046923173168730";
-
 fn text(random: &mut Random, words: &[&str], most: usize) -> String {
     (0..random.below(most)).map(|_| *random.pick(words)).collect()
 }
@@ -34,7 +31,7 @@ fn objects_that_were_decoded_once_are_decoded_for_good() {
         if decoded.errors.is_empty() {
             let once = value.clone();
             assert!(schema::decode(&type_, &mut value).unknown.is_empty());
-            assert!(once == value || once.to_string().contains(CAPPED), "{once}\n{value}");
+            assert_eq!(once, value);
         }
     });
 }
@@ -133,7 +130,7 @@ fn quantities_have_one_canonical_form() {
         let text = text(random, &words, 6);
         if let Ok(once) = schema::quantity::canonical(&text) {
             let twice = schema::quantity::canonical(&once).unwrap();
-            assert!(once == twice || once.contains(CAPPED), "{text}: {once}, {twice}");
+            assert_eq!(once, twice, "{text}");
             assert!(once.parse::<Quantity>().is_ok(), "{once} is a quantity for one only");
         }
         if let Ok(quantity) = text.parse::<Quantity>() {

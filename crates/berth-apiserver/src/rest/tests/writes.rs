@@ -188,6 +188,24 @@ async fn patches_of_every_kind_change_the_object() {
 }
 
 #[tokio::test]
+async fn an_applied_value_that_its_type_cannot_hold_is_refused_in_kubernetes_words() {
+    let api = Api::new().await;
+    let applied = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": { "name": "a", "creationTimestamp": "yesterday" },
+    });
+    let path = format!("{MAPS}/a?fieldManager=x");
+    let media = "application/apply-patch+yaml";
+    let (code, status) = api.raw(Method::PATCH, &path, media, applied.to_string()).await;
+    assert_eq!((code, status.get("reason")), (500, None));
+    assert_eq!(
+        status["message"],
+        "failed to convert new object (/a; /v1, Kind=ConfigMap) to proper version: unable to convert unstructured \
+         object to /v1, Kind=ConfigMap: parsing time \"yesterday\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \
+         \"yesterday\" as \"2006\""
+    );
+}
+
+#[tokio::test]
 async fn patches_at_the_same_time_all_take_effect() {
     let api = std::sync::Arc::new(Api::new().await);
     api.post(MAPS, &map("a")).await;
