@@ -290,7 +290,7 @@ fn scale(whole: &str, fraction: &str, base: u32, exponent: i32) -> i128 {
         value /= 10;
         tens += 1;
     }
-    (value + i128::from(inexact)).min(max)
+    (value.min(max) + i128::from(inexact)).min(max)
 }
 
 impl std::fmt::Display for Quantity {
