@@ -5,11 +5,15 @@
 //! - [`in_process`]: the same services for callers in the same process, without a socket.
 //! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
 //! - [`code`]: which answers are final.
+//! - [`registration`]: how a driver introduces itself to a node.
+//! - [`kubernetes`]: access modes and volume modes of Kubernetes as capabilities of CSI.
 
 mod call_layer;
 pub mod code;
 mod endpoint;
+pub mod kubernetes;
 mod metrics;
+pub mod registration;
 mod transport;
 pub mod v1;
 
