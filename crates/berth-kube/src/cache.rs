@@ -43,9 +43,10 @@ struct Telling<K> {
 impl<K: Kind> Cache<K> {
     /// An empty cache, and not yet synced.
     pub(crate) fn new() -> Self {
-        let telling =
-            Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: HashSet::new() });
-        Self { shared: Arc::new(Shared { objects: RwLock::default(), telling, synced: watch::channel(false).0 }) }
+        let telling = Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: HashSet::new() });
+        Self {
+            shared: Arc::new(Shared { objects: RwLock::default(), telling, synced: watch::channel(false).0 }),
+        }
     }
 
     /// The object of this key.

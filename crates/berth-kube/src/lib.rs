@@ -11,6 +11,7 @@ mod error;
 mod key;
 mod queue;
 mod recorder;
+pub mod timeline;
 mod write;
 
 pub use cache::{Cache, Index};

@@ -32,7 +32,8 @@ impl Default for Backoff {
 impl Backoff {
     /// The pause after the `attempt`th failure in a row, counted from 1.
     pub fn pause(&self, attempt: u32) -> Duration {
-        let doubled = self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
+        let doubled =
+            self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
         let pause = doubled.min(self.longest);
         pause + pause.mul_f64(chance() / 4.0)
     }

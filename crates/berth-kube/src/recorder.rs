@@ -159,8 +159,10 @@ async fn write(client: Client, source: EventSource, mut receiver: mpsc::Receiver
             }
         }
         let event = event(&source, told);
-        let (name, namespace) =
-            (event.metadata.name.clone().unwrap_or_default(), event.metadata.namespace.clone().unwrap_or_default());
+        let (name, namespace) = (
+            event.metadata.name.clone().unwrap_or_default(),
+            event.metadata.namespace.clone().unwrap_or_default(),
+        );
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
         match api.create(&PostParams::default(), &event).await {
             Ok(_) => {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use http::Request;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::ResourceExt;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::request::Request as Requests;
 use serde_json::{Map, Value};
 
@@ -28,21 +28,28 @@ impl Cluster {
         let key = Key::of(object);
         let body = serde_json::to_vec(object).map_err(|source| encode::<K>(&key, source))?;
         let parameters = PostParams { dry_run: false, field_manager: Some(self.component.to_string()) };
-        let request = requests::<K>(&key).create(&parameters, body).map_err(|source| built::<K>("create", &key, source))?;
+        let request = requests::<K>(&key)
+            .create(&parameters, body)
+            .map_err(|source| built::<K>("create", &key, source))?;
         self.send("create", &key, request).await
     }
 
     /// Deletes an object if it still is this one (by uid); "not there" is success.
     pub async fn delete<K: Kind>(&self, object: &K) -> Result<()> {
         let preconditions = Preconditions { uid: object.uid(), resource_version: None };
-        self.delete_with(object, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() }).await
+        self.delete_with(
+            object,
+            &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() },
+        )
+        .await
     }
 
     /// Deletes an object with parameters; "not there" is success.
     pub async fn delete_with<K: Kind>(&self, object: &K, parameters: &DeleteParams) -> Result<()> {
         let key = Key::of(object);
-        let request =
-            requests::<K>(&key).delete(&key.name, parameters).map_err(|source| built::<K>("delete", &key, source))?;
+        let request = requests::<K>(&key)
+            .delete(&key.name, parameters)
+            .map_err(|source| built::<K>("delete", &key, source))?;
         match self.client.request_text(request).await {
             Ok(_) => Ok(()),
             Err(source) => match failed::<K>("delete", &key, source) {
@@ -55,8 +62,9 @@ impl Cluster {
     /// The object as it is now, by a request rather than from a cache: for decisions that must not rest on old data.
     pub async fn fetch<K: Kind>(&self, key: &Key) -> Result<Option<Arc<K>>> {
         let parameters = kube::api::GetParams::default();
-        let request =
-            requests::<K>(key).get(&key.name, &parameters).map_err(|source| built::<K>("get", key, source))?;
+        let request = requests::<K>(key)
+            .get(&key.name, &parameters)
+            .map_err(|source| built::<K>("get", key, source))?;
         match self.send("get", key, request).await {
             Ok(object) => Ok(Some(object)),
             Err(error) if error.is_not_found() => Ok(None),
@@ -64,7 +72,12 @@ impl Cluster {
         }
     }
 
-    async fn patch<K: Kind>(&self, subresource: &str, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
+    async fn patch<K: Kind>(
+        &self,
+        subresource: &str,
+        before: &K,
+        change: impl FnOnce(&mut K),
+    ) -> Result<Arc<K>> {
         let key = Key::of(before);
         let mut after = before.clone();
         change(&mut after);
@@ -75,7 +88,8 @@ impl Cluster {
         };
         difference["metadata"]["resourceVersion"] = before.resource_version().into();
         difference["metadata"]["uid"] = before.uid().into();
-        let parameters = PatchParams { field_manager: Some(self.component.to_string()), ..PatchParams::default() };
+        let parameters =
+            PatchParams { field_manager: Some(self.component.to_string()), ..PatchParams::default() };
         let patch = Patch::Merge(difference);
         let requests = requests::<K>(&key);
         let request = if subresource.is_empty() {
@@ -87,8 +101,14 @@ impl Cluster {
         self.send("patch", &key, request).await
     }
 
-    async fn send<K: Kind>(&self, action: &'static str, key: &Key, request: Request<Vec<u8>>) -> Result<Arc<K>> {
-        let object: K = self.client.request(request).await.map_err(|source| failed::<K>(action, key, source))?;
+    async fn send<K: Kind>(
+        &self,
+        action: &'static str,
+        key: &Key,
+        request: Request<Vec<u8>>,
+    ) -> Result<Arc<K>> {
+        let object: K =
+            self.client.request(request).await.map_err(|source| failed::<K>(action, key, source))?;
         let object = Arc::new(trimmed(object));
         self.observe(&object);
         Ok(object)
@@ -109,7 +129,12 @@ fn built<K: Kind>(action: &'static str, key: &Key, source: kube::core::request::
 }
 
 fn failed<K: Kind>(action: &'static str, key: &Key, source: kube::Error) -> Error {
-    Error::Request { action, kind: K::kind(&()).into_owned(), name: key.to_string(), source: Box::new(source) }
+    Error::Request {
+        action,
+        kind: K::kind(&()).into_owned(),
+        name: key.to_string(),
+        source: Box::new(source),
+    }
 }
 
 /// The merge patch that turns `old` into `new`; `None` if they are the same.

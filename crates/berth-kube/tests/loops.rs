@@ -1,0 +1,231 @@
+//! Caches, writes, queues and events on the embedded API server.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use berth_apiserver::{rest::ApiServer, store::Store};
+use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder};
+use k8s_openapi::api::core::v1::{ConfigMap, Event};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+struct Running {
+    cluster: Cluster,
+    api: Api<ConfigMap>,
+    _stop: DropGuard,
+    _dir: tempfile::TempDir,
+}
+
+async fn running() -> Running {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(dir.path(), berth_apiserver::store::Options::default()).unwrap();
+    let shutdown = CancellationToken::new();
+    let options = berth_apiserver::rest::Options {
+        shutdown: shutdown.clone(),
+        ..berth_apiserver::rest::Options::default()
+    };
+    let server = ApiServer::new(store, options);
+    server.bootstrap().await.map_err(|_| "bootstrap").unwrap();
+    let client = kube::Client::new(server, "default");
+    let cluster = Cluster::new(client.clone(), shutdown.clone());
+    Running { cluster, api: Api::namespaced(client, "default"), _stop: shutdown.drop_guard(), _dir: dir }
+}
+
+fn config(name: &str, value: &str) -> ConfigMap {
+    let mut config = ConfigMap::default();
+    config.metadata.name = Some(name.to_owned());
+    config.metadata.namespace = Some("default".to_owned());
+    config.data = Some(BTreeMap::from([("value".to_owned(), value.to_owned())]));
+    config
+}
+
+fn value(config: &ConfigMap) -> String {
+    config.data.as_ref().and_then(|data| data.get("value")).cloned().unwrap_or_default()
+}
+
+#[tokio::test]
+async fn subscribers_hear_of_what_is_there_and_of_every_change_in_order() {
+    let running = running().await;
+    running.api.create(&PostParams::default(), &config("a", "1")).await.unwrap();
+    let cache = running.cluster.cache::<ConfigMap>();
+    cache.synced().await;
+    let (sender, mut heard) = mpsc::unbounded_channel();
+    cache.subscribe(move |before, after| {
+        let text = |object: Option<&Arc<ConfigMap>>| object.map(|object| value(object));
+        if after.or(before).is_some_and(|object| object.metadata.name.as_deref() == Some("a")) {
+            sender.send((text(before), text(after))).unwrap();
+        }
+    });
+    let patch = Patch::Merge(serde_json::json!({"data": {"value": "2"}}));
+    running.api.patch("a", &PatchParams::default(), &patch).await.unwrap();
+    running.api.delete("a", &DeleteParams::default()).await.unwrap();
+    let some = |text: &str| Some(text.to_owned());
+    for expected in [(None, some("1")), (some("1"), some("2")), (some("2"), None)] {
+        assert_eq!(tokio::time::timeout(PATIENCE, heard.recv()).await.unwrap().unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_write_is_in_the_cache_when_it_returns() {
+    let running = running().await;
+    let cache = running.cluster.cache::<ConfigMap>();
+    cache.synced().await;
+    for round in 0..50 {
+        let name = format!("own-{round}");
+        let created = running.cluster.create(&config(&name, "1")).await.unwrap();
+        assert_eq!(value(&cache.get(&Key::new("default", &name)).unwrap()), "1");
+        running
+            .cluster
+            .update(created.as_ref(), |config| {
+                config.data.get_or_insert_default().insert("value".to_owned(), "2".to_owned());
+            })
+            .await
+            .unwrap();
+        assert_eq!(value(&cache.get(&Key::new("default", &name)).unwrap()), "2");
+    }
+}
+
+#[tokio::test]
+async fn a_write_based_on_an_old_state_is_a_conflict_and_changes_nothing() {
+    let running = running().await;
+    let old = running.cluster.create(&config("a", "1")).await.unwrap();
+    let set = |text: &'static str| {
+        move |config: &mut ConfigMap| {
+            config.data.get_or_insert_default().insert("value".to_owned(), text.to_owned());
+        }
+    };
+    running.cluster.update(old.as_ref(), set("2")).await.unwrap();
+    let refused = running.cluster.update(old.as_ref(), set("3")).await.unwrap_err();
+    assert!(refused.is_conflict(), "{refused:?}");
+    assert_eq!(value(&running.api.get("a").await.unwrap()), "2");
+    assert!(running.cluster.create(&config("a", "4")).await.unwrap_err().is_already_exists());
+    assert!(running.cluster.fetch::<ConfigMap>(&Key::new("default", "b")).await.unwrap().is_none());
+    running.cluster.delete(old.as_ref()).await.unwrap();
+    running.cluster.delete(old.as_ref()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_index_follows_its_objects() {
+    let running = running().await;
+    let cache = running.cluster.cache::<ConfigMap>();
+    cache.synced().await;
+    let by_value = cache.index(|config| vec![value(config)]);
+    let created = running.cluster.create(&config("a", "x")).await.unwrap();
+    running.cluster.create(&config("b", "x")).await.unwrap();
+    assert_eq!(by_value.get("x").len(), 2);
+    running
+        .cluster
+        .update(created.as_ref(), |config| {
+            config.data.get_or_insert_default().insert("value".to_owned(), "y".to_owned());
+        })
+        .await
+        .unwrap();
+    assert_eq!(by_value.get("x").len(), 1);
+    assert_eq!(by_value.get("y").len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_is_worked_on_by_one_at_a_time_and_again_if_it_changed_meanwhile() {
+    let queue: Queue<u32> = Queue::new("test", Backoff::default());
+    let (busy, most, runs) =
+        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let stop = CancellationToken::new();
+    let again = queue.clone();
+    for _ in 0..3 {
+        queue.add(7);
+    }
+    let work = {
+        let (busy, most, runs, stop) = (busy.clone(), most.clone(), runs.clone(), stop.clone());
+        move |key| {
+            let (busy, most, runs, stop, again) =
+                (busy.clone(), most.clone(), runs.clone(), stop.clone(), again.clone());
+            async move {
+                most.fetch_max(busy.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                match runs.fetch_add(1, Ordering::SeqCst) {
+                    0 => again.add(key),
+                    _ => stop.cancel(),
+                }
+                tokio::task::yield_now().await;
+                busy.fetch_sub(1, Ordering::SeqCst);
+                Ok::<_, berth_kube::Error>(Next::Done)
+            }
+        }
+    };
+    queue.run(4, stop, work).await;
+    assert_eq!((most.load(Ordering::SeqCst), runs.load(Ordering::SeqCst)), (1, 2));
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("no luck")]
+struct NoLuck;
+impl berth_kube::Failure for NoLuck {}
+
+#[tokio::test(start_paused = true)]
+async fn failures_come_again_after_a_growing_pause_and_a_panic_is_one() {
+    let backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(5) };
+    let queue: Queue<&str> = Queue::new("test", backoff);
+    queue.add("key");
+    let times = Arc::new(Mutex::new(Vec::new()));
+    let stop = CancellationToken::new();
+    let work = {
+        let (times, stop) = (times.clone(), stop.clone());
+        move |_| {
+            let (times, stop) = (times.clone(), stop.clone());
+            async move {
+                let runs = {
+                    let mut times = times.lock().unwrap();
+                    times.push(tokio::time::Instant::now());
+                    times.len()
+                };
+                match runs {
+                    1 => panic!("on purpose"),
+                    2..=4 => Err(NoLuck),
+                    _ => {
+                        stop.cancel();
+                        Ok(Next::Done)
+                    }
+                }
+            }
+        }
+    };
+    queue.run(1, stop, work).await;
+    let times = times.lock().unwrap();
+    let pauses: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
+    for (pause, at_least) in pauses.iter().zip([1.0, 2.0, 4.0, 5.0]) {
+        assert!((at_least..=at_least * 1.26).contains(pause), "{pauses:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_same_event_again_is_counted_and_a_long_message_is_cut() {
+    let running = running().await;
+    let recorder = Recorder::new(&running.cluster, "tester", "here");
+    let about = running.cluster.create(&config("a", "1")).await.unwrap();
+    recorder.warning(about.as_ref(), "Broken", "ü".repeat(2000));
+    for _ in 0..5 {
+        recorder.normal(about.as_ref(), "Fine", "all is well");
+    }
+    recorder.normal(about.as_ref(), "Last", "done");
+    let events: Api<Event> = Api::namespaced(running.cluster.client().clone(), "default");
+    let cache = running.cluster.cache::<Event>();
+    let (sender, mut last) = mpsc::unbounded_channel();
+    cache.subscribe(move |_, after| {
+        if after.is_some_and(|event| event.reason.as_deref() == Some("Last")) {
+            let _ = sender.send(());
+        }
+    });
+    tokio::time::timeout(PATIENCE, last.recv()).await.unwrap().unwrap();
+    let events = events.list(&ListParams::default()).await.unwrap().items;
+    let of = |reason: &str| {
+        events.iter().filter(|event| event.reason.as_deref() == Some(reason)).collect::<Vec<_>>()
+    };
+    assert_eq!(of("Fine").len(), 1);
+    assert_eq!(of("Broken").len(), 1);
+    assert!(of("Broken")[0].message.as_ref().unwrap().len() <= 1024);
+    assert_eq!(of("Broken")[0].involved_object.uid, about.metadata.uid);
+}
