@@ -130,7 +130,7 @@ impl<K: Kind> Cache<K> {
     }
 
     /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
-    pub(crate) fn observe_write(&self, object: Arc<K>) {
+    pub(crate) fn observe_write(&self, object: &Arc<K>) {
         let telling = self.telling();
         if revision(object.as_ref()) > telling.seen {
             self.put(&telling, object);
@@ -143,7 +143,7 @@ impl<K: Kind> Cache<K> {
     }
 
     /// A list brought an object.
-    pub(crate) fn listed(&self, object: Arc<K>) {
+    pub(crate) fn listed(&self, object: &Arc<K>) {
         let mut telling = self.telling();
         telling.listed.insert(Key::of(object.as_ref()));
         self.put(&telling, object);
@@ -161,7 +161,7 @@ impl<K: Kind> Cache<K> {
     }
 
     /// The watch told of an object.
-    pub(crate) fn applied(&self, object: Arc<K>) {
+    pub(crate) fn applied(&self, object: &Arc<K>) {
         let mut telling = self.telling();
         telling.seen = telling.seen.max(revision(object.as_ref()));
         self.put(&telling, object);
@@ -174,7 +174,7 @@ impl<K: Kind> Cache<K> {
         self.remove(&telling, &Key::of(object));
     }
 
-    fn put(&self, telling: &Telling<K>, object: Arc<K>) {
+    fn put(&self, telling: &Telling<K>, object: &Arc<K>) {
         let key = Key::of(object.as_ref());
         let before = {
             let mut objects = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner);
@@ -188,9 +188,9 @@ impl<K: Kind> Cache<K> {
         for subscriber in &telling.subscribers {
             if replaced {
                 subscriber(before.as_ref(), None);
-                subscriber(None, Some(&object));
+                subscriber(None, Some(object));
             } else {
-                subscriber(before.as_ref(), Some(&object));
+                subscriber(before.as_ref(), Some(object));
             }
         }
     }

@@ -94,7 +94,7 @@ impl Cluster {
         drop(caches);
         for (all, cache) in known {
             if all || cache.get(&crate::Key::of(object.as_ref())).is_some() {
-                cache.observe_write(object.clone());
+                cache.observe_write(object);
             }
         }
     }
@@ -134,9 +134,9 @@ async fn follow<K: Kind>(api: Api<K>, config: watcher::Config, cache: Cache<K>, 
 fn take<K: Kind>(cache: &Cache<K>, event: watcher::Event<K>) {
     match event {
         watcher::Event::Init => cache.begin_list(),
-        watcher::Event::InitApply(object) => cache.listed(Arc::new(trimmed(object))),
+        watcher::Event::InitApply(object) => cache.listed(&Arc::new(trimmed(object))),
         watcher::Event::InitDone => cache.end_list(),
-        watcher::Event::Apply(object) => cache.applied(Arc::new(trimmed(object))),
+        watcher::Event::Apply(object) => cache.applied(&Arc::new(trimmed(object))),
         watcher::Event::Delete(object) => cache.deleted(&object),
     }
 }

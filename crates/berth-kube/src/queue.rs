@@ -25,7 +25,7 @@ pub struct Backoff {
 
 impl Default for Backoff {
     fn default() -> Self {
-        Self { first: Duration::from_millis(5), longest: Duration::from_mins(2) }
+        Self { first: Duration::from_millis(5), longest: Duration::from_secs(120) }
     }
 }
 

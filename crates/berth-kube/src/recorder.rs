@@ -54,7 +54,7 @@ const WAITING: usize = 4096;
 /// How many different events are remembered to be counted up rather than written anew.
 const REMEMBERED: usize = 4096;
 /// How long an event is counted up rather than written anew.
-const SAME: Duration = Duration::from_mins(10);
+const SAME: Duration = Duration::from_secs(600);
 /// How often an event is counted up at most.
 const PACE: Duration = Duration::from_secs(1);
 /// Kubernetes refuses longer messages.
