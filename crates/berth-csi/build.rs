@@ -1,5 +1,5 @@
-//! Compiles `proto/csi.proto` and writes, beside the messages, what depends on its options: a `Debug`
-//! without secrets, the table of methods, and the list of messages that the test of `Debug` walks.
+//! Compiles `proto/registration.proto`, and `proto/csi.proto` with what depends on its options beside the messages: a
+//! `Debug` without secrets, the table of methods, and the list of messages that the test of `Debug` walks.
 
 use std::env;
 use std::fmt::Write as _;
@@ -25,6 +25,9 @@ fn main() -> Result<(), Failure> {
         .generate_default_stubs(true)
         .skip_debug(with_secrets.iter().map(|message| format!(".{}", message.full_name())))
         .compile_fds(compiler.file_descriptor_set())?;
+
+    println!("cargo::rerun-if-changed=proto/registration.proto");
+    tonic_prost_build::configure().compile_fds(protox::compile(["registration.proto"], ["proto"])?)?;
 
     let out = env::var("OUT_DIR")?;
     let out = Path::new(&out);
