@@ -4,6 +4,7 @@
 //! [`Dir`] keeps a descriptor and resolves below it with `openat2`: neither `..`, an absolute path nor a symbolic
 //! link someone planted leads out.
 
+mod links;
 mod remove;
 pub(crate) mod walk;
 
