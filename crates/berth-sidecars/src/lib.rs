@@ -1,1 +1,3 @@
 //! The external components beside a CSI driver.
+
+pub mod registrar;
