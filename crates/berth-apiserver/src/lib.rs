@@ -8,6 +8,7 @@
 pub mod auth;
 pub mod collect;
 pub mod patch;
+pub mod pods;
 pub mod resource;
 pub mod rest;
 pub mod rules;

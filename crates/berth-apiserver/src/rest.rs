@@ -19,6 +19,7 @@ mod modify;
 mod object;
 mod openapi;
 mod pipeline;
+mod pods;
 mod present;
 mod query;
 mod reader;
@@ -47,16 +48,13 @@ use self::query::Query;
 use self::registry::{Registry, Served};
 use self::route::{Route, Target};
 use crate::auth::{Credentials, Identity};
+use crate::pods::Pods;
 use crate::resource::Subresource;
 use crate::store::{Collection, Key, Store};
 
 pub use content::Body;
 pub use error::{Answer, Failure};
 
-/// The future of a hook's answer.
-pub type HookFuture = Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
-/// Answers requests for a pod's log, or to run something in it: the request's head, the pod, which of these.
-pub type PodHook = Arc<dyn Fn(Parts, Value, Subresource) -> HookFuture + Send + Sync>;
 /// Gives the text of `/metrics`.
 pub type MetricsHook = Arc<dyn Fn() -> String + Send + Sync>;
 
@@ -66,7 +64,7 @@ pub struct Options {
     /// What signs service account tokens.
     pub credentials: Option<Arc<Credentials>>,
     /// Who serves logs and exec.
-    pub pods: Option<PodHook>,
+    pub pods: Option<Arc<dyn Pods>>,
     /// Who serves metrics.
     pub metrics: Option<MetricsHook>,
     /// Ends all watches when cancelled.
@@ -232,7 +230,11 @@ impl ApiServer {
         if target.watch {
             query.set("watch", "true");
         }
-        let mut accept = content::negotiate(&parts.headers, served.custom.is_none())?;
+        let mut accept = match content::negotiate(&parts.headers, served.custom.is_none()) {
+            // A log is plain text, and a command's output is nothing at all that HTTP knows.
+            Err(_) if matches!(subresource, Some(Subresource::Log | Subresource::Exec)) => Accept::default(),
+            negotiated => negotiated?,
+        };
         accept.pretty = query.flag("pretty");
         let identity = parts.extensions.get::<Identity>().cloned().unwrap_or_else(Identity::in_process);
         let namespace = target.namespace.unwrap_or_default();

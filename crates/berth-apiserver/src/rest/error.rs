@@ -49,6 +49,11 @@ impl Failure {
         Self::of(resource, name, 404, "NotFound", format!("{} {name:?} not found", resource.qualified()))
     }
 
+    /// Something other than an object is not there.
+    pub fn absent(message: impl Into<String>) -> Self {
+        Self::new(404, "NotFound", message)
+    }
+
     /// No such path.
     pub fn no_such_path() -> Self {
         let failure = Self::new(404, "NotFound", "the server could not find the requested resource");

@@ -49,7 +49,8 @@ impl Query {
         self.0.push((key.to_owned(), value.to_owned()));
     }
 
-    fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
+    /// All values of a parameter, empty ones too.
+    pub(crate) fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a str> {
         self.0.iter().filter(move |(have, _)| have == key).map(|(_, value)| value.as_str())
     }
 

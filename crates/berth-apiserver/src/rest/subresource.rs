@@ -34,16 +34,6 @@ impl Call {
         }
     }
 
-    async fn pod_access(self, subresource: Subresource) -> Answer<Response<Body>> {
-        let current = self.current()?;
-        let pod: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
-        let Some(hook) = self.api.inner.options.pods.clone() else {
-            let message = format!("this server does not serve a pod's {}", subresource.name());
-            return Err(Failure::not_implemented(message));
-        };
-        Ok(hook(self.parts, pod, subresource).await)
-    }
-
     /// Assigns a pod to a node; the binding names the pod, or the path does.
     pub(crate) async fn bind(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let options = self.query.write_options("CreateOptions")?;

@@ -1,0 +1,276 @@
+//! A pod's log, and commands in a pod, over HTTP: what is asked for is read and checked here, the node does the rest.
+
+mod channels;
+
+use std::future::ready;
+use std::sync::Arc;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use http::header::{
+    CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY,
+    SEC_WEBSOCKET_PROTOCOL, UPGRADE,
+};
+use http::{HeaderValue, Method, Response, StatusCode};
+use http_body::Frame;
+use http_body_util::{BodyExt as _, Empty, StreamBody};
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::TokioIo;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+
+use self::channels::Protocol;
+use super::error::{Answer, Failure};
+use super::query::{Query, forbidden, not_supported};
+use super::{Body, Call};
+use crate::pods::{ExecOptions, LogOptions, LogSource, LogStream, Pods, PodsError};
+use crate::resource::{Cause, CauseReason, Subresource};
+use crate::rules::read;
+use crate::schema::time;
+
+const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+/// What the client's key is joined with to prove that WebSocket was understood (RFC 6455).
+const WEBSOCKET_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
+
+impl Call {
+    /// Serves what only the node of a pod can.
+    pub(crate) async fn pod_access(self, subresource: Subresource) -> Answer<Response<Body>> {
+        match (subresource, &self.parts.method) {
+            (Subresource::Log, &Method::GET) => self.log().await,
+            (Subresource::Exec, _) => self.exec(),
+            (Subresource::Log, _) => Err(Failure::method_not_allowed()),
+            _ => {
+                let message = format!(
+                    "this server does not serve a pod's {}; logs and exec are what there is",
+                    subresource.name()
+                );
+                Err(Failure::not_implemented(message))
+            }
+        }
+    }
+
+    fn pods(&self, subresource: Subresource) -> Answer<Arc<dyn Pods>> {
+        self.api.inner.options.pods.clone().ok_or_else(|| {
+            let message =
+                format!("this server runs without a node, so it cannot serve a pod's {}", subresource.name());
+            Failure::not_implemented(message)
+        })
+    }
+
+    fn pod(&self) -> Answer<Value> {
+        serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)
+    }
+
+    async fn log(self) -> Answer<Response<Body>> {
+        let mut options = log_options(&self.query, &self.name, Timestamp::now())?;
+        let pod = self.pod()?;
+        options.container = container(self.query.get("container"), &pod)?;
+        if read::text(&pod, &["spec", "nodeName"]).is_empty() {
+            let mut nothing = Response::new(Empty::new().boxed_unsync());
+            *nothing.status_mut() = StatusCode::NO_CONTENT;
+            return Ok(nothing);
+        }
+        let log = self.pods(Subresource::Log)?.logs(&pod, options).await?;
+        let end = self.api.inner.options.shutdown.clone().cancelled_owned();
+        let mut response = Response::new(log_body(log.take_until(end).boxed()));
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain"));
+        Ok(response)
+    }
+
+    fn exec(mut self) -> Answer<Response<Body>> {
+        let pod = self.pod()?;
+        let options = exec_options(&self.query, &pod)?;
+        if read::text(&pod, &["spec", "nodeName"]).is_empty() {
+            return Err(Failure::bad_request(format!("pod {} does not have a host assigned", self.name)));
+        }
+        let pods = self.pods(Subresource::Exec)?;
+        let key = websocket_key(&self.parts.headers)?;
+        let upgrade = self.parts.extensions.remove::<OnUpgrade>().ok_or_else(not_websocket)?;
+        let protocol = protocol(&self.parts.headers)?;
+        let shutdown = self.api.inner.options.shutdown.clone();
+        tokio::spawn(async move {
+            match upgrade.await {
+                Ok(upgraded) => {
+                    // Only now, so that nothing runs for a client that is gone; a failure is told on a channel.
+                    let session = pods.exec(&pod, options).await.map_err(Failure::from);
+                    channels::serve(TokioIo::new(upgraded), protocol, session, &shutdown).await;
+                }
+                Err(error) => tracing::debug!(%error, "a client asked for WebSocket and went away"),
+            }
+        });
+        Ok(switching(&key, protocol))
+    }
+}
+
+/// The body that a log is sent in; it ends where the log cannot be read on.
+fn log_body(log: LogStream) -> Body {
+    let frames = log.scan((), |(), piece| {
+        ready(match piece {
+            Ok(bytes) => Some(Ok(Frame::data(bytes))),
+            Err(error) => {
+                tracing::warn!(%error, "the log of a pod ended early");
+                None
+            }
+        })
+    });
+    StreamBody::new(frames).boxed_unsync()
+}
+
+fn log_options(query: &Query, name: &str, now: Timestamp) -> Answer<LogOptions> {
+    let mut causes = Vec::new();
+    let mut at_least = |field: &str, least: i64, why: &str| -> Answer<Option<i64>> {
+        let number = query.number(field)?;
+        causes.extend(number.filter(|number| *number < least).map(|number| Cause {
+            reason: CauseReason::Invalid,
+            message: format!("Invalid value: {number}: {why}"),
+            field: field.to_owned(),
+        }));
+        Ok(number)
+    };
+    let tail_lines = at_least("tailLines", 0, "must be greater than or equal to 0")?;
+    let limit_bytes = at_least("limitBytes", 1, "must be greater than 0")?;
+    let since = match query.get("sinceTime") {
+        None => at_least("sinceSeconds", 1, "must be greater than 0")?
+            .and_then(|seconds| now.checked_sub(SignedDuration::from_secs(seconds)).ok()),
+        Some(_) if query.number("sinceSeconds")?.is_some() => {
+            causes.push(forbidden("", "at most one of `sinceTime` or `sinceSeconds` may be specified"));
+            None
+        }
+        Some(text) => {
+            time::canonical(text).map_err(|error| Failure::bad_request(error.to_string()))?;
+            time::parse(text)
+        }
+    };
+    let stream = match query.get("stream") {
+        None | Some("All") => LogSource::All,
+        Some("Stdout") => LogSource::Stdout,
+        Some("Stderr") => LogSource::Stderr,
+        Some(other) => {
+            causes.push(not_supported("stream", &format!("{other:?}"), &["All", "Stderr", "Stdout"]));
+            LogSource::All
+        }
+    };
+    if stream != LogSource::All && tail_lines.is_some() {
+        causes.push(forbidden("", "`tailLines` and specific `stream` are mutually exclusive for now"));
+    }
+    if !causes.is_empty() {
+        return Err(Failure::invalid_kind("", "PodLogOptions", name, &causes));
+    }
+    let amount = |number: Option<i64>| number.and_then(|number| u64::try_from(number).ok());
+    Ok(LogOptions {
+        container: String::new(),
+        follow: query.flag("follow"),
+        previous: query.flag("previous"),
+        since,
+        tail_lines: amount(tail_lines),
+        limit_bytes: amount(limit_bytes),
+        timestamps: query.flag("timestamps"),
+        stream,
+    })
+}
+
+fn exec_options(query: &Query, pod: &Value) -> Answer<ExecOptions> {
+    let tty = query.flag("tty");
+    let options = ExecOptions {
+        container: container(query.get("container"), pod)?,
+        command: query.all("command").map(str::to_owned).collect(),
+        stdin: query.flag("stdin"),
+        stdout: query.flag("stdout"),
+        stderr: query.flag("stderr") && !tty,
+        tty,
+    };
+    if options.command.is_empty() {
+        return Err(Failure::bad_request("you must specify at least one command for the container"));
+    }
+    if !(options.stdin || options.stdout || options.stderr) {
+        return Err(Failure::bad_request("you must specify at least 1 of stdin, stdout, stderr"));
+    }
+    Ok(options)
+}
+
+/// The container that is meant: the one that is named, the only one, or the pod's default.
+fn container(named: Option<&str>, pod: &Value) -> Answer<String> {
+    let names = |field| read::items(pod, &["spec", field]).iter().map(|one| read::text(one, &["name"]));
+    let all: Vec<&str> =
+        names("initContainers").chain(names("containers")).chain(names("ephemeralContainers")).collect();
+    let pod_name = read::name(pod);
+    if let Some(named) = named {
+        return if all.contains(&named) {
+            Ok(named.to_owned())
+        } else {
+            Err(Failure::bad_request(format!("container {named} is not valid for pod {pod_name}")))
+        };
+    }
+    let containers: Vec<&str> = names("containers").collect();
+    let default = read::text(pod, &["metadata", "annotations", DEFAULT_CONTAINER]);
+    match containers.as_slice() {
+        [only] => Ok((*only).to_owned()),
+        _ if all.contains(&default) => Ok(default.to_owned()),
+        [] => Err(Failure::bad_request(format!("a container name must be specified for pod {pod_name}"))),
+        _ => Err(Failure::bad_request(format!(
+            "a container name must be specified for pod {pod_name}, choose one of: [{}]",
+            all.join(" ")
+        ))),
+    }
+}
+
+fn not_websocket() -> Failure {
+    Failure::bad_request(
+        "commands in pods are run over WebSocket (v5.channel.k8s.io or v4.channel.k8s.io) on HTTP/1.1 only: use kubectl \
+         1.31 or later, or set KUBECTL_REMOTE_COMMAND_WEBSOCKETS=true",
+    )
+}
+
+/// The values of a header that may hold several.
+fn values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let lines = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim)
+}
+
+fn websocket_key(headers: &HeaderMap) -> Answer<String> {
+    let has = |name, wanted: &str| values(headers, name).any(|value| value.eq_ignore_ascii_case(wanted));
+    if !has(CONNECTION, "upgrade") || !has(UPGRADE, "websocket") {
+        return Err(not_websocket());
+    }
+    let key = values(headers, SEC_WEBSOCKET_KEY).next().map(str::to_owned);
+    key.ok_or_else(|| Failure::bad_request("the header Sec-WebSocket-Key is missing"))
+}
+
+fn protocol(headers: &HeaderMap) -> Answer<Protocol> {
+    let offered: Vec<&str> = values(headers, SEC_WEBSOCKET_PROTOCOL).collect();
+    offered.iter().find_map(|name| Protocol::named(name)).ok_or_else(|| {
+        Failure::bad_request(format!(
+            "the client offers the sub-protocols [{}], and this server speaks v5.channel.k8s.io and v4.channel.k8s.io",
+            offered.join(", ")
+        ))
+    })
+}
+
+fn switching(key: &str, protocol: Protocol) -> Response<Body> {
+    let joined = format!("{key}{WEBSOCKET_GUID}");
+    let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, joined.as_bytes());
+    let accept = HeaderValue::from_str(&BASE64.encode(digest)).expect("base64 is fit for a header");
+    let mut response = Response::new(Empty::<Bytes>::new().boxed_unsync());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol.name()));
+    response
+}
+
+impl From<PodsError> for Failure {
+    fn from(error: PodsError) -> Self {
+        match error {
+            PodsError::BadRequest(why) => Self::bad_request(why),
+            PodsError::NotFound(why) => Self::absent(why),
+            PodsError::Internal(why) => Self::internal(why),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
