@@ -12,6 +12,7 @@ use std::{
         fd::OwnedFd,
         unix::process::{CommandExt as _, ExitStatusExt as _},
     },
+    path::Path,
     process::{Child, Command, ExitStatus, Stdio},
     time::{Duration, Instant},
 };
@@ -53,6 +54,23 @@ pub fn run<A: AsRef<OsStr>>(
     deadline: Duration,
 ) -> Result<Output> {
     run_accepting(program, args, deadline, &[0])
+}
+
+/// Starts `program` in a session of its own, with its output appended to the file `log`; it outlives this process.
+pub fn detach<A: AsRef<OsStr>>(
+    program: &Path,
+    args: impl IntoIterator<Item = A>,
+    log: &Path,
+) -> Result<Child> {
+    let output = File::options().create(true).append(true).open(log).doing("open the log", log)?;
+    let errors = output.try_clone().doing("open the log", log)?;
+    let mut command = Command::new(program);
+    command.args(args).stdin(Stdio::null()).stdout(output).stderr(errors);
+    // SAFETY: setsid is async-signal-safe and touches nothing of this process.
+    unsafe {
+        command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into));
+    }
+    command.spawn().doing("start", program)
 }
 
 /// As `run`, for programs that also succeed with other exit codes than 0.

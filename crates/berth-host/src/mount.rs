@@ -95,6 +95,20 @@ pub fn unmount_lazily(target: &Path) -> Result<Change> {
     unmount_all(target, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
 }
 
+/// Removes every mount below `top`, the youngest first, and gives how many there were; one in use goes out of sight.
+pub fn unmount_below(top: &Path) -> Result<usize> {
+    let top = std::fs::canonicalize(top).doing("resolve", top)?;
+    let below: Vec<PathBuf> = mounts()?
+        .into_iter()
+        .filter(|mount| mount.target != top && mount.target.starts_with(&top))
+        .map(|mount| mount.target)
+        .collect();
+    for target in below.iter().rev() {
+        unmount_lazily(target)?;
+    }
+    Ok(below.len())
+}
+
 /// Whether something is mounted exactly at `path`; a missing path is `false`.
 pub fn is_mount_point(path: &Path) -> Result<bool> {
     match observe(path) {
