@@ -6,3 +6,5 @@
 
 pub mod layout;
 pub mod plugin;
+pub mod plugins;
+pub mod tokens;

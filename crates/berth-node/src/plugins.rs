@@ -1,0 +1,3 @@
+//! The kinds of volumes that need no driver.
+
+mod quantity;
