@@ -1,0 +1,496 @@
+//! Keeps the objects that stand for this machine: its Node, its lease, and its CSINode.
+//!
+//! Reads: its Node, its CSINode. Writes: Node (labels, annotations, status), the Lease of its name in `kube-node-lease`
+//! every 10 s, CSINode. The status is written when it changes, and every 5 minutes; everything that waits to be written
+//! at the same time is one write. The node is ready once its CSINode exists: before that, nobody could tell that a
+//! volume's driver is missing here.
+
+mod csi_node;
+mod facts;
+mod lease;
+mod status;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cache, Cluster, Key};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::api::storage::v1::CSINode;
+use tokio::sync::{Notify, watch};
+
+pub use self::csi_node::{DriverInfo, Unfit};
+pub use self::facts::Allocatable;
+use self::facts::Facts;
+use self::status::Now;
+use crate::plugin::Failed;
+
+/// The Kubernetes whose kubelet this node stands in for.
+const KUBELET_VERSION: &str = concat!("v1.36.0+berth.", env!("CARGO_PKG_VERSION"));
+/// How often the status is written when nothing changes.
+const HEARTBEAT: Duration = Duration::from_mins(5);
+/// How long to wait after a write that failed.
+const AGAIN: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(10) };
+/// How often a write is tried again because somebody else was quicker.
+const ATTEMPTS: u32 = 10;
+
+/// How a node presents itself.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The node's name.
+    pub name: String,
+    /// The node's directory: its disk is the node's ephemeral storage.
+    pub data_dir: PathBuf,
+    /// Labels beside those that every node has.
+    pub labels: BTreeMap<String, String>,
+    /// How others reach the machine; found out if `None`.
+    pub address: Option<IpAddr>,
+    /// The port of the node's own API (logs, exec).
+    pub port: Option<u16>,
+    /// How many pods the node takes.
+    pub max_pods: u32,
+    /// The runtime's name and version, such as `process://0.1.0`.
+    pub runtime: String,
+}
+
+impl Options {
+    /// The usual.
+    pub fn new(name: impl Into<String>, data_dir: impl Into<PathBuf>) -> Self {
+        Self {
+            name: name.into(),
+            data_dir: data_dir.into(),
+            labels: BTreeMap::new(),
+            address: None,
+            port: None,
+            max_pods: 1100,
+            runtime: concat!("process://", env!("CARGO_PKG_VERSION")).to_owned(),
+        }
+    }
+}
+
+/// Why the node's objects could not be written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Kubernetes refused, or could not be reached.
+    #[error("keeping the objects of node {node}")]
+    Kubernetes {
+        /// The node.
+        node: String,
+        /// Its answer.
+        source: Box<berth_kube::Error>,
+    },
+    /// The driver does not fit the node.
+    #[error("announcing the driver {driver}")]
+    Driver {
+        /// The driver.
+        driver: String,
+        /// Why.
+        source: Unfit,
+    },
+}
+
+/// The result of writing the node's objects.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// This machine as Kubernetes sees it.
+pub struct Machine {
+    cluster: Cluster,
+    options: Options,
+    facts: Facts,
+    nodes: Cache<Node>,
+    csi_nodes: Cache<CSINode>,
+    wanted: Mutex<Wanted>,
+    wake: Notify,
+    written: watch::Sender<Written>,
+    attached: watch::Sender<BTreeMap<String, String>>,
+    /// Held while labels, annotations or the CSINode are written: drivers register at the same time.
+    announcing: tokio::sync::Mutex<()>,
+}
+
+/// What the status shall say; `version` counts the changes.
+#[derive(Default)]
+struct Wanted {
+    in_use: BTreeSet<String>,
+    version: u64,
+}
+
+/// Up to which version the status was written, or failed to be.
+#[derive(Default, Clone)]
+struct Written {
+    in_use: BTreeSet<String>,
+    version: u64,
+    failed: Option<(u64, String)>,
+}
+
+impl Machine {
+    /// Creates or adopts the node's objects and keeps them until the cluster's shutdown; returns when it is ready.
+    pub async fn start(cluster: Cluster, options: Options) -> Result<Arc<Self>> {
+        let facts = {
+            let (data_dir, pods, address) = (options.data_dir.clone(), options.max_pods, options.address);
+            tokio::task::spawn_blocking(move || Facts::read(&data_dir, pods, address))
+                .await
+                .expect("looking at the machine does not panic")
+        };
+        let cluster = cluster.named("kubelet");
+        let machine = Arc::new(Self {
+            nodes: cluster.cache(),
+            csi_nodes: cluster.cache(),
+            cluster,
+            options,
+            facts,
+            wanted: Mutex::default(),
+            wake: Notify::new(),
+            written: watch::channel(Written::default()).0,
+            attached: watch::channel(BTreeMap::new()).0,
+            announcing: tokio::sync::Mutex::default(),
+        });
+        let node = machine.ensure_node().await?;
+        // Until the volume manager knows better, what was in use before a restart still is.
+        machine.wanted().in_use.extend(in_use_of(&node));
+        machine.ensure_csi_node(&node).await?;
+        machine.write_status().await?;
+        machine.follow();
+        tokio::spawn(Arc::clone(&machine).keep_status());
+        tokio::spawn(lease::keep(machine.cluster.clone(), node));
+        Ok(machine)
+    }
+
+    /// The node's name.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// What pods may use.
+    pub fn allocatable(&self) -> Allocatable {
+        self.facts.allocatable
+    }
+
+    /// The address under which others reach the machine.
+    pub fn address(&self) -> IpAddr {
+        self.facts.address
+    }
+
+    /// The Node object as last seen.
+    pub fn node(&self) -> Option<Arc<Node>> {
+        self.nodes.named(&self.options.name)
+    }
+
+    /// Says that a volume is in use here, and returns when Kubernetes has it: from then on it is not detached.
+    pub async fn in_use(&self, unique_name: &str) -> Result<(), Failed> {
+        let version = {
+            let mut wanted = self.wanted();
+            if !wanted.in_use.insert(unique_name.to_owned())
+                && self.written.borrow().in_use.contains(unique_name)
+            {
+                return Ok(());
+            }
+            wanted.version += 1;
+            wanted.version
+        };
+        let mut written = self.written.subscribe();
+        self.wake.notify_one();
+        let settled = |written: &Written| {
+            written.version >= version
+                || written.failed.as_ref().is_some_and(|(failed, _)| *failed >= version)
+        };
+        // The sender lives as long as `self`.
+        let Ok(written) = written.wait_for(settled).await else { return Ok(()) };
+        match &written.failed {
+            Some((_, error)) if written.version < version => Err(Failed::unchanged(format!(
+                "the volume {unique_name} could not be reported as in use by node {}: {error}",
+                self.options.name
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Says that a volume is not in use here any more; told to Kubernetes with the next write, which this triggers.
+    pub fn not_in_use(&self, unique_name: &str) {
+        let mut wanted = self.wanted();
+        if wanted.in_use.remove(unique_name) {
+            wanted.version += 1;
+            drop(wanted);
+            self.wake.notify_one();
+        }
+    }
+
+    /// Says which volumes are in use and that no others are: after a restart, what the node had reported before is kept
+    /// until this is called.
+    pub fn only_in_use(&self, unique_names: impl IntoIterator<Item = String>) {
+        let mut wanted = self.wanted();
+        wanted.in_use = unique_names.into_iter().collect();
+        wanted.version += 1;
+        drop(wanted);
+        self.wake.notify_one();
+    }
+
+    /// Waits until a volume is attached; gives its device path, which is empty for CSI.
+    pub async fn attached(&self, unique_name: &str) -> String {
+        let mut attached = self.attached.subscribe();
+        // The sender lives as long as `self`.
+        let attached = attached.wait_for(|attached| attached.contains_key(unique_name)).await;
+        attached.ok().and_then(|attached| attached.get(unique_name).cloned()).unwrap_or_default()
+    }
+
+    /// Whether a volume is attached.
+    pub fn is_attached(&self, unique_name: &str) -> bool {
+        self.attached.borrow().contains_key(unique_name)
+    }
+
+    /// Tells Kubernetes that a driver is registered here: Node annotation and labels, then CSINode.
+    pub async fn announce(&self, driver: &DriverInfo) -> Result<()> {
+        let unfit = |source| Error::Driver { driver: driver.name.clone(), source };
+        if driver.node_id.is_empty() {
+            return Err(unfit(Unfit::NoNodeId));
+        }
+        let _alone = self.announcing.lock().await;
+        let node = self.change_node(|node| csi_node::annotate(node, driver).map_err(unfit)).await?;
+        self.change_csi_node(&node, |object| {
+            // What a driver says of a node may not be changed, only removed and said anew.
+            let wanted = {
+                let mut wanted = object.clone();
+                csi_node::add(&mut wanted, driver);
+                wanted
+            };
+            let is_same = |a: &CSINode, b: &CSINode| {
+                let of = |object: &CSINode| {
+                    let known = object.spec.drivers.iter().find(|known| known.name == driver.name)?;
+                    Some((known.node_id.clone(), known.topology_keys.clone()))
+                };
+                of(a).is_none() || of(a) == of(b)
+            };
+            if is_same(object, &wanted) {
+                *object = wanted;
+                true
+            } else {
+                csi_node::remove(object, &driver.name);
+                false
+            }
+        })
+        .await
+    }
+
+    /// Tells Kubernetes that a driver is not registered here any more.
+    pub async fn withdraw(&self, driver: &str) -> Result<()> {
+        let _alone = self.announcing.lock().await;
+        let node = self
+            .change_node(|node| {
+                csi_node::remove_annotation(node, driver)
+                    .map_err(|source| Error::Driver { driver: driver.to_owned(), source })
+            })
+            .await?;
+        self.change_csi_node(&node, |object| {
+            csi_node::remove(object, driver);
+            true
+        })
+        .await
+    }
+
+    fn wanted(&self) -> MutexGuard<'_, Wanted> {
+        self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn key(&self) -> Key {
+        Key::cluster(&self.options.name)
+    }
+
+    fn failed(&self, source: berth_kube::Error) -> Error {
+        Error::Kubernetes { node: self.options.name.clone(), source: Box::new(source) }
+    }
+
+    /// The Node, made if it is not there, with the labels that it must have.
+    async fn ensure_node(&self) -> Result<Arc<Node>> {
+        let known = self.cluster.fetch::<Node>(&self.key()).await.map_err(|error| self.failed(error))?;
+        if known.is_none() {
+            let mut node = Node::default();
+            node.metadata.name = Some(self.options.name.clone());
+            status::describe(&mut node, &self.options);
+            status::report(&mut node, &self.options, &self.facts, &self.now(Some("node is starting")));
+            match self.cluster.create(&node).await {
+                Ok(node) => return Ok(node),
+                Err(error) if error.is_already_exists() => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        self.change_node(|node| {
+            status::describe(node, &self.options);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Changes the Node's metadata; `change` is asked again if somebody else was quicker.
+    async fn change_node(&self, change: impl Fn(&mut Node) -> Result<()>) -> Result<Arc<Node>> {
+        for attempt in 1_u32.. {
+            let node = self.cluster.fetch::<Node>(&self.key()).await.map_err(|error| self.failed(error))?;
+            let Some(node) = node else { return Box::pin(self.ensure_node()).await };
+            let mut changed = Node::clone(&node);
+            change(&mut changed)?;
+            match self.cluster.update(&*node, |node| *node = changed).await {
+                Err(error) if error.is_conflict() && attempt < ATTEMPTS => {}
+                written => return written.map_err(|error| self.failed(error)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// The CSINode of this node, made if it is not there; one of an earlier node of this name is replaced.
+    async fn ensure_csi_node(&self, node: &Node) -> Result<Arc<CSINode>> {
+        for attempt in 1_u32.. {
+            let known =
+                self.cluster.fetch::<CSINode>(&self.key()).await.map_err(|error| self.failed(error))?;
+            match known {
+                Some(known) if csi_node::is_owned(&known, node) => return Ok(known),
+                Some(known) => self.cluster.delete(&*known).await.map_err(|error| self.failed(error))?,
+                None => {}
+            }
+            match self.cluster.create(&csi_node::empty(node)).await {
+                Err(error) if error.is_already_exists() && attempt < ATTEMPTS => {}
+                created => return created.map_err(|error| self.failed(error)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Changes the CSINode until `change` says that it is as it shall be.
+    async fn change_csi_node(&self, node: &Node, change: impl Fn(&mut CSINode) -> bool) -> Result<()> {
+        for attempt in 1_u32.. {
+            let object = self.ensure_csi_node(node).await?;
+            let mut changed = CSINode::clone(&object);
+            let done = change(&mut changed);
+            match self.cluster.update(&*object, |object| *object = changed).await {
+                Ok(_) if done => return Ok(()),
+                Ok(_) => {}
+                Err(error) if error.is_conflict() && attempt < ATTEMPTS => {}
+                Err(error) => return Err(self.failed(error)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    /// Learns from the Node's cache what is attached, and wakes the writer when somebody undid its work.
+    fn follow(self: &Arc<Self>) {
+        let machine = Arc::downgrade(self);
+        self.nodes.subscribe(move |before, after| {
+            let Some(machine) = machine.upgrade() else { return };
+            let Some(node) = after.or(before) else { return };
+            if node.metadata.name.as_ref() != Some(&machine.options.name) {
+                return;
+            }
+            let attached = after.map(|node| attached_of(node)).unwrap_or_default();
+            machine.attached.send_if_modified(|known| {
+                let differs = *known != attached;
+                *known = attached;
+                differs
+            });
+            if !after.is_some_and(|node| status::is_ready(node)) {
+                machine.wake.notify_one();
+            }
+        });
+    }
+
+    async fn keep_status(self: Arc<Self>) {
+        let mut failures = 0;
+        loop {
+            let wait = if failures == 0 { HEARTBEAT } else { AGAIN.pause(failures) };
+            tokio::select! {
+                () = self.cluster.shutdown().cancelled() => return,
+                () = self.wake.notified() => {}
+                () = tokio::time::sleep(wait) => {}
+            }
+            match self.write_status().await {
+                Ok(()) => failures = 0,
+                Err(error) => {
+                    failures += 1;
+                    tracing::warn!(
+                        node = self.options.name,
+                        error = chain(&error),
+                        "the node's status was not written"
+                    );
+                }
+            }
+        }
+    }
+
+    /// Writes the status as it is wanted now, and tells those who wait for it.
+    async fn write_status(&self) -> Result<()> {
+        let (in_use, version) = {
+            let wanted = self.wanted();
+            (wanted.in_use.clone(), wanted.version)
+        };
+        let result = self.try_write_status().await;
+        self.written.send_modify(|written| match &result {
+            Ok(()) => *written = Written { in_use, version, failed: None },
+            Err(error) => written.failed = Some((version, chain(error))),
+        });
+        result
+    }
+
+    async fn try_write_status(&self) -> Result<()> {
+        let mut known = self.node();
+        for attempt in 1_u32.. {
+            let node = match known.take() {
+                Some(node) => Some(node),
+                None => self.cluster.fetch(&self.key()).await.map_err(|error| self.failed(error))?,
+            };
+            let node = match node {
+                Some(node) => node,
+                None => self.ensure_node().await?,
+            };
+            if !self
+                .csi_nodes
+                .named(&self.options.name)
+                .is_some_and(|known| csi_node::is_owned(&known, &node))
+            {
+                self.ensure_csi_node(&node).await?;
+            }
+            let now = self.now(None);
+            let report = |node: &mut Node| status::report(node, &self.options, &self.facts, &now);
+            match self.cluster.update_status(&*node, report).await {
+                // What the cache knows is old, or of a Node that is gone: the next attempt asks.
+                Err(error) if (error.is_conflict() || error.is_not_found()) && attempt < ATTEMPTS => {}
+                written => return written.map(|_| ()).map_err(|error| self.failed(error)),
+            }
+        }
+        unreachable!("the last attempt returns")
+    }
+
+    fn now(&self, not_ready: Option<&'static str>) -> Now {
+        Now {
+            time: Timestamp::now(),
+            not_ready,
+            disk_full: facts::is_disk_full(&self.options.data_dir),
+            in_use: self.wanted().in_use.clone(),
+        }
+    }
+}
+
+fn in_use_of(node: &Node) -> Vec<String> {
+    node.status.as_ref().and_then(|status| status.volumes_in_use.clone()).unwrap_or_default()
+}
+
+fn attached_of(node: &Node) -> BTreeMap<String, String> {
+    let attached = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());
+    attached.into_iter().flatten().map(|volume| (volume.name.clone(), volume.device_path.clone())).collect()
+}
+
+/// An error and its causes in one sentence.
+fn chain(error: &Error) -> String {
+    match error {
+        Error::Kubernetes { source, .. } => format!("{error}: {}", source.chain()),
+        Error::Driver { source, .. } => format!("{error}: {source}"),
+    }
+}
+
+impl Error {
+    /// The error and its causes in one sentence.
+    pub fn chain(&self) -> String {
+        chain(self)
+    }
+}
+
+#[cfg(test)]
+mod tests;
