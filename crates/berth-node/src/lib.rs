@@ -5,6 +5,8 @@
 //! drivers join; [`machine`] keeps the Node object; [`runtime`] runs containers. [`layout`] is where things lie on disk.
 
 pub mod layout;
+pub mod machine;
 pub mod plugin;
 pub mod plugins;
 pub mod tokens;
+pub mod volumes;

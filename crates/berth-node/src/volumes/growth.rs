@@ -1,0 +1,143 @@
+//! Grows what is on a volume that was grown while, or before, a pod uses it, and says so in the claim.
+
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaim, PersistentVolumeClaimCondition, PersistentVolumeClaimStatus,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::operate::Outcome;
+use super::{Volumes, resolve};
+use crate::plugin::{Certainty, Placed, PodVolume, Source};
+
+/// The conditions of a claim that tell of its growth.
+const RESIZE: [&str; 4] = ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
+
+impl Volumes {
+    pub(super) async fn expand(&self, placed: &Placed) -> Outcome {
+        let known =
+            self.state().place(placed).and_then(|place| Some((place.plugin.clone(), place.volume.clone()?)));
+        let Some((plugin, volume)) = known else { return Outcome::Done };
+        let Source::Persistent { volume: persistent, claim } = &volume.source else { return Outcome::Done };
+        if volume.read_only {
+            self.grown(placed, &volume);
+            return Outcome::Done;
+        }
+        let claim = match self.options.cluster.update_status(claim.as_ref(), in_progress).await {
+            Ok(claim) => claim,
+            Err(error) => {
+                tracing::debug!(error = error.chain(), "not marked as growing; looking again");
+                return self.look_again(placed);
+            }
+        };
+        let node = volume.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
+        match plugin.expand(&volume).await {
+            Ok(_) => {
+                let size =
+                    persistent.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage").cloned());
+                if let Err(error) =
+                    self.options.cluster.update_status(claim.as_ref(), |claim| finished(claim, size)).await
+                {
+                    tracing::debug!(error = error.chain(), "not marked as grown; looking again");
+                    return self.look_again(placed);
+                }
+                let message = format!(
+                    "MountVolume.NodeExpandVolume succeeded for volume {:?} {node}",
+                    placed.spec_name
+                );
+                self.options.recorder.normal(volume.pod.as_ref(), "FileSystemResizeSuccessful", &*message);
+                self.options.recorder.normal(claim.as_ref(), "FileSystemResizeSuccessful", message);
+                self.grown(placed, &volume);
+                Outcome::Done
+            }
+            Err(failed) => {
+                let message = format!(
+                    "MountVolume.NodeExpandVolume failed for volume {:?} : {}",
+                    placed.spec_name, failed.message
+                );
+                self.options.recorder.warning(volume.pod.as_ref(), "VolumeResizeFailed", &*message);
+                self.options.recorder.warning(claim.as_ref(), "VolumeResizeFailed", message);
+                let infeasible = failed.certainty == Certainty::Final;
+                let change = |claim: &mut PersistentVolumeClaim| refused(claim, &failed.message, infeasible);
+                if let Err(error) = self.options.cluster.update_status(claim.as_ref(), change).await {
+                    tracing::debug!(error = error.chain(), "the failure to grow is not noted in the claim");
+                }
+                if infeasible {
+                    self.grown(placed, &volume);
+                    Outcome::Done
+                } else {
+                    Outcome::Failed
+                }
+            }
+        }
+    }
+
+    /// There is nothing more to grow until the claim or the volume changes.
+    fn grown(&self, placed: &Placed, volume: &PodVolume) {
+        if let Some(place) = self.state().place_mut(placed) {
+            place.grow = false;
+            place.size = resolve::size(volume);
+        }
+    }
+
+    /// The claim is not as it was: finds it anew, which also decides whether there is something to grow.
+    fn look_again(&self, placed: &Placed) -> Outcome {
+        let names: Vec<String> = {
+            let state = self.state();
+            let wishes = state.pods.get(&placed.pod_uid).into_iter().flat_map(|wishes| &wishes.volumes);
+            wishes
+                .filter(|(_, wish)| wish.found.as_ref() == Some(placed))
+                .map(|(name, _)| name.clone())
+                .collect()
+        };
+        for name in names {
+            self.queue.add(super::Work::Find { pod: placed.pod_uid.clone(), name });
+        }
+        Outcome::Failed
+    }
+}
+
+fn status(claim: &mut PersistentVolumeClaim) -> &mut PersistentVolumeClaimStatus {
+    claim.status.get_or_insert_default()
+}
+
+fn in_progress(claim: &mut PersistentVolumeClaim) {
+    let statuses = status(claim).allocated_resource_statuses.get_or_insert_default();
+    statuses.insert("storage".to_owned(), "NodeResizeInProgress".to_owned());
+}
+
+fn finished(claim: &mut PersistentVolumeClaim, size: Option<Quantity>) {
+    let status = status(claim);
+    if let Some(size) = size {
+        status.capacity.get_or_insert_default().insert("storage".to_owned(), size);
+    }
+    if let Some(statuses) = &mut status.allocated_resource_statuses {
+        statuses.remove("storage");
+        if statuses.is_empty() {
+            status.allocated_resource_statuses = None;
+        }
+    }
+    if let Some(conditions) = &mut status.conditions {
+        conditions.retain(|condition| !RESIZE.contains(&condition.type_.as_str()));
+    }
+}
+
+fn refused(claim: &mut PersistentVolumeClaim, cause: &str, infeasible: bool) {
+    let status = status(claim);
+    if infeasible {
+        let statuses = status.allocated_resource_statuses.get_or_insert_default();
+        statuses.insert("storage".to_owned(), "NodeResizeInfeasible".to_owned());
+    }
+    let conditions = status.conditions.get_or_insert_default();
+    if conditions.iter().any(|condition| condition.type_ == "NodeResizeError" && condition.status == "True") {
+        return;
+    }
+    conditions.retain(|condition| condition.type_ != "NodeResizeError");
+    conditions.push(PersistentVolumeClaimCondition {
+        type_: "NodeResizeError".to_owned(),
+        status: "True".to_owned(),
+        last_transition_time: Some(Time(jiff::Timestamp::now())),
+        message: Some(format!("failed to expand pvc with {cause}")),
+        ..PersistentVolumeClaimCondition::default()
+    });
+}

@@ -1,0 +1,418 @@
+//! What pods want of volumes, and what is there; indexed by pod, by device and by claim.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use berth_kube::Key;
+use k8s_openapi::api::core::v1::{Pod, Volume};
+use tokio::time::Instant;
+
+use super::plan::{DeviceView, Mount, View, VolumeView, Want};
+use super::resolve;
+use crate::plugin::{Device, Placed, Plugin, PodVolume, Ready, Source};
+
+/// What is worked on one operation at a time: a device with all that is on it, or one volume without a device.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Group {
+    Device(String),
+    Own(Placed),
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// The pods that want volumes, by uid.
+    pub(super) pods: HashMap<String, Wishes>,
+    pub(super) groups: HashMap<Group, Members>,
+    /// Where each placed volume is, by the uid of its pod.
+    places: HashMap<String, HashMap<Placed, Group>>,
+    /// Which volumes of which pods rest on a claim.
+    claims: HashMap<Key, HashSet<(String, String)>>,
+}
+
+/// What one pod wants.
+pub(super) struct Wishes {
+    pub(super) pod: Arc<Pod>,
+    /// By the name in the pod.
+    pub(super) volumes: BTreeMap<String, Wish>,
+}
+
+#[derive(Clone)]
+pub(super) struct Wish {
+    pub(super) volume: Arc<Volume>,
+    pub(super) block: bool,
+    pub(super) claim: Option<Key>,
+    /// Once it is known what the volume is.
+    pub(super) found: Option<Placed>,
+    /// Why that is not known yet.
+    pub(super) problem: Option<String>,
+}
+
+#[derive(Default)]
+pub(super) struct Members {
+    pub(super) device: Option<DeviceEntry>,
+    pub(super) places: HashMap<Placed, Place>,
+}
+
+pub(super) struct DeviceEntry {
+    pub(super) device: Device,
+    pub(super) plugin: Arc<dyn Plugin>,
+    pub(super) state: Mount,
+    /// Found on disk at the start.
+    pub(super) reconstructed: bool,
+    pub(super) in_use: bool,
+    pub(super) one_pod: bool,
+    /// Since when it is waited for that it is attached.
+    pub(super) waiting: Option<Instant>,
+}
+
+pub(super) struct Place {
+    pub(super) plugin: Arc<dyn Plugin>,
+    /// The volume, while the pod wants it.
+    pub(super) volume: Option<PodVolume>,
+    /// The pod, as far as it is known, to tell it what happens.
+    pub(super) pod: Option<Arc<Pod>>,
+    pub(super) state: Mount,
+    /// Found on disk at the start.
+    pub(super) reconstructed: bool,
+    pub(super) ready: Option<Ready>,
+    pub(super) stale: bool,
+    pub(super) grow: bool,
+    /// The size that the volume had when it was last brought or grown.
+    pub(super) size: Option<u64>,
+    pub(super) refresh_at: Option<Instant>,
+    pub(super) problem: Option<String>,
+}
+
+impl Place {
+    fn new(plugin: Arc<dyn Plugin>) -> Self {
+        Self {
+            plugin,
+            volume: None,
+            pod: None,
+            state: Mount::NotMounted,
+            reconstructed: false,
+            ready: None,
+            stale: false,
+            grow: false,
+            size: None,
+            refresh_at: None,
+            problem: None,
+        }
+    }
+}
+
+/// A volume of a pod whose nature is known.
+pub(super) struct Found {
+    pub(super) volume: PodVolume,
+    pub(super) plugin: Arc<dyn Plugin>,
+    pub(super) device: Option<Device>,
+}
+
+impl State {
+    /// Takes in what a pod wants; gives the volumes that are to be found.
+    pub(super) fn want(&mut self, pod: &Arc<Pod>, uid: &str) -> Vec<String> {
+        let mut missing = Vec::new();
+        let wishes = self
+            .pods
+            .entry(uid.to_owned())
+            .or_insert_with(|| Wishes { pod: pod.clone(), volumes: BTreeMap::new() });
+        wishes.pod = pod.clone();
+        for (volume, block) in resolve::mentioned(pod) {
+            if wishes.volumes.contains_key(&volume.name) {
+                continue;
+            }
+            let claim = resolve::claim(pod, volume);
+            if let Some(claim) = &claim {
+                self.claims.entry(claim.clone()).or_default().insert((uid.to_owned(), volume.name.clone()));
+            }
+            missing.push(volume.name.clone());
+            let wish = Wish { volume: Arc::new(volume.clone()), block, claim, found: None, problem: None };
+            wishes.volumes.insert(volume.name.clone(), wish);
+        }
+        for (placed, group) in self.places.get(uid).into_iter().flatten() {
+            if let Some(place) = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed))
+            {
+                place.pod = Some(pod.clone());
+                if let Some(volume) = &mut place.volume {
+                    volume.pod = pod.clone();
+                }
+            }
+        }
+        missing
+    }
+
+    /// Forgets what a pod wants; gives what there is to be taken away.
+    pub(super) fn unwant(&mut self, uid: &str) -> Vec<Group> {
+        let Some(wishes) = self.pods.remove(uid) else { return Vec::new() };
+        for (name, wish) in wishes.volumes {
+            let Some(claim) = wish.claim else { continue };
+            if let Some(users) = self.claims.get_mut(&claim) {
+                users.remove(&(uid.to_owned(), name));
+                if users.is_empty() {
+                    self.claims.remove(&claim);
+                }
+            }
+        }
+        let mut touched = Vec::new();
+        for (placed, group) in self.places.get(uid).into_iter().flatten() {
+            if let Some(place) = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed))
+            {
+                place.volume = None;
+            }
+            touched.push(group.clone());
+        }
+        touched
+    }
+
+    /// Takes in what a volume of a pod is; gives what is to be worked on, which is nothing if nobody wants it any more.
+    pub(super) fn found(&mut self, name: &str, found: Found) -> Vec<Group> {
+        let Found { volume, plugin, device } = found;
+        let uid = volume.pod_uid().to_owned();
+        let placed = Placed {
+            plugin: plugin.name().to_owned(),
+            pod_uid: uid.clone(),
+            spec_name: volume.spec_name().to_owned(),
+            block: volume.block,
+        };
+        let Some(wishes) = self.pods.get_mut(&uid) else { return Vec::new() };
+        let Some(wish) = wishes.volumes.get_mut(name) else { return Vec::new() };
+        wish.found = Some(placed.clone());
+        wish.problem = None;
+        let complete = wishes.volumes.values().all(|wish| wish.found.is_some());
+        let group = device
+            .as_ref()
+            .map_or_else(|| Group::Own(placed.clone()), |device| Group::Device(device.unique_name.clone()));
+        let known = self.locate(&placed, &group);
+        let members = self.groups.entry(group.clone()).or_default();
+        if let Some(device) = device {
+            let one_pod = resolve::is_for_one_pod(&volume);
+            match &mut members.device {
+                Some(entry) => {
+                    entry.one_pod = one_pod;
+                    entry.device = device;
+                }
+                None => members.device = Some(DeviceEntry::new(device, plugin.clone(), one_pod)),
+            }
+        }
+        let place = known.unwrap_or_else(|| Place::new(plugin));
+        let place = members.places.entry(placed.clone()).or_insert(place);
+        place.grow = resolve::must_grow(&volume, place.size);
+        place.pod = Some(volume.pod.clone());
+        place.volume = Some(volume);
+        let places = self.places.entry(uid).or_default();
+        places.insert(placed, group.clone());
+        // Only now is it known what of an earlier life the pod does not want.
+        if complete { places.values().cloned().collect() } else { vec![group] }
+    }
+
+    /// Notes that a placed volume belongs to `group`; gives what is known of it from where it was thought to be.
+    fn locate(&mut self, placed: &Placed, group: &Group) -> Option<Place> {
+        let known = self.places.get(&placed.pod_uid)?.get(placed)?;
+        if known == group {
+            return None;
+        }
+        let known = known.clone();
+        let members = self.groups.get_mut(&known)?;
+        let place = members.places.remove(placed);
+        if members.places.is_empty() && members.device.is_none() {
+            self.groups.remove(&known);
+        }
+        place
+    }
+
+    /// Takes in a volume that an earlier life of this process may have brought.
+    pub(super) fn reconstruct(&mut self, placed: Placed, plugin: &Arc<dyn Plugin>, device: Option<Device>) {
+        let group = device
+            .as_ref()
+            .map_or_else(|| Group::Own(placed.clone()), |device| Group::Device(device.unique_name.clone()));
+        if let Some(device) = device {
+            self.reconstruct_device(device, plugin);
+        }
+        let place = Place { state: Mount::Uncertain, reconstructed: true, ..Place::new(plugin.clone()) };
+        self.places.entry(placed.pod_uid.clone()).or_default().insert(placed.clone(), group.clone());
+        self.groups.entry(group).or_default().places.insert(placed, place);
+    }
+
+    /// Takes in a device that an earlier life of this process may have prepared; it then also reported it.
+    pub(super) fn reconstruct_device(&mut self, device: Device, plugin: &Arc<dyn Plugin>) {
+        let members = self.groups.entry(Group::Device(device.unique_name.clone())).or_default();
+        if members.device.is_none() {
+            let state = if device.stage { Mount::Uncertain } else { Mount::NotMounted };
+            let in_use = device.attach;
+            let entry = DeviceEntry::new(device, plugin.clone(), false);
+            members.device = Some(DeviceEntry { state, reconstructed: true, in_use, ..entry });
+        }
+    }
+
+    /// What planning needs to know of a group, with what is due for a refresh by `now`.
+    pub(super) fn view(&mut self, group: &Group, attached: bool, now: Instant) -> Option<View> {
+        let members = self.groups.get_mut(group)?;
+        for place in members.places.values_mut() {
+            if place.refresh_at.is_some_and(|due| due <= now) {
+                place.refresh_at = None;
+                place.stale = true;
+            }
+        }
+        let members = &self.groups[group];
+        let device = members.device.as_ref().map(|entry| DeviceView {
+            attach: entry.device.attach,
+            stage: entry.device.stage,
+            state: entry.state,
+            in_use: entry.in_use,
+            attached,
+            one_pod: entry.one_pod,
+        });
+        let mut volumes: Vec<VolumeView> = members
+            .places
+            .iter()
+            .map(|(placed, place)| VolumeView {
+                placed: placed.clone(),
+                want: self.wanted(placed, place),
+                state: place.state,
+                stale: place.stale,
+                grow: place.grow,
+            })
+            .collect();
+        volumes.sort_unstable_by(|a, b| a.placed.pod_uid.cmp(&b.placed.pod_uid));
+        Some(View { device, volumes })
+    }
+
+    fn wanted(&self, placed: &Placed, place: &Place) -> Want {
+        if place.volume.is_some() {
+            return Want::Yes;
+        }
+        match self.pods.get(&placed.pod_uid) {
+            Some(wishes) if wishes.volumes.values().any(|wish| wish.found.is_none()) => Want::Unknown,
+            _ => Want::No,
+        }
+    }
+
+    /// Forgets what is neither wanted nor there; gives the pods that may have lost their last volume by that.
+    pub(super) fn tidy(&mut self, group: &Group) -> Vec<String> {
+        let Some(members) = self.groups.get(group) else { return Vec::new() };
+        let gone: Vec<Placed> = members
+            .places
+            .iter()
+            .filter(|(placed, place)| {
+                place.state == Mount::NotMounted && self.wanted(placed, place) == Want::No
+            })
+            .map(|(placed, _)| placed.clone())
+            .collect();
+        let Some(members) = self.groups.get_mut(group) else { return Vec::new() };
+        for placed in &gone {
+            members.places.remove(placed);
+            if let Some(places) = self.places.get_mut(&placed.pod_uid) {
+                places.remove(placed);
+                if places.is_empty() {
+                    self.places.remove(&placed.pod_uid);
+                }
+            }
+        }
+        let unused = |entry: &DeviceEntry| entry.state == Mount::NotMounted && !entry.in_use;
+        if members.places.is_empty() && members.device.as_ref().is_none_or(unused) {
+            self.groups.remove(group);
+        }
+        gone.into_iter().map(|placed| placed.pod_uid).collect()
+    }
+
+    /// When the next refresh of a group is due.
+    pub(super) fn next_refresh(&self, group: &Group) -> Option<Instant> {
+        self.groups.get(group)?.places.values().filter_map(|place| place.refresh_at).min()
+    }
+
+    /// The volumes of a pod, by their names in the pod, if it has all that it wants.
+    pub(super) fn ready(&self, uid: &str) -> Option<HashMap<String, Ready>> {
+        let wishes = self.pods.get(uid)?;
+        let ready = |(name, wish): (&String, &Wish)| {
+            let place = self.place(wish.found.as_ref()?)?;
+            (place.state == Mount::Mounted).then(|| Some((name.clone(), place.ready.clone()?)))?
+        };
+        wishes.volumes.iter().map(ready).collect()
+    }
+
+    /// What keeps a pod from having its volumes, one sentence each.
+    pub(super) fn problems(&self, uid: &str) -> Vec<String> {
+        let Some(wishes) = self.pods.get(uid) else { return Vec::new() };
+        let problem = |wish: &Wish| {
+            let placed = wish.found.as_ref().and_then(|placed| self.place(placed));
+            wish.problem.clone().or_else(|| placed?.problem.clone())
+        };
+        wishes.volumes.values().filter_map(problem).collect()
+    }
+
+    /// Whether a pod neither has nor may have any volume.
+    pub(super) fn is_gone(&self, uid: &str) -> bool {
+        !self.pods.contains_key(uid) && !self.places.contains_key(uid)
+    }
+
+    /// Marks the content that a pod's own words describe as changed; gives what is to be worked on.
+    pub(super) fn make_stale(&mut self, uid: &str) -> Vec<Group> {
+        let mut touched = Vec::new();
+        for (placed, group) in self.places.get(uid).into_iter().flatten() {
+            let place = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed));
+            let Some(place) = place else { continue };
+            // A driver says itself when it wants to be called again.
+            let described = place.volume.as_ref().is_some_and(
+                |volume| matches!(&volume.source, Source::Inline(volume) if volume.csi.is_none()),
+            );
+            if described {
+                place.stale = true;
+                touched.push(group.clone());
+            }
+        }
+        touched
+    }
+
+    /// The volumes that rest on a claim: pod, name, and whether it is known what the volume is.
+    pub(super) fn users(&self, claim: &Key) -> Vec<(String, String, bool)> {
+        let known = |uid: &str, name: &str| {
+            self.pods
+                .get(uid)
+                .and_then(|wishes| wishes.volumes.get(name))
+                .is_some_and(|wish| wish.found.is_some())
+        };
+        let users = self.claims.get(claim).into_iter().flatten();
+        users.map(|(uid, name)| (uid.clone(), name.clone(), known(uid, name))).collect()
+    }
+
+    /// All that has failed last time: volumes to be found, and groups.
+    pub(super) fn failed(&self) -> (Vec<(String, String)>, Vec<Group>) {
+        let volumes = self.pods.iter().flat_map(|(uid, wishes)| {
+            let failed = wishes.volumes.iter().filter(|(_, wish)| wish.problem.is_some());
+            failed.map(|(name, _)| (uid.clone(), name.clone()))
+        });
+        let groups = self.groups.iter().filter(|(_, members)| {
+            members.places.values().any(|place| place.problem.is_some())
+                || members.device.as_ref().is_some_and(|device| device.state == Mount::Uncertain)
+        });
+        (volumes.collect(), groups.map(|(group, _)| group.clone()).collect())
+    }
+
+    pub(super) fn place(&self, placed: &Placed) -> Option<&Place> {
+        let group = self.places.get(&placed.pod_uid)?.get(placed)?;
+        self.groups.get(group)?.places.get(placed)
+    }
+
+    pub(super) fn place_mut(&mut self, placed: &Placed) -> Option<&mut Place> {
+        let group = self.places.get(&placed.pod_uid)?.get(placed)?;
+        self.groups.get_mut(group)?.places.get_mut(placed)
+    }
+
+    pub(super) fn device_mut(&mut self, group: &Group) -> Option<&mut DeviceEntry> {
+        self.groups.get_mut(group)?.device.as_mut()
+    }
+}
+
+impl DeviceEntry {
+    fn new(device: Device, plugin: Arc<dyn Plugin>, one_pod: bool) -> Self {
+        Self {
+            device,
+            plugin,
+            state: Mount::NotMounted,
+            reconstructed: false,
+            in_use: false,
+            one_pod,
+            waiting: None,
+        }
+    }
+}
