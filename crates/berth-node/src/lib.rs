@@ -8,5 +8,6 @@ pub mod layout;
 pub mod machine;
 pub mod plugin;
 pub mod plugins;
+pub mod runtime;
 pub mod tokens;
 pub mod volumes;
