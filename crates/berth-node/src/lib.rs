@@ -8,6 +8,7 @@ pub mod layout;
 pub mod machine;
 pub mod plugin;
 pub mod plugins;
+pub mod registration;
 pub mod runtime;
 pub mod tokens;
 pub mod volumes;

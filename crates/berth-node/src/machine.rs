@@ -106,6 +106,8 @@ pub struct Machine {
     wake: Notify,
     written: watch::Sender<Written>,
     attached: watch::Sender<BTreeMap<String, String>>,
+    /// The drivers that the CSINode names.
+    announced: watch::Sender<BTreeSet<String>>,
     /// Held while labels, annotations or the CSINode are written: drivers register at the same time.
     announcing: tokio::sync::Mutex<()>,
 }
@@ -145,6 +147,7 @@ impl Machine {
             wake: Notify::new(),
             written: watch::channel(Written::default()).0,
             attached: watch::channel(BTreeMap::new()).0,
+            announced: watch::channel(BTreeSet::new()).0,
             announcing: tokio::sync::Mutex::default(),
         });
         let node = machine.ensure_node().await?;
@@ -153,6 +156,7 @@ impl Machine {
         machine.ensure_csi_node(&node).await?;
         machine.write_status().await?;
         machine.follow();
+        machine.follow_csi_node();
         tokio::spawn(Arc::clone(&machine).keep_status());
         tokio::spawn(lease::keep(machine.cluster.clone(), node));
         Ok(machine)
@@ -289,6 +293,13 @@ impl Machine {
         .await
     }
 
+    /// Waits until Kubernetes does not know of a driver any more that was announced: somebody removed it.
+    pub async fn lost(&self, driver: &str) {
+        let mut announced = self.announced.subscribe();
+        // The sender lives as long as `self`.
+        let _ = announced.wait_for(|announced| !announced.contains(driver)).await;
+    }
+
     fn wanted(&self) -> MutexGuard<'_, Wanted> {
         self.wanted.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -387,6 +398,23 @@ impl Machine {
                 differs
             });
             if !after.is_some_and(|node| status::is_ready(node)) {
+                machine.wake.notify_one();
+            }
+        });
+    }
+
+    /// Learns from the CSINode's cache which drivers Kubernetes knows of.
+    fn follow_csi_node(self: &Arc<Self>) {
+        let machine = Arc::downgrade(self);
+        self.csi_nodes.subscribe(move |before, after| {
+            let Some(machine) = machine.upgrade() else { return };
+            let Some(object) = after.or(before) else { return };
+            if object.metadata.name.as_ref() != Some(&machine.options.name) {
+                return;
+            }
+            let drivers = after.map(|object| object.spec.drivers.as_slice()).unwrap_or_default();
+            machine.announced.send_replace(drivers.iter().map(|driver| driver.name.clone()).collect());
+            if after.is_none() {
                 machine.wake.notify_one();
             }
         });

@@ -1,0 +1,1 @@
+//! Drivers that join, leave and misbehave.
