@@ -66,3 +66,8 @@ if [ ! -x "$sanity" ] || [ testbed/sanity/go.sum -nt "$sanity" ]; then
     mkdir -p "$tools/bin"
     (cd testbed/sanity && go build -trimpath -o "$sanity" github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity)
 fi
+
+if ! command -v kubectl >/dev/null && [ ! -x "${KUBE_BIN:-$HOME/.cache/kube-testbed/bin}/kubectl" ]; then
+    echo "deps: building kubectl"
+    testbed/kube/build.sh kubectl >/dev/null
+fi

@@ -66,6 +66,7 @@ pub enum LogSource {
 ///
 /// `Debug` does not tell the command: it may have secrets among its arguments.
 #[derive(Clone, Default, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a yes or no of its own in the API")]
 pub struct ExecOptions {
     /// The container, always one that the pod has.
     pub container: String,

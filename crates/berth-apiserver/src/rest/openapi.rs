@@ -1,6 +1,7 @@
 //! OpenAPI: the served kinds as schemas, made from the same table that decodes them.
 
 mod document;
+mod protobuf;
 mod schemas;
 
 use std::collections::HashMap;
@@ -18,7 +19,10 @@ use super::content::{self, Accept, Body};
 use super::error::{Answer, Failure};
 use super::registry::Registry;
 
+/// How the older document is asked for as protobuf (a version follows), and what it is sent as.
 const V2_PROTOBUF: &str = "application/com.github.proto-openapi.spec.v2";
+const V2_PROTOBUF_SENT: &str = "application/com.github.proto-openapi.spec.v2.v1.0+protobuf";
+const JSON: &str = "application/json";
 
 /// The documents that were made already, by path, with the state of the registry they were made from.
 #[derive(Default)]
@@ -63,28 +67,29 @@ impl ApiServer {
         if registry.version(&group, &version).is_none() {
             return Err(Failure::no_such_path());
         }
-        let document = self.cached(path, &registry, |registry| document::v3(registry, &group, &version));
-        Ok(serve(&document, parts))
+        let make = |registry: &Registry| json_bytes(&document::v3(registry, &group, &version));
+        Ok(serve(&self.cached(path, &registry, make), JSON, parts))
     }
 
-    pub(super) fn openapi_v2(&self, parts: &Parts) -> Answer<Response<Body>> {
+    pub(super) fn openapi_v2(&self, parts: &Parts) -> Response<Body> {
         let accept = parts.headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        if accept.starts_with(V2_PROTOBUF) && !accept.contains("json") && !accept.contains("*/*") {
-            return Err(Failure::not_acceptable("application/json"));
-        }
         let registry = self.registry();
-        let document = self.cached("v2", &registry, document::v2);
-        Ok(serve(&document, parts))
+        if accept.starts_with(V2_PROTOBUF) {
+            let make = |registry: &Registry| protobuf::encode(&document::v2(registry));
+            return serve(&self.cached("v2 protobuf", &registry, make), V2_PROTOBUF_SENT, parts);
+        }
+        let document = self.cached("v2", &registry, |registry| json_bytes(&document::v2(registry)));
+        serve(&document, JSON, parts)
     }
 
-    fn cached(&self, path: &str, registry: &Registry, make: impl FnOnce(&Registry) -> Value) -> Document {
+    fn cached(&self, path: &str, registry: &Registry, make: impl FnOnce(&Registry) -> Vec<u8>) -> Document {
         let lock = || self.inner.openapi.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(have) = lock().get(path)
             && have.generation == registry.generation
         {
             return have.clone();
         }
-        let bytes = Bytes::from(serde_json::to_vec(&make(registry)).unwrap_or_default());
+        let bytes = Bytes::from(make(registry));
         let tag = format!("\"{}\"", digest(&bytes));
         let document = Document { generation: registry.generation, bytes, tag };
         lock().insert(path.to_owned(), document.clone());
@@ -92,15 +97,19 @@ impl ApiServer {
     }
 }
 
-fn serve(document: &Document, parts: &Parts) -> Response<Body> {
+fn json_bytes(document: &Value) -> Vec<u8> {
+    serde_json::to_vec(document).unwrap_or_default()
+}
+
+fn serve(document: &Document, media: &'static str, parts: &Parts) -> Response<Body> {
     let known = parts.headers.get(IF_NONE_MATCH).and_then(|value| value.to_str().ok());
     let gzip = content::negotiate(&parts.headers, false).is_ok_and(|accept| accept.gzip);
     let mut response = if known == Some(document.tag.as_str()) {
-        let mut response = content::respond_bytes(304, "application/json", false, Bytes::new());
+        let mut response = content::respond_bytes(304, media, false, Bytes::new());
         *response.status_mut() = StatusCode::NOT_MODIFIED;
         response
     } else {
-        content::respond_bytes(200, "application/json", gzip, document.bytes.clone())
+        content::respond_bytes(200, media, gzip, document.bytes.clone())
     };
     if let Ok(tag) = HeaderValue::from_str(&document.tag) {
         response.headers_mut().insert(ETAG, tag);

@@ -191,19 +191,19 @@ fn exec_options(query: &Query, pod: &Value) -> Answer<ExecOptions> {
 }
 
 /// The container that is meant: the one that is named, the only one, or the pod's default.
-fn container(named: Option<&str>, pod: &Value) -> Answer<String> {
-    let names = |field| read::items(pod, &["spec", field]).iter().map(|one| read::text(one, &["name"]));
+fn container(given: Option<&str>, pod: &Value) -> Answer<String> {
+    let of = |field| read::items(pod, &["spec", field]).iter().map(|one| read::text(one, &["name"]));
     let all: Vec<&str> =
-        names("initContainers").chain(names("containers")).chain(names("ephemeralContainers")).collect();
+        of("initContainers").chain(of("containers")).chain(of("ephemeralContainers")).collect();
     let pod_name = read::name(pod);
-    if let Some(named) = named {
-        return if all.contains(&named) {
-            Ok(named.to_owned())
+    if let Some(given) = given {
+        return if all.contains(&given) {
+            Ok(given.to_owned())
         } else {
-            Err(Failure::bad_request(format!("container {named} is not valid for pod {pod_name}")))
+            Err(Failure::bad_request(format!("container {given} is not valid for pod {pod_name}")))
         };
     }
-    let containers: Vec<&str> = names("containers").collect();
+    let containers: Vec<&str> = of("containers").collect();
     let default = read::text(pod, &["metadata", "annotations", DEFAULT_CONTAINER]);
     match containers.as_slice() {
         [only] => Ok((*only).to_owned()),

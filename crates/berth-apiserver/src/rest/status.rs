@@ -30,7 +30,7 @@ impl ApiServer {
                 let text = self.inner.options.metrics.as_ref().map(|metrics| metrics()).unwrap_or_default();
                 return Ok(content::respond_text(200, text));
             }
-            Route::OpenApiV2 => return self.openapi_v2(parts),
+            Route::OpenApiV2 => return Ok(self.openapi_v2(parts)),
             Route::OpenApiV3Index => return Ok(self.openapi_index()),
             Route::OpenApiV3(path) => return self.openapi_v3(path, parts),
             Route::OpenIdConfiguration | Route::Keys => return self.token_keys(route),

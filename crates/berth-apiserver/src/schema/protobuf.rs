@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 use super::{Type, built_in_type};
 
 mod read;
-mod wire;
+pub(crate) mod wire;
 mod write;
 
 use wire::{Datum, Reader, put_bytes};

@@ -53,11 +53,11 @@ pub fn canonical(text: &str) -> Result<String, Error> {
     }
     let places = i64::try_from(parts.fraction.len()).map_err(|_| Error::Numeric)?;
     let digits = format!("{}{}", parts.whole, parts.fraction);
-    decimal_text(parts.negative, digits, i64::from(parts.exponent) - places, parts.format)
+    decimal_text(parts.negative, &digits, i64::from(parts.exponent) - places, parts.format)
 }
 
 /// Writes `digits * 10^exponent`, rounded up to billionths, in the largest unit that leaves a whole number.
-fn decimal_text(negative: bool, digits: String, exponent: i64, format: Format) -> Result<String, Error> {
+fn decimal_text(negative: bool, digits: &str, exponent: i64, format: Format) -> Result<String, Error> {
     let (mut digits, mut exponent) = round_up(digits, exponent);
     let zeros = digits.len() - digits.trim_end_matches('0').len();
     digits.truncate(digits.len() - zeros);
@@ -83,7 +83,7 @@ fn decimal_text(negative: bool, digits: String, exponent: i64, format: Format) -
 }
 
 /// The number without anything finer than billionths, of which there is one more for what was cut off.
-fn round_up(digits: String, exponent: i64) -> (String, i64) {
+fn round_up(digits: &str, exponent: i64) -> (String, i64) {
     let digits = digits.trim_start_matches('0');
     let cut = usize::try_from(-9 - exponent).unwrap_or(0);
     if cut == 0 || digits.is_empty() {
@@ -306,7 +306,7 @@ impl std::fmt::Display for Quantity {
             return write!(formatter, "{value}{}", ["", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei"][unit]);
         }
         let digits = self.nanos.unsigned_abs().to_string();
-        let text = decimal_text(self.nanos < 0, digits, -9, self.format);
+        let text = decimal_text(self.nanos < 0, &digits, -9, self.format);
         formatter.write_str(&text.map_err(|_| std::fmt::Error)?)
     }
 }

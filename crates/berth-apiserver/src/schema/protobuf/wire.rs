@@ -82,7 +82,7 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
 }
 
 /// Writes a number's field.
-pub(super) fn put_integer(out: &mut Vec<u8>, number: u32, value: u64) {
+pub(crate) fn put_integer(out: &mut Vec<u8>, number: u32, value: u64) {
     put_varint(out, u64::from(number) << 3);
     put_varint(out, value);
 }
@@ -94,7 +94,7 @@ pub(super) fn put_double(out: &mut Vec<u8>, number: u32, value: f64) {
 }
 
 /// Writes a field of bytes, text or a message.
-pub(super) fn put_bytes(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
+pub(crate) fn put_bytes(out: &mut Vec<u8>, number: u32, bytes: &[u8]) {
     put_varint(out, (u64::from(number) << 3) | 2);
     put_varint(out, bytes.len() as u64);
     out.extend_from_slice(bytes);

@@ -1,0 +1,64 @@
+//! The manifests that the project shows: every one applies, and can be looked at and taken away.
+
+use std::path::{Path, PathBuf};
+
+use super::{Cluster, kubectls};
+
+fn manifests() -> Vec<PathBuf> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let mut found: Vec<_> =
+        entries.filter(|path| path.extension().is_some_and(|extension| extension == "yaml")).collect();
+    found.sort();
+    assert!(found.len() >= 6, "{found:?}");
+    found
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_example_is_applied_shown_and_deleted() {
+    for kubectl in kubectls() {
+        for manifest in manifests() {
+            let cluster = Cluster::start(&kubectl).await;
+            one(&cluster, &manifest).await;
+        }
+    }
+}
+
+async fn one(cluster: &Cluster, manifest: &Path) {
+    let text = std::fs::read_to_string(manifest).unwrap();
+    let kinds: Vec<&str> =
+        text.lines().filter_map(|line| line.strip_prefix("kind: ")).map(str::trim).collect();
+    let on = |verb: &str| format!("kubectl {verb} -f {}", manifest.display());
+    let applied = cluster.print(&on("apply")).await;
+    assert_eq!(applied.lines().filter(|line| line.ends_with(" created")).count(), kinds.len(), "{applied}");
+    // kubectl takes what was added to a pod for a change, and sends a patch that changes nothing.
+    let versions = on("get -o jsonpath='{.items[*].metadata.resourceVersion}'");
+    let before = cluster.print(&versions).await;
+    cluster.print(&on("apply")).await;
+    assert_eq!(cluster.print(&versions).await, before);
+    assert_eq!(cluster.print(&on("diff")).await, "");
+    let wide = cluster.print(&on("get -o wide")).await;
+    assert!(wide.contains("NAME") && !wide.contains("<unknown>"), "{wide}");
+    let yaml = cluster.print(&on("get -o yaml")).await;
+    let json: serde_json::Value = serde_json::from_str(&cluster.print(&on("get -o json")).await).unwrap();
+    for (kind, object) in kinds.iter().zip(json["items"].as_array().unwrap()) {
+        assert_eq!(object["kind"], *kind);
+        assert!(yaml.contains(&format!("uid: {}", object["metadata"]["uid"].as_str().unwrap())));
+    }
+    let described = cluster.print(&on("describe")).await;
+    assert_eq!(
+        described.lines().filter(|line| line.starts_with("Name:")).count(),
+        kinds.len(),
+        "{described}"
+    );
+    let dumped =
+        cluster.print(&format!("{} > dump.json && kubectl apply -f dump.json", on("get -o json"))).await;
+    assert_eq!(dumped.lines().count(), kinds.len(), "{dumped}");
+    // With its namespace, an object may be gone before its turn.
+    cluster.print(&on("delete --wait=false --ignore-not-found")).await;
+    let left = "get --ignore-not-found -o jsonpath='{..metadata.deletionTimestamp}{\"\\n\"}{..metadata.uid}'";
+    let left = cluster.print(&on(left)).await;
+    let mut lines = left.lines().map(|line| line.split_whitespace().count());
+    // What protects volumes and claims in use is a controller's to take away.
+    assert_eq!(lines.next(), lines.next(), "not everything is gone or on its way: {left}");
+}
