@@ -1,0 +1,301 @@
+//! Attaches volumes to the nodes whose pods need them, and detaches them when nobody does.
+//!
+//! Reads: Pod, PVC, PV, CSIDriver, Node, VolumeAttachment. Writes: VolumeAttachment (creates, deletes), Node
+//! `status.volumesAttached`. Events: `SuccessfulAttachVolume`, `FailedAttachVolume` on pods. Never calls CSI: the
+//! driver's attacher acts on VolumeAttachments and says in their status what became of it.
+//!
+//! Each volume is looked at by itself, on all nodes at once, when anything it depends on changes. What is attached is
+//! what VolumeAttachments say, so there is nothing to recover at a start and nothing to verify later. A volume leaves a
+//! node in this order: nobody there wants it, the node does not use it, the node's status no longer says it is
+//! attached, the node's status read afresh agrees, the attachment is deleted.
+//!
+//! Unlike kube-controller-manager it leaves attachments to nodes alone that attach by themselves.
+
+mod names;
+mod observe;
+mod plan;
+mod reports;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
+use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
+use kube::ResourceExt as _;
+use kube::api::ObjectMeta;
+use tokio::time::Instant;
+
+use observe::{Known, World, sooner};
+use plan::{Action, Detach, plan};
+use reports::Reports;
+
+const COMPONENT: &str = "attachdetach-controller";
+const WORKERS: usize = 64;
+
+/// Runs until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    let cluster = cluster.named(COMPONENT);
+    let queue =
+        Queue::new("attach-detach", Backoff { first: Duration::from_millis(50), ..Backoff::default() });
+    let world = tokio::select! {
+        world = World::new(&cluster) => world,
+        () = cluster.shutdown().cancelled() => return,
+    };
+    let reports = Reports::new(&cluster, queue.clone());
+    let controller = Arc::new(Controller {
+        recorder: Recorder::new(&cluster, COMPONENT, ""),
+        world,
+        reports: reports.clone(),
+        known: Mutex::default(),
+        cluster: cluster.clone(),
+    });
+    controller.subscribe(&queue);
+    let volumes = queue.run(WORKERS, cluster.shutdown().clone(), |volume| {
+        let controller = controller.clone();
+        async move { controller.reconcile(&volume).await }
+    });
+    tokio::join!(volumes, reports.run());
+}
+
+struct Controller {
+    cluster: Cluster,
+    world: World,
+    reports: Reports,
+    recorder: Recorder,
+    /// By volume, then by node.
+    known: Mutex<HashMap<String, HashMap<String, Known>>>,
+}
+
+impl Controller {
+    /// Puts each volume into the queue when something it depends on changes.
+    fn subscribe(&self, queue: &Queue<String>) {
+        let add = |queue: &Queue<String>, volumes: Vec<String>| {
+            volumes.into_iter().for_each(|name| queue.add(name))
+        };
+        let (world, to) = (self.world.clone(), queue.clone());
+        self.world.pods.on_change(move |pod| add(&to, world.unique_of_pod(pod)));
+        let (world, to) = (self.world.clone(), queue.clone());
+        self.world
+            .claims
+            .on_change(move |claim| add(&to, world.unique_of_claim(claim).into_iter().collect()));
+        let to = queue.clone();
+        self.world.volumes.on_change(move |volume| add(&to, names::unique(volume).into_iter().collect()));
+        let (world, to) = (self.world.clone(), queue.clone());
+        self.world.attachments.on_change(move |attachment| {
+            add(&to, world.unique_of_attachment(attachment).into_iter().collect())
+        });
+        let (world, to) = (self.world.clone(), queue.clone());
+        self.world.drivers.subscribe(move |before, after| {
+            let required = |driver: Option<&Arc<k8s_openapi::api::storage::v1::CSIDriver>>| {
+                driver.and_then(|driver| driver.spec.attach_required)
+            };
+            if let Some(driver) = after.or(before)
+                && required(before) != required(after)
+            {
+                let volumes = world.volumes_by_driver.get(driver.name_any().as_str());
+                add(&to, volumes.iter().filter_map(|volume| names::unique(volume)).collect());
+            }
+        });
+        let (world, to) = (self.world.clone(), queue.clone());
+        self.world.nodes.subscribe(move |before, after| {
+            add(&to, touched(&world, before.map(AsRef::as_ref), after.map(AsRef::as_ref)));
+        });
+    }
+
+    async fn reconcile(&self, volume: &str) -> Result<Next> {
+        let known = self.known().get(volume).cloned().unwrap_or_default();
+        let seen = self.world.observe(volume, &known, |node| self.reports.settled(node, volume));
+        let mut again = None;
+        for action in plan(&seen) {
+            if let Action::Again(after) = action {
+                again = sooner(again, after);
+            } else {
+                self.apply(volume, action).await?;
+            }
+        }
+        Ok(again.map_or(Next::Done, Next::After))
+    }
+
+    async fn apply(&self, volume: &str, action: Action) -> Result<()> {
+        match action {
+            Action::Attach { node } => self.attach(volume, &node).await?,
+            Action::Attaching { node } => {
+                self.remember(volume, &node, |known| known.attaching = Some(Instant::now()))
+            }
+            Action::Attached { node } => {
+                self.remember(volume, &node, |known| *known = Known::default());
+                self.tell(volume, &node, |_, name| {
+                    Ok(format!("AttachVolume.Attach succeeded for volume {name:?} "))
+                });
+            }
+            Action::Failed { node, error } => {
+                let mut new = false;
+                self.remember(volume, &node, |known| {
+                    new = known.error_told.replace(error.clone()) != Some(error.clone())
+                });
+                if new {
+                    self.tell(volume, &node, |_, name| {
+                        Err(format!("AttachVolume.Attach failed for volume {name:?} : {error}"))
+                    });
+                }
+            }
+            Action::Slow { node } => {
+                self.remember(volume, &node, |known| known.attaching = Some(Instant::now()));
+                let (driver, handle) = names::split(volume).unwrap_or_default();
+                self.tell(volume, &node, |_, name| {
+                    Err(format!(
+                        "AttachVolume.Attach failed for volume {name:?} : timed out waiting for external-attacher of \
+                         {driver} CSI driver to attach volume {handle}; is the driver's controller running?"
+                    ))
+                });
+            }
+            Action::Conflict { node, users } => {
+                self.remember(volume, &node, |known| known.conflict_told = true);
+                self.tell(volume, &node, |pod, name| {
+                    Err(plan::conflict_message(name, &pod.namespace().unwrap_or_default(), &users))
+                });
+            }
+            Action::Report { node, attached } => self.reports.set(&node, volume, attached),
+            Action::Detach { node, verify, why } => self.detach(volume, &node, verify, why).await?,
+            Action::Wanted { node } => self.remember(volume, &node, |known| known.unwanted = None),
+            Action::Forget { node } => self.remember(volume, &node, |known| *known = Known::default()),
+            Action::Unwanted { node } => self.remember(volume, &node, |known| {
+                *known = Known { unwanted: Some(Instant::now()), ..Known::default() };
+            }),
+            Action::Again(_) => {}
+        }
+        Ok(())
+    }
+
+    async fn attach(&self, volume: &str, node: &str) -> Result<()> {
+        let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
+        let users = self.world.users(volume);
+        let Some((_, object)) = users.iter().find(|(pod, _)| crate::claims::node_of(pod) == node) else {
+            return Ok(());
+        };
+        self.remember(volume, node, |known| {
+            *known = Known { attaching: Some(Instant::now()), ..Known::default() }
+        });
+        let attachment = VolumeAttachment {
+            metadata: ObjectMeta {
+                name: Some(names::attachment(driver, handle, node)),
+                ..ObjectMeta::default()
+            },
+            spec: VolumeAttachmentSpec {
+                attacher: driver.to_owned(),
+                node_name: node.to_owned(),
+                source: VolumeAttachmentSource {
+                    persistent_volume_name: Some(object.name_any()),
+                    inline_volume_spec: None,
+                },
+            },
+            status: None,
+        };
+        match self.cluster.create(&attachment).await {
+            Err(error) if error.is_already_exists() => Ok(()),
+            Err(error) => {
+                let why = error.chain();
+                self.tell(volume, node, |_, name| {
+                    Err(format!("AttachVolume.Attach failed for volume {name:?} : {why}"))
+                });
+                Err(error)
+            }
+            Ok(_) => Ok(()),
+        }
+    }
+
+    async fn detach(&self, volume: &str, node: &str, verify: bool, why: Detach) -> Result<()> {
+        let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
+        let attachment = names::attachment(driver, handle, node);
+        let Some(attachment) = self.world.attachments.named(&attachment) else { return Ok(()) };
+        if verify
+            && let Some(fresh) = self.cluster.fetch::<Node>(&Key::cluster(node)).await?
+            && observe::in_use(&fresh).chain(observe::attached(&fresh)).any(|name| name == volume)
+        {
+            // The cache knows it now too, so the volume is looked at again.
+            return Ok(());
+        }
+        match why {
+            Detach::Unused => tracing::debug!(volume, node, "detaching"),
+            Detach::Timeout => {
+                tracing::warn!(
+                    volume,
+                    node,
+                    "node is not ready and did not unmount the volume in time; forcing the detach"
+                );
+            }
+            Detach::OutOfService => {
+                tracing::warn!(volume, node, "node is out of service; forcing the detach")
+            }
+        }
+        self.cluster.delete(attachment.as_ref()).await
+    }
+
+    /// Tells the pods that want the volume on the node: good news or bad.
+    fn tell(&self, volume: &str, node: &str, message: impl Fn(&Pod, &str) -> Result<String, String>) {
+        for (pod, object) in self.world.users(volume) {
+            if crate::claims::node_of(&pod) != node {
+                continue;
+            }
+            match message(&pod, &object.name_any()) {
+                Ok(good) => self.recorder.normal(pod.as_ref(), "SuccessfulAttachVolume", good),
+                Err(bad) => self.recorder.warning(pod.as_ref(), "FailedAttachVolume", bad),
+            }
+        }
+    }
+
+    fn remember(&self, volume: &str, node: &str, change: impl FnOnce(&mut Known)) {
+        let mut known = self.known();
+        let nodes = known.entry(volume.to_owned()).or_default();
+        let entry = nodes.entry(node.to_owned()).or_default();
+        change(entry);
+        if entry.is_nothing() {
+            nodes.remove(node);
+            if nodes.is_empty() {
+                known.remove(volume);
+            }
+        }
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, HashMap<String, Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The volumes that a change of a node is about: those that joined or left its lists, or all of it if the node itself
+/// changed in what matters.
+fn touched(world: &World, before: Option<&Node>, after: Option<&Node>) -> Vec<String> {
+    let lists = |node: Option<&Node>| -> (Vec<String>, Vec<String>) {
+        node.map_or_else(Default::default, |node| {
+            (
+                observe::attached(node).map(str::to_owned).collect(),
+                observe::in_use(node).map(str::to_owned).collect(),
+            )
+        })
+    };
+    let (attached_before, used_before) = lists(before);
+    let (attached_after, used_after) = lists(after);
+    if before.map(observe::facts) == after.map(observe::facts) {
+        let mut volumes = differing(attached_before, attached_after);
+        volumes.extend(differing(used_before, used_after));
+        return volumes;
+    }
+    let Some(node) = after.or(before) else { return Vec::new() };
+    let name = node.name_any();
+    let mut volumes = [attached_before, used_before, attached_after, used_after].concat();
+    volumes.extend(world.pods_by_node.get(name.as_str()).iter().flat_map(|pod| world.unique_of_pod(pod)));
+    volumes.extend(
+        world.attachments_by_node.get(name.as_str()).iter().filter_map(|of| world.unique_of_attachment(of)),
+    );
+    volumes
+}
+
+fn differing(before: Vec<String>, after: Vec<String>) -> Vec<String> {
+    let (old, new): (std::collections::HashSet<String>, std::collections::HashSet<String>) =
+        (before.into_iter().collect(), after.into_iter().collect());
+    old.symmetric_difference(&new).cloned().collect()
+}

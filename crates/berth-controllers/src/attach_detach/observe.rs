@@ -1,0 +1,316 @@
+//! What the caches say of one volume: where pods want it, where it is attached, and what the nodes say.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_kube::{Cache, Cluster, Index, Key};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
+use kube::ResourceExt as _;
+
+use super::names;
+use super::plan::{Attachment, NodeFacts, OnNode, PodName, Seen};
+use crate::claims;
+
+const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
+const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+
+/// The caches, and who points at what.
+#[derive(Clone)]
+pub(super) struct World {
+    pub(super) pods: Cache<Pod>,
+    pub(super) claims: Cache<PersistentVolumeClaim>,
+    pub(super) volumes: Cache<PersistentVolume>,
+    pub(super) nodes: Cache<Node>,
+    pub(super) drivers: Cache<CSIDriver>,
+    pub(super) attachments: Cache<VolumeAttachment>,
+    /// Pods by the claims they use.
+    pub(super) pods_by_claim: Index<Pod, Key>,
+    /// Pods by node.
+    pub(super) pods_by_node: Index<Pod, String>,
+    /// Volumes by their name in a node's status; several may be the same storage.
+    pub(super) volumes_by_unique: Index<PersistentVolume, String>,
+    /// Volumes by driver.
+    pub(super) volumes_by_driver: Index<PersistentVolume, String>,
+    /// Nodes by the volumes their statuses speak of.
+    nodes_by_volume: Index<Node, String>,
+    /// Attachments by the volume they name.
+    pub(super) attachments_by_volume: Index<VolumeAttachment, String>,
+    /// Attachments by node.
+    pub(super) attachments_by_node: Index<VolumeAttachment, String>,
+}
+
+impl World {
+    pub(super) async fn new(cluster: &Cluster) -> Self {
+        let pods: Cache<Pod> = cluster.cache();
+        let volumes: Cache<PersistentVolume> = cluster.cache();
+        let attachments: Cache<VolumeAttachment> = cluster.cache();
+        let nodes: Cache<Node> = cluster.cache();
+        let world = Self {
+            claims: cluster.cache(),
+            nodes_by_volume: nodes
+                .index(|node| attached(node).chain(in_use(node)).map(str::to_owned).collect()),
+            nodes,
+            drivers: cluster.cache(),
+            pods_by_claim: pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect()),
+            pods_by_node: pods.index(|pod| vec![claims::node_of(pod).to_owned()]),
+            volumes_by_unique: volumes.index(|volume| names::unique(volume).into_iter().collect()),
+            volumes_by_driver: volumes.index(|volume| driver_of(volume).into_iter().collect()),
+            attachments_by_volume: attachments
+                .index(|attachment| volume_of(attachment).into_iter().collect()),
+            attachments_by_node: attachments.index(|attachment| vec![attachment.spec.node_name.clone()]),
+            pods,
+            volumes,
+            attachments,
+        };
+        world.pods.synced().await;
+        world.claims.synced().await;
+        world.volumes.synced().await;
+        world.nodes.synced().await;
+        world.drivers.synced().await;
+        world.attachments.synced().await;
+        world
+    }
+
+    /// The names, in nodes' statuses, of the volumes a claim is bound to.
+    pub(super) fn unique_of_claim(&self, claim: &PersistentVolumeClaim) -> Option<String> {
+        names::unique(self.volumes.named(claims::volume_name(claim))?.as_ref())
+    }
+
+    /// The names of all volumes of a pod.
+    pub(super) fn unique_of_pod(&self, pod: &Pod) -> Vec<String> {
+        claims::of_pod(pod)
+            .iter()
+            .filter_map(|claim| self.unique_of_claim(self.claims.get(&claim.key)?.as_ref()))
+            .collect()
+    }
+
+    /// The name of the volume of an attachment. Its object may be gone; then a node that still speaks of the volume
+    /// gives its name away.
+    pub(super) fn unique_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
+        if let Some(volume) = self.volumes.named(&volume_of(attachment)?) {
+            return names::unique(&volume);
+        }
+        let node_name = &attachment.spec.node_name;
+        let node = self.nodes.named(node_name)?;
+        let wanted = attachment.name_any();
+        attached(&node)
+            .chain(in_use(&node))
+            .find(|unique| {
+                names::split(unique)
+                    .is_some_and(|(driver, handle)| names::attachment(driver, handle, node_name) == wanted)
+            })
+            .map(str::to_owned)
+    }
+
+    /// Whether volumes of a driver are attached at all; an unknown driver's are.
+    fn attachable(&self, driver: &str) -> bool {
+        self.drivers.named(driver).is_none_or(|driver| driver.spec.attach_required != Some(false))
+    }
+
+    /// The pods that want the volume on a node, with the volume object each means.
+    pub(super) fn users(&self, unique: &str) -> Vec<(Arc<Pod>, Arc<PersistentVolume>)> {
+        let Some((driver, _)) = names::split(unique) else { return Vec::new() };
+        if !self.attachable(driver) {
+            return Vec::new();
+        }
+        let mut users = Vec::new();
+        for volume in self.volumes_by_unique.get(unique) {
+            let Some(claim) = self.claim_of(&volume) else { continue };
+            for pod in self.pods_by_claim.get(&Key::of(claim.as_ref())) {
+                if self.wants(&pod, &claim) {
+                    users.push((pod, volume.clone()));
+                }
+            }
+        }
+        users
+    }
+
+    /// The claim a volume is bound to, if both say so.
+    fn claim_of(&self, volume: &PersistentVolume) -> Option<Arc<PersistentVolumeClaim>> {
+        let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
+        let key = Key::new(reference.namespace.clone()?, reference.name.clone()?);
+        let claim = self.claims.get(&key)?;
+        let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+        let mutual = claims::volume_name(&claim) == volume.name_any() && reference.uid == claim.metadata.uid;
+        (bound && mutual).then_some(claim)
+    }
+
+    fn wants(&self, pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
+        let node = claims::node_of(pod);
+        if node.is_empty() {
+            return false;
+        }
+        let key = Key::of(claim);
+        let foreign = claims::of_pod(pod)
+            .iter()
+            .any(|of| of.key == key && of.ephemeral && !claims::owned_by(claim, pod));
+        if foreign {
+            return false;
+        }
+        let keep = || {
+            self.nodes.named(node).is_some_and(|node| {
+                node.annotations().get(KEEP_TERMINATED).is_some_and(|keep| keep == "true")
+            })
+        };
+        !terminated(pod) || keep()
+    }
+
+    /// Everything about one volume.
+    pub(super) fn observe(
+        &self,
+        unique: &str,
+        known: &HashMap<String, Known>,
+        settled: impl Fn(&str) -> bool,
+    ) -> Seen {
+        let users = self.users(unique);
+        let mut seen = Seen { shareable: self.shareable(unique), ..Seen::default() };
+        for (pod, _) in &users {
+            let here = self.node(&mut seen, claims::node_of(pod));
+            let pod = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
+            if !here.pods.contains(&pod) {
+                here.pods.push(pod);
+            }
+        }
+        for attachment in self.attachments_of(unique) {
+            let status = attachment.status.as_ref();
+            let error = status.and_then(|status| status.attach_error.as_ref());
+            self.node(&mut seen, &attachment.spec.node_name).attachment = Some(Attachment {
+                attached: status.is_some_and(|status| status.attached),
+                deleting: attachment.metadata.deletion_timestamp.is_some(),
+                error: error.map(|error| error.message.clone().unwrap_or_default()),
+            });
+        }
+        let speaking = self.nodes_by_volume.get(unique).into_iter().map(|node| node.name_any());
+        for node in speaking.chain(known.keys().cloned()) {
+            self.node(&mut seen, &node);
+        }
+        for (name, here) in &mut seen.nodes {
+            if let Some(node) = self.nodes.named(name) {
+                here.reported = attached(&node).any(|volume| volume == unique);
+                here.in_use = in_use(&node).any(|volume| volume == unique);
+            }
+            here.settled = settled(name);
+            if let Some(known) = known.get(name) {
+                here.attaching_for = known.attaching.map(|since| since.elapsed());
+                here.unwanted_for = known.unwanted.map(|since| since.elapsed());
+                here.conflict_told = known.conflict_told;
+            }
+        }
+        seen
+    }
+
+    fn node<'a>(&self, seen: &'a mut Seen, name: &str) -> &'a mut OnNode {
+        seen.nodes.entry(name.to_owned()).or_insert_with(|| OnNode {
+            node: self.nodes.named(name).map_or(GONE, |node| facts(&node)),
+            pods: Vec::new(),
+            attachment: None,
+            reported: false,
+            settled: true,
+            in_use: false,
+            attaching_for: None,
+            unwanted_for: None,
+            conflict_told: false,
+        })
+    }
+
+    /// Attachments are found by the volumes they name, and on nodes that speak of the volume by the name they must have.
+    fn attachments_of(&self, unique: &str) -> Vec<Arc<VolumeAttachment>> {
+        let mut found: Vec<Arc<VolumeAttachment>> = self
+            .volumes_by_unique
+            .get(unique)
+            .iter()
+            .flat_map(|volume| self.attachments_by_volume.get(volume.name_any().as_str()))
+            .collect();
+        let Some((driver, handle)) = names::split(unique) else { return found };
+        found.retain(|attachment| attachment.spec.attacher == driver);
+        for node in self.nodes_by_volume.get(unique) {
+            let name = names::attachment(driver, handle, &node.name_any());
+            if let Some(attachment) = self.attachments.named(&name)
+                && found.iter().all(|known| known.name_any() != name)
+            {
+                found.push(attachment);
+            }
+        }
+        found
+    }
+
+    fn shareable(&self, unique: &str) -> bool {
+        let volumes = self.volumes_by_unique.get(unique);
+        volumes.iter().any(|volume| {
+            let modes =
+                volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+            modes.is_empty() || modes.iter().any(|mode| mode == "ReadWriteMany" || mode == "ReadOnlyMany")
+        })
+    }
+}
+
+/// What is remembered of a volume on a node, and is nowhere in the cluster.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    pub(super) attaching: Option<tokio::time::Instant>,
+    pub(super) unwanted: Option<tokio::time::Instant>,
+    pub(super) conflict_told: bool,
+    pub(super) error_told: Option<String>,
+}
+
+impl Known {
+    pub(super) fn is_nothing(&self) -> bool {
+        self.attaching.is_none()
+            && self.unwanted.is_none()
+            && !self.conflict_told
+            && self.error_told.is_none()
+    }
+}
+
+const GONE: NodeFacts = NodeFacts { exists: false, managed: false, ready: false, out_of_service: false };
+
+/// What matters of a node, besides its lists of volumes.
+pub(super) fn facts(node: &Node) -> NodeFacts {
+    let conditions = node.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
+    NodeFacts {
+        exists: true,
+        managed: node.annotations().contains_key(MANAGED),
+        ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        out_of_service: taints.iter().any(|taint| taint.key == OUT_OF_SERVICE),
+    }
+}
+
+/// The volumes a node's status says are attached.
+pub(super) fn attached(node: &Node) -> impl Iterator<Item = &str> {
+    let list = node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
+    list.iter().map(|volume| volume.name.as_str())
+}
+
+/// The volumes a node says may be mounted on it.
+pub(super) fn in_use(node: &Node) -> impl Iterator<Item = &str> {
+    let list = node.status.as_ref().and_then(|status| status.volumes_in_use.as_deref()).unwrap_or_default();
+    list.iter().map(String::as_str)
+}
+
+/// Whether a pod needs its volumes no more: it ran to its end, or it is being deleted and nothing of it runs.
+pub(super) fn terminated(pod: &Pod) -> bool {
+    let statuses =
+        pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    let running = statuses.iter().any(|status| {
+        status.state.as_ref().is_none_or(|state| state.terminated.is_none() && state.waiting.is_none())
+    });
+    claims::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !running)
+}
+
+fn driver_of(volume: &PersistentVolume) -> Option<String> {
+    Some(volume.spec.as_ref()?.csi.as_ref()?.driver.clone())
+}
+
+/// The volume object an attachment names.
+fn volume_of(attachment: &VolumeAttachment) -> Option<String> {
+    attachment.spec.source.persistent_volume_name.clone()
+}
+
+/// The shorter of two waits.
+pub(super) fn sooner(a: Option<Duration>, b: Duration) -> Option<Duration> {
+    Some(a.map_or(b, |a| a.min(b)))
+}

@@ -1,0 +1,136 @@
+//! Says in each node's status which volumes are attached: one write at a time per node, with all changes that came
+//! together.
+//!
+//! The write is refused if the node changed since it was read, so a volume leaves the list only while the node's own
+//! list of volumes in use is as we know it.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use berth_kube::{Backoff, Cache, Cluster, Key, Next, Queue, Result};
+use k8s_openapi::api::core::v1::{AttachedVolume, Node};
+
+/// Changes of what nodes report; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Reports {
+    cluster: Cluster,
+    nodes: Cache<Node>,
+    waiting: Arc<Mutex<HashMap<String, Waiting>>>,
+    queue: Queue<String>,
+    /// Volumes to look at again once a change is written.
+    volumes: Queue<String>,
+}
+
+#[derive(Default)]
+struct Waiting {
+    /// Volume to whether it is attached; not yet sent.
+    changes: HashMap<String, bool>,
+    /// Being sent.
+    sent: HashSet<String>,
+}
+
+impl Reports {
+    pub(super) fn new(cluster: &Cluster, volumes: Queue<String>) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            nodes: cluster.cache(),
+            waiting: Arc::default(),
+            queue: Queue::new("attached-volumes", Backoff::default()),
+            volumes,
+        }
+    }
+
+    /// Asks for a change; the volume is looked at again when it is written.
+    pub(super) fn set(&self, node: &str, volume: &str, attached: bool) {
+        let mut waiting = self.waiting();
+        waiting.entry(node.to_owned()).or_default().changes.insert(volume.to_owned(), attached);
+        drop(waiting);
+        self.queue.add(node.to_owned());
+    }
+
+    /// Whether no change of this volume is on its way.
+    pub(super) fn settled(&self, node: &str, volume: &str) -> bool {
+        self.waiting()
+            .get(node)
+            .is_none_or(|waiting| !waiting.changes.contains_key(volume) && !waiting.sent.contains(volume))
+    }
+
+    /// Writes changes until the cluster's shutdown.
+    pub(super) async fn run(&self) {
+        let shutdown = self.cluster.shutdown().clone();
+        self.queue
+            .run(16, shutdown, |node| {
+                let reports = self.clone();
+                async move { reports.write(&node).await }
+            })
+            .await;
+    }
+
+    async fn write(&self, name: &str) -> Result<Next> {
+        let changes = {
+            let mut waiting = self.waiting();
+            let Some(waiting) = waiting.get_mut(name) else { return Ok(Next::Done) };
+            let changes = std::mem::take(&mut waiting.changes);
+            waiting.sent = changes.keys().cloned().collect();
+            changes
+        };
+        let outcome = self.send(name, &changes).await;
+        let mut waiting = self.waiting();
+        if let Some(node) = waiting.get_mut(name) {
+            node.sent.clear();
+            if outcome.is_err() {
+                for (volume, attached) in &changes {
+                    node.changes.entry(volume.clone()).or_insert(*attached);
+                }
+            }
+            if node.changes.is_empty() {
+                waiting.remove(name);
+            }
+        }
+        drop(waiting);
+        outcome?;
+        for volume in changes.into_keys() {
+            self.volumes.add(volume);
+        }
+        Ok(Next::Done)
+    }
+
+    async fn send(&self, name: &str, changes: &HashMap<String, bool>) -> Result<()> {
+        let Some(node) = self.nodes.named(name) else { return Ok(()) };
+        match self.patch(&node, changes).await {
+            // The node writes its status often: look once more at once, then leave it to the backoff.
+            Err(error) if error.is_conflict() => match self.cluster.fetch::<Node>(&Key::cluster(name)).await?
+            {
+                Some(node) => self.patch(&node, changes).await,
+                None => Ok(()),
+            },
+            Err(error) if error.is_not_found() => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    async fn patch(&self, node: &Node, changes: &HashMap<String, bool>) -> Result<()> {
+        self.cluster
+            .update_status(node, |node| {
+                let status = node.status.get_or_insert_default();
+                let mut list = status.volumes_attached.take().unwrap_or_default();
+                list.retain(|volume| !changes.contains_key(&volume.name));
+                let mut added: Vec<&String> =
+                    changes.iter().filter(|(_, attached)| **attached).map(|(name, _)| name).collect();
+                added.sort();
+                list.extend(
+                    added
+                        .into_iter()
+                        .map(|name| AttachedVolume { name: name.clone(), device_path: String::new() }),
+                );
+                status.volumes_attached = (!list.is_empty()).then_some(list);
+            })
+            .await?;
+        tracing::debug!(node = node.metadata.name, changes = changes.len(), "attached volumes told");
+        Ok(())
+    }
+
+    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

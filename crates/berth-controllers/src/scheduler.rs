@@ -1,0 +1,307 @@
+//! Chooses a node for each pod, with its volumes in mind.
+//!
+//! Reads: Pod, Node, PVC, PV, StorageClass, CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment. Writes: pods'
+//! binding and condition `PodScheduled`, PV `spec.claimRef`, PVC annotation `volume.kubernetes.io/selected-node`.
+//! Events: `Scheduled`, `FailedScheduling` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
+//!
+//! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
+//! counts at once. A pod that fits nowhere is looked at again when something changes that stood against it, and never
+//! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
+//! back. Pods are not evicted to make room for others.
+
+mod bind;
+mod board;
+mod decide;
+mod hints;
+#[cfg(test)]
+mod tests;
+mod unfit;
+mod volumes;
+mod world;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use tokio::time::Instant;
+
+use crate::claims;
+use bind::{BIND_TIMEOUT, Reservation, Setback};
+use board::Board;
+use decide::decide;
+use hints::Waiting;
+use unfit::Plugin;
+use world::Caches;
+
+const COMPONENT: &str = "default-scheduler";
+const WORKERS: usize = 64;
+
+/// Runs until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    let cluster = cluster.named(COMPONENT);
+    let caches = tokio::select! {
+        caches = Caches::new(&cluster) => caches,
+        () = cluster.shutdown().cancelled() => return,
+    };
+    let scheduler = Arc::new(Scheduler {
+        recorder: Recorder::new(&cluster, COMPONENT, ""),
+        cluster: cluster.clone(),
+        caches,
+        queue: Queue::new(
+            "scheduler",
+            Backoff { first: Duration::from_millis(5), longest: Duration::from_secs(10) },
+        ),
+        state: Mutex::default(),
+    });
+    scheduler.subscribe();
+    let shutdown = cluster.shutdown().clone();
+    scheduler
+        .queue
+        .run(WORKERS, shutdown, |pod| {
+            let scheduler = scheduler.clone();
+            async move { scheduler.reconcile(&pod).await }
+        })
+        .await;
+}
+
+struct Scheduler {
+    cluster: Cluster,
+    caches: Caches,
+    recorder: Recorder,
+    queue: Queue<Key>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    board: Board,
+    reservations: HashMap<Key, Reservation>,
+    waiting: Waiting,
+}
+
+impl State {
+    /// Gives up what was planned for a pod.
+    fn abandon(&mut self, pod: &Key) {
+        if let Some(reservation) = self.reservations.remove(pod) {
+            self.release(&reservation);
+        }
+        self.board.forget(pod);
+    }
+
+    /// Drops the promises of a reservation: they are written, or void.
+    fn release(&mut self, reservation: &Reservation) {
+        let volumes = &reservation.placement.volumes;
+        for (claim, volume) in &volumes.bind {
+            self.board.release(claim, Some(volume));
+        }
+        for claim in &volumes.provision {
+            self.board.release(claim, None);
+        }
+    }
+}
+
+impl Scheduler {
+    async fn reconcile(&self, key: &Key) -> Result<Next> {
+        let Some(pod) = self.caches.pods.get(key).filter(|pod| is_ours(pod)) else {
+            let mut state = self.state();
+            state.waiting.remove(key);
+            state.abandon(key);
+            return Ok(Next::Done);
+        };
+        let unfit = match self.reserve(key, &pod) {
+            Ok(reservation) => return self.carry_out(key, &pod, reservation).await,
+            Err(unfit) => unfit,
+        };
+        bind::refuse(&self.cluster, &pod, "Unschedulable", &unfit.message).await?;
+        self.recorder.warning(pod.as_ref(), "FailedScheduling", unfit.message);
+        Ok(Next::Done)
+    }
+
+    /// The reservation a pod has, or a new one.
+    fn reserve(&self, key: &Key, pod: &Pod) -> Result<Reservation, unfit::Unfit> {
+        let mut state = self.state();
+        match state.reservations.get(key) {
+            Some(known) if known.uid == pod.uid() => return Ok(known.clone()),
+            Some(_) => state.abandon(key),
+            None => {}
+        }
+        state.waiting.remove(key);
+        match decide(&self.caches, &state.board, pod) {
+            Ok(placement) => {
+                state.board.assume(key, pod, &placement.node);
+                for (claim, volume) in &placement.volumes.bind {
+                    state.board.promise_volume(volume, claim);
+                }
+                for claim in &placement.volumes.provision {
+                    state.board.promise_node(claim, &placement.node);
+                }
+                let reservation =
+                    Reservation { uid: pod.uid(), placement, since: Instant::now(), written: false };
+                state.reservations.insert(key.clone(), reservation.clone());
+                Ok(reservation)
+            }
+            Err(unfit) => {
+                state.waiting.insert(key, &unfit.plugins);
+                Err(unfit)
+            }
+        }
+    }
+
+    async fn carry_out(&self, key: &Key, pod: &Pod, reservation: Reservation) -> Result<Next> {
+        match self.advance(key, pod, &reservation).await {
+            Ok(next) => Ok(next),
+            Err(Setback::Volumes(why)) => {
+                self.state().abandon(key);
+                let message = Setback::Volumes(why).to_string();
+                bind::refuse(&self.cluster, pod, "SchedulerError", &message).await?;
+                self.recorder.warning(pod, "FailedScheduling", message);
+                Ok(Next::Retry)
+            }
+            Err(Setback::Write(error)) => {
+                if error.is_not_found() {
+                    self.state().abandon(key);
+                }
+                Err(error)
+            }
+        }
+    }
+
+    async fn advance(&self, key: &Key, pod: &Pod, reservation: &Reservation) -> Result<Next, Setback> {
+        let node = &reservation.placement.node;
+        bind::write(&self.cluster, &self.caches, reservation).await?;
+        if !reservation.written {
+            let mut state = self.state();
+            state.release(reservation);
+            if let Some(reservation) = state.reservations.get_mut(key) {
+                reservation.written = true;
+            }
+        }
+        if !bind::is_bound(&self.caches, reservation)? {
+            let waited = reservation.since.elapsed();
+            if waited >= BIND_TIMEOUT {
+                return Err(Setback::Volumes("binding volumes: context deadline exceeded".to_owned()));
+            }
+            return Ok(Next::After(BIND_TIMEOUT.saturating_sub(waited)));
+        }
+        match bind::bind(&self.cluster, pod, node).await {
+            Ok(()) => {}
+            // Somebody else assigned it, or it is another pod of that name by now.
+            Err(error) if error.is_conflict() || error.is_not_found() => {
+                self.state().abandon(key);
+                return Ok(Next::Retry);
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.state().reservations.remove(key);
+        self.recorder.normal(pod, "Scheduled", format!("Successfully assigned {key} to {node}"));
+        Ok(Next::Done)
+    }
+
+    /// Looks again at the pods that wait because of one of these.
+    fn wake(&self, plugins: &[Plugin]) {
+        if plugins.is_empty() {
+            return;
+        }
+        let pods = self.state().waiting.because(plugins);
+        for pod in pods {
+            self.queue.add(pod);
+        }
+    }
+
+    fn wake_users(&self, claim: &Key) {
+        for pod in self.caches.pending_by_claim.get(claim) {
+            self.queue.add(Key::of(pod.as_ref()));
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The changes that lead to another look.
+impl Scheduler {
+    fn subscribe(self: &Arc<Self>) {
+        let me = self.clone();
+        self.caches.pods.subscribe(move |before, after| {
+            me.pod_changed(before.map(AsRef::as_ref), after.map(AsRef::as_ref));
+        });
+        let me = self.clone();
+        self.caches.nodes.subscribe(move |before, after| {
+            me.wake(&hints::of_node(before.map(AsRef::as_ref), after.map(AsRef::as_ref)));
+        });
+        let me = self.clone();
+        self.caches.claims.on_change(move |claim| me.wake_users(&Key::of(claim.as_ref())));
+        let me = self.clone();
+        self.caches.volumes.on_change(move |volume| match world::claim_of(volume) {
+            Some(claim) => me.wake_users(&claim),
+            None => me.wake(&[Plugin::VolumeBinding]),
+        });
+        let me = self.clone();
+        self.caches.classes.subscribe(move |before, after| {
+            let topologies = |class: Option<&Arc<k8s_openapi::api::storage::v1::StorageClass>>| {
+                class.map(|class| class.allowed_topologies.clone())
+            };
+            if after.is_some() && topologies(before) != topologies(after) {
+                me.wake(&[Plugin::VolumeBinding, Plugin::VolumeZone]);
+            }
+        });
+        let me = self.clone();
+        self.caches.drivers.on_change(move |_| me.wake(&[Plugin::VolumeBinding, Plugin::VolumeLimits]));
+        let me = self.clone();
+        self.caches.csi_nodes.subscribe(move |before, after| {
+            if before.map(|node| &node.spec) != after.map(|node| &node.spec) {
+                me.wake(&[Plugin::VolumeLimits]);
+            }
+        });
+        let me = self.clone();
+        self.caches.capacities.subscribe(move |before, after| {
+            let grown = after.and_then(|after| volumes::limit(after))
+                > before.and_then(|before| volumes::limit(before));
+            if grown {
+                me.wake(&[Plugin::VolumeBinding]);
+            }
+        });
+        let me = self.clone();
+        self.caches.attachments.subscribe(move |_, after| {
+            if after.is_none() {
+                me.wake(&[Plugin::VolumeLimits]);
+            }
+        });
+    }
+
+    fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) {
+        let Some(pod) = after.or(before) else { return };
+        let key = Key::of(pod);
+        self.state().board.observe(&key, after);
+        let counts = |pod: &&Pod| !claims::node_of(pod).is_empty() && !claims::is_over(pod);
+        if before.is_some_and(|pod| counts(&pod)) && !after.is_some_and(|pod| counts(&pod)) {
+            self.wake(&[
+                Plugin::Resources,
+                Plugin::VolumeLimits,
+                Plugin::VolumeRestrictions,
+                Plugin::PodAffinity,
+            ]);
+        }
+        // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
+        let wishes =
+            |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
+        let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| claims::node_of(pod).is_empty());
+        if (pending(before) || pending(after)) && wishes(before) != wishes(after) {
+            self.queue.add(key);
+        }
+    }
+}
+
+/// Whether a pod waits for a node, and waits for us.
+fn is_ours(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    claims::node_of(pod).is_empty()
+        && !claims::is_over(pod)
+        && pod.metadata.deletion_timestamp.is_none()
+        && spec.scheduler_name.as_deref().unwrap_or(COMPONENT) == COMPONENT
+        && spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)
+}

@@ -1,0 +1,209 @@
+//! Carries out a placement: reserves volumes, asks for new ones, waits until they are bound, binds the pod.
+//!
+//! Every step is idempotent, and is taken again from the start whenever a claim changes.
+
+use std::time::Duration;
+
+use berth_kube::{Cluster, Error, Key, Result};
+use k8s_openapi::api::core::v1::{
+    Binding, ObjectReference, PersistentVolume, PersistentVolumeClaim, Pod, PodCondition,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::api::{ObjectMeta, PostParams};
+use kube::{Resource as _, ResourceExt as _};
+use tokio::time::Instant;
+
+use super::decide::Placement;
+use super::world::{Caches, World as _};
+use crate::claims::{self, BOUND_BY_CONTROLLER, SELECTED_NODE};
+use crate::selectors::volume_on_node;
+
+/// How long volumes may take to be bound before another node is tried.
+pub(super) const BIND_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// A placement under way.
+#[derive(Debug, Clone)]
+pub(super) struct Reservation {
+    pub(super) uid: Option<String>,
+    pub(super) placement: Placement,
+    pub(super) since: Instant,
+    /// The wishes are written; should one be gone from now on, somebody took it back.
+    pub(super) written: bool,
+}
+
+/// Why a placement is given up, or what must be tried again.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Setback {
+    /// Another node, or the same one anew.
+    #[error("running PreBind plugin \"VolumeBinding\": {0}")]
+    Volumes(String),
+    /// A write failed.
+    #[error(transparent)]
+    Write(#[from] Error),
+}
+
+fn volumes(why: impl Into<String>) -> Setback {
+    Setback::Volumes(why.into())
+}
+
+/// Writes what the placement asks of volumes and claims.
+pub(super) async fn write(cluster: &Cluster, caches: &Caches, of: &Reservation) -> Result<(), Setback> {
+    for (key, name) in &of.placement.volumes.bind {
+        let claim = claim(caches, key)?;
+        if claims::is_bound(&claim) {
+            continue;
+        }
+        let volume = caches.volumes.named(name).ok_or_else(|| {
+            volumes(format!("failed to check binding: persistentvolume {name:?} not found"))
+        })?;
+        reserve(cluster, &volume, &claim, of.written).await?;
+    }
+    for key in &of.placement.volumes.provision {
+        let claim = claim(caches, key)?;
+        match claim.annotations().get(SELECTED_NODE) {
+            Some(node) if *node == of.placement.node => {}
+            _ if claims::is_bound(&claim) => {}
+            Some(_) => {
+                return Err(volumes(format!("binding volumes: provisioning failed for PVC {:?}", key.name)));
+            }
+            None if of.written => {
+                let why = format!("binding volumes: selectedNode annotation reset for PVC {:?}", key.name);
+                return Err(volumes(why));
+            }
+            None => {
+                let node = of.placement.node.clone();
+                cluster
+                    .update(claim.as_ref(), |claim| {
+                        claim.annotations_mut().insert(SELECTED_NODE.to_owned(), node);
+                    })
+                    .await?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn claim(caches: &Caches, key: &Key) -> Result<std::sync::Arc<PersistentVolumeClaim>, Setback> {
+    caches.claim(key).ok_or_else(|| {
+        volumes(format!("failed to check provisioning pvc: persistentvolumeclaim {:?} not found", key.name))
+    })
+}
+
+async fn reserve(
+    cluster: &Cluster,
+    volume: &PersistentVolume,
+    claim: &PersistentVolumeClaim,
+    written: bool,
+) -> Result<(), Setback> {
+    let current = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
+    let ours = claims::refers_to(volume, claim);
+    if current.is_none() && written || current.is_some() && !ours {
+        return Err(volumes(format!("binding volumes: ClaimRef got reset for pv {:?}", volume.name_any())));
+    }
+    if current.is_some_and(|current| current.uid == claim.metadata.uid) {
+        return Ok(());
+    }
+    let reference = berth_kube::reference(claim);
+    cluster
+        .update(volume, |volume| {
+            if !ours {
+                volume.annotations_mut().insert(BOUND_BY_CONTROLLER.to_owned(), "yes".to_owned());
+            }
+            volume.spec.get_or_insert_default().claim_ref = Some(reference);
+        })
+        .await?;
+    Ok(())
+}
+
+/// Whether all claims of the placement are bound, to volumes that the node can use.
+pub(super) fn is_bound(caches: &Caches, of: &Reservation) -> Result<bool, Setback> {
+    let node = caches
+        .nodes
+        .named(&of.placement.node)
+        .ok_or_else(|| volumes(format!("binding volumes: node {:?} not found", of.placement.node)))?;
+    let bind = of.placement.volumes.bind.iter().map(|(key, _)| key);
+    for key in bind.chain(&of.placement.volumes.provision) {
+        let claim = claim(caches, key)?;
+        let name = claims::volume_name(&claim);
+        if name.is_empty() {
+            return Ok(false);
+        }
+        // A volume that is not there may be on its way.
+        let Some(volume) = caches.volumes.named(name) else { return Ok(false) };
+        if !volume_on_node(&volume, &node) {
+            let node = &of.placement.node;
+            return Err(volumes(format!(
+                "binding volumes: pv {name:?} node affinity doesn't match node {node:?}: no matching NodeSelectorTerms"
+            )));
+        }
+        if !claims::is_bound(&claim) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Assigns a pod to a node.
+pub(super) async fn bind(cluster: &Cluster, pod: &Pod, node: &str) -> Result<()> {
+    let (name, namespace) = (pod.name_any(), pod.namespace().unwrap_or_default());
+    let binding = Binding {
+        metadata: ObjectMeta {
+            name: Some(name.clone()),
+            namespace: Some(namespace.clone()),
+            uid: pod.uid(),
+            ..ObjectMeta::default()
+        },
+        target: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(node.to_owned()),
+            ..ObjectReference::default()
+        },
+    };
+    let failed = |source: kube::Error| Error::Request {
+        action: "bind",
+        kind: "Pod".to_owned(),
+        name: format!("{namespace}/{name}"),
+        source: Box::new(source),
+    };
+    let body = serde_json::to_vec(&binding).map_err(|error| failed(kube::Error::SerdeError(error)))?;
+    let request = kube::core::Request::new(Pod::url_path(&(), Some(&namespace)))
+        .create_subresource("binding", &name, &PostParams::default(), body)
+        .map_err(|error| failed(kube::Error::BuildRequest(error)))?;
+    cluster.client().request_text(request).await.map_err(failed)?;
+    Ok(())
+}
+
+/// Says in a pod's status why it has no node; nothing is written if it says so already.
+pub(super) async fn refuse(cluster: &Cluster, pod: &Pod, reason: &str, message: &str) -> Result<()> {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let known = conditions.iter().find(|condition| condition.type_ == "PodScheduled");
+    let same = known.is_some_and(|known| {
+        known.status == "False"
+            && known.reason.as_deref() == Some(reason)
+            && known.message.as_deref() == Some(message)
+    });
+    if same {
+        return Ok(());
+    }
+    let since = known
+        .filter(|known| known.status == "False")
+        .and_then(|known| known.last_transition_time.clone())
+        .unwrap_or_else(|| Time(jiff::Timestamp::now()));
+    let condition = PodCondition {
+        type_: "PodScheduled".to_owned(),
+        status: "False".to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        observed_generation: pod.metadata.generation,
+        last_transition_time: Some(since),
+        last_probe_time: None,
+    };
+    cluster
+        .update_status(pod, |pod| {
+            let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+            conditions.retain(|known| known.type_ != "PodScheduled");
+            conditions.push(condition);
+        })
+        .await?;
+    Ok(())
+}

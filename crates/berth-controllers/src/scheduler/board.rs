@@ -1,0 +1,205 @@
+//! What each node already carries: pods that run there, and pods that were just placed there and are not written yet.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use berth_kube::Key;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use crate::{amount, claims};
+
+/// Amounts by resource, in thousandths.
+pub(super) type Amounts = BTreeMap<String, i128>;
+
+/// What one node carries.
+#[derive(Debug, Default)]
+pub(super) struct Load {
+    pub(super) requested: Amounts,
+    pub(super) pods: HashSet<Key>,
+}
+
+#[derive(Debug)]
+struct Placed {
+    node: String,
+    request: Amounts,
+    claims: Vec<Key>,
+    /// Placed by us, and not seen with its node yet.
+    assumed: bool,
+}
+
+/// All nodes' loads, and what was promised to pods and claims and is not written yet.
+#[derive(Debug, Default)]
+pub(super) struct Board {
+    loads: HashMap<String, Load>,
+    placed: HashMap<Key, Placed>,
+    users: HashMap<Key, HashSet<Key>>,
+    /// Volumes chosen for claims.
+    volumes: HashMap<String, Key>,
+    /// Nodes chosen for claims.
+    nodes: HashMap<Key, String>,
+}
+
+impl Board {
+    /// Takes in a pod as it is now.
+    pub(super) fn observe(&mut self, key: &Key, pod: Option<&Pod>) {
+        let Some(pod) = pod.filter(|pod| !claims::is_over(pod)) else {
+            self.remove(key);
+            return;
+        };
+        let node = claims::node_of(pod);
+        if node.is_empty() {
+            return;
+        }
+        match self.placed.get_mut(key) {
+            Some(placed) if placed.node == node => placed.assumed = false,
+            _ => self.place(key, pod, node, false),
+        }
+    }
+
+    /// Counts a pod on a node from now on.
+    pub(super) fn assume(&mut self, key: &Key, pod: &Pod, node: &str) {
+        self.place(key, pod, node, true);
+    }
+
+    /// Takes an assumed pod off its node again.
+    pub(super) fn forget(&mut self, key: &Key) {
+        if self.placed.get(key).is_some_and(|placed| placed.assumed) {
+            self.remove(key);
+        }
+    }
+
+    /// What a node carries.
+    pub(super) fn load(&self, node: &str) -> Option<&Load> {
+        self.loads.get(node)
+    }
+
+    /// Whether a pod other than `except` that has a node uses the claim.
+    pub(super) fn in_use(&self, claim: &Key, except: &Key) -> bool {
+        self.users.get(claim).is_some_and(|users| users.iter().any(|user| user != except))
+    }
+
+    /// Promises a volume to a claim until [`Board::release`].
+    pub(super) fn promise_volume(&mut self, volume: &str, claim: &Key) {
+        self.volumes.insert(volume.to_owned(), claim.clone());
+    }
+
+    /// Whom a volume is promised to.
+    pub(super) fn promised(&self, volume: &str) -> Option<&Key> {
+        self.volumes.get(volume)
+    }
+
+    /// Promises a node for a claim until [`Board::release`].
+    pub(super) fn promise_node(&mut self, claim: &Key, node: &str) {
+        self.nodes.insert(claim.clone(), node.to_owned());
+    }
+
+    /// The node promised for a claim.
+    pub(super) fn node_promised(&self, claim: &Key) -> Option<&str> {
+        self.nodes.get(claim).map(String::as_str)
+    }
+
+    /// Drops the promises to a claim: they are written, or void.
+    pub(super) fn release(&mut self, claim: &Key, volume: Option<&str>) {
+        self.nodes.remove(claim);
+        if let Some(volume) = volume
+            && self.volumes.get(volume) == Some(claim)
+        {
+            self.volumes.remove(volume);
+        }
+    }
+
+    fn place(&mut self, key: &Key, pod: &Pod, node: &str, assumed: bool) {
+        self.remove(key);
+        let request = request(pod);
+        let load = self.loads.entry(node.to_owned()).or_default();
+        for (name, amount) in &request {
+            *load.requested.entry(name.clone()).or_default() += amount;
+        }
+        load.pods.insert(key.clone());
+        let claims: Vec<Key> = claims::of_pod(pod).into_iter().map(|claim| claim.key).collect();
+        for claim in &claims {
+            self.users.entry(claim.clone()).or_default().insert(key.clone());
+        }
+        self.placed.insert(key.clone(), Placed { node: node.to_owned(), request, claims, assumed });
+    }
+
+    fn remove(&mut self, key: &Key) {
+        let Some(placed) = self.placed.remove(key) else { return };
+        if let Some(load) = self.loads.get_mut(&placed.node) {
+            for (name, amount) in placed.request {
+                if let Some(sum) = load.requested.get_mut(&name) {
+                    *sum -= amount;
+                }
+            }
+            load.pods.remove(key);
+            if load.pods.is_empty() {
+                self.loads.remove(&placed.node);
+            }
+        }
+        for claim in placed.claims {
+            if let Some(users) = self.users.get_mut(&claim) {
+                users.remove(key);
+                if users.is_empty() {
+                    self.users.remove(&claim);
+                }
+            }
+        }
+    }
+}
+
+/// What a pod asks for: its containers together, or the largest step of its start if that is more, and its overhead.
+pub(super) fn request(pod: &Pod) -> Amounts {
+    let Some(spec) = &pod.spec else { return Amounts::new() };
+    let mut sum = Amounts::new();
+    for container in &spec.containers {
+        add(&mut sum, &requests(container));
+    }
+    let (mut helpers, mut start) = (Amounts::new(), Amounts::new());
+    for container in spec.init_containers.iter().flatten() {
+        let mut step = requests(container);
+        if container.restart_policy.as_deref() == Some("Always") {
+            add(&mut sum, &step);
+            add(&mut helpers, &step);
+            step.clone_from(&helpers);
+        } else {
+            add(&mut step, &helpers);
+        }
+        most(&mut start, &step);
+    }
+    most(&mut sum, &start);
+    // What is asked for the pod as a whole replaces what its containers ask for.
+    if let Some(whole) = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
+        sum.extend(amounts(whole));
+    }
+    if let Some(overhead) = &spec.overhead {
+        add(&mut sum, &amounts(overhead));
+    }
+    sum.retain(|_, amount| *amount > 0);
+    sum
+}
+
+fn requests(container: &Container) -> Amounts {
+    container
+        .resources
+        .as_ref()
+        .and_then(|resources| resources.requests.as_ref())
+        .map_or_else(Amounts::new, amounts)
+}
+
+/// A list of resources as amounts.
+pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
+    list.iter().map(|(name, quantity)| (name.clone(), amount::thousandths(quantity))).collect()
+}
+
+fn add(sum: &mut Amounts, more: &Amounts) {
+    for (name, amount) in more {
+        *sum.entry(name.clone()).or_default() += amount;
+    }
+}
+
+fn most(sum: &mut Amounts, other: &Amounts) {
+    for (name, amount) in other {
+        let known = sum.entry(name.clone()).or_default();
+        *known = (*known).max(*amount);
+    }
+}

@@ -1,0 +1,78 @@
+//! Which pods are worth another look when something changes.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+
+use berth_kube::Key;
+use k8s_openapi::api::core::v1::Node;
+
+use super::unfit::Plugin;
+
+/// Pods that fit nowhere, by what stood against them.
+#[derive(Debug, Default)]
+pub(super) struct Waiting {
+    by_plugin: HashMap<Plugin, HashSet<Key>>,
+    by_pod: HashMap<Key, BTreeSet<Plugin>>,
+}
+
+impl Waiting {
+    /// Remembers why a pod waits.
+    pub(super) fn insert(&mut self, pod: &Key, plugins: &BTreeSet<Plugin>) {
+        self.remove(pod);
+        for plugin in plugins {
+            self.by_plugin.entry(*plugin).or_default().insert(pod.clone());
+        }
+        self.by_pod.insert(pod.clone(), plugins.clone());
+    }
+
+    /// Forgets a pod.
+    pub(super) fn remove(&mut self, pod: &Key) {
+        for plugin in self.by_pod.remove(pod).into_iter().flatten() {
+            if let Some(pods) = self.by_plugin.get_mut(&plugin) {
+                pods.remove(pod);
+            }
+        }
+    }
+
+    /// The pods that wait because of one of these.
+    pub(super) fn because(&self, plugins: &[Plugin]) -> Vec<Key> {
+        let pods: HashSet<&Key> =
+            plugins.iter().filter_map(|plugin| self.by_plugin.get(plugin)).flatten().collect();
+        pods.into_iter().cloned().collect()
+    }
+}
+
+/// What a change of a node may help against.
+pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin> {
+    use Plugin::{
+        NodeAffinity, NodeUnschedulable, Nodes, PodAffinity, Resources, TaintToleration, VolumeBinding,
+        VolumeLimits, VolumeRestrictions, VolumeZone,
+    };
+    let Some(after) = after else { return Vec::new() };
+    let Some(before) = before else {
+        return vec![
+            Nodes,
+            NodeUnschedulable,
+            TaintToleration,
+            NodeAffinity,
+            Resources,
+            VolumeRestrictions,
+            VolumeLimits,
+            VolumeBinding,
+            VolumeZone,
+            PodAffinity,
+        ];
+    };
+    let mut helps = Vec::new();
+    if before.metadata.labels != after.metadata.labels {
+        helps.extend([NodeAffinity, VolumeBinding, VolumeZone, PodAffinity]);
+    }
+    let taints = |node: &Node| node.spec.as_ref().map(|spec| (spec.taints.clone(), spec.unschedulable));
+    if taints(before) != taints(after) {
+        helps.extend([TaintToleration, NodeUnschedulable]);
+    }
+    let allocatable = |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
+    if allocatable(before) != allocatable(after) {
+        helps.push(Resources);
+    }
+    helps
+}
