@@ -1,0 +1,161 @@
+//! Claims for generic ephemeral volumes: made from the template in a pod, named `<pod>-<volume>`, owned by the pod.
+//!
+//! Reads: Pod, PersistentVolumeClaim. Writes: creates PersistentVolumeClaims. Events as `ephemeral_volume`. The claim
+//! goes with its pod by owner reference.
+
+#[cfg(test)]
+mod tests;
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use kube::ResourceExt as _;
+
+use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder};
+
+use crate::claims;
+
+/// How many pods are looked at at a time.
+const WORKERS: usize = 32;
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Kube(#[from] berth_kube::Error),
+    #[error("ephemeral volume {volume}: {why}")]
+    Foreign { volume: String, why: String },
+}
+
+impl Failure for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kube(error) if error.is_conflict())
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Kube(error) => error.chain(),
+            Self::Foreign { .. } => self.to_string(),
+        }
+    }
+}
+
+/// Runs the ephemeral volume controller until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    let cluster = cluster.named("ephemeral_volume");
+    let (pods, existing) = (cluster.cache::<Pod>(), cluster.cache::<PersistentVolumeClaim>());
+    let recorder = Recorder::new(&cluster, "ephemeral_volume", "");
+    let queue: Queue<Key> = Queue::new("ephemeral volumes", Backoff::default());
+    let by_claim = pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect());
+    let adding = queue.clone();
+    pods.subscribe(move |before, after| {
+        // A pod's volumes never change.
+        if let (None, Some(pod)) = (before, after)
+            && wants_claims(pod)
+        {
+            adding.add(Key::of(pod.as_ref()));
+        }
+    });
+    let adding = queue.clone();
+    existing.subscribe(move |before, after| {
+        // A claim that is gone is made again as long as its pod lives.
+        if let (Some(claim), None) = (before, after) {
+            for pod in by_claim.get(&Key::of(claim.as_ref())) {
+                adding.add(Key::of(pod.as_ref()));
+            }
+        }
+    });
+    let shutdown = cluster.shutdown().clone();
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        _ = async { tokio::join!(pods.synced(), existing.synced()) } => {}
+    }
+    queue
+        .run(WORKERS, shutdown, |key| {
+            let (cluster, pods, existing, recorder) =
+                (cluster.clone(), pods.clone(), existing.clone(), recorder.clone());
+            async move {
+                let Some(pod) = pods.get(&key).filter(|pod| wants_claims(pod)) else { return Ok(Next::Done) };
+                look_at(&cluster, &existing, &recorder, &pod).await
+            }
+        })
+        .await;
+}
+
+fn wants_claims(pod: &Pod) -> bool {
+    pod.metadata.deletion_timestamp.is_none()
+        && claims::volumes(pod).iter().any(|volume| volume.ephemeral.is_some())
+}
+
+async fn look_at(
+    cluster: &Cluster,
+    existing: &Cache<PersistentVolumeClaim>,
+    recorder: &Recorder,
+    pod: &Pod,
+) -> Result<Next, Error> {
+    for volume in claims::volumes(pod) {
+        let Some(claim) = claim_for(pod, volume) else { continue };
+        let known = existing.get(&Key::of(&claim));
+        let outcome = match known {
+            Some(known) => is_pods(&known, pod, volume),
+            None => match cluster.create(&claim).await {
+                // Made a moment ago, by us before a crash or by somebody else: the next look tells which.
+                Err(error) if error.is_already_exists() => match cluster.fetch(&Key::of(&claim)).await? {
+                    Some(known) => is_pods(&known, pod, volume),
+                    None => return Ok(Next::Retry),
+                },
+                // A namespace or a pod that is going away takes no new claims.
+                outcome => outcome.map(drop).map_err(Error::from),
+            },
+        };
+        if let Err(error) = outcome {
+            let why = match &error {
+                Error::Kube(error) => {
+                    format!(
+                        "ephemeral volume {}: create PVC {}: {}",
+                        volume.name,
+                        claim.name_any(),
+                        error.chain()
+                    )
+                }
+                Error::Foreign { .. } => error.to_string(),
+            };
+            recorder.warning(pod, "FailedBinding", why);
+            return Err(error);
+        }
+    }
+    Ok(Next::Done)
+}
+
+fn is_pods(claim: &PersistentVolumeClaim, pod: &Pod, volume: &Volume) -> Result<(), Error> {
+    if claims::owned_by(claim, pod) {
+        return Ok(());
+    }
+    let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());
+    let pod = format!("{}/{}", pod.namespace().unwrap_or_default(), pod.name_any());
+    let why = format!("PVC {namespace}/{name} was not created for pod {pod} (pod is not owner)");
+    Err(Error::Foreign { volume: volume.name.clone(), why })
+}
+
+/// The claim for a volume of a pod, if the volume is an ephemeral one.
+fn claim_for(pod: &Pod, volume: &Volume) -> Option<PersistentVolumeClaim> {
+    let template = volume.ephemeral.as_ref()?.volume_claim_template.as_ref()?;
+    let meta = template.metadata.clone().unwrap_or_default();
+    Some(PersistentVolumeClaim {
+        metadata: ObjectMeta {
+            name: Some(format!("{}-{}", pod.name_any(), volume.name)),
+            namespace: pod.namespace(),
+            labels: meta.labels,
+            annotations: meta.annotations,
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Pod".to_owned(),
+                name: pod.name_any(),
+                uid: pod.uid().unwrap_or_default(),
+                controller: Some(true),
+                block_owner_deletion: Some(true),
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(template.spec.clone()),
+        status: None,
+    })
+}

@@ -1,0 +1,1 @@
+//! Upstream decision tables of the ephemeral volume controller.

@@ -1,0 +1,107 @@
+//! Expansion: tells that a claim that was made larger waits for its driver's resizer.
+//!
+//! Reads: PersistentVolumeClaim, PersistentVolume. Writes nothing. Events as `volume_expand`. Volumes of plugins other
+//! than CSI cannot be expanded here, and the event says so by being a warning.
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Severity, reference};
+
+use crate::{amount, claims};
+
+/// How many claims are looked at at a time.
+const WORKERS: usize = 16;
+
+/// Runs the expand controller until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    let known = cluster.cache::<PersistentVolumeClaim>();
+    let volumes = cluster.cache::<PersistentVolume>();
+    let recorder = Recorder::new(&cluster, "volume_expand", "");
+    let queue: Queue<Key> = Queue::new("expansion", Backoff::default());
+    let adding = queue.clone();
+    known.subscribe(move |before, after| {
+        if let Some(claim) = after
+            && waits(claim)
+            && before
+                .is_none_or(|before| claims::requested(before) < claims::requested(claim) || !waits(before))
+        {
+            adding.add(Key::of(claim.as_ref()));
+        }
+    });
+    let shutdown = cluster.shutdown().clone();
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        _ = async { tokio::join!(known.synced(), volumes.synced()) } => {}
+    }
+    queue
+        .run(WORKERS, shutdown, |key| {
+            let claim = known.get(&key).filter(|claim| waits(claim));
+            let volume = claim.as_ref().and_then(|claim| volumes.named(claims::volume_name(claim)));
+            if let Some((claim, volume)) = claim.zip(volume)
+                && let Some(severity) = plan(&claim, &volume)
+            {
+                let message = "waiting for an external controller to expand this PVC";
+                recorder.tell(reference(claim.as_ref()), severity, "ExternalExpanding", message);
+            }
+            async { Ok::<_, Error>(Next::Done) }
+        })
+        .await;
+}
+
+/// Whether a bound claim asks for more than it has.
+fn waits(claim: &PersistentVolumeClaim) -> bool {
+    let status = claim.status.as_ref();
+    status.and_then(|status| status.phase.as_deref()) == Some("Bound")
+        && amount::storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or(0)
+            < claims::requested(claim)
+}
+
+/// How bad the news is, if there is any.
+fn plan(claim: &PersistentVolumeClaim, volume: &PersistentVolume) -> Option<Severity> {
+    let spec = volume.spec.as_ref()?;
+    let owner = spec.claim_ref.as_ref()?;
+    if owner.uid != claim.metadata.uid || owner.namespace != claim.metadata.namespace {
+        return None;
+    }
+    let external = spec.csi.is_some() || spec.flex_volume.is_some();
+    Some(if external { Severity::Normal } else { Severity::Warning })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(request: &str, capacity: &str, phase: &str) -> PersistentVolumeClaim {
+        serde_json::from_value(serde_json::json!({
+            "metadata": { "namespace": "n", "name": "c", "uid": "u" },
+            "spec": { "resources": { "requests": { "storage": request } }, "volumeName": "v" },
+            "status": { "phase": phase, "capacity": { "storage": capacity } },
+        }))
+        .unwrap()
+    }
+
+    fn volume(source: &str, uid: &str) -> PersistentVolume {
+        let mut spec = serde_json::json!({ "claimRef": { "namespace": "n", "name": "c", "uid": uid } });
+        spec[source] = match source {
+            "csi" => serde_json::json!({ "driver": "d", "volumeHandle": "h" }),
+            _ => serde_json::json!({ "path": "/tmp/x" }),
+        };
+        serde_json::from_value(serde_json::json!({ "metadata": { "name": "v" }, "spec": spec })).unwrap()
+    }
+
+    #[test]
+    fn only_a_bound_claim_that_asks_for_more_than_it_has_waits() {
+        assert!(waits(&claim("2Gi", "1Gi", "Bound")));
+        assert!(!waits(&claim("1Gi", "1Gi", "Bound")));
+        assert!(!waits(&claim("1Gi", "2Gi", "Bound")));
+        assert!(!waits(&claim("2Gi", "1Gi", "Pending")));
+    }
+
+    #[test]
+    fn who_expands_a_claim_is_told_by_its_own_volume_only() {
+        let claim = claim("2Gi", "1Gi", "Bound");
+        assert_eq!(plan(&claim, &volume("csi", "u")), Some(Severity::Normal));
+        assert_eq!(plan(&claim, &volume("hostPath", "u")), Some(Severity::Warning));
+        assert_eq!(plan(&claim, &volume("csi", "other")), None);
+    }
+}

@@ -1,0 +1,335 @@
+//! The PV controller: binds claims to volumes, asks provisioners for volumes, and reclaims what claims leave behind.
+//!
+//! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, Pod. Writes: PV `spec.claimRef`, its annotations, its
+//! in-tree finalizer and its status; PVC `spec.volumeName`, `spec.storageClassName`, its annotations and its status;
+//! deletes released hostPath volumes below /tmp; creates and deletes pods `recycler-for-<volume>`. Events as
+//! `persistentvolume-controller`.
+//!
+//! A binding is four writes, the volume's first: claimRef, the volume's status, volumeName, the claim's status. Each is
+//! left out if it is there already, so whatever was interrupted is finished by looking again. Claims are looked at in
+//! parallel; [`pool`] sees to it that no two get the same volume.
+//!
+//! Two things differ from Kubernetes on purpose: nothing is looked at again every 15 seconds, since every change wakes
+//! those that it matters to; and a volume that is reserved for a claim wins over a free one even when the free one has
+//! fewer access modes.
+
+mod apply;
+mod host_path;
+mod names;
+mod plan;
+mod pool;
+mod recycle;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt as _;
+
+use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Next, Queue, Recorder};
+
+use self::apply::Pair;
+use self::plan::ClaimSeen;
+use self::pool::Pool;
+use self::step::Step;
+use crate::claims::{self, BIND_COMPLETED};
+
+/// How many claims and volumes are looked at at a time; they mostly wait for the disk of the API server.
+const WORKERS: usize = 64;
+/// How long after a pod came the claim it waits for is told so, if it still waits.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// Runs the PV controller until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    let cluster = cluster.named("persistentvolume-controller");
+    let controller = Arc::new(Controller::new(&cluster));
+    let shutdown = cluster.shutdown().clone();
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = controller.synced() => {}
+    }
+    let queue = controller.queue.clone();
+    queue
+        .run(WORKERS, shutdown, move |work| {
+            let controller = controller.clone();
+            async move {
+                match work {
+                    Work::Claim(key) => controller.look_at_claim(key).await,
+                    Work::Volume(name) => controller.look_at_volume(name).await,
+                }
+            }
+        })
+        .await;
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Work {
+    Claim(Key),
+    Volume(String),
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Kube(#[from] berth_kube::Error),
+    #[error("two objects contradict each other: {0}")]
+    Misbound(String),
+    #[error("reclaim volume {0}: {1}")]
+    Reclaim(String, String),
+}
+
+impl Failure for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kube(error) if error.is_conflict())
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Kube(error) => error.chain(),
+            other => other.to_string(),
+        }
+    }
+}
+
+struct Controller {
+    cluster: Cluster,
+    recorder: Recorder,
+    queue: Queue<Work>,
+    pool: Pool,
+    claims: Cache<PersistentVolumeClaim>,
+    volumes: Cache<PersistentVolume>,
+    classes: Cache<StorageClass>,
+    pods: Cache<Pod>,
+    /// Volumes by the claim they point at.
+    volumes_by_claim: Index<PersistentVolume, Key>,
+    /// Pods by the claims they use.
+    pods_by_claim: Index<Pod, Key>,
+}
+
+impl Controller {
+    fn new(cluster: &Cluster) -> Self {
+        let queue = Queue::new("persistent volumes", Backoff::default());
+        let wake = queue.clone();
+        let (claims, volumes, pods) = (cluster.cache(), cluster.cache(), cluster.cache());
+        let controller = Self {
+            cluster: cluster.clone(),
+            recorder: Recorder::new(cluster, "persistentvolume-controller", ""),
+            pool: Pool::new(move |claim| wake.add(Work::Claim(claim))),
+            volumes_by_claim: volumes.index(|volume| claim_key(volume).into_iter().collect()),
+            pods_by_claim: pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect()),
+            classes: cluster.cache(),
+            queue,
+            claims,
+            volumes,
+            pods,
+        };
+        controller.follow_volumes();
+        controller.follow_claims();
+        controller.follow_classes();
+        controller.follow_pods();
+        controller
+    }
+
+    async fn synced(&self) {
+        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced(), self.pods.synced());
+    }
+
+    fn follow_volumes(&self) {
+        let (queue, pool) = (self.queue.clone(), self.pool.clone());
+        let by_volume = self.claims.index(|claim| {
+            Some(claims::volume_name(claim).to_owned()).filter(|name| !name.is_empty()).into_iter().collect()
+        });
+        self.volumes.subscribe(move |before, after| {
+            let Some(volume) = after.or(before) else { return };
+            let name = volume.name_any();
+            pool.volume_changed(&name, after);
+            for claim in [before, after].into_iter().flatten().filter_map(|volume| claim_key(volume)) {
+                queue.add(Work::Claim(claim));
+            }
+            for claim in by_volume.get(&name) {
+                queue.add(Work::Claim(Key::of(claim.as_ref())));
+            }
+            queue.add(Work::Volume(name));
+        });
+    }
+
+    fn follow_claims(&self) {
+        let (queue, by_claim) = (self.queue.clone(), self.volumes_by_claim.clone());
+        self.claims.on_change(move |claim| {
+            let key = Key::of(claim.as_ref());
+            for volume in by_claim.get(&key) {
+                queue.add(Work::Volume(volume.name_any()));
+            }
+            queue.add(Work::Claim(key));
+        });
+    }
+
+    /// A class that comes or changes matters to its claims, and a default class to those without a class.
+    fn follow_classes(&self) {
+        let queue = self.queue.clone();
+        let by_class = self.claims.index(|claim| {
+            let waits = !claim.annotations().contains_key(BIND_COMPLETED);
+            let class = plan::has_class(claim).then(|| claims::class(claim).to_owned());
+            if waits { vec![class] } else { Vec::new() }
+        });
+        self.classes.on_change(move |class| {
+            let mut waiting = by_class.get(&Some(class.name_any()));
+            if names::is_default(class.as_ref()) {
+                waiting.extend(by_class.get(&None));
+            }
+            for claim in waiting {
+                queue.add(Work::Claim(Key::of(claim.as_ref())));
+            }
+        });
+    }
+
+    /// A pod matters to a claim that waits for its first consumer, to a volume that can be emptied once no pod uses it,
+    /// and to the volume it empties.
+    fn follow_pods(&self) {
+        let (queue, claims, by_claim) =
+            (self.queue.clone(), self.claims.clone(), self.volumes_by_claim.clone());
+        self.pods.subscribe(move |before, after| {
+            let Some(pod) = after.or(before) else { return };
+            if let Some(volume) = recycle::volume_of(pod) {
+                queue.add(Work::Volume(volume));
+            }
+            for claim in claims::of_pod(pod) {
+                for volume in by_claim.get(&claim.key) {
+                    if matches!(plan::phase(&volume), "Released" | "Failed") {
+                        queue.add(Work::Volume(volume.name_any()));
+                    }
+                }
+                let waits =
+                    |claim: Arc<PersistentVolumeClaim>| !claim.annotations().contains_key(BIND_COMPLETED);
+                if before.is_none() && claims.get(&claim.key).is_some_and(waits) {
+                    queue.add_after(Work::Claim(claim.key), PATIENCE);
+                }
+            }
+        });
+    }
+
+    async fn look_at_claim(&self, key: Key) -> Result<Next, Error> {
+        let turn = self.pool.turn(key.clone());
+        let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
+        let class = Some(claims::class(&claim)).filter(|class| !class.is_empty());
+        let class = class.and_then(|class| self.classes.named(class));
+        let completed = claim.annotations().contains_key(BIND_COMPLETED);
+        let volume = match claims::volume_name(&claim) {
+            "" if completed => None,
+            "" => self.reserved(&claim).or_else(|| {
+                let delayed = plan::is_delayed(class.as_deref());
+                if delayed { None } else { turn.find(&claim) }
+            }),
+            name => self.volume_or_live(name, completed).await?,
+        };
+        let (default_class, unscheduled) = if volume.is_none() && !completed {
+            (self.default_class(), self.unscheduled(&key))
+        } else {
+            (None, Vec::new())
+        };
+        let steps = plan::plan_claim(&ClaimSeen {
+            claim: &claim,
+            volume: volume.as_deref(),
+            class: class.as_deref(),
+            default_class: default_class.as_deref(),
+            unscheduled: &unscheduled,
+        });
+        let mut pair = Pair { claim: Some(claim), volume };
+        for step in &steps {
+            self.carry_out(step, &mut pair).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    async fn look_at_volume(&self, name: String) -> Result<Next, Error> {
+        let Some(volume) = self.volumes.named(&name) else { return Ok(Next::Done) };
+        let claim = self.claim_of(&volume).await?;
+        let steps = plan::plan_volume(&volume, claim.as_deref());
+        let mut pair = Pair { claim, volume: Some(volume) };
+        for step in &steps {
+            self.carry_out(step, &mut pair).await?;
+        }
+        Ok(Next::Done)
+    }
+
+    async fn carry_out(&self, step: &Step, pair: &mut Pair) -> Result<(), Error> {
+        match step {
+            Step::DeleteHostPath => self.delete_host_path(pair).await,
+            Step::Recycle => self.recycle(pair).await,
+            step => apply::apply(&self.cluster, &self.recorder, step, pair).await,
+        }
+    }
+
+    /// The volume that is reserved for a claim, the smallest if there are several.
+    fn reserved(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
+        let mut volumes = self.volumes_by_claim.get(&Key::of(claim));
+        volumes.retain(|volume| pool::is_fit_reserved(volume, claim));
+        volumes.into_iter().min_by_key(|volume| (claims::capacity(volume), volume.name_any()))
+    }
+
+    /// A volume by name; before a bound claim counts as lost, the API server is asked.
+    async fn volume_or_live(&self, name: &str, live: bool) -> Result<Option<Arc<PersistentVolume>>, Error> {
+        match self.volumes.named(name) {
+            None if live => Ok(self.cluster.fetch(&Key::cluster(name)).await?),
+            volume => Ok(volume),
+        }
+    }
+
+    /// The claim a volume is bound to, if it still exists; before a volume counts as released, the API server is asked.
+    async fn claim_of(&self, volume: &PersistentVolume) -> Result<Option<Arc<PersistentVolumeClaim>>, Error> {
+        let (Some(key), Some(uid)) = (claim_key(volume), plan::bound_uid(volume)) else { return Ok(None) };
+        let is_it = |claim: &Arc<PersistentVolumeClaim>| claim.metadata.uid.as_deref() == Some(uid);
+        let known = self.claims.get(&key);
+        if known.as_ref().is_some_and(is_it) {
+            return Ok(known);
+        }
+        if known.is_none() && matches!(plan::phase(volume), "Released" | "Failed") {
+            return Ok(None);
+        }
+        Ok(self.cluster.fetch(&key).await?.filter(is_it))
+    }
+
+    /// The default class; of several the newest, and of those the first by name.
+    fn default_class(&self) -> Option<String> {
+        let mut classes = self.classes.list();
+        classes.retain(|class| names::is_default(class.as_ref()));
+        let newest = classes.into_iter().min_by_key(|class| {
+            let created = class.metadata.creation_timestamp.as_ref().map(|time| time.0);
+            (std::cmp::Reverse(created), class.name_any())
+        });
+        newest.map(|class| class.name_any())
+    }
+
+    /// The pods that use a claim, are not over and have no node, by name.
+    fn unscheduled(&self, claim: &Key) -> Vec<String> {
+        let pods = self.pods_by_claim.get(claim);
+        let mut names: Vec<String> = pods
+            .iter()
+            .filter(|pod| claims::node_of(pod).is_empty() && !is_terminated(pod))
+            .map(|pod| pod.name_any())
+            .collect();
+        names.sort();
+        names
+    }
+}
+
+fn claim_key(volume: &PersistentVolume) -> Option<Key> {
+    let reference = plan::claim_ref(volume)?;
+    Some(Key::new(
+        reference.namespace.clone().unwrap_or_default(),
+        reference.name.clone().unwrap_or_default(),
+    ))
+}
+
+/// Whether nothing of a pod runs any more.
+fn is_terminated(pod: &Pod) -> bool {
+    let statuses = pod.status.as_ref().and_then(|status| status.container_statuses.as_ref());
+    let runs = statuses.into_iter().flatten().any(|container| {
+        container.state.as_ref().is_some_and(|state| state.terminated.is_none() && state.waiting.is_none())
+    });
+    claims::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !runs)
+}

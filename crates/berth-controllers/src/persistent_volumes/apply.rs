@@ -1,0 +1,69 @@
+//! Carries out what was decided about one claim and one volume, step by step.
+
+use std::sync::Arc;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+
+use berth_kube::{Cluster, Recorder, reference};
+
+use super::Error;
+use super::step::{About, News, Step, Target};
+
+/// A claim and a volume as they are after the steps so far.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Pair {
+    pub(super) claim: Option<Arc<PersistentVolumeClaim>>,
+    pub(super) volume: Option<Arc<PersistentVolume>>,
+}
+
+/// Makes the write of a step, or tells its event; nothing is sent for what is already so.
+pub(super) async fn apply(
+    cluster: &Cluster,
+    recorder: &Recorder,
+    step: &Step,
+    pair: &mut Pair,
+) -> Result<(), Error> {
+    match step {
+        Step::Tell(news) => tell(recorder, news, pair),
+        Step::Refuse(why) => return Err(Error::Misbound(why.clone())),
+        _ => {}
+    }
+    match step.target() {
+        Target::Volume | Target::VolumeStatus => {
+            let Some(before) = pair.volume.clone() else { return Ok(()) };
+            let mut after = (*before).clone();
+            step.change_volume(&mut after, pair.claim.as_deref());
+            if after != *before {
+                let change = |volume: &mut PersistentVolume| *volume = after;
+                pair.volume = Some(match step.target() {
+                    Target::VolumeStatus => cluster.update_status(before.as_ref(), change).await?,
+                    _ => cluster.update(before.as_ref(), change).await?,
+                });
+            }
+        }
+        Target::Claim | Target::ClaimStatus => {
+            let Some(before) = pair.claim.clone() else { return Ok(()) };
+            let mut after = (*before).clone();
+            step.change_claim(&mut after, pair.volume.as_deref());
+            if after != *before {
+                let change = |claim: &mut PersistentVolumeClaim| *claim = after;
+                pair.claim = Some(match step.target() {
+                    Target::ClaimStatus => cluster.update_status(before.as_ref(), change).await?,
+                    _ => cluster.update(before.as_ref(), change).await?,
+                });
+            }
+        }
+        Target::Nothing => {}
+    }
+    Ok(())
+}
+
+fn tell(recorder: &Recorder, news: &News, pair: &Pair) {
+    let about = match news.about {
+        About::Claim => pair.claim.as_deref().map(reference),
+        About::Volume => pair.volume.as_deref().map(reference),
+    };
+    if let Some(about) = about {
+        recorder.tell(about, news.severity, news.reason, news.message.clone());
+    }
+}

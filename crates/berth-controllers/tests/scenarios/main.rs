@@ -1,0 +1,9 @@
+//! The control loops on a whole API server: objects are created and deleted, and what becomes of them is compared.
+//!
+//! The server is the embedded one, in process. With KUBECONFIG_REAL naming a kubeconfig, the same scenarios run on that
+//! cluster instead (its own controllers must be off, and one test must run at a time: `--test-threads=1`).
+
+mod fakes;
+mod place;
+mod placement;
+mod volumes;
