@@ -238,37 +238,30 @@ impl Controller {
             default_class: default_class.as_deref(),
             unscheduled: &unscheduled,
         });
-        let mut pair = Pair { claim: Some(claim), volume };
-        for step in &steps {
-            self.carry_out(step, &mut pair).await?;
-        }
-        Ok(Next::Done)
+        self.carry_out(&steps, Pair { claim: Some(claim), volume }).await
     }
 
     async fn look_at_volume(&self, name: String) -> Result<Next, Error> {
         let Some(volume) = self.volumes.named(&name) else { return Ok(Next::Done) };
         let claim = self.claim_of(&volume).await?;
         let steps = plan::plan_volume(&volume, claim.as_deref());
-        let mut pair = Pair { claim, volume: Some(volume) };
-        for step in &steps {
-            self.carry_out(step, &mut pair).await?;
+        self.carry_out(&steps, Pair { claim, volume: Some(volume) }).await
+    }
+
+    async fn carry_out(&self, steps: &[Step], mut pair: Pair) -> Result<Next, Error> {
+        for step in steps {
+            match step {
+                Step::DeleteHostPath => self.delete_host_path(&mut pair).await?,
+                Step::Recycle => return self.recycle(&mut pair).await,
+                step => apply::apply(&self.cluster, &self.recorder, step, &mut pair).await?,
+            }
         }
         Ok(Next::Done)
     }
 
-    async fn carry_out(&self, step: &Step, pair: &mut Pair) -> Result<(), Error> {
-        match step {
-            Step::DeleteHostPath => self.delete_host_path(pair).await,
-            Step::Recycle => self.recycle(pair).await,
-            step => apply::apply(&self.cluster, &self.recorder, step, pair).await,
-        }
-    }
-
-    /// The volume that is reserved for a claim, the smallest if there are several.
+    /// The volume that is reserved for a claim.
     fn reserved(&self, claim: &PersistentVolumeClaim) -> Option<Arc<PersistentVolume>> {
-        let mut volumes = self.volumes_by_claim.get(&Key::of(claim));
-        volumes.retain(|volume| pool::is_fit_reserved(volume, claim));
-        volumes.into_iter().min_by_key(|volume| (claims::capacity(volume), volume.name_any()))
+        pool::reserved(self.volumes_by_claim.get(&Key::of(claim)), claim)
     }
 
     /// A volume by name; before a bound claim counts as lost, the API server is asked.
@@ -293,15 +286,9 @@ impl Controller {
         Ok(self.cluster.fetch(&key).await?.filter(is_it))
     }
 
-    /// The default class; of several the newest, and of those the first by name.
+    /// The class that claims without a class get.
     fn default_class(&self) -> Option<String> {
-        let mut classes = self.classes.list();
-        classes.retain(|class| names::is_default(class.as_ref()));
-        let newest = classes.into_iter().min_by_key(|class| {
-            let created = class.metadata.creation_timestamp.as_ref().map(|time| time.0);
-            (std::cmp::Reverse(created), class.name_any())
-        });
-        newest.map(|class| class.name_any())
+        names::default_of(&self.classes.list())
     }
 
     /// The pods that use a claim, are not over and have no node, by name.

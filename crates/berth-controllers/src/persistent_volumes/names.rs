@@ -1,6 +1,10 @@
 //! The annotations and finalizers of the PV controller, and which plugins of old are served by which CSI driver.
 
+use std::cmp::Reverse;
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
 /// On a volume: who made it.
@@ -81,6 +85,16 @@ pub(super) fn reclaim_policy(volume: &PersistentVolume) -> &str {
 }
 
 /// Whether new claims without a class are of this one.
-pub(super) fn is_default(class: &impl kube::ResourceExt) -> bool {
+pub(super) fn is_default(class: &StorageClass) -> bool {
     DEFAULT_CLASS.iter().any(|name| class.annotations().get(*name).is_some_and(|value| value == "true"))
+}
+
+/// The default class; of several the newest, and of those the first by name.
+pub(super) fn default_of(classes: &[Arc<StorageClass>]) -> Option<String> {
+    let defaults = classes.iter().filter(|class| is_default(class));
+    let newest = defaults.min_by_key(|class| {
+        let created = class.metadata.creation_timestamp.as_ref().map(|time| time.0);
+        (Reverse(created), class.name_any())
+    });
+    newest.map(|class| class.name_any())
 }

@@ -60,7 +60,7 @@ fn plan_free_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
     plan_provisioning(seen)
 }
 
-fn wait_for_consumer(pods: &[String]) -> Step {
+pub(super) fn wait_for_consumer(pods: &[String]) -> Step {
     match pods {
         [] => News::normal(
             About::Claim,

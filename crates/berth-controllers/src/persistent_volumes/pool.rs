@@ -104,8 +104,17 @@ fn is_free(volume: &PersistentVolume) -> bool {
         && volume.metadata.deletion_timestamp.is_none()
 }
 
+/// Of volumes that are reserved for a claim the one it gets: the smallest that fits.
+pub(super) fn reserved(
+    volumes: Vec<Arc<PersistentVolume>>,
+    claim: &PersistentVolumeClaim,
+) -> Option<Arc<PersistentVolume>> {
+    let fitting = volumes.into_iter().filter(|volume| is_fit_reserved(volume, claim));
+    fitting.min_by_key(|volume| (claims::capacity(volume), volume.name_any()))
+}
+
 /// Whether a volume that is reserved for a claim can be bound to it; class and labels do not matter then.
-pub(super) fn is_fit_reserved(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
+fn is_fit_reserved(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
     claims::refers_to(volume, claim)
         && claims::capacity(volume) >= claims::requested(claim)
         && plan::is_block(plan::volume_mode(volume)) == plan::is_block(plan::claim_mode(claim))
