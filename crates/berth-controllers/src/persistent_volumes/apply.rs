@@ -31,26 +31,31 @@ pub(super) async fn apply(
     match step.target() {
         Target::Volume | Target::VolumeStatus => {
             let Some(before) = pair.volume.clone() else { return Ok(()) };
-            let mut after = (*before).clone();
+            let mut after = Box::new((*before).clone());
             step.change_volume(&mut after, pair.claim.as_deref());
-            if after != *before {
-                let change = |volume: &mut PersistentVolume| *volume = after;
-                pair.volume = Some(match step.target() {
-                    Target::VolumeStatus => cluster.update_status(before.as_ref(), change).await?,
-                    _ => cluster.update(before.as_ref(), change).await?,
-                });
+            if *after != *before {
+                let claim = pair.claim.as_deref();
+                let change = |volume: &mut PersistentVolume| step.change_volume(volume, claim);
+                // Boxed, here and below: the write holds whole objects.
+                let written = match step.target() {
+                    Target::VolumeStatus => Box::pin(cluster.update_status(before.as_ref(), change)).await,
+                    _ => Box::pin(cluster.update(before.as_ref(), change)).await,
+                };
+                pair.volume = Some(written?);
             }
         }
         Target::Claim | Target::ClaimStatus => {
             let Some(before) = pair.claim.clone() else { return Ok(()) };
-            let mut after = (*before).clone();
+            let mut after = Box::new((*before).clone());
             step.change_claim(&mut after, pair.volume.as_deref());
-            if after != *before {
-                let change = |claim: &mut PersistentVolumeClaim| *claim = after;
-                pair.claim = Some(match step.target() {
-                    Target::ClaimStatus => cluster.update_status(before.as_ref(), change).await?,
-                    _ => cluster.update(before.as_ref(), change).await?,
-                });
+            if *after != *before {
+                let volume = pair.volume.as_deref();
+                let change = |claim: &mut PersistentVolumeClaim| step.change_claim(claim, volume);
+                let written = match step.target() {
+                    Target::ClaimStatus => Box::pin(cluster.update_status(before.as_ref(), change)).await,
+                    _ => Box::pin(cluster.update(before.as_ref(), change)).await,
+                };
+                pair.claim = Some(written?);
             }
         }
         Target::Nothing => {}

@@ -28,14 +28,12 @@ impl Controller {
             }
             return Err(Error::Reclaim(volume.name_any(), why));
         }
-        let volume = self
-            .cluster
-            .update(volume.as_ref(), |volume: &mut PersistentVolume| {
-                if let Some(finalizers) = &mut volume.metadata.finalizers {
-                    finalizers.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
-                }
-            })
-            .await;
+        let without = |volume: &mut PersistentVolume| {
+            if let Some(finalizers) = &mut volume.metadata.finalizers {
+                finalizers.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
+            }
+        };
+        let volume = Box::pin(self.cluster.update(volume.as_ref(), without)).await;
         match volume {
             Ok(volume) => Ok(self.cluster.delete(volume.as_ref()).await?),
             Err(error) if error.is_not_found() => Ok(()),

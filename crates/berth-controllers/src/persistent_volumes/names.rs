@@ -7,6 +7,8 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
+use super::step::Step;
+
 /// On a volume: who made it.
 pub(super) const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// On a volume or a claim: the CSI driver that stands in for a plugin of old.
@@ -41,14 +43,14 @@ pub(super) fn csi_driver_of(plugin: &str) -> Option<&'static str> {
     })
 }
 
-/// What the annotation about migration must be, if that is not what it is.
-pub(super) fn migration_of_claim(claim: &PersistentVolumeClaim) -> Option<Option<&'static str>> {
+/// Makes a claim's annotation about migration what it must be, if it is not.
+pub(super) fn migration_of_claim(claim: &PersistentVolumeClaim) -> Option<Step> {
     let annotations = claim.annotations();
     let provisioner =
         annotations.get(STORAGE_PROVISIONER).or_else(|| annotations.get(BETA_STORAGE_PROVISIONER))?;
     let known = annotations.get(MIGRATED_TO).map(String::as_str).filter(|driver| !driver.is_empty());
     let driver = csi_driver_of(provisioner);
-    (driver != known).then_some(driver)
+    (driver != known).then_some(Step::MigrateClaim(driver))
 }
 
 /// What a volume's annotation about migration and its finalizers must be, if that is not what they are.

@@ -24,10 +24,7 @@ pub(super) struct ClaimSeen<'a> {
 
 /// What to do about a claim.
 pub(super) fn plan_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    let mut steps = Vec::new();
-    if let Some(driver) = names::migration_of_claim(seen.claim) {
-        steps.push(Step::MigrateClaim(driver));
-    }
+    let mut steps: Vec<Step> = names::migration_of_claim(seen.claim).into_iter().collect();
     let completed = seen.claim.annotations().contains_key(BIND_COMPLETED);
     let named = !claims::volume_name(seen.claim).is_empty();
     steps.extend(match (completed, named) {

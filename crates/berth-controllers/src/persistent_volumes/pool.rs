@@ -29,7 +29,7 @@ pub(super) struct Pool {
 #[derive(Default)]
 struct State {
     /// Free and promised to nobody, by what must be equal, then by access modes, then by size and name.
-    free: HashMap<Shelf, BTreeMap<AccessModes, BTreeMap<(i128, String), Arc<PersistentVolume>>>>,
+    free: HashMap<Shelf, BTreeMap<AccessModes, BySize>>,
     /// Free and promised to a claim.
     promised: HashMap<Key, BTreeMap<Rank, Arc<PersistentVolume>>>,
     /// Where each free volume is.
@@ -38,6 +38,9 @@ struct State {
     waiting: HashMap<Shelf, BTreeMap<AccessModes, BTreeSet<(i128, Key)>>>,
     wants: HashMap<Key, Want>,
 }
+
+/// Volumes by size and name.
+type BySize = BTreeMap<(i128, String), Arc<PersistentVolume>>;
 
 /// What a volume and a claim must have in common.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -54,6 +57,12 @@ struct Place {
     shelf: Shelf,
     rank: Rank,
     promised_to: Option<Key>,
+}
+
+impl Place {
+    fn of(volume: &PersistentVolume, promised_to: Option<Key>) -> Self {
+        Self { shelf: shelf_of(volume), rank: rank_of(volume), promised_to }
+    }
 }
 
 /// What a claim asks for.
@@ -223,16 +232,17 @@ impl State {
     }
 
     fn promise(&mut self, volume: Arc<PersistentVolume>, claim: Key) {
-        let (shelf, rank) = (shelf_of(&volume), rank_of(&volume));
-        self.promised.entry(claim.clone()).or_default().insert(rank.clone(), volume);
-        self.places.insert(rank.2.clone(), Place { shelf, rank, promised_to: Some(claim) });
+        let place = Place::of(&volume, Some(claim.clone()));
+        self.promised.entry(claim).or_default().insert(place.rank.clone(), volume);
+        self.places.insert(place.rank.2.clone(), place);
     }
 
     fn shelve(&mut self, volume: Arc<PersistentVolume>) {
-        let (shelf, rank) = (shelf_of(&volume), rank_of(&volume));
-        let modes = self.free.entry(shelf.clone()).or_default();
-        modes.entry(rank.0).or_default().insert((rank.1, rank.2.clone()), volume);
-        self.places.insert(rank.2.clone(), Place { shelf, rank, promised_to: None });
+        let place = Place::of(&volume, None);
+        let (modes, size, name) = place.rank.clone();
+        let volumes = self.free.entry(place.shelf.clone()).or_default().entry(modes).or_default();
+        volumes.insert((size, name.clone()), volume);
+        self.places.insert(name, place);
     }
 
     /// The best volume for a claim among those promised to it and those promised to nobody.

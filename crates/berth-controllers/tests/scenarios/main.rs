@@ -3,7 +3,10 @@
 //! The server is the embedded one, in process. With KUBECONFIG_REAL naming a kubeconfig, the same scenarios run on that
 //! cluster instead (its own controllers must be off, and one test must run at a time: `--test-threads=1`).
 
+mod crash;
 mod fakes;
 mod place;
 mod placement;
+mod protection;
+mod reclaim;
 mod volumes;

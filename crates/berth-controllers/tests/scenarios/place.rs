@@ -9,7 +9,7 @@ use berth_apiserver::store::Store;
 use berth_kube::Cluster;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{Event, Namespace};
-use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::{Client, Resource};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -112,6 +112,16 @@ pub(crate) async fn delete<K: Kind>(api: &Api<K>, name: &str) {
         Err(kube::Error::Api(status)) if status.code == 404 => {}
         Err(error) => panic!("delete {name}: {error}"),
     }
+}
+
+/// Changes an object as a person would.
+pub(crate) async fn patch<K: Kind>(api: &Api<K>, name: &str, change: Value) -> K {
+    api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
+}
+
+/// Changes an object's status, as a node would.
+pub(crate) async fn patch_status<K: Kind>(api: &Api<K>, name: &str, change: Value) -> K {
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
 }
 
 /// Loops that run on a place until they are stopped or dropped.

@@ -1,14 +1,14 @@
 //! Claims and volumes from end to end.
 
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::place::{Loops, Place, delete, until, until_gone};
+use crate::place::{Loops, Place, delete, patch, until, until_gone};
 
-fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
+pub(crate) fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
     json!({
         "metadata": { "name": name },
         "spec": {
@@ -19,11 +19,11 @@ fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
     })
 }
 
-fn class(name: &str, provisioner: &str, mode: &str) -> Value {
+pub(crate) fn class(name: &str, provisioner: &str, mode: &str) -> Value {
     json!({ "metadata": { "name": name }, "provisioner": provisioner, "volumeBindingMode": mode })
 }
 
-fn volume(name: &str, class: &str, size: &str, policy: &str) -> Value {
+pub(crate) fn volume(name: &str, class: &str, size: &str, policy: &str) -> Value {
     json!({
         "metadata": { "name": name },
         "spec": {
@@ -37,7 +37,7 @@ fn volume(name: &str, class: &str, size: &str, policy: &str) -> Value {
 }
 
 /// What an external provisioner makes for a claim.
-fn provisioned(claim: &PersistentVolumeClaim, policy: &str) -> Value {
+pub(crate) fn provisioned(claim: &PersistentVolumeClaim, policy: &str) -> Value {
     let name = format!("pvc-{}", claim.uid().unwrap());
     let mut volume =
         volume(&name, claim.spec.as_ref().unwrap().storage_class_name.as_deref().unwrap(), "1Gi", policy);
@@ -49,11 +49,11 @@ fn provisioned(claim: &PersistentVolumeClaim, policy: &str) -> Value {
     volume
 }
 
-fn claim_phase(claim: &PersistentVolumeClaim) -> &str {
+pub(crate) fn claim_phase(claim: &PersistentVolumeClaim) -> &str {
     claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-fn volume_phase(volume: &PersistentVolume) -> &str {
+pub(crate) fn volume_phase(volume: &PersistentVolume) -> &str {
     volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
@@ -98,4 +98,182 @@ async fn a_claim_is_handed_over_bound_protected_and_released() {
     until_gone(&claims, "data").await;
     until_gone(&volumes, &name).await;
     loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_waits_for_a_volume_that_fits_and_leaves_it_released() {
+    let place = Place::new("static").await;
+    let loops = Loops::of_volumes(&place.client);
+    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
+    let (none, small, large) = (place.name("none"), place.name("small"), place.name("large"));
+    place.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
+    place.create_here::<PersistentVolumeClaim>(claim("data", Some(&none), "2Gi")).await;
+    place.has_event("data", "ProvisioningFailed").await;
+    place.create::<PersistentVolume>(volume(&small, &none, "1Gi", "Retain")).await;
+    until(&volumes, &small, |volume| volume_phase(volume) == "Available").await;
+    place.create::<PersistentVolume>(volume(&large, &none, "3Gi", "Retain")).await;
+
+    let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
+    assert_eq!(bound.spec.as_ref().unwrap().volume_name.as_deref(), Some(large.as_str()));
+    assert_eq!(bound.status.as_ref().unwrap().capacity.as_ref().unwrap()["storage"].0, "3Gi");
+    let volume = until(&volumes, &large, |volume| volume_phase(volume) == "Bound").await;
+    assert_eq!(volume.annotations()["pv.kubernetes.io/bound-by-controller"], "yes");
+    assert_eq!(volume.spec.as_ref().unwrap().claim_ref.as_ref().unwrap().uid, bound.uid());
+
+    delete(&claims, "data").await;
+    let volume = until(&volumes, &large, |volume| volume_phase(volume) == "Released").await;
+    assert_eq!(volume.spec.as_ref().unwrap().claim_ref.as_ref().unwrap().uid, bound.uid());
+    // A person gives it free for the next one.
+    patch(&volumes, &large, json!({ "spec": { "claimRef": null } })).await;
+    until(&volumes, &large, |volume| volume_phase(volume) == "Available").await;
+    place.create_here::<PersistentVolumeClaim>(claim("next", Some(&none), "3Gi")).await;
+    until(&claims, "next", |claim| claim_phase(claim) == "Bound").await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_waits_for_its_first_consumer_and_says_for_whom() {
+    let place = Place::new("consumer").await;
+    let loops = Loops::of_volumes(&place.client);
+    let claims = place.here::<PersistentVolumeClaim>();
+    let wait = place.name("wait");
+    place.create::<StorageClass>(class(&wait, "test.berth.dev", "WaitForFirstConsumer")).await;
+    // A free volume that fits is the scheduler's to give.
+    let free = place.name("free");
+    place.create::<PersistentVolume>(volume(&free, &wait, "1Gi", "Retain")).await;
+    place.create_here::<PersistentVolumeClaim>(claim("data", Some(&wait), "1Gi")).await;
+    place.has_event("data", "WaitForFirstConsumer").await;
+    place.create_here::<Pod>(pod("user", "data", "")).await;
+    let event = place.has_event("data", "WaitForPodScheduled").await;
+    assert_eq!(event.message.as_deref(), Some("waiting for pod user to be scheduled"));
+    let selected =
+        json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "node-1" } } });
+    patch(&claims, "data", selected).await;
+    until(&claims, "data", |claim| {
+        claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
+    })
+    .await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_without_a_class_gets_the_default_class_when_there_is_one() {
+    let place = Place::new("retroactive").await;
+    let loops = Loops::of_volumes(&place.client);
+    let claims = place.here::<PersistentVolumeClaim>();
+    place.create_here::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
+    place.create_here::<PersistentVolumeClaim>(claim("opted-out", Some(""), "1Gi")).await;
+    place.has_event("data", "FailedBinding").await;
+    let name = place.name("default");
+    let mut class = class(&name, "test.berth.dev", "Immediate");
+    class["metadata"]["annotations"] = json!({ "storageclass.kubernetes.io/is-default-class": "true" });
+    place.create::<StorageClass>(class).await;
+    let given = until(&claims, "data", |claim| {
+        claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
+    })
+    .await;
+    assert_eq!(given.spec.as_ref().unwrap().storage_class_name.as_deref(), Some(name.as_str()));
+    let out = claims.get("opted-out").await.unwrap();
+    assert_eq!(out.spec.unwrap().storage_class_name.as_deref(), Some(""));
+    loops.stop().await;
+    delete(&place.all::<StorageClass>(), &name).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
+    let place = Place::new("lost").await;
+    let loops = Loops::of_volumes(&place.client);
+    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
+    let name = place.name("v");
+    place.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
+    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
+    until(&volumes, &name, |volume| volume_phase(volume) == "Bound").await;
+    // Somebody insists.
+    delete(&volumes, &name).await;
+    patch(&volumes, &name, json!({ "metadata": { "finalizers": null } })).await;
+    until_gone(&volumes, &name).await;
+    let lost = until(&claims, "data", |claim| claim_phase(claim) == "Lost").await;
+    assert!(lost.status.unwrap().capacity.is_none());
+    place.has_event("data", "ClaimLost").await;
+
+    let mut again = volume(&name, "", "1Gi", "Retain");
+    again["spec"]["claimRef"] = json!({ "namespace": bound.namespace(), "name": "data", "uid": bound.uid() });
+    place.create::<PersistentVolume>(again).await;
+    until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
+    until(&volumes, &name, |volume| volume_phase(volume) == "Bound").await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_claims_that_name_one_volume_do_not_both_get_it() {
+    let place = Place::new("misbound").await;
+    let loops = Loops::of_volumes(&place.client);
+    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
+    let name = place.name("v");
+    let wanting = |claim_name: &str| {
+        let mut claim = claim(claim_name, Some(""), "1Gi");
+        claim["spec"]["volumeName"] = name.clone().into();
+        claim
+    };
+    place.create_here::<PersistentVolumeClaim>(wanting("first")).await;
+    place.has_event("first", "FailedBinding").await;
+    place.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
+    let first = until(&claims, "first", |claim| claim_phase(claim) == "Bound").await;
+    assert!(!first.annotations().contains_key("pv.kubernetes.io/bound-by-controller"));
+    place.create_here::<PersistentVolumeClaim>(wanting("second")).await;
+    let event = place.has_event("second", "FailedBinding").await;
+    assert_eq!(event.message, Some(format!("volume \"{name}\" already bound to a different claim.")));
+    let second = claims.get("second").await.unwrap();
+    assert_eq!(claim_phase(&second), "Pending");
+    // A volume that is bound by the claim's name waits for the claim to let go; it never changes hands by itself.
+    assert_eq!(volumes.get(&name).await.unwrap().spec.unwrap().claim_ref.unwrap().uid, first.uid());
+    loops.stop().await;
+}
+
+/// As many as BERTH_CLAIMS says, 200 if it says nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_claims_at_once_get_a_volume_each() {
+    let count: usize = std::env::var("BERTH_CLAIMS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
+    let place = Place::new("many").await;
+    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
+    let none = place.name("none");
+    place.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
+    let names: Vec<String> = (0..count).map(|n| place.name(&format!("v{n}"))).collect();
+    let made = futures_util::future::join_all(names.iter().enumerate().map(async |(n, name)| {
+        place.create::<PersistentVolume>(volume(name, &none, "1Gi", "Retain")).await;
+        place.create_here::<PersistentVolumeClaim>(claim(&format!("c{n}"), Some(&none), "1Gi")).await;
+    }));
+    made.await;
+    let start = std::time::Instant::now();
+    let loops = Loops::of_volumes(&place.client);
+    let all = futures_util::future::join_all(
+        (0..count)
+            .map(async |n| until(&claims, &format!("c{n}"), |claim| claim_phase(claim) == "Bound").await),
+    );
+    let bound = all.await;
+    println!("{count} claims bound in {:?}", start.elapsed());
+    let got: std::collections::HashSet<String> =
+        bound.iter().map(|claim| claim.spec.as_ref().unwrap().volume_name.clone().unwrap()).collect();
+    assert_eq!(got.len(), count);
+    for volume in volumes.list(&kube::api::ListParams::default()).await.unwrap() {
+        if names.contains(&volume.name_any()) {
+            assert_eq!(volume_phase(&volume), "Bound");
+        }
+    }
+    loops.stop().await;
+}
+
+pub(crate) fn pod(name: &str, claim: &str, node: &str) -> Value {
+    let mut pod = json!({
+        "metadata": { "name": name },
+        "spec": {
+            "containers": [{ "name": "main", "image": "none" }],
+            "volumes": [{ "name": "vol", "persistentVolumeClaim": { "claimName": claim } }],
+        },
+    });
+    if !node.is_empty() {
+        pod["spec"]["nodeName"] = node.into();
+    }
+    pod
 }
