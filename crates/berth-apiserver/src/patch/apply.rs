@@ -285,9 +285,10 @@ fn unfit_message(applied: &Value, problems: &[String]) -> String {
 /// What kube-apiserver says when what came of an apply has a value that its type cannot hold.
 pub(crate) fn misfit_message(applied: &Value, problem: &str) -> String {
     let (name, kind) = described_object(applied);
+    let decoding = if problem.starts_with("illegal base64") { "error decoding from json: " } else { "" };
     format!(
         "failed to convert new object ({name}; {kind}) to proper version: \
-         unable to convert unstructured object to {kind}: {problem}"
+         unable to convert unstructured object to {kind}: {decoding}{problem}"
     )
 }
 

@@ -31,6 +31,8 @@ use crate::rules::read;
 use crate::schema::time;
 
 const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
+/// What Kubernetes names where no single field is to blame.
+const NO_FIELD: &str = "[]";
 /// What the client's key is joined with to prove that WebSocket was understood (RFC 6455).
 const WEBSOCKET_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
@@ -85,6 +87,7 @@ impl Call {
         if read::text(&pod, &["spec", "nodeName"]).is_empty() {
             return Err(Failure::bad_request(format!("pod {} does not have a host assigned", self.name)));
         }
+        check_runnable(&options)?;
         let pods = self.pods(Subresource::Exec)?;
         let key = websocket_key(&self.parts.headers)?;
         let upgrade = self.parts.extensions.remove::<OnUpgrade>().ok_or_else(not_websocket)?;
@@ -135,7 +138,7 @@ fn log_options(query: &Query, name: &str, now: Timestamp) -> Answer<LogOptions> 
         None => at_least("sinceSeconds", 1, "must be greater than 0")?
             .and_then(|seconds| now.checked_sub(SignedDuration::from_secs(seconds)).ok()),
         Some(_) if query.number("sinceSeconds")?.is_some() => {
-            causes.push(forbidden("", "at most one of `sinceTime` or `sinceSeconds` may be specified"));
+            causes.push(forbidden(NO_FIELD, "at most one of `sinceTime` or `sinceSeconds` may be specified"));
             None
         }
         Some(text) => {
@@ -153,7 +156,7 @@ fn log_options(query: &Query, name: &str, now: Timestamp) -> Answer<LogOptions> 
         }
     };
     if stream != LogSource::All && tail_lines.is_some() {
-        causes.push(forbidden("", "`tailLines` and specific `stream` are mutually exclusive for now"));
+        causes.push(forbidden(NO_FIELD, "`tailLines` and specific `stream` are mutually exclusive for now"));
     }
     if !causes.is_empty() {
         return Err(Failure::invalid_kind("", "PodLogOptions", name, &causes));
@@ -173,21 +176,24 @@ fn log_options(query: &Query, name: &str, now: Timestamp) -> Answer<LogOptions> 
 
 fn exec_options(query: &Query, pod: &Value) -> Answer<ExecOptions> {
     let tty = query.flag("tty");
-    let options = ExecOptions {
+    Ok(ExecOptions {
         container: container(query.get("container"), pod)?,
         command: query.all("command").map(str::to_owned).collect(),
         stdin: query.flag("stdin"),
         stdout: query.flag("stdout"),
         stderr: query.flag("stderr") && !tty,
         tty,
-    };
+    })
+}
+
+fn check_runnable(options: &ExecOptions) -> Answer<()> {
     if options.command.is_empty() {
         return Err(Failure::bad_request("you must specify at least one command for the container"));
     }
     if !(options.stdin || options.stdout || options.stderr) {
         return Err(Failure::bad_request("you must specify at least 1 of stdin, stdout, stderr"));
     }
-    Ok(options)
+    Ok(())
 }
 
 /// The container that is meant: the one that is named, the only one, or the pod's default.
