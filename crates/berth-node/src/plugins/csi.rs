@@ -1,0 +1,215 @@
+//! Volumes of CSI drivers: PersistentVolumes with `spec.csi`, and volumes that a pod asks of a driver itself.
+//!
+//! Reads: CSIDriver (cached); VolumeAttachment and Secret (live). Writes nothing to Kubernetes.
+//! On disk: the kubelet's layout. `vol_data.json` is written before the driver is called, so that what a crash leaves is
+//! known. Calls for different volumes share nothing but the connection, so none waits for another's.
+
+mod block;
+mod calls;
+mod expand;
+mod inputs;
+mod mounted;
+mod rules;
+mod source;
+mod stats;
+mod vol_data;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use berth_kube::{Cache, Cluster};
+use futures_util::FutureExt as _;
+use k8s_openapi::api::storage::v1::CSIDriver;
+
+use self::calls::unanswered;
+use self::rules::Rules;
+use self::source::{CsiVolume, Mode};
+pub use self::stats::Stats;
+use self::vol_data::VolData;
+use crate::layout::Layout;
+use crate::plugin::{Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
+use crate::registration::{Capabilities, Driver, Drivers};
+use crate::tokens::Tokens;
+
+/// The plugin's name.
+pub const NAME: &str = "kubernetes.io/csi";
+/// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
+const REPUBLISH: Duration = Duration::from_mins(1);
+
+/// The plugin for all CSI drivers.
+pub struct Csi {
+    cluster: Cluster,
+    layout: Layout,
+    node: String,
+    drivers: Drivers,
+    tokens: Tokens,
+    objects: Cache<CSIDriver>,
+    /// For each volume that was asked for since the start: whether a failure must leave what lies in the pod's
+    /// directory alone, as the volume is, or may be from before the start, in use.
+    kept: Mutex<HashMap<(String, String), bool>>,
+}
+
+impl Csi {
+    /// The plugin on the node of this name.
+    pub fn new(cluster: &Cluster, layout: &Layout, node: &str, drivers: Drivers, tokens: Tokens) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            layout: layout.clone(),
+            node: node.to_owned(),
+            drivers,
+            tokens,
+            objects: cluster.cache(),
+            kept: Mutex::default(),
+        }
+    }
+
+    /// The driver of this name.
+    fn driver(&self, name: &str) -> Result<Driver, Failed> {
+        self.drivers.get(name).ok_or_else(|| {
+            Failed::unchanged(format!(
+                "driver name {name} not found in the list of registered CSI drivers; is the driver running on node {}?",
+                self.node
+            ))
+        })
+    }
+
+    /// The driver of this name, and what it can do now.
+    async fn able_driver(&self, name: &str) -> Result<(Driver, Capabilities), Failed> {
+        let driver = self.driver(name)?;
+        let capabilities = driver
+            .ask_capabilities()
+            .await
+            .map_err(|status| unanswered(&format!("asking driver {name} what it can do"), &status))?;
+        Ok((driver, capabilities))
+    }
+
+    /// What the driver's CSIDriver says; that there is none counts only once all are known.
+    async fn rules(&self, driver: &str) -> Rules {
+        self.objects.synced().await;
+        Rules::of(self.objects.named(driver).as_deref())
+    }
+
+    fn device_from(&self, data: &VolData) -> Device {
+        let attach = Rules::of(self.objects.named(&data.driver).as_deref()).attach;
+        Device { unique_name: data.unique_name(), attach, stage: true }
+    }
+
+    fn kept(&self) -> MutexGuard<'_, HashMap<(String, String), bool>> {
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The directory of a pod's volume.
+    fn pod_dir(&self, uid: &str, spec_name: &str) -> PathBuf {
+        self.layout.pod_volume(uid, NAME, spec_name)
+    }
+
+    /// The directories of all volumes that are or may be staged, of both kinds.
+    fn staged_dirs(&self) -> Vec<PathBuf> {
+        let top = self.layout.plugins().join(NAME);
+        let devices = top.join("volumeDevices");
+        let mounted = entries(&top)
+            .into_iter()
+            // Drivers have a dot or at least another name; these two are the kubelet's own.
+            .filter(|driver| *driver != devices && driver.file_name().is_some_and(|name| name != "pv"))
+            .flat_map(|driver| entries(&driver));
+        let blocks = entries(&devices).into_iter().map(|volume| volume.join("data"));
+        mounted.chain(blocks).collect()
+    }
+}
+
+#[async_trait]
+impl Plugin for Csi {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn serves(&self, source: &Source) -> bool {
+        match source {
+            Source::Inline(volume) => volume.csi.is_some(),
+            Source::Persistent { volume, .. } => volume.spec.as_ref().is_some_and(|spec| spec.csi.is_some()),
+        }
+    }
+
+    fn device(&self, volume: &PodVolume) -> Result<Option<Device>, Failed> {
+        let volume = CsiVolume::read(volume)?;
+        if volume.mode == Mode::Ephemeral {
+            return Ok(None);
+        }
+        if self.objects.synced().now_or_never().is_none() {
+            return Err(Failed::unchanged("the CSIDriver objects are not known yet"));
+        }
+        let attach = Rules::of(self.objects.named(&volume.driver).as_deref()).attach;
+        let stage = self.driver(&volume.driver)?.capabilities().stage;
+        Ok(Some(Device { unique_name: volume.unique_name(), attach, stage }))
+    }
+
+    async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
+        let csi = CsiVolume::read(volume)?;
+        if csi.block { self.stage_block(&csi).await } else { self.stage_mounted(&volume.pod, &csi).await }
+    }
+
+    async fn unstage(&self, device: &str) -> Result<(), Failed> {
+        self.unstage_mounted(device).await?;
+        self.unstage_blocks(device).await
+    }
+
+    async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
+        let csi = CsiVolume::read(volume)?;
+        let path = if csi.block {
+            self.publish_block(&volume.pod, &csi).await?
+        } else {
+            self.publish_mounted(&volume.pod, &csi).await?
+        };
+        Ok(Ready { path })
+    }
+
+    fn refresh_after(&self, volume: &PodVolume) -> Option<Duration> {
+        let volume = CsiVolume::read(volume).ok().filter(|volume| !volume.block)?;
+        Rules::of(self.objects.named(&volume.driver).as_deref()).republish.then_some(REPUBLISH)
+    }
+
+    async fn expand(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
+        self.expand_volume(volume).await
+    }
+
+    async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
+        if placed.block { self.unpublish_block(placed).await } else { self.unpublish_mounted(placed).await }
+    }
+
+    fn staged(&self) -> Vec<Device> {
+        let known = self.staged_dirs().into_iter().filter_map(|directory| data_or_complain(&directory));
+        let mut devices: Vec<Device> = known.map(|data| self.device_from(&data)).collect();
+        devices.sort_by(|a, b| a.unique_name.cmp(&b.unique_name));
+        devices.dedup();
+        devices
+    }
+
+    fn device_of(&self, placed: &Placed) -> Option<Device> {
+        let directory = if placed.block {
+            self.layout.csi_device(&placed.spec_name).join("data")
+        } else {
+            self.pod_dir(&placed.pod_uid, &placed.spec_name)
+        };
+        let data = data_or_complain(&directory).filter(|data| data.mode != Mode::Ephemeral.as_str())?;
+        Some(self.device_from(&data))
+    }
+}
+
+/// The entries of a directory; none if it is not there.
+fn entries(directory: &Path) -> Vec<PathBuf> {
+    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
+    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+}
+
+fn data_or_complain(directory: &Path) -> Option<VolData> {
+    VolData::read(directory).unwrap_or_else(|error| {
+        tracing::error!(%error, "a volume cannot be taken away until this is repaired");
+        None
+    })
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,1 @@
+//! What a pod gets of a driver, and what is left after everything that can go wrong.
