@@ -1,3 +1,150 @@
-//! The kinds of volumes that need no driver.
+//! The kinds of volumes that need no driver, and what pods are told about themselves.
+//!
+//! [`plugins`] gives them all; a kind that is in none of the modules here, nor served by a CSI driver, is refused by
+//! [`unsupported`]. [`environment()`] and [`field_value`] are the same knowledge for a container's environment.
 
+pub mod csi;
+mod empty_dir;
+mod environment;
+mod fields;
+mod host_path;
+mod objects;
+mod projected;
 mod quantity;
+mod scratch;
+
+use std::sync::Arc;
+
+use berth_kube::Cluster;
+use k8s_openapi::api::core::v1::{Pod, SecurityContext, VolumeMount};
+use serde::Serialize;
+
+pub use self::environment::{environment, expand};
+pub use self::fields::{NoValue, field_value, resource_value};
+pub use self::objects::{NodeFacts, Objects};
+use crate::layout::Layout;
+use crate::plugin::{Failed, Plugin, PodVolume, Source};
+use crate::tokens::Tokens;
+
+/// Called with a pod's uid when its volumes should be set up again.
+pub type Refresh = Arc<dyn Fn(&str) + Send + Sync>;
+
+/// What the plugins need of the node.
+#[derive(Clone)]
+struct Host {
+    layout: Layout,
+    cluster: Cluster,
+    node: String,
+}
+
+impl Host {
+    async fn facts(&self) -> Result<NodeFacts, Failed> {
+        NodeFacts::read(&self.cluster, &self.node).await
+    }
+}
+
+/// The plugins for all kinds of volumes that need no driver, on the node of this name.
+pub fn plugins(
+    layout: &Layout,
+    cluster: &Cluster,
+    node: &str,
+    tokens: &Tokens,
+    refresh: Refresh,
+) -> Vec<Arc<dyn Plugin>> {
+    let host = Host { layout: layout.clone(), cluster: cluster.clone(), node: node.to_owned() };
+    let mut plugins: Vec<Arc<dyn Plugin>> =
+        vec![Arc::new(empty_dir::EmptyDir { host: host.clone() }), Arc::new(host_path::HostPath)];
+    plugins.extend(projected::plugins(&host, tokens, refresh));
+    plugins
+}
+
+/// What to say of a volume that no plugin serves.
+pub fn unsupported(volume: &PodVolume) -> Failed {
+    let kind = match &volume.source {
+        Source::Inline(inline) => kind_of(inline.as_ref(), &["name"]),
+        Source::Persistent { volume, .. } => kind_of(&volume.spec, NO_SOURCES),
+    };
+    let name = &volume.name;
+    Failed::unchanged(match kind {
+        Some(kind) => format!("volume {name} is of a kind that Berth does not mount yet: {kind}"),
+        None => format!("volume {name} does not say what it is made of"),
+    })
+}
+
+/// The fields of a PersistentVolume's spec that do not say what it is made of.
+const NO_SOURCES: &[&str] = &[
+    "accessModes",
+    "capacity",
+    "claimRef",
+    "mountOptions",
+    "nodeAffinity",
+    "persistentVolumeReclaimPolicy",
+    "storageClassName",
+    "volumeAttributesClassName",
+    "volumeMode",
+];
+
+/// The one field that is set, besides the `others`.
+fn kind_of(object: &impl Serialize, others: &[&str]) -> Option<String> {
+    let object = serde_json::to_value(object).ok()?;
+    object.as_object()?.keys().find(|field| !others.contains(&field.as_str())).cloned()
+}
+
+/// The group that the pod's volumes belong to.
+fn fs_group(pod: &Pod) -> Option<u32> {
+    let context = pod.spec.as_ref()?.security_context.as_ref()?;
+    u32::try_from(context.fs_group?).ok()
+}
+
+/// The user that all containers of the pod run as, where there is one.
+fn fs_user(pod: &Pod) -> Option<u32> {
+    let default = pod.spec.as_ref()?.security_context.as_ref().and_then(|context| context.run_as_user);
+    let mut users = containers(pod).map(|container| {
+        container.security_context.and_then(|context| context.run_as_user).or(default)
+    });
+    let first = users.next()??;
+    users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok())?
+}
+
+/// What counts here of a container of any kind.
+struct AnyContainer<'a> {
+    mounts: &'a [VolumeMount],
+    security_context: Option<&'a SecurityContext>,
+}
+
+/// All containers of a pod: init containers, main ones, ephemeral ones.
+fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
+    let spec = pod.spec.iter();
+    spec.flat_map(|spec| {
+        let usual = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| AnyContainer {
+            mounts: container.volume_mounts.as_deref().unwrap_or_default(),
+            security_context: container.security_context.as_ref(),
+        });
+        let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| AnyContainer {
+            mounts: container.volume_mounts.as_deref().unwrap_or_default(),
+            security_context: container.security_context.as_ref(),
+        });
+        usual.chain(ephemeral)
+    })
+}
+
+/// Does something with the disk on a thread where waiting is allowed; what a failure left must be undone.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> berth_host::Result<T> + Send + 'static,
+) -> Result<T, Failed> {
+    blocking_or(Failed::uncertain, move || work().map_err(|error| error.sentence())).await
+}
+
+/// The same, with a failure of its own kind.
+async fn blocking_or<T: Send + 'static>(
+    failed: impl FnOnce(String) -> Failed,
+    work: impl FnOnce() -> Result<T, String> + Send + 'static,
+) -> Result<T, Failed> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done.map_err(failed),
+        Err(error) => Err(Failed::uncertain(format!("the work on the volume ended early: {error}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -34,7 +34,10 @@ pub struct Token {
 
 impl fmt::Debug for Token {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Token").field("expires", &self.expires).field("renew", &self.renew).finish_non_exhaustive()
+        f.debug_struct("Token")
+            .field("expires", &self.expires)
+            .field("renew", &self.renew)
+            .finish_non_exhaustive()
     }
 }
 
@@ -63,7 +66,12 @@ impl Tokens {
 
     /// A token of the pod's service account that is good for a fifth of its life at least, unless the API server
     /// refuses to renew it. No audiences means the API server's own.
-    pub async fn token(&self, pod: &Pod, audiences: &[String], expiration_seconds: i64) -> Result<Token, Failed> {
+    pub async fn token(
+        &self,
+        pod: &Pod,
+        audiences: &[String],
+        expiration_seconds: i64,
+    ) -> Result<Token, Failed> {
         let want = Want::new(pod, audiences, expiration_seconds);
         let now = Timestamp::now();
         let known = self.kept().get(&want).cloned();

@@ -61,7 +61,8 @@ fn scale(value: i128, exponent: i32) -> i128 {
     }
 }
 
-fn div_ceil(value: i128, by: i128) -> i128 {
+/// Divides, rounding up.
+pub(super) fn div_ceil(value: i128, by: i128) -> i128 {
     value.div_euclid(by) + i128::from(value.rem_euclid(by) != 0)
 }
 

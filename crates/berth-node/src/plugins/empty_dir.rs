@@ -1,0 +1,123 @@
+//! `emptyDir`: a directory that a pod's containers share and that goes with the pod.
+//!
+//! Marked as ready once it is complete. From then on the pod may do with it what it likes, its mode included, and a
+//! repeated `set_up` leaves it alone. In memory it is a tmpfs as large as the least of `sizeLimit`, the pod's memory
+//! limit and what the node has.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use berth_host::ownership::{GroupPolicy, apply_group};
+use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+
+use super::objects::NodeFacts;
+use super::scratch::{EMPTY_DIR, Medium, Scratch};
+use super::{Host, blocking, fs_group, quantity};
+use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
+
+/// The plugin for `emptyDir`.
+pub(super) struct EmptyDir {
+    pub(super) host: Host,
+}
+
+#[async_trait]
+impl Plugin for EmptyDir {
+    fn name(&self) -> &'static str {
+        EMPTY_DIR
+    }
+
+    fn serves(&self, source: &Source) -> bool {
+        spec(source).is_some()
+    }
+
+    async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
+        let spec = spec(&volume.source).ok_or_else(|| Failed::unchanged("the volume is no emptyDir"))?;
+        let medium = match spec.medium.as_deref().unwrap_or_default() {
+            "" => Medium::Disk,
+            "Memory" => {
+                let node = self.host.facts().await.unwrap_or_default();
+                Medium::Memory { size: memory_size(spec, &volume.pod, &node) }
+            }
+            medium if medium.starts_with("HugePages") => {
+                return Err(Failed::unchanged(format!(
+                    "volume {} asks for the medium {medium}, which Berth does not provide yet: use Memory, or no medium",
+                    volume.name
+                )));
+            }
+            medium => return Err(Failed::unchanged(format!("unknown storage medium {medium:?}"))),
+        };
+        let (host, uid, name, group) =
+            (self.host.clone(), volume.pod_uid().to_owned(), volume.name.clone(), fs_group(&volume.pod));
+        blocking(move || {
+            let scratch = Scratch::new(&host.layout, EMPTY_DIR, &uid, &name)?;
+            if scratch.open_ready(medium)?.is_none() {
+                let directory = scratch.make(medium)?;
+                if let Some(gid) = group {
+                    apply_group(&directory, gid, GroupPolicy::Always, false)?;
+                }
+                scratch.mark_ready()?;
+            }
+            Ok(Ready { path: scratch.path() })
+        })
+        .await
+    }
+
+    async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
+        let (host, placed) = (self.host.clone(), placed.clone());
+        blocking(move || Scratch::new(&host.layout, EMPTY_DIR, &placed.pod_uid, &placed.spec_name)?.remove())
+            .await
+    }
+}
+
+fn spec(source: &Source) -> Option<&EmptyDirVolumeSource> {
+    match source {
+        Source::Inline(volume) => volume.empty_dir.as_ref(),
+        Source::Persistent { .. } => None,
+    }
+}
+
+/// How large a tmpfs of the pod may become; none leaves it to the kernel (half of the memory).
+fn memory_size(spec: &EmptyDirVolumeSource, pod: &Pod, node: &NodeFacts) -> Option<u64> {
+    let wanted = spec.size_limit.as_ref().and_then(bytes);
+    let allocatable = node.allocatable.get("memory").and_then(bytes);
+    [wanted, memory_limit(pod), allocatable].into_iter().flatten().min()
+}
+
+/// What all containers of the pod together may use, where each has a limit or the pod has one itself.
+fn memory_limit(pod: &Pod) -> Option<u64> {
+    let spec = pod.spec.as_ref()?;
+    if let Some(limit) = spec.resources.as_ref().and_then(of) {
+        return Some(limit);
+    }
+    let together = |containers: &[&Container]| {
+        containers.iter().try_fold(0_u64, |sum, container| Some(sum.saturating_add(limit(container)?)))
+    };
+    let init = spec.init_containers.as_deref().unwrap_or_default();
+    let (beside, before): (Vec<&Container>, Vec<&Container>) =
+        init.iter().partition(|container| container.restart_policy.as_deref() == Some("Always"));
+    let beside = together(&beside)?;
+    let running = together(&spec.containers.iter().collect::<Vec<_>>())?.saturating_add(beside);
+    let before = before.into_iter().map(|container| Some(limit(container)?.saturating_add(beside)));
+    before.chain([Some(running)]).collect::<Option<Vec<_>>>()?.into_iter().max()
+}
+
+fn limit(container: &Container) -> Option<u64> {
+    of(container.resources.as_ref()?)
+}
+
+fn of(resources: &ResourceRequirements) -> Option<u64> {
+    resources
+        .limits
+        .as_ref()
+        .and_then(|limits: &BTreeMap<String, Quantity>| limits.get("memory"))
+        .and_then(bytes)
+}
+
+/// A size that limits something: zero limits nothing.
+fn bytes(quantity: &Quantity) -> Option<u64> {
+    quantity::units(&quantity.0).and_then(|units| u64::try_from(units).ok()).filter(|bytes| *bytes > 0)
+}
+
+#[cfg(test)]
+mod tests;
