@@ -94,10 +94,19 @@ async fn one(api: &ApiServer, collections: &[(String, String)], random: &mut Ran
 
 /// What kube-apiserver answers with 500, too.
 fn is_known(answer: &Value) -> bool {
-    const KNOWN: [&str; 3] = [
+    const KNOWN: [&str; 11] = [
         "resourceVersion should not be set on objects to be created",
         "failed to create typed patch",
         "failed to convert new object",
+        // Strategic merge patches that their type does not allow.
+        "no elements in any of the given slices",
+        "The order in patch list:",
+        "list element types are not identical:",
+        "cannot merge lists without merge key for",
+        "unknown patch type:",
+        "merging lists cannot yet be specified",
+        "expected a ",
+        "map: ",
     ];
     let message = answer["message"].as_str().unwrap_or_default();
     KNOWN.iter().any(|known| message.starts_with(known))
