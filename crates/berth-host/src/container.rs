@@ -1,0 +1,145 @@
+//! Containers: one process tree each, in its own mount, pid, uts and ipc namespaces, on a private view of the host.
+//!
+//! Three kinds of processes, all of them this same program:
+//!
+//! - The launcher ([`Launcher`]) is started once. It has one thread and a mount namespace that holds the host's root
+//!   and nothing else, so that a container is one cheap `clone` of it, whatever is mounted on the host.
+//! - A shim is process 1 of each container. It starts the command, forwards signals, collects zombies, writes the
+//!   log, and leaves in the container's directory how it ended. It depends on nobody: who started it may die.
+//! - A joiner puts one more process into a running container (`exec`), and ends it when the caller goes away.
+//!
+//! A container's directory holds `spec.json` (what to run), `status` (what became of it, and a lock that is held for
+//! exactly as long as the container lives) and `termination-log`.
+//!
+//! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
+//! malice: unless told to be another user, its process is root with all the capabilities of the caller.
+
+mod joiner;
+mod launcher;
+mod log;
+mod process;
+mod root;
+mod shim;
+mod status;
+mod sys;
+mod watch;
+
+use std::{fmt, path::PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+pub use self::{
+    joiner::{JoinCall, Joined, Reply, TerminalSize, resize},
+    launcher::Launcher,
+    status::{End, Found, Shim, Status, find, read_status},
+    watch::Watch,
+};
+
+/// The file with the specification in a container's directory.
+pub const SPEC_FILE: &str = "spec.json";
+
+/// The file in a container's directory that appears inside it at the termination message path.
+pub const TERMINATION_FILE: &str = "termination-log";
+
+/// What a container is made of and runs.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spec {
+    /// The uid of the pod the container belongs to.
+    pub pod_uid: String,
+    /// The name of that pod.
+    pub pod_name: String,
+    /// The namespace of that pod.
+    pub namespace: String,
+    /// The name of the container in the pod.
+    pub name: String,
+    /// How often the container was started before.
+    pub attempt: u32,
+    /// The hostname inside.
+    pub hostname: String,
+    /// The program, found by the `PATH` of `env` when it is a bare name, and its arguments.
+    pub command: Vec<String>,
+    /// The whole environment.
+    pub env: Vec<(String, String)>,
+    /// Where the command starts, made when it is missing; `/` when not given.
+    pub working_dir: Option<PathBuf>,
+    /// The user it runs as; root when not given.
+    pub user: Option<u32>,
+    /// Its primary group; that of root when not given.
+    pub group: Option<u32>,
+    /// Its supplementary groups.
+    pub groups: Vec<u32>,
+    /// Whether only volumes, `/dev` and `/proc` can be written.
+    pub read_only_root: bool,
+    /// Whether standard input stays open, empty, instead of being at its end.
+    pub stdin: bool,
+    /// Whether the command gets a terminal.
+    pub tty: bool,
+    /// What of the host appears inside.
+    pub mounts: Vec<Mount>,
+    /// Which devices of the host appear inside.
+    pub devices: Vec<Device>,
+    /// Directories of the host that are empty inside.
+    pub hidden: Vec<PathBuf>,
+    /// The file its output goes to; when it has grown to 10 MiB it is renamed to `<log>.1`.
+    pub log: PathBuf,
+    /// Where the command may leave a last message.
+    pub termination_message_path: Option<PathBuf>,
+}
+
+/// A directory or file of the host that appears in a container, with all that is mounted below it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mount {
+    /// Where it is on the host; its last component must not be a symbolic link.
+    pub source: PathBuf,
+    /// Where it appears, made when it is missing. A symbolic link there is followed, but never out of the container.
+    pub target: PathBuf,
+    /// Whether writes to it, and to everything mounted below it, are refused.
+    pub read_only: bool,
+    /// Which later mounts are seen on the other side.
+    pub propagation: Propagation,
+}
+
+/// Which mounts that are made later below a mounted directory are seen on the other side.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Propagation {
+    /// None.
+    None,
+    /// Those of the host, in the container.
+    #[default]
+    HostToContainer,
+    /// Those of each side, on the other; the source must lie on a shared mount.
+    Bidirectional,
+}
+
+/// A device of the host that appears in a container.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Device {
+    /// The device on the host.
+    pub source: PathBuf,
+    /// Where it appears.
+    pub target: PathBuf,
+    /// Whether its file mode refuses writes; root is not bound by that, only by a device that is itself read-only.
+    pub read_only: bool,
+}
+
+/// Takes over the process when it was started as a launcher; otherwise returns at once.
+///
+/// Every program that starts a [`Launcher`] on itself calls this first in `main`, while it has one thread.
+pub fn intercept() {
+    if std::env::args_os().nth(1).is_some_and(|argument| argument == launcher::ARGUMENT) {
+        launcher::serve();
+    }
+}
+
+impl fmt::Debug for Spec {
+    // Command and environment may hold secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Spec")
+            .field("pod_uid", &self.pod_uid)
+            .field("namespace", &self.namespace)
+            .field("pod_name", &self.pod_name)
+            .field("name", &self.name)
+            .field("attempt", &self.attempt)
+            .finish_non_exhaustive()
+    }
+}

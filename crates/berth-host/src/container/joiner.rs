@@ -1,0 +1,324 @@
+//! One more process in a running container (`exec`), and the process of ours that watches over it.
+//!
+//! The joiner is no member of the container's mount namespace, only its child is: whoever waits for the container to be
+//! gone does not wait for us. It kills what it started when its caller closes the control socket, or dies.
+
+use std::{
+    fs::File,
+    io::{self, Read as _, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+    path::PathBuf,
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, poll},
+    fs::{Mode, OFlags},
+    io::Errno,
+    net::{AddressFamily, SocketFlags, SocketType, socketpair},
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process_group, pidfd_open},
+    pty::OpenptFlags,
+    termios::{Winsize, tcsetwinsize},
+    thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
+};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Launcher, Shim, Spec,
+    launcher::{MOST_FDS, receive, send},
+    process::{Command, Stdio},
+    sys::{self, Kind},
+};
+use crate::error::{Error, Result};
+
+const STARTED: u8 = b'S';
+const FAILED: u8 = b'F';
+const EXITED: u8 = b'X';
+
+/// What to run in a container; user, environment and directory are those of the container.
+#[derive(Clone, Default)]
+pub struct JoinCall {
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Whether it gets a terminal.
+    pub tty: bool,
+    /// Whether it gets input; otherwise its standard input is at its end.
+    pub stdin: bool,
+    /// The size of the terminal.
+    pub size: Option<TerminalSize>,
+}
+
+/// The size of a terminal, in characters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TerminalSize {
+    /// Columns.
+    pub width: u16,
+    /// Rows.
+    pub height: u16,
+}
+
+/// Our ends of a process that is being started in a container; none of the streams blocks.
+#[derive(Debug)]
+pub struct Joined {
+    /// Answers with [`Reply`]s; the process is killed when it is closed.
+    pub control: UnixStream,
+    /// Its standard input, if it has one.
+    pub stdin: Option<OwnedFd>,
+    /// Its standard output, or its terminal.
+    pub stdout: OwnedFd,
+    /// Its standard error, if that is not its terminal.
+    pub stderr: Option<OwnedFd>,
+}
+
+/// What a joiner says over the control socket.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Reply {
+    /// The command runs.
+    Started,
+    /// The command could not be started.
+    Failed(String),
+    /// The command has ended; 128 and the signal if one ended it.
+    Exited(i32),
+}
+
+impl Reply {
+    /// Reads a whole reply from the front of what was received; `None` if more is needed.
+    ///
+    /// The second value is how much of `bytes` it was. A failure is the last thing that is said: `ended` tells whether
+    /// everything has been received.
+    pub fn parse(bytes: &[u8], ended: bool) -> Option<(Self, usize)> {
+        match bytes {
+            [STARTED, ..] => Some((Self::Started, 1)),
+            [FAILED, why @ ..] if ended => {
+                Some((Self::Failed(String::from_utf8_lossy(why).into_owned()), bytes.len()))
+            }
+            [EXITED, a, b, c, d, ..] => Some((Self::Exited(i32::from_le_bytes([*a, *b, *c, *d])), 5)),
+            _ => None,
+        }
+    }
+}
+
+/// What a joiner is told; goes over the control socket because command and environment may hold secrets.
+#[derive(Serialize, Deserialize)]
+struct Request {
+    command: Vec<String>,
+    env: Vec<(String, String)>,
+    working_dir: Option<PathBuf>,
+    user: Option<u32>,
+    group: Option<u32>,
+    groups: Vec<u32>,
+    tty: bool,
+}
+
+impl Launcher {
+    /// Starts a process in a running container.
+    pub fn exec(&self, shim: &Shim, spec: &Spec, call: &JoinCall) -> Result<Joined> {
+        let exec = || format!("start a process in container {}", spec.name);
+        let streams = if call.tty { Streams::terminal(shim, call.size) } else { Streams::pipes(call.stdin) };
+        let Streams { ours: [stdin, stdout, stderr], theirs } =
+            streams.map_err(|error| Error::new(exec(), error))?;
+        let (mut control, their_control) = UnixStream::pair().map_err(|error| Error::new(exec(), error))?;
+        let [their_stdin, their_stdout, their_stderr] = &theirs;
+        let root = root_of(shim).map_err(|error| Error::new(exec(), error))?;
+        let fds = [
+            their_control.as_fd(),
+            shim.as_fd(),
+            root.as_fd(),
+            their_stdin.as_fd(),
+            their_stdout.as_fd(),
+            their_stderr.as_fd(),
+        ];
+        self.join(&fds).map_err(|error| Error::new(exec(), error))?;
+        drop((their_control, theirs));
+        let request = Request {
+            command: call.command.clone(),
+            env: spec.env.clone(),
+            working_dir: spec.working_dir.clone(),
+            user: spec.user,
+            group: spec.group,
+            groups: spec.groups.clone(),
+            tty: call.tty,
+        };
+        let request =
+            serde_json::to_vec(&request).map_err(|error| Error::new(exec(), io::Error::from(error)))?;
+        let length = u32::try_from(request.len()).map_err(|_| Error::new(exec(), Errno::TOOBIG))?;
+        control
+            .write_all(&length.to_le_bytes())
+            .and_then(|()| control.write_all(&request))
+            .map_err(|error| Error::new(exec(), error))?;
+        for end in [&stdin, &stdout, &stderr].into_iter().flatten() {
+            rustix::fs::fcntl_setfl(end, OFlags::NONBLOCK).map_err(|errno| Error::new(exec(), errno))?;
+        }
+        let stdout = stdout.expect("every process has an output");
+        Ok(Joined { control, stdin: stdin.filter(|_| call.stdin), stdout, stderr })
+    }
+}
+
+/// The container's root directory, which is not always what its mount namespace calls its root.
+fn root_of(shim: &Shim) -> io::Result<OwnedFd> {
+    let path = format!("/proc/{}/root", shim.pid());
+    let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+    // Had the shim ended before, the pid could have been another's.
+    sys::send_signal(shim.as_fd(), 0)?;
+    Ok(root)
+}
+
+/// Gives a terminal another size; its processes are told.
+pub fn resize(terminal: impl AsFd, size: TerminalSize) -> Result<()> {
+    set_size(terminal.as_fd(), size).map_err(|errno| Error::new("resize a terminal", errno))
+}
+
+fn set_size(terminal: impl AsFd, size: TerminalSize) -> rustix::io::Result<()> {
+    let size = Winsize { ws_row: size.height, ws_col: size.width, ws_xpixel: 0, ws_ypixel: 0 };
+    tcsetwinsize(terminal, size)
+}
+
+/// The two ends of standard input, output and error.
+struct Streams {
+    ours: [Option<OwnedFd>; 3],
+    theirs: [OwnedFd; 3],
+}
+
+impl Streams {
+    fn pipes(stdin: bool) -> io::Result<Self> {
+        let (their_stdin, our_stdin) = if stdin {
+            let (theirs, ours) = pipe_with(PipeFlags::CLOEXEC)?;
+            (theirs, Some(ours))
+        } else {
+            (File::open("/dev/null")?.into(), None)
+        };
+        let (our_stdout, their_stdout) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (our_stderr, their_stderr) = pipe_with(PipeFlags::CLOEXEC)?;
+        let ours = [our_stdin, Some(our_stdout), Some(our_stderr)];
+        Ok(Self { ours, theirs: [their_stdin, their_stdout, their_stderr] })
+    }
+
+    /// A terminal of the container, so that it has a name there.
+    fn terminal(shim: &Shim, size: Option<TerminalSize>) -> io::Result<Self> {
+        let path = format!("/proc/{}/root/dev/pts/ptmx", shim.pid());
+        let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let master = rustix::fs::open(path, flags, Mode::empty())?;
+        // Had the shim ended before, the pid could have been another's.
+        sys::send_signal(shim.as_fd(), 0)?;
+        rustix::pty::unlockpt(&master)?;
+        let peer = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+        let terminal = rustix::pty::ioctl_tiocgptpeer(&master, peer)?;
+        if let Some(size) = size {
+            set_size(&master, size)?;
+        }
+        let theirs = [terminal.try_clone()?, terminal.try_clone()?, terminal];
+        Ok(Self { ours: [Some(master.try_clone()?), Some(master), None], theirs })
+    }
+}
+
+/// Is a joiner until what it started has ended.
+pub(super) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; MOST_FDS]) -> ! {
+    let container = Container { shim, root };
+    sys::reset_signals();
+    let _ = rustix::process::setsid();
+    let mut control = UnixStream::from(control);
+    let start = || -> Result<Pid> {
+        let request = read_request(&mut control).map_err(|error| Error::new("read what to run", error))?;
+        start(&request, &container, &[stdin, stdout, stderr])
+    };
+    let child = match start() {
+        Ok(child) => child,
+        Err(error) => {
+            let _ = control.write_all(&[&[FAILED], error.sentence().as_bytes()].concat());
+            sys::exit(1);
+        }
+    };
+    drop(container);
+    let _ = control.write_all(&[STARTED]);
+    let code = wait(child, &control);
+    let _ = control.write_all(&[&[EXITED][..], &code.to_le_bytes()].concat());
+    sys::exit(0)
+}
+
+fn read_request(control: &mut UnixStream) -> io::Result<Request> {
+    let mut length = [0; 4];
+    control.read_exact(&mut length)?;
+    let length = usize::try_from(u32::from_le_bytes(length)).map_err(io::Error::other)?;
+    let mut request = vec![0; length];
+    control.read_exact(&mut request)?;
+    Ok(serde_json::from_slice(&request)?)
+}
+
+/// A container as one joins it: its process 1 and its root directory.
+struct Container {
+    shim: OwnedFd,
+    root: OwnedFd,
+}
+
+/// Starts the child, and waits until it is the command.
+fn start(request: &Request, container: &Container, stdio: &[OwnedFd; 3]) -> Result<Pid> {
+    let join = |errno: Errno| Error::new("join the container", errno);
+    move_into_thread_name_spaces(container.shim.as_fd(), ThreadNameSpaceType::PROCESS_ID).map_err(join)?;
+    let (channel, theirs) =
+        socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(join)?;
+    let Some(child) = sys::clone(Kind::Child).map_err(|error| Error::new("start a process", error))? else {
+        let error = become_command(request, container, stdio);
+        let _ = send(&theirs, error.sentence().as_bytes(), &[]);
+        sys::exit(1)
+    };
+    drop(theirs);
+    let mut message = [0; 4096];
+    let (length, _) = receive(&channel, &mut message).map_err(join)?;
+    if length == 0 {
+        return Ok(child);
+    }
+    let why = String::from_utf8_lossy(&message[..length]).into_owned();
+    Err(Error::new("failed to exec in container", io::Error::other(why)))
+}
+
+fn become_command(request: &Request, container: &Container, [stdin, stdout, stderr]: &[OwnedFd; 3]) -> Error {
+    let namespaces = ThreadNameSpaceType::MOUNT
+        | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
+        | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
+    let joined = move_into_thread_name_spaces(container.shim.as_fd(), namespaces)
+        .and_then(|()| rustix::process::fchdir(&container.root))
+        .and_then(|()| rustix::process::chroot("."));
+    if let Err(errno) = joined {
+        return Error::new("join the container", errno);
+    }
+    let command = Command {
+        command: &request.command,
+        env: &request.env,
+        working_dir: request.working_dir.as_deref(),
+        user: request.user,
+        group: request.group,
+        groups: &request.groups,
+    };
+    let (input, output, error) = (stdin.as_fd(), stdout.as_fd(), stderr.as_fd());
+    command.become_it(&Stdio { input, output, error, terminal: request.tty })
+}
+
+/// The exit code of the child, which is killed with its process group when the caller hangs up.
+fn wait(child: Pid, control: &UnixStream) -> i32 {
+    let exit = pidfd_open(child, PidfdFlags::empty()).ok();
+    if let Some(exit) = &exit {
+        loop {
+            let mut fds = [PollFd::new(exit, PollFlags::IN), PollFd::new(control, PollFlags::IN)];
+            if poll(&mut fds, None).is_err() {
+                continue;
+            }
+            if !fds[0].revents().is_empty() {
+                break;
+            }
+            if !fds[1].revents().is_empty() {
+                let _ = kill_process_group(child, Signal::KILL);
+                sys::kill(child, libc::SIGKILL);
+                break;
+            }
+        }
+    }
+    match rustix::process::waitpid(Some(child), WaitOptions::empty()) {
+        Ok(Some((_, status))) => {
+            status.exit_status().or(status.terminating_signal().map(|signal| 128 + signal)).unwrap_or(255)
+        }
+        _ => 255,
+    }
+}

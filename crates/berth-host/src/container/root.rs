@@ -1,0 +1,349 @@
+//! The files a container sees: an overlay over the host's root, kernel filesystems of its own, and its volumes.
+//!
+//! What is written to the overlay lies in a tmpfs that ends with the container's mount namespace, so nothing has to be
+//! cleaned up, whoever dies. Paths inside the container are resolved with its root as the root: a symbolic link, be
+//! it in the host's files or in a volume, leads to another place in the container, never out of it.
+
+use std::{
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd},
+        unix::fs::{FileTypeExt as _, MetadataExt as _},
+    },
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
+        fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    },
+    process::{Pid, PidfdFlags, pidfd_open},
+    thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
+};
+
+use super::{Device, Mount, Propagation, Spec, TERMINATION_FILE, sys};
+use crate::error::{Doing as _, Error, Result};
+
+/// How much a container may write outside its volumes; it is memory.
+const SCRATCH_SIZE: &str = "256m";
+const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
+const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+const HARMLESS: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
+/// Devices every program may expect, by minor number of the memory devices.
+const MEMORY_DEVICES: [(&str, u32); 5] =
+    [("null", 3), ("zero", 5), ("full", 7), ("random", 8), ("urandom", 9)];
+const LINKS: [(&str, &str); 5] = [
+    ("fd", "/proc/self/fd"),
+    ("stdin", "/proc/self/fd/0"),
+    ("stdout", "/proc/self/fd/1"),
+    ("stderr", "/proc/self/fd/2"),
+    ("ptmx", "pts/ptmx"),
+];
+
+/// Makes a mount namespace of this process that holds the host's root without what is mounted below it.
+pub(super) fn leave_host_mounts() -> Result<()> {
+    let only_root = || -> rustix::io::Result<()> {
+        sys::leave_mount_namespace()?;
+        let private =
+            rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
+        rustix::mount::mount_change("/", private)?;
+        let root = open_tree(CWD, "/", OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+        attach_at(&root, CWD, "/")?;
+        switch_to(&root, 1)
+    };
+    only_root().map_err(|errno| Error::new("make a mount namespace for containers", errno))
+}
+
+/// Makes the files of `spec` the root of this process and its parent, process 1 of the container.
+///
+/// `state` is the container's directory and `host` the host's mount namespace.
+pub(super) fn enter(spec: &Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<()> {
+    let outside = Outside::fetch(spec, state, host)?;
+    let (scratch, root) = overlay()?;
+    let root = Root(root);
+    root.add_kernel_filesystems(&scratch, &outside.sysfs)?;
+    for hidden in &spec.hidden {
+        root.hide(hidden, &scratch)?;
+    }
+    for (mount, tree) in &outside.volumes {
+        root.attach(tree, &mount.target)?;
+    }
+    for (device, number) in &outside.devices {
+        root.add_device(device, *number)?;
+    }
+    if let (Some(target), Some(tree)) = (&spec.termination_message_path, &outside.termination) {
+        root.attach(tree, target)?;
+    }
+    root.write_host_files(spec, outside.resolv_conf.as_deref())?;
+    if let Some(directory) = &spec.working_dir {
+        root.ensure_dir(directory).doing("make the working directory", directory)?;
+    }
+    if spec.read_only_root {
+        sys::set_mount(root.0.as_fd(), READ_ONLY, 0, false)
+            .map_err(|errno| Error::new("make the root filesystem read-only", errno))?;
+    }
+    rustix::system::sethostname(spec.hostname.as_bytes())
+        .map_err(|errno| Error::new(format!("set the hostname {:?}", spec.hostname), errno))?;
+    // The scratch filesystem lies on the host's root.
+    switch_to(&root.0, 2).map_err(|errno| Error::new("change to the container's root", errno))
+}
+
+/// What comes from the host, detached from its tree.
+struct Outside<'a> {
+    volumes: Vec<(&'a Mount, OwnedFd)>,
+    devices: Vec<(&'a Device, u64)>,
+    termination: Option<OwnedFd>,
+    sysfs: Option<OwnedFd>,
+    resolv_conf: Option<Vec<u8>>,
+}
+
+impl<'a> Outside<'a> {
+    fn fetch(spec: &'a Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<Self> {
+        let enter = |errno| Error::new("enter a mount namespace", errno);
+        let ours = pidfd_open(Pid::INIT, PidfdFlags::empty()).map_err(enter)?;
+        rustix::thread::move_into_link_name_space(host, None).map_err(enter)?;
+        let fetched = Self::fetch_here(spec, state);
+        move_into_thread_name_spaces(ours.as_fd(), ThreadNameSpaceType::MOUNT).map_err(enter)?;
+        fetched
+    }
+
+    fn fetch_here(spec: &'a Spec, state: BorrowedFd<'_>) -> Result<Self> {
+        let mut volumes = Vec::new();
+        for mount in &spec.mounts {
+            volumes.push((mount, clone_volume(mount).doing("bind", &mount.source)?));
+        }
+        // A volume in a volume has to come after it.
+        volumes.sort_by_key(|(mount, _)| mount.target.components().count());
+        let mut devices = Vec::new();
+        for device in &spec.devices {
+            devices.push((device, device_number(&device.source).doing("use as a device", &device.source)?));
+        }
+        let termination = match spec.termination_message_path {
+            Some(_) => Some(clone_file(state, TERMINATION_FILE).doing("bind", TERMINATION_FILE)?),
+            None => None,
+        };
+        let sysfs = clone_tree(CWD, Path::new("/sys"), OpenTreeFlags::empty()).ok();
+        Ok(Self { volumes, devices, termination, sysfs, resolv_conf: std::fs::read("/etc/resolv.conf").ok() })
+    }
+}
+
+fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
+    let tree = clone_tree(CWD, &mount.source, OpenTreeFlags::AT_RECURSIVE)?;
+    if FileType::from_raw_mode(rustix::fs::fstat(&tree)?.st_mode) == FileType::Symlink {
+        return Err(Errno::LOOP);
+    }
+    let propagation = match mount.propagation {
+        Propagation::None => libc::MS_PRIVATE,
+        Propagation::HostToContainer => libc::MS_SLAVE,
+        Propagation::Bidirectional => libc::MS_SHARED,
+    };
+    let attributes = if mount.read_only { READ_ONLY } else { 0 };
+    sys::set_mount(tree.as_fd(), attributes, propagation, true)?;
+    Ok(tree)
+}
+
+fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
+    let tree = clone_tree(directory, Path::new(name), OpenTreeFlags::empty())?;
+    sys::set_mount(tree.as_fd(), 0, libc::MS_PRIVATE, false)?;
+    Ok(tree)
+}
+
+fn clone_tree(directory: BorrowedFd<'_>, path: &Path, more: OpenTreeFlags) -> rustix::io::Result<OwnedFd> {
+    // Behind a trailing slash the kernel would follow a link.
+    let path: std::path::PathBuf = path.components().collect();
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
+        | more;
+    open_tree(directory, path, flags)
+}
+
+fn device_number(path: &Path) -> io::Result<u64> {
+    let seen = std::fs::metadata(path)?;
+    if seen.file_type().is_block_device() { Ok(seen.rdev()) } else { Err(Errno::NOTBLK.into()) }
+}
+
+/// The tmpfs that takes what is written, and the overlay with it over the host's root.
+fn overlay() -> Result<(OwnedFd, OwnedFd)> {
+    let make = || -> rustix::io::Result<_> {
+        let scratch = new_filesystem("tmpfs", &[("size", SCRATCH_SIZE), ("mode", "0755")], 0)?;
+        for (name, mode) in
+            [("upper", 0o755), ("work", 0o700), ("root", 0o755), ("dev", 0o755), ("empty", 0o555)]
+        {
+            rustix::fs::mkdirat(&scratch, name, Mode::from_raw_mode(mode))?;
+        }
+        // The overlay's layers must be in our mount namespace, and are named from here.
+        attach_at(&scratch, CWD, "/")?;
+        rustix::process::fchdir(&scratch)?;
+        let layers = [("source", "overlay"), ("lowerdir", "/"), ("upperdir", "upper"), ("workdir", "work")];
+        let root = new_filesystem("overlay", &layers, 0)?;
+        attach_at(&root, scratch.as_fd(), "root")?;
+        Ok((scratch, root))
+    };
+    make().map_err(|errno| Error::new("lay an overlay over the host's root", errno))
+}
+
+fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: u64) -> rustix::io::Result<OwnedFd> {
+    let context = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC)?;
+    for (key, value) in options {
+        fsconfig_set_string(&context, *key, *value)?;
+    }
+    fsconfig_create(&context)?;
+    let attributes = MountAttrFlags::from_bits_retain(u32::try_from(attributes).unwrap_or(0));
+    fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, attributes)
+}
+
+fn attach_at(tree: &OwnedFd, directory: BorrowedFd<'_>, path: &str) -> rustix::io::Result<()> {
+    let mut flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH;
+    if path.is_empty() {
+        flags |= MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    }
+    move_mount(tree, "", directory, path, flags)
+}
+
+/// Makes an attached mount the root of the mount namespace, and takes away the `old` mounts that were the root before.
+fn switch_to(root: &OwnedFd, old: usize) -> rustix::io::Result<()> {
+    rustix::process::fchdir(root)?;
+    // The old root lands on top of the new one, from where it is taken off: no directory is needed for it.
+    rustix::process::pivot_root(".", ".")?;
+    for _ in 0..old {
+        rustix::mount::unmount(".", UnmountFlags::DETACH)?;
+    }
+    rustix::process::chdir("/")
+}
+
+/// The root of the container while it is being furnished.
+struct Root(OwnedFd);
+
+impl Root {
+    fn open(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
+        rustix::fs::openat2(&self.0, path, flags | OFlags::CLOEXEC, Mode::empty(), IN_ROOT)
+    }
+
+    fn ensure_dir(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY;
+        match (self.open(path, flags), path.parent(), path.file_name()) {
+            (Err(Errno::NOENT), Some(parent), Some(name)) => {
+                let parent = self.ensure_dir(parent)?;
+                match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                    Ok(()) | Err(Errno::EXIST) => self.open(path, flags),
+                    Err(errno) => Err(errno),
+                }
+            }
+            (opened, ..) => opened,
+        }
+    }
+
+    fn ensure_file(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
+        match (self.open(path, OFlags::PATH), path.parent(), path.file_name()) {
+            (Err(Errno::NOENT), Some(parent), Some(name)) => {
+                let parent = self.ensure_dir(parent)?;
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
+                self.open(path, OFlags::PATH)
+            }
+            (opened, ..) => opened,
+        }
+    }
+
+    /// Puts a detached mount at `target`, which is made when it is missing.
+    fn attach(&self, tree: &OwnedFd, target: &Path) -> Result<()> {
+        let attach = || -> rustix::io::Result<()> {
+            let is_dir = FileType::from_raw_mode(rustix::fs::fstat(tree)?.st_mode) == FileType::Directory;
+            let place = if is_dir { self.ensure_dir(target) } else { self.ensure_file(target) }?;
+            attach_at(tree, place.as_fd(), "")
+        };
+        attach().doing("mount in the container at", target)
+    }
+
+    fn hide(&self, path: &Path, scratch: &OwnedFd) -> Result<()> {
+        let hide = || -> rustix::io::Result<()> {
+            let place = match self.open(path, OFlags::PATH | OFlags::DIRECTORY) {
+                Err(Errno::NOENT) => return Ok(()),
+                opened => opened?,
+            };
+            let empty = clone_tree(scratch.as_fd(), Path::new("empty"), OpenTreeFlags::empty())?;
+            sys::set_mount(empty.as_fd(), READ_ONLY, 0, false)?;
+            attach_at(&empty, place.as_fd(), "")
+        };
+        hide().doing("hide in the container", path)
+    }
+
+    fn add_kernel_filesystems(&self, scratch: &OwnedFd, sysfs: &Option<OwnedFd>) -> Result<()> {
+        let make = |errno| Error::new("mount a kernel filesystem for the container", errno);
+        let proc = new_filesystem("proc", &[], HARMLESS | libc::MOUNT_ATTR_NODEV).map_err(make)?;
+        self.attach(&proc, Path::new("/proc"))?;
+        if let Some(sysfs) = sysfs {
+            let attributes = READ_ONLY | HARMLESS | libc::MOUNT_ATTR_NODEV;
+            sys::set_mount(sysfs.as_fd(), attributes, libc::MS_PRIVATE, false).map_err(make)?;
+            self.attach(sysfs, Path::new("/sys"))?;
+        }
+        let dev = clone_tree(scratch.as_fd(), Path::new("dev"), OpenTreeFlags::empty()).map_err(make)?;
+        sys::set_mount(dev.as_fd(), HARMLESS, 0, false).map_err(make)?;
+        fill_dev(&dev).map_err(|errno| Error::new("make the device files of the container", errno))?;
+        self.attach(&dev, Path::new("/dev"))?;
+        let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
+        let pts = new_filesystem("devpts", &terminals, HARMLESS).map_err(make)?;
+        self.attach(&pts, Path::new("/dev/pts"))
+    }
+
+    fn add_device(&self, device: &Device, number: u64) -> Result<()> {
+        let target = &device.target;
+        let mode = if device.read_only { 0o440 } else { 0o660 };
+        let add = || -> rustix::io::Result<()> {
+            let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
+                return Err(Errno::INVAL);
+            };
+            let parent = self.ensure_dir(parent)?;
+            match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                Err(errno) => return Err(errno),
+            }
+            rustix::fs::mknodat(&parent, name, FileType::BlockDevice, Mode::from_raw_mode(mode), number)
+        };
+        add().doing("make in the container the device", target)
+    }
+
+    /// The hostname, and the resolver's configuration where the host keeps it on a filesystem of its own.
+    fn write_host_files(&self, spec: &Spec, resolv_conf: Option<&[u8]>) -> Result<()> {
+        let write = |name: &str, content: &[u8]| -> io::Result<()> {
+            let etc = self.ensure_dir(Path::new("/etc"))?;
+            match rustix::fs::unlinkat(&etc, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => {}
+                // A volume is mounted there: that is what the pod wants to see.
+                Err(Errno::BUSY | Errno::ROFS) => return Ok(()),
+                Err(errno) => return Err(errno.into()),
+            }
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+            let file = rustix::fs::openat(&etc, name, flags, Mode::from_raw_mode(0o644))?;
+            std::fs::File::from(file).write_all(content)
+        };
+        write("hostname", format!("{}\n", spec.hostname).as_bytes()).doing("write", "/etc/hostname")?;
+        match (resolv_conf, self.open(Path::new("/etc/resolv.conf"), OFlags::PATH)) {
+            (Some(content), Err(Errno::NOENT)) => {
+                write("resolv.conf", content).doing("write", "/etc/resolv.conf")
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+fn fill_dev(dev: &OwnedFd) -> rustix::io::Result<()> {
+    // Modes are meant as they are written, whatever the caller's umask.
+    let umask = rustix::process::umask(Mode::empty());
+    let everybody = Mode::from_raw_mode(0o666);
+    for (name, minor) in MEMORY_DEVICES {
+        rustix::fs::mknodat(dev, name, FileType::CharacterDevice, everybody, rustix::fs::makedev(1, minor))?;
+    }
+    rustix::fs::mknodat(dev, "tty", FileType::CharacterDevice, everybody, rustix::fs::makedev(5, 0))?;
+    for (name, target) in LINKS {
+        rustix::fs::symlinkat(target, dev, name)?;
+    }
+    rustix::fs::mkdirat(dev, "pts", Mode::from_raw_mode(0o755))?;
+    rustix::fs::mkdirat(dev, "shm", Mode::from_raw_mode(0o1777))?;
+    rustix::process::umask(umask);
+    Ok(())
+}

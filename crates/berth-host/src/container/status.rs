@@ -1,0 +1,315 @@
+//! What became of a container: the file `status` in its directory, and the process that writes it.
+//!
+//! The file only ever grows, by whole lines: `pid`, then `started` or `failed`, then `exited`. Its lock is taken before
+//! the container is started and handed down to it, so it is held as long as the container lives or can still come to
+//! life, and as long as it is held the pid is that of this container and no other.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write as _},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::fs::OpenOptionsExt as _,
+    },
+    path::Path,
+    thread,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use rustix::{
+    fs::{FallocateFlags, FlockOperation},
+    io::Errno,
+    process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open},
+};
+
+use super::sys;
+use crate::error::{Doing as _, Error, Result};
+
+pub(super) const STATUS_FILE: &str = "status";
+
+/// Asks a shim to kill everything in its container; what it then reports is that.
+pub(super) const KILL_ALL: i32 = libc::SIGPWR;
+
+/// Room for every line that will be written, so that a full disk does not cost the exit code.
+const ROOM: u64 = 4096;
+const LONGEST_MESSAGE: usize = 2048;
+/// A container that was being started when its starter died tells its pid within microseconds.
+const PATIENCE: Duration = Duration::from_secs(5);
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// What a container has told about itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Status {
+    /// Its process 1, as the host counts.
+    pub pid: Option<i32>,
+    /// When its command was running.
+    pub started: Option<SystemTime>,
+    /// How it ended.
+    pub end: Option<End>,
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum End {
+    /// Its command ran and ended.
+    Exited {
+        /// The exit code, or 128 and the signal.
+        code: i32,
+        /// The signal that ended it.
+        signal: Option<i32>,
+        /// When.
+        at: SystemTime,
+    },
+    /// Its command could not be started.
+    Failed {
+        /// Why.
+        message: String,
+        /// When.
+        at: SystemTime,
+    },
+}
+
+/// A container as its directory tells.
+#[derive(Debug)]
+pub enum Found {
+    /// It lives.
+    Running(Shim),
+    /// It lived; [`read_status`] tells how it ended, if it could say.
+    Ended,
+    /// Whoever wanted to start it died before doing so.
+    NeverStarted,
+}
+
+/// Process 1 of a container.
+#[derive(Debug)]
+pub struct Shim {
+    pid: Pid,
+    pidfd: OwnedFd,
+}
+
+impl Shim {
+    fn open(pid: i32) -> rustix::io::Result<Self> {
+        let pid = Pid::from_raw(pid).ok_or(Errno::SRCH)?;
+        Ok(Self { pid, pidfd: pidfd_open(pid, PidfdFlags::empty())? })
+    }
+
+    /// The shim of a container that this process has launched and not reaped yet.
+    pub fn launched(directory: &Path) -> Result<Self> {
+        let pid = read_status(directory)?.pid.ok_or_else(|| {
+            Error::new("start a container", io::Error::other("its launcher died or could not clone itself"))
+        })?;
+        Self::open(pid).doing("watch the container in", directory)
+    }
+
+    /// Its pid on the host.
+    pub fn pid(&self) -> i32 {
+        self.pid.as_raw_nonzero().get()
+    }
+
+    /// Sends a signal to the container's command.
+    pub fn signal(&self, signal: i32) -> Result<()> {
+        self.send(signal)
+    }
+
+    /// Kills everything in the container, which then reports that.
+    pub fn kill_all(&self) -> Result<()> {
+        self.send(KILL_ALL)
+    }
+
+    /// Kills the shim itself, and with it the container; how it ended is then lost.
+    pub fn kill(&self) -> Result<()> {
+        self.send(libc::SIGKILL)
+    }
+
+    /// Takes away the zombie that an ended child of this process is; one that was adopted has another parent.
+    pub fn reap(&self) {
+        let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG;
+        let _ = rustix::process::waitid(WaitId::PidFd(self.pidfd.as_fd()), options);
+    }
+
+    fn send(&self, signal: i32) -> Result<()> {
+        match sys::send_signal(self.pidfd.as_fd(), signal) {
+            Err(error) if !gone(&error) => {
+                Err(Error::new(format!("send signal {signal} to container process {}", self.pid()), error))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl AsFd for Shim {
+    /// Readable when the shim has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.pidfd.as_fd()
+    }
+}
+
+impl AsRawFd for Shim {
+    fn as_raw_fd(&self) -> RawFd {
+        self.pidfd.as_raw_fd()
+    }
+}
+
+fn gone(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ESRCH)
+}
+
+/// Whether the container of a directory lives, and its process 1 if so.
+pub fn find(directory: &Path) -> Result<Found> {
+    let path = directory.join(STATUS_FILE);
+    let file = match OpenOptions::new().read(true).write(true).open(&path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::NeverStarted),
+        Err(error) => return Err(error).doing("open", &path),
+    };
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if is_free(&file).doing("look at the lock of", &path)? {
+            let status = read_status(directory)?;
+            let lived = status.pid.is_some() || status.end.is_some();
+            return Ok(if lived { Found::Ended } else { Found::NeverStarted });
+        }
+        if let Some(pid) = read_status(directory)?.pid {
+            match Shim::open(pid) {
+                // Still locked now means that the pid was the container's when it was opened.
+                Ok(shim) if !is_free(&file).doing("look at the lock of", &path)? => {
+                    return Ok(Found::Running(shim));
+                }
+                Ok(_) | Err(Errno::SRCH) => {}
+                Err(errno) => return Err(errno).doing("watch the container in", directory),
+            }
+        }
+        if Instant::now() > deadline {
+            return Err(Errno::TIMEDOUT).doing("find the process of the container in", directory);
+        }
+        thread::sleep(PAUSE);
+    }
+}
+
+fn is_free(file: &File) -> rustix::io::Result<bool> {
+    match rustix::fs::flock(file, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => rustix::fs::flock(file, FlockOperation::Unlock).map(|()| true),
+        Err(Errno::WOULDBLOCK) => Ok(false),
+        Err(errno) => Err(errno),
+    }
+}
+
+/// What the container of a directory has told so far.
+pub fn read_status(directory: &Path) -> Result<Status> {
+    let path = directory.join(STATUS_FILE);
+    Ok(parse(&std::fs::read_to_string(&path).doing("read", &path)?))
+}
+
+/// Makes the status of a new container, locked.
+pub(super) fn create(directory: &Path) -> Result<File> {
+    let path = directory.join(STATUS_FILE);
+    let file =
+        OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).doing("create", &path)?;
+    match rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, ROOM) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(errno) => return Err(errno).doing("reserve room for", &path),
+    }
+    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).doing("lock", &path)?;
+    Ok(file)
+}
+
+/// The container's side of its status file.
+pub(super) struct Record(File);
+
+impl Record {
+    pub(super) fn new(file: OwnedFd) -> Self {
+        Self(file.into())
+    }
+
+    pub(super) fn pid(&mut self, pid: Pid) {
+        self.append(&format!("pid {}\n", pid.as_raw_nonzero()));
+    }
+
+    pub(super) fn started(&mut self) {
+        self.append(&format!("started {}\n", sys::now()));
+    }
+
+    pub(super) fn exited(&mut self, code: i32, signal: Option<i32>) {
+        self.append(&format!("exited {} {code} {}\n", sys::now(), signal.unwrap_or(0)));
+    }
+
+    pub(super) fn failed(&mut self, message: &str) {
+        let mut message = message.replace(['\n', '\r'], " ");
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+        self.append(&format!("failed {} {message}\n", sys::now()));
+    }
+
+    // A line that cannot be written is missing, which a reader understands; there is nobody to tell.
+    fn append(&mut self, line: &str) {
+        let _ = self.0.write_all(line.as_bytes());
+    }
+}
+
+fn parse(text: &str) -> Status {
+    let mut status = Status::default();
+    // What has no newline was cut off.
+    for line in text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
+        let (key, rest) = line.split_once(' ').unwrap_or((line, ""));
+        match key {
+            "pid" => status.pid = rest.parse().ok(),
+            "started" => status.started = time(rest),
+            "exited" => status.end = exited(rest),
+            "failed" => status.end = failed(rest),
+            _ => {}
+        }
+    }
+    status
+}
+
+fn exited(fields: &str) -> Option<End> {
+    let mut fields = fields.split(' ');
+    let at = time(fields.next()?)?;
+    let code = fields.next()?.parse().ok()?;
+    let signal = fields.next()?.parse().ok().filter(|signal| *signal != 0);
+    Some(End::Exited { code, signal, at })
+}
+
+fn failed(fields: &str) -> Option<End> {
+    let (at, message) = fields.split_once(' ')?;
+    Some(End::Failed { message: message.to_owned(), at: time(at)? })
+}
+
+fn time(nanoseconds: &str) -> Option<SystemTime> {
+    UNIX_EPOCH.checked_add(Duration::from_nanos(nanoseconds.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_is_read_line_by_line_and_a_cut_line_is_not_there() {
+        let at = |nanoseconds| UNIX_EPOCH + Duration::from_nanos(nanoseconds);
+        assert_eq!(parse(""), Status::default());
+        assert_eq!(parse("pid 4"), Status::default());
+        let status = parse("pid 41\nstarted 7\nexited 9 137 9\n");
+        let end = End::Exited { code: 137, signal: Some(9), at: at(9) };
+        assert_eq!(status, Status { pid: Some(41), started: Some(at(7)), end: Some(end) });
+        let status = parse("started 7\npid 41\nexited 9 3 0\n");
+        assert_eq!(status.end, Some(End::Exited { code: 3, signal: None, at: at(9) }));
+        let status = parse("pid 41\nfailed 9 no such file: a b\nexited 1");
+        assert_eq!(status.end, Some(End::Failed { message: "no such file: a b".into(), at: at(9) }));
+    }
+
+    #[test]
+    fn a_lock_decides_who_lives() {
+        let place = tempfile::tempdir().unwrap();
+        assert!(matches!(find(place.path()).unwrap(), Found::NeverStarted));
+        let file = create(place.path()).unwrap();
+        let mut record = Record::new(file.into());
+        let me = rustix::process::getpid();
+        record.pid(me);
+        let Found::Running(shim) = find(place.path()).unwrap() else { panic!("it is locked, so it lives") };
+        assert_eq!(shim.pid(), me.as_raw_nonzero().get());
+        record.failed("two\nlines");
+        drop(record);
+        assert!(matches!(find(place.path()).unwrap(), Found::Ended), "the pid lives, but is another's");
+        let end = read_status(place.path()).unwrap().end;
+        assert!(matches!(end, Some(End::Failed { message, .. }) if message == "two lines"));
+    }
+}
