@@ -1,0 +1,555 @@
+//! Runs containers as processes of this machine, and finds them again after a restart.
+//!
+//! Each container has a directory, named after pod, container and attempt, which is all that is kept about it: a
+//! container does not depend on this process, so one that is killed with -9 loses nothing, and the next one adopts what
+//! runs and learns how the rest has ended. What a container is made of, see [`berth_host::container`].
+
+mod exec;
+mod logs;
+
+use std::{
+    collections::HashMap,
+    fmt, fs, io,
+    os::{fd::AsRawFd, unix::fs::DirBuilderExt as _},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use berth_host::container::{self, End, Found, Launcher, SPEC_FILE, Shim, Status, TERMINATION_FILE};
+use jiff::Timestamp;
+use tokio::{
+    io::{AsyncReadExt as _, unix::AsyncFd},
+    net::unix::pipe,
+    sync::watch,
+};
+
+pub use self::{
+    exec::{Exec, ExecInput, ExecOutput},
+    logs::{LogOptions, LogStream, logs},
+};
+pub use berth_host::container::{
+    Device, JoinCall as ExecCall, Mount, Propagation, Spec as ContainerSpec, TerminalSize,
+};
+
+/// How long a container may take to die of being killed in the polite way, in which it still tells its exit code.
+const KILL_PATIENCE: Duration = Duration::from_secs(2);
+/// As much of a termination message as Kubernetes shows.
+const LONGEST_MESSAGE: u64 = 4096;
+const START_FAILED: i32 = 128;
+const KILLED: i32 = 137;
+const SIGKILL: i32 = 9;
+const SIGTERM: i32 = 15;
+
+/// What every function of this module returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why something could not be done with a container.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A container without a command.
+    #[error("container {0} names no command, and images are not pulled")]
+    NoCommand(String),
+    /// A name or path that cannot be used.
+    #[error("container {container}: {problem}")]
+    Invalid {
+        /// The name of the container.
+        container: String,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// There is no such container.
+    #[error("there is no container {0}")]
+    NotFound(ContainerId),
+    /// The container does not run.
+    #[error("container {0} is not running")]
+    NotRunning(ContainerId),
+    /// The container still runs.
+    #[error("container {0} is still running")]
+    StillRunning(ContainerId),
+    /// A process could not be started in a container; the message is the joiner's.
+    #[error("{0}")]
+    Exec(String),
+    /// The machine refused.
+    #[error("{doing}")]
+    Host {
+        /// What we were doing.
+        doing: String,
+        /// What the machine said.
+        source: berth_host::Error,
+    },
+}
+
+/// Names one container, now and ever: a restart is another one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ContainerId {
+    /// The uid of its pod.
+    pub pod_uid: String,
+    /// Its name in the pod.
+    pub name: String,
+    /// How often it was started before.
+    pub attempt: u32,
+}
+
+/// Whether a container runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Its command runs.
+    Running {
+        /// Since when.
+        started: Timestamp,
+    },
+    /// It has ended, and nothing of it is left but its directory and its log.
+    Exited(Exit),
+}
+
+/// How a container ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// The exit code; 128 and the signal when one ended it.
+    pub code: i32,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// In one word.
+    pub reason: Reason,
+    /// What the container left as its termination message, or why it did not start.
+    pub message: String,
+    /// When its command was started, if it was.
+    pub started: Option<Timestamp>,
+    /// When it ended.
+    pub finished: Timestamp,
+}
+
+/// How a container ended, in Kubernetes' words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// With exit code 0.
+    Completed,
+    /// With another exit code, or by a signal.
+    Error,
+    /// Before its command ran.
+    StartError,
+    /// Without being able to tell.
+    ContainerStatusUnknown,
+}
+
+/// The containers of one directory.
+#[derive(Debug, Clone)]
+pub struct Runtime(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    directory: PathBuf,
+    launcher: Launcher,
+    containers: Mutex<HashMap<ContainerId, Arc<Container>>>,
+}
+
+#[derive(Debug)]
+struct Container {
+    directory: PathBuf,
+    /// `None` while it is being started.
+    state: watch::Sender<Option<State>>,
+    shim: OnceLock<Arc<Shim>>,
+    /// Whether we have killed it in the way that does not let it tell how it ended.
+    killed: AtomicBool,
+}
+
+impl Runtime {
+    /// Opens the containers of a directory, which is made when it is missing; called in a tokio runtime.
+    ///
+    /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
+    /// `program` is one whose `main` begins with [`berth_host::container::intercept`].
+    pub fn open(directory: &Path, program: &Path) -> Result<Self> {
+        let doing = || format!("open the containers in {}", directory.display());
+        let failed =
+            |error: io::Error| Error::host(doing(), berth_host::Error::new("read the directory", error));
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
+        let launcher = Launcher::start(program).map_err(|error| Error::host(doing(), error))?;
+        let inner =
+            Inner { directory: directory.to_owned(), launcher, containers: Mutex::new(HashMap::new()) };
+        let runtime = Self(Arc::new(inner));
+        for entry in fs::read_dir(directory).map_err(failed)? {
+            let path = entry.map_err(failed)?.path();
+            runtime.adopt(&path).map_err(|error| Error::host(doing(), error))?;
+        }
+        Ok(runtime)
+    }
+
+    /// Every container there is.
+    pub fn containers(&self) -> Vec<(ContainerId, ContainerSpec, State)> {
+        let containers: Vec<_> =
+            self.lock().iter().map(|(id, container)| (id.clone(), Arc::clone(container))).collect();
+        let known = |(id, container): (ContainerId, Arc<Container>)| {
+            let state = container.state.borrow().clone()?;
+            Some((id, read_spec(&container.directory).ok()?, state))
+        };
+        containers.into_iter().filter_map(known).collect()
+    }
+
+    /// Starts a container and returns when its command runs, or could not be started and the container has exited.
+    ///
+    /// One that was started before, whatever became of it, is left as it is. Goes on to its end when dropped.
+    pub async fn start(&self, spec: ContainerSpec) -> Result<ContainerId> {
+        let id = ContainerId::of(&spec);
+        check(&id, &spec)?;
+        loop {
+            let (container, is_new) = self.entry(&id);
+            if is_new {
+                let runtime = self.clone();
+                let started = tokio::spawn(async move { runtime.launch(&container, spec).await }).await;
+                return started.expect("starting a container does not panic").map(|()| id);
+            }
+            let mut state = container.state.subscribe();
+            drop(container);
+            // An error means that whoever was starting it has failed.
+            if state.wait_for(Option::is_some).await.is_ok() {
+                return Ok(id);
+            }
+        }
+    }
+
+    /// The state of a container; `None` when there is none of that name, or it is being started.
+    pub fn state(&self, id: &ContainerId) -> Option<State> {
+        self.get(id)?.state.borrow().clone()
+    }
+
+    /// Waits until nothing of a container is left.
+    pub async fn exited(&self, id: &ContainerId) -> Exit {
+        let Some(container) = self.get(id) else { return unknown(format!("there is no container {id}")) };
+        let mut state = container.state.subscribe();
+        drop(container);
+        let seen = state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await;
+        match seen.as_deref() {
+            Ok(Some(State::Exited(exit))) => exit.clone(),
+            _ => unknown(format!("container {id} was not started")),
+        }
+    }
+
+    /// Sends a signal to the command of a container; one that has ended needs none.
+    pub fn signal(&self, id: &ContainerId, signal: i32) -> Result<()> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        let Some(shim) = container.running() else { return Ok(()) };
+        shim.signal(signal).map_err(|error| Error::host(format!("signal container {id}"), error))
+    }
+
+    /// Asks a container to end, kills everything in it when the grace is over, and waits until nothing is left.
+    pub async fn stop(&self, id: &ContainerId, grace: Duration) -> Exit {
+        let Some(container) = self.get(id) else { return unknown(format!("there is no container {id}")) };
+        let exited = || self.exited(id);
+        // What is being started is stopped as soon as it has been.
+        let _ = container.state.subscribe().wait_for(Option::is_some).await;
+        // A signal that cannot be sent has the same consequence as one that is ignored.
+        if !grace.is_zero() && container.send(|shim| shim.signal(SIGTERM)) {
+            if let Ok(exit) = tokio::time::timeout(grace, exited()).await {
+                return exit;
+            }
+        }
+        if container.send(Shim::kill_all) {
+            if let Ok(exit) = tokio::time::timeout(KILL_PATIENCE, exited()).await {
+                return exit;
+            }
+        }
+        container.killed.store(true, Ordering::Relaxed);
+        container.send(Shim::kill);
+        exited().await
+    }
+
+    /// Forgets an exited container; its log stays. One that is not there is as good.
+    pub async fn remove(&self, id: &ContainerId) -> Result<()> {
+        let Some(container) = self.get(id) else { return Ok(()) };
+        if !matches!(*container.state.borrow(), Some(State::Exited(_))) {
+            return Err(Error::StillRunning(id.clone()));
+        }
+        let directory = container.directory.clone();
+        let removed = tokio::task::spawn_blocking(move || remove_directory(&directory)).await;
+        removed
+            .expect("removing a directory does not panic")
+            .map_err(|error| Error::host(format!("remove container {id}"), error))?;
+        self.lock().remove(id);
+        Ok(())
+    }
+
+    /// Starts one more process in a running container.
+    pub async fn exec(&self, id: &ContainerId, call: ExecCall) -> Result<Exec> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        if container.running().is_none() {
+            return Err(Error::NotRunning(id.clone()));
+        }
+        let (runtime, tty) = (self.clone(), call.tty);
+        let join = move || {
+            let shim = container.shim.get().expect("a running container has a shim");
+            read_spec(&container.directory).and_then(|spec| runtime.0.launcher.exec(shim, &spec, &call))
+        };
+        let joined = tokio::task::spawn_blocking(join).await.expect("starting a process does not panic");
+        let failed = |error| Error::host(format!("exec in container {id}"), error);
+        Exec::open(joined.map_err(failed)?, tty).await
+    }
+
+    fn adopt(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
+        let name = directory.file_name().and_then(|name| name.to_str());
+        let id = name.and_then(ContainerId::from_directory);
+        let found = container::find(directory)?;
+        let (Some(id), Ok(_)) = (id, read_spec(directory)) else {
+            // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.
+            if let Found::Running(shim) = found {
+                shim.kill()?;
+            }
+            return remove_directory(directory);
+        };
+        let container = Arc::new(Container::new(directory.to_owned()));
+        match found {
+            Found::NeverStarted => return remove_directory(directory),
+            Found::Ended => container.end(),
+            Found::Running(shim) => {
+                let started = container::read_status(directory)?.started.unwrap_or_else(SystemTime::now);
+                container.run(shim, started)?;
+            }
+        }
+        self.lock().insert(id, container);
+        Ok(())
+    }
+
+    async fn launch(&self, container: &Arc<Container>, spec: ContainerSpec) -> Result<()> {
+        let id = ContainerId::of(&spec);
+        let (runtime, directory) = (self.clone(), container.directory.clone());
+        let launch = move || {
+            remove_directory(&directory)?;
+            let made = fs::DirBuilder::new().mode(0o700).create(&directory);
+            made.map_err(|error| berth_host::Error::new("make the container's directory", error))?;
+            runtime.0.launcher.launch(&directory, &spec).inspect_err(|_| {
+                let _ = remove_directory(&directory);
+            })
+        };
+        let launched = tokio::task::spawn_blocking(launch).await.expect("starting a process does not panic");
+        let started = match launched {
+            Ok(started) => wait_for_end(started).await.and_then(|()| container.begin()),
+            Err(error) => Err(error),
+        };
+        started.map_err(|error| {
+            self.lock().remove(&id);
+            Error::host(format!("start container {}", id.name), error)
+        })
+    }
+
+    /// The container of that name, and whether it is a new one, which the caller has to start.
+    fn entry(&self, id: &ContainerId) -> (Arc<Container>, bool) {
+        let mut containers = self.lock();
+        if let Some(container) = containers.get(id) {
+            return (Arc::clone(container), false);
+        }
+        let container = Arc::new(Container::new(self.0.directory.join(id.directory())));
+        containers.insert(id.clone(), Arc::clone(&container));
+        (container, true)
+    }
+
+    fn get(&self, id: &ContainerId) -> Option<Arc<Container>> {
+        self.lock().get(id).cloned()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ContainerId, Arc<Container>>> {
+        self.0.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Container {
+    fn new(directory: PathBuf) -> Self {
+        Self {
+            directory,
+            state: watch::Sender::new(None),
+            shim: OnceLock::new(),
+            killed: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes up a container that was just launched.
+    fn begin(self: &Arc<Self>) -> std::result::Result<(), berth_host::Error> {
+        let status = container::read_status(&self.directory)?;
+        if status.pid.is_none() && status.end.is_some() {
+            self.end();
+            return Ok(());
+        }
+        self.run(Shim::launched(&self.directory)?, status.started.unwrap_or_else(SystemTime::now))?;
+        Ok(())
+    }
+
+    /// Watches a container that runs until it has ended.
+    fn run(self: &Arc<Self>, shim: Shim, started: SystemTime) -> std::result::Result<(), berth_host::Error> {
+        let shim = Arc::clone(self.shim.get_or_init(|| Arc::new(shim)));
+        let ended = pollable(shim).map_err(|error| berth_host::Error::new("watch a container", error))?;
+        // One that failed to start is never seen running.
+        if container::read_status(&self.directory)?.end.is_none() {
+            self.state.send_replace(Some(State::Running { started: timestamp(started) }));
+        }
+        let container = Arc::clone(self);
+        tokio::spawn(async move {
+            // An error would mean that the reactor is gone, and with it everybody who waits.
+            let _ = ended.readable().await;
+            ended.get_ref().reap();
+            container.end();
+        });
+        Ok(())
+    }
+
+    fn end(&self) {
+        let status = container::read_status(&self.directory).unwrap_or_default();
+        let killed = self.killed.load(Ordering::Relaxed);
+        self.state.send_replace(Some(State::Exited(exit_of(&status, &self.directory, killed))));
+    }
+
+    fn running(&self) -> Option<&Shim> {
+        match *self.state.borrow() {
+            Some(State::Running { .. }) => self.shim.get().map(Arc::as_ref),
+            _ => None,
+        }
+    }
+
+    /// Whether a signal was sent to the shim.
+    fn send(&self, signal: impl FnOnce(&Shim) -> std::result::Result<(), berth_host::Error>) -> bool {
+        self.running().is_some_and(|shim| signal(shim).is_ok())
+    }
+}
+
+impl ContainerId {
+    fn of(spec: &ContainerSpec) -> Self {
+        Self { pod_uid: spec.pod_uid.clone(), name: spec.name.clone(), attempt: spec.attempt }
+    }
+
+    /// The name of its directory; names of containers have no underscore.
+    fn directory(&self) -> String {
+        format!("{}_{}_{}", self.pod_uid, self.name, self.attempt)
+    }
+
+    fn from_directory(name: &str) -> Option<Self> {
+        let (rest, attempt) = name.rsplit_once('_')?;
+        let (pod_uid, name) = rest.rsplit_once('_')?;
+        Some(Self { pod_uid: pod_uid.to_owned(), name: name.to_owned(), attempt: attempt.parse().ok()? })
+    }
+}
+
+impl fmt::Display for ContainerId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.pod_uid, self.name, self.attempt)
+    }
+}
+
+impl Reason {
+    /// The word as Kubernetes writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "Completed",
+            Self::Error => "Error",
+            Self::StartError => "StartError",
+            Self::ContainerStatusUnknown => "ContainerStatusUnknown",
+        }
+    }
+}
+
+impl Error {
+    fn host(doing: impl Into<String>, source: berth_host::Error) -> Self {
+        Self::Host { doing: doing.into(), source }
+    }
+
+    /// One sentence with the cause, for an event or a log line.
+    pub fn sentence(&self) -> String {
+        match self {
+            Self::Host { doing, source } => format!("{doing}: {}", source.sentence()),
+            other => other.to_string(),
+        }
+    }
+}
+
+fn check(id: &ContainerId, spec: &ContainerSpec) -> Result<()> {
+    let invalid = |problem: String| Err(Error::Invalid { container: spec.name.clone(), problem });
+    if spec.command.first().is_none_or(String::is_empty) {
+        return Err(Error::NoCommand(spec.name.clone()));
+    }
+    let is_name = |name: &str| !name.is_empty() && !name.starts_with('.') && !name.contains(['/', '\0']);
+    if !is_name(&id.pod_uid) || !is_name(&id.name) || id.name.contains('_') {
+        return invalid(format!("{:?} and {:?} cannot name a pod and its container", id.pod_uid, id.name));
+    }
+    let paths = spec.mounts.iter().flat_map(|mount| [&mount.source, &mount.target]);
+    let paths = paths.chain(spec.devices.iter().flat_map(|device| [&device.source, &device.target]));
+    let paths = paths.chain(&spec.working_dir).chain(&spec.termination_message_path).chain([&spec.log]);
+    for path in paths {
+        if !path.is_absolute() {
+            return invalid(format!("the path {} must begin with a slash", path.display()));
+        }
+    }
+    Ok(())
+}
+
+fn read_spec(directory: &Path) -> std::result::Result<ContainerSpec, berth_host::Error> {
+    let read = || -> io::Result<_> { Ok(serde_json::from_slice(&fs::read(directory.join(SPEC_FILE))?)?) };
+    read().map_err(|error| berth_host::Error::new("read the container's specification", error))
+}
+
+fn remove_directory(directory: &Path) -> std::result::Result<(), berth_host::Error> {
+    match fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(berth_host::Error::new(format!("remove {}", directory.display()), error))
+        }
+        _ => Ok(()),
+    }
+}
+
+async fn wait_for_end(pipe: std::os::fd::OwnedFd) -> std::result::Result<(), berth_host::Error> {
+    let failed = |error| berth_host::Error::new("wait for the command", error);
+    let mut pipe = pipe::Receiver::from_owned_fd(pipe).map_err(failed)?;
+    pipe.read_to_end(&mut Vec::new()).await.map_err(failed)?;
+    Ok(())
+}
+
+/// Has tokio watch a descriptor.
+fn pollable<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+    #[expect(deprecated, reason = "its successor is unsafe; all our types own the descriptor that they name")]
+    AsyncFd::new(owner)
+}
+
+fn exit_of(status: &Status, directory: &Path, killed: bool) -> Exit {
+    let started = status.started.map(timestamp);
+    match &status.end {
+        Some(End::Exited { code, signal, at }) => {
+            let reason = if *code == 0 { Reason::Completed } else { Reason::Error };
+            let message = termination_message(directory);
+            Exit { code: *code, signal: *signal, reason, message, started, finished: timestamp(*at) }
+        }
+        Some(End::Failed { message, at }) => {
+            let (message, finished) = (message.clone(), timestamp(*at));
+            Exit { code: START_FAILED, signal: None, reason: Reason::StartError, message, started, finished }
+        }
+        None if killed => {
+            let (message, finished) = (termination_message(directory), Timestamp::now());
+            Exit { code: KILLED, signal: Some(SIGKILL), reason: Reason::Error, message, started, finished }
+        }
+        None => {
+            let why = "The container ended without being able to tell its exit code";
+            Exit { started, ..unknown(why.to_owned()) }
+        }
+    }
+}
+
+fn unknown(message: String) -> Exit {
+    let reason = Reason::ContainerStatusUnknown;
+    Exit { code: KILLED, signal: None, reason, message, started: None, finished: Timestamp::now() }
+}
+
+/// The end of what the container wrote there.
+fn termination_message(directory: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        use std::io::{Read as _, Seek as _, SeekFrom};
+        let mut file = fs::File::open(directory.join(TERMINATION_FILE))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_MESSAGE)))?;
+        let mut message = Vec::new();
+        file.take(LONGEST_MESSAGE).read_to_end(&mut message)?;
+        Ok(message)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
+}
+
+fn timestamp(time: SystemTime) -> Timestamp {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
+}
