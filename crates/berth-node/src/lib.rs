@@ -6,8 +6,10 @@
 
 pub mod layout;
 pub mod machine;
+pub mod node;
 pub mod plugin;
 pub mod plugins;
+pub mod pods;
 pub mod registration;
 pub mod runtime;
 pub mod tokens;

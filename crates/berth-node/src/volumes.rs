@@ -166,6 +166,13 @@ impl Volumes {
         self.settle_all(groups);
     }
 
+    /// The unique names of the devices that are, or may be, in use.
+    pub fn devices(&self) -> Vec<String> {
+        let state = self.state();
+        let devices = state.groups.values().filter_map(|members| members.device.as_ref());
+        devices.filter(|entry| entry.in_use).map(|entry| entry.device.unique_name.clone()).collect()
+    }
+
     /// A device was attached or detached.
     pub fn attachment_changed(&self, unique_name: &str) {
         let group = Group::Device(unique_name.to_owned());

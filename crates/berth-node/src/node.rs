@@ -1,0 +1,280 @@
+//! A whole node: its Node object, drivers, volumes and pods, joined.
+
+use std::collections::{BTreeMap, HashSet};
+use std::io;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock, Weak};
+
+use async_trait::async_trait;
+use berth_host::path::Dir;
+use berth_kube::{Cluster, Recorder};
+use futures_util::StreamExt as _;
+use futures_util::stream::BoxStream;
+use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
+use k8s_openapi::api::storage::v1::CSIDriver;
+use kube::ResourceExt as _;
+use tokio::task::JoinSet;
+use tokio_util::bytes::Bytes;
+
+use crate::layout::Layout;
+use crate::machine::{self, Machine};
+use crate::plugin::{Failed, Plugin};
+use crate::plugins::csi::Csi;
+use crate::plugins::{Refresh, plugins};
+use crate::pods::{self, Pods};
+use crate::registration::{self, Drivers};
+use crate::runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
+use crate::tokens::Tokens;
+use crate::volumes::{self, Attachments, Volumes};
+
+/// What a node is made of.
+pub struct Options {
+    /// The cluster; the node works until its shutdown.
+    pub cluster: Cluster,
+    /// The node's name.
+    pub name: String,
+    /// Where everything of the node lies: the kubelet's layout.
+    pub directory: PathBuf,
+    /// A program whose `main` begins with [`berth_host::container::intercept`], to run containers.
+    pub program: PathBuf,
+    /// Labels beside those that every node has.
+    pub labels: BTreeMap<String, String>,
+    /// How others reach the machine; found out if `None`.
+    pub address: Option<IpAddr>,
+    /// Variables that every container gets unless it sets them itself.
+    pub environment: Vec<(String, String)>,
+    /// Directories of the machine that containers do not see, beside the node's own.
+    pub hidden: Vec<PathBuf>,
+}
+
+/// Why a node could not start, or cannot do what it is asked.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The Node object could not be written.
+    #[error("register the node")]
+    Machine(#[from] machine::Error),
+    /// Drivers could not be let in.
+    #[error("open the registry of drivers")]
+    Registration(#[from] registration::Error),
+    /// The containers could not be taken up.
+    #[error("take up the containers")]
+    Runtime(#[source] crate::runtime::Error),
+    /// The node's directory could not be made.
+    #[error("make the node's directory")]
+    Directory(#[source] berth_host::Error),
+    /// What is asked for cannot be had as things are; the text is for whoever asked.
+    #[error("{0}")]
+    Unready(String),
+    /// It should work, but does not; the text is for whoever asked.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// A node that works until its cluster's shutdown.
+pub struct Node {
+    layout: Layout,
+    machine: Arc<Machine>,
+    drivers: Drivers,
+    volumes: Arc<Volumes>,
+    pods: Arc<Pods>,
+    runtime: Runtime,
+    tasks: JoinSet<()>,
+}
+
+impl Node {
+    /// Starts a node, and takes up what an earlier life of it has left in the directory.
+    pub async fn start(options: Options) -> Result<Self, Error> {
+        let layout = Layout::new(&options.directory);
+        for directory in [layout.root().to_owned(), layout.pods(), layout.plugins(), layout.registry()] {
+            Dir::ensure(&directory, 0o750).map_err(Error::Directory)?;
+        }
+        let cluster = options.cluster.named("kubelet");
+        let presented = machine::Options {
+            labels: options.labels,
+            address: options.address,
+            ..machine::Options::new(&options.name, &options.directory)
+        };
+        let runtime = Runtime::open(&layout.containers(), &options.program).map_err(Error::Runtime)?;
+        let machine = Machine::start(cluster.clone(), presented).await?;
+        let drivers = registration::start(&cluster, machine.clone(), &layout.registry())?;
+        let recorder = Recorder::new(&cluster, "kubelet", &options.name);
+        // What stands on disk is read with what these say.
+        cluster.cache::<CSIDriver>().synced().await;
+        let queue = pods::queue();
+        let place: Arc<OnceLock<Weak<Volumes>>> = Arc::default();
+        let told = queue.clone();
+        let volumes = Volumes::new(volumes::Options {
+            cluster: cluster.clone(),
+            layout: layout.clone(),
+            plugins: all_plugins(&layout, &cluster, &options.name, &drivers, &place),
+            node: machine.clone(),
+            recorder: recorder.clone(),
+            changed: Box::new(move |uid| told.add(uid.to_owned())),
+        });
+        // Nobody has asked for a refresh yet: no pod is set up before `run`.
+        let _ = place.set(Arc::downgrade(&volumes));
+        machine.only_in_use(volumes.devices());
+        follow_attachments(&cluster, &options.name, &volumes);
+        let mut hidden = options.hidden;
+        hidden.push(options.directory);
+        let pods = Pods::start(pods::Options {
+            cluster: cluster.clone(),
+            node: options.name,
+            address: machine.address(),
+            layout: layout.clone(),
+            runtime: runtime.clone(),
+            volumes: volumes.clone(),
+            recorder,
+            environment: options.environment,
+            hidden,
+            queue,
+        })
+        .await;
+        let mut tasks = JoinSet::new();
+        tasks.spawn(volumes.clone().run());
+        tasks.spawn(pods.clone().run());
+        tasks.spawn(follow_drivers(cluster, drivers.clone(), volumes.clone()));
+        Ok(Self { layout, machine, drivers, volumes, pods, runtime, tasks })
+    }
+
+    /// Returns when all work has ended after the cluster's shutdown.
+    pub async fn ended(&mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Its Node object.
+    pub fn machine(&self) -> &Arc<Machine> {
+        &self.machine
+    }
+
+    /// Its containers.
+    pub fn runtime(&self) -> &Runtime {
+        &self.runtime
+    }
+
+    /// The drivers that have registered.
+    pub fn drivers(&self) -> &Drivers {
+        &self.drivers
+    }
+
+    /// What keeps a pod from having its volumes, one sentence each.
+    pub fn volume_problems(&self, pod_uid: &str) -> Vec<String> {
+        self.volumes.problems(pod_uid)
+    }
+
+    /// The log of a container, or of the run before its latest.
+    pub async fn logs(
+        &self,
+        pod: &Pod,
+        container: &str,
+        previous: bool,
+        options: LogOptions,
+    ) -> Result<BoxStream<'static, io::Result<Bytes>>, Error> {
+        let uid = pod.uid().unwrap_or_default();
+        let name = pod.name_any();
+        let latest = self.pods.latest(&uid, container).await;
+        let attempt = match (latest, previous) {
+            (Some(latest), false) => latest,
+            (Some(latest), true) if latest > 0 => latest - 1,
+            (_, true) => {
+                let text = format!("previous terminated container {container:?} in pod {name:?} not found");
+                return Err(Error::Unready(text));
+            }
+            (None, false) => {
+                let text = format!("container {container:?} in pod {name:?} is waiting to start");
+                return Err(Error::Unready(text));
+            }
+        };
+        let path = self.layout.log(&pod.namespace().unwrap_or_default(), &name, &uid, container, attempt);
+        let id = ContainerId { pod_uid: uid, name: container.to_owned(), attempt };
+        let runtime = self.runtime.clone();
+        let ended = async move {
+            runtime.exited(&id).await;
+        };
+        match logs(&path, options, ended).await {
+            Ok(stream) => Ok(stream.boxed()),
+            Err(error) => {
+                Err(Error::Failed(format!("the log of container {container:?} cannot be read: {error}")))
+            }
+        }
+    }
+
+    /// Runs a command in a running container.
+    pub async fn exec(&self, pod: &Pod, container: &str, call: ExecCall) -> Result<Exec, Error> {
+        let uid = pod.uid().unwrap_or_default();
+        let Some(attempt) = self.pods.latest(&uid, container).await else {
+            return Err(Error::Unready(format!(
+                "container not found ({container:?}): it has not started yet"
+            )));
+        };
+        let id = ContainerId { pod_uid: uid, name: container.to_owned(), attempt };
+        self.runtime.exec(&id, call).await.map_err(|error| match error {
+            crate::runtime::Error::NotRunning(_) | crate::runtime::Error::NotFound(_) => {
+                Error::Unready(format!("container not found ({container:?}): it does not run"))
+            }
+            error => Error::Failed(error.sentence()),
+        })
+    }
+}
+
+fn all_plugins(
+    layout: &Layout,
+    cluster: &Cluster,
+    node: &str,
+    drivers: &Drivers,
+    volumes: &Arc<OnceLock<Weak<Volumes>>>,
+) -> Vec<Arc<dyn Plugin>> {
+    let volumes = volumes.clone();
+    let refresh: Refresh = Arc::new(move |uid| {
+        if let Some(volumes) = volumes.get().and_then(Weak::upgrade) {
+            volumes.refresh(uid);
+        }
+    });
+    let tokens = Tokens::new(cluster);
+    let mut all = plugins(layout, cluster, node, &tokens, refresh);
+    all.push(Arc::new(Csi::new(cluster, layout, node, drivers.clone(), tokens)));
+    all
+}
+
+/// Tells the volume manager of every device that is attached or detached.
+fn follow_attachments(cluster: &Cluster, name: &str, volumes: &Arc<Volumes>) {
+    fn attached(node: &NodeObject) -> HashSet<&str> {
+        let status = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());
+        status.into_iter().flatten().map(|volume| volume.name.as_str()).collect()
+    }
+    let (name, volumes) = (name.to_owned(), Arc::downgrade(volumes));
+    cluster.cache::<NodeObject>().subscribe(move |before, after| {
+        let Some(node) = after.filter(|node| node.name_any() == name) else { return };
+        let Some(volumes) = volumes.upgrade() else { return };
+        let before = before.map(|node| attached(node)).unwrap_or_default();
+        for device in attached(node).symmetric_difference(&before) {
+            volumes.attachment_changed(device);
+        }
+    });
+}
+
+/// What waited for a driver is tried again when one comes.
+async fn follow_drivers(cluster: Cluster, drivers: Drivers, volumes: Arc<Volumes>) {
+    let shutdown = cluster.shutdown();
+    let mut changed = Box::pin(drivers.changed());
+    while shutdown.run_until_cancelled(changed.as_mut()).await.is_some() {
+        changed = Box::pin(drivers.changed());
+        volumes.retry();
+    }
+}
+
+#[async_trait]
+impl Attachments for Machine {
+    async fn in_use(&self, unique_name: &str) -> Result<(), Failed> {
+        Self::in_use(self, unique_name).await
+    }
+
+    fn not_in_use(&self, unique_name: &str) {
+        Self::not_in_use(self, unique_name);
+    }
+
+    fn is_attached(&self, unique_name: &str) -> bool {
+        Self::is_attached(self, unique_name)
+    }
+}

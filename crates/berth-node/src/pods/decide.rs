@@ -1,0 +1,305 @@
+//! From a pod's containers as they are to what comes next: which start, which stop, and what the pod is by now.
+//!
+//! Pure: no clock, no runtime, no Kubernetes.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, PodSpec};
+
+/// What is known of one container.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Known {
+    /// Its latest run.
+    pub(super) run: Option<Run>,
+    /// How the run before that ended.
+    pub(super) last: Option<Ended>,
+    /// How often it was started before the latest run.
+    pub(super) attempt: u32,
+    /// How often it was started anew without having run for long.
+    pub(super) crashes: u32,
+    /// Why the next run could not be started.
+    pub(super) problem: Option<Problem>,
+    /// What its probes say; a container without is started and ready as soon as it runs.
+    pub(super) health: Health,
+}
+
+/// What a container's probes say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Health {
+    pub(super) started: bool,
+    pub(super) ready: bool,
+}
+
+impl Default for Health {
+    fn default() -> Self {
+        Self { started: true, ready: true }
+    }
+}
+
+/// A run of a container.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Run {
+    Running { started: Timestamp },
+    Ended(Ended),
+}
+
+/// How a run ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Ended {
+    pub(super) code: i32,
+    pub(super) signal: Option<i32>,
+    pub(super) reason: String,
+    pub(super) message: String,
+    pub(super) started: Option<Timestamp>,
+    pub(super) finished: Timestamp,
+}
+
+/// Why a run could not be started, and when to try again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Problem {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+    pub(super) tries: u32,
+    pub(super) again: Timestamp,
+}
+
+impl Known {
+    pub(super) fn is_running(&self) -> bool {
+        matches!(self.run, Some(Run::Running { .. }))
+    }
+
+    fn is_started(&self) -> bool {
+        self.is_running() && self.health.started
+    }
+
+    pub(super) fn ended(&self) -> Option<&Ended> {
+        match &self.run {
+            Some(Run::Ended(ended)) => Some(ended),
+            _ => None,
+        }
+    }
+
+    /// How long to wait after the end of its latest run before the next.
+    fn pause(&self) -> Duration {
+        let long = self.ended().is_some_and(|ended| {
+            ended.started.is_some_and(|started| ended.finished.duration_since(started) >= HEALTHY)
+        });
+        pause(if long { 0 } else { self.crashes })
+    }
+}
+
+/// The pause before the next start after so many in a row: none, 10 s, and twice as long each time up to 5 minutes.
+pub(super) fn pause(starts: u32) -> Duration {
+    match starts {
+        0 => Duration::ZERO,
+        n => Duration::from_secs(10).saturating_mul(1 << (n - 1).min(10)).min(Duration::from_mins(5)),
+    }
+}
+
+/// A container that ran so long is not counted as crashing.
+const HEALTHY: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+
+/// What a pod is by now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Pending,
+    Running,
+    Succeeded,
+    Failed,
+}
+
+impl Phase {
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Pending => "Pending",
+            Self::Running => "Running",
+            Self::Succeeded => "Succeeded",
+            Self::Failed => "Failed",
+        }
+    }
+
+    pub(super) fn is_final(self) -> bool {
+        matches!(self, Self::Succeeded | Self::Failed)
+    }
+}
+
+/// Why a container does not run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Waiting {
+    pub(super) reason: &'static str,
+    pub(super) message: String,
+}
+
+/// What comes next.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Decision {
+    /// The containers to be started now.
+    pub(super) start: Vec<String>,
+    /// The containers to be stopped, as nobody needs them any more.
+    pub(super) stop: Vec<String>,
+    /// Why containers that do not run do not.
+    pub(super) waiting: HashMap<String, Waiting>,
+    /// The pod's phase.
+    pub(super) phase: Phase,
+    /// Whether its init containers have done their work.
+    pub(super) initialized: bool,
+    /// When to decide anew even if nothing happens.
+    pub(super) wake: Option<Timestamp>,
+}
+
+/// Whether an init container goes on running beside the others.
+pub(super) fn is_sidecar(container: &Container) -> bool {
+    container.restart_policy.as_deref() == Some("Always")
+}
+
+/// Decides.
+pub(super) fn decide(
+    spec: &PodSpec,
+    known: &HashMap<String, Known>,
+    volumes_ready: bool,
+    now: Timestamp,
+    whole_name: &str,
+) -> Decision {
+    let nothing = Known::default();
+    let look = |name: &str| known.get(name).unwrap_or(&nothing);
+    let begun = spec.containers.iter().any(|container| look(&container.name).run.is_some());
+    let initial = if spec.init_containers.as_ref().is_some_and(|all| !all.is_empty()) {
+        "PodInitializing"
+    } else {
+        "ContainerCreating"
+    };
+    let mut decider = Decider { volumes_ready, now, whole_name, decision: Decision::new() };
+    let mut failed = false;
+    for container in spec.init_containers.iter().flatten() {
+        let (state, sidecar) = (look(&container.name), is_sidecar(container));
+        let done = match &state.run {
+            Some(Run::Running { .. }) => sidecar && state.is_started(),
+            Some(Run::Ended(ended)) => !sidecar && (ended.code == 0 || begun),
+            None => begun && !sidecar,
+        };
+        if !decider.decision.initialized {
+            decider.wait(container, "PodInitializing");
+        } else if !done {
+            if restarts(spec, container, state) {
+                decider.start(container, state, initial);
+            } else if state.ended().is_some() {
+                failed = true;
+            }
+            decider.decision.initialized = begun;
+        }
+    }
+    for container in &spec.containers {
+        let state = look(&container.name);
+        if !decider.decision.initialized {
+            decider.wait(container, "PodInitializing");
+        } else if !state.is_running() && restarts(spec, container, state) {
+            decider.start(container, state, initial);
+        }
+    }
+    let mut decision = decider.decision;
+    decision.finish(spec, known, failed);
+    decision
+}
+
+/// Whether a container that does not run is to run (again).
+fn restarts(spec: &PodSpec, container: &Container, state: &Known) -> bool {
+    let Some(ended) = state.ended() else { return !state.is_running() };
+    let policy = container.restart_policy.as_deref().or(spec.restart_policy.as_deref()).unwrap_or("Always");
+    match policy {
+        "Never" => false,
+        "OnFailure" => ended.code != 0,
+        _ => true,
+    }
+}
+
+struct Decider<'a> {
+    volumes_ready: bool,
+    now: Timestamp,
+    whole_name: &'a str,
+    decision: Decision,
+}
+
+impl Decider<'_> {
+    fn wait(&mut self, container: &Container, reason: &'static str) {
+        self.decision.waiting.insert(container.name.clone(), Waiting { reason, message: String::new() });
+    }
+
+    fn start(&mut self, container: &Container, state: &Known, initial: &'static str) {
+        if !self.volumes_ready {
+            self.wait(container, initial);
+            return;
+        }
+        let (due, waiting) = if let Some(problem) = &state.problem {
+            (problem.again, Waiting { reason: problem.reason, message: problem.message.clone() })
+        } else if let Some(ended) = state.ended() {
+            let pause = state.pause();
+            let message = format!(
+                "back-off {} restarting failed container={} pod={}",
+                in_words(pause),
+                container.name,
+                self.whole_name
+            );
+            (ended.finished + pause, Waiting { reason: "CrashLoopBackOff", message })
+        } else {
+            (self.now, Waiting { reason: initial, message: String::new() })
+        };
+        if due <= self.now {
+            self.decision.start.push(container.name.clone());
+        } else {
+            self.decision.wake = Some(self.decision.wake.map_or(due, |wake| wake.min(due)));
+        }
+        self.decision.waiting.insert(container.name.clone(), waiting);
+    }
+}
+
+impl Decision {
+    fn new() -> Self {
+        Self {
+            start: Vec::new(),
+            stop: Vec::new(),
+            waiting: HashMap::new(),
+            phase: Phase::Pending,
+            initialized: true,
+            wake: None,
+        }
+    }
+
+    fn finish(&mut self, spec: &PodSpec, known: &HashMap<String, Known>, failed_to_initialize: bool) {
+        let look = |container: &Container| known.get(&container.name);
+        let ended = |container: &Container| look(container).and_then(Known::ended);
+        let over = failed_to_initialize
+            || spec
+                .containers
+                .iter()
+                .all(|container| ended(container).is_some() && !self.waiting.contains_key(&container.name));
+        let sidecars = || spec.init_containers.iter().flatten();
+        if over {
+            self.start.clear();
+            self.waiting.retain(|name, _| {
+                !sidecars().any(|container| container.name == *name && is_sidecar(container))
+            });
+            let running = sidecars().chain(&spec.containers);
+            let running = running.filter(|container| look(container).is_some_and(Known::is_running));
+            self.stop = running.map(|container| container.name.clone()).collect();
+        }
+        let all_good =
+            || spec.containers.iter().all(|container| ended(container).is_some_and(|ended| ended.code == 0));
+        self.phase = if over && self.stop.is_empty() {
+            if !failed_to_initialize && all_good() { Phase::Succeeded } else { Phase::Failed }
+        } else if self.initialized
+            && spec.containers.iter().all(|c| look(c).is_some_and(|known| known.run.is_some()))
+        {
+            Phase::Running
+        } else {
+            Phase::Pending
+        };
+    }
+}
+
+/// A duration as Go prints it: `10s`, `1m20s`, `5m0s`.
+fn in_words(duration: Duration) -> String {
+    let seconds = duration.as_secs();
+    if seconds < 60 { format!("{seconds}s") } else { format!("{}m{}s", seconds / 60, seconds % 60) }
+}

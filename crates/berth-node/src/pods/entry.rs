@@ -1,0 +1,169 @@
+//! What is kept of one pod.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, PodStatus};
+
+use super::decide::{Ended, Known, Run};
+use crate::runtime::{ContainerId, Exit, Runtime, State};
+
+/// One pod, until nothing of it is left.
+pub(super) struct Entry {
+    pub(super) uid: String,
+    seen: Mutex<Seen>,
+    /// For the worker of the pod.
+    pub(super) work: tokio::sync::Mutex<Work>,
+    /// For the worker that writes its status.
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Seen {
+    pod: Option<Arc<Pod>>,
+    gone: bool,
+    /// A container lacks something for its environment.
+    misses: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Told {
+    /// What Kubernetes is to know.
+    pub(super) status: Option<PodStatus>,
+    /// Nothing of the pod is left here: Kubernetes can forget it.
+    pub(super) finished: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Work {
+    /// By name.
+    pub(super) containers: HashMap<String, Known>,
+    /// Every run that the runtime still knows.
+    pub(super) runs: HashSet<ContainerId>,
+    /// Runs that are being stopped, with the grace they were given.
+    pub(super) stopping: HashMap<ContainerId, Duration>,
+    /// Runs whose end is waited for.
+    pub(super) watched: HashSet<ContainerId>,
+    /// Where the logs lie.
+    pub(super) logs: Option<PathBuf>,
+    /// The pod has ended, whether or not Kubernetes knows.
+    pub(super) is_over: bool,
+}
+
+impl Entry {
+    pub(super) fn new(uid: &str) -> Self {
+        Self {
+            uid: uid.to_owned(),
+            seen: Mutex::default(),
+            work: tokio::sync::Mutex::default(),
+            told: Mutex::default(),
+        }
+    }
+
+    pub(super) fn observe(&self, pod: &Arc<Pod>, gone: bool) {
+        let mut seen = self.seen();
+        seen.pod = Some(pod.clone());
+        seen.gone = gone;
+    }
+
+    /// The pod as Kubernetes has it.
+    pub(super) fn latest(&self) -> Option<Arc<Pod>> {
+        let seen = self.seen();
+        seen.pod.clone().filter(|_| !seen.gone)
+    }
+
+    /// The pod as it was last seen, be it gone.
+    pub(super) fn last_seen(&self) -> Option<Arc<Pod>> {
+        self.seen().pod.clone()
+    }
+
+    pub(super) fn set_misses(&self, misses: bool) {
+        self.seen().misses = misses;
+    }
+
+    pub(super) fn misses_something(&self, namespace: &str) -> bool {
+        let seen = self.seen();
+        let there = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace);
+        seen.misses && seen.pod.as_ref().is_some_and(there)
+    }
+
+    pub(super) fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Work {
+    /// Takes up a run that was started in an earlier life of this process.
+    pub(super) fn adopt(&mut self, id: ContainerId, state: &State) {
+        let known = self.containers.entry(id.name.clone()).or_default();
+        let run = run_of(state);
+        match &known.run {
+            Some(_) if known.attempt > id.attempt => {
+                if let (Run::Ended(ended), true) = (run, known.attempt == id.attempt + 1) {
+                    known.last = Some(ended);
+                }
+            }
+            latest => {
+                if let (Some(Run::Ended(ended)), true) = (latest, known.attempt + 1 == id.attempt) {
+                    known.last = Some(ended.clone());
+                }
+                known.run = Some(run);
+                known.attempt = id.attempt;
+                known.crashes = id.attempt;
+            }
+        }
+        self.runs.insert(id);
+    }
+
+    /// Looks which containers have ended.
+    pub(super) fn look(&mut self, runtime: &Runtime) {
+        for id in &self.runs {
+            let Some(known) = self.containers.get_mut(&id.name) else { continue };
+            if known.attempt == id.attempt && known.is_running() {
+                if let Some(state) = runtime.state(id) {
+                    known.run = Some(run_of(&state));
+                }
+            }
+        }
+    }
+
+    /// The run of a container that goes on.
+    pub(super) fn running(&self, uid: &str, name: &str) -> Option<ContainerId> {
+        let known = self.containers.get(name).filter(|known| known.is_running())?;
+        Some(ContainerId { pod_uid: uid.to_owned(), name: name.to_owned(), attempt: known.attempt })
+    }
+
+    pub(super) fn any_running(&self) -> bool {
+        self.containers.values().any(Known::is_running)
+    }
+}
+
+/// Whether Kubernetes knows that the pod has ended.
+pub(super) fn is_final(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}
+
+pub(super) fn run_of(state: &State) -> Run {
+    match state {
+        State::Running { started } => Run::Running { started: *started },
+        State::Exited(exit) => Run::Ended(ended(exit)),
+    }
+}
+
+fn ended(exit: &Exit) -> Ended {
+    Ended {
+        code: exit.code,
+        signal: exit.signal,
+        reason: exit.reason.as_str().to_owned(),
+        message: exit.message.clone(),
+        started: exit.started,
+        finished: exit.finished,
+    }
+}

@@ -1,0 +1,205 @@
+//! Ends a pod: containers are stopped, volumes taken away, and at last Kubernetes told that nothing is left.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_kube::{Next, Severity};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Container, Pod};
+use tokio::time::Instant;
+
+use super::decide::{Phase, decide, is_sidecar};
+use super::entry::{Entry, Work};
+use super::run::grace;
+use super::{Error, Pods};
+use crate::runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
+use crate::volumes::remove_pod;
+
+impl Pods {
+    /// The pod is being deleted.
+    pub(super) fn finish(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+    ) -> Result<Next, Error> {
+        if self.stop_all(entry, work, Some(pod)) {
+            self.report_end(entry, work, pod, false);
+            return Ok(Next::Done);
+        }
+        self.options.volumes.unwant(&entry.uid);
+        let left = !self.options.volumes.is_gone(&entry.uid);
+        if !left {
+            entry.told().finished = true;
+        }
+        self.report_end(entry, work, pod, true);
+        Ok(Next::Done)
+    }
+
+    /// The pod has ended by itself, and stays for its status and its logs.
+    pub(super) fn rest(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+    ) -> Result<Next, Error> {
+        work.is_over = true;
+        if !self.stop_all(entry, work, Some(pod)) {
+            self.options.volumes.unwant(&entry.uid);
+        }
+        Ok(Next::Done)
+    }
+
+    /// Kubernetes does not know the pod any more: removes all that is left of it.
+    pub(super) async fn clear(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work) -> Result<Next, Error> {
+        let pod = entry.last_seen();
+        if self.stop_all(entry, work, pod.as_ref()) {
+            return Ok(Next::Done);
+        }
+        self.options.volumes.unwant(&entry.uid);
+        if !self.options.volumes.is_gone(&entry.uid) {
+            return Ok(Next::Done);
+        }
+        let runs: Vec<ContainerId> = work.runs.iter().cloned().collect();
+        for id in runs {
+            self.options.runtime.remove(&id).await.map_err(Error::Container)?;
+            work.runs.remove(&id);
+        }
+        let (layout, uid, logs) = (self.options.layout.clone(), entry.uid.clone(), work.logs.clone());
+        let remove = move || {
+            remove_pod(&layout, &uid)?;
+            match logs.map(std::fs::remove_dir_all) {
+                Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            }
+        };
+        let removed = tokio::task::spawn_blocking(remove).await.expect("removing directories does not panic");
+        removed.map_err(Error::Remove)?;
+        self.entries().remove(&entry.uid);
+        Ok(Next::Done)
+    }
+
+    /// Stops what runs, sidecars after the others; whether anything still runs.
+    fn stop_all(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: Option<&Arc<Pod>>) -> bool {
+        if !work.any_running() {
+            return false;
+        }
+        let spec = pod.and_then(|pod| pod.spec.as_ref());
+        let init = spec.and_then(|spec| spec.init_containers.as_ref());
+        let sidecar = |name: &str| {
+            init.is_some_and(|all| {
+                all.iter().any(|container| container.name == name && is_sidecar(container))
+            })
+        };
+        let running = work.containers.iter().filter(|(_, known)| known.is_running());
+        let running: Vec<String> = running.map(|(name, _)| name.clone()).collect();
+        let (sidecars, others): (Vec<String>, Vec<String>) =
+            running.into_iter().partition(|name| sidecar(name));
+        let nobody = Arc::new(Pod::default());
+        let pod = pod.unwrap_or(&nobody);
+        for name in if others.is_empty() { sidecars } else { others } {
+            self.stop(entry, work, pod, &name, grace(pod));
+        }
+        true
+    }
+
+    /// Stops a container in the background; the pod is looked at again when it has ended.
+    pub(super) fn stop(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+        name: &str,
+        grace: Duration,
+    ) {
+        let Some(id) = work.running(&entry.uid, name) else { return };
+        let known = work.stopping.get(&id).copied();
+        if known.is_some_and(|known| known <= grace) {
+            return;
+        }
+        work.stopping.insert(id.clone(), grace);
+        if known.is_none() && pod.metadata.name.is_some() {
+            self.tell_container(pod, name, Severity::Normal, "Killing", format!("Stopping container {name}"));
+        }
+        let container = pod.spec.as_ref().and_then(|spec| {
+            let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+            all.into_iter().find(|container| container.name == name).cloned()
+        });
+        let (pods, pod) = (self.clone(), pod.clone());
+        tokio::spawn(async move {
+            let begun = Instant::now();
+            let hook = container.as_ref().filter(|_| known.is_none() && !grace.is_zero());
+            if let Some(hook) = hook {
+                pods.before_stop(&pod, hook, &id, grace).await;
+            }
+            // Upstream leaves at least two seconds after a hook that used up the grace.
+            let left = grace.saturating_sub(begun.elapsed());
+            let left = if grace.is_zero() { left } else { left.max(Duration::from_secs(2).min(grace)) };
+            pods.options.runtime.stop(&id, left).await;
+            pods.options.queue.add(id.pod_uid);
+        });
+    }
+
+    /// Runs the hook that a container wants to be run before it is stopped, for at most its grace.
+    async fn before_stop(&self, pod: &Pod, container: &Container, id: &ContainerId, grace: Duration) {
+        let Some(hook) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref())
+        else {
+            return;
+        };
+        let run = async {
+            if let Some(command) = hook.exec.as_ref().and_then(|exec| exec.command.clone()) {
+                run_in(&self.options.runtime, id, command).await
+            } else if let Some(sleep) = &hook.sleep {
+                tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
+                Ok(())
+            } else {
+                Err("only exec and sleep are supported".to_owned())
+            }
+        };
+        let problem = match tokio::time::timeout(grace, run).await {
+            Ok(Ok(())) => return,
+            Ok(Err(problem)) => problem,
+            Err(_) => format!("not done within the grace period of {}s", grace.as_secs()),
+        };
+        let message = format!("PreStopHook failed: {problem}");
+        self.tell_container(pod, &container.name, Severity::Warning, "FailedPreStopHook", message);
+    }
+
+    fn report_end(&self, entry: &Entry, work: &mut Work, pod: &Arc<Pod>, stopped: bool) {
+        let Some(spec) = &pod.spec else { return };
+        let mut decision = decide(spec, &work.containers, false, Timestamp::now(), "");
+        // A container that ended while its pod is being deleted does not wait to run again.
+        decision.waiting.retain(|name, _| work.containers.get(name).is_none_or(|known| known.run.is_none()));
+        if stopped {
+            let good = spec.containers.iter().all(|container| {
+                let ended = work.containers.get(&container.name).and_then(|known| known.ended());
+                ended.is_some_and(|ended| ended.code == 0)
+            });
+            decision.phase = if good { Phase::Succeeded } else { Phase::Failed };
+        } else if decision.phase.is_final() {
+            decision.phase = Phase::Running;
+        }
+        self.report_later(entry, work, pod, &decision, !stopped);
+    }
+}
+
+/// Runs a command in a container to its end.
+async fn run_in(runtime: &Runtime, id: &ContainerId, command: Vec<String>) -> Result<(), String> {
+    let call = ExecCall { command, tty: false, stdin: false, size: None };
+    let mut exec = runtime.exec(id, call).await.map_err(|error| error.sentence())?;
+    let (output, errors) = (exec.stdout.take(), exec.stderr.take());
+    let drain = async { tokio::join!(discard(output), discard(errors), std::future::pending::<()>()) };
+    let code = tokio::select! {
+        code = exec.wait() => code,
+        _ = drain => return Ok(()),
+    };
+    if code == 0 { Ok(()) } else { Err(format!("the command exited with {code}")) }
+}
+
+/// Reads what nobody wants, so that its writer does not have to wait.
+async fn discard(output: Option<ExecOutput>) {
+    if let Some(mut output) = output {
+        // An error is an end, too.
+        let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
+    }
+}

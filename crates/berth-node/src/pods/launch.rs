@@ -1,0 +1,201 @@
+//! From a container in a pod to what the runtime starts, or why it cannot.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::path::PathBuf;
+
+use berth_kube::Cluster;
+use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext};
+
+use crate::layout::Layout;
+use crate::plugin::Ready;
+use crate::plugins::{Objects, environment, expand};
+use crate::runtime::{ContainerSpec, Device, Mount, Propagation};
+
+/// What is the same for all containers of a node.
+pub(super) struct Site<'a> {
+    pub(super) cluster: &'a Cluster,
+    pub(super) layout: &'a Layout,
+    pub(super) address: IpAddr,
+    /// Variables that every container gets unless it sets them itself.
+    pub(super) environment: &'a [(String, String)],
+    pub(super) hidden: &'a [PathBuf],
+}
+
+const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// What the runtime starts.
+pub(super) async fn container_spec(
+    site: &Site<'_>,
+    pod: &Pod,
+    container: &Container,
+    attempt: u32,
+    volumes: &HashMap<String, Ready>,
+) -> Result<ContainerSpec, String> {
+    let (mounts, devices) = (mounts(pod, container, volumes)?, devices(container, volumes)?);
+    let hostname = hostname(pod);
+    let environment = whole_environment(site, pod, container, &hostname).await?;
+    let known =
+        |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let words = container.command.iter().flatten().chain(container.args.iter().flatten());
+    let command = if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
+        words.map(|word| expand(word, known)).collect()
+    } else {
+        // Arguments alone are for an image's own command.
+        Vec::new()
+    };
+    let identity = identity(pod, container)?;
+    let (namespace, name, uid) = names(pod);
+    let termination = container.termination_message_path.as_deref().unwrap_or(TERMINATION_LOG);
+    Ok(ContainerSpec {
+        log: site.layout.log(namespace, name, uid, &container.name, attempt),
+        pod_uid: uid.to_owned(),
+        pod_name: name.to_owned(),
+        namespace: namespace.to_owned(),
+        name: container.name.clone(),
+        attempt,
+        hostname,
+        command,
+        env: environment,
+        working_dir: container.working_dir.as_ref().filter(|path| !path.is_empty()).map(PathBuf::from),
+        user: identity.user,
+        group: identity.group,
+        groups: identity.groups,
+        read_only_root: identity.read_only_root,
+        stdin: container.stdin.unwrap_or(false),
+        tty: container.tty.unwrap_or(false),
+        mounts,
+        devices,
+        hidden: site.hidden.to_vec(),
+        termination_message_path: Some(PathBuf::from(termination)),
+    })
+}
+
+fn names(pod: &Pod) -> (&str, &str, &str) {
+    let meta = &pod.metadata;
+    (
+        meta.namespace.as_deref().unwrap_or_default(),
+        meta.name.as_deref().unwrap_or_default(),
+        meta.uid.as_deref().unwrap_or_default(),
+    )
+}
+
+fn hostname(pod: &Pod) -> String {
+    let spec = pod.spec.as_ref();
+    let name = spec.and_then(|spec| spec.hostname.as_deref()).filter(|name| !name.is_empty());
+    let name = name.or(pod.metadata.name.as_deref()).unwrap_or_default();
+    // A host name has at most 63 characters, and does not end in a dash or a dot.
+    name.chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
+}
+
+async fn whole_environment(
+    site: &Site<'_>,
+    pod: &Pod,
+    container: &Container,
+    hostname: &str,
+) -> Result<Vec<(String, String)>, String> {
+    let objects =
+        Objects::of_container(site.cluster, pod, container).await.map_err(|failed| failed.message)?;
+    let mut pod = pod.clone();
+    let status = pod.status.get_or_insert_default();
+    let address = site.address.to_string();
+    status.pod_ip = Some(address.clone());
+    status.pod_ips = Some(vec![PodIP { ip: address.clone() }]);
+    status.host_ip = Some(address.clone());
+    status.host_ips = Some(vec![HostIP { ip: address }]);
+    let own = environment(&pod, container, &objects).map_err(|failed| failed.message)?;
+    let given = [("PATH", PATH), ("HOSTNAME", hostname), ("HOME", "/root")];
+    let given = given.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let mut all: Vec<(String, String)> = given
+        .chain(site.environment.iter().cloned())
+        .filter(|(name, _)| !own.iter().any(|(known, _)| known == name))
+        .collect();
+    all.extend(own);
+    Ok(all)
+}
+
+fn mounts(pod: &Pod, container: &Container, volumes: &HashMap<String, Ready>) -> Result<Vec<Mount>, String> {
+    let mut mounts = Vec::new();
+    for mount in container.volume_mounts.iter().flatten() {
+        let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
+        if given(&mount.sub_path) || given(&mount.sub_path_expr) {
+            return Err(format!(
+                "volume mount {} of container {} uses subPath, which Berth does not support yet",
+                mount.name, container.name
+            ));
+        }
+        let ready = volumes.get(&mount.name).ok_or_else(|| not_there(&mount.name))?;
+        mounts.push(Mount {
+            source: ready.path.clone(),
+            target: absolute(&mount.mount_path),
+            read_only: mount.read_only.unwrap_or(false) || is_read_only(pod, &mount.name),
+            propagation: match mount.mount_propagation.as_deref() {
+                Some("Bidirectional") => Propagation::Bidirectional,
+                Some("None") => Propagation::None,
+                _ => Propagation::HostToContainer,
+            },
+        });
+    }
+    // What is mounted below another mount comes after it.
+    mounts.sort_by_key(|mount| mount.target.components().count());
+    Ok(mounts)
+}
+
+/// Volumes that no container may write, whatever its mount says.
+fn is_read_only(pod: &Pod, name: &str) -> bool {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    let Some(volume) = volumes.into_iter().flatten().find(|volume| volume.name == name) else { return false };
+    volume.config_map.is_some()
+        || volume.secret.is_some()
+        || volume.downward_api.is_some()
+        || volume.projected.is_some()
+        || volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true))
+        || volume.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true))
+}
+
+fn devices(container: &Container, volumes: &HashMap<String, Ready>) -> Result<Vec<Device>, String> {
+    let devices = container.volume_devices.iter().flatten();
+    devices
+        .map(|device| {
+            let ready = volumes.get(&device.name).ok_or_else(|| not_there(&device.name))?;
+            Ok(Device { source: ready.path.clone(), target: absolute(&device.device_path), read_only: false })
+        })
+        .collect()
+}
+
+fn not_there(name: &str) -> String {
+    format!("the pod has no volume {name:?}")
+}
+
+fn absolute(path: &str) -> PathBuf {
+    PathBuf::from("/").join(path)
+}
+
+struct Identity {
+    user: Option<u32>,
+    group: Option<u32>,
+    groups: Vec<u32>,
+    read_only_root: bool,
+}
+
+fn identity(pod: &Pod, container: &Container) -> Result<Identity, String> {
+    let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
+    let own: SecurityContext = container.security_context.clone().unwrap_or_default();
+    let number = |value: Option<i64>| value.and_then(|value| u32::try_from(value).ok());
+    let user = number(own.run_as_user.or(whole.run_as_user));
+    if own.run_as_non_root.or(whole.run_as_non_root) == Some(true) && user.unwrap_or(0) == 0 {
+        return Err(format!(
+            "container has runAsNonRoot and would run as root (container: {}): set runAsUser, as there is no image \
+             to take a user from",
+            container.name
+        ));
+    }
+    let groups = whole.supplemental_groups.into_iter().flatten().chain(whole.fs_group);
+    Ok(Identity {
+        user,
+        group: number(own.run_as_group.or(whole.run_as_group)),
+        groups: groups.filter_map(|group| number(Some(group))).collect(),
+        read_only_root: own.read_only_root_filesystem.unwrap_or(false),
+    })
+}

@@ -1,0 +1,230 @@
+//! A pod's status as `kubectl` shows it, from what is known of its containers.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::decide::{Decision, Ended, Known, Phase, Run, is_sidecar};
+
+/// What a status is made of.
+pub(super) struct View<'a> {
+    pub(super) pod: &'a Pod,
+    pub(super) known: &'a HashMap<String, Known>,
+    pub(super) decision: &'a Decision,
+    /// The pod has its volumes, so that containers can be started.
+    pub(super) volumes_ready: bool,
+    pub(super) address: IpAddr,
+    pub(super) now: Timestamp,
+}
+
+/// The status; what others have put into it stays.
+pub(super) fn build(view: &View<'_>) -> PodStatus {
+    let old = view.pod.status.clone().unwrap_or_default();
+    let spec = view.pod.spec.clone().unwrap_or_default();
+    let containers: Vec<ContainerStatus> =
+        spec.containers.iter().map(|container| container_status(view, container, false)).collect();
+    let init: Vec<ContainerStatus> = spec
+        .init_containers
+        .iter()
+        .flatten()
+        .map(|container| container_status(view, container, true))
+        .collect();
+    let conditions = conditions(view, &containers, &init);
+    let address = view.address.to_string();
+    PodStatus {
+        phase: Some(view.decision.phase.as_str().to_owned()),
+        conditions: Some(merged(old.conditions.as_deref().unwrap_or_default(), conditions)),
+        container_statuses: Some(containers),
+        init_container_statuses: (!init.is_empty()).then_some(init),
+        host_ip: Some(address.clone()),
+        host_ips: Some(vec![HostIP { ip: address.clone() }]),
+        pod_ip: Some(address.clone()),
+        pod_ips: Some(vec![PodIP { ip: address }]),
+        start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.now)))),
+        qos_class: old.qos_class.clone().or_else(|| Some(super::qos::class(&spec).to_owned())),
+        observed_generation: view.pod.metadata.generation.or(old.observed_generation),
+        ..old
+    }
+}
+
+fn container_status(view: &View<'_>, container: &Container, init: bool) -> ContainerStatus {
+    let unknown = Known::default();
+    let known = view.known.get(&container.name).unwrap_or(&unknown);
+    let id = |attempt: u32| {
+        let uid = view.pod.metadata.uid.as_deref().unwrap_or_default();
+        format!("process://{uid}/{}/{attempt}", container.name)
+    };
+    let terminated = |ended: &Ended, attempt: u32| ContainerState {
+        terminated: Some(terminated(ended, id(attempt))),
+        ..ContainerState::default()
+    };
+    let waiting = view.decision.waiting.get(&container.name);
+    let (state, last) = match (&known.run, waiting) {
+        (Some(Run::Running { started }), _) => {
+            let running = ContainerStateRunning { started_at: Some(Time(whole_seconds(*started))) };
+            let last = known.last.as_ref().map(|ended| terminated(ended, known.attempt.saturating_sub(1)));
+            (ContainerState { running: Some(running), ..ContainerState::default() }, last)
+        }
+        (Some(Run::Ended(ended)), Some(waiting)) => {
+            let message = (!waiting.message.is_empty()).then(|| waiting.message.clone());
+            let state = ContainerStateWaiting { reason: Some(waiting.reason.to_owned()), message };
+            let state = ContainerState { waiting: Some(state), ..ContainerState::default() };
+            (state, Some(terminated(ended, known.attempt)))
+        }
+        (Some(Run::Ended(ended)), None) => {
+            let last = known.last.as_ref().map(|ended| terminated(ended, known.attempt.saturating_sub(1)));
+            (terminated(ended, known.attempt), last)
+        }
+        (None, waiting) => {
+            let (reason, message) =
+                waiting.map_or(("ContainerCreating", ""), |w| (w.reason, w.message.as_str()));
+            let message = (!message.is_empty()).then(|| message.to_owned());
+            let waiting = ContainerStateWaiting { reason: Some(reason.to_owned()), message };
+            (ContainerState { waiting: Some(waiting), ..ContainerState::default() }, None)
+        }
+    };
+    let done = known.ended().is_some_and(|ended| ended.code == 0);
+    ContainerStatus {
+        name: container.name.clone(),
+        image: container.image.clone().unwrap_or_default(),
+        container_id: known.run.as_ref().map(|_| id(known.attempt)),
+        ready: if init && !is_sidecar(container) { done } else { known.is_running() && known.health.ready },
+        started: Some(known.is_running() && known.health.started),
+        restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
+        state: Some(state),
+        last_state: last,
+        ..ContainerStatus::default()
+    }
+}
+
+fn terminated(ended: &Ended, id: String) -> ContainerStateTerminated {
+    ContainerStateTerminated {
+        container_id: Some(id),
+        exit_code: ended.code,
+        signal: ended.signal,
+        reason: Some(ended.reason.clone()),
+        message: (!ended.message.is_empty()).then(|| ended.message.clone()),
+        started_at: ended.started.map(|time| Time(whole_seconds(time))),
+        finished_at: Some(Time(whole_seconds(ended.finished))),
+    }
+}
+
+fn conditions(
+    view: &View<'_>,
+    containers: &[ContainerStatus],
+    init: &[ContainerStatus],
+) -> Vec<PodCondition> {
+    let spec = view.pod.spec.as_ref();
+    let sidecars = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten();
+    let sidecars = sidecars.filter(|container| is_sidecar(container));
+    let counted = sidecars
+        .filter_map(|container| init.iter().find(|status| status.name == container.name))
+        .chain(containers);
+    let unready: Vec<&str> =
+        counted.filter(|status| !status.ready).map(|status| status.name.as_str()).collect();
+    let phase = view.decision.phase;
+    let containers_ready = match phase {
+        Phase::Failed => condition("ContainersReady", false, "PodFailed", String::new()),
+        Phase::Succeeded => condition("ContainersReady", false, "PodCompleted", String::new()),
+        _ if unready.is_empty() => condition("ContainersReady", true, "", String::new()),
+        _ => {
+            let message = format!("containers with unready status: [{}]", unready.join(" "));
+            condition("ContainersReady", false, "ContainersNotReady", message)
+        }
+    };
+    let initialized = if phase == Phase::Succeeded {
+        condition("Initialized", true, "PodCompleted", String::new())
+    } else if view.decision.initialized {
+        condition("Initialized", true, "", String::new())
+    } else {
+        let incomplete = spec.and_then(|spec| spec.init_containers.as_ref()).into_iter().flatten().zip(init);
+        let incomplete: Vec<&str> = incomplete
+            .filter(
+                |(container, status)| {
+                    if is_sidecar(container) { status.started != Some(true) } else { !status.ready }
+                },
+            )
+            .map(|(container, _)| container.name.as_str())
+            .collect();
+        let message = format!("containers with incomplete status: [{}]", incomplete.join(" "));
+        condition("Initialized", false, "ContainersNotInitialized", message)
+    };
+    let ready = ready(view, &containers_ready);
+    let can_start = view.volumes_ready && !phase.is_final();
+    vec![
+        condition("PodReadyToStartContainers", can_start, "", String::new()),
+        initialized,
+        ready,
+        containers_ready,
+        condition("PodScheduled", true, "", String::new()),
+    ]
+}
+
+fn ready(view: &View<'_>, containers_ready: &PodCondition) -> PodCondition {
+    if containers_ready.status != "True" {
+        return PodCondition { type_: "Ready".to_owned(), ..containers_ready.clone() };
+    }
+    let known = view.pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
+    let gates = view.pod.spec.as_ref().and_then(|spec| spec.readiness_gates.as_ref()).into_iter().flatten();
+    let problems: Vec<String> = gates
+        .filter_map(|gate| match known.iter().find(|condition| condition.type_ == gate.condition_type) {
+            None => Some(format!(
+                "corresponding condition of pod readiness gate {:?} does not exist.",
+                gate.condition_type
+            )),
+            Some(condition) if condition.status != "True" => Some(format!(
+                "the status of pod readiness gate {:?} is not \"True\", but {}",
+                gate.condition_type, condition.status
+            )),
+            Some(_) => None,
+        })
+        .collect();
+    if problems.is_empty() {
+        condition("Ready", true, "", String::new())
+    } else {
+        condition("Ready", false, "ReadinessGatesNotReady", problems.join(", "))
+    }
+}
+
+fn condition(kind: &str, is_true: bool, reason: &str, message: String) -> PodCondition {
+    PodCondition {
+        type_: kind.to_owned(),
+        status: if is_true { "True" } else { "False" }.to_owned(),
+        reason: (!reason.is_empty()).then(|| reason.to_owned()),
+        message: (!message.is_empty()).then_some(message),
+        last_transition_time: Some(Time(whole_seconds(Timestamp::now()))),
+        ..PodCondition::default()
+    }
+}
+
+/// The new conditions with the times of the old ones where nothing changed, and the old ones that are not ours.
+pub(super) fn merged(old: &[PodCondition], new: Vec<PodCondition>) -> Vec<PodCondition> {
+    let mut conditions: Vec<PodCondition> = new
+        .into_iter()
+        .map(|mut condition| {
+            if let Some(old) = old.iter().find(|old| old.type_ == condition.type_) {
+                if old.status == condition.status {
+                    condition.last_transition_time.clone_from(&old.last_transition_time);
+                }
+                condition.last_probe_time.clone_from(&old.last_probe_time);
+                condition.observed_generation = old.observed_generation;
+            }
+            condition
+        })
+        .collect();
+    let foreign = old.iter().filter(|old| !conditions.iter().any(|condition| condition.type_ == old.type_));
+    let foreign: Vec<PodCondition> = foreign.cloned().collect();
+    conditions.extend(foreign);
+    conditions
+}
+
+/// Kubernetes keeps whole seconds: more would never be equal to what it gives back.
+fn whole_seconds(time: Timestamp) -> Timestamp {
+    Timestamp::from_second(time.as_second()).unwrap_or(time)
+}

@@ -1,0 +1,1 @@
+//! Pods on an API server in process, with real containers.
