@@ -166,7 +166,8 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { history_events: 100_000, history_bytes: 64 << 20 }
+        // Some ten thousand states of claims: minutes of a busy machine, and small beside the objects themselves.
+        Self { history_events: 100_000, history_bytes: 16 << 20 }
     }
 }
 

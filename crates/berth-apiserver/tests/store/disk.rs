@@ -136,7 +136,8 @@ async fn fill(store: &Store, prefix: &str) -> usize {
 #[tokio::test]
 async fn a_full_disk_refuses_writes_serves_reads_and_recovers_by_removals() {
     let disk = SmallDisk::new("24m");
-    let (store, _) = open(&disk.path());
+    let options = Options { history_bytes: 1 << 30, ..Options::default() };
+    let (store, _) = Store::open(&disk.path(), options).unwrap();
     let mut watch = store.watch(&pods(), 0).unwrap();
     for round in ["a", "b", "c", "d"] {
         let written = fill(&store, round).await;
