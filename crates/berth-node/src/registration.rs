@@ -264,4 +264,4 @@ pub(crate) async fn within<T>(
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
