@@ -35,6 +35,7 @@ use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Next, Queue, Reco
 use self::apply::Pair;
 use self::plan::ClaimSeen;
 use self::pool::Pool;
+use self::recycle::RecyclerNews;
 use self::step::Step;
 use crate::claims::{self, BIND_COMPLETED};
 
@@ -104,6 +105,7 @@ struct Controller {
     volumes: Cache<PersistentVolume>,
     classes: Cache<StorageClass>,
     pods: Cache<Pod>,
+    recycler_news: RecyclerNews,
     /// Volumes by the claim they point at.
     volumes_by_claim: Index<PersistentVolume, Key>,
     /// Pods by the claims they use.
@@ -122,6 +124,7 @@ impl Controller {
             volumes_by_claim: volumes.index(|volume| claim_key(volume).into_iter().collect()),
             pods_by_claim: pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect()),
             classes: cluster.cache(),
+            recycler_news: RecyclerNews::default(),
             queue,
             claims,
             volumes,
@@ -192,9 +195,13 @@ impl Controller {
     fn follow_pods(&self) {
         let (queue, claims, by_claim) =
             (self.queue.clone(), self.claims.clone(), self.volumes_by_claim.clone());
+        let news = self.recycler_news.clone();
         self.pods.subscribe(move |before, after| {
             let Some(pod) = after.or(before) else { return };
             if let Some(volume) = recycle::volume_of(pod) {
+                if after.is_none() {
+                    news.end(pod);
+                }
                 queue.add(Work::Volume(volume));
             }
             for claim in claims::of_pod(pod) {

@@ -3,6 +3,8 @@
 //! The pod is `recycler-for-<volume>` in namespace default. It says for which binding of the volume it works, so a
 //! restart takes up where it was, and a pod that is left from another time, or forged, is not believed but deleted.
 
+mod news;
+
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -13,6 +15,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::ResourceExt as _;
 
 use berth_kube::{Key, Next};
+
+pub(super) use self::news::News as RecyclerNews;
 
 use super::apply::{self, Pair};
 use super::step::{About, News, Step, VolumePhase};
@@ -61,7 +65,10 @@ impl Controller {
                 plan::fail(&volume, "VolumeFailedRecycle", message.to_owned())
             }
             Recycling::Start(pod) => match self.cluster.create(pod.as_ref()).await {
-                Ok(_) => Vec::new(),
+                Ok(pod) => {
+                    self.recycler_news.follow(&self.cluster, &self.recorder, &volume, &pod);
+                    Vec::new()
+                }
                 // The pod of this name is not in the cache yet; its event comes.
                 Err(error) if error.is_already_exists() => return Ok(Next::Retry),
                 Err(error) => {
@@ -71,7 +78,12 @@ impl Controller {
                     return Err(error.into());
                 }
             },
-            Recycling::Wait => Vec::new(),
+            Recycling::Wait => {
+                if let Some(pod) = &pod {
+                    self.recycler_news.follow(&self.cluster, &self.recorder, &volume, pod);
+                }
+                Vec::new()
+            }
             Recycling::Remove => {
                 self.remove(pod.as_deref()).await?;
                 Vec::new()

@@ -3,6 +3,7 @@
 //! The server is the embedded one, in process. With KUBECONFIG_REAL naming a kubeconfig, the same scenarios run on that
 //! cluster instead (its own controllers must be off, and one test must run at a time: `--test-threads=1`).
 
+mod blind;
 mod crash;
 mod fakes;
 mod place;

@@ -1,7 +1,9 @@
 //! Where a scenario takes place: a client, a namespace of its own, and the loops that run on it.
 
+use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use berth_apiserver::rest::ApiServer;
@@ -201,6 +203,20 @@ pub(crate) async fn until_gone<K: Kind>(api: &Api<K>, name: &str) {
     if tokio::time::timeout(PATIENCE, listed).await.is_err() {
         panic!("{} {name} is still there: {:#?}", K::kind(&()), api.get(name).await);
     }
+}
+
+/// Waits until as many objects as `count` are as wanted, all at the same time or one after the other; returns them.
+pub(crate) async fn until_all<K: Kind>(api: &Api<K>, count: usize, wanted: impl Fn(&K) -> bool) -> Vec<K> {
+    let found: Mutex<HashMap<String, K>> = Mutex::default();
+    let take = |object: &K| {
+        let mut found = found.lock().unwrap();
+        if wanted(object) {
+            found.insert(object.meta().name.clone().unwrap_or_default(), object.clone());
+        }
+        found.len() >= count
+    };
+    watch(api, "", "each", take).await;
+    found.into_inner().unwrap().into_values().collect()
 }
 
 async fn watch<K: Kind>(api: &Api<K>, fields: &str, name: &str, wanted: impl Fn(&K) -> bool) -> K {

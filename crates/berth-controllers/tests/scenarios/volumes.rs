@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::place::{Loops, Place, delete, patch, until, until_gone};
+use crate::place::{Loops, Place, delete, patch, until, until_all, until_gone};
 
 pub(crate) fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
     json!({
@@ -247,11 +247,7 @@ async fn many_claims_at_once_get_a_volume_each() {
     made.await;
     let start = std::time::Instant::now();
     let loops = Loops::of_volumes(&place.client);
-    let all = futures_util::future::join_all(
-        (0..count)
-            .map(async |n| until(&claims, &format!("c{n}"), |claim| claim_phase(claim) == "Bound").await),
-    );
-    let bound = all.await;
+    let bound = until_all(&claims, count, |claim| claim_phase(claim) == "Bound").await;
     println!("{count} claims bound in {:?}", start.elapsed());
     let got: std::collections::HashSet<String> =
         bound.iter().map(|claim| claim.spec.as_ref().unwrap().volume_name.clone().unwrap()).collect();
