@@ -26,6 +26,11 @@ pub(crate) struct World {
 impl Drop for World {
     fn drop(&mut self) {
         self.shutdown.cancel();
+        let top = self.directory.path();
+        let _ = berth_host::mount::unmount_below(top);
+        for attached in berth_host::loopdev::attached_below(top).unwrap_or_default() {
+            let _ = berth_host::loopdev::detach(attached.number);
+        }
     }
 }
 

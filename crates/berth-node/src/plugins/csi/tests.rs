@@ -1,1 +1,389 @@
 //! What a pod gets of a driver, and what is left after everything that can go wrong.
+
+mod local;
+
+use std::fs;
+use std::sync::Arc;
+
+use berth_csi::v1::node_service_capability::rpc::Type as Can;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::inputs::attachment_name;
+use super::*;
+use crate::plugin::Certainty;
+use crate::registration::tests::World;
+use crate::registration::tests::fake::{Answer, Call, Fake};
+
+const DRIVER: &str = "a.example";
+
+fn object<T: DeserializeOwned>(value: Value) -> T {
+    serde_json::from_value(value).unwrap()
+}
+
+fn pod(uid: &str, security: Value) -> Arc<Pod> {
+    Arc::new(object(json!({
+        "metadata": { "name": "p", "namespace": "default", "uid": uid },
+        "spec": { "containers": [], "serviceAccountName": "sa", "securityContext": security },
+    })))
+}
+
+fn persistent(driver: &str, handle: &str, spec: Value) -> PodVolume {
+    let mut volume: PersistentVolume = object(json!({
+        "metadata": { "name": "pv" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "64Mi" },
+            "csi": { "driver": driver, "volumeHandle": handle },
+        },
+    }));
+    let mut value = serde_json::to_value(volume.spec.unwrap()).unwrap();
+    json_patch_merge(&mut value, spec);
+    volume.spec = Some(object(value));
+    PodVolume {
+        pod: pod("uid", json!({})),
+        name: "data".to_owned(),
+        source: Source::Persistent {
+            volume: Arc::new(volume),
+            claim: Arc::new(PersistentVolumeClaim::default()),
+        },
+        block: false,
+        read_only: false,
+    }
+}
+
+fn json_patch_merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (name, value) in from {
+                json_patch_merge(into.entry(name).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}
+
+fn inline(driver: &str) -> PodVolume {
+    let volume: Volume = object(json!({
+        "name": "data",
+        "csi": { "driver": driver, "volumeAttributes": { "k": "v" }, "nodePublishSecretRef": { "name": "s" } },
+    }));
+    let source = Source::Inline(Arc::new(volume));
+    PodVolume { pod: pod("uid", json!({})), name: "data".to_owned(), source, block: false, read_only: false }
+}
+
+fn placed(spec_name: &str, block: bool) -> Placed {
+    Placed { plugin: NAME.to_owned(), pod_uid: "uid".to_owned(), spec_name: spec_name.to_owned(), block }
+}
+
+fn csi(world: &World) -> Csi {
+    let layout = Layout::new(world.directory.path().join("kubelet"));
+    Csi::new(&world.cluster, &layout, "n", world.drivers.clone(), Tokens::new(&world.cluster))
+}
+
+async fn driver_object(world: &World, name: &str, spec: Value) {
+    let object: CSIDriver = object(json!({ "metadata": { "name": name }, "spec": spec }));
+    world.cluster.create(&object).await.unwrap();
+}
+
+/// A node with a registered fake driver that needs no attaching, and the plugin.
+async fn with_fake(capabilities: &[Can]) -> (World, Arc<Fake>, Csi) {
+    let world = World::new().await;
+    let fake = world.fake(DRIVER, capabilities);
+    fake.start(&world.registry(), "a.sock").await;
+    world.drivers.wait(DRIVER).await;
+    let csi = csi(&world);
+    (world, fake, csi)
+}
+
+async fn without_attach(capabilities: &[Can]) -> (World, Arc<Fake>, Csi) {
+    let made = with_fake(capabilities).await;
+    driver_object(&made.0, DRIVER, json!({ "attachRequired": false })).await;
+    made
+}
+
+/// Nothing of any volume is left on disk.
+fn assert_clean(csi: &Csi) {
+    assert!(csi.staged().is_empty());
+    for top in [csi.layout.plugins().join(NAME), csi.layout.pods()] {
+        let mut rest = vec![top];
+        while let Some(path) = rest.pop() {
+            for entry in entries(&path) {
+                assert!(entry.is_dir() && !entry.is_symlink(), "{} is left", entry.display());
+                assert!(
+                    !entry.ends_with("mount") && !entry.ends_with("globalmount"),
+                    "{} is left",
+                    entry.display()
+                );
+                rest.push(entry);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_volume_goes_all_the_way_and_back() {
+    let (_world, fake, csi) = without_attach(&[Can::StageUnstageVolume, Can::GetVolumeStats]).await;
+    let mut volume = persistent(
+        DRIVER,
+        "h",
+        json!({ "mountOptions": ["noatime"], "csi": { "fsType": "ext4", "volumeAttributes": { "k": "v" } } }),
+    );
+    volume.read_only = true;
+    csi.objects.synced().await;
+    let device = csi.device(&volume).unwrap().unwrap();
+    let unique_name = "kubernetes.io/csi/a.example^h".to_owned();
+    assert_eq!(device, Device { unique_name: unique_name.clone(), attach: false, stage: true });
+    csi.stage(&volume).await.unwrap();
+    let ready = csi.set_up(&volume).await.unwrap();
+    assert_eq!(ready.path, csi.layout.pod("uid").join("volumes/kubernetes.io~csi/pv/mount"));
+    let calls = fake.calls();
+    let [Call::Stage(stage), Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
+    let staging = csi.layout.csi_staging(DRIVER, "h").join("globalmount").display().to_string();
+    assert_eq!((stage.volume_id.as_str(), stage.staging_target_path.as_str()), ("h", staging.as_str()));
+    assert_eq!((publish.staging_target_path.as_str(), publish.readonly), (staging.as_str(), true));
+    assert_eq!(publish.target_path, ready.path.display().to_string());
+    assert_eq!(publish.volume_context.len(), 1);
+    assert_eq!(stage.volume_capability, publish.volume_capability);
+    assert_eq!(csi.stats(&volume).await.unwrap().unwrap().inodes_free, Some(17));
+
+    // A new process knows it from what stands on disk.
+    assert_eq!(csi.staged(), [device.clone()]);
+    assert_eq!(csi.device_of(&placed("pv", false)), Some(device));
+    for _ in 0..2 {
+        csi.tear_down(&placed("pv", false)).await.unwrap();
+        csi.unstage(&unique_name).await.unwrap();
+    }
+    let calls = fake.calls();
+    let [Call::Unpublish(unpublish), Call::Unstage(unstage)] = calls.as_slice() else { panic!("{calls:?}") };
+    assert_eq!(unpublish.target_path, ready.path.display().to_string());
+    assert_eq!(unstage.staging_target_path, staging);
+    assert_clean(&csi);
+}
+
+#[tokio::test]
+async fn every_code_says_what_is_known_and_leaves_what_it_must() {
+    let (_world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    for number in 1..=16 {
+        let code = Code::from_i32(number);
+        let last = berth_csi::code::is_final(code);
+        let certainty = if last { Certainty::Final } else { Certainty::Uncertain };
+        fake.answer("NodeStage", Some(Answer::Fail(code)));
+        let error = csi.stage(&volume).await.unwrap_err();
+        assert_eq!(error.certainty, certainty, "{code:?}");
+        assert!(error.message.contains(berth_csi::code::go_name(code)), "{}", error.message);
+        assert_eq!(csi.staged().is_empty(), last, "{code:?}");
+        fake.answer("NodeStage", None);
+        csi.stage(&volume).await.unwrap();
+
+        fake.answer("NodePublish", Some(Answer::Fail(code)));
+        assert_eq!(csi.set_up(&volume).await.unwrap_err().certainty, certainty, "{code:?}");
+        assert_eq!(csi.device_of(&placed("pv", false)).is_none(), last, "{code:?}");
+        fake.answer("NodePublish", None);
+        csi.set_up(&volume).await.unwrap();
+        // A repetition that fails takes nothing away.
+        fake.answer("NodePublish", Some(Answer::Fail(code)));
+        csi.set_up(&volume).await.unwrap_err();
+        assert!(csi.device_of(&placed("pv", false)).is_some(), "{code:?}");
+        fake.answer("NodePublish", None);
+
+        for (method, undo) in [("NodeUnpublish", true), ("NodeUnstage", false)] {
+            for answer in [Some(Answer::Fail(code)), None] {
+                fake.answer(method, answer);
+                let result = if undo {
+                    csi.tear_down(&placed("pv", false)).await
+                } else {
+                    csi.unstage("kubernetes.io/csi/a.example^h").await
+                };
+                assert_eq!(result.is_err(), answer.is_some(), "{code:?} {method}");
+            }
+        }
+        assert_clean(&csi);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
+    let (world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    let csi = Arc::new(csi);
+    let volume = persistent(DRIVER, "h", json!({}));
+    for method in ["NodeStage", "NodePublish"] {
+        fake.answer(method, Some(Answer::Hang));
+        let task = tokio::spawn({
+            let (csi, volume) = (csi.clone(), volume.clone());
+            async move {
+                csi.stage(&volume).await?;
+                csi.set_up(&volume).await
+            }
+        });
+        let reached = async {
+            while !fake.told().calls.iter().any(|call| match call {
+                Call::Stage(_) => method == "NodeStage",
+                Call::Publish(_) => method == "NodePublish",
+                _ => false,
+            }) {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(crate::registration::tests::LONG, reached).await.unwrap();
+        task.abort();
+        let _ = task.await;
+        fake.answer(method, None);
+        fake.calls();
+        let next = super::tests::csi(&world);
+        assert_eq!(next.staged().len(), 1, "{method}");
+        assert_eq!(next.device_of(&placed("pv", false)).is_some(), method == "NodePublish");
+        next.tear_down(&placed("pv", false)).await.unwrap();
+        next.unstage("kubernetes.io/csi/a.example^h").await.unwrap();
+        assert!(fake.calls().iter().any(|call| matches!(call, Call::Unstage(_))));
+        assert_clean(&next);
+    }
+}
+
+#[tokio::test]
+async fn a_damaged_file_is_named_and_disturbs_nothing_else() {
+    let (_world, _fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    let (good, mut bad) = (persistent(DRIVER, "good", json!({})), persistent(DRIVER, "bad", json!({})));
+    bad.pod = pod("other", json!({}));
+    for volume in [&good, &bad] {
+        csi.stage(volume).await.unwrap();
+        csi.set_up(volume).await.unwrap();
+    }
+    let file = csi.layout.csi_staging(DRIVER, "bad").join("vol_data.json");
+    let pods = csi.pod_dir("other", "pv").join("vol_data.json");
+    for path in [&file, &pods] {
+        fs::write(path, "{").unwrap();
+    }
+    assert_eq!(csi.staged().len(), 1);
+    let error = csi.unstage("kubernetes.io/csi/a.example^bad").await.unwrap_err();
+    assert!(error.message.contains(&file.display().to_string()), "{error}");
+    let error =
+        csi.tear_down(&Placed { pod_uid: "other".to_owned(), ..placed("pv", false) }).await.unwrap_err();
+    assert!(error.message.contains(&pods.display().to_string()), "{error}");
+    csi.tear_down(&placed("pv", false)).await.unwrap();
+    csi.unstage("kubernetes.io/csi/a.example^good").await.unwrap();
+    assert!(file.exists() && pods.exists());
+}
+
+#[tokio::test]
+async fn an_attached_volume_gets_what_attaching_brought_and_its_secrets() {
+    let (world, fake, csi) = with_fake(&[Can::StageUnstageVolume]).await;
+    let secret = json!({ "nodeStageSecretRef": { "name": "s", "namespace": "default" } });
+    let volume = persistent(DRIVER, "h", json!({ "csi": secret }));
+    csi.objects.synced().await;
+    assert!(csi.device(&volume).unwrap().unwrap().attach, "without a CSIDriver volumes are attached");
+    let error = csi.stage(&volume).await.unwrap_err();
+    assert_eq!(error.certainty, Certainty::Unchanged);
+    let name = attachment_name("h", DRIVER, "n");
+    assert!(error.message.contains(&name), "{error}");
+    let attachment: VolumeAttachment = object(json!({
+        "metadata": { "name": name },
+        "spec": { "attacher": DRIVER, "nodeName": "n", "source": { "persistentVolumeName": "pv" } },
+    }));
+    let attachment = world.cluster.create(&attachment).await.unwrap();
+    assert!(csi.stage(&volume).await.unwrap_err().message.contains("not attached yet"));
+    world
+        .cluster
+        .update_status(&*attachment, |attachment| {
+            attachment.status =
+                Some(object(json!({ "attached": true, "attachmentMetadata": { "dev": "/dev/x" } })));
+        })
+        .await
+        .unwrap();
+    assert!(csi.stage(&volume).await.unwrap_err().message.contains("NodeStageSecretRef default/s"));
+    let secret: Secret = object(json!({
+        "metadata": { "name": "s", "namespace": "default" }, "stringData": { "password": "hunter2" },
+    }));
+    world.cluster.create(&secret).await.unwrap();
+    fake.answer("NodeStage", Some(Answer::Fail(Code::Internal)));
+    let error = csi.stage(&volume).await.unwrap_err();
+    assert!(!format!("{error:?}").contains("hunter2"));
+    let calls = fake.calls();
+    let [Call::Stage(stage)] = calls.as_slice() else { panic!("{calls:?}") };
+    assert_eq!(stage.publish_context["dev"], "/dev/x");
+    assert_eq!(stage.secrets["password"], "hunter2");
+}
+
+#[tokio::test]
+async fn a_pods_own_volume_needs_a_driver_that_says_it_serves_them() {
+    let (world, fake, csi) = with_fake(&[Can::StageUnstageVolume]).await;
+    let volume = inline(DRIVER);
+    assert_eq!(csi.device(&volume).unwrap(), None);
+    let error = csi.set_up(&volume).await.unwrap_err();
+    assert!(
+        error.message.contains("no CSIDriver object") && error.certainty == Certainty::Unchanged,
+        "{error}"
+    );
+    let spec =
+        json!({ "volumeLifecycleModes": ["Ephemeral"], "podInfoOnMount": true, "requiresRepublish": true });
+    driver_object(&world, DRIVER, spec).await;
+    let secret: Secret =
+        object(json!({ "metadata": { "name": "s", "namespace": "default" }, "stringData": { "a": "b" } }));
+    world.cluster.create(&secret).await.unwrap();
+    csi.set_up(&volume).await.unwrap();
+    assert_eq!(csi.refresh_after(&volume), Some(REPUBLISH));
+    let calls = fake.calls();
+    let [Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
+    assert_eq!(publish.volume_id, format!("csi-{}", crate::layout::sha256("uiddata")));
+    assert!(publish.staging_target_path.is_empty() && publish.publish_context.is_empty());
+    assert_eq!(publish.secrets["a"], "b");
+    for (name, value) in [("pod.uid", "uid"), ("ephemeral", "true"), ("serviceAccount.name", "sa")] {
+        assert_eq!(publish.volume_context[&format!("csi.storage.k8s.io/{name}")], value);
+    }
+    assert_eq!(publish.volume_context["k"], "v");
+    assert_eq!(csi.device_of(&placed("data", false)), None);
+    let error = csi.set_up(&persistent(DRIVER, "h", json!({}))).await.unwrap_err();
+    assert!(error.message.contains("only supports"), "{error}");
+    csi.tear_down(&placed("data", false)).await.unwrap();
+    assert_clean(&csi);
+}
+
+#[tokio::test]
+async fn growth_is_refused_for_good_for_now_or_tried_again() {
+    let (_world, fake, csi) = without_attach(&[]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    assert_eq!(csi.expand(&volume).await.unwrap(), None);
+    fake.told().capabilities = vec![Can::ExpandVolume];
+    assert_eq!(csi.expand(&volume).await.unwrap(), Some(64 << 20));
+    let calls = fake.calls();
+    let [Call::Expand(expand)] = calls.as_slice() else { panic!("{calls:?}") };
+    assert_eq!(expand.capacity_range.unwrap().required_bytes, 64 << 20);
+    assert_eq!(expand.volume_path, csi.publish_path("uid", "pv").display().to_string());
+    for (code, certainty) in [
+        (Code::InvalidArgument, Certainty::Final),
+        (Code::OutOfRange, Certainty::Final),
+        (Code::NotFound, Certainty::Final),
+        (Code::FailedPrecondition, Certainty::Unchanged),
+        (Code::Internal, Certainty::Uncertain),
+        (Code::Unavailable, Certainty::Uncertain),
+    ] {
+        fake.answer("NodeExpand", Some(Answer::Fail(code)));
+        assert_eq!(csi.expand(&volume).await.unwrap_err().certainty, certainty, "{code:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_driver_that_is_gone_changes_nothing() {
+    let (world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    csi.stage(&volume).await.unwrap();
+    csi.set_up(&volume).await.unwrap();
+    let changed = world.drivers.changed();
+    fake.stop().await;
+    changed.await;
+    for error in [
+        csi.device(&volume).unwrap_err(),
+        csi.set_up(&volume).await.unwrap_err(),
+        csi.tear_down(&placed("pv", false)).await.unwrap_err(),
+        csi.unstage("kubernetes.io/csi/a.example^h").await.unwrap_err(),
+    ] {
+        assert!(
+            error.certainty == Certainty::Unchanged && error.message.contains("not found in the list"),
+            "{error}"
+        );
+    }
+    assert_eq!(csi.staged().len(), 1);
+}

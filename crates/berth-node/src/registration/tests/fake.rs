@@ -105,8 +105,12 @@ impl Fake {
 
     /// Serves the driver, and announces it in `registry` under the name of a socket.
     pub(crate) async fn start(&self, registry: &Path, socket: &str) {
+        self.start_as(Routes::new(NodeServer::new(Service(self.told.clone()))), registry, socket).await;
+    }
+
+    /// The same with services of another driver behind the socket.
+    pub(crate) async fn start_as(&self, csi: Routes, registry: &Path, socket: &str) {
         let shutdown = CancellationToken::new();
-        let csi = Routes::new(NodeServer::new(Service(self.told.clone())));
         let info = PluginInfo {
             r#type: "CSIPlugin".to_owned(),
             name: self.name.clone(),
@@ -192,9 +196,9 @@ impl Node for Service {
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
         let known = self.0.lock().unwrap().capabilities.clone();
-        let capabilities = known.into_iter().map(|known| NodeServiceCapability {
-            r#type: Some(Type::Rpc(Rpc { r#type: known.into() })),
-        });
+        let capabilities = known
+            .into_iter()
+            .map(|known| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: known.into() })) });
         Ok(Response::new(NodeGetCapabilitiesResponse { capabilities: capabilities.collect() }))
     }
 
