@@ -5,7 +5,22 @@ pub mod attach_detach;
 mod claims;
 pub mod scheduler;
 mod selectors;
+pub mod workloads;
 pub mod persistent_volumes;
 pub mod protection;
 pub mod ephemeral;
 pub mod expand;
+
+use berth_kube::Cluster;
+
+/// Runs every loop until the cluster's shutdown.
+pub async fn run(cluster: Cluster) {
+    tokio::join!(
+        persistent_volumes::run(cluster.clone()),
+        protection::run(cluster.clone()),
+        ephemeral::run(cluster.clone()),
+        expand::run(cluster.clone()),
+        scheduler::run(cluster.clone()),
+        attach_detach::run(cluster.clone()),
+    );
+}

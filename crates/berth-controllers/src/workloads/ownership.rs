@@ -1,0 +1,93 @@
+//! Whose an object is: a controller takes what its selector chooses and nobody has, and lets go of what it no longer
+//! chooses.
+
+use std::sync::Arc;
+
+use berth_kube::{Cluster, Key, Kind, Result};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+
+use crate::selectors::{is_empty, label_selector, labels};
+
+/// The owner that controls an object.
+pub(super) fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
+    meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
+}
+
+/// The reference by which an object is its controller's.
+pub(super) fn reference<O: Kind>(owner: &O) -> OwnerReference {
+    OwnerReference {
+        api_version: O::api_version(&()).into_owned(),
+        kind: O::kind(&()).into_owned(),
+        name: owner.meta().name.clone().unwrap_or_default(),
+        uid: owner.meta().uid.clone().unwrap_or_default(),
+        controller: Some(true),
+        block_owner_deletion: Some(true),
+    }
+}
+
+/// Whether a selector chooses an object; one that asks for nothing chooses nothing.
+pub(super) fn chooses(selector: &LabelSelector, meta: &ObjectMeta) -> bool {
+    !is_empty(selector) && label_selector(selector, labels(meta.labels.as_ref()))
+}
+
+/// What is the owner's among `owned` (which say so) and `orphans` (which nobody has), after adopting and releasing.
+pub(super) async fn claim<O: Kind, K: Kind>(
+    cluster: &Cluster,
+    owner: &O,
+    selector: &LabelSelector,
+    owned: Vec<Arc<K>>,
+    orphans: Vec<Arc<K>>,
+) -> Result<Vec<Arc<K>>> {
+    let going = owner.meta().deletion_timestamp.is_some();
+    let mut ours = Vec::new();
+    for object in owned {
+        if chooses(selector, object.meta()) {
+            ours.push(object);
+        } else if !going {
+            release(cluster, owner, object.as_ref()).await?;
+        }
+    }
+    let mut orphans = orphans
+        .into_iter()
+        .filter(|orphan| orphan.meta().deletion_timestamp.is_none() && chooses(selector, orphan.meta()))
+        .peekable();
+    if going || orphans.peek().is_none() {
+        return Ok(ours);
+    }
+    // An owner that is gone by now must not adopt: nobody would ever remove what it adopted.
+    let fresh = cluster.fetch::<O>(&Key::of(owner)).await?;
+    let there = fresh.is_some_and(|fresh| {
+        fresh.meta().uid == owner.meta().uid && fresh.meta().deletion_timestamp.is_none()
+    });
+    if !there {
+        return Ok(ours);
+    }
+    for orphan in orphans {
+        let adopted = cluster
+            .update(orphan.as_ref(), |orphan| {
+                orphan.meta_mut().owner_references.get_or_insert_default().push(reference(owner));
+            })
+            .await;
+        match adopted {
+            Ok(adopted) => ours.push(adopted),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(ours)
+}
+
+async fn release<O: Kind, K: Kind>(cluster: &Cluster, owner: &O, object: &K) -> Result<()> {
+    let uid = owner.meta().uid.clone().unwrap_or_default();
+    let released = cluster
+        .update(object, |object| {
+            if let Some(owners) = &mut object.meta_mut().owner_references {
+                owners.retain(|owner| owner.uid != uid);
+            }
+        })
+        .await;
+    match released {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,189 @@
+//! How many pods to make, which to delete first, and what the status says. Pure.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
+use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+
+use crate::claims;
+use crate::selectors::labels;
+
+/// At most so many pods are made or deleted in one go.
+pub(super) const BURST: usize = 500;
+
+/// What to do about a set's pods.
+#[derive(Debug, PartialEq)]
+pub(super) enum Pods {
+    Right,
+    Create(usize),
+    Delete(Vec<Arc<Pod>>),
+}
+
+/// What to do, given the set's active pods and how many ready relatives each has on its node.
+pub(super) fn plan(
+    set: &ReplicaSet,
+    active: &[Arc<Pod>],
+    related: &HashMap<String, usize>,
+    now: Timestamp,
+) -> Pods {
+    let wanted = usize::try_from(wanted(set)).unwrap_or(0);
+    match active.len().cmp(&wanted) {
+        Ordering::Equal => Pods::Right,
+        Ordering::Less => Pods::Create((wanted - active.len()).min(BURST)),
+        Ordering::Greater => {
+            let mut pods = active.to_vec();
+            pods.sort_by(|a, b| first_to_go(a, b, related, now));
+            pods.truncate((active.len() - wanted).min(BURST));
+            Pods::Delete(pods)
+        }
+    }
+}
+
+/// How many pods a set should have.
+pub(super) fn wanted(set: &ReplicaSet) -> i32 {
+    set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
+}
+
+/// Whether a pod counts: it neither ran to its end nor is being deleted.
+pub(super) fn is_active(pod: &Pod) -> bool {
+    !claims::is_over(pod) && pod.metadata.deletion_timestamp.is_none()
+}
+
+/// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
+pub(super) fn first_to_go(a: &Pod, b: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> Ordering {
+    let assigned = |pod: &Pod| !claims::node_of(pod).is_empty();
+    let phase = |pod: &Pod| match claims::phase(pod) {
+        "Pending" => 0,
+        "Unknown" => 1,
+        _ => 2,
+    };
+    let crowd = |pod: &Pod| related.get(claims::node_of(pod)).copied().unwrap_or(0);
+    assigned(a)
+        .cmp(&assigned(b))
+        .then_with(|| phase(a).cmp(&phase(b)))
+        .then_with(|| is_ready(a).cmp(&is_ready(b)))
+        .then_with(|| cost(a).cmp(&cost(b)))
+        .then_with(|| crowd(b).cmp(&crowd(a)))
+        .then_with(|| match (ready_since(a), ready_since(b)) {
+            (Some(x), Some(y)) => younger(x, y, a, b, now),
+            _ => Ordering::Equal,
+        })
+        .then_with(|| restarts(b).cmp(&restarts(a)))
+        .then_with(|| match (created(a), created(b)) {
+            (Some(x), Some(y)) => younger(x, y, a, b, now),
+            (x, y) => x.cmp(&y),
+        })
+}
+
+/// The younger goes first; those of about the same age (by powers of two) in no particular order.
+fn younger(x: Timestamp, y: Timestamp, a: &Pod, b: &Pod, now: Timestamp) -> Ordering {
+    if x == y {
+        return Ordering::Equal;
+    }
+    let age = |time: Timestamp| {
+        let seconds = u64::try_from(now.duration_since(time).as_nanos().max(0)).unwrap_or(u64::MAX);
+        seconds.checked_ilog2().map_or(0, |power| power + 1)
+    };
+    age(x).cmp(&age(y)).then_with(|| a.uid().cmp(&b.uid()))
+}
+
+fn created(pod: &Pod) -> Option<Timestamp> {
+    pod.metadata.creation_timestamp.as_ref().map(|time| time.0)
+}
+
+fn cost(pod: &Pod) -> i32 {
+    pod.annotations()
+        .get("controller.kubernetes.io/pod-deletion-cost")
+        .and_then(|cost| cost.parse().ok())
+        .unwrap_or(0)
+}
+
+fn restarts(pod: &Pod) -> i32 {
+    let statuses =
+        pod.status.as_ref().and_then(|status| status.container_statuses.as_deref()).unwrap_or_default();
+    statuses.iter().map(|status| status.restart_count).max().unwrap_or(0)
+}
+
+fn ready(pod: &Pod) -> Option<&PodCondition> {
+    let conditions = pod.status.as_ref()?.conditions.as_deref()?;
+    conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Whether a pod is ready.
+pub(super) fn is_ready(pod: &Pod) -> bool {
+    ready(pod).is_some()
+}
+
+fn ready_since(pod: &Pod) -> Option<Timestamp> {
+    ready(pod)?.last_transition_time.as_ref().map(|time| time.0)
+}
+
+/// The status of a set, and in how many seconds it changes by itself because a pod was ready for long enough.
+pub(super) fn status(
+    set: &ReplicaSet,
+    active: &[Arc<Pod>],
+    terminating: usize,
+    failure: Option<&(String, String)>,
+    now: Timestamp,
+) -> (ReplicaSetStatus, Option<i64>) {
+    let spec = set.spec.clone().unwrap_or_default();
+    let minimum = i64::from(spec.min_ready_seconds.unwrap_or(0));
+    let template = spec.template.and_then(|template| template.metadata).and_then(|meta| meta.labels);
+    let (mut labelled, mut ready, mut available, mut again) = (0, 0, 0, None::<i64>);
+    for pod in active {
+        let have = labels(pod.metadata.labels.as_ref());
+        if template.iter().flatten().all(|(key, value)| have.get(key) == Some(value)) {
+            labelled += 1;
+        }
+        if !is_ready(pod) {
+            continue;
+        }
+        ready += 1;
+        let since = ready_since(pod).map_or(i64::MAX, |since| now.duration_since(since).as_secs());
+        if minimum == 0 || since >= minimum {
+            available += 1;
+        } else {
+            let left = (minimum - since).max(1);
+            again = Some(again.map_or(left, |known| known.min(left)));
+        }
+    }
+    let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
+    let some = |count: i32| (count > 0).then_some(count);
+    let status = ReplicaSetStatus {
+        replicas: count(active.len()),
+        fully_labeled_replicas: some(labelled),
+        ready_replicas: some(ready),
+        available_replicas: some(available),
+        terminating_replicas: Some(count(terminating)),
+        observed_generation: set.metadata.generation,
+        conditions: conditions(set, failure, now),
+    };
+    (status, again)
+}
+
+/// Reason and message of a failure to make or delete pods become a condition that goes when the failure does.
+fn conditions(
+    set: &ReplicaSet,
+    failure: Option<&(String, String)>,
+    now: Timestamp,
+) -> Option<Vec<ReplicaSetCondition>> {
+    let known = set.status.as_ref().and_then(|status| status.conditions.clone()).unwrap_or_default();
+    let (old, mut conditions): (Vec<_>, Vec<_>) =
+        known.into_iter().partition(|known| known.type_ == "ReplicaFailure");
+    if let Some((reason, message)) = failure {
+        let same = old.into_iter().find(|old| old.reason.as_ref() == Some(reason));
+        conditions.push(same.unwrap_or_else(|| ReplicaSetCondition {
+            type_: "ReplicaFailure".to_owned(),
+            status: "True".to_owned(),
+            reason: Some(reason.clone()),
+            message: Some(message.clone()),
+            last_transition_time: Some(Time(now)),
+        }));
+    }
+    (!conditions.is_empty()).then_some(conditions)
+}
