@@ -1,0 +1,362 @@
+//! The connection to a CSI driver: who it is, what it can do, and every call that the components make.
+//!
+//! A driver that goes away is waited for rather than given up: it is probed every second, asked again who it is and
+//! what it can do (it may be another version), and everybody is told that it is back. A call that broke on the way is
+//! answered UNAVAILABLE, whatever the transport made of it, because the driver may have done the work: only a code that
+//! the driver itself sent may count as final.
+
+mod wire;
+
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use berth_csi::v1::controller_client::ControllerClient;
+use berth_csi::v1::identity_client::IdentityClient;
+use berth_csi::v1::node_client::NodeClient;
+use berth_csi::v1::{self, controller_service_capability, node_service_capability, plugin_capability};
+use berth_csi::{Calls, Endpoint};
+use tokio::sync::watch;
+use tonic::{Code, Request, Response, Status};
+
+use self::wire::Wire;
+use crate::locks::{Held, Locks};
+
+pub use berth_csi::v1::controller_service_capability::rpc::Type as ControllerCapability;
+pub use berth_csi::v1::node_service_capability::rpc::Type as NodeCapability;
+pub use berth_csi::v1::plugin_capability::service::Type as Service;
+
+/// How long one question about the driver itself may take.
+const ASKING: Duration = Duration::from_secs(10);
+/// How long to wait before a driver that is not there, or not ready, is probed again.
+const PROBING: Duration = Duration::from_secs(1);
+/// A page of ListVolumes may be long.
+const LARGEST_ANSWER: usize = 64 << 20;
+
+/// Who a driver is and what it can do.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Identity {
+    /// Its name, as it stands in StorageClass.provisioner and CSIDriver.
+    pub name: String,
+    /// What the plugin as a whole offers.
+    pub services: HashSet<Service>,
+    /// What its Controller service can do.
+    pub controller: HashSet<ControllerCapability>,
+    /// What its Node service can do, if it has one here.
+    pub node: HashSet<NodeCapability>,
+}
+
+impl Identity {
+    /// Whether the Controller service can do this.
+    pub fn can(&self, capability: ControllerCapability) -> bool {
+        self.controller.contains(&capability)
+    }
+
+    /// Whether volumes are bound to places.
+    pub fn has_topology(&self) -> bool {
+        self.services.contains(&Service::VolumeAccessibilityConstraints)
+    }
+
+    /// Whether volumes are attached to nodes by calls.
+    pub fn attaches(&self) -> bool {
+        self.services.contains(&Service::ControllerService)
+            && self.can(ControllerCapability::PublishUnpublishVolume)
+    }
+}
+
+/// A CSI driver; clones share the connection and what is being worked on.
+#[derive(Clone)]
+pub struct Driver {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    wire: Wire,
+    locks: Locks,
+    /// `None` while the driver is not there; a new value each time it comes back.
+    identity: watch::Sender<Option<Arc<Identity>>>,
+}
+
+impl Driver {
+    /// A driver behind a socket.
+    pub fn connect(endpoint: &Endpoint) -> Self {
+        Self::over(Wire::Socket(berth_csi::connect(endpoint)))
+    }
+
+    /// A driver in this process.
+    pub fn in_process(calls: Calls) -> Self {
+        Self::over(Wire::InProcess(calls))
+    }
+
+    fn over(wire: Wire) -> Self {
+        let (identity, lost) = watch::channel(None);
+        let shared = Arc::new(Shared { wire, locks: Locks::default(), identity });
+        tokio::spawn(supervise(Arc::downgrade(&shared), lost));
+        Self { shared }
+    }
+
+    /// Waits until the driver is there and ready.
+    pub async fn ready(&self) -> Arc<Identity> {
+        let mut identity = self.shared.identity.subscribe();
+        let known = identity.wait_for(Option::is_some).await.map(|known| known.clone());
+        known.ok().flatten().expect("the sender lives as long as this driver, and the value was there")
+    }
+
+    /// Who the driver is, if it is there; UNAVAILABLE if not.
+    pub fn identity(&self) -> Result<Arc<Identity>, Status> {
+        let known = self.shared.identity.borrow().clone();
+        known
+            .ok_or_else(|| Status::unavailable("the CSI driver does not answer; waiting for it to come back"))
+    }
+
+    /// Changes whenever the driver goes away or comes back.
+    pub fn watch(&self) -> watch::Receiver<Option<Arc<Identity>>> {
+        self.shared.identity.subscribe()
+    }
+
+    /// Holds a volume, by the name of its PersistentVolume, or calls `when_free` once nobody does.
+    pub(crate) fn try_hold(&self, volume: &str, when_free: impl FnOnce() + Send + 'static) -> Option<Held> {
+        self.shared.locks.try_hold(volume, when_free)
+    }
+
+    /// CreateVolume.
+    pub async fn create_volume(
+        &self,
+        timeout: Duration,
+        request: v1::CreateVolumeRequest,
+    ) -> Result<v1::Volume, Status> {
+        let mut client = self.controller();
+        let answer =
+            self.call(timeout, request, |request| async move { client.create_volume(request).await }).await?;
+        let volume = answer.volume.filter(|volume| !volume.volume_id.is_empty());
+        // Not final: a driver that answers like this has made something.
+        volume.ok_or_else(|| Status::aborted("the CSI driver's answer to CreateVolume has no volume id"))
+    }
+
+    /// DeleteVolume.
+    pub async fn delete_volume(
+        &self,
+        timeout: Duration,
+        request: v1::DeleteVolumeRequest,
+    ) -> Result<(), Status> {
+        let mut client = self.controller();
+        self.call(timeout, request, |request| async move { client.delete_volume(request).await }).await?;
+        Ok(())
+    }
+
+    /// ControllerPublishVolume.
+    pub async fn publish(
+        &self,
+        timeout: Duration,
+        request: v1::ControllerPublishVolumeRequest,
+    ) -> Result<v1::ControllerPublishVolumeResponse, Status> {
+        let mut client = self.controller();
+        self.call(timeout, request, |request| async move { client.controller_publish_volume(request).await })
+            .await
+    }
+
+    /// ControllerUnpublishVolume.
+    pub async fn unpublish(
+        &self,
+        timeout: Duration,
+        request: v1::ControllerUnpublishVolumeRequest,
+    ) -> Result<(), Status> {
+        let mut client = self.controller();
+        self.call(
+            timeout,
+            request,
+            |request| async move { client.controller_unpublish_volume(request).await },
+        )
+        .await?;
+        Ok(())
+    }
+
+    /// One page of ListVolumes.
+    pub async fn list_volumes(
+        &self,
+        timeout: Duration,
+        request: v1::ListVolumesRequest,
+    ) -> Result<v1::ListVolumesResponse, Status> {
+        let mut client = self.controller();
+        self.call(timeout, request, |request| async move { client.list_volumes(request).await }).await
+    }
+
+    /// ControllerExpandVolume.
+    pub async fn expand(
+        &self,
+        timeout: Duration,
+        request: v1::ControllerExpandVolumeRequest,
+    ) -> Result<v1::ControllerExpandVolumeResponse, Status> {
+        let mut client = self.controller();
+        self.call(timeout, request, |request| async move { client.controller_expand_volume(request).await })
+            .await
+    }
+
+    /// ControllerModifyVolume.
+    pub async fn modify(
+        &self,
+        timeout: Duration,
+        request: v1::ControllerModifyVolumeRequest,
+    ) -> Result<(), Status> {
+        let mut client = self.controller();
+        self.call(timeout, request, |request| async move { client.controller_modify_volume(request).await })
+            .await?;
+        Ok(())
+    }
+
+    fn controller(&self) -> ControllerClient<Wire> {
+        ControllerClient::new(self.shared.wire.clone()).max_decoding_message_size(LARGEST_ANSWER)
+    }
+
+    async fn call<Q, A, F>(
+        &self,
+        timeout: Duration,
+        request: Q,
+        send: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, Status>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let answer = ask(timeout, request, send).await;
+        if answer.as_ref().is_err_and(|status| status.code() == Code::Unavailable && broke(status)) {
+            self.shared.identity.send_if_modified(|identity| identity.take().is_some());
+        }
+        answer
+    }
+}
+
+/// Sends a request and waits for the answer, no longer than `timeout`.
+async fn ask<Q, A, F>(timeout: Duration, request: Q, send: impl FnOnce(Request<Q>) -> F) -> Result<A, Status>
+where
+    F: Future<Output = Result<Response<A>, Status>>,
+{
+    let mut request = Request::new(request);
+    request.set_timeout(timeout);
+    match tokio::time::timeout(timeout, send(request)).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(status)) if broke(&status) && status.code() != Code::DeadlineExceeded => {
+            let mut unavailable =
+                Status::unavailable(format!("the call did not get through: {}", reason(&status)));
+            unavailable.set_source(Arc::new(status));
+            Err(unavailable)
+        }
+        Ok(Err(status)) => Err(status),
+        Err(_elapsed) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
+    }
+}
+
+/// Whether a status was made here, by the transport, rather than sent by the driver.
+fn broke(status: &Status) -> bool {
+    std::error::Error::source(status).is_some()
+}
+
+fn reason(status: &Status) -> String {
+    let mut deepest: &dyn std::error::Error = status;
+    while let Some(source) = deepest.source() {
+        deepest = source;
+    }
+    deepest.to_string()
+}
+
+/// Keeps the identity current for as long as anybody uses the driver.
+async fn supervise(shared: Weak<Shared>, mut lost: watch::Receiver<Option<Arc<Identity>>>) {
+    let mut silent = false;
+    loop {
+        if lost.wait_for(Option::is_none).await.is_err() {
+            return;
+        }
+        let Some(wire) = shared.upgrade().map(|shared| shared.wire.clone()) else { return };
+        match identify(wire).await {
+            Ok(identity) => {
+                tracing::info!(driver = identity.name, "the CSI driver is ready");
+                let Some(shared) = shared.upgrade() else { return };
+                silent = false;
+                shared.identity.send_replace(Some(Arc::new(identity)));
+            }
+            Err(status) => {
+                if !silent {
+                    tracing::warn!(
+                        error = status.message(),
+                        "the CSI driver is not ready; probing it every second"
+                    );
+                    silent = true;
+                }
+                tokio::time::sleep(PROBING).await;
+            }
+        }
+    }
+}
+
+async fn identify(wire: Wire) -> Result<Identity, Status> {
+    let mut identity = IdentityClient::new(wire.clone());
+    let mut client = identity.clone();
+    let ready =
+        ask(ASKING, v1::ProbeRequest {}, |request| async move { client.probe(request).await }).await?;
+    if ready.ready == Some(false) {
+        return Err(Status::unavailable("the driver says that it is not ready yet"));
+    }
+    let mut client = identity.clone();
+    let info =
+        ask(
+            ASKING,
+            v1::GetPluginInfoRequest {},
+            |request| async move { client.get_plugin_info(request).await },
+        )
+        .await?;
+    if info.name.is_empty() {
+        return Err(Status::internal("the driver has no name (GetPluginInfo)"));
+    }
+    let plugin = ask(ASKING, v1::GetPluginCapabilitiesRequest {}, |request| async move {
+        identity.get_plugin_capabilities(request).await
+    })
+    .await?;
+    let services: HashSet<Service> = plugin
+        .capabilities
+        .iter()
+        .filter_map(|capability| match &capability.r#type {
+            Some(plugin_capability::Type::Service(service)) => Some(service.r#type()),
+            _ => None,
+        })
+        .collect();
+    let controller = if services.contains(&Service::ControllerService) {
+        controller_capabilities(wire.clone()).await?
+    } else {
+        HashSet::new()
+    };
+    let node = match node_capabilities(wire).await {
+        Err(status) if status.code() == Code::Unimplemented => HashSet::new(),
+        answer => answer?,
+    };
+    Ok(Identity { name: info.name, services, controller, node })
+}
+
+async fn controller_capabilities(wire: Wire) -> Result<HashSet<ControllerCapability>, Status> {
+    let mut client = ControllerClient::new(wire);
+    let answer = ask(ASKING, v1::ControllerGetCapabilitiesRequest {}, |request| async move {
+        client.controller_get_capabilities(request).await
+    })
+    .await?;
+    let types = answer.capabilities.iter().filter_map(|capability| match &capability.r#type {
+        Some(controller_service_capability::Type::Rpc(rpc)) => Some(rpc.r#type()),
+        None => None,
+    });
+    Ok(types.collect())
+}
+
+async fn node_capabilities(wire: Wire) -> Result<HashSet<NodeCapability>, Status> {
+    let mut client = NodeClient::new(wire);
+    let answer = ask(ASKING, v1::NodeGetCapabilitiesRequest {}, |request| async move {
+        client.node_get_capabilities(request).await
+    })
+    .await?;
+    let types = answer.capabilities.iter().filter_map(|capability| match &capability.r#type {
+        Some(node_service_capability::Type::Rpc(rpc)) => Some(rpc.r#type()),
+        None => None,
+    });
+    Ok(types.collect())
+}
+
+/// A status as Go's sidecars write it, which is what people search for.
+pub(crate) fn describe(status: &Status) -> String {
+    format!("rpc error: code = {} desc = {}", berth_csi::code::go_name(status.code()), status.message())
+}

@@ -1,0 +1,78 @@
+//! Why an item could not be brought where it should be, and whether the driver may still be working on it.
+
+use berth_csi::code;
+use tonic::{Code, Status};
+
+use crate::driver;
+
+/// A failed look at an item.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// Kubernetes refused, or could not be reached.
+    #[error(transparent)]
+    Kube(#[from] berth_kube::Error),
+    /// The driver refused, or could not be reached.
+    #[error("{}", driver::describe(.0))]
+    Call(#[from] Status),
+    /// The objects do not add up; a person has to change one of them.
+    #[error("{0}")]
+    Refused(String),
+}
+
+impl Failure {
+    /// A sentence that a person can act on.
+    pub(crate) fn refused(text: impl Into<String>) -> Self {
+        Self::Refused(text.into())
+    }
+
+    /// The error and its causes, for events.
+    pub(crate) fn sentence(&self) -> String {
+        match self {
+            Self::Kube(error) => error.chain(),
+            Self::Call(_) | Self::Refused(_) => self.to_string(),
+        }
+    }
+
+    /// The driver's code, if it was the driver.
+    pub(crate) fn code(&self) -> Option<Code> {
+        match self {
+            Self::Call(status) => Some(status.code()),
+            Self::Kube(_) | Self::Refused(_) => None,
+        }
+    }
+
+    /// Whether somebody else was merely quicker.
+    pub(crate) fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kube(error) if error.is_conflict())
+    }
+
+    /// What to do about it, where the driver's own words may not say.
+    pub(crate) fn hint(&self) -> &'static str {
+        match self.code() {
+            Some(Code::Unavailable) => " (is the driver's controller running?)",
+            Some(Code::DeadlineExceeded) => " (the driver is slow; the call is repeated until it answers)",
+            Some(Code::Unauthenticated | Code::PermissionDenied) => {
+                " (check the driver's credentials and the secrets that the StorageClass names)"
+            }
+            _ => "",
+        }
+    }
+}
+
+impl berth_kube::Failure for Failure {
+    fn is_conflict(&self) -> bool {
+        Self::is_conflict(self)
+    }
+
+    fn describe(&self) -> String {
+        self.sentence()
+    }
+}
+
+/// Whether a code means that the driver is certainly not working on it any more.
+///
+/// Provisioning draws the line elsewhere than [`code::is_final`]: RESOURCE_EXHAUSTED is what a driver answers when there
+/// is no room at a place, and the scheduler must be free to choose another.
+pub(crate) fn is_final_for_provisioning(code: Code) -> bool {
+    code == Code::ResourceExhausted || code::is_final(code)
+}

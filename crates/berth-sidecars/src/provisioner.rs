@@ -1,0 +1,277 @@
+//! Makes volumes for claims and deletes those that are released.
+//!
+//! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment, CSINode and Node (drivers with
+//! topology), VolumeAttributesClass, VolumeSnapshot, VolumeSnapshotContent and Secret (one at a time). Writes:
+//! PersistentVolume (create, finalizer, delete), claims' finalizers and `selected-node`, finalizers of sources.
+//! Events on claims: `Provisioning`, `ProvisioningSucceeded`, `ProvisioningFailed`; on volumes: `VolumeFailedDelete`.
+//!
+//! # No volume without an owner
+//!
+//! Between CreateVolume and the PersistentVolume nothing in Kubernetes knows the new volume; if the process dies there
+//! and the claim is deleted, it would exist, and cost, for ever. So a claim carries a finalizer of ours,
+//! `creating.berth.dev/<driver>`, from before the call until its PersistentVolume is saved or the driver has finally
+//! refused. A claim that is deleted meanwhile stays (Terminating, usually for a moment), and whoever finds it with the
+//! mark repeats the call, which by its name gives the same volume, and deletes it.
+//!
+//! It is a finalizer and not an annotation because an annotation would go with the claim. It carries no data because
+//! claims belong to their users: a request recorded there could be forged to reach other people's secrets, snapshots
+//! and volumes. What is asked for is remembered in memory, so that retries are the same, and computed anew after a
+//! restart; classes cannot be changed, so it is the same but for topology. It names the driver, so two provisioners
+//! never touch each other's. Another provisioner that takes over ignores it, uses the same volume name and so finds the
+//! same volume. Only a claim that was being provisioned at the moment of a kill and is never seen by Berth again keeps
+//! the finalizer; an orderly stop waits for the calls under way and leaves none.
+
+mod apply;
+mod claim;
+mod delete;
+mod request;
+mod source;
+mod topology;
+mod volume;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
+use kube::ResourceExt as _;
+
+use self::request::Wanted;
+use crate::driver::{Driver, Identity};
+use crate::failure::Failure;
+
+/// How a provisioner works; the defaults are upstream's.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How many claims, and how many volumes, are worked on at a time.
+    pub workers: usize,
+    /// When a failed item is tried again.
+    pub retry: Backoff,
+    /// Claim and volume names are given to the driver as parameters.
+    pub extra_create_metadata: bool,
+    /// The filesystem of classes that name none.
+    pub default_fs_type: String,
+    /// A volume must be reachable from the selected node's place, not just from one like it.
+    pub strict_topology: bool,
+    /// Without a selected node, the places that there are in the cluster are asked for.
+    pub immediate_topology: bool,
+    /// What volumes' names begin with.
+    pub volume_name_prefix: String,
+    /// How much of the claim's UID, without dashes, follows; all of it as it is if `None`.
+    pub volume_name_uuid_length: Option<usize>,
+    /// A volume with the sole access mode ReadOnlyMany is published read-only.
+    pub controller_publish_readonly: bool,
+    /// A restore may not change the volume mode unless the content allows it.
+    pub prevent_volume_mode_conversion: bool,
+    /// This process among its replicas, in events: a host or pod name.
+    pub instance: String,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+            workers: 100,
+            retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
+            extra_create_metadata: false,
+            default_fs_type: String::new(),
+            strict_topology: false,
+            immediate_topology: true,
+            volume_name_prefix: "pvc".to_owned(),
+            volume_name_uuid_length: None,
+            controller_publish_readonly: false,
+            prevent_volume_mode_conversion: true,
+            instance: "berth".to_owned(),
+        }
+    }
+}
+
+/// After somebody else was quicker: look again, the change is on its way here.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Provisions and deletes until the cluster's shutdown, then finishes what is under way.
+pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
+    let shutdown = cluster.shutdown().clone();
+    let identity = tokio::select! {
+        () = shutdown.cancelled() => return,
+        identity = driver.ready() => identity,
+    };
+    let provisioner = Arc::new(Provisioner::new(&cluster, driver, options, &identity));
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = provisioner.start() => {}
+    }
+    let workers = provisioner.options.workers;
+    let claims =
+        provisioner.claim_queue.run(workers, shutdown.clone(), |key| provisioner.clone().look_at_claim(key));
+    let volumes = provisioner
+        .volume_queue
+        .run(workers, shutdown.clone(), |key| provisioner.clone().look_at_volume(key));
+    tokio::join!(claims, volumes, provisioner.look_again_when_the_driver_is_back());
+}
+
+struct Provisioner {
+    cluster: Cluster,
+    driver: Driver,
+    /// The driver that this provisioner was started for.
+    name: String,
+    /// This process, in the attributes of the volumes it makes.
+    identity: String,
+    options: Options,
+    recorder: Recorder,
+    claims: Cache<PersistentVolumeClaim>,
+    claims_by_class: Index<PersistentVolumeClaim, String>,
+    volumes: Cache<PersistentVolume>,
+    volumes_by_handle: Index<PersistentVolume, String>,
+    classes: Cache<StorageClass>,
+    attachments: Index<VolumeAttachment, String>,
+    places: Option<(Cache<CSINode>, Cache<Node>)>,
+    /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
+    remembered: Mutex<HashMap<String, Arc<Wanted>>>,
+    claim_queue: Queue<Key>,
+    volume_queue: Queue<Key>,
+}
+
+impl Provisioner {
+    fn new(cluster: &Cluster, driver: Driver, options: Options, identity: &Identity) -> Self {
+        let name = identity.name.clone();
+        let now = Timestamp::now();
+        let volumes = cluster.cache::<PersistentVolume>();
+        let claims = cluster.cache::<PersistentVolumeClaim>();
+        let (driver_name, mark) = (name.clone(), crate::names::creating(&name));
+        Self {
+            recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
+            identity: format!("{}-{}-{name}", now.as_millisecond(), now.subsec_nanosecond() % 10_000),
+            claims_by_class: claims.index(move |claim| {
+                let open = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
+                    || claim.finalizers().contains(&mark);
+                claim::class_of(claim).filter(|_| open).into_iter().collect()
+            }),
+            claims,
+            volumes_by_handle: volumes.index(move |volume| {
+                let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+                csi.filter(|csi| csi.driver == driver_name)
+                    .map(|csi| csi.volume_handle.clone())
+                    .into_iter()
+                    .collect()
+            }),
+            volumes,
+            classes: cluster.cache(),
+            attachments: cluster.cache::<VolumeAttachment>().index(|attachment| {
+                attachment.spec.source.persistent_volume_name.clone().into_iter().collect()
+            }),
+            places: identity.has_topology().then(|| (cluster.cache(), cluster.cache())),
+            remembered: Mutex::default(),
+            claim_queue: Queue::new("claims", options.retry),
+            volume_queue: Queue::new("volumes", options.retry),
+            cluster: cluster.named("external-provisioner"),
+            driver,
+            name,
+            options,
+        }
+    }
+
+    /// Waits for the caches and puts what there is, and then what changes, into the queues.
+    async fn start(self: &Arc<Self>) {
+        self.claims.synced().await;
+        self.volumes.synced().await;
+        self.classes.synced().await;
+        self.cluster.cache::<VolumeAttachment>().synced().await;
+        if let Some((csi_nodes, nodes)) = &self.places {
+            csi_nodes.synced().await;
+            nodes.synced().await;
+        }
+        let (queue, this) = (self.claim_queue.clone(), Arc::downgrade(self));
+        self.claims.subscribe(move |before, after| match (before, after) {
+            (Some(gone), None) => {
+                if let (Some(this), Some(uid)) = (this.upgrade(), gone.uid()) {
+                    this.remembered().remove(&uid);
+                }
+            }
+            (Some(before), Some(after)) if !matters(before, after) => {}
+            (_, Some(after)) => queue.add(Key::of(after.as_ref())),
+            (None, None) => {}
+        });
+        let (queue, claims) = (self.claim_queue.clone(), self.claims_by_class.clone());
+        self.classes.subscribe(move |_, after| {
+            for claim in after.iter().flat_map(|class| claims.get(&class.name_any())) {
+                queue.add(Key::of(claim.as_ref()));
+            }
+        });
+        let queue = self.volume_queue.clone();
+        self.volumes.on_change(move |volume| queue.add(Key::of(volume.as_ref())));
+        let queue = self.volume_queue.clone();
+        self.cluster.cache::<VolumeAttachment>().subscribe(move |before, after| {
+            let volume = before.and_then(|before| before.spec.source.persistent_volume_name.as_deref());
+            if let (Some(volume), None) = (volume, after) {
+                queue.add(Key::cluster(volume));
+            }
+        });
+    }
+
+    /// A driver that was away has cost everything its backoff: begin anew.
+    async fn look_again_when_the_driver_is_back(&self) {
+        let mut driver = self.driver.watch();
+        driver.mark_unchanged();
+        loop {
+            tokio::select! {
+                () = self.cluster.shutdown().cancelled() => return,
+                changed = driver.changed() => if changed.is_err() { return },
+            }
+            if driver.borrow_and_update().is_none() {
+                continue;
+            }
+            for class in self.claims_by_class.values() {
+                for claim in self.claims_by_class.get(&class) {
+                    self.claim_queue.add(Key::of(claim.as_ref()));
+                }
+            }
+            for volume in self.volumes.list() {
+                self.volume_queue.add(Key::of(volume.as_ref()));
+            }
+        }
+    }
+
+    async fn look_at_claim(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
+        settled(self.sync_claim(&key).await)
+    }
+
+    async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
+        settled(self.sync_volume(&key).await)
+    }
+
+    /// Who the driver is now; refused if it is not the one this provisioner was started for.
+    fn driver_now(&self) -> Result<Arc<Identity>, Failure> {
+        let identity = self.driver.identity()?;
+        if identity.name == self.name {
+            Ok(identity)
+        } else {
+            Err(Failure::refused(format!("the driver here is now {:?}, not {:?}", identity.name, self.name)))
+        }
+    }
+
+    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
+        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Whether a change of a claim calls for a look: finalizers, among them our own, and other status do not.
+fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> bool {
+    let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
+    before.spec != after.spec
+        || before.metadata.annotations != after.metadata.annotations
+        || before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
+        || phase(before) != phase(after)
+}
+
+fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
+    match result {
+        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
+        result => result,
+    }
+}

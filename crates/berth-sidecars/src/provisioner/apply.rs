@@ -1,0 +1,566 @@
+//! Carries out what was decided about claims and volumes.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use berth_csi::v1::{
+    CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, Volume, VolumeContentSource,
+    volume_content_source,
+};
+use berth_kube::{Key, Next};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
+use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
+use kube::ResourceExt as _;
+
+use super::claim::{self, Plan, Verdict};
+use super::request::{self, Wanted};
+use super::source::{self, Source, VolumeSnapshot, VolumeSnapshotContent};
+use super::topology::{self, NoPlace, Places};
+use super::{Provisioner, delete, volume};
+use crate::driver::Identity;
+use crate::failure::{Failure, is_final_for_provisioning};
+use crate::finalizers;
+use crate::names::{
+    ALPHA_SELECTED_NODE, CLONING_PROTECTION, DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE,
+    PROVISIONER_FINALIZER, SELECTED_NODE, SNAPSHOT_SOURCE_PROTECTION, creating,
+};
+use crate::secrets::{self, Purpose};
+
+/// How often a volume that is not what was asked for is tried to be deleted at once.
+const DELETE_TRIES: u32 = 5;
+/// How often a change of a claim is tried again at once when somebody else was quicker.
+const EDIT_TRIES: u32 = 5;
+
+/// Why there is nothing to ask the driver for.
+enum Unprepared {
+    /// The selected node is gone.
+    Reschedule(Failure),
+    /// An external populator fills the claim.
+    Foreign,
+    /// Anything else; nothing was asked of the driver.
+    Failed(Failure),
+}
+
+impl<F: Into<Failure>> From<F> for Unprepared {
+    fn from(failure: F) -> Self {
+        Self::Failed(failure.into())
+    }
+}
+
+impl Provisioner {
+    pub(super) async fn sync_claim(&self, key: &Key) -> Result<Next, Failure> {
+        let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
+        let identity = self.driver_now()?;
+        let name = request::volume_name(&claim, &self.options)?;
+        let class = claim::class_of(&claim).and_then(|class| self.classes.named(&class));
+        let saved = self.volumes.named(&name).is_some();
+        let plan = claim::plan(&claim, class.as_deref(), &self.name, &name, saved);
+        if plan == Plan::Nothing {
+            return Ok(Next::Done);
+        }
+        let (queue, again) = (self.claim_queue.clone(), key.clone());
+        let Some(_held) = self.driver.try_hold(&name, move || queue.add(again)) else {
+            return Ok(Next::Done);
+        };
+        match (plan, class) {
+            (Plan::Unmark, _) => self.unmark(&claim).await,
+            (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity).await,
+            (Plan::Undo, class) => self.undo(&claim, class.as_deref(), &identity, &name).await,
+            (Plan::Nothing | Plan::Provision, _) => Ok(Next::Done),
+        }
+    }
+
+    async fn provision(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: &StorageClass,
+        identity: &Identity,
+    ) -> Result<Next, Failure> {
+        let uid = claim.uid().unwrap_or_default();
+        let known = self.remembered().get(&uid).cloned();
+        let wanted = match known {
+            Some(wanted) => wanted,
+            None => match self.prepare(claim, class, identity, false).await {
+                Ok(wanted) => Arc::new(wanted),
+                Err(Unprepared::Reschedule(failure)) => {
+                    self.tell_failed(claim, class, &failure);
+                    self.reschedule(claim).await?;
+                    return Ok(Next::Done);
+                }
+                Err(Unprepared::Foreign) => {
+                    self.recorder.normal(
+                        claim.as_ref(),
+                        "Provisioning",
+                        "Assuming an external populator will provision the volume",
+                    );
+                    return Ok(Next::Done);
+                }
+                Err(Unprepared::Failed(failure)) => {
+                    self.tell_failed(claim, class, &failure);
+                    return Err(failure);
+                }
+            },
+        };
+        let secrets = match secrets::read(&self.cluster, wanted.secret(Purpose::Provisioner)).await {
+            Ok(secrets) => secrets,
+            Err(failure) => {
+                self.tell_failed(claim, class, &failure);
+                return Err(failure);
+            }
+        };
+        let mark = creating(&self.name);
+        let claim = self.cluster.update(claim.as_ref(), |claim| finalizers::add(claim, &mark)).await?;
+        self.remembered().insert(uid, wanted.clone());
+        let about = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        self.recorder.normal(
+            claim.as_ref(),
+            "Provisioning",
+            format!("External provisioner is provisioning volume for claim \"{about}\""),
+        );
+        match self.create(&wanted, &secrets).await {
+            Ok(made) => self.save(&claim, &wanted, &made, identity).await,
+            Err(failure) => self.refused(&claim, class, identity, failure).await,
+        }
+    }
+
+    /// Asks for the volume; what is not what was asked for is deleted again.
+    async fn create(&self, wanted: &Wanted, secrets: &BTreeMap<String, String>) -> Result<Volume, Failure> {
+        let request = CreateVolumeRequest {
+            name: wanted.name.clone(),
+            capacity_range: Some(CapacityRange { required_bytes: wanted.bytes, limit_bytes: 0 }),
+            volume_capabilities: wanted.capabilities.clone(),
+            parameters: wanted.parameters.clone(),
+            secrets: secrets.clone(),
+            volume_content_source: wanted.source.clone(),
+            accessibility_requirements: wanted.topology.clone(),
+            mutable_parameters: wanted.mutable_parameters.clone(),
+        };
+        let made = self.driver.create_volume(self.options.timeout, request).await?;
+        let wrong = if made.capacity_bytes != 0 && made.capacity_bytes < wanted.bytes {
+            format!(
+                "created volume capacity {} less than requested capacity {}",
+                made.capacity_bytes, wanted.bytes
+            )
+        } else if wanted.source.is_some() && made.content_source.is_none() {
+            "volume content source missing: the driver made an empty volume instead of a copy".to_owned()
+        } else {
+            return Ok(made);
+        };
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            let request = DeleteVolumeRequest { volume_id: made.volume_id.clone(), secrets: secrets.clone() };
+            match self.driver.delete_volume(self.options.timeout, request).await {
+                Ok(()) => return Err(Failure::refused(wrong)),
+                Err(status) if tries == DELETE_TRIES => {
+                    let text = format!("{wrong}, and deleting it failed: {}", status.message());
+                    return Err(tonic::Status::aborted(text).into());
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Tells Kubernetes of the volume, then takes the mark away.
+    async fn save(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        wanted: &Wanted,
+        made: &Volume,
+        identity: &Identity,
+    ) -> Result<Next, Failure> {
+        let object = volume::saved(claim, wanted, made, identity, &self.identity);
+        match self.cluster.create(&object).await {
+            Ok(_) => {}
+            Err(error) if error.is_already_exists() => {
+                let key = Key::cluster(wanted.name.clone());
+                let there = self.cluster.fetch::<PersistentVolume>(&key).await?;
+                let owner = there.and_then(|there| there.spec.as_ref()?.claim_ref.as_ref()?.uid.clone());
+                if owner != claim.uid() {
+                    let failure = Failure::refused(format!(
+                        "a PersistentVolume called {} exists and belongs to another claim; rename or delete it",
+                        wanted.name
+                    ));
+                    self.recorder.warning(claim.as_ref(), "ProvisioningFailed", failure.sentence());
+                    return Err(failure);
+                }
+            }
+            Err(error) => {
+                let text = format!("Error saving the PersistentVolume {}: {}", wanted.name, error.chain());
+                self.recorder.warning(claim.as_ref(), "ProvisioningFailed", text);
+                return Err(error.into());
+            }
+        }
+        let text = format!("Successfully provisioned volume {}", wanted.name);
+        self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", text);
+        self.unmark(claim).await?;
+        self.release_source(claim).await?;
+        Ok(Next::Done)
+    }
+
+    /// The driver did not make a volume, or did not say so.
+    async fn refused(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: &StorageClass,
+        identity: &Identity,
+        failure: Failure,
+    ) -> Result<Next, Failure> {
+        self.tell_failed(claim, class, &failure);
+        let selected = claim::waits(class) && claim::selected_node(claim).is_some();
+        let verdict = failure
+            .code()
+            .map_or(Verdict::Finished, |code| claim::verdict(code, identity.has_topology(), selected));
+        match verdict {
+            Verdict::InBackground => Err(failure),
+            Verdict::Reschedule => {
+                self.reschedule(claim).await?;
+                Ok(Next::Done)
+            }
+            Verdict::Infeasible => {
+                self.unmark(claim).await?;
+                tracing::warn!(claim = %Key::of(claim.as_ref()), error = failure.sentence(), "no such volume can be made");
+                Ok(Next::After(self.options.retry.longest))
+            }
+            Verdict::Finished => {
+                self.unmark(claim).await?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Finds the volume that may have been made for a claim that does not want it any more, and deletes it.
+    async fn undo(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: Option<&StorageClass>,
+        identity: &Identity,
+        name: &str,
+    ) -> Result<Next, Failure> {
+        // Data is about to be deleted: what the caches say is not enough.
+        let live = self.cluster.fetch::<PersistentVolumeClaim>(&Key::of(claim.as_ref())).await?;
+        let Some(live) = live.filter(|live| live.uid() == claim.uid()) else { return Ok(Next::Done) };
+        let saved = self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some();
+        match claim::plan(&live, class, &self.name, name, saved) {
+            Plan::Undo => {}
+            Plan::Unmark => return self.unmark(&live).await,
+            Plan::Nothing | Plan::Provision => return Ok(Next::Done),
+        }
+        let known = self.remembered().get(&live.uid().unwrap_or_default()).cloned();
+        let wanted = match (known, class) {
+            (Some(wanted), _) => wanted,
+            (None, Some(class)) => match self.prepare(&live, class, identity, true).await {
+                Ok(wanted) => Arc::new(wanted),
+                Err(Unprepared::Foreign) => return self.unmark(&live).await,
+                Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
+                    self.tell_failed(&live, class, &failure);
+                    return Err(failure);
+                }
+            },
+            (None, None) => {
+                let text = format!(
+                    "whether a volume was created for this claim can only be found out with its StorageClass {:?}, which \
+                     is gone: create it again, or remove the finalizer {} if you know that there is no volume {name}",
+                    claim::class_of(&live).unwrap_or_default(),
+                    creating(&self.name)
+                );
+                self.recorder.warning(live.as_ref(), "ProvisioningFailed", text);
+                return Ok(Next::Done);
+            }
+        };
+        let secrets = secrets::read(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
+        match self.create(&wanted, &secrets).await {
+            Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
+                let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
+                self.driver.delete_volume(self.options.timeout, request).await?;
+            }
+            // Somebody made a PersistentVolume for it by hand.
+            Ok(_) => {}
+            Err(failure) if !failure.code().is_none_or(is_final_for_provisioning) => return Err(failure),
+            Err(failure) => tracing::debug!(error = failure.sentence(), volume = name, "no volume to undo"),
+        }
+        self.unmark(&live).await?;
+        self.release_source(&live).await?;
+        Ok(Next::Done)
+    }
+
+    /// Looks up everything that the request needs. `relaxed`: for a claim that is not to be provisioned any more, so
+    /// that a node that is gone is no obstacle.
+    async fn prepare(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        identity: &Identity,
+        relaxed: bool,
+    ) -> Result<Wanted, Unprepared> {
+        let source = Source::of(claim)?;
+        if source == Some(Source::Foreign) {
+            return Err(Unprepared::Foreign);
+        }
+        let attributes =
+            match claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref()) {
+                Some(name) if !name.is_empty() => {
+                    let found = self.cluster.fetch::<VolumeAttributesClass>(&Key::cluster(name)).await?;
+                    Some(found.ok_or_else(|| {
+                        Failure::refused(format!("VolumeAttributesClass {name:?} does not exist"))
+                    })?)
+                }
+                _ => None,
+            };
+        let mut wanted = request::wanted(claim, class, attributes.as_deref(), identity, &self.options)?;
+        wanted.source = self.look_up_source(claim, source).await?;
+        if let Some((csi_nodes, nodes)) = &self.places {
+            let places = Places {
+                driver: &self.name,
+                csi_nodes: &csi_nodes.list(),
+                nodes: &nodes.list(),
+                allowed: class.allowed_topologies.as_deref().unwrap_or_default(),
+                selected: claim::selected_node(claim).filter(|_| claim::waits(class)),
+                claim: &claim.name_any(),
+                strict: self.options.strict_topology,
+                immediate: self.options.immediate_topology,
+            };
+            wanted.topology = match topology::requirement(&places) {
+                Err(_) if relaxed => {
+                    topology::requirement(&Places { selected: None, ..places }).ok().flatten()
+                }
+                Err(gone @ NoPlace::NodeGone(_)) => {
+                    return Err(Unprepared::Reschedule(Failure::refused(gone.to_string())));
+                }
+                found => found.map_err(|wrong| Failure::refused(wrong.to_string()))?,
+            };
+        }
+        Ok(wanted)
+    }
+
+    async fn look_up_source(
+        &self,
+        claim: &PersistentVolumeClaim,
+        source: Option<Source>,
+    ) -> Result<Option<VolumeContentSource>, Failure> {
+        let namespace = claim.namespace().unwrap_or_default();
+        let kind = match source {
+            None | Some(Source::Foreign) => return Ok(None),
+            Some(Source::Snapshot(name)) => {
+                let snapshot_id = self.look_up_snapshot(claim, &Key::new(namespace, name)).await?;
+                volume_content_source::Type::Snapshot(volume_content_source::SnapshotSource { snapshot_id })
+            }
+            Some(Source::Claim(name)) => {
+                let volume_id = self.look_up_clone(claim, &Key::new(namespace, name)).await?;
+                volume_content_source::Type::Volume(volume_content_source::VolumeSource { volume_id })
+            }
+        };
+        Ok(Some(VolumeContentSource { r#type: Some(kind) }))
+    }
+
+    async fn look_up_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+        let gone = || {
+            Failure::refused(format!(
+                "error getting snapshot {} from api server: it does not exist",
+                key.name
+            ))
+        };
+        let snapshot = self.cluster.fetch::<VolumeSnapshot>(key).await?.ok_or_else(gone)?;
+        let bound =
+            snapshot.status.as_ref().and_then(|status| status.bound_volume_snapshot_content_name.clone());
+        let content = match bound.filter(|name| !name.is_empty()) {
+            Some(name) => self.cluster.fetch::<VolumeSnapshotContent>(&Key::cluster(name)).await?,
+            None => None,
+        };
+        let handle = source::restorable(
+            claim,
+            &snapshot,
+            content.as_deref(),
+            &self.name,
+            self.options.prevent_volume_mode_conversion,
+        )?;
+        let protected = self.cluster.update(snapshot.as_ref(), |snapshot| {
+            finalizers::add(snapshot, SNAPSHOT_SOURCE_PROTECTION);
+        });
+        match protected.await {
+            // Older installations do not allow it; the restore works without.
+            Err(error) if error.status() == Some(403) => {}
+            result => {
+                result?;
+            }
+        }
+        Ok(handle)
+    }
+
+    async fn look_up_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+        let gone = || {
+            Failure::refused(format!(
+                "error getting PVC {key} (namespace and name) from api server: it does not exist"
+            ))
+        };
+        let source = self.claims.get(key).ok_or_else(gone)?;
+        let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+        let volume = self.volumes.named(&name);
+        let handle = source::cloneable(claim, &source, volume.as_deref(), &self.name)?;
+        self.cluster.update(source.as_ref(), |source| finalizers::add(source, CLONING_PROTECTION)).await?;
+        Ok(handle)
+    }
+
+    /// Lets a source go that no claim is being made from any more.
+    async fn release_source(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        let namespace = claim.namespace().unwrap_or_default();
+        match Source::of(claim) {
+            Ok(Some(Source::Snapshot(name))) => {
+                let snapshot = self.cluster.fetch::<VolumeSnapshot>(&Key::new(namespace, name)).await?;
+                if let Some(snapshot) = snapshot {
+                    self.cluster
+                        .update(snapshot.as_ref(), |snapshot| {
+                            finalizers::remove(snapshot, SNAPSHOT_SOURCE_PROTECTION)
+                        })
+                        .await?;
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the mark away and forgets what was asked for.
+    async fn unmark(&self, claim: &PersistentVolumeClaim) -> Result<Next, Failure> {
+        let mark = creating(&self.name);
+        self.edit(claim, |claim| finalizers::remove(claim, &mark)).await?;
+        self.remembered().remove(&claim.uid().unwrap_or_default());
+        Ok(Next::Done)
+    }
+
+    /// Asks the scheduler for another node, and takes the mark away.
+    async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        let mark = creating(&self.name);
+        self.edit(claim, |claim| {
+            finalizers::remove(claim, &mark);
+            claim.annotations_mut().remove(SELECTED_NODE);
+            claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
+        })
+        .await?;
+        self.remembered().remove(&claim.uid().unwrap_or_default());
+        Ok(())
+    }
+
+    /// Changes a claim as it is now, again if somebody else was quicker; one that is gone needs no change.
+    async fn edit(
+        &self,
+        claim: &PersistentVolumeClaim,
+        change: impl Fn(&mut PersistentVolumeClaim),
+    ) -> Result<(), Failure> {
+        let key = Key::of(claim);
+        let mut current = self.claims.get(&key).filter(|current| current.uid() == claim.uid());
+        for _ in 0..EDIT_TRIES {
+            let Some(claim_now) = current else { return Ok(()) };
+            match self.cluster.update(claim_now.as_ref(), &change).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.is_not_found() => return Ok(()),
+                Err(error) if error.is_conflict() => {
+                    current = self
+                        .cluster
+                        .fetch(&key)
+                        .await?
+                        .filter(|now: &Arc<PersistentVolumeClaim>| now.uid() == claim.uid());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        Err(Failure::refused(format!("claim {key} is changed all the time by somebody else")))
+    }
+
+    fn tell_failed(&self, claim: &PersistentVolumeClaim, class: &StorageClass, failure: &Failure) {
+        if failure.is_conflict() {
+            return;
+        }
+        let text = format!(
+            "failed to provision volume with StorageClass {:?}: {}{}",
+            class.name_any(),
+            failure.sentence(),
+            failure.hint()
+        );
+        self.recorder.warning(claim, "ProvisioningFailed", text);
+    }
+
+    pub(super) async fn sync_volume(&self, key: &Key) -> Result<Next, Failure> {
+        let Some(volume) = self.volumes.get(key) else { return Ok(Next::Done) };
+        let attached = || !self.attachments.get(key.name.as_str()).is_empty();
+        match delete::plan(&volume, &self.name, attached()) {
+            // Comes again when the attachment goes.
+            delete::Plan::Nothing | delete::Plan::Attached => return Ok(Next::Done),
+            delete::Plan::Protect => {
+                self.cluster
+                    .update(volume.as_ref(), |volume| finalizers::add(volume, PROVISIONER_FINALIZER))
+                    .await?;
+                return Ok(Next::Done);
+            }
+            delete::Plan::Unprotect => {
+                self.cluster
+                    .update(volume.as_ref(), |volume| finalizers::remove(volume, PROVISIONER_FINALIZER))
+                    .await?;
+                return Ok(Next::Done);
+            }
+            delete::Plan::Delete => {}
+        }
+        self.driver_now()?;
+        let (queue, again) = (self.volume_queue.clone(), key.clone());
+        let Some(_held) = self.driver.try_hold(&key.name, move || queue.add(again)) else {
+            return Ok(Next::Done);
+        };
+        // Data is about to be deleted: what the cache says is not enough.
+        let live =
+            self.cluster.fetch::<PersistentVolume>(key).await?.filter(|live| live.uid() == volume.uid());
+        let Some(live) = live else { return Ok(Next::Done) };
+        if delete::plan(&live, &self.name, attached()) != delete::Plan::Delete {
+            return Ok(Next::Done);
+        }
+        match self.delete(&live).await {
+            Err(failure) if !failure.is_conflict() => {
+                let text = format!("{}{}", failure.sentence(), failure.hint());
+                self.recorder.warning(live.as_ref(), "VolumeFailedDelete", text);
+                Err(failure)
+            }
+            result => result,
+        }
+    }
+
+    async fn delete(&self, volume: &PersistentVolume) -> Result<Next, Failure> {
+        let handle = volume.spec.as_ref().and_then(|spec| Some(spec.csi.as_ref()?.volume_handle.clone()));
+        let volume_id =
+            handle.ok_or_else(|| Failure::refused("the volume is no CSI volume; delete it by hand"))?;
+        // A secret that is gone must not keep the volume for ever: the driver may not need it.
+        let secrets = match secrets::read(&self.cluster, self.deletion_secret(volume).as_ref()).await {
+            Err(Failure::Refused(why)) => {
+                tracing::warn!(volume = volume.name_any(), why, "deleting the volume without its secret");
+                BTreeMap::new()
+            }
+            secrets => secrets?,
+        };
+        self.driver.delete_volume(self.options.timeout, DeleteVolumeRequest { volume_id, secrets }).await?;
+        self.cluster.delete(volume).await?;
+        let left = self.cluster.fetch::<PersistentVolume>(&Key::of(volume)).await?;
+        if let Some(left) = left.filter(|left| left.uid() == volume.uid()) {
+            let freed =
+                self.cluster.update(left.as_ref(), |left| finalizers::remove(left, PROVISIONER_FINALIZER));
+            match freed.await {
+                Err(error) if error.is_not_found() => {}
+                result => {
+                    result?;
+                }
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    /// The secret that deletes a volume: the one it was made with, or what its class says now.
+    fn deletion_secret(&self, volume: &PersistentVolume) -> Option<SecretReference> {
+        let annotation = |key: &str| volume.annotations().get(key).cloned();
+        match (annotation(DELETION_SECRET_NAME), annotation(DELETION_SECRET_NAMESPACE)) {
+            (Some(name), Some(namespace)) => (!name.is_empty() && !namespace.is_empty())
+                .then_some(SecretReference { name: Some(name), namespace: Some(namespace) }),
+            _ => {
+                let class = volume.spec.as_ref()?.storage_class_name.as_deref()?;
+                let parameters = self.classes.named(class)?.parameters.clone()?;
+                secrets::reference(&parameters, Purpose::Provisioner, &volume.name_any(), None).ok().flatten()
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What a volume needs whose claim is gone: decided from the volume and its attachments.
+
+use k8s_openapi::api::core::v1::PersistentVolume;
+use kube::ResourceExt as _;
+
+use crate::names::{PROVISIONED_BY, PROVISIONER_FINALIZER};
+
+/// What is to be done about a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Nothing, until something changes.
+    Nothing,
+    /// It must not go before its storage is deleted.
+    Protect,
+    /// Its storage outlives it.
+    Unprotect,
+    /// Delete its storage, then itself.
+    Delete,
+    /// It would be deleted, but is still attached, or being detached.
+    Attached,
+}
+
+/// What to do about a volume that is attached or not.
+pub(super) fn plan(volume: &PersistentVolume, driver: &str, attached: bool) -> Plan {
+    let Some(spec) = &volume.spec else { return Plan::Nothing };
+    let provisioned = volume.annotations().get(PROVISIONED_BY).is_some_and(|by| by == driver);
+    let ours = provisioned || spec.csi.as_ref().is_some_and(|csi| csi.driver == driver);
+    if !ours {
+        return Plan::Nothing;
+    }
+    let protected = volume.finalizers().iter().any(|finalizer| finalizer == PROVISIONER_FINALIZER);
+    let deleting = volume.metadata.deletion_timestamp.is_some();
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    if spec.persistent_volume_reclaim_policy.as_deref() != Some("Delete") {
+        return if protected { Plan::Unprotect } else { Plan::Nothing };
+    }
+    match phase {
+        "Bound" if !deleting && !protected => Plan::Protect,
+        "Released" if provisioned && (protected || !deleting) => {
+            if attached {
+                Plan::Attached
+            } else {
+                Plan::Delete
+            }
+        }
+        _ => Plan::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests;

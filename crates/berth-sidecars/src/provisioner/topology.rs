@@ -1,0 +1,231 @@
+//! Where a new volume must be reachable from.
+//!
+//! | binding | strict | allowed | immediate topology | requisite | preferred |
+//! |---|---|---|---|---|---|
+//! | first consumer | yes | any | | the node's segment | the same |
+//! | first consumer | no | none | | all segments with the node's keys | from the node's on |
+//! | first consumer | no | some | | the allowed ones | from the first that holds the node on |
+//! | immediate | | some | | the allowed ones | from one chosen by the claim's name on |
+//! | immediate | | none | yes | all segments | from one chosen by the claim's name on |
+//! | immediate | | none | no | nothing is required | |
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use berth_csi::v1::{Topology, TopologyRequirement};
+use k8s_openapi::api::core::v1::{
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, TopologySelectorTerm, VolumeNodeAffinity,
+};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::ResourceExt as _;
+
+/// Keys and values of one place.
+pub(super) type Segment = BTreeMap<String, String>;
+
+/// What is known of places when a volume is asked for.
+pub(super) struct Places<'a> {
+    /// The driver.
+    pub(super) driver: &'a str,
+    /// Every node's drivers.
+    pub(super) csi_nodes: &'a [std::sync::Arc<CSINode>],
+    /// Every node.
+    pub(super) nodes: &'a [std::sync::Arc<Node>],
+    /// The class's `allowedTopologies`.
+    pub(super) allowed: &'a [TopologySelectorTerm],
+    /// The node of the first consumer, if the class waits for one.
+    pub(super) selected: Option<&'a str>,
+    /// The claim, whose name spreads volumes over places.
+    pub(super) claim: &'a str,
+    /// Only the selected node's place will do.
+    pub(super) strict: bool,
+    /// Without a selected node, ask for the places there are.
+    pub(super) immediate: bool,
+}
+
+/// Why no requirement can be stated.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub(super) enum NoPlace {
+    /// The driver is not (or no longer) on the selected node: another must be selected.
+    #[error("the selected node {0:?} has no CSINode any more; another node must be selected")]
+    NodeGone(String),
+    /// Something that may be different soon.
+    #[error("{0}")]
+    NotNow(String),
+}
+
+/// The requirement for a new volume; `None` if it may be anywhere.
+pub(super) fn requirement(places: &Places<'_>) -> Result<Option<TopologyRequirement>, NoPlace> {
+    let allowed = flatten(places.allowed);
+    let (requisite, preferred) = match places.selected {
+        Some(node) => {
+            let own = segment_of(places, node)?;
+            if places.strict {
+                if !allowed.is_empty() && !allowed.iter().any(|term| within(term, &own)) {
+                    return Err(NoPlace::NotNow(format!(
+                        "selected node {node:?} topology {own:?} is not in allowed topologies: {allowed:?}"
+                    )));
+                }
+                (vec![own.clone()], vec![own])
+            } else if allowed.is_empty() {
+                let all = aggregate(places, &own.keys().cloned().collect());
+                let preferred = rotated(&all, |term| *term == own).unwrap_or_else(|| all.clone());
+                (all, preferred)
+            } else {
+                let preferred = rotated(&allowed, |term| within(term, &own)).ok_or_else(|| {
+                    NoPlace::NotNow(format!(
+                        "topology {own:?} from selected node {node:?} is not in requisite: {allowed:?}"
+                    ))
+                })?;
+                (allowed, preferred)
+            }
+        }
+        None if !allowed.is_empty() => spread(allowed, places.claim),
+        None if places.immediate => {
+            // The first by name rather than any, so that a retry asks for the same.
+            let mut known: Vec<_> =
+                places.csi_nodes.iter().map(|node| (node.name_any(), keys_of(node, places.driver))).collect();
+            known.sort();
+            let keys = known.into_iter().map(|(_, keys)| keys).find(|keys| !keys.is_empty());
+            let all = keys.map(|keys| aggregate(places, &keys)).unwrap_or_default();
+            if all.is_empty() {
+                return Err(NoPlace::NotNow(format!(
+                    "no available topology found: no node has driver {:?} with topology keys and the labels for them",
+                    places.driver
+                )));
+            }
+            spread(all, places.claim)
+        }
+        None => return Ok(None),
+    };
+    Ok(Some(TopologyRequirement { requisite: csi(requisite), preferred: csi(preferred) }))
+}
+
+/// Where a volume can be used, as its PersistentVolume says it.
+pub(super) fn affinity(places: &[Topology]) -> Option<VolumeNodeAffinity> {
+    let term = |place: &Topology| NodeSelectorTerm {
+        match_expressions: Some(
+            place
+                .segments
+                .iter()
+                .map(|(key, value)| NodeSelectorRequirement {
+                    key: key.clone(),
+                    operator: "In".to_owned(),
+                    values: Some(vec![value.clone()]),
+                })
+                .collect(),
+        ),
+        match_fields: None,
+    };
+    let terms: Vec<_> = places.iter().filter(|place| !place.segments.is_empty()).map(term).collect();
+    (!terms.is_empty())
+        .then_some(VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: terms }) })
+}
+
+fn csi(terms: Vec<Segment>) -> Vec<Topology> {
+    terms.into_iter().map(|segments| Topology { segments }).collect()
+}
+
+/// The place of a node, in the driver's keys.
+fn segment_of(places: &Places<'_>, name: &str) -> Result<Segment, NoPlace> {
+    let csi_node = places
+        .csi_nodes
+        .iter()
+        .find(|node| node.name_any() == name)
+        .ok_or_else(|| NoPlace::NodeGone(name.to_owned()))?;
+    let node =
+        places.nodes.iter().find(|node| node.name_any() == name).ok_or_else(|| {
+            NoPlace::NotNow(format!("error getting selected node {name:?}: it does not exist"))
+        })?;
+    let keys = keys_of(csi_node, places.driver);
+    if keys.is_empty() {
+        return Err(NoPlace::NotNow(format!(
+            "no topology key found on CSINode {name}; is driver {:?} running and registered there?",
+            places.driver
+        )));
+    }
+    labels_of(node, &keys).ok_or_else(|| {
+        NoPlace::NotNow(format!(
+            "topology labels from selected node {name:?} do not match topology keys from CSINode {keys:?}"
+        ))
+    })
+}
+
+/// The topology keys of the driver on a node.
+fn keys_of(node: &CSINode, driver: &str) -> BTreeSet<String> {
+    let own = node.spec.drivers.iter().find(|known| known.name == driver);
+    own.and_then(|own| own.topology_keys.clone()).unwrap_or_default().into_iter().collect()
+}
+
+fn labels_of(node: &Node, keys: &BTreeSet<String>) -> Option<Segment> {
+    let labels = node.metadata.labels.as_ref();
+    keys.iter().map(|key| Some((key.clone(), labels?.get(key)?.clone()))).collect()
+}
+
+/// The places of all nodes that have these keys, each once and in order.
+fn aggregate(places: &Places<'_>, keys: &BTreeSet<String>) -> Vec<Segment> {
+    ordered(places.nodes.iter().filter_map(|node| labels_of(node, keys)).collect())
+}
+
+/// Every combination of the values that the terms allow, each once and in order.
+fn flatten(terms: &[TopologySelectorTerm]) -> Vec<Segment> {
+    let mut flat = Vec::new();
+    for term in terms {
+        let mut combinations = vec![Segment::new()];
+        for expression in term.match_label_expressions.iter().flatten() {
+            combinations = combinations
+                .iter()
+                .flat_map(|segment| {
+                    expression.values.iter().map(|value| {
+                        let mut segment = segment.clone();
+                        segment.insert(expression.key.clone(), value.clone());
+                        segment
+                    })
+                })
+                .collect();
+        }
+        flat.extend(combinations.into_iter().filter(|segment| !segment.is_empty()));
+    }
+    ordered(flat)
+}
+
+/// Short ones first, then by keys and values.
+fn ordered(mut terms: Vec<Segment>) -> Vec<Segment> {
+    terms.sort_by(|one, other| one.len().cmp(&other.len()).then_with(|| one.cmp(other)));
+    terms.dedup();
+    terms
+}
+
+fn within(term: &Segment, segment: &Segment) -> bool {
+    term.iter().all(|(key, value)| segment.get(key) == Some(value))
+}
+
+/// The same terms beginning with the first that is wanted.
+fn rotated(terms: &[Segment], wanted: impl Fn(&Segment) -> bool) -> Option<Vec<Segment>> {
+    let first = terms.iter().position(wanted)?;
+    Some([&terms[first..], &terms[..first]].concat())
+}
+
+fn spread(terms: Vec<Segment>, claim: &str) -> (Vec<Segment>, Vec<Segment>) {
+    let (hash, offset) = hash_and_offset(claim);
+    let count = u32::try_from(terms.len()).unwrap_or(u32::MAX).max(1);
+    let first = usize::try_from(hash.wrapping_add(offset) % count).unwrap_or(0);
+    let preferred = [&terms[first..], &terms[..first]].concat();
+    (terms, preferred)
+}
+
+/// Claims of one StatefulSet (`claim-set-3`) hash alike and differ by their number, so they go to different places.
+fn hash_and_offset(claim: &str) -> (u32, u32) {
+    let numbered =
+        claim.rsplit_once('-').and_then(|(rest, number)| Some((rest, number.parse::<u32>().ok()?)));
+    match numbered {
+        Some((rest, number)) => (fnv(rest.rsplit_once('-').map_or(rest, |(_, set)| set)), number),
+        None => (fnv(claim), 0),
+    }
+}
+
+/// FNV-1, 32 bits.
+fn fnv(text: &str) -> u32 {
+    text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
+}
+
+#[cfg(test)]
+mod tests;

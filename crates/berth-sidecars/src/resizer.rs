@@ -1,0 +1,223 @@
+//! Grows volumes whose claims ask for more, and changes their attributes when claims name another class of them.
+//!
+//! Reads: PersistentVolumeClaim, PersistentVolume, VolumeAttributesClass; Secret one at a time; the pods of one
+//! namespace, only after a driver has refused to grow a volume in use. Writes: claims' status (conditions,
+//! `allocatedResources`, `allocatedResourceStatuses`, `capacity`, `modifyVolumeStatus`,
+//! `currentVolumeAttributesClassName`), volumes' capacity and attributes class. Events on claims: `Resizing`,
+//! `FileSystemResizeRequired`, `VolumeResizeSuccessful`, `VolumeResizeFailed`, `VolumeModify`, `VolumeModifySuccessful`,
+//! `VolumeModifyFailed`, `VolumeModifyCanceled`.
+//!
+//! The size that is being worked towards is written to `allocatedResources` before the driver is asked for it, so a
+//! claim that is made smaller again, or a restart, never loses track of what the driver may have done.
+
+mod apply;
+mod expand;
+mod modify;
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
+use kube::ResourceExt as _;
+
+use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
+use crate::failure::Failure;
+
+/// How a resizer works; the defaults are upstream's.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How many claims are worked on at a time.
+    pub workers: usize,
+    /// When a failed item is tried again.
+    pub retry: Backoff,
+    /// A volume that the driver will not grow in use is not tried again while a pod uses it.
+    pub handle_volume_in_use_error: bool,
+    /// Claim and volume names are given to the driver as mutable parameters.
+    pub extra_modify_metadata: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(10),
+            workers: 10,
+            retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
+            handle_volume_in_use_error: true,
+            extra_modify_metadata: false,
+        }
+    }
+}
+
+/// After somebody else was quicker: look again, the change is on its way here.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+
+/// Grows and modifies until the cluster's shutdown, then finishes what is under way.
+pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
+    let shutdown = cluster.shutdown().clone();
+    let identity = tokio::select! {
+        () = shutdown.cancelled() => return,
+        identity = driver.ready() => identity,
+    };
+    let resizer = Arc::new(Resizer::new(&cluster, driver, options, &identity));
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = resizer.start() => {}
+    }
+    let work =
+        resizer.queue.run(resizer.options.workers, shutdown.clone(), |key| resizer.clone().look_at(key));
+    tokio::join!(work, resizer.look_again_when_the_driver_is_back());
+}
+
+/// What a driver can do about sizes and attributes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Abilities {
+    /// ControllerExpandVolume.
+    controller_expand: bool,
+    /// NodeExpandVolume.
+    node_expand: bool,
+    /// ControllerModifyVolume.
+    modify: bool,
+}
+
+impl Abilities {
+    fn of(identity: &Identity) -> Self {
+        Self {
+            controller_expand: identity.can(ControllerCapability::ExpandVolume),
+            node_expand: identity.node.contains(&NodeCapability::ExpandVolume),
+            modify: identity.can(ControllerCapability::ModifyVolume),
+        }
+    }
+}
+
+/// What is known of a claim beyond its status; lost by a restart, which then is as careful as it can.
+#[derive(Debug, Clone, Copy, Default)]
+struct Memory {
+    /// The last ControllerExpandVolume was finally refused.
+    expand_refused: bool,
+    /// The driver refused because the volume is in use.
+    in_use: bool,
+    /// The last ControllerModifyVolume was finally refused.
+    modify_refused: bool,
+}
+
+struct Resizer {
+    cluster: Cluster,
+    driver: Driver,
+    /// The driver that this resizer was started for.
+    name: String,
+    options: Options,
+    recorder: Recorder,
+    claims: Cache<PersistentVolumeClaim>,
+    claims_by_volume: Index<PersistentVolumeClaim, String>,
+    claims_by_attributes: Index<PersistentVolumeClaim, String>,
+    volumes: Cache<PersistentVolume>,
+    attributes: Option<Cache<VolumeAttributesClass>>,
+    memory: Mutex<HashMap<String, Memory>>,
+    queue: Queue<Key>,
+}
+
+impl Resizer {
+    fn new(cluster: &Cluster, driver: Driver, options: Options, identity: &Identity) -> Self {
+        let claims = cluster.cache::<PersistentVolumeClaim>();
+        let name = identity.name.clone();
+        Self {
+            recorder: Recorder::new(cluster, &format!("external-resizer {name}"), ""),
+            claims_by_volume: claims.index(|claim: &PersistentVolumeClaim| {
+                claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).into_iter().collect()
+            }),
+            claims_by_attributes: claims.index(|claim: &PersistentVolumeClaim| modify::classes_of(claim)),
+            claims,
+            volumes: cluster.cache(),
+            attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
+            memory: Mutex::default(),
+            queue: Queue::new("resizer", options.retry),
+            cluster: cluster.named("external-resizer"),
+            driver,
+            name,
+            options,
+        }
+    }
+
+    async fn start(self: &Arc<Self>) {
+        self.claims.synced().await;
+        self.volumes.synced().await;
+        if let Some(attributes) = &self.attributes {
+            attributes.synced().await;
+        }
+        let (queue, this) = (self.queue.clone(), Arc::downgrade(self));
+        self.claims.subscribe(move |before, after| match (before, after) {
+            (Some(gone), None) => {
+                if let (Some(this), Some(uid)) = (this.upgrade(), gone.uid()) {
+                    this.memory().remove(&uid);
+                }
+            }
+            (before, Some(after)) => {
+                if before
+                    .is_none_or(|before| expand::matters(before, after) || modify::matters(before, after))
+                {
+                    queue.add(Key::of(after.as_ref()));
+                }
+            }
+            (None, None) => {}
+        });
+        let (queue, claims) = (self.queue.clone(), self.claims_by_volume.clone());
+        self.volumes.subscribe(move |before, after| {
+            let Some(after) = after.filter(|after| before.is_none_or(|before| before.spec != after.spec))
+            else {
+                return;
+            };
+            for claim in claims.get(&after.name_any()) {
+                queue.add(Key::of(claim.as_ref()));
+            }
+        });
+        if let Some(attributes) = &self.attributes {
+            let (queue, claims) = (self.queue.clone(), self.claims_by_attributes.clone());
+            attributes.subscribe(move |_, after| {
+                for claim in after.iter().flat_map(|class| claims.get(&class.name_any())) {
+                    queue.add(Key::of(claim.as_ref()));
+                }
+            });
+        }
+    }
+
+    /// A driver that was away has cost everything its backoff: begin anew.
+    async fn look_again_when_the_driver_is_back(&self) {
+        let mut driver = self.driver.watch();
+        driver.mark_unchanged();
+        loop {
+            tokio::select! {
+                () = self.cluster.shutdown().cancelled() => return,
+                changed = driver.changed() => if changed.is_err() { return },
+            }
+            if driver.borrow_and_update().is_some() {
+                let claims: HashSet<_> =
+                    self.claims.list().iter().map(|claim| Key::of(claim.as_ref())).collect();
+                claims.into_iter().for_each(|key| self.queue.add(key));
+            }
+        }
+    }
+
+    async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
+        match self.sync(&key).await {
+            Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
+            result => result,
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn remember(&self, claim: &PersistentVolumeClaim, change: impl FnOnce(&mut Memory)) {
+        change(self.memory().entry(claim.uid().unwrap_or_default()).or_default());
+    }
+
+    fn remembered(&self, claim: &PersistentVolumeClaim) -> Memory {
+        self.memory().get(&claim.uid().unwrap_or_default()).copied().unwrap_or_default()
+    }
+}
