@@ -31,7 +31,7 @@ use crate::plugin::Failed;
 /// The Kubernetes whose kubelet this node stands in for.
 const KUBELET_VERSION: &str = concat!("v1.36.0+berth.", env!("CARGO_PKG_VERSION"));
 /// How often the status is written when nothing changes.
-const HEARTBEAT: Duration = Duration::from_mins(5);
+const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 /// How long to wait after a write that failed.
 const AGAIN: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(10) };
 /// How often a write is tried again because somebody else was quicker.

@@ -30,7 +30,7 @@ use self::version::Version;
 use crate::machine::Machine;
 
 /// How long a driver may take for one call, as with the kubelet.
-pub const CALL: Duration = Duration::from_mins(2);
+pub const CALL: Duration = Duration::from_secs(2 * 60);
 
 /// Why drivers cannot join.
 #[derive(Debug, thiserror::Error)]

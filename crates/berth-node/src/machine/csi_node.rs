@@ -50,7 +50,7 @@ pub enum Unfit {
 /// A CSINode without drivers, that lives as long as the node.
 pub(super) fn empty(node: &Node) -> CSINode {
     let mut object = CSINode { spec: CSINodeSpec { drivers: Vec::new() }, ..CSINode::default() };
-    object.metadata.name = node.metadata.name.clone();
+    object.metadata.name.clone_from(&node.metadata.name);
     object.metadata.owner_references = Some(vec![OwnerReference {
         api_version: "v1".to_owned(),
         kind: "Node".to_owned(),

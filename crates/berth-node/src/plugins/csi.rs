@@ -37,7 +37,7 @@ use crate::tokens::Tokens;
 /// The plugin's name.
 pub const NAME: &str = "kubernetes.io/csi";
 /// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
-const REPUBLISH: Duration = Duration::from_mins(1);
+const REPUBLISH: Duration = Duration::from_secs(60);
 
 /// The plugin for all CSI drivers.
 pub struct Csi {

@@ -254,13 +254,11 @@ async fn dial(path: &Path) -> Result<Channel, Refused> {
     let mut attempts = 0;
     let connected = tokio::time::timeout(DIAL, async {
         loop {
-            match UnixStream::connect(path).await {
-                Ok(_) => return,
-                Err(_) => {
-                    attempts += 1;
-                    tokio::time::sleep(DIAL_AGAIN.pause(attempts)).await;
-                }
+            if UnixStream::connect(path).await.is_ok() {
+                return;
             }
+            attempts += 1;
+            tokio::time::sleep(DIAL_AGAIN.pause(attempts)).await;
         }
     });
     let failed = |error: String| Refused::Dial { path: path.to_owned(), error };

@@ -67,7 +67,7 @@ impl Sockets {
             };
             let mut seen = Vec::new();
             for event in events {
-                self.take(event, &mut seen);
+                self.take(&event, &mut seen);
             }
             if !seen.is_empty() {
                 return Ok(seen);
@@ -75,7 +75,7 @@ impl Sockets {
         }
     }
 
-    fn take(&mut self, event: Event, seen: &mut Vec<Seen>) {
+    fn take(&mut self, event: &Event, seen: &mut Vec<Seen>) {
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             tracing::warn!(directory = %self.top.display(), "too many changes at once; looking at all of it again");
             self.rescan(seen);
@@ -109,7 +109,7 @@ impl Sockets {
                 }
             }
             Err(error) => {
-                tracing::warn!(directory = %directory.display(), %error, "a directory could not be listed")
+                tracing::warn!(directory = %directory.display(), %error, "a directory could not be listed");
             }
         }
     }
@@ -122,7 +122,7 @@ impl Sockets {
             match self.add(path) {
                 Ok(()) => self.scan(path, seen),
                 Err(error) => {
-                    tracing::warn!(directory = %path.display(), %error, "a directory cannot be watched")
+                    tracing::warn!(directory = %path.display(), %error, "a directory cannot be watched");
                 }
             }
         } else if let Some(identity) = identity(path)
@@ -223,7 +223,7 @@ mod tests {
         fs::remove_file(top.join("a.sock")).unwrap();
         let _b = UnixListener::bind(top.join("b.sock")).unwrap();
         let mut seen = Vec::new();
-        sockets.take(Event { path: PathBuf::new(), flags: ReadFlags::QUEUE_OVERFLOW }, &mut seen);
+        sockets.take(&Event { path: PathBuf::new(), flags: ReadFlags::QUEUE_OVERFLOW }, &mut seen);
         assert_eq!(seen, [Seen::Gone(top.join("a.sock")), Seen::Come(top.join("b.sock"))]);
     }
 }

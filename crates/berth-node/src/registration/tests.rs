@@ -37,9 +37,12 @@ impl Drop for World {
 impl World {
     pub(crate) async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) =
-            berth_apiserver::store::Store::open(&directory.path().join("store"), Default::default()).unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, Default::default());
+        let (store, _) = berth_apiserver::store::Store::open(
+            &directory.path().join("store"),
+            berth_apiserver::store::Options::default(),
+        )
+        .unwrap();
+        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
         api.bootstrap().await.unwrap();
         let shutdown = CancellationToken::new();
         let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());

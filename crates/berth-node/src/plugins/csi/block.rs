@@ -121,17 +121,17 @@ impl Csi {
     }
 
     pub(super) async fn unpublish_block(&self, placed: &Placed) -> Result<(), Failed> {
-        let places = self.places(&placed.pod_uid, &placed.spec_name);
+        let parts = self.places(&placed.pod_uid, &placed.spec_name);
         let directory = self.layout.csi_device(&placed.spec_name).join("data");
         let data = blocking_or(Failed::uncertain, move || {
             VolData::read(&directory).map_err(|error| error.to_string())
         })
         .await?;
         let driver = data.as_ref().map(|data| self.driver(&data.driver)).transpose()?;
-        let places = blocking_or(Failed::uncertain, move || unmap(&places).map(|()| places)).await?;
+        let parts = blocking_or(Failed::uncertain, move || unmap(&parts).map(|()| parts)).await?;
         if let (Some(data), Some(driver)) = (data, driver) {
             let request =
-                NodeUnpublishVolumeRequest { volume_id: data.handle, target_path: text(&places.publish) };
+                NodeUnpublishVolumeRequest { volume_id: data.handle, target_path: text(&parts.publish) };
             call(
                 &driver,
                 request,
@@ -140,7 +140,7 @@ impl Csi {
             .await
             .map_err(|status| not_undone(&status))?;
         }
-        blocking_or(Failed::uncertain, move || remove_device(&places.publish)).await
+        blocking_or(Failed::uncertain, move || remove_device(&parts.publish)).await
     }
 
     /// Unstages all block volumes of a device: they lie under the names of their PersistentVolumes.

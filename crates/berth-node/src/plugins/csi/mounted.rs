@@ -159,9 +159,9 @@ impl Csi {
         volume_context.extend(rules.pod_info(pod, volume.mode));
         let tokens = self.token_entry(rules, pod).await?;
         if rules.tokens_are_secrets {
-            secrets.extend(tokens)
+            secrets.extend(tokens);
         } else {
-            volume_context.extend(tokens)
+            volume_context.extend(tokens);
         }
         let staging_target_path = if persistent && capabilities.stage {
             text(&self.staging_path(&volume.driver, &volume.handle))

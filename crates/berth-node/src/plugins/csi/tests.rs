@@ -24,7 +24,7 @@ fn object<T: DeserializeOwned>(value: Value) -> T {
     serde_json::from_value(value).unwrap()
 }
 
-fn pod(uid: &str, security: Value) -> Arc<Pod> {
+fn pod(uid: &str, security: &Value) -> Arc<Pod> {
     Arc::new(object(json!({
         "metadata": { "name": "p", "namespace": "default", "uid": uid },
         "spec": { "containers": [], "serviceAccountName": "sa", "securityContext": security },
@@ -43,7 +43,7 @@ fn persistent(driver: &str, handle: &str, spec: Value) -> PodVolume {
     json_patch_merge(&mut value, spec);
     volume.spec = Some(object(value));
     PodVolume {
-        pod: pod("uid", json!({})),
+        pod: pod("uid", &json!({})),
         name: "data".to_owned(),
         source: Source::Persistent {
             volume: Arc::new(volume),
@@ -71,7 +71,7 @@ fn inline(driver: &str) -> PodVolume {
         "csi": { "driver": driver, "volumeAttributes": { "k": "v" }, "nodePublishSecretRef": { "name": "s" } },
     }));
     let source = Source::Inline(Arc::new(volume));
-    PodVolume { pod: pod("uid", json!({})), name: "data".to_owned(), source, block: false, read_only: false }
+    PodVolume { pod: pod("uid", &json!({})), name: "data".to_owned(), source, block: false, read_only: false }
 }
 
 fn placed(spec_name: &str, block: bool) -> Placed {
@@ -150,7 +150,7 @@ async fn a_volume_goes_all_the_way_and_back() {
     assert_eq!(csi.stats(&volume).await.unwrap().unwrap().inodes_free, Some(17));
 
     // A new process knows it from what stands on disk.
-    assert_eq!(csi.staged(), [device.clone()]);
+    assert_eq!(csi.staged(), std::slice::from_ref(&device));
     assert_eq!(csi.device_of(&placed("pv", false)), Some(device));
     for _ in 0..2 {
         csi.tear_down(&placed("pv", false)).await.unwrap();
@@ -247,7 +247,7 @@ async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
 async fn a_damaged_file_is_named_and_disturbs_nothing_else() {
     let (_world, _fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
     let (good, mut bad) = (persistent(DRIVER, "good", json!({})), persistent(DRIVER, "bad", json!({})));
-    bad.pod = pod("other", json!({}));
+    bad.pod = pod("other", &json!({}));
     for volume in [&good, &bad] {
         csi.stage(volume).await.unwrap();
         csi.set_up(volume).await.unwrap();

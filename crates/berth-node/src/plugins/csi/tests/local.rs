@@ -63,7 +63,7 @@ fn unique(volume: &PodVolume) -> String {
 async fn a_directory_is_mounted_for_its_group_and_keeps_its_data() {
     let (world, _front, csi) = with_local(Kind::Dir).await;
     let mut volume = create(&world, &persistent(LOCAL, "", json!({})), 1 << 20).await;
-    volume.pod = pod("uid", json!({ "fsGroup": 4321 }));
+    volume.pod = pod("uid", &json!({ "fsGroup": 4321 }));
     for round in 0..2 {
         csi.stage(&volume).await.unwrap();
         let ready = csi.set_up(&volume).await.unwrap();
