@@ -7,7 +7,7 @@ use std::ffi::{OsStr, OsString};
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::{apiserver, driver};
+use crate::{apiserver, demo, down, driver, explain, status, up};
 
 /// Kubernetes storage in one binary.
 #[derive(Debug, Parser)]
@@ -25,6 +25,21 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    /// Run Kubernetes storage on this machine: API server, control loops, driver, and a node that runs pods.
+    Up(up::Args),
+
+    /// Stop it; objects and data stay.
+    Down(down::Args),
+
+    /// Tell what runs, and what needs attention.
+    Status(status::Args),
+
+    /// Walk one volume through its life, from claim to pod and away again.
+    Demo(demo::Args),
+
+    /// Tell what happened to a volume, and what it waits for.
+    Explain(explain::Args),
+
     /// Run a CSI driver on a socket.
     #[command(subcommand, arg_required_else_help = true)]
     Driver(Backend),
@@ -43,6 +58,11 @@ impl Cli {
     /// Runs the role that was asked for, until it is told to stop.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         match self.command {
+            Command::Up(args) => up::run(args).await,
+            Command::Down(args) => down::run(args).await,
+            Command::Status(args) => status::run(args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::Explain(args) => explain::run(args).await,
             Command::Driver(Backend::Local(args)) => driver::local::run(*args).await,
             Command::Apiserver(args) => apiserver::run(args).await,
         }

@@ -1,8 +1,12 @@
-//! Log lines on standard error, for people or for machines.
+//! Log lines on standard error, for people or for machines; and the volumes' timelines.
 
 use std::io::IsTerminal as _;
 
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::layer::SubscriberExt as _;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer as _};
+
+use crate::timeline::Keeper;
 
 /// How to log.
 #[derive(Debug, clap::Args)]
@@ -21,21 +25,36 @@ pub(crate) struct Logging {
     verbosity: Option<u8>,
 }
 
-/// Starts logging; called once, before anything that logs.
-pub(crate) fn start(args: &Logging) {
+impl Logging {
+    /// Logs only what matches this filter, unless the caller or the environment says otherwise.
+    pub(crate) fn quieter(mut self, filter: &str) -> Self {
+        if self.log == "info" && self.verbosity.is_none() {
+            filter.clone_into(&mut self.log);
+        }
+        self
+    }
+}
+
+/// Starts logging; called once, before anything that logs. The steps of volumes go to the keeper that it returns.
+pub(crate) fn start(args: &Logging) -> Keeper {
     let filter = match args.verbosity {
         Some(8..) => "trace,h2=info,hyper=info",
         Some(5..) => "debug,h2=info,hyper=info",
         _ => &args.log,
     };
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(filter))
+    // Steps go to the keeper, not to the log.
+    let filter = EnvFilter::new(format!("{filter},{}=off", berth_kube::timeline::TARGET));
+    let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
-    if args.log_json {
-        builder.json().flatten_event(true).init();
-    } else {
-        builder.init();
-    }
+    let lines = if args.log_json { lines.json().flatten_event(true).boxed() } else { lines.boxed() };
+    let keeper = Keeper::new();
+    let steps =
+        tracing_subscriber::filter::filter_fn(|metadata| metadata.target() == berth_kube::timeline::TARGET);
+    tracing_subscriber::registry()
+        .with(lines.with_filter(filter))
+        .with(keeper.clone().with_filter(steps))
+        .init();
+    keeper
 }

@@ -2,9 +2,17 @@
 
 mod apiserver;
 mod cli;
+mod demo;
+mod down;
 mod driver;
+mod explain;
 mod http;
 mod logging;
+mod machine;
+mod stack;
+mod status;
+mod timeline;
+mod up;
 
 use std::process::ExitCode;
 
@@ -14,6 +22,8 @@ use berth_host::allocator::Allocator;
 static ALLOCATOR: Allocator = Allocator;
 
 fn main() -> ExitCode {
+    // A container of `berth up` is this program too, and small as long as nothing else has started.
+    berth_host::container::intercept();
     let command = cli::parse(std::env::args_os());
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()

@@ -1,0 +1,107 @@
+//! `berth down`: stops what `berth up` started, also after it was killed.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use berth_host::path::Dir;
+use berth_node::{layout::Layout, runtime::Runtime};
+use clap::Args as ClapArgs;
+
+use crate::machine::{self, Place, Running};
+
+/// How long a stop may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Stop pods, take their volumes away, and stop everything; objects and data stay.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+
+    /// Also remove the data directory, with all objects and all volumes' data
+    #[arg(long)]
+    purge: bool,
+}
+
+/// Stops, and cleans up what a kill left.
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    machine::require_root("down")?;
+    let data_dir = std::path::absolute(&args.place.data_dir)?;
+    if !data_dir.exists() {
+        println!("Nothing is in {}.", data_dir.display());
+        return Ok(());
+    }
+    if let Some(running) = Running::find(&data_dir) {
+        stop(&running, &data_dir).await?;
+        println!("Stopped (process {}).", running.pid);
+    }
+    let (data, lock) = machine::take(&data_dir)?;
+    let left = clean_up(&data_dir).await?;
+    if left > 0 {
+        println!("Cleaned up after a kill: {left} containers and mounts.");
+    }
+    if args.purge {
+        purge(&data)?;
+        drop(lock);
+        println!("Removed {}.", data_dir.display());
+    } else {
+        println!(
+            "Objects and data stay in {}; `berth up` goes on with them, --purge removes them.",
+            data_dir.display()
+        );
+    }
+    Ok(())
+}
+
+/// Stops what runs in a data directory and removes it.
+pub(crate) async fn remove(data_dir: &Path) -> anyhow::Result<()> {
+    if !data_dir.exists() {
+        return Ok(());
+    }
+    let (data, _lock) = machine::take(data_dir)?;
+    clean_up(data.path()).await?;
+    purge(&data)
+}
+
+async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
+    let pid = i32::try_from(running.pid).ok().and_then(rustix::process::Pid::from_raw);
+    let pid = pid.context("the process id in running.json is none")?;
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    // The lock said that it runs; a process that just ended is as good as stopped.
+    let Ok(process) = process else { return Ok(()) };
+    rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("tell it to stop")?;
+    let begun = Instant::now();
+    while Running::find(data_dir).is_some() {
+        if begun.elapsed() > PATIENCE {
+            bail!(
+                "process {} does not stop; kill it (kill -9 {}) and run `berth down` again",
+                running.pid,
+                running.pid
+            );
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    Ok(())
+}
+
+/// Stops containers and takes away mounts that nobody looks after; gives how many there were.
+async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
+    let layout = Layout::new(data_dir.join("node"));
+    let mut left = 0;
+    if layout.containers().exists() {
+        let runtime = Runtime::open(&layout.containers(), &std::env::current_exe()?)?;
+        left += machine::stop_containers(&runtime, Duration::from_secs(2)).await;
+    }
+    left += machine::take_volumes_away(data_dir).await?;
+    Ok(left)
+}
+
+fn purge(data: &Dir) -> anyhow::Result<()> {
+    let path = data.path();
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
+        bail!("{} cannot be removed", path.display());
+    };
+    Dir::open(parent)?.remove_tree(name).with_context(|| format!("remove {}", path.display()))?;
+    Ok(())
+}

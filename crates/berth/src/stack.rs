@@ -1,0 +1,267 @@
+//! Everything on one machine in one process: API server, control loops, sidecars, the local driver, a node.
+//!
+//! What lies in the data directory:
+//!
+//! | path | what |
+//! |---|---|
+//! | `apiserver/` | objects, certificates, kubeconfig |
+//! | `local/` | the local driver's volumes and snapshots |
+//! | `node/` | the kubelet's layout: pods, plugins, registration sockets, logs |
+//! | `running.json` | who runs here, and where its API is |
+//! | `timeline.jsonl` | the steps of every volume |
+
+pub(crate) mod objects;
+mod pods;
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use berth_apiserver::auth::Credentials;
+use berth_apiserver::collect;
+use berth_apiserver::rest::{self, ApiServer};
+use berth_apiserver::server::Server;
+use berth_apiserver::store::{self, Store};
+use berth_core::{NodeId, names};
+use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
+use berth_driver::local::{self, Local};
+use berth_driver::{Driver, Feature, services};
+use berth_host::path::Dir;
+use berth_kube::Cluster;
+use berth_node::layout::Layout;
+use berth_node::node::{self, Node};
+use berth_node::runtime::Runtime;
+use berth_sidecars::registrar;
+use prometheus_client::registry::Registry;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use self::pods::NodePods;
+use crate::machine::{self, RUNNING, Running};
+use crate::timeline::Keeper;
+
+/// How long pods get to end when everything stops; what does not obey is killed.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// What runs, and where.
+#[derive(Debug, Clone)]
+pub(crate) struct Options {
+    pub(crate) data_dir: PathBuf,
+    pub(crate) listen: SocketAddr,
+    /// Besides the one in the data directory.
+    pub(crate) kubeconfig: Option<PathBuf>,
+    pub(crate) node_name: String,
+}
+
+/// All roles of one machine, running.
+pub(crate) struct Stack {
+    pub(crate) running: Running,
+    pub(crate) client: kube::Client,
+    runtime: Runtime,
+    local: Local,
+    loops: CancellationToken,
+    serving: CancellationToken,
+    tasks: Vec<JoinHandle<()>>,
+    servers: Vec<JoinHandle<()>>,
+    pods: Arc<NodePods>,
+    data: Dir,
+    _lock: std::fs::File,
+}
+
+impl Stack {
+    /// Starts all roles, or says why not; `progress` hears what is ready, and after how long.
+    pub(crate) async fn start(
+        options: Options,
+        timeline: &Keeper,
+        progress: impl Fn(&str, Duration),
+    ) -> anyhow::Result<Self> {
+        let begun = Instant::now();
+        let (data, lock) = machine::take(&options.data_dir)?;
+        let data_dir = data.path().to_owned();
+        timeline.keep_in(&data_dir).context("open the timeline")?;
+        let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
+
+        let pods = Arc::new(NodePods::default());
+        let (api, server, kubeconfig) = serve_api(&data_dir, &options, &serving, pods.clone()).await?;
+        let address = server.address();
+        let mut servers = vec![tokio::spawn(server.run(serving.clone()))];
+        let running = Running {
+            pid: std::process::id(),
+            address,
+            kubeconfig,
+            node: options.node_name.clone(),
+            started: jiff::Timestamp::now(),
+        };
+        data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
+        progress(&format!("API server on https://{address}"), begun.elapsed());
+
+        let client = kube::Client::new(api.clone(), "default");
+        let cluster = Cluster::new(client.clone(), loops.clone());
+        let layout = Layout::new(data_dir.join("node"));
+        let mut tasks = vec![
+            tokio::spawn(collect::run(api, collect::Options::default(), loops.clone())),
+            tokio::spawn(berth_controllers::run(cluster.clone())),
+        ];
+        objects::ensure(&client).await.context("create the classes")?;
+        progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
+
+        let (local, endpoint, server) = serve_local(&data_dir, &layout, &options.node_name, &serving).await?;
+        servers.push(server);
+        progress(
+            &format!("driver {}: volumes are {} by default", names::LOCAL_DRIVER, local.default_kind()),
+            begun.elapsed(),
+        );
+
+        let node = Node::start(node::Options {
+            cluster: cluster.clone(),
+            name: options.node_name.clone(),
+            directory: layout.root().to_owned(),
+            program: std::env::current_exe().context("find this program")?,
+            labels: BTreeMap::new(),
+            address: None,
+            environment: Vec::new(),
+            hidden: vec![data_dir.clone()],
+        })
+        .await
+        .context("start the node")?;
+        let runtime = node.runtime().clone();
+        pods.set(node).await;
+        tasks.push(tokio::spawn(introduce(layout, endpoint.clone(), loops.clone())));
+        tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), Endpoint::Unix(endpoint))));
+        node_ready(&cluster, &options.node_name).await;
+        progress(&format!("node {} is ready", options.node_name), begun.elapsed());
+        Ok(Self { running, client, runtime, pods, local, loops, serving, tasks, servers, data, _lock: lock })
+    }
+
+    /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.
+    pub(crate) async fn stop(self) -> anyhow::Result<()> {
+        self.loops.cancel();
+        for task in self.tasks {
+            let _ = task.await;
+        }
+        self.pods.ended().await;
+        machine::stop_containers(&self.runtime, GRACE).await;
+        self.serving.cancel();
+        for server in self.servers {
+            let _ = server.await;
+        }
+        self.local.drain(DRAIN).await;
+        drop(self.local);
+        machine::take_volumes_away(self.data.path()).await?;
+        let _ = self.data.remove_file(RUNNING);
+        Ok(())
+    }
+}
+
+async fn serve_api(
+    data_dir: &Path,
+    options: &Options,
+    serving: &CancellationToken,
+    pods: Arc<NodePods>,
+) -> anyhow::Result<(ApiServer, Server, PathBuf)> {
+    let directory = data_dir.join("apiserver");
+    let (store, opened) = Store::open(&directory.join("store"), store::Options::default())
+        .with_context(|| format!("open {}", directory.display()))?;
+    if opened.damaged > 0 {
+        tracing::error!(opened.damaged, "records were damaged and set aside; all others are served");
+    }
+    let credentials = Arc::new(Credentials::ensure(&directory.join("pki"), jiff::Timestamp::now())?);
+    let api = ApiServer::new(
+        store,
+        rest::Options {
+            credentials: Some(credentials.clone()),
+            pods: Some(pods),
+            shutdown: serving.clone(),
+            ..rest::Options::default()
+        },
+    );
+    api.bootstrap().await.map_err(|failure| anyhow::anyhow!("prepare the API: {failure:?}"))?;
+    let kubeconfig = machine::kubeconfig(data_dir);
+    let server = Server::bind(options.listen, api.clone(), credentials.clone(), Some(kubeconfig.clone()))
+        .await
+        .with_context(|| {
+            format!(
+                "listen on {}: is something else there? --listen 127.0.0.1:0 takes a free port",
+                options.listen
+            )
+        })?;
+    if let Some(path) = &options.kubeconfig {
+        credentials.write_kubeconfig(path, &format!("https://{}", server.address()))?;
+    }
+    Ok((api, server, kubeconfig))
+}
+
+/// The local driver over its volumes, with what a crash left undone or finished.
+pub(crate) async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Driver>)> {
+    let directory = data_dir.join("local");
+    let node: NodeId = node.parse().context("the node's name cannot be the driver's node id")?;
+    let mut config = local::Config::new(directory.clone(), node);
+    config.features = config.features.with(Feature::Attach, true);
+    let local = Local::open(config).await.with_context(|| format!("open {}", directory.display()))?;
+    let config = services::Config {
+        name: names::LOCAL_DRIVER.to_owned(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        state_dir: directory.join("state"),
+        private_dir: directory,
+        mode: services::Mode::All,
+        default_page: 1000,
+        check_volume_lifecycle: false,
+    };
+    let driver = Driver::new(config, Arc::new(local.clone()))?;
+    driver.recover().await.context("recover the driver's volumes")?;
+    Ok((local, driver))
+}
+
+async fn serve_local(
+    data_dir: &Path,
+    layout: &Layout,
+    node: &str,
+    serving: &CancellationToken,
+) -> anyhow::Result<(Local, PathBuf, JoinHandle<()>)> {
+    let (local, driver) = open_local(data_dir, node).await?;
+    let socket = layout.plugins().join(names::LOCAL_DRIVER).join("csi.sock");
+    let endpoint = Endpoint::Unix(socket.clone());
+    Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
+    let listener = Listener::bind(&endpoint).await.context("listen for CSI calls")?;
+    let layer = CallLayer::new(Metrics::register(&mut Registry::default(), names::LOCAL_DRIVER), None);
+    let stop = serving.clone().cancelled_owned();
+    let server = tokio::spawn(async move {
+        if let Err(error) = berth_csi::serve(listener, driver.routes(), layer, stop).await {
+            tracing::error!(%error, "the driver ended badly");
+        }
+    });
+    Ok((local, socket, server))
+}
+
+/// Lets the node know of the driver, for as long as both are there.
+async fn introduce(layout: Layout, endpoint: PathBuf, shutdown: CancellationToken) {
+    let options =
+        registrar::Options { directory: layout.registry(), driver: names::LOCAL_DRIVER.to_owned(), endpoint };
+    while !shutdown.is_cancelled() {
+        if let Err(error) = registrar::serve(options.clone(), shutdown.clone()).await {
+            tracing::warn!(%error, "the driver is not registered; trying again");
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+}
+
+/// Returns when the node takes pods.
+async fn node_ready(cluster: &Cluster, name: &str) {
+    let (ready, mut wait) = tokio::sync::watch::channel(false);
+    let name = name.to_owned();
+    cluster.cache::<k8s_openapi::api::core::v1::Node>().subscribe(move |_, node| {
+        if node.is_some_and(|node| node.metadata.name.as_deref() == Some(&name) && machine::is_ready(node)) {
+            ready.send_replace(true);
+        }
+    });
+    // The sender lives with the cache.
+    let _ = wait.wait_for(|ready| *ready).await;
+}

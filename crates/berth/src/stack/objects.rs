@@ -1,0 +1,69 @@
+//! The objects that are there from the start: the local driver's, and its classes.
+
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
+use kube::{Api, Client};
+use serde_json::{Value, json};
+
+use berth_core::names;
+
+/// The default class.
+pub(crate) const CLASS: &str = "berth-local";
+
+/// Creates what is missing. What a person changed stays changed, except for the driver's own object, which tells how
+/// this version of the driver wants to be used.
+pub(crate) async fn ensure(client: &Client) -> Result<(), kube::Error> {
+    for definition in berth_sidecars::snapshots::definitions() {
+        create(client, "apiextensions.k8s.io", "v1", "CustomResourceDefinition", definition).await?;
+    }
+    let driver = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "CSIDriver",
+        "metadata": { "name": names::LOCAL_DRIVER },
+        "spec": {
+            "attachRequired": true,
+            "podInfoOnMount": true,
+            "fsGroupPolicy": "File",
+            "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+        },
+    });
+    let api = api(client, "storage.k8s.io", "v1", "CSIDriver");
+    let parameters = PatchParams::apply("berth").force();
+    api.patch(names::LOCAL_DRIVER, &parameters, &Patch::Apply(driver)).await?;
+    let class = json!({
+        "apiVersion": "storage.k8s.io/v1",
+        "kind": "StorageClass",
+        "metadata": { "name": CLASS, "annotations": { "storageclass.kubernetes.io/is-default-class": "true" } },
+        "provisioner": names::LOCAL_DRIVER,
+        "volumeBindingMode": "WaitForFirstConsumer",
+        "allowVolumeExpansion": true,
+    });
+    create(client, "storage.k8s.io", "v1", "StorageClass", class).await?;
+    let snapshots = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotClass",
+        "metadata": { "name": CLASS, "annotations": { "snapshot.storage.kubernetes.io/is-default-class": "true" } },
+        "driver": names::LOCAL_DRIVER,
+        "deletionPolicy": "Delete",
+    });
+    create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", snapshots).await
+}
+
+async fn create(
+    client: &Client,
+    group: &str,
+    version: &str,
+    kind: &str,
+    object: Value,
+) -> Result<(), kube::Error> {
+    let object: DynamicObject = serde_json::from_value(object).map_err(kube::Error::SerdeError)?;
+    match api(client, group, version, kind).create(&PostParams::default(), &object).await {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+fn api(client: &Client, group: &str, version: &str, kind: &str) -> Api<DynamicObject> {
+    let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
+    Api::all_with(client.clone(), &resource)
+}

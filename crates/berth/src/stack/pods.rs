@@ -1,0 +1,100 @@
+//! Logs and exec: what the API server asks of the node.
+
+use async_trait::async_trait;
+use berth_apiserver::pods::{ExecOptions, ExecSession, LogOptions, LogSource, LogStream, Pods, PodsError};
+use berth_node::node::{self, Node};
+use berth_node::runtime::{self, TerminalSize};
+use futures_util::FutureExt as _;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::Value;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::{RwLock, mpsc};
+
+/// The node, as soon as there is one and as long as it works.
+#[derive(Default)]
+pub(super) struct NodePods {
+    node: RwLock<Option<Node>>,
+}
+
+impl NodePods {
+    /// From now on this node is asked.
+    pub(super) async fn set(&self, node: Node) {
+        *self.node.write().await = Some(node);
+    }
+
+    /// Waits until the node has ended its work.
+    pub(super) async fn ended(&self) {
+        if let Some(mut node) = self.node.write().await.take() {
+            node.ended().await;
+        }
+    }
+}
+
+fn not_ready() -> PodsError {
+    PodsError::Internal("the node is not ready yet, or is stopping".to_owned())
+}
+
+fn refused(error: node::Error) -> PodsError {
+    match error {
+        node::Error::Unready(text) => PodsError::BadRequest(text),
+        error => PodsError::Internal(error.to_string()),
+    }
+}
+
+fn parse(pod: &Value) -> Result<Pod, PodsError> {
+    serde_json::from_value(pod.clone()).map_err(|error| PodsError::Internal(format!("read the pod: {error}")))
+}
+
+#[async_trait]
+impl Pods for NodePods {
+    async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
+        let node = self.node.read().await;
+        let node = node.as_ref().ok_or_else(not_ready)?;
+        let wanted = runtime::LogOptions {
+            follow: options.follow,
+            tail_lines: options.tail_lines,
+            since: options.since,
+            limit_bytes: options.limit_bytes,
+            timestamps: options.timestamps,
+            stream: match options.stream {
+                LogSource::All => None,
+                LogSource::Stdout => Some(runtime::LogStream::Stdout),
+                LogSource::Stderr => Some(runtime::LogStream::Stderr),
+            },
+        };
+        node.logs(&parse(pod)?, &options.container, options.previous, wanted).await.map_err(refused)
+    }
+
+    async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError> {
+        let node = self.node.read().await;
+        let node = node.as_ref().ok_or_else(not_ready)?;
+        let call = runtime::ExecCall {
+            command: options.command,
+            tty: options.tty,
+            stdin: options.stdin,
+            size: None,
+        };
+        let exec = node.exec(&parse(pod)?, &options.container, call).await.map_err(refused)?;
+        Ok(session(exec))
+    }
+}
+
+fn session(mut exec: runtime::Exec) -> ExecSession {
+    let (resize, mut sizes) = mpsc::channel::<(u16, u16)>(4);
+    let boxed = |output: runtime::ExecOutput| Box::new(output) as Box<dyn AsyncRead + Send + Unpin>;
+    let stdin = exec.stdin.take().map(|input| Box::new(input) as Box<dyn AsyncWrite + Send + Unpin>);
+    let (stdout, stderr) = (exec.stdout.take().map(boxed), exec.stderr.take().map(boxed));
+    let exit = async move {
+        loop {
+            tokio::select! {
+                code = exec.wait() => return Ok(code),
+                Some((width, height)) = sizes.recv() => {
+                    if let Err(error) = exec.resize(TerminalSize { width, height }) {
+                        tracing::debug!(%error, "a terminal did not take its new size");
+                    }
+                }
+            }
+        }
+    };
+    ExecSession { stdin, stdout, stderr, resize: Some(resize), exit: exit.boxed() }
+}

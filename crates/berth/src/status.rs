@@ -1,0 +1,117 @@
+//! `berth status`: what runs, and what needs attention.
+
+use std::collections::BTreeMap;
+
+use anyhow::Context as _;
+use clap::Args as ClapArgs;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::CSINode;
+use kube::api::{Api, ListParams};
+use kube::{Client, ResourceExt as _};
+
+use crate::machine::{self, Place, Running};
+
+/// What runs in a data directory, and what needs attention.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: Place,
+}
+
+/// Prints it; exits with an error if nothing runs.
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    let data_dir = &args.place.data_dir;
+    let Some(running) = Running::find(data_dir) else {
+        anyhow::bail!("no berth runs in {}; `berth up` starts one", data_dir.display());
+    };
+    let client = machine::client(&running.kubeconfig).await?;
+    println!("Berth runs in {} (process {}), since {}", data_dir.display(), running.pid, since(&running));
+    println!("  API         https://{}", running.address);
+    println!("  kubeconfig  {}", running.kubeconfig.display());
+    print!("{}", nodes(&client).await?);
+    print!("{}", counts(&client).await?);
+    Ok(())
+}
+
+fn since(running: &Running) -> String {
+    let seconds = Timestamp::now().duration_since(running.started).as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds} s"),
+        120..7200 => format!("{} min", seconds / 60),
+        _ => format!("{} h", seconds / 3600),
+    }
+}
+
+async fn nodes(client: &Client) -> anyhow::Result<String> {
+    let all = ListParams::default();
+    let drivers: Api<CSINode> = Api::all(client.clone());
+    let drivers = drivers.list(&all).await.context("read the nodes' drivers")?.items;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let mut text = String::new();
+    for node in nodes.list(&all).await.context("read the nodes")?.items {
+        let name = node.name_any();
+        let names: Vec<&str> = drivers
+            .iter()
+            .filter(|drivers| drivers.name_any() == name)
+            .flat_map(|drivers| drivers.spec.drivers.iter().map(|driver| driver.name.as_str()))
+            .collect();
+        let ready = if machine::is_ready(&node) { "ready" } else { "NOT READY" };
+        let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        text.push_str(&format!("  node        {name}: {ready}; drivers: {names}\n"));
+    }
+    Ok(text)
+}
+
+async fn counts(client: &Client) -> anyhow::Result<String> {
+    let all = ListParams::default();
+    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
+    let claims = claims.list(&all).await.context("read the claims")?.items;
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let volumes = volumes.list(&all).await.context("read the volumes")?.items;
+    let pods: Api<Pod> = Api::all(client.clone());
+    let pods = pods.list(&all).await.context("read the pods")?.items;
+    let phase = |phase: Option<&String>| phase.cloned().unwrap_or_else(|| "Pending".to_owned());
+    let of_claims =
+        claims.iter().map(|claim| phase(claim.status.as_ref().and_then(|status| status.phase.as_ref())));
+    let of_volumes =
+        volumes.iter().map(|volume| phase(volume.status.as_ref().and_then(|status| status.phase.as_ref())));
+    let of_pods = pods.iter().map(|pod| phase(pod.status.as_ref().and_then(|status| status.phase.as_ref())));
+    let mut text = format!("  claims      {}\n", tally(of_claims));
+    text.push_str(&format!("  volumes     {}\n", tally(of_volumes)));
+    text.push_str(&format!("  pods        {}\n", tally(of_pods)));
+    let waiting = claims
+        .iter()
+        .filter(|claim| claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound"));
+    for claim in waiting.take(10) {
+        let namespace = claim.namespace().unwrap_or_default();
+        text.push_str(&format!("\nNot bound: berth explain pvc/{} -n {namespace}", claim.name_any()));
+    }
+    if text.contains("Not bound") {
+        text.push('\n');
+    }
+    Ok(text)
+}
+
+fn tally(phases: impl Iterator<Item = String>) -> String {
+    let mut counts: BTreeMap<String, usize> = BTreeMap::new();
+    for phase in phases {
+        *counts.entry(phase).or_default() += 1;
+    }
+    if counts.is_empty() {
+        return "none".to_owned();
+    }
+    counts.into_iter().map(|(phase, count)| format!("{count} {phase}")).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn phases_are_counted() {
+        let phases = ["Bound", "Pending", "Bound"].map(str::to_owned);
+        assert_eq!(tally(phases.into_iter()), "2 Bound, 1 Pending");
+        assert_eq!(tally(std::iter::empty()), "none");
+    }
+}

@@ -1,0 +1,213 @@
+//! The volumes' timelines: kept in a file by `berth up`, read by `berth explain` and `berth demo`.
+//!
+//! Loops tell steps as log events (`berth_kube::timeline`); a [`Keeper`] turns each into one line of JSON. A lost or torn
+//! line costs one line of an explanation, so nothing is synced.
+
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use tokio::sync::broadcast;
+use tracing::field::{Field, Visit};
+use tracing_subscriber::Layer;
+use tracing_subscriber::layer::Context;
+
+/// The file in the data directory.
+pub(crate) const FILE: &str = "timeline.jsonl";
+/// A file of this size becomes the old one.
+const LONGEST: u64 = 16 << 20;
+
+/// One step on a volume's way.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct Step {
+    /// When it ended.
+    pub(crate) time: Timestamp,
+    pub(crate) component: String,
+    pub(crate) call: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) state: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) volume: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) claim: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) pod: String,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) node: String,
+    pub(crate) duration_us: u64,
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub(crate) error: String,
+}
+
+impl Step {
+    /// How long it took.
+    pub(crate) fn duration(&self) -> Duration {
+        Duration::from_micros(self.duration_us)
+    }
+}
+
+/// Takes in steps; cheap to clone. Before it has a file, and to those who listen, it only passes them on.
+#[derive(Clone)]
+pub(crate) struct Keeper {
+    file: Arc<Mutex<Option<Kept>>>,
+    listeners: broadcast::Sender<Step>,
+}
+
+struct Kept {
+    path: PathBuf,
+    file: File,
+    size: u64,
+}
+
+impl Keeper {
+    /// A keeper without a file.
+    pub(crate) fn new() -> Self {
+        Self { file: Arc::default(), listeners: broadcast::channel(4096).0 }
+    }
+
+    /// Writes what comes from now on to the file in this data directory.
+    pub(crate) fn keep_in(&self, data_dir: &Path) -> std::io::Result<()> {
+        let path = data_dir.join(FILE);
+        let file = open(&path)?;
+        let size = file.metadata()?.len();
+        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { path, file, size });
+        Ok(())
+    }
+
+    /// Steps as they happen.
+    pub(crate) fn listen(&self) -> broadcast::Receiver<Step> {
+        self.listeners.subscribe()
+    }
+
+    fn take(&self, step: Step) {
+        if let Some(kept) = self.file.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+            && let Err(error) = kept.write(&step)
+        {
+            tracing::debug!(%error, "a step is missing in the timeline");
+        }
+        // Nobody listens most of the time.
+        let _ = self.listeners.send(step);
+    }
+}
+
+impl Kept {
+    fn write(&mut self, step: &Step) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(step)?;
+        line.push(b'\n');
+        if self.size > LONGEST {
+            std::fs::rename(&self.path, old(&self.path))?;
+            self.file = open(&self.path)?;
+            self.size = 0;
+        }
+        self.size += line.len() as u64;
+        self.file.write_all(&line)
+    }
+}
+
+fn open(path: &Path) -> std::io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+fn old(path: &Path) -> PathBuf {
+    path.with_extension("jsonl.old")
+}
+
+/// The steps in a data directory that `wanted` chooses, oldest first; none if there is no file.
+pub(crate) fn read(data_dir: &Path, wanted: impl Fn(&Step) -> bool) -> Vec<Step> {
+    let path = data_dir.join(FILE);
+    let files = [old(&path), path].into_iter().filter_map(|path| File::open(path).ok());
+    files
+        .flat_map(|file| BufReader::new(file).lines().map_while(Result::ok))
+        .filter_map(|line| serde_json::from_str(&line).ok())
+        .filter(|step| wanted(step))
+        .collect()
+}
+
+impl<S: tracing::Subscriber> Layer<S> for Keeper {
+    fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() != berth_kube::timeline::TARGET {
+            return;
+        }
+        let mut fields = Fields::default();
+        event.record(&mut fields);
+        let mut text = |name: &str| fields.texts.remove(name).unwrap_or_default();
+        self.take(Step {
+            time: Timestamp::now(),
+            component: text("component"),
+            call: text("call"),
+            state: text("state"),
+            volume: text("volume"),
+            claim: text("claim"),
+            pod: text("pod"),
+            node: text("node"),
+            error: text("error"),
+            duration_us: fields.duration_us,
+        });
+    }
+}
+
+#[derive(Default)]
+struct Fields {
+    texts: HashMap<&'static str, String>,
+    duration_us: u64,
+}
+
+impl Visit for Fields {
+    fn record_str(&mut self, field: &Field, value: &str) {
+        self.texts.insert(field.name(), value.to_owned());
+    }
+
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "duration_us" {
+            self.duration_us = value;
+        }
+    }
+
+    fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt as _;
+
+    use super::*;
+
+    #[test]
+    fn what_a_loop_tells_can_be_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        let keeper = Keeper::new();
+        keeper.keep_in(dir.path()).unwrap();
+        let subscriber = tracing_subscriber::registry().with(keeper.clone());
+        tracing::subscriber::with_default(subscriber, || {
+            let step = berth_kube::timeline::Step {
+                component: "provisioner",
+                call: "CreateVolume",
+                state: "CREATED",
+                volume: "pv-1",
+                claim: "default/a",
+                duration: Duration::from_millis(7),
+                ..berth_kube::timeline::Step::default()
+            };
+            step.tell();
+            berth_kube::timeline::Step { volume: "pv-2", ..step }.tell();
+            tracing::info!(volume = "pv-1", "not a step");
+        });
+        let steps = read(dir.path(), |step| step.volume == "pv-1");
+        assert_eq!(steps.len(), 1);
+        assert_eq!((steps[0].call.as_str(), steps[0].duration()), ("CreateVolume", Duration::from_millis(7)));
+    }
+
+    #[test]
+    fn a_torn_line_costs_only_itself() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = serde_json::to_string(&Step { volume: "a".into(), ..Step::default() }).unwrap();
+        std::fs::write(dir.path().join(FILE), format!("{line}\n{{\"volume\": \"a\", \n{line}\n")).unwrap();
+        assert_eq!(read(dir.path(), |_| true).len(), 2);
+    }
+}

@@ -1,0 +1,149 @@
+//! `berth up`: claim to mounted pod on one machine, with nothing installed.
+
+use std::io::{IsTerminal as _, Write as _};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use clap::Args as ClapArgs;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::logging;
+use crate::machine::{self, Running};
+use crate::stack::{self, Stack};
+
+/// Where detached output goes, in the data directory.
+const LOG: &str = "up.log";
+/// How long a detached start may take until its API answers.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Kubernetes storage on this machine: API server, control loops, driver, and a node that runs pods.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    place: machine::Place,
+
+    /// Where the API listens; port 0 takes a free one
+    #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDRESS")]
+    listen: SocketAddr,
+
+    /// Also write the kubeconfig here
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+
+    /// The node's name [default: the host's name]
+    #[arg(long, value_name = "NAME")]
+    node_name: Option<String>,
+
+    /// Return when everything is ready, and go on in the background
+    #[arg(long, short = 'd')]
+    detach: bool,
+
+    #[command(flatten)]
+    logging: logging::Logging,
+}
+
+/// Runs until SIGTERM or SIGINT; detached, returns when everything is ready.
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    machine::require_root("up")?;
+    if args.detach {
+        return detach(&args).await;
+    }
+    let logging = args.logging.quieter("warn,berth_csi=error");
+    let timeline = logging::start(&logging);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let options = stack::Options {
+        data_dir: args.place.data_dir.clone(),
+        listen: args.listen,
+        kubeconfig: args.kubeconfig.clone(),
+        node_name: node_name(args.node_name.as_deref())?,
+    };
+    println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.place.data_dir.display());
+    let stack = Stack::start(options, &timeline, |what, after| {
+        println!("  {} {what} {}", tick(), faint(&format!("{} ms", after.as_millis())));
+    })
+    .await?;
+    print!("{}", screen(&stack.running, &args.place.data_dir));
+    std::io::stdout().flush()?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    println!("\nStopping pods and taking their volumes away …");
+    tokio::select! {
+        stopped = stack.stop() => stopped?,
+        _ = interrupt.recv() => bail!("stopped at once; `berth down` cleans up what is left"),
+    }
+    println!("Stopped. `berth up` goes on where this ended.");
+    Ok(())
+}
+
+async fn detach(args: &Args) -> anyhow::Result<()> {
+    let data_dir = std::path::absolute(&args.place.data_dir)?;
+    if let Some(running) = Running::find(&data_dir) {
+        println!("Berth already runs in {} (process {}).", data_dir.display(), running.pid);
+        print!("{}", screen(&running, &data_dir));
+        return Ok(());
+    }
+    berth_host::path::Dir::ensure(&data_dir, 0o700)?;
+    let log = data_dir.join(LOG);
+    let arguments = std::env::args_os().skip(1).filter(|argument| argument != "--detach" && argument != "-d");
+    let mut child = berth_host::exec::detach(&std::env::current_exe()?, arguments, &log)
+        .context("start in the background")?;
+    let begun = Instant::now();
+    loop {
+        if let Some(running) = Running::find(&data_dir)
+            && machine::client(&running.kubeconfig).await.is_ok()
+            && machine::node_is_ready(&running).await
+        {
+            print!("{}", screen(&running, &data_dir));
+            return Ok(());
+        }
+        if let Some(status) = child.try_wait()? {
+            let said = std::fs::read_to_string(&log).unwrap_or_default();
+            bail!("it ended at once ({status}):\n{}", said.trim_end());
+        }
+        if begun.elapsed() > PATIENCE {
+            bail!("it is not ready after {PATIENCE:?}; see {}", log.display());
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn node_name(given: Option<&str>) -> anyhow::Result<String> {
+    match given {
+        Some(name) => Ok(name.to_owned()),
+        None => {
+            let name =
+                std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
+            Ok(name.trim().to_lowercase())
+        }
+    }
+}
+
+/// Where things are, and what to try.
+fn screen(running: &Running, data_dir: &Path) -> String {
+    let kubeconfig = running.kubeconfig.display();
+    let other_place = if data_dir == Path::new(machine::DATA_DIR) {
+        String::new()
+    } else {
+        format!(" --data-dir {}", data_dir.display())
+    };
+    format!(
+        "\n  API         https://{address}\n  kubeconfig  {kubeconfig}\n  class       {class} (default)\n\nTry:\n  \
+         export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc\n  kubectl apply -f examples/local.yaml\n  \
+         berth explain{other_place} pvc/data\n  berth demo{other_place}\n  berth down{other_place}\n",
+        address = running.address,
+        class = stack::objects::CLASS,
+    )
+}
+
+fn tick() -> &'static str {
+    if std::io::stdout().is_terminal() { "\x1b[32m✓\x1b[0m" } else { "✓" }
+}
+
+fn faint(text: &str) -> String {
+    if std::io::stdout().is_terminal() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+}
