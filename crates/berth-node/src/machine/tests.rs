@@ -160,10 +160,10 @@ async fn a_restarted_node_keeps_what_it_had_and_replaces_a_foreign_csi_node() {
     let machine = world.start().await;
     machine.in_use("kept").await.unwrap();
     let csi_node = world.csi_node().await;
-    world.cluster.delete(&*csi_node).await.unwrap();
-    let mut foreign = csi_node::empty(&*world.node().await);
-    foreign.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
-    world.cluster.create(&foreign).await.unwrap();
+    let theirs = |object: &mut CSINode| {
+        object.metadata.owner_references.as_mut().unwrap()[0].uid = "another".to_owned();
+    };
+    world.cluster.update(&*csi_node, theirs).await.unwrap();
 
     let again = world.start().await;
     assert_eq!(in_use_of(&*world.node().await), ["kept"]);
