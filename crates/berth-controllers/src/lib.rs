@@ -22,5 +22,6 @@ pub async fn run(cluster: Cluster) {
         expand::run(cluster.clone()),
         scheduler::run(cluster.clone()),
         attach_detach::run(cluster.clone()),
+        workloads::run(cluster),
     );
 }
