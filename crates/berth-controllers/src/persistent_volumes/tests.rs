@@ -264,7 +264,7 @@ fn claim(text: &str) -> PersistentVolumeClaim {
             "block" => object[spec()]["volumeMode"] = "Block".into(),
             "nomode" => object[spec()]["volumeMode"] = Value::Null,
             "selector" => {
-                object[spec()]["selector"] = json!({ "matchLabels": { "foo": "true", "bar": "false" } })
+                object[spec()]["selector"] = json!({ "matchLabels": { "foo": "true", "bar": "false" } });
             }
             "exists" => object[spec()]["selector"] = json!({ "matchLabels": { value: "true" } }),
             "bc" => object[meta()]["annotations"][claims::BIND_COMPLETED] = "yes".into(),

@@ -24,7 +24,7 @@ fn claim(deleted: bool, finalizer: bool, owner: &str) -> PersistentVolumeClaim {
     serde_json::from_value(object).unwrap()
 }
 
-fn pod(node: &str, volume: Value, change: Value) -> Pod {
+fn pod(node: &str, volume: &Value, change: &Value) -> Pod {
     let mut object = json!({
         "metadata": { "namespace": "ns", "name": "pod", "uid": "u" },
         "spec": { "nodeName": node, "containers": [], "volumes": [{ "name": "x", "emptyDir": {} }, volume] },
@@ -68,7 +68,7 @@ fn pods_with_a_node_use_their_claims() {
         ("pod with its own ephemeral PVC is deleted with grace", "n", ephemeral(), going(30), "u", true),
         ("pod with its own ephemeral PVC is shut down", "n", ephemeral(), going(0), "u", false),
     ] {
-        assert_eq!(is_user(&pod(node, volume, change), &claim(true, true, owner)), used, "{case}");
+        assert_eq!(is_user(&pod(node, &volume, &change), &claim(true, true, owner)), used, "{case}");
     }
 }
 

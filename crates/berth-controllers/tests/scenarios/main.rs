@@ -3,6 +3,8 @@
 //! The server is the embedded one, in process. With KUBECONFIG_REAL naming a kubeconfig, the same scenarios run on that
 //! cluster instead (its own controllers must be off, and one test must run at a time: `--test-threads=1`).
 
+#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
+
 mod blind;
 mod crash;
 mod fakes;
@@ -10,4 +12,5 @@ mod place;
 mod placement;
 mod protection;
 mod reclaim;
+mod rollouts;
 mod volumes;

@@ -98,7 +98,9 @@ impl Place {
 async fn client(directory: &std::path::Path) -> Client {
     if let Ok(path) = std::env::var("KUBECONFIG_REAL") {
         let file = kube::config::Kubeconfig::read_from(path).unwrap();
-        let config = kube::Config::from_custom_kubeconfig(file, &Default::default()).await.unwrap();
+        let config = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
+            .await
+            .unwrap();
         return Client::try_from(config).unwrap();
     }
     let (store, _) = Store::open(directory, berth_apiserver::store::Options::default()).unwrap();
@@ -200,9 +202,8 @@ pub(crate) async fn until_gone<K: Kind>(api: &Api<K>, name: &str) {
             }
         }
     };
-    if tokio::time::timeout(PATIENCE, listed).await.is_err() {
-        panic!("{} {name} is still there: {:#?}", K::kind(&()), api.get(name).await);
-    }
+    let gone = tokio::time::timeout(PATIENCE, listed).await;
+    assert!(gone.is_ok(), "{} {name} is still there: {:#?}", K::kind(&()), api.get(name).await);
 }
 
 /// Waits until as many objects as `count` are as wanted, all at the same time or one after the other; returns them.
@@ -220,15 +221,15 @@ pub(crate) async fn until_all<K: Kind>(api: &Api<K>, count: usize, wanted: impl 
 }
 
 async fn watch<K: Kind>(api: &Api<K>, fields: &str, name: &str, wanted: impl Fn(&K) -> bool) -> K {
-    let mut last: Option<K> = None;
-    let looked = async {
+    let mut latest: Option<K> = None;
+    let found = async {
         loop {
             let list = api.list(&ListParams::default().fields(fields)).await.unwrap();
             for object in list.items {
                 if wanted(&object) {
                     return object;
                 }
-                last = Some(object);
+                latest = Some(object);
             }
             let version = list.metadata.resource_version.unwrap_or_default();
             let events = api.watch(&WatchParams::default().fields(fields), &version).await.unwrap();
@@ -238,13 +239,13 @@ async fn watch<K: Kind>(api: &Api<K>, fields: &str, name: &str, wanted: impl Fn(
                     if wanted(&object) {
                         return object;
                     }
-                    last = Some(object);
+                    latest = Some(object);
                 }
             }
         }
     };
-    match tokio::time::timeout(PATIENCE, looked).await {
-        Ok(found) => found,
-        Err(_) => panic!("{} {name} did not become as wanted; last: {last:#?}", K::kind(&())),
-    }
+    let Ok(found) = tokio::time::timeout(PATIENCE, found).await else {
+        panic!("{} {name} did not become as wanted; last: {latest:#?}", K::kind(&()))
+    };
+    found
 }

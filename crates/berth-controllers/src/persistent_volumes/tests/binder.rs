@@ -2,7 +2,7 @@
 //!
 //! Left out: 2-13, which turns off a feature that is always on. Where Kubernetes compares no events, the ones told are
 //! compared here: 1-16, 1-17, 2-1, 2-2, 2-6, 2-7 and 15-4 say why the claim stays pending. 4-11 and 4-12, where the
-//! claim is on the server but not in the cache, are in `tests/scenarios`, for the decision is the same as 4-6.
+//! claim is on the server but not in the cache, are in `tests/scenarios/blind.rs`: the decision is that of 4-6.
 
 use super::World;
 
@@ -32,6 +32,7 @@ fn look_at_volumes(cases: &[Case]) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn claims_that_take_any_volume() {
     look_at_claims(&[
         (
@@ -342,6 +343,7 @@ fn classes_must_be_equal() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn volume_modes_must_be_equal() {
     look_at_claims(&[
         (
