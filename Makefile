@@ -47,12 +47,13 @@ sanity: deps ## csi-sanity against every kind of local volume
 # The real servers run beside whatever else does, with a state of their own.
 KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443
 
-test-kube: deps ## compare the API server with the real one, request by request; RECORD=1 records the real one's answers
+test-kube: deps ## compare the API server with the real one (RECORD=1 records its answers), and run the control loops on the real one
 	$(KUBE) PURGE=1 testbed/kube/down.sh
 	$(KUBE) testbed/kube/up.sh
-	. testbed/kube/env.sh; result=0; $(KUBE) $(if $(RECORD),BERTH_RECORD=1) \
+	export $(KUBE) $(if $(RECORD),BERTH_RECORD=1); . testbed/kube/env.sh; result=0; \
 		cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
-		$(KUBE) PURGE=1 testbed/kube/down.sh; exit $$result
+		KUBECONFIG_REAL=$$KUBECONFIG cargo test --locked -p berth-controllers --test scenarios -- --test-threads=2 || result=$$?; \
+		PURGE=1 testbed/kube/down.sh; exit $$result
 
 test-crash: deps ## the long crash run: KILLS (default 100) kill -9 under load on each kind of disk; SEED to repeat one
 	cargo build --locked -p berth
