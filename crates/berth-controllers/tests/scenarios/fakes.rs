@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth_kube::{Cluster, Key};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentStatus};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
@@ -163,4 +163,45 @@ pub(crate) fn pod(name: &str, claims: &[&str]) -> Value {
             "volumes": volumes, "terminationGracePeriodSeconds": 0,
         },
     })
+}
+
+/// Runs every pod that has a node at once.
+pub(crate) async fn kubelet(cluster: Cluster) {
+    let queue = berth_kube::Queue::new("fake-kubelet", berth_kube::Backoff::default());
+    let pods = cluster.cache::<Pod>();
+    pods.synced().await;
+    let to = queue.clone();
+    pods.on_change(move |pod| to.add(Key::of(pod.as_ref())));
+    let shutdown = cluster.shutdown().clone();
+    queue
+        .run(32, shutdown, |key| {
+            let (cluster, pods) = (cluster.clone(), pods.clone());
+            async move {
+                if let Some(pod) = pods.get(&key) {
+                    start(&cluster, &pod).await?;
+                }
+                Ok::<_, berth_kube::Error>(berth_kube::Next::Done)
+            }
+        })
+        .await;
+}
+
+async fn start(cluster: &Cluster, pod: &Pod) -> berth_kube::Result<()> {
+    let placed = pod.spec.as_ref().is_some_and(|spec| spec.node_name.is_some());
+    let running = pod.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Running");
+    if !placed || running || pod.metadata.deletion_timestamp.is_some() {
+        return Ok(());
+    }
+    let ready = json!({ "type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z" });
+    let started = cluster
+        .update_status(pod, |pod| {
+            let status = pod.status.get_or_insert_default();
+            status.phase = Some("Running".to_owned());
+            status.conditions.get_or_insert_default().push(serde_json::from_value(ready).unwrap());
+        })
+        .await;
+    match started {
+        Err(error) if !error.is_not_found() => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -3,11 +3,11 @@
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams, PostParams};
+use kube::api::{ListParams, PostParams};
 use serde_json::{Value, json};
 
 use crate::fakes::{self, DRIVER, node, pod};
-use crate::place::{Kind, Loops, Place, delete, until, until_any, until_gone};
+use crate::place::{Loops, Place, delete, until, until_any, until_gone};
 
 fn claim(name: &str, class: &str) -> Value {
     json!({
@@ -24,7 +24,7 @@ fn class(name: &str) -> Value {
 }
 
 /// The status of a new object is not taken from its creator, so it is written after.
-async fn create_node(place: &Place, name: &str) -> Node {
+pub(crate) async fn create_node(place: &Place, name: &str) -> Node {
     let wanted = node(name);
     let created: Node = place.create(wanted.clone()).await;
     let mut full = serde_json::to_value(&created).unwrap();
@@ -56,10 +56,6 @@ fn reports(node: &Node, volume: &str) -> bool {
     let attached =
         node.status.as_ref().and_then(|status| status.volumes_attached.as_deref()).unwrap_or_default();
     attached.iter().any(|attached| attached.name == volume)
-}
-
-async fn all<K: Kind>(api: &Api<K>) -> Vec<K> {
-    api.list(&ListParams::default()).await.unwrap().items
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -102,5 +98,124 @@ async fn a_claim_that_waits_for_its_pod_is_provisioned_attached_and_let_go() {
     fakes::uses(&cluster, &here, &[]).await;
     until_gone(&place.all::<VolumeAttachment>(), &attachment.name_any()).await;
     until(&place.all::<Node>(), &here, |node| !reports(node, &unique)).await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_fits_nowhere_says_why_and_goes_when_something_helps() {
+    let place = Place::new("placement-unfit").await;
+    let loops = everything(&place);
+    let pods = place.here::<Pod>();
+
+    place.create_here::<Pod>(pod("p", &["data"])).await;
+    until(&pods, "p", |pod| refusal(pod).starts_with("no nodes available")).await;
+    let here = place.name("a");
+    create_node(&place, &here).await;
+    until(&pods, "p", |pod| refusal(pod).contains("persistentvolumeclaim \"data\" not found")).await;
+    let made = place.name("made");
+    place.create_here::<PersistentVolumeClaim>(claim("data", &made)).await;
+    let refused = until(&pods, "p", |pod| refusal(pod).contains("unbound immediate")).await;
+    assert_eq!(
+        refusal(&refused),
+        "0/1 nodes are available: pod has unbound immediate PersistentVolumeClaims. preemption: 0/1 nodes are \
+         available: 1 Preemption is not helpful for scheduling."
+    );
+    let event = place.has_event("p", "FailedScheduling").await;
+    assert_eq!(event.source.unwrap().component.as_deref(), Some("default-scheduler"));
+    place.create::<StorageClass>(class(&made)).await;
+    until(&pods, "p", |pod| node_of(pod) == here).await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_behind_a_gate_waits_and_a_foreign_one_is_left_alone() {
+    let place = Place::new("placement-gates").await;
+    let here = place.name("a");
+    create_node(&place, &here).await;
+    let loops = everything(&place);
+    let pods = place.here::<Pod>();
+    let mut gated = pod("gated", &[]);
+    gated["spec"]["schedulingGates"] = json!([{ "name": "example.com/wait" }]);
+    place.create_here::<Pod>(gated).await;
+    let mut foreign = pod("foreign", &[]);
+    foreign["spec"]["schedulerName"] = json!("somebody-else");
+    place.create_here::<Pod>(foreign).await;
+    // One that comes after both is placed; by then both were looked at.
+    place.create_here::<Pod>(pod("last", &[])).await;
+    until(&pods, "last", |pod| node_of(pod) == here).await;
+    for name in ["gated", "foreign"] {
+        assert_eq!(node_of(&pods.get(name).await.unwrap()), "", "{name}");
+    }
+    let open = kube::api::Patch::Merge(json!({ "spec": { "schedulingGates": null } }));
+    pods.patch("gated", &kube::api::PatchParams::default(), &open).await.unwrap();
+    until(&pods, "gated", |pod| node_of(pod) == here).await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_moves_only_when_its_node_lets_go_or_is_out_of_service() {
+    let place = Place::new("placement-moves").await;
+    let (a, b) = (place.name("a"), place.name("b"));
+    for node in [&a, &b] {
+        create_node(&place, node).await;
+    }
+    let name = place.name("volume");
+    place
+        .create::<PersistentVolume>(json!({
+            "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" }, "storageClassName": "",
+                "csi": { "driver": DRIVER, "volumeHandle": name },
+                "claimRef": { "namespace": place.namespace, "name": "data" },
+            },
+        }))
+        .await;
+    place.create_here::<PersistentVolumeClaim>(claim("data", "")).await;
+    let loops = everything(&place);
+    let on = |pod_name: &str, node: &str| {
+        let mut pod = pod(pod_name, &["data"]);
+        pod["spec"]["nodeName"] = json!(node);
+        pod
+    };
+    let unique = format!("kubernetes.io/csi/{DRIVER}^{name}");
+    let nodes = place.all::<Node>();
+    place.create_here::<Pod>(on("first", &a)).await;
+    until(&nodes, &a, |node| reports(node, &unique)).await;
+    let cluster = berth_kube::Cluster::new(place.client.clone(), tokio_util::sync::CancellationToken::new());
+    fakes::uses(&cluster, &a, &[&unique]).await;
+
+    place.create_here::<Pod>(on("second", &b)).await;
+    let event = place.has_event("second", "FailedAttachVolume").await;
+    let expected = format!("Multi-Attach error for volume {name:?} Volume is already used by pod(s) first");
+    assert_eq!(event.message, Some(expected));
+    delete(&place.here::<Pod>(), "first").await;
+    until_gone(&place.here::<Pod>(), "first").await;
+    assert!(!reports(&nodes.get(&b).await.unwrap(), &unique), "the first node still uses it");
+
+    let taint = json!({ "spec": { "taints": [{ "key": "node.kubernetes.io/out-of-service", "effect": "NoExecute" }] } });
+    nodes.patch(&a, &kube::api::PatchParams::default(), &kube::api::Patch::Merge(taint)).await.unwrap();
+    until(&nodes, &b, |node| reports(node, &unique)).await;
+    assert!(!reports(&nodes.get(&a).await.unwrap(), &unique));
+    loops.stop().await;
+}
+
+/// 1,000 with BERTH_LONG set.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_pods_at_once_are_placed_quickly() {
+    let count = if std::env::var_os("BERTH_LONG").is_some() { 1000 } else { 200 };
+    let place = Place::new("placement-many").await;
+    let here = place.name("a");
+    for at in 0..count {
+        place.create_here::<Pod>(pod(&format!("p{at}"), &[])).await;
+    }
+    let loops = everything(&place);
+    let started = std::time::Instant::now();
+    create_node(&place, &here).await;
+    let pods = place.here::<Pod>();
+    for at in 0..count {
+        until(&pods, &format!("p{at}"), |pod| node_of(pod) == here).await;
+    }
+    println!("{count} pods in {:?}", started.elapsed());
+    assert_eq!(pods.list(&ListParams::default()).await.unwrap().items.len(), count);
     loops.stop().await;
 }

@@ -1,1 +1,121 @@
-//! Tests.
+//! Which pods are made, which go first, and what the status says; after `replica_set_test.go` and
+//! `controller_utils_test.go` of kube-controller-manager.
+
+use std::cmp::Ordering;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use k8s_openapi::api::apps::v1::ReplicaSet;
+use k8s_openapi::api::core::v1::Pod;
+use serde_json::{Value, json};
+
+use super::plan::{Pods, first_to_go, plan, status};
+
+fn now() -> Timestamp {
+    "2026-01-01T12:00:00Z".parse().unwrap()
+}
+
+fn set(replicas: i32, ready_for: i32) -> ReplicaSet {
+    serde_json::from_value(json!({ "metadata": { "name": "s", "generation": 4 }, "spec": {
+        "replicas": replicas, "minReadySeconds": ready_for, "selector": { "matchLabels": { "app": "s" } },
+        "template": { "metadata": { "labels": { "app": "s", "more": "1" } } } } }))
+    .unwrap()
+}
+
+fn pod(uid: &str, node: &str, phase: &str, ready_at: Value, extra: &Value) -> Arc<Pod> {
+    let conditions = if ready_at.is_null() {
+        json!([])
+    } else {
+        json!([{ "type": "Ready", "status": "True", "lastTransitionTime": ready_at }])
+    };
+    let mut pod = json!({
+        "metadata": { "name": uid, "uid": uid, "labels": { "app": "s" }, "creationTimestamp": "2026-01-01T08:00:00Z" },
+        "spec": { "nodeName": node, "containers": [] },
+        "status": { "phase": phase, "conditions": conditions },
+    });
+    if let Some(extra) = extra.as_object() {
+        for (key, value) in extra {
+            match key.as_str() {
+                "cost" => {
+                    pod["metadata"]["annotations"] =
+                        json!({ "controller.kubernetes.io/pod-deletion-cost": value })
+                }
+                "created" => pod["metadata"]["creationTimestamp"] = value.clone(),
+                "restarts" => {
+                    pod["status"]["containerStatuses"] = json!([{ "name": "c", "image": "", "imageID": "",
+                        "ready": true, "restartCount": value }]);
+                }
+                "label" => pod["metadata"]["labels"]["more"] = value.clone(),
+                other => panic!("{other}"),
+            }
+        }
+    }
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+#[test]
+fn pods_with_the_least_to_lose_go_first() {
+    let early = json!("2026-01-01T09:00:00Z");
+    let late = json!("2026-01-01T11:59:50Z");
+    let none = Value::Null;
+    let run =
+        |uid: &str, node: &str, ready: &Value, extra: Value| pod(uid, node, "Running", ready.clone(), &extra);
+    // Each before the next: 1 to 8 of upstream's order.
+    let rows = [
+        ("unassigned", run("z", "", &none, json!({})), run("a", "n", &none, json!({}))),
+        ("pending", pod("z", "n", "Pending", Value::Null, &Value::Null), run("a", "n", &none, json!({}))),
+        ("unknown", pod("z", "n", "Unknown", Value::Null, &Value::Null), run("a", "n", &none, json!({}))),
+        ("not ready", run("z", "n", &none, json!({})), run("a", "n", &early, json!({}))),
+        ("cheap", run("z", "n", &early, json!({ "cost": "-5" })), run("a", "n", &early, json!({}))),
+        ("crowded", run("z", "crowded", &early, json!({})), run("a", "n", &early, json!({}))),
+        ("ready for a short time", run("z", "n", &late, json!({})), run("a", "n", &early, json!({}))),
+        (
+            "restarted often",
+            run("z", "n", &early, json!({ "restarts": 3 })),
+            run("a", "n", &early, json!({ "restarts": 1 })),
+        ),
+        ("young", run("z", "n", &none, json!({ "created": late })), run("a", "n", &none, json!({}))),
+    ];
+    let related = HashMap::from([("crowded".to_owned(), 2), ("n".to_owned(), 1)]);
+    for (name, first, second) in rows {
+        assert_eq!(first_to_go(&first, &second, &related, now()), Ordering::Less, "{name}");
+        assert_eq!(first_to_go(&second, &first, &related, now()), Ordering::Greater, "{name}, the other way");
+    }
+}
+
+#[test]
+fn as_many_pods_as_asked_for() {
+    let pods: Vec<Arc<Pod>> =
+        (0..3).map(|n| pod(&format!("p{n}"), "n", "Running", Value::Null, &Value::Null)).collect();
+    let none = HashMap::new();
+    assert_eq!(plan(&set(3, 0), &pods, &none, now()), Pods::Right);
+    assert_eq!(plan(&set(5, 0), &pods, &none, now()), Pods::Create(2));
+    assert_eq!(plan(&set(5000, 0), &pods, &none, now()), Pods::Create(500));
+    let Pods::Delete(gone) = plan(&set(1, 0), &pods, &none, now()) else { panic!("some must go") };
+    assert_eq!(gone.len(), 2);
+}
+
+#[test]
+fn the_status_counts_labels_readiness_and_availability() {
+    let pods = [
+        pod("a", "n", "Running", json!("2026-01-01T09:00:00Z"), &json!({ "label": "1" })),
+        pod("b", "n", "Running", json!("2026-01-01T11:59:50Z"), &Value::Null),
+        pod("c", "n", "Pending", Value::Null, &Value::Null),
+    ];
+    let failure = ("FailedCreate".to_owned(), "no".to_owned());
+    let (seen, again) = status(&set(3, 60), &pods, 1, Some(&failure), now());
+    assert_eq!(
+        (seen.replicas, seen.fully_labeled_replicas, seen.ready_replicas, seen.available_replicas),
+        (3, Some(1), Some(2), Some(1))
+    );
+    assert_eq!((seen.terminating_replicas, seen.observed_generation, again), (Some(1), Some(4), Some(50)));
+    let conditions = seen.conditions.clone().unwrap();
+    assert_eq!(
+        (conditions[0].type_.as_str(), conditions[0].reason.as_deref()),
+        ("ReplicaFailure", Some("FailedCreate"))
+    );
+    let mut failed = set(3, 60);
+    failed.status = Some(seen);
+    assert_eq!(status(&failed, &pods, 0, None, now()).0.conditions, None, "it goes when the failure does");
+}
