@@ -15,10 +15,10 @@ use super::entry::{Entry, Work, run_of};
 use super::launch::{Site, container_spec};
 use super::status;
 use crate::plugin::Ready;
-use crate::runtime::ContainerId;
+use crate::runtime::{ContainerId, State};
 
 /// What became of an attempt to start a container.
-type Started = Result<ContainerId, (&'static str, String)>;
+type Started = Result<(ContainerId, State), (&'static str, String)>;
 
 impl Pods {
     pub(super) async fn run_pod(
@@ -93,6 +93,9 @@ impl Pods {
         decision: &Decision,
         volumes: &HashMap<String, Ready>,
     ) {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
+        work.logs = Some(self.options.layout.logs(&namespace, &name, &entry.uid));
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         let due = all.filter(|container| decision.start.contains(&container.name));
         let starts = due.map(|container| {
@@ -101,7 +104,7 @@ impl Pods {
             async move { (container, self.start_container(pod, container, attempt, volumes).await) }
         });
         for (container, started) in join_all(starts).await {
-            self.note_start(entry, work, pod, container, started);
+            self.note_start(work, pod, container, started);
         }
         self.watch(work);
     }
@@ -133,12 +136,18 @@ impl Pods {
             let made = std::fs::create_dir_all(directory);
             made.map_err(|error| ("CreateContainerError", format!("make {}: {error}", directory.display())))?;
         }
-        self.options.runtime.start(spec).await.map_err(|error| ("CreateContainerError", error.sentence()))
+        let runtime = &self.options.runtime;
+        let id = runtime.start(spec).await.map_err(|error| ("CreateContainerError", error.sentence()))?;
+        // One that was too quick to be seen running has all but ended.
+        let state = match runtime.state(&id) {
+            Some(state) => state,
+            None => State::Exited(runtime.exited(&id).await),
+        };
+        Ok((id, state))
     }
 
     fn note_start(
         self: &Arc<Self>,
-        entry: &Arc<Entry>,
         work: &mut Work,
         pod: &Arc<Pod>,
         container: &Container,
@@ -146,7 +155,7 @@ impl Pods {
     ) {
         let known = work.containers.entry(container.name.clone()).or_default();
         match started {
-            Ok(id) => {
+            Ok((id, state)) => {
                 let before = known.run.take();
                 if let Some(Run::Ended(ended)) = before {
                     let long = ended.started.is_some_and(|started| {
@@ -157,7 +166,7 @@ impl Pods {
                 }
                 known.attempt = id.attempt;
                 known.problem = None;
-                known.run = self.options.runtime.state(&id).as_ref().map(run_of);
+                known.run = Some(run_of(&state));
                 match &known.run {
                     Some(Run::Ended(ended)) if ended.reason == "StartError" => {
                         let message = format!("Error: {}", ended.message);
@@ -179,12 +188,6 @@ impl Pods {
                             "Container started",
                         );
                     }
-                }
-                if work.logs.is_none() {
-                    let meta = &pod.metadata;
-                    let (namespace, name) = (meta.namespace.as_deref(), meta.name.as_deref());
-                    let (namespace, name) = (namespace.unwrap_or_default(), name.unwrap_or_default());
-                    work.logs = Some(self.options.layout.logs(namespace, name, &entry.uid));
                 }
                 self.forget_before_last(work, &id);
                 work.runs.insert(id);

@@ -1,0 +1,243 @@
+//! A node and its API server, of which nothing is left after the test, also when it fails.
+
+use std::fmt::Debug;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use berth_host::container::{Found, find};
+use berth_kube::{Cluster, Kind};
+use berth_node::node::{Node, Options};
+use berth_node::runtime::{ExecCall, LogOptions};
+use futures_util::StreamExt as _;
+use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
+use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::{Client, Resource};
+use serde_json::{Value, json};
+use tokio::io::AsyncReadExt as _;
+use tokio_util::sync::CancellationToken;
+
+const PATIENCE: Duration = Duration::from_secs(30);
+
+pub(crate) struct World {
+    pub(crate) client: Client,
+    directory: tempfile::TempDir,
+    node: Option<(Node, CancellationToken)>,
+}
+
+impl World {
+    pub(crate) async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) =
+            berth_apiserver::store::Store::open(&directory.path().join("store"), Default::default()).unwrap();
+        let api = berth_apiserver::rest::ApiServer::new(store, Default::default());
+        api.bootstrap().await.unwrap();
+        let mut world = Self { client: Client::new(api, "default"), directory, node: None };
+        world.start().await;
+        world
+    }
+
+    pub(crate) fn path(&self) -> PathBuf {
+        self.directory.path().join("node")
+    }
+
+    pub(crate) fn node(&self) -> &Node {
+        &self.node.as_ref().unwrap().0
+    }
+
+    pub(crate) async fn start(&mut self) {
+        let shutdown = CancellationToken::new();
+        let tests = std::env::current_exe().unwrap();
+        let options = Options {
+            cluster: Cluster::new(self.client.clone(), shutdown.clone()),
+            name: "n".to_owned(),
+            directory: self.path(),
+            program: tests.parent().unwrap().parent().unwrap().join("examples/containers"),
+            labels: Default::default(),
+            address: Some([127, 0, 0, 1].into()),
+            environment: vec![("KUBERNETES_SERVICE_HOST".to_owned(), "127.0.0.1".to_owned())],
+            hidden: Vec::new(),
+        };
+        self.node = Some((Node::start(options).await.unwrap(), shutdown));
+    }
+
+    /// Ends the node without letting it clean up anything.
+    pub(crate) async fn kill(&mut self) {
+        let (mut node, shutdown) = self.node.take().unwrap();
+        shutdown.cancel();
+        node.ended().await;
+    }
+
+    pub(crate) fn here<K: Kind + Resource<Scope = NamespaceResourceScope>>(&self) -> Api<K> {
+        Api::namespaced(self.client.clone(), "default")
+    }
+
+    pub(crate) async fn create<K: Kind>(&self, api: &Api<K>, object: Value) -> K {
+        let object: K = serde_json::from_value(object).unwrap();
+        api.create(&PostParams::default(), &object).await.unwrap()
+    }
+
+    pub(crate) async fn pod(&self, name: &str, spec: Value) -> Pod {
+        let mut spec = spec;
+        spec["nodeName"] = "n".into();
+        spec["automountServiceAccountToken"] = false.into();
+        self.create(&self.here::<Pod>(), json!({ "metadata": { "name": name }, "spec": spec })).await
+    }
+
+    pub(crate) async fn until_pod(&self, name: &str, wanted: impl Fn(&Pod) -> bool) -> Pod {
+        until(&self.here(), name, wanted).await
+    }
+
+    pub(crate) async fn until_phase(&self, name: &str, phase: &str) -> Pod {
+        self.until_pod(name, |pod| pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some(phase)).await
+    }
+
+    /// Deletes a pod and waits until it is gone.
+    pub(crate) async fn delete(&self, name: &str) {
+        let api = self.here::<Pod>();
+        let _ = api.delete(name, &DeleteParams::default()).await.unwrap();
+        until_gone(&api, name).await;
+    }
+
+    pub(crate) async fn has_event(&self, about: &str, reason: &str, part: &str) {
+        let wanted = |event: &Event| {
+            event.involved_object.name.as_deref() == Some(about)
+                && event.reason.as_deref() == Some(reason)
+                && event.message.as_deref().is_some_and(|message| message.contains(part))
+        };
+        watch(&self.here::<Event>(), "", wanted).await;
+    }
+
+    pub(crate) async fn log(&self, pod: &Pod, container: &str, previous: bool) -> String {
+        let stream = self.node().logs(pod, container, previous, LogOptions::default()).await.unwrap();
+        let pieces: Vec<_> = stream.collect().await;
+        pieces.into_iter().map(|piece| String::from_utf8(piece.unwrap().to_vec()).unwrap()).collect()
+    }
+
+    /// What a command in a container prints.
+    pub(crate) async fn exec(&self, pod: &Pod, container: &str, script: &str) -> String {
+        let command = ["sh", "-c", script].map(str::to_owned).to_vec();
+        let call = ExecCall { command, tty: false, stdin: false, size: None };
+        let mut exec = self.node().exec(pod, container, call).await.unwrap();
+        let mut printed = String::new();
+        exec.stdout.take().unwrap().read_to_string(&mut printed).await.unwrap();
+        exec.wait().await;
+        printed
+    }
+
+    /// Waits until nothing of any pod is left on this machine.
+    pub(crate) async fn until_clean(&self) {
+        let left = || {
+            let directories = ["pods", "logs", "containers", "plugins/kubernetes.io/csi/local.test"];
+            let entries = directories.map(|name| self.path().join(name)).into_iter();
+            let entries = entries.flat_map(|path| std::fs::read_dir(path).into_iter().flatten().flatten());
+            let mut left: Vec<String> = entries.map(|entry| entry.path().display().to_string()).collect();
+            left.extend(self.mounts());
+            left
+        };
+        let wait = async {
+            while !left().is_empty() {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            panic!("left over: {:#?}", left());
+        }
+    }
+
+    /// The mounts below the node's directory.
+    pub(crate) fn mounts(&self) -> Vec<String> {
+        let mounts = berth_host::mount::mounts().unwrap().into_iter().map(|mount| mount.target);
+        mounts
+            .filter(|target| target.starts_with(self.path()))
+            .map(|target| target.display().to_string())
+            .collect()
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if let Some((_, shutdown)) = &self.node {
+            shutdown.cancel();
+        }
+        for entry in std::fs::read_dir(self.path().join("containers")).into_iter().flatten().flatten() {
+            while let Ok(Found::Running(shim)) = find(&entry.path()) {
+                let _ = shim.kill();
+                shim.reap();
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        for target in self.mounts().iter().rev() {
+            let _ = berth_host::mount::unmount_lazily(Path::new(target));
+        }
+    }
+}
+
+pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerStatus> {
+    let status = pod.status.as_ref()?;
+    let all =
+        status.init_container_statuses.iter().flatten().chain(status.container_statuses.iter().flatten());
+    all.into_iter().find(|container| container.name == name)
+}
+
+pub(crate) fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
+    conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+pub(crate) async fn until<K: Kind>(api: &Api<K>, name: &str, wanted: impl Fn(&K) -> bool) -> K {
+    watch(api, &format!("metadata.name={name}"), wanted).await
+}
+
+pub(crate) async fn until_gone<K: Kind + Debug>(api: &Api<K>, name: &str) {
+    let gone = async {
+        loop {
+            let fields = format!("metadata.name={name}");
+            let list = api.list(&ListParams::default().fields(&fields)).await.unwrap();
+            if list.items.is_empty() {
+                return;
+            }
+            let version = list.metadata.resource_version.unwrap_or_default();
+            let events = api.watch(&WatchParams::default().fields(&fields), &version).await.unwrap();
+            let mut events = std::pin::pin!(events);
+            while let Some(event) = events.next().await {
+                if matches!(event, Ok(WatchEvent::Deleted(_))) {
+                    return;
+                }
+            }
+        }
+    };
+    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
+        panic!("{name} is still there: {:#?}", api.get(name).await);
+    }
+}
+
+async fn watch<K: Kind>(api: &Api<K>, fields: &str, wanted: impl Fn(&K) -> bool) -> K {
+    let mut last: Option<K> = None;
+    let found = async {
+        loop {
+            let list = api.list(&ListParams::default().fields(fields)).await.unwrap();
+            let version = list.metadata.resource_version.clone().unwrap_or_default();
+            for object in list.items {
+                if wanted(&object) {
+                    return object;
+                }
+                last = Some(object);
+            }
+            let events = api.watch(&WatchParams::default().fields(fields), &version).await.unwrap();
+            let mut events = std::pin::pin!(events);
+            while let Some(Ok(event)) = events.next().await {
+                if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event {
+                    if wanted(&object) {
+                        return object;
+                    }
+                    last = Some(object);
+                }
+            }
+        }
+    };
+    match tokio::time::timeout(PATIENCE, found).await {
+        Ok(found) => found,
+        Err(_) => panic!("{} did not become as wanted; last: {last:#?}", K::kind(&())),
+    }
+}
