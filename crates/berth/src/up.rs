@@ -134,7 +134,7 @@ fn screen(running: &Running, data_dir: &Path) -> String {
     format!(
         "\n  API         https://{address}\n  kubeconfig  {kubeconfig}\n  class       {class} (default)\n\nTry:\n  \
          export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc\n  kubectl apply -f examples/local.yaml\n  \
-         berth explain{other_place} pvc/data\n  berth demo{other_place}\n  berth down{other_place}\n",
+         berth explain{other_place} pvc/data\n  berth demo\n  berth down{other_place}\n",
         address = running.address,
         class = stack::objects::CLASS,
     )
