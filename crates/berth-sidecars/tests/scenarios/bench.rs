@@ -1,6 +1,5 @@
 //! A cluster and a driver to run the components on, and words for what the tests do and wait for.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,7 +13,7 @@ use berth_kube::{Backoff, Cluster};
 use berth_sidecars::driver::Driver;
 use berth_sidecars::{attacher, provisioner, resizer};
 use futures_util::StreamExt as _;
-use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Secret};
+use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::api::{ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
@@ -24,27 +23,28 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 /// The driver of these tests.
-pub const DRIVER: &str = "local.berth.dev";
+pub(crate) const DRIVER: &str = "local.berth.dev";
 /// The node of these tests.
-pub const NODE: &str = "node-a";
+pub(crate) const NODE: &str = "node-a";
 /// More than anything here takes, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server in this process.
-pub struct Server {
-    pub client: Client,
+pub(crate) struct Server {
+    pub(crate) client: Client,
+    pub(crate) server: berth_apiserver::rest::ApiServer,
     _place: tempfile::TempDir,
 }
 
 impl Server {
-    pub async fn start() -> Self {
+    pub(crate) async fn start() -> Self {
         let place = tempfile::tempdir().unwrap();
         let (store, _) =
             berth_apiserver::store::Store::open(place.path(), berth_apiserver::store::Options::default())
                 .unwrap();
         let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
-        api.bootstrap().await;
-        let server = Self { client: Client::new(api, "default"), _place: place };
+        assert!(api.bootstrap().await.is_ok());
+        let server = Self { client: Client::new(api.clone(), "default"), server: api, _place: place };
         server
             .apply::<Node>(
                 json!({ "metadata": { "name": NODE, "labels": { "topology.berth.dev/node": NODE } } }),
@@ -57,19 +57,19 @@ impl Server {
         server
     }
 
-    pub fn api<K>(&self) -> Api<K>
+    pub(crate) fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<DynamicType = ()>,
     {
         Api::all(self.client.clone())
     }
 
-    pub fn claims(&self) -> Api<PersistentVolumeClaim> {
+    pub(crate) fn claims(&self) -> Api<PersistentVolumeClaim> {
         Api::namespaced(self.client.clone(), "default")
     }
 
     /// Creates an object without a namespace.
-    pub async fn apply<K>(&self, object: Value) -> K
+    pub(crate) async fn apply<K>(&self, object: Value) -> K
     where
         K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + serde::Serialize,
     {
@@ -77,7 +77,7 @@ impl Server {
         self.api::<K>().create(&PostParams::default(), &object).await.unwrap()
     }
 
-    pub async fn class(&self, name: &str, change: Value) -> StorageClass {
+    pub(crate) async fn class(&self, name: &str, change: Value) -> StorageClass {
         let mut class =
             json!({ "metadata": { "name": name }, "provisioner": DRIVER, "reclaimPolicy": "Delete" });
         merge(&mut class, change);
@@ -85,7 +85,7 @@ impl Server {
     }
 
     /// A claim that was handed to the driver.
-    pub async fn claim(&self, name: &str, class: &str, change: Value) -> PersistentVolumeClaim {
+    pub(crate) async fn claim(&self, name: &str, class: &str, change: Value) -> PersistentVolumeClaim {
         let mut claim = json!({
             "metadata": {
                 "name": name,
@@ -102,14 +102,7 @@ impl Server {
         self.claims().create(&PostParams::default(), &claim).await.unwrap()
     }
 
-    pub async fn secret(&self, name: &str, data: &[(&str, &str)]) {
-        let data: BTreeMap<_, _> = data.iter().copied().collect();
-        let secret = json!({ "metadata": { "name": name }, "stringData": data });
-        let api: Api<Secret> = Api::namespaced(self.client.clone(), "default");
-        api.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
-    }
-
-    pub async fn attachment(&self, name: &str, volume: &str) -> VolumeAttachment {
+    pub(crate) async fn attachment(&self, name: &str, volume: &str) -> VolumeAttachment {
         self.apply(json!({
             "metadata": { "name": name },
             "spec": { "attacher": DRIVER, "nodeName": NODE, "source": { "persistentVolumeName": volume } },
@@ -118,7 +111,7 @@ impl Server {
     }
 
     /// What the PV controller does when it binds.
-    pub async fn bind(&self, claim: &str) -> PersistentVolume {
+    pub(crate) async fn bind(&self, claim: &str) -> PersistentVolume {
         let claim = self.claims().get(claim).await.unwrap();
         let volume = format!("pvc-{}", claim.uid().unwrap());
         patch(&self.claims(), &claim.name_any(), json!({ "spec": { "volumeName": volume } })).await;
@@ -139,7 +132,7 @@ impl Server {
     }
 
     /// What the PV controller and the protection controller do when the claim is gone.
-    pub async fn release(&self, volume: &str) {
+    pub(crate) async fn release(&self, volume: &str) {
         let api = self.api::<PersistentVolume>();
         patch_status(&api, volume, json!({ "status": { "phase": "Released" } })).await;
         // Others write finalizers at the same time: only if the list is still the same.
@@ -157,7 +150,7 @@ impl Server {
     }
 
     /// Waits until an object is as wanted; `None` means gone.
-    pub async fn wait<K>(
+    pub(crate) async fn wait<K>(
         &self,
         api: Api<K>,
         name: &str,
@@ -185,7 +178,7 @@ impl Server {
     }
 
     /// The volume of a claim, once it is saved.
-    pub async fn provisioned(&self, claim: &PersistentVolumeClaim) -> PersistentVolume {
+    pub(crate) async fn provisioned(&self, claim: &PersistentVolumeClaim) -> PersistentVolume {
         let name = format!("pvc-{}", claim.uid().unwrap());
         self.wait(self.api(), &name, "saved", |volume: Option<&PersistentVolume>| volume.is_some())
             .await
@@ -193,7 +186,7 @@ impl Server {
     }
 
     /// Reason and message of every event.
-    pub async fn events(&self) -> Vec<(String, String)> {
+    pub(crate) async fn events(&self) -> Vec<(String, String)> {
         let events: Api<Event> = Api::all(self.client.clone());
         let list = events.list(&ListParams::default()).await.unwrap();
         list.items
@@ -203,7 +196,7 @@ impl Server {
     }
 
     /// Waits for an event with this reason whose message contains `text`.
-    pub async fn event(&self, reason: &str, text: &str) -> String {
+    pub(crate) async fn event(&self, reason: &str, text: &str) -> String {
         let found = tokio::time::timeout(PATIENCE, async {
             let events: Api<Event> = Api::all(self.client.clone());
             let mut changes = std::pin::pin!(watcher(events, watcher::Config::default()));
@@ -224,21 +217,21 @@ impl Server {
     }
 }
 
-pub async fn patch<K>(api: &Api<K>, name: &str, change: Value) -> K
+pub(crate) async fn patch<K>(api: &Api<K>, name: &str, change: Value) -> K
 where
     K: Clone + Debug + serde::de::DeserializeOwned,
 {
     api.patch(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
 }
 
-pub async fn patch_status<K>(api: &Api<K>, name: &str, change: Value) -> K
+pub(crate) async fn patch_status<K>(api: &Api<K>, name: &str, change: Value) -> K
 where
     K: Clone + Debug + serde::de::DeserializeOwned,
 {
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap()
 }
 
-pub fn merge(into: &mut Value, change: Value) {
+pub(crate) fn merge(into: &mut Value, change: Value) {
     match (into, change) {
         (Value::Object(into), Value::Object(change)) => {
             for (key, value) in change {
@@ -250,7 +243,7 @@ pub fn merge(into: &mut Value, change: Value) {
 }
 
 /// Berth's local driver, with volumes in a directory.
-pub async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) {
+pub(crate) async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) {
     let mut config = local::Config::new(place.join("data"), NODE.parse().unwrap());
     config.kind = Some(Kind::Dir);
     config.features = config.features.with(Feature::Attach, attach);
@@ -274,20 +267,21 @@ pub async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) {
 }
 
 /// The three components, running until this is stopped or dropped.
-pub struct Components {
+pub(crate) struct Components {
     shutdown: CancellationToken,
     running: JoinSet<()>,
 }
 
 /// Quick retries, so that tests of failures take no seconds.
-pub const RETRY: Backoff = Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(200) };
+pub(crate) const RETRY: Backoff =
+    Backoff { first: Duration::from_millis(5), longest: Duration::from_millis(200) };
 
 impl Components {
-    pub fn start(client: &Client, driver: &Driver) -> Self {
+    pub(crate) fn start(client: &Client, driver: &Driver) -> Self {
         Self::start_with(client, driver, |_, _, _| {})
     }
 
-    pub fn start_with(
+    pub(crate) fn start_with(
         client: &Client,
         driver: &Driver,
         change: impl FnOnce(&mut provisioner::Options, &mut attacher::Options, &mut resizer::Options),
@@ -306,7 +300,7 @@ impl Components {
     }
 
     /// An orderly stop.
-    pub async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         self.shutdown.cancel();
         while let Some(ended) = self.running.join_next().await {
             ended.unwrap();

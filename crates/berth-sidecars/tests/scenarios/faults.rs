@@ -1,0 +1,273 @@
+//! A driver that refuses, hangs and lies; and death at every step, after which nothing may be left or missing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, PostParams};
+use serde_json::json;
+use tonic::Code;
+
+use crate::bench::{Components, Server, patch};
+use crate::fake::{Fake, FaultKind, Power, Storage};
+
+const MARK: &str = "creating.berth.dev/local.berth.dev";
+
+fn is_marked(claim: &PersistentVolumeClaim) -> bool {
+    claim.finalizers().iter().any(|finalizer| finalizer == MARK)
+}
+
+/// Takes away what the protection controller would.
+async fn unprotect(server: &Server, claim: &str) {
+    while let Some(mut now) = server.claims().get_opt(claim).await.unwrap() {
+        now.finalizers_mut().retain(|finalizer| finalizer != "kubernetes.io/pvc-protection");
+        match server.claims().replace(claim, &PostParams::default(), &now).await {
+            Err(kube::Error::Api(status)) if status.code == 409 => {}
+            Err(kube::Error::Api(status)) if status.code == 404 => return,
+            replaced => {
+                replaced.unwrap();
+                return;
+            }
+        }
+    }
+}
+
+/// Whether the volume is saved and the claim without its mark.
+async fn settled(server: &Server, claim: &PersistentVolumeClaim) -> PersistentVolume {
+    let volume = server.provisioned(claim).await;
+    let unmarked = |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| !is_marked(claim));
+    server.wait(server.claims(), &claim.name_any(), "unmarked", unmarked).await;
+    volume
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn death_at_any_step_of_provisioning_leaves_a_bound_volume_or_none() {
+    for (done, delete) in [(false, false), (true, false), (false, true), (true, true)] {
+        for last in 1.. {
+            let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+            server.class("fast", json!({})).await;
+            let claim = server.claim("data", "fast", json!({})).await;
+            let power = Power::until(last, done);
+            let components =
+                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+            tokio::select! {
+                () = power.off() => {}
+                _ = settled(&server, &claim) => {}
+            }
+            let died = power.is_off();
+            drop(components);
+            if delete {
+                server.claims().delete("data", &DeleteParams::default()).await.unwrap();
+                unprotect(&server, "data").await;
+            }
+            let power = Power::on();
+            let components =
+                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+            let at = format!("step {last}, done {done}, deleted {delete}");
+            if delete {
+                let gone = |claim: Option<&PersistentVolumeClaim>| claim.is_none();
+                server.wait(server.claims(), "data", "gone", gone).await;
+                let name = format!("pvc-{}", claim.uid().unwrap());
+                if server.api::<PersistentVolume>().get_opt(&name).await.unwrap().is_some() {
+                    server.release(&name).await;
+                    server
+                        .wait(server.api(), &name, "gone", |volume: Option<&PersistentVolume>| {
+                            volume.is_none()
+                        })
+                        .await;
+                }
+                assert!(storage.volumes.lock().unwrap().is_empty(), "a volume without an owner: {at}");
+            } else {
+                settled(&server, &claim).await;
+                assert_eq!(storage.volumes.lock().unwrap().len(), 1, "{at}");
+            }
+            components.stop().await;
+            if !died {
+                assert!(last > 3, "mark, create, save and unmark are steps");
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn death_at_any_step_of_attaching_growing_and_deleting_leaves_nothing() {
+    for done in [false, true] {
+        for last in 1.. {
+            let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+            server.class("fast", json!({ "allowVolumeExpansion": true })).await;
+            let claim = server.claim("data", "fast", json!({})).await;
+            let on = Power::on();
+            let first = Components::start(&on.client(server.server.clone()), &Fake::driver(&storage, &on));
+            let volume = settled(&server, &claim).await.name_any();
+            first.stop().await;
+            server.bind("data").await;
+
+            let power = Power::until(last, done);
+            let doomed =
+                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+            let script = async {
+                server.attachment("at", &volume).await;
+                let attached = |object: Option<&VolumeAttachment>| {
+                    object.and_then(|object| object.status.as_ref()).is_some_and(|status| status.attached)
+                };
+                server.wait(server.api(), "at", "attached", attached).await;
+                let more = json!({ "spec": { "resources": { "requests": { "storage": "32Mi" } } } });
+                patch(&server.claims(), "data", more).await;
+                let grown = |claim: Option<&PersistentVolumeClaim>| {
+                    let status = claim.and_then(|claim| claim.status.as_ref());
+                    let size = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
+                    size.is_some_and(|size| size.0 == "32Mi")
+                };
+                server.wait(server.claims(), "data", "grown", grown).await;
+                server.claims().delete("data", &DeleteParams::default()).await.unwrap();
+                unprotect(&server, "data").await;
+                server.release(&volume).await;
+                server.api::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
+                server
+                    .wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none())
+                    .await;
+                server
+                    .wait(server.api(), &volume, "gone", |object: Option<&PersistentVolume>| object.is_none())
+                    .await;
+            };
+            let next = Power::on();
+            let successor = async {
+                power.off().await;
+                drop(doomed);
+                let driver = Fake::driver(&storage, &next);
+                let components = Components::start(&next.client(server.server.clone()), &driver);
+                std::future::pending::<()>().await;
+                drop(components);
+            };
+            tokio::select! {
+                () = script => {}
+                () = successor => {}
+            }
+            assert!(storage.volumes.lock().unwrap().is_empty(), "step {last}, done {done}");
+            assert!(storage.attached.lock().unwrap().is_empty(), "step {last}, done {done}");
+            if !power.is_off() {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hanging_call_for_one_volume_blocks_no_other() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    let stuck = server.claim("stuck", "fast", json!({})).await;
+    storage.fail("CreateVolume", &stuck.uid().unwrap(), FaultKind::Hang, 1);
+    let power = Power::on();
+    let driver = Fake::driver(&storage, &power);
+    let components = Components::start_with(&server.client, &driver, |provisioning, _, _| {
+        (provisioning.workers, provisioning.timeout) = (2, Duration::from_secs(5));
+    });
+    for name in ["one", "two", "three"] {
+        let claim = server.claim(name, "fast", json!({})).await;
+        server.provisioned(&claim).await;
+    }
+    assert!(
+        server
+            .api::<PersistentVolume>()
+            .get_opt(&format!("pvc-{}", stuck.uid().unwrap()))
+            .await
+            .unwrap()
+            .is_none()
+    );
+    // After its time the call is repeated, and then it works.
+    settled(&server, &stuck).await;
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_claim() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    let power = Power::on();
+    let components = Components::start(&server.client, &Fake::driver(&storage, &power));
+    storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::DeadlineExceeded), 2);
+    let claim = server.claim("data", "fast", json!({})).await;
+    settled(&server, &claim).await;
+    assert_eq!(storage.volumes.lock().unwrap().len(), 1);
+    assert_eq!(storage.count("CreateVolume"), 3);
+
+    // The claim goes while nobody knows whether its volume exists.
+    storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::Unavailable), 3);
+    let claim = server.claim("gone", "fast", json!({})).await;
+    server
+        .wait(server.claims(), "gone", "marked", |claim: Option<&PersistentVolumeClaim>| {
+            claim.is_some_and(is_marked)
+        })
+        .await;
+    server.claims().delete("gone", &DeleteParams::default()).await.unwrap();
+    unprotect(&server, "gone").await;
+    server
+        .wait(server.claims(), "gone", "gone", |claim: Option<&PersistentVolumeClaim>| claim.is_none())
+        .await;
+    let name = format!("pvc-{}", claim.uid().unwrap());
+    if server.api::<PersistentVolume>().get_opt(&name).await.unwrap().is_some() {
+        server.release(&name).await;
+        server.wait(server.api(), &name, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
+    }
+    assert!(!storage.volumes.lock().unwrap().contains_key(&name));
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refusal_is_told_and_leaves_no_mark_and_a_volume_that_is_too_small_is_deleted() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    let power = Power::on();
+    let components = Components::start(&server.client, &Fake::driver(&storage, &power));
+    storage.fail("CreateVolume", "", FaultKind::Code(Code::OutOfRange), 1);
+    storage.fail("CreateVolume", "", FaultKind::Small, 1);
+    let claim = server.claim("data", "fast", json!({})).await;
+    let told = server.event("ProvisioningFailed", "code = OutOfRange").await;
+    assert!(told.starts_with("failed to provision volume with StorageClass \"fast\": rpc error: "), "{told}");
+    server.event("ProvisioningFailed", "less than requested capacity").await;
+    settled(&server, &claim).await;
+    assert_eq!(storage.count("DeleteVolume"), 1);
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attachment_is_detached_though_its_volume_and_node_are_gone() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({ "reclaimPolicy": "Retain" })).await;
+    let power = Power::on();
+    let first = Components::start(&server.client, &Fake::driver(&storage, &power));
+    let claim = server.claim("data", "fast", json!({})).await;
+    let volume = settled(&server, &claim).await.name_any();
+    storage.fail("ControllerPublishVolume", "", FaultKind::Code(Code::Internal), 1);
+    server.attachment("at", &volume).await;
+    let attached = |object: Option<&VolumeAttachment>| {
+        object.and_then(|object| object.status.as_ref()).is_some_and(|status| status.attached)
+    };
+    let object = server.wait(server.api(), "at", "attached", attached).await.unwrap();
+    assert!(object.status.unwrap().attach_error.is_none(), "what is attached has no error");
+    first.stop().await;
+
+    let api = server.api::<PersistentVolume>();
+    patch(&api, &volume, json!({ "metadata": { "finalizers": null } })).await;
+    api.delete(&volume, &DeleteParams::default()).await.unwrap();
+    server
+        .api::<k8s_openapi::api::storage::v1::CSINode>()
+        .delete("node-a", &DeleteParams::default())
+        .await
+        .unwrap();
+    server
+        .api::<k8s_openapi::api::core::v1::Node>()
+        .delete("node-a", &DeleteParams::default())
+        .await
+        .unwrap();
+    server.api::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
+    storage.fail("ControllerUnpublishVolume", "", FaultKind::DoneBut(Code::NotFound), 1);
+    let second = Components::start(&server.client, &Fake::driver(&storage, &power));
+    server.wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
+    assert!(storage.attached.lock().unwrap().is_empty());
+    second.stop().await;
+}
