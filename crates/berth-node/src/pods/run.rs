@@ -2,9 +2,10 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use berth_kube::{Next, Severity, reference};
+use berth_kube::timeline::Step;
+use berth_kube::{Key, Next, Severity, reference};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
@@ -103,7 +104,16 @@ impl Pods {
             let attempt = known.filter(|known| known.run.is_some()).map_or(0, |known| known.attempt + 1);
             async move { (container, self.start_container(pod, container, attempt, volumes).await) }
         });
+        let begun = Instant::now();
         for (container, started) in join_all(starts).await {
+            let step = Step {
+                component: "node",
+                call: &format!("container {} started", container.name),
+                pod: &Key::of(pod.as_ref()).to_string(),
+                node: &self.options.node,
+                ..Step::default()
+            };
+            step.ended(begun, started.as_ref().err().map(|(_, why)| why.as_str()));
             self.note_start(work, pod, container, started);
         }
         self.watch(work);

@@ -1,1 +1,334 @@
-//! The volume manager on an API server in process, with kinds of volumes that fail on demand.
+//! The volume manager on an API server in process, with a kind of volume that fails on demand.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+
+use k8s_openapi::api::core::v1::Event;
+use kube::api::{Api, ListParams};
+use serde_json::json;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+use crate::plugin::{Certainty, Device, Placed, PodVolume, Source};
+
+const LONG: Duration = Duration::from_secs(30);
+
+/// A kind of volume with a device; notes every call and answers as it is told.
+#[derive(Default)]
+struct Fake {
+    calls: watch::Sender<Vec<String>>,
+    answers: Mutex<HashMap<&'static str, VecDeque<Certainty>>>,
+    staged: Vec<Device>,
+}
+
+impl Fake {
+    fn call(&self, name: &'static str, about: &str) -> Result<(), Failed> {
+        self.calls.send_modify(|calls| calls.push(format!("{name} {about}")));
+        let answer = self.answers.lock().unwrap().get_mut(name).and_then(VecDeque::pop_front);
+        answer.map_or(Ok(()), |certainty| Err(Failed { certainty, message: format!("{name} does not work") }))
+    }
+
+    fn fail(&self, name: &'static str, answers: &[Certainty]) {
+        self.answers.lock().unwrap().insert(name, answers.iter().copied().collect());
+    }
+}
+
+fn device() -> Device {
+    Device { unique_name: "fake/dev".to_owned(), attach: true, stage: true }
+}
+
+#[async_trait]
+impl Plugin for Fake {
+    fn name(&self) -> &'static str {
+        "test/fake"
+    }
+
+    fn serves(&self, source: &Source) -> bool {
+        matches!(source, Source::Inline(volume) if volume.empty_dir.is_some())
+    }
+
+    fn device(&self, _: &PodVolume) -> Result<Option<Device>, Failed> {
+        self.call("device", "").map(|()| Some(device()))
+    }
+
+    async fn stage(&self, _: &PodVolume) -> Result<(), Failed> {
+        self.call("stage", "fake/dev")
+    }
+
+    async fn unstage(&self, device: &str) -> Result<(), Failed> {
+        self.call("unstage", device)
+    }
+
+    async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
+        self.call("set_up", volume.pod_uid()).map(|()| Ready { path: PathBuf::from("/there") })
+    }
+
+    async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
+        self.call("tear_down", &placed.pod_uid)
+    }
+
+    fn staged(&self) -> Vec<Device> {
+        self.staged.clone()
+    }
+
+    fn device_of(&self, _: &Placed) -> Option<Device> {
+        Some(device())
+    }
+}
+
+/// A node on which a device is attached as soon as it is in use, unless it is told otherwise.
+struct Node {
+    plugin: Arc<Fake>,
+    attached: watch::Sender<bool>,
+}
+
+#[async_trait]
+impl Attachments for Node {
+    async fn in_use(&self, unique_name: &str) -> Result<(), Failed> {
+        self.plugin.call("in_use", unique_name)
+    }
+
+    fn not_in_use(&self, unique_name: &str) {
+        self.plugin.call("not_in_use", unique_name).unwrap();
+    }
+
+    fn is_attached(&self, _: &str) -> bool {
+        *self.attached.borrow()
+    }
+}
+
+struct World {
+    plugin: Arc<Fake>,
+    node: Arc<Node>,
+    volumes: Arc<Volumes>,
+    cluster: Cluster,
+    directory: tempfile::TempDir,
+    shutdown: CancellationToken,
+    changed: watch::Receiver<usize>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.shutdown.cancel();
+    }
+}
+
+impl World {
+    async fn new(plugin: Fake) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        Self::on(plugin, directory).await
+    }
+
+    async fn on(plugin: Fake, directory: tempfile::TempDir) -> Self {
+        let store = directory.path().join("store");
+        let (store, _) = berth_apiserver::store::Store::open(&store, Default::default()).unwrap();
+        let api = berth_apiserver::rest::ApiServer::new(store, Default::default());
+        api.bootstrap().await.unwrap();
+        let shutdown = CancellationToken::new();
+        let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());
+        let plugin = Arc::new(plugin);
+        let node = Arc::new(Node { plugin: plugin.clone(), attached: watch::channel(true).0 });
+        let (sender, changed) = watch::channel(0);
+        let volumes = Volumes::new(Options {
+            cluster: cluster.clone(),
+            layout: Layout::new(directory.path()),
+            plugins: vec![plugin.clone()],
+            node: node.clone(),
+            recorder: Recorder::new(&cluster, "kubelet", "n"),
+            changed: Box::new(move |_| sender.send_modify(|count| *count += 1)),
+        });
+        Self { plugin, node, volumes, cluster, directory, shutdown, changed }
+    }
+
+    fn run(&self) {
+        tokio::spawn(self.volumes.clone().run());
+    }
+
+    /// Waits until the calls since `from` are these.
+    async fn calls(&self, from: usize, expected: &[&str]) -> usize {
+        let mut calls = self.plugin.calls.subscribe();
+        let done = calls.wait_for(|calls| calls.len() >= from + expected.len());
+        let calls = match tokio::time::timeout(LONG, done).await {
+            Ok(calls) => calls.unwrap().clone(),
+            Err(_) => self.plugin.calls.borrow().clone(),
+        };
+        assert_eq!(calls.get(from..).unwrap_or_default(), expected, "all: {calls:?}");
+        calls.len()
+    }
+
+    async fn until(&self, wanted: impl Fn(&Volumes) -> bool) {
+        let mut changed = self.changed.clone();
+        let done = changed.wait_for(|_| wanted(&self.volumes));
+        tokio::time::timeout(LONG, done).await.unwrap().unwrap();
+    }
+
+    async fn has_event(&self, reason: &str, part: &str) {
+        let api: Api<Event> = Api::namespaced(self.cluster.client().clone(), "default");
+        let found = async {
+            loop {
+                let events = api.list(&ListParams::default()).await.unwrap();
+                let told = |event: &Event| {
+                    event.reason.as_deref() == Some(reason) && event.message.as_ref().unwrap().contains(part)
+                };
+                if events.items.iter().any(told) {
+                    return;
+                }
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(LONG, found).await.unwrap();
+    }
+}
+
+fn pod(name: &str) -> Arc<Pod> {
+    let container =
+        json!({ "name": "main", "image": "i", "volumeMounts": [{ "name": "v", "mountPath": "/v" }] });
+    let pod = json!({
+        "metadata": { "name": name, "namespace": "default", "uid": name },
+        "spec": { "containers": [container], "volumes": [{ "name": "v", "emptyDir": {} }, { "name": "unused" }] },
+    });
+    Arc::new(serde_json::from_value(pod).unwrap())
+}
+
+const FIRST: [&str; 4] = ["device ", "in_use fake/dev", "stage fake/dev", "set_up a"];
+const LAST: [&str; 3] = ["tear_down a", "unstage fake/dev", "not_in_use fake/dev"];
+
+#[tokio::test]
+async fn a_volume_comes_step_by_step_and_goes_in_reverse() {
+    let world = World::new(Fake::default()).await;
+    world.run();
+    world.volumes.want(&pod("a"));
+    world.until(|volumes| volumes.ready("a").is_some()).await;
+    let ready = world.volumes.ready("a").unwrap();
+    assert_eq!(ready.keys().collect::<Vec<_>>(), ["v"]);
+    let after = world.calls(0, &FIRST).await;
+    // A second pod shares the device, which stays until both have left.
+    world.volumes.want(&pod("b"));
+    let after = world.calls(after, &["device ", "set_up b"]).await;
+    world.volumes.unwant("b");
+    let after = world.calls(after, &["tear_down b"]).await;
+    world.volumes.unwant("a");
+    world.calls(after, &LAST).await;
+    world.until(|volumes| volumes.is_gone("a") && volumes.is_gone("b")).await;
+    assert!(world.volumes.state().groups.is_empty(), "nothing is kept of pods that are gone");
+}
+
+#[tokio::test]
+async fn a_device_that_is_not_attached_is_waited_for_and_given_up_with_its_pod() {
+    let world = World::new(Fake::default()).await;
+    world.node.attached.send_replace(false);
+    world.run();
+    world.volumes.want(&pod("a"));
+    let after = world.calls(0, &["device ", "in_use fake/dev"]).await;
+    world.volumes.unwant("a");
+    let after = world.calls(after, &["not_in_use fake/dev"]).await;
+    world.volumes.want(&pod("a"));
+    let after = world.calls(after, &["device ", "in_use fake/dev"]).await;
+    world.node.attached.send_replace(true);
+    world.volumes.attachment_changed("fake/dev");
+    world.calls(after, &["stage fake/dev", "set_up a"]).await;
+}
+
+#[tokio::test]
+async fn each_failure_is_told_tried_again_and_undone_if_it_may_have_happened() {
+    use Certainty::{Final, Uncertain, Unchanged};
+    for (certainty, undone) in [(Final, false), (Unchanged, false), (Uncertain, true)] {
+        let world = World::new(Fake::default()).await;
+        world.plugin.fail("set_up", &[certainty]);
+        world.run();
+        world.volumes.want(&pod("a"));
+        let after = world.calls(0, &FIRST).await;
+        world
+            .has_event("FailedMount", "MountVolume.SetUp failed for volume \"v\" : set_up does not work")
+            .await;
+        assert!(world.volumes.ready("a").is_none());
+        assert_eq!(world.volumes.problems("a"), ["set_up does not work"]);
+        world.volumes.unwant("a");
+        world.calls(after, if undone { &LAST } else { &LAST[1..] }).await;
+        world.until(|volumes| volumes.is_gone("a")).await;
+    }
+}
+
+#[tokio::test]
+async fn a_stage_that_may_have_happened_is_undone_and_others_are_not() {
+    use Certainty::{Final, Uncertain, Unchanged};
+    for (certainty, undone) in [(Final, false), (Unchanged, false), (Uncertain, true)] {
+        let world = World::new(Fake::default()).await;
+        world.plugin.fail("stage", &[certainty]);
+        world.run();
+        world.volumes.want(&pod("a"));
+        let after = world.calls(0, &FIRST[..3]).await;
+        world.has_event("FailedMount", "MountVolume.MountDevice failed for volume \"v\"").await;
+        world.volumes.unwant("a");
+        world.calls(after, if undone { &LAST[1..] } else { &LAST[2..] }).await;
+    }
+}
+
+#[tokio::test]
+async fn what_failed_is_tried_again_and_at_once_when_a_driver_comes() {
+    let world = World::new(Fake::default()).await;
+    world.plugin.fail("device", &[Certainty::Unchanged]);
+    world.plugin.fail("set_up", &[Certainty::Uncertain]);
+    world.plugin.fail("tear_down", &[Certainty::Uncertain]);
+    world.run();
+    world.volumes.want(&pod("a"));
+    world.has_event("FailedMount", "device does not work").await;
+    world.volumes.retry();
+    world.until(|volumes| volumes.ready("a").is_some()).await;
+    let expected = ["device ", "device ", "in_use fake/dev", "stage fake/dev", "set_up a", "set_up a"];
+    let after = world.calls(0, &expected).await;
+    world.volumes.unwant("a");
+    world.calls(after, &["tear_down a", "tear_down a", "unstage fake/dev", "not_in_use fake/dev"]).await;
+}
+
+#[tokio::test]
+async fn a_refresh_that_fails_takes_nothing_away() {
+    let world = World::new(Fake::default()).await;
+    world.run();
+    world.volumes.want(&pod("a"));
+    world.until(|volumes| volumes.ready("a").is_some()).await;
+    let after = world.calls(0, &FIRST).await;
+    world.plugin.fail("set_up", &[Certainty::Final]);
+    world.volumes.refresh("a");
+    world.has_event("FailedMount", "set_up does not work").await;
+    assert!(world.volumes.ready("a").is_some());
+    world.calls(after, &["set_up a", "set_up a"]).await;
+}
+
+#[tokio::test]
+async fn after_a_restart_what_pods_want_is_kept_and_the_rest_undone() {
+    let directory = tempfile::tempdir().unwrap();
+    for uid in ["a", "gone"] {
+        std::fs::create_dir_all(directory.path().join("pods").join(uid).join("volumes/test~fake/v")).unwrap();
+    }
+    let world = World::on(Fake { staged: vec![device()], ..Fake::default() }, directory).await;
+    assert_eq!(world.volumes.devices(), ["fake/dev"]);
+    world.volumes.want(&pod("a"));
+    assert!(world.plugin.calls.borrow().is_empty(), "nothing is done before all pods were heard");
+    world.run();
+    world.until(|volumes| volumes.ready("a").is_some() && volumes.is_gone("gone")).await;
+    let mut calls = world.plugin.calls.borrow().clone();
+    calls.sort();
+    assert_eq!(calls, ["device ", "set_up a", "stage fake/dev", "tear_down gone"]);
+    remove_pod(&Layout::new(world.directory.path()), "gone").unwrap();
+    assert!(!world.directory.path().join("pods/gone").exists());
+    let after = calls.len();
+    world.volumes.unwant("a");
+    world.calls(after, &LAST).await;
+}
+
+#[test]
+fn a_pod_directory_with_data_in_a_volume_is_not_removed() {
+    let directory = tempfile::tempdir().unwrap();
+    let layout = Layout::new(directory.path());
+    let volume = layout.pod_volume("a", "test/fake", "v");
+    std::fs::create_dir_all(&volume).unwrap();
+    std::fs::write(volume.join("data"), "").unwrap();
+    assert!(remove_pod(&layout, "a").is_err());
+    assert!(volume.join("data").exists());
+    std::fs::remove_file(volume.join("data")).unwrap();
+    remove_pod(&layout, "a").unwrap();
+    remove_pod(&layout, "a").unwrap();
+    assert!(!layout.pod("a").exists());
+}
