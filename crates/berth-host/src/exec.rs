@@ -64,6 +64,10 @@ pub fn detach<A: AsRef<OsStr>>(
 ) -> Result<Child> {
     let output = File::options().create(true).append(true).open(log).doing("open the log", log)?;
     let errors = output.try_clone().doing("open the log", log)?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this one is meant to outlive its parent, so it has no deadline"
+    )]
     let mut command = Command::new(program);
     command.args(args).stdin(Stdio::null()).stdout(output).stderr(errors);
     // SAFETY: setsid is async-signal-safe and touches nothing of this process.

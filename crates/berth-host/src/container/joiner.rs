@@ -285,7 +285,7 @@ fn become_command(request: &Request, container: &Container, [stdin, stdout, stde
         return Error::new("join the container", errno);
     }
     let command = Command {
-        command: &request.command,
+        words: &request.command,
         env: &request.env,
         working_dir: request.working_dir.as_deref(),
         user: request.user,

@@ -169,14 +169,14 @@ pub(super) fn serve() -> ! {
     let host = match open_host_namespace().and_then(|host| root::leave_host_mounts().map(|()| host)) {
         Ok(host) => host,
         Err(error) => {
-            let _ = send(&socket, error.sentence().as_bytes(), &[]);
+            let _ = send(socket, error.sentence().as_bytes(), &[]);
             sys::exit(1);
         }
     };
-    let _ = send(&socket, b"ready", &[]);
+    let _ = send(socket, b"ready", &[]);
     loop {
         let mut message = [0; LONGEST_MESSAGE];
-        match receive(&socket, &mut message) {
+        match receive(socket, &mut message) {
             Ok((0, _)) => sys::exit(0),
             Ok((length, fds)) => answer(&message[..length], fds, &host),
             Err(Errno::INTR) => {}

@@ -21,7 +21,7 @@ const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/s
 
 /// A command, and as whom and where it runs.
 pub(super) struct Command<'a> {
-    pub(super) command: &'a [String],
+    pub(super) words: &'a [String],
     pub(super) env: &'a [(String, String)],
     pub(super) working_dir: Option<&'a Path>,
     pub(super) user: Option<u32>,
@@ -79,10 +79,10 @@ impl Command<'_> {
     }
 
     fn exec(&self) -> Error {
-        let Some(name) = self.command.first() else { return failed("", "no command") };
+        let Some(name) = self.words.first() else { return failed("", "no command") };
         let strings = || -> std::result::Result<_, std::ffi::NulError> {
             let arguments: Vec<CString> = self
-                .command
+                .words
                 .iter()
                 .map(|argument| CString::new(argument.as_str()))
                 .collect::<std::result::Result<_, _>>()?;

@@ -64,7 +64,7 @@ pub(super) fn enter(spec: &Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) ->
     let outside = Outside::fetch(spec, state, host)?;
     let (scratch, root) = overlay()?;
     let root = Root(root);
-    root.add_kernel_filesystems(&scratch, &outside.sysfs)?;
+    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref())?;
     for hidden in &spec.hidden {
         root.hide(hidden, &scratch)?;
     }
@@ -272,7 +272,7 @@ impl Root {
         hide().doing("hide in the container", path)
     }
 
-    fn add_kernel_filesystems(&self, scratch: &OwnedFd, sysfs: &Option<OwnedFd>) -> Result<()> {
+    fn add_kernel_filesystems(&self, scratch: &OwnedFd, sysfs: Option<&OwnedFd>) -> Result<()> {
         let make = |errno| Error::new("mount a kernel filesystem for the container", errno);
         let proc = new_filesystem("proc", &[], HARMLESS | libc::MOUNT_ATTR_NODEV).map_err(make)?;
         self.attach(&proc, Path::new("/proc"))?;

@@ -113,19 +113,15 @@ impl Child {
         let (stdout, stdout_end) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
         let (stderr, stderr_end) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
         let (stdin_end, stdin) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
-        match sys::clone(Kind::Child).map_err(|error| Error::new("start a process", error))? {
-            Some(pid) => {
-                let stdin = keep_stdin.then_some(stdin);
-                Ok((Self { pid, signals, channel, _stdin: stdin }, [stdout, stderr]))
-            }
-            None => {
-                drop(stdin);
-                let pipes = Pipes { stdin: stdin_end, stdout: stdout_end, stderr: stderr_end };
-                let Err(error) = become_command(state, host, terminal.then_some(&theirs), &pipes);
-                let _ = send(&theirs, error.sentence().as_bytes(), &[]);
-                sys::exit(1)
-            }
+        if let Some(pid) = sys::clone(Kind::Child).map_err(|error| Error::new("start a process", error))? {
+            let stdin = keep_stdin.then_some(stdin);
+            return Ok((Self { pid, signals, channel, _stdin: stdin }, [stdout, stderr]));
         }
+        drop(stdin);
+        let pipes = Pipes { stdin: stdin_end, stdout: stdout_end, stderr: stderr_end };
+        let Err(error) = become_command(state, host, terminal.then_some(&theirs), &pipes);
+        let _ = send(&theirs, error.sentence().as_bytes(), &[]);
+        sys::exit(1)
     }
 
     /// Waits until the command runs; its outputs, which are the pipes or the terminal it got instead.
@@ -196,7 +192,7 @@ fn become_command(
     let spec = read_spec(state)?;
     root::enter(&spec, state.as_fd(), host.as_fd())?;
     let command = Command {
-        command: &spec.command,
+        words: &spec.command,
         env: &spec.env,
         working_dir: spec.working_dir.as_deref(),
         user: spec.user,

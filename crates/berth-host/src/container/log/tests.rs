@@ -53,7 +53,7 @@ fn a_long_line_is_cut_into_partial_entries() {
     let mut out = Stream::new("stdout");
     log.write(&mut out, &[b'a'; LONGEST]);
     log.write(&mut out, b"\n");
-    log.write(&mut out, &[b'b'; 2 * LONGEST + 1]);
+    log.write(&mut out, &vec![b'b'; 2 * LONGEST + 1]);
     log.write(&mut out, b"\n");
     let lengths: Vec<_> = entries(&place.path().join("0.log"))
         .iter()
