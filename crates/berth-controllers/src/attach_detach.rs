@@ -22,14 +22,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
+use berth_kube::timeline::Step;
+use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use tokio::time::Instant;
 
-use observe::{Known, World, sooner};
+use observe::{Known, World};
 use plan::{Action, Detach, plan};
 use reports::Reports;
 
@@ -74,7 +75,9 @@ impl Controller {
     /// Puts each volume into the queue when something it depends on changes.
     fn subscribe(&self, queue: &Queue<String>) {
         let add = |queue: &Queue<String>, volumes: Vec<String>| {
-            volumes.into_iter().for_each(|name| queue.add(name))
+            for name in volumes {
+                queue.add(name);
+            }
         };
         let (world, to) = (self.world.clone(), queue.clone());
         self.world.pods.on_change(move |pod| add(&to, world.unique_of_pod(pod)));
@@ -86,7 +89,7 @@ impl Controller {
         self.world.volumes.on_change(move |volume| add(&to, names::unique(volume).into_iter().collect()));
         let (world, to) = (self.world.clone(), queue.clone());
         self.world.attachments.on_change(move |attachment| {
-            add(&to, world.unique_of_attachment(attachment).into_iter().collect())
+            add(&to, world.unique_of_attachment(attachment).into_iter().collect());
         });
         let (world, to) = (self.world.clone(), queue.clone());
         self.world.drivers.subscribe(move |before, after| {
@@ -112,7 +115,7 @@ impl Controller {
         let mut again = None;
         for action in plan(&seen) {
             if let Action::Again(after) = action {
-                again = sooner(again, after);
+                again = Some(again.map_or(after, |known: Duration| known.min(after)));
             } else {
                 self.apply(volume, action).await?;
             }
@@ -124,7 +127,7 @@ impl Controller {
         match action {
             Action::Attach { node } => self.attach(volume, &node).await?,
             Action::Attaching { node } => {
-                self.remember(volume, &node, |known| known.attaching = Some(Instant::now()))
+                self.remember(volume, &node, |known| known.attaching = Some(Instant::now()));
             }
             Action::Attached { node } => {
                 self.remember(volume, &node, |known| *known = Known::default());
@@ -135,7 +138,7 @@ impl Controller {
             Action::Failed { node, error } => {
                 let mut new = false;
                 self.remember(volume, &node, |known| {
-                    new = known.error_told.replace(error.clone()) != Some(error.clone())
+                    new = known.error_told.replace(error.clone()) != Some(error.clone());
                 });
                 if new {
                     self.tell(volume, &node, |_, name| {
@@ -195,7 +198,18 @@ impl Controller {
             },
             status: None,
         };
-        match self.cluster.create(&attachment).await {
+        let begun = std::time::Instant::now();
+        let created = self.cluster.create(&attachment).await;
+        let why = created.as_ref().err().filter(|error| !error.is_already_exists()).map(Error::chain);
+        Step {
+            component: "attach-detach",
+            call: "VolumeAttachment created",
+            volume: &object.name_any(),
+            node,
+            ..Step::default()
+        }
+        .ended(begun, why.as_deref());
+        match created {
             Err(error) if error.is_already_exists() => Ok(()),
             Err(error) => {
                 let why = error.chain();
@@ -229,7 +243,7 @@ impl Controller {
                 );
             }
             Detach::OutOfService => {
-                tracing::warn!(volume, node, "node is out of service; forcing the detach")
+                tracing::warn!(volume, node, "node is out of service; forcing the detach");
             }
         }
         self.cluster.delete(attachment.as_ref()).await

@@ -7,7 +7,8 @@
 //! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
 //! counts at once. A pod that fits nowhere is looked at again when something changes that stood against it, and never
 //! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
-//! back. Pods are not evicted to make room for others.
+//! back. Pods are not evicted to make room for others, and what a pod asks of the pods beside it is not judged: an event
+//! (`NotJudged`) says so.
 
 mod bind;
 mod board;
@@ -23,6 +24,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
@@ -171,8 +173,10 @@ impl Scheduler {
 
     async fn advance(&self, key: &Key, pod: &Pod, reservation: &Reservation) -> Result<Next, Setback> {
         let node = &reservation.placement.node;
+        let begun = std::time::Instant::now();
         bind::write(&self.cluster, &self.caches, reservation).await?;
         if !reservation.written {
+            tell("schedule", key, node, begun);
             let mut state = self.state();
             state.release(reservation);
             if let Some(reservation) = state.reservations.get_mut(key) {
@@ -186,8 +190,9 @@ impl Scheduler {
             }
             return Ok(Next::After(BIND_TIMEOUT.saturating_sub(waited)));
         }
+        let begun = std::time::Instant::now();
         match bind::bind(&self.cluster, pod, node).await {
-            Ok(()) => {}
+            Ok(()) => tell("bind pod", key, node, begun),
             // Somebody else assigned it, or it is another pod of that name by now.
             Err(error) if error.is_conflict() || error.is_not_found() => {
                 self.state().abandon(key);
@@ -196,6 +201,14 @@ impl Scheduler {
             Err(error) => return Err(error.into()),
         }
         self.state().reservations.remove(key);
+        if asks_for_neighbours(pod) {
+            self.recorder.warning(
+                pod,
+                "NotJudged",
+                "pod affinity, pod anti-affinity and topology spread constraints are not judged by this scheduler; \
+                 use a node selector or node affinity to choose the node",
+            );
+        }
         self.recorder.normal(pod, "Scheduled", format!("Successfully assigned {key} to {node}"));
         Ok(Next::Done)
     }
@@ -279,12 +292,7 @@ impl Scheduler {
         self.state().board.observe(&key, after);
         let counts = |pod: &&Pod| !claims::node_of(pod).is_empty() && !claims::is_over(pod);
         if before.is_some_and(|pod| counts(&pod)) && !after.is_some_and(|pod| counts(&pod)) {
-            self.wake(&[
-                Plugin::Resources,
-                Plugin::VolumeLimits,
-                Plugin::VolumeRestrictions,
-                Plugin::PodAffinity,
-            ]);
+            self.wake(&[Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions]);
         }
         // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
         let wishes =
@@ -294,6 +302,23 @@ impl Scheduler {
             self.queue.add(key);
         }
     }
+}
+
+/// Whether a pod requires something of the pods beside it.
+fn asks_for_neighbours(pod: &Pod) -> bool {
+    let Some(spec) = &pod.spec else { return false };
+    let affinity = spec.affinity.as_ref();
+    let some = |terms: Option<&Vec<_>>| terms.is_some_and(|terms: &Vec<_>| !terms.is_empty());
+    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
+    let far = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
+    let spread = spec.topology_spread_constraints.as_deref().unwrap_or_default();
+    some(near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref()))
+        || some(far.and_then(|far| far.required_during_scheduling_ignored_during_execution.as_ref()))
+        || spread.iter().any(|spread| spread.when_unsatisfiable == "DoNotSchedule")
+}
+
+fn tell(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {
+    Step { component: "scheduler", call, pod: &pod.to_string(), node, ..Step::default() }.ended(begun, None);
 }
 
 /// Whether a pod waits for a node, and waits for us.

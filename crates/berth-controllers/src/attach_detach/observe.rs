@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use berth_kube::{Cache, Cluster, Index, Key};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -308,9 +307,4 @@ fn driver_of(volume: &PersistentVolume) -> Option<String> {
 /// The volume object an attachment names.
 fn volume_of(attachment: &VolumeAttachment) -> Option<String> {
     attachment.spec.source.persistent_volume_name.clone()
-}
-
-/// The shorter of two waits.
-pub(super) fn sooner(a: Option<Duration>, b: Duration) -> Option<Duration> {
-    Some(a.map_or(b, |a| a.min(b)))
 }

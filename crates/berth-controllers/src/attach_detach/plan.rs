@@ -5,9 +5,9 @@ use std::time::Duration;
 
 /// How long a volume that nobody wants on a node may still be mounted there before it is taken away from a node that
 /// is not ready.
-pub(crate) const UNMOUNT_WAIT: Duration = Duration::from_mins(6);
+pub(crate) const UNMOUNT_WAIT: Duration = Duration::from_secs(6 * 60);
 /// How long an attachment may take before people are told.
-pub(crate) const ATTACH_WAIT: Duration = Duration::from_mins(2);
+pub(crate) const ATTACH_WAIT: Duration = Duration::from_secs(2 * 60);
 
 /// A pod, as far as events need it.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,6 +39,7 @@ pub(crate) struct NodeFacts {
 
 /// The volume on one node.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts, each with its own name")]
 pub(crate) struct OnNode {
     pub(crate) node: NodeFacts,
     /// Pods there that want it.

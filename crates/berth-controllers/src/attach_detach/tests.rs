@@ -39,14 +39,17 @@ fn wanted() -> OnNode {
     OnNode { pods: vec![pod("p")], ..idle() }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn attached() -> Option<Attachment> {
     Some(Attachment { attached: true, ..Attachment::default() })
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn pending() -> Option<Attachment> {
     Some(Attachment::default())
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn deleting() -> Option<Attachment> {
     Some(Attachment { attached: true, deleting: true, error: None })
 }
@@ -71,6 +74,7 @@ fn forget(node: &str) -> Action {
     Action::Forget { node: node.to_owned() }
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn since(seconds: u64) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
@@ -149,7 +153,7 @@ fn a_volume_on_one_node() {
 #[test]
 fn a_volume_that_nobody_wants() {
     let there = || OnNode { attachment: attached(), ..idle() };
-    let wait = |seconds| Action::Again(UNMOUNT_WAIT - Duration::from_secs(seconds));
+    let wait = |seconds| Action::Again(UNMOUNT_WAIT.saturating_sub(Duration::from_secs(seconds)));
     let rows: Vec<(&str, OnNode, Vec<Action>)> = vec![
         (
             "Test_Run_Positive_OneDesiredVolumeAttachThenDetachWithUnmountedVolume: first the report",

@@ -19,7 +19,7 @@ use crate::claims::{self, BOUND_BY_CONTROLLER, SELECTED_NODE};
 use crate::selectors::volume_on_node;
 
 /// How long volumes may take to be bound before another node is tried.
-pub(super) const BIND_TIMEOUT: Duration = Duration::from_mins(10);
+pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(10 * 60);
 
 /// A placement under way.
 #[derive(Debug, Clone)]

@@ -44,8 +44,8 @@ impl Waiting {
 /// What a change of a node may help against.
 pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin> {
     use Plugin::{
-        NodeAffinity, NodeUnschedulable, Nodes, PodAffinity, Resources, TaintToleration, VolumeBinding,
-        VolumeLimits, VolumeRestrictions, VolumeZone,
+        NodeAffinity, NodeUnschedulable, Nodes, Resources, TaintToleration, VolumeBinding, VolumeLimits,
+        VolumeRestrictions, VolumeZone,
     };
     let Some(after) = after else { return Vec::new() };
     let Some(before) = before else {
@@ -59,12 +59,11 @@ pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin
             VolumeLimits,
             VolumeBinding,
             VolumeZone,
-            PodAffinity,
         ];
     };
     let mut helps = Vec::new();
     if before.metadata.labels != after.metadata.labels {
-        helps.extend([NodeAffinity, VolumeBinding, VolumeZone, PodAffinity]);
+        helps.extend([NodeAffinity, VolumeBinding, VolumeZone]);
     }
     let taints = |node: &Node| node.spec.as_ref().map(|spec| (spec.taints.clone(), spec.unschedulable));
     if taints(before) != taints(after) {

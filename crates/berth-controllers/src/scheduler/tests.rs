@@ -183,6 +183,7 @@ fn check(rows: Vec<Row>) {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn claims_that_no_node_can_help() {
     let mut rows: Vec<Row> = vec![
         ("pod has no PVCs", pod(&[]), vec![plain_node()], Ok("a")),
@@ -280,6 +281,7 @@ fn claims_that_no_node_can_help() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn volume_binding_per_node() {
     let here = || node("a", &json!({ "zone": "1" }));
     let conflict = || refused("node(s) didn't find available persistent volumes to bind", HOPELESS);
@@ -507,6 +509,7 @@ fn node_volume_limits() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn volume_zones_and_exclusive_claims() {
     let zone = "topology.kubernetes.io/zone";
     let old = "failure-domain.beta.kubernetes.io/zone";
@@ -596,6 +599,7 @@ fn volume_zones_and_exclusive_claims() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn nodes_are_judged_by_taints_selectors_and_room() {
     let tainted = |effect: &str| {
         let taint = json!({ "taints": [{ "key": "k", "value": "v", "effect": effect }] });

@@ -16,7 +16,6 @@ pub(super) enum Plugin {
     VolumeLimits,
     VolumeBinding,
     VolumeZone,
-    PodAffinity,
 }
 
 /// Why one node does not fit.

@@ -30,17 +30,17 @@ pub(super) fn chooses(selector: &LabelSelector, meta: &ObjectMeta) -> bool {
     !is_empty(selector) && label_selector(selector, labels(meta.labels.as_ref()))
 }
 
-/// What is the owner's among `owned` (which say so) and `orphans` (which nobody has), after adopting and releasing.
+/// What is the owner's among `have` (which say so) and `orphans` (which nobody has), after adopting and releasing.
 pub(super) async fn claim<O: Kind, K: Kind>(
     cluster: &Cluster,
     owner: &O,
     selector: &LabelSelector,
-    owned: Vec<Arc<K>>,
+    have: Vec<Arc<K>>,
     orphans: Vec<Arc<K>>,
 ) -> Result<Vec<Arc<K>>> {
     let going = owner.meta().deletion_timestamp.is_some();
     let mut ours = Vec::new();
-    for object in owned {
+    for object in have {
         if chooses(selector, object.meta()) {
             ours.push(object);
         } else if !going {

@@ -3,7 +3,7 @@
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
-use kube::api::{ListParams, PostParams};
+use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::fakes::{self, DRIVER, node, pod};
@@ -209,13 +209,23 @@ async fn many_pods_at_once_are_placed_quickly() {
         place.create_here::<Pod>(pod(&format!("p{at}"), &[])).await;
     }
     let loops = everything(&place);
+    let shutdown = tokio_util::sync::CancellationToken::new();
+    let cluster = berth_kube::Cluster::new(place.client.clone(), shutdown.clone());
+    cluster.cache::<Pod>().synced().await;
     let started = std::time::Instant::now();
     create_node(&place, &here).await;
-    let pods = place.here::<Pod>();
-    for at in 0..count {
-        until(&pods, &format!("p{at}"), |pod| node_of(pod) == here).await;
-    }
+    let pods = cluster.cache::<Pod>();
+    let (sender, mut receiver) = tokio::sync::watch::channel(std::collections::HashSet::new());
+    pods.on_change(move |pod| {
+        if !node_of(pod).is_empty() {
+            sender.send_modify(|placed| {
+                placed.insert(pod.name_any());
+            });
+        }
+    });
+    let placed = receiver.wait_for(|placed| placed.len() == count);
+    tokio::time::timeout(crate::place::PATIENCE, placed).await.unwrap().unwrap();
     println!("{count} pods in {:?}", started.elapsed());
-    assert_eq!(pods.list(&ListParams::default()).await.unwrap().items.len(), count);
+    shutdown.cancel();
     loops.stop().await;
 }

@@ -12,6 +12,7 @@ use super::plan::{Seen, Step, plan};
 use super::status::status;
 use super::template::{hash, new_set, refresh, revision};
 
+#[expect(clippy::needless_pass_by_value, reason = "reads well in the rows")]
 fn deployment(replicas: i32, surge: Value, missing: Value) -> Deployment {
     serde_json::from_value(json!({
         "metadata": { "name": "d", "namespace": "ns", "uid": "u", "generation": 1, "annotations": { "note": "x" } },
@@ -59,6 +60,7 @@ fn scale(set: &str, from: i32, to: i32) -> Step {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "one table")]
 fn a_rolling_update_step_by_step() {
     type Row = (&'static str, i32, Value, Value, Vec<(&'static str, i32, i32)>, Vec<Step>);
     let rows: Vec<Row> = vec![

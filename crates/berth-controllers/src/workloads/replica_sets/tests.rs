@@ -23,6 +23,7 @@ fn set(replicas: i32, ready_for: i32) -> ReplicaSet {
     .unwrap()
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads well in the rows")]
 fn pod(uid: &str, node: &str, phase: &str, ready_at: Value, extra: &Value) -> Arc<Pod> {
     let conditions = if ready_at.is_null() {
         json!([])
@@ -39,7 +40,7 @@ fn pod(uid: &str, node: &str, phase: &str, ready_at: Value, extra: &Value) -> Ar
             match key.as_str() {
                 "cost" => {
                     pod["metadata"]["annotations"] =
-                        json!({ "controller.kubernetes.io/pod-deletion-cost": value })
+                        json!({ "controller.kubernetes.io/pod-deletion-cost": value });
                 }
                 "created" => pod["metadata"]["creationTimestamp"] = value.clone(),
                 "restarts" => {
