@@ -21,7 +21,7 @@ pub struct PodVolume {
     pub source: Source,
     /// A block device rather than a filesystem.
     pub block: bool,
-    /// Every use in the pod is read-only, or the source says so.
+    /// The pod's word for the volume says that it is read-only, for all containers.
     pub read_only: bool,
 }
 

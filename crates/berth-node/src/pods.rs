@@ -186,8 +186,10 @@ impl Pods {
         work.look(&self.options.runtime);
         self.watch(&mut work);
         match entry.latest() {
-            Some(pod) if pod.metadata.deletion_timestamp.is_some() => self.finish(&entry, &mut work, &pod),
-            Some(pod) if work.is_over || is_final(&pod) => self.rest(&entry, &mut work, &pod),
+            Some(pod) if pod.metadata.deletion_timestamp.is_some() => {
+                Ok(self.finish(&entry, &mut work, &pod))
+            }
+            Some(pod) if work.is_over || is_final(&pod) => Ok(self.rest(&entry, &mut work, &pod)),
             Some(pod) => Ok(self.run_pod(&entry, &mut work, &pod).await),
             None => self.clear(&entry, &mut work).await,
         }

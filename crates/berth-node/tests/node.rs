@@ -1,5 +1,14 @@
 //! A whole node on an API server in process: real containers, real mounts; needs root.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::default_trait_access,
+    clippy::manual_assert,
+    clippy::match_wild_err_arm,
+    clippy::similar_names,
+    reason = "what a test needs and does not get is its failure"
+)]
+
 #[path = "node/life.rs"]
 mod life;
 #[path = "node/restart.rs"]

@@ -125,10 +125,11 @@ impl Work {
     pub(super) fn look(&mut self, runtime: &Runtime) {
         for id in &self.runs {
             let Some(known) = self.containers.get_mut(&id.name) else { continue };
-            if known.attempt == id.attempt && known.is_running() {
-                if let Some(state) = runtime.state(id) {
-                    known.run = Some(run_of(&state));
-                }
+            if known.attempt == id.attempt
+                && known.is_running()
+                && let Some(state) = runtime.state(id)
+            {
+                known.run = Some(run_of(&state));
             }
         }
     }

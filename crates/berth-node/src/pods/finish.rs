@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 
 use super::decide::{Phase, decide, is_sidecar};
-use super::entry::{Entry, Work};
+use super::entry::{Entry, Work, is_final};
 use super::run::grace;
 use super::{Error, Pods};
 use crate::runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
@@ -17,15 +17,10 @@ use crate::volumes::remove_pod;
 
 impl Pods {
     /// The pod is being deleted.
-    pub(super) fn finish(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        work: &mut Work,
-        pod: &Arc<Pod>,
-    ) -> Result<Next, Error> {
+    pub(super) fn finish(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: &Arc<Pod>) -> Next {
         if self.stop_all(entry, work, Some(pod)) {
             self.report_end(entry, work, pod, false);
-            return Ok(Next::Done);
+            return Next::Done;
         }
         self.options.volumes.unwant(&entry.uid);
         let left = !self.options.volumes.is_gone(&entry.uid);
@@ -33,21 +28,16 @@ impl Pods {
             entry.told().finished = true;
         }
         self.report_end(entry, work, pod, true);
-        Ok(Next::Done)
+        Next::Done
     }
 
     /// The pod has ended by itself, and stays for its status and its logs.
-    pub(super) fn rest(
-        self: &Arc<Self>,
-        entry: &Arc<Entry>,
-        work: &mut Work,
-        pod: &Arc<Pod>,
-    ) -> Result<Next, Error> {
+    pub(super) fn rest(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: &Arc<Pod>) -> Next {
         work.is_over = true;
         if !self.stop_all(entry, work, Some(pod)) {
             self.options.volumes.unwant(&entry.uid);
         }
-        Ok(Next::Done)
+        Next::Done
     }
 
     /// Kubernetes does not know the pod any more: removes all that is left of it.
@@ -166,6 +156,11 @@ impl Pods {
     }
 
     fn report_end(&self, entry: &Entry, work: &mut Work, pod: &Arc<Pod>, stopped: bool) {
+        // How a pod ended by itself is not told anew.
+        if is_final(pod) {
+            self.statuses.add(entry.uid.clone());
+            return;
+        }
         let Some(spec) = &pod.spec else { return };
         let mut decision = decide(spec, &work.containers, false, Timestamp::now(), "");
         // A container that ended while its pod is being deleted does not wait to run again.

@@ -45,7 +45,8 @@ fn next(policy: &str, known: &[(&str, Known)]) -> Decision {
 
 #[test]
 fn containers_start_in_their_order() {
-    let rows: [(&[(&str, Known)], &[&str]); 6] = [
+    type Row<'a> = (&'a [(&'a str, Known)], &'a [&'a str]);
+    let rows: [Row<'_>; 6] = [
         (&[], &["init"]),
         (&[("init", running())], &[]),
         (&[("init", ended(0))], &["side"]),

@@ -50,6 +50,10 @@ pub(crate) struct View {
 
 /// A device.
 #[derive(Debug, Clone)]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each is a fact of its own, and the plan's tables name them"
+)]
 pub(crate) struct DeviceView {
     /// It must be attached to the node.
     pub(crate) attach: bool,

@@ -194,15 +194,15 @@ impl State {
                 None => members.device = Some(DeviceEntry::new(device, plugin.clone(), one_pod)),
             }
         }
-        let place = known.unwrap_or_else(|| Place::new(plugin));
-        let place = members.places.entry(placed.clone()).or_insert(place);
+        let known = known.unwrap_or_else(|| Place::new(plugin));
+        let place = members.places.entry(placed.clone()).or_insert(known);
         place.grow = resolve::must_grow(&volume, place.size);
         place.pod = Some(volume.pod.clone());
         place.volume = Some(volume);
-        let places = self.places.entry(uid).or_default();
-        places.insert(placed, group.clone());
+        let all = self.places.entry(uid).or_default();
+        all.insert(placed, group.clone());
         // Only now is it known what of an earlier life the pod does not want.
-        if complete { places.values().cloned().collect() } else { vec![group] }
+        if complete { all.values().cloned().collect() } else { vec![group] }
     }
 
     /// Notes that a placed volume belongs to `group`; gives what is known of it from where it was thought to be.

@@ -122,8 +122,9 @@ impl World {
 
     async fn on(plugin: Fake, directory: tempfile::TempDir) -> Self {
         let store = directory.path().join("store");
-        let (store, _) = berth_apiserver::store::Store::open(&store, Default::default()).unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, Default::default());
+        let (store, _) =
+            berth_apiserver::store::Store::open(&store, berth_apiserver::store::Options::default()).unwrap();
+        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
         api.bootstrap().await.unwrap();
         let shutdown = CancellationToken::new();
         let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());
