@@ -24,12 +24,13 @@ mod step;
 mod tests;
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
+use berth_kube::timeline;
 use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Next, Queue, Recorder};
 
 use self::apply::Pair;
@@ -256,12 +257,27 @@ impl Controller {
     }
 
     async fn carry_out(&self, steps: &[Step], mut pair: Pair) -> Result<Next, Error> {
+        let (begun, binds) =
+            (Instant::now(), pair.claim.as_ref().is_some_and(|claim| !claims::is_bound(claim)));
         for step in steps {
             match step {
                 Step::DeleteHostPath => self.delete_host_path(&mut pair).await?,
                 Step::Recycle => return self.recycle(&mut pair).await,
                 step => apply::apply(&self.cluster, &self.recorder, step, &mut pair).await?,
             }
+        }
+        if let (Some(claim), Some(volume)) = (&pair.claim, &pair.volume)
+            && binds
+            && claims::is_bound(claim)
+        {
+            timeline::Step {
+                component: "pv-controller",
+                call: "bind",
+                volume: &volume.name_any(),
+                claim: &Key::of(claim.as_ref()).to_string(),
+                ..timeline::Step::default()
+            }
+            .ended(begun, None);
         }
         Ok(Next::Done)
     }

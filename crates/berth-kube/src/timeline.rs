@@ -3,7 +3,7 @@
 //! Whoever runs the loops decides what becomes of the lines (`berth up` keeps them for `berth explain`); a loop only
 //! tells.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The target of a timeline's log events.
 pub const TARGET: &str = "timeline";
@@ -32,6 +32,13 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
+    /// Tells of what began then and ended just now; the state is reached only without an error.
+    pub fn ended(&self, begun: Instant, error: Option<&str>) {
+        let error = error.unwrap_or_default();
+        let state = if error.is_empty() { self.state } else { "" };
+        Step { state, error, duration: begun.elapsed(), ..self.clone() }.tell();
+    }
+
     /// Tells of it.
     pub fn tell(&self) {
         let duration_us = u64::try_from(self.duration.as_micros()).unwrap_or(u64::MAX);

@@ -17,10 +17,11 @@ mod vol_data;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use berth_kube::{Cache, Cluster};
+use berth_kube::timeline::Step;
+use berth_kube::{Cache, Cluster, Key};
 use futures_util::FutureExt as _;
 use k8s_openapi::api::storage::v1::CSIDriver;
 
@@ -38,6 +39,8 @@ use crate::tokens::Tokens;
 pub const NAME: &str = "kubernetes.io/csi";
 /// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
+
+const COMPONENT: &str = "volume-manager";
 
 /// The plugin for all CSI drivers.
 pub struct Csi {
@@ -97,6 +100,32 @@ impl Csi {
         Device { unique_name: data.unique_name(), attach, stage: true }
     }
 
+    /// Tells the timeline of what was done to bring a volume.
+    fn tell(&self, call: &str, state: &str, volume: &PodVolume, begun: Instant, failed: Option<&Failed>) {
+        let claim = match &volume.source {
+            Source::Persistent { claim, .. } => Key::of(claim.as_ref()).to_string(),
+            Source::Inline(_) => String::new(),
+        };
+        let persistent = !claim.is_empty();
+        Step {
+            component: COMPONENT,
+            call,
+            state,
+            volume: if persistent { volume.spec_name() } else { "" },
+            claim: &claim,
+            pod: &Key::of(volume.pod.as_ref()).to_string(),
+            node: &self.node,
+            ..Step::default()
+        }
+        .ended(begun, failed.map(|failed| failed.message.as_str()));
+    }
+
+    /// Tells the timeline of what was done to take a volume away.
+    fn tell_undone(&self, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
+        Step { component: COMPONENT, call, volume, node: &self.node, ..Step::default() }
+            .ended(begun, failed.map(|failed| failed.message.as_str()));
+    }
+
     fn kept(&self) -> MutexGuard<'_, HashMap<(String, String), bool>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,7 +177,14 @@ impl Plugin for Csi {
 
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
         let csi = CsiVolume::read(volume)?;
-        if csi.block { self.stage_block(&csi).await } else { self.stage_mounted(&volume.pod, &csi).await }
+        let begun = Instant::now();
+        let staged = if csi.block {
+            self.stage_block(&csi).await
+        } else {
+            self.stage_mounted(&volume.pod, &csi).await
+        };
+        self.tell("NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
+        staged
     }
 
     async fn unstage(&self, device: &str) -> Result<(), Failed> {
@@ -158,12 +194,14 @@ impl Plugin for Csi {
 
     async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
         let csi = CsiVolume::read(volume)?;
-        let path = if csi.block {
-            self.publish_block(&volume.pod, &csi).await?
+        let begun = Instant::now();
+        let published = if csi.block {
+            self.publish_block(&volume.pod, &csi).await
         } else {
-            self.publish_mounted(&volume.pod, &csi).await?
+            self.publish_mounted(&volume.pod, &csi).await
         };
-        Ok(Ready { path })
+        self.tell("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
+        published.map(|path| Ready { path })
     }
 
     fn refresh_after(&self, volume: &PodVolume) -> Option<Duration> {
@@ -172,11 +210,23 @@ impl Plugin for Csi {
     }
 
     async fn expand(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
-        self.expand_volume(volume).await
+        let begun = Instant::now();
+        let grown = self.expand_volume(volume).await;
+        if !matches!(grown, Ok(None)) {
+            self.tell("NodeExpandVolume", "", volume, begun, grown.as_ref().err());
+        }
+        grown
     }
 
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
-        if placed.block { self.unpublish_block(placed).await } else { self.unpublish_mounted(placed).await }
+        let begun = Instant::now();
+        let done = if placed.block {
+            self.unpublish_block(placed).await
+        } else {
+            self.unpublish_mounted(placed).await
+        };
+        self.tell_undone("NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
+        done
     }
 
     fn staged(&self) -> Vec<Device> {

@@ -1,8 +1,10 @@
 //! Carries out what was decided about attachments.
 
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 use berth_csi::v1::ControllerUnpublishVolumeRequest;
+use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeSpec};
@@ -109,8 +111,10 @@ impl Attacher {
             .cluster
             .update(attachment, |attachment| plan::keep(attachment, &self.finalizer, &attached))
             .await?;
-        let answer = self.driver.publish(self.options.timeout, request).await?;
-        self.set_attached(&kept, answer.publish_context).await?;
+        let begun = Instant::now();
+        let answer = self.driver.publish(self.options.timeout, request).await.map_err(Failure::from);
+        tell("ControllerPublishVolume", "NODE_READY", attachment, begun, answer.as_ref().err());
+        self.set_attached(&kept, answer?.publish_context).await?;
         Ok(Next::Done)
     }
 
@@ -134,8 +138,11 @@ impl Attacher {
         };
         let request =
             ControllerUnpublishVolumeRequest { volume_id: attached.handle, node_id: attached.node, secrets };
-        match self.driver.unpublish(self.options.timeout, request).await {
-            Err(status) if status.code() == Code::NotFound && self.is_gone(node, named).await? => {}
+        let begun = Instant::now();
+        let answer = self.driver.unpublish(self.options.timeout, request).await.map_err(Failure::from);
+        tell("ControllerUnpublishVolume", "", attachment, begun, answer.as_ref().err());
+        match answer {
+            Err(failure) if failure.code() == Some(Code::NotFound) && self.is_gone(node, named).await? => {}
             result => result?,
         }
         self.let_go(attachment).await
@@ -249,4 +256,17 @@ impl Attacher {
         }
         Ok(Next::Done)
     }
+}
+
+fn tell(call: &str, state: &str, attachment: &VolumeAttachment, begun: Instant, failure: Option<&Failure>) {
+    let why = failure.map(Failure::sentence);
+    Step {
+        component: "attacher",
+        call,
+        state,
+        volume: attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default(),
+        node: &attachment.spec.node_name,
+        ..Step::default()
+    }
+    .ended(begun, why.as_deref());
 }

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use berth_csi::v1::{
     CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, Volume, VolumeContentSource,
     volume_content_source,
 };
+use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
@@ -117,14 +119,37 @@ impl Provisioner {
             "Provisioning",
             format!("External provisioner is provisioning volume for claim \"{about}\""),
         );
-        match self.create(&wanted, &secrets).await {
+        match self.create(&claim, &wanted, &secrets).await {
             Ok(made) => self.save(&claim, &wanted, &made, identity).await,
             Err(failure) => self.refused(&claim, class, identity, failure).await,
         }
     }
 
+    /// Asks for a claim's volume, and tells how that went.
+    async fn create(
+        &self,
+        claim: &PersistentVolumeClaim,
+        wanted: &Wanted,
+        secrets: &BTreeMap<String, String>,
+    ) -> Result<Volume, Failure> {
+        let begun = Instant::now();
+        let made = self.ask_for(wanted, secrets).await;
+        let why = made.as_ref().err().map(Failure::sentence);
+        Step {
+            component: "provisioner",
+            call: "CreateVolume",
+            state: "CREATED",
+            volume: &wanted.name,
+            claim: &Key::of(claim).to_string(),
+            node: claim::selected_node(claim).unwrap_or_default(),
+            ..Step::default()
+        }
+        .ended(begun, why.as_deref());
+        made
+    }
+
     /// Asks for the volume; what is not what was asked for is deleted again.
-    async fn create(&self, wanted: &Wanted, secrets: &BTreeMap<String, String>) -> Result<Volume, Failure> {
+    async fn ask_for(&self, wanted: &Wanted, secrets: &BTreeMap<String, String>) -> Result<Volume, Failure> {
         let request = CreateVolumeRequest {
             name: wanted.name.clone(),
             capacity_range: Some(CapacityRange { required_bytes: wanted.bytes, limit_bytes: 0 }),
@@ -269,7 +294,7 @@ impl Provisioner {
             }
         };
         let secrets = secrets::read(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
-        match self.create(&wanted, &secrets).await {
+        match self.create(&live, &wanted, &secrets).await {
             Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
                 let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
                 self.driver.delete_volume(self.options.timeout, request).await?;
@@ -534,7 +559,18 @@ impl Provisioner {
             }
             secrets => secrets?,
         };
-        self.driver.delete_volume(self.options.timeout, DeleteVolumeRequest { volume_id, secrets }).await?;
+        let begun = Instant::now();
+        let request = DeleteVolumeRequest { volume_id, secrets };
+        let deleted = self.driver.delete_volume(self.options.timeout, request).await.map_err(Failure::from);
+        let why = deleted.as_ref().err().map(Failure::sentence);
+        Step {
+            component: "provisioner",
+            call: "DeleteVolume",
+            volume: &volume.name_any(),
+            ..Step::default()
+        }
+        .ended(begun, why.as_deref());
+        deleted?;
         self.cluster.delete(volume).await?;
         let left = self.cluster.fetch::<PersistentVolume>(&Key::of(volume)).await?;
         if let Some(left) = left.filter(|left| left.uid() == volume.uid()) {

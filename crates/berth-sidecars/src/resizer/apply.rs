@@ -1,12 +1,14 @@
 //! Carries out what was decided about sizes and attributes.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use berth_csi::code;
 use berth_csi::v1::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
     ControllerModifyVolumeRequest,
 };
+use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, SecretReference,
@@ -142,7 +144,17 @@ impl Resizer {
             secrets,
             volume_capability: Some(attacher::capability(&spec, &csi, identity, "")?),
         };
-        let answer = self.driver.expand(self.options.timeout, request).await?;
+        let begun = Instant::now();
+        let answer = self.driver.expand(self.options.timeout, request).await.map_err(Failure::from);
+        let why = answer.as_ref().err().map(Failure::sentence);
+        Step {
+            component: "resizer",
+            call: "ControllerExpandVolume",
+            volume: &volume.name_any(),
+            ..Step::default()
+        }
+        .ended(begun, why.as_deref());
+        let answer = answer?;
         if answer.capacity_bytes < bytes {
             let less = answer.capacity_bytes;
             return Err(Failure::refused(format!(

@@ -12,6 +12,7 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt as _, symlink};
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use berth_csi::v1::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
@@ -167,13 +168,14 @@ impl Csi {
             if capabilities.stage {
                 let request =
                     NodeUnstageVolumeRequest { volume_id: data.handle, staging_target_path: text(&staging) };
-                call(
-                    &driver,
-                    request,
-                    |mut node, request| async move { node.node_unstage_volume(request).await },
-                )
+                let begun = Instant::now();
+                let done = call(&driver, request, |mut node, request| async move {
+                    node.node_unstage_volume(request).await
+                })
                 .await
-                .map_err(|status| not_undone(&status))?;
+                .map_err(|status| not_undone(&status));
+                self.tell_undone("NodeUnstageVolume", name, begun, done.as_ref().err());
+                done?;
             }
         }
         self.remove_block(name).await

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 use berth_csi::v1::{
     NodePublishVolumeRequest, NodeStageVolumeRequest, NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
@@ -43,8 +44,12 @@ impl Csi {
         let capability = volume.capability(capabilities, group)?;
         let staging = self.staging_path(&volume.driver, &volume.handle);
         let directory = self.layout.csi_staging(&volume.driver, &volume.handle);
-        let data =
-            VolData { handle: volume.handle.clone(), driver: volume.driver.clone(), ..VolData::default() };
+        let data = VolData {
+            spec_name: volume.spec_name.clone(),
+            handle: volume.handle.clone(),
+            driver: volume.driver.clone(),
+            ..VolData::default()
+        };
         blocking({
             let staging = staging.clone();
             move || {
@@ -93,13 +98,17 @@ impl Csi {
         if capabilities.stage {
             let request =
                 NodeUnstageVolumeRequest { volume_id: data.handle, staging_target_path: text(&staging) };
-            call(
-                &driver,
-                request,
-                |mut node, request| async move { node.node_unstage_volume(request).await },
-            )
-            .await
-            .map_err(|status| not_undone(&status))?;
+            let begun = Instant::now();
+            let done =
+                call(
+                    &driver,
+                    request,
+                    |mut node, request| async move { node.node_unstage_volume(request).await },
+                )
+                .await
+                .map_err(|status| not_undone(&status));
+            self.tell_undone("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
+            done?;
         }
         blocking_or(Failed::uncertain, move || remove(&staging)).await
     }
