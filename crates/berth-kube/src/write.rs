@@ -81,8 +81,9 @@ impl Cluster {
         let key = Key::of(before);
         let mut after = before.clone();
         change(&mut after);
-        let old = serde_json::to_value(before).map_err(|source| encode::<K>(&key, source))?;
-        let new = serde_json::to_value(&after).map_err(|source| encode::<K>(&key, source))?;
+        let mut old = serde_json::to_value(before).map_err(|source| encode::<K>(&key, source))?;
+        let mut new = serde_json::to_value(&after).map_err(|source| encode::<K>(&key, source))?;
+        keep_unseen_annotations(&mut old, &mut new);
         let Some(mut difference) = difference(&old, new) else {
             return Ok(Arc::new(after));
         };
@@ -134,6 +135,15 @@ fn failed<K: Kind>(action: &'static str, key: &Key, source: kube::Error) -> Erro
         kind: K::kind(&()).into_owned(),
         name: key.to_string(),
         source: Box::new(source),
+    }
+}
+
+/// Lets annotations come and go one by one: a map that looks empty here may hold what the cache does not keep.
+fn keep_unseen_annotations(old: &mut Value, new: &mut Value) {
+    for object in [old, new] {
+        if let Some(metadata) = object["metadata"].as_object_mut() {
+            metadata.entry("annotations").or_insert_with(|| Value::Object(Map::new()));
+        }
     }
 }
 

@@ -110,6 +110,21 @@ async fn a_write_based_on_an_old_state_is_a_conflict_and_changes_nothing() {
 }
 
 #[tokio::test]
+async fn a_write_keeps_annotations_that_the_cache_does_not() {
+    const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+    let running = running().await;
+    let mut applied = config("a", "1");
+    applied.metadata.annotations = Some(BTreeMap::from([(LAST_APPLIED.to_owned(), "{}".to_owned())]));
+    running.api.create(&PostParams::default(), &applied).await.unwrap();
+    let seen = running.cluster.fetch::<ConfigMap>(&Key::new("default", "a")).await.unwrap().unwrap();
+    assert!(!seen.metadata.annotations.iter().flatten().any(|(name, _)| name == LAST_APPLIED));
+    let clear = |config: &mut ConfigMap| config.metadata.annotations = None;
+    running.cluster.update(seen.as_ref(), clear).await.unwrap();
+    let annotations = running.api.get("a").await.unwrap().metadata.annotations.unwrap_or_default();
+    assert!(annotations.contains_key(LAST_APPLIED), "{annotations:?}");
+}
+
+#[tokio::test]
 async fn an_index_follows_its_objects() {
     let running = running().await;
     let cache = running.cluster.cache::<ConfigMap>();
