@@ -80,6 +80,3 @@ fn annotations(wanted: &Wanted, identity: &Identity) -> BTreeMap<String, String>
     }
     annotations
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,1 +1,162 @@
-//! Tests.
+//! What a claim needs, row by row.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const DRIVER: &str = "d.example.com";
+const VOLUME: &str = "pvc-1";
+
+fn claim(change: Value) -> PersistentVolumeClaim {
+    let mut claim = json!({
+        "metadata": { "name": "c", "uid": "1", "annotations": { STORAGE_PROVISIONER: DRIVER } },
+        "spec": { "storageClassName": "fast" },
+    });
+    json_merge(&mut claim, change);
+    serde_json::from_value(claim).unwrap()
+}
+
+fn json_merge(into: &mut Value, change: Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (key, value) in change {
+                if value.is_null() {
+                    into.remove(&key);
+                    continue;
+                }
+                json_merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
+
+fn class(provisioner: &str, mode: &str) -> StorageClass {
+    let class =
+        json!({ "metadata": { "name": "fast" }, "provisioner": provisioner, "volumeBindingMode": mode });
+    serde_json::from_value(class).unwrap()
+}
+
+#[test]
+fn a_claim_is_provisioned_undone_or_left_alone() {
+    let now = "2026-01-01T00:00:00Z";
+    let marked = || json!({ "metadata": { "finalizers": [creating(DRIVER)] } });
+    let with = |mut one: Value, other: Value| {
+        json_merge(&mut one, other);
+        one
+    };
+    let ours = Some(class(DRIVER, "Immediate"));
+    let waiting = Some(class(DRIVER, "WaitForFirstConsumer"));
+    let deleted = || json!({ "metadata": { "deletionTimestamp": now } });
+    let rows: Vec<(&str, Value, Option<StorageClass>, bool, Plan)> = vec![
+        ("handed to us", json!({}), ours.clone(), false, Plan::Provision),
+        (
+            "handed to us by the old annotation",
+            json!({ "metadata": { "annotations": { STORAGE_PROVISIONER: null, BETA_STORAGE_PROVISIONER: DRIVER } } }),
+            ours.clone(),
+            false,
+            Plan::Provision,
+        ),
+        (
+            "migrated to us",
+            json!({ "metadata": { "annotations": { STORAGE_PROVISIONER: "old", MIGRATED_TO: DRIVER } } }),
+            ours.clone(),
+            false,
+            Plan::Provision,
+        ),
+        (
+            "handed to another",
+            json!({ "metadata": { "annotations": { STORAGE_PROVISIONER: "other" } } }),
+            ours.clone(),
+            false,
+            Plan::Nothing,
+        ),
+        ("class of another", json!({}), Some(class("other", "Immediate")), false, Plan::Nothing),
+        ("class does not exist", json!({}), None, false, Plan::Nothing),
+        (
+            "bound to another volume",
+            json!({ "spec": { "volumeName": "x" } }),
+            ours.clone(),
+            false,
+            Plan::Nothing,
+        ),
+        ("volume saved", json!({}), ours.clone(), true, Plan::Nothing),
+        ("being deleted", deleted(), ours.clone(), false, Plan::Nothing),
+        ("waits for a consumer", json!({}), waiting.clone(), false, Plan::Nothing),
+        (
+            "has a consumer",
+            json!({ "metadata": { "annotations": { SELECTED_NODE: "n" } } }),
+            waiting.clone(),
+            false,
+            Plan::Provision,
+        ),
+        (
+            "has a consumer by the old annotation",
+            json!({ "metadata": { "annotations": { ALPHA_SELECTED_NODE: "n" } } }),
+            waiting.clone(),
+            false,
+            Plan::Provision,
+        ),
+        ("marked, under way", marked(), ours.clone(), false, Plan::Provision),
+        ("marked, saved", marked(), ours.clone(), true, Plan::Unmark),
+        (
+            "marked, bound to its volume that is not seen yet",
+            with(marked(), json!({ "spec": { "volumeName": VOLUME } })),
+            ours.clone(),
+            false,
+            Plan::Unmark,
+        ),
+        ("marked, deleted", with(marked(), deleted()), ours.clone(), false, Plan::Undo),
+        ("marked, deleted, class gone", with(marked(), deleted()), None, false, Plan::Undo),
+        ("marked, deleted, saved", with(marked(), deleted()), ours.clone(), true, Plan::Unmark),
+        (
+            "marked, bound to another volume",
+            with(marked(), json!({ "spec": { "volumeName": "x" } })),
+            ours.clone(),
+            false,
+            Plan::Undo,
+        ),
+        ("marked, its node taken back", marked(), waiting, false, Plan::Undo),
+        ("marked, class gone", marked(), None, false, Plan::Nothing),
+        (
+            "marked by another driver, deleted",
+            with(json!({ "metadata": { "finalizers": [creating("other")] } }), deleted()),
+            ours,
+            false,
+            Plan::Nothing,
+        ),
+    ];
+    for (row, change, class, saved, expected) in rows {
+        assert_eq!(plan(&claim(change), class.as_ref(), DRIVER, VOLUME, saved), expected, "{row}");
+    }
+}
+
+#[test]
+fn the_old_annotation_names_the_class_before_the_field() {
+    let old = claim(json!({ "metadata": { "annotations": { BETA_STORAGE_CLASS: "old" } } }));
+    assert_eq!(class_of(&old).as_deref(), Some("old"));
+    assert_eq!(class_of(&claim(json!({}))).as_deref(), Some("fast"));
+    assert_eq!(class_of(&claim(json!({ "spec": { "storageClassName": "" } }))), None);
+}
+
+#[test]
+fn every_code_of_create_volume_has_its_verdict_with_and_without_topology_and_node() {
+    for number in 1..=16 {
+        let code = Code::from_i32(number);
+        for (topology, selected) in [(false, false), (false, true), (true, false), (true, true)] {
+            let expected = match code {
+                Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted => {
+                    Verdict::InBackground
+                }
+                Code::ResourceExhausted if topology && selected => Verdict::Reschedule,
+                Code::InvalidArgument => Verdict::Infeasible,
+                _ => Verdict::Finished,
+            };
+            assert_eq!(
+                verdict(code, topology, selected),
+                expected,
+                "{code:?}, topology {topology}, node {selected}"
+            );
+        }
+    }
+}
