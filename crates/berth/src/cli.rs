@@ -4,10 +4,11 @@
 //! switches.
 
 use std::ffi::{OsStr, OsString};
+use std::path::Path;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
-use crate::{apiserver, demo, down, driver, explain, status, up};
+use crate::{apiserver, demo, down, driver, explain, sidecars, status, up};
 
 /// Kubernetes storage in one binary.
 #[derive(Debug, Parser)]
@@ -46,7 +47,13 @@ enum Command {
 
     /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
     Apiserver(apiserver::Args),
+
+    /// Tell the node of a CSI driver, in the place of node-driver-registrar.
+    CsiNodeDriverRegistrar(Box<sidecars::registrar::Args>),
 }
+
+/// The external components that run by the name of the program too, as links to it.
+const BY_NAME: &[&str] = &["csi-node-driver-registrar"];
 
 #[derive(Debug, Subcommand)]
 enum Backend {
@@ -65,13 +72,23 @@ impl Cli {
             Command::Explain(args) => explain::run(args).await,
             Command::Driver(Backend::Local(args)) => driver::local::run(*args).await,
             Command::Apiserver(args) => apiserver::run(args).await,
+            Command::CsiNodeDriverRegistrar(args) => sidecars::registrar::run(*args).await,
         }
     }
 }
 
 /// Parses the command line; prints help or a mistake and exits where there is nothing to run.
 pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Cli {
-    Cli::parse_from(with_two_dashes(args))
+    Cli::parse_from(with_two_dashes(with_own_name(args)))
+}
+
+/// Takes the name of the program for a subcommand where it is one's: `csi-provisioner …` is `berth csi-provisioner …`.
+fn with_own_name(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
+    let mut args = args.peekable();
+    let name = args.peek().and_then(|program| Path::new(program).file_name()).and_then(OsStr::to_str);
+    let role = BY_NAME.iter().find(|known| name == Some(known));
+    let program = role.map(|_| OsString::from("berth"));
+    program.into_iter().chain(role.map(OsString::from)).chain(args.skip(usize::from(role.is_some())))
 }
 
 /// Turns Go's `-flag` and `-flag=value` into `--flag` for every long flag that some subcommand has.
@@ -118,5 +135,18 @@ mod tests {
         let given = ["berth", "driver", "local", "-nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"];
         let taken: Vec<_> = with_two_dashes(given.iter().map(OsString::from)).collect();
         assert_eq!(taken, ["berth", "driver", "local", "--nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"]);
+    }
+
+    #[test]
+    fn a_component_runs_by_the_name_of_the_program() {
+        let words = |given: &[&str]| -> Vec<OsString> {
+            with_own_name(given.iter().map(OsString::from).collect::<Vec<_>>().into_iter()).collect()
+        };
+        for name in BY_NAME {
+            assert_eq!(words(&[&format!("/usr/bin/{name}"), "-v=5"]), ["berth", name, "-v=5"]);
+            assert!(Cli::command().find_subcommand(name).is_some(), "there is no {name}");
+        }
+        assert_eq!(words(&["/usr/bin/berth", "up"]), ["/usr/bin/berth", "up"]);
+        assert_eq!(words(&["./other", "up"]), ["./other", "up"]);
     }
 }

@@ -26,6 +26,12 @@ pub(crate) struct Logging {
 }
 
 impl Logging {
+    /// As the flags of Go's programs say it; the environment's filter counts too.
+    pub(crate) fn in_go_terms(verbosity: Option<u8>, json: bool) -> Self {
+        let log = std::env::var("BERTH_LOG").unwrap_or_else(|_| "info".to_owned());
+        Self { log, log_json: json, verbosity }
+    }
+
     /// Logs only what matches this filter, unless the caller or the environment says otherwise.
     pub(crate) fn quieter(mut self, filter: &str) -> Self {
         if self.log == "info" && self.verbosity.is_none() {

@@ -9,6 +9,7 @@ mod explain;
 mod http;
 mod logging;
 mod machine;
+mod sidecars;
 mod stack;
 mod status;
 mod timeline;

@@ -1,0 +1,84 @@
+//! `berth csi-node-driver-registrar`: tells the node of a CSI driver, in the place of node-driver-registrar.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use berth_sidecars::registrar;
+use tokio_util::sync::CancellationToken;
+
+use super::{flags, go};
+
+/// How long to wait before a driver that does not answer is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// Tells the node of a CSI driver.
+#[derive(Debug, clap::Args)]
+#[command(version, args_override_self = true)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    connection: flags::Connection,
+
+    /// The driver's socket, as the kubelet sees it
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
+    kubelet_registration_path: PathBuf,
+
+    /// The kubelet's registration directory, as seen here
+    #[arg(long, default_value = "/registration", value_name = "DIR")]
+    plugin_registration_path: PathBuf,
+
+    /// How long the driver may take to tell its name
+    #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
+    timeout: Duration,
+
+    /// Deprecated: registration, or kubelet-registration-probe, which has nothing left to do
+    #[arg(long, default_value = "registration", hide = true, value_parser = ["registration", PROBE])]
+    mode: String,
+
+    #[command(flatten)]
+    klog: flags::Klog,
+}
+
+const PROBE: &str = "kubelet-registration-probe";
+
+/// Runs until SIGTERM, or until the node refuses the driver.
+pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+    args.klog.start();
+    if args.mode == PROBE {
+        tracing::warn!("--mode={PROBE} is deprecated and does nothing; drop the exec probe");
+        return Ok(());
+    }
+    if args.kubelet_registration_path.as_os_str().is_empty() {
+        bail!(
+            "--kubelet-registration-path is missing: the path of the driver's socket, as the kubelet sees it"
+        );
+    }
+    let stop = super::stop_on_signal()?;
+    let Some(driver) = name_of_driver(&args, &stop).await else { return Ok(()) };
+    let options = registrar::Options {
+        directory: args.plugin_registration_path,
+        driver,
+        endpoint: args.kubelet_registration_path,
+    };
+    registrar::serve(options, stop).await.context("register the driver")
+}
+
+/// Asks the driver for its name until it answers; nothing if told to stop before.
+async fn name_of_driver(args: &Args, stop: &CancellationToken) -> Option<String> {
+    let channel = berth_csi::connect(&args.connection.csi_address);
+    let mut told = false;
+    loop {
+        let error = match registrar::name_of(channel.clone(), args.timeout).await {
+            Ok(name) => return Some(name),
+            Err(error) => anyhow::Error::from(error),
+        };
+        if !told {
+            tracing::warn!(driver = %args.connection.csi_address, "{error:#}; asking every second");
+            told = true;
+        }
+        tokio::select! {
+            () = stop.cancelled() => return None,
+            () = tokio::time::sleep(PAUSE) => {}
+        }
+    }
+}
