@@ -133,6 +133,11 @@ impl Driver {
         if self.offers_node() { self.recover_node().await } else { Ok(()) }
     }
 
+    /// Takes down all that is published and staged on this node, when nobody calls any more; gives how much that was.
+    pub async fn take_down(&self) -> Result<usize> {
+        if self.offers_node() { self.take_node_down().await } else { Ok(0) }
+    }
+
     fn offers_controller(&self) -> bool {
         self.config.mode != Mode::Node
     }

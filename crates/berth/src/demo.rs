@@ -13,6 +13,7 @@ use kube::api::{Api, DeleteParams, LogParams, Patch, PatchParams, PostParams, Wa
 use kube::{Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::broadcast;
 
 use crate::stack::{self, Stack};
@@ -52,10 +53,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         None => std::env::temp_dir().join(format!("berth-demo-{}", std::process::id())),
     };
     let options = options_in(&directory)?;
-    let outcome = tokio::select! {
-        outcome = walk(&options, &timeline, args.no_pause) => outcome,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-    };
+    let outcome = walk(&options, &timeline, args.no_pause).await;
     let cleaned = crate::down::remove(&directory).await;
     outcome?;
     cleaned?;
@@ -75,9 +73,15 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
 async fn walk(options: &stack::Options, timeline: &Keeper, no_pause: bool) -> anyhow::Result<()> {
     let teller = Teller { paced: !no_pause && std::io::stdout().is_terminal(), begun: Instant::now() };
     teller.chapter("Start", "an API server, the control loops, a driver and a node, in this one process");
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let stack = Stack::start(options.clone(), timeline, |what, _| teller.line("berth", what, None)).await?;
     let mut steps = timeline.listen();
-    let told = life(&stack.client, &teller, &mut steps).await;
+    // Whoever interrupts it waits until all is stopped, or something would be left.
+    let told = tokio::select! {
+        told = life(&stack.client, &teller, &mut steps) => told,
+        _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
+        _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
+    };
     let stopped = stack.stop().await;
     told.and(stopped)
 }
@@ -115,7 +119,7 @@ async fn life(client: &Client, teller: &Teller, steps: &mut broadcast::Receiver<
         capacity(claim).as_deref() == Some("128Mi")
     });
     let claim = follow(grown, steps, teller).await?.context("the claim is gone")?;
-    teller.line("node", "the volume and its filesystem have 128Mi", Some(begun.elapsed()));
+    teller.line("node", "the claim has 128Mi", Some(begun.elapsed()));
 
     teller.chapter("Delete", "the pod, then the claim; the volume goes with it").await_pause().await;
     let begun = Instant::now();

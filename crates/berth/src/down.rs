@@ -72,7 +72,7 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
     let Ok(process) = process else { return Ok(()) };
     rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("tell it to stop")?;
     let begun = Instant::now();
-    while Running::find(data_dir).is_some() {
+    while Running::is_somebody_in(data_dir) {
         if begun.elapsed() > PATIENCE {
             bail!(
                 "process {} does not stop; kill it (kill -9 {}) and run `berth down` again",

@@ -43,6 +43,12 @@ impl Logging {
 
 /// Starts logging; called once, before anything that logs. The steps of volumes go to the keeper that it returns.
 pub(crate) fn start(args: &Logging) -> Keeper {
+    let (subscriber, keeper) = subscriber(args);
+    subscriber.init();
+    keeper
+}
+
+fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, Keeper) {
     let filter = match args.verbosity {
         Some(8..) => "trace,h2=info,hyper=info",
         Some(5..) => "debug,h2=info,hyper=info",
@@ -58,9 +64,27 @@ pub(crate) fn start(args: &Logging) -> Keeper {
     let keeper = Keeper::new();
     let steps =
         tracing_subscriber::filter::filter_fn(|metadata| metadata.target() == berth_kube::timeline::TARGET);
-    tracing_subscriber::registry()
+    let subscriber = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
-        .with(keeper.clone().with_filter(steps))
-        .init();
-    keeper
+        .with(keeper.clone().with_filter(steps));
+    (subscriber, keeper)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_kept_however_little_is_logged() {
+        for log in ["error", "warn,berth_csi=error", "info", "off"] {
+            let args = Logging { log: log.to_owned(), log_json: false, verbosity: None };
+            let (subscriber, keeper) = subscriber(&args);
+            let mut steps = keeper.listen();
+            tracing::subscriber::with_default(subscriber, || {
+                berth_kube::timeline::Step { call: "CreateVolume", ..Default::default() }.tell();
+            });
+            let step = steps.try_recv().unwrap_or_else(|error| panic!("with {log}: {error}"));
+            assert_eq!(step.call, "CreateVolume");
+        }
+    }
 }

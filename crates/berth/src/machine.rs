@@ -101,13 +101,17 @@ pub(crate) struct Running {
 impl Running {
     /// Who runs in this data directory, if somebody does.
     pub(crate) fn find(data_dir: &Path) -> Option<Self> {
-        let dir = Dir::open(data_dir).ok()?;
-        // Whoever can take the lock proves that nobody runs.
-        if dir.lock_exclusively(LOCK).is_ok() {
+        if !Self::is_somebody_in(data_dir) {
             return None;
         }
         let text = std::fs::read(data_dir.join(RUNNING)).ok()?;
         serde_json::from_slice(&text).ok()
+    }
+
+    /// Whether somebody is there, be it only about to start or to stop.
+    pub(crate) fn is_somebody_in(data_dir: &Path) -> bool {
+        // Whoever can take the lock proves that nobody is.
+        Dir::open(data_dir).is_ok_and(|dir| dir.lock_exclusively(LOCK).is_err())
     }
 }
 
@@ -153,12 +157,13 @@ pub(crate) async fn stop_containers(runtime: &Runtime, grace: Duration) -> usize
     running
 }
 
-/// Unmounts what is left below a data directory, and lets the driver forget it; gives how many mounts there were.
+/// Takes all volumes away from below a data directory; gives how many mounts there were.
 pub(crate) async fn take_volumes_away(data_dir: &Path) -> anyhow::Result<usize> {
-    let mounts = berth_host::mount::unmount_below(data_dir).context("unmount what is left")?;
-    if mounts > 0 {
-        // The driver lets go of loop devices whose filesystems are gone.
-        stack::open_local(data_dir, "berth").await?;
+    let mut taken = 0;
+    if data_dir.join(stack::LOCAL).exists() {
+        let (_local, driver) = stack::open_local(data_dir, "berth").await?;
+        taken += driver.take_down().await.context("take the driver's volumes away")?;
     }
-    Ok(mounts)
+    taken += berth_host::mount::unmount_below(data_dir).context("unmount what is left")?;
+    Ok(taken)
 }

@@ -35,6 +35,7 @@ use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_node::runtime::Runtime;
 use berth_sidecars::registrar;
+use k8s_openapi::api::storage::v1::CSINode;
 use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -43,6 +44,8 @@ use self::pods::NodePods;
 use crate::machine::{self, RUNNING, Running};
 use crate::timeline::Keeper;
 
+/// The local driver's directory in the data directory.
+pub(crate) const LOCAL: &str = "local";
 /// How long pods get to end when everything stops; what does not obey is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
@@ -82,6 +85,8 @@ impl Stack {
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();
         let (data, lock) = machine::take(&options.data_dir)?;
+        // Whoever was killed here left its own, and its process id may be another's by now.
+        data.remove_file(RUNNING).context("remove what a predecessor left")?;
         let data_dir = data.path().to_owned();
         timeline.keep_in(&data_dir).context("open the timeline")?;
         let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
@@ -134,6 +139,7 @@ impl Stack {
         tasks.push(tokio::spawn(introduce(layout, endpoint.clone(), loops.clone())));
         tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), Endpoint::Unix(endpoint))));
         node_ready(&cluster, &options.node_name).await;
+        driver_registered(&cluster, &options.node_name).await;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
         Ok(Self { running, client, runtime, pods, local, loops, serving, tasks, servers, data, _lock: lock })
     }
@@ -196,9 +202,9 @@ async fn serve_api(
     Ok((api, server, kubeconfig))
 }
 
-/// The local driver over its volumes, with what a crash left undone or finished.
+/// The local driver over its volumes, as it was left.
 pub(crate) async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Driver>)> {
-    let directory = data_dir.join("local");
+    let directory = data_dir.join(LOCAL);
     let node: NodeId = node.parse().context("the node's name cannot be the driver's node id")?;
     let mut config = local::Config::new(directory.clone(), node);
     config.features = config.features.with(Feature::Attach, true);
@@ -213,7 +219,6 @@ pub(crate) async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(L
         check_volume_lifecycle: false,
     };
     let driver = Driver::new(config, Arc::new(local.clone()))?;
-    driver.recover().await.context("recover the driver's volumes")?;
     Ok((local, driver))
 }
 
@@ -224,6 +229,7 @@ async fn serve_local(
     serving: &CancellationToken,
 ) -> anyhow::Result<(Local, PathBuf, JoinHandle<()>)> {
     let (local, driver) = open_local(data_dir, node).await?;
+    driver.recover().await.context("undo what a crash left half done")?;
     let socket = layout.plugins().join(names::LOCAL_DRIVER).join("csi.sock");
     let endpoint = Endpoint::Unix(socket.clone());
     Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
@@ -251,6 +257,22 @@ async fn introduce(layout: Layout, endpoint: PathBuf, shutdown: CancellationToke
             }
         }
     }
+}
+
+/// Returns when the node knows the local driver; a claim before that would have to be tried again.
+async fn driver_registered(cluster: &Cluster, node: &str) {
+    let (registered, mut wait) = tokio::sync::watch::channel(false);
+    let node = node.to_owned();
+    cluster.cache::<CSINode>().subscribe(move |_, known| {
+        let drivers = known.filter(|known| known.metadata.name.as_deref() == Some(&node));
+        if drivers
+            .is_some_and(|known| known.spec.drivers.iter().any(|driver| driver.name == names::LOCAL_DRIVER))
+        {
+            registered.send_replace(true);
+        }
+    });
+    // The sender lives with the cache.
+    let _ = wait.wait_for(|registered| *registered).await;
 }
 
 /// Returns when the node takes pods.

@@ -39,6 +39,29 @@ impl Driver {
         self.backend.recover(staged.collect()).await
     }
 
+    /// Takes down all that is published and staged here, as before a machine is switched off; gives how much that was.
+    ///
+    /// What a pod keeps in a volume of its own stays: the pod may come back.
+    pub(in crate::services) async fn take_node_down(&self) -> Result<usize> {
+        let (staged, published) = self.ledger.everything();
+        let count = staged.len() + published.len();
+        for publication in published {
+            let (volume, target) = (publication.volume.clone(), publication.target.clone());
+            if let Err(error) = self.blocking(move |ledger| undo(ledger, &publication)).await {
+                let target = target.display();
+                tracing::warn!(volume.id = %volume, %target, %error, "a volume stays published");
+            }
+        }
+        for staged in staged {
+            if let Err(error) = self.unstage(&staged.volume, &staged.path).await {
+                tracing::warn!(volume.id = %staged.volume, %error, "a volume stays staged");
+            }
+        }
+        // Loop devices that are left go when their last user does.
+        self.backend.recover(Vec::new()).await?;
+        Ok(count)
+    }
+
     /// Brings up again what was taken down only to grow.
     async fn recover_remounting(&self, staged: &Staged) -> Result<()> {
         match self.backend.volume(&staged.volume).await? {
