@@ -14,8 +14,10 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 # The tests mount and format, so what cargo builds is run as root.
 ifneq ($(shell id -u),0)
 CARGO := cargo --config 'target."cfg(unix)".runner = ["sudo", "-E", "env", "PATH=$(PATH)"]'
+AS_ROOT := sudo env PATH=$(PATH)
 else
 CARGO := cargo
+AS_ROOT :=
 endif
 
 help: ## list the targets
@@ -55,16 +57,21 @@ test-kube: deps ## compare the API server with the real one (RECORD=1 records it
 		KUBECONFIG_REAL=$$KUBECONFIG cargo test --locked -p berth-controllers --test scenarios -- --test-threads=2 || result=$$?; \
 		PURGE=1 testbed/kube/down.sh; exit $$result
 
-test-crash: deps ## the long crash run: KILLS (default 100) kill -9 under load on each kind of disk; SEED to repeat one
+test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk and of `berth up`; SEED to repeat one
 	cargo build --locked -p berth
 	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test crash -- --nocapture
+	BERTH_UP_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
+		$(CARGO) test --locked -p berth-e2e --test up -- --nocapture nothing_is_lost_or_left_by_kills
 
-demo: deps ## walk one volume of each kind through its life, with times
-	@testbed/demo.sh
+demo: build ## walk one volume through its life, from claim to pod and away again, with times
+	@$(AS_ROOT) target/$(STATIC)/release/berth demo
 
 bench: deps build ## measure the release binary
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench
+
+bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
+	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench_up
 
 bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KUBE_BINARIES (or the usual place) has them
 	cargo build --release --locked -p berth-apiserver --example bench
