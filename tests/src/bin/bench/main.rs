@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use berth_e2e::{
     driver::binary,
     machine::{command, run},
+    table,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -19,7 +20,6 @@ mod load;
 mod many;
 mod place;
 mod server;
-mod table;
 
 use baseline::Baseline;
 use server::Subject;

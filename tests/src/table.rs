@@ -4,18 +4,18 @@ use std::fmt;
 
 /// Rows under a title; the first column is text, the others are aligned to the right.
 #[derive(Debug)]
-pub(crate) struct Table {
+pub struct Table {
     title: String,
     rows: Vec<Vec<String>>,
 }
 
-/// Figures of Berth, each with its target and what csi-driver-host-path does.
+/// Figures of Berth, each with its target and what somebody else does.
 #[derive(Debug)]
-pub(crate) struct Figures(Table);
+pub struct Figures(Table);
 
 /// Something measured.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Quantity {
+pub enum Quantity {
     /// Calls per second.
     Rate(f64),
     /// A duration.
@@ -26,7 +26,7 @@ pub(crate) enum Quantity {
 
 /// What a figure should be.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Target {
+pub enum Target {
     /// This or more.
     AtLeast(Quantity),
     /// This or less.
@@ -36,11 +36,13 @@ pub(crate) enum Target {
 }
 
 impl Table {
-    pub(crate) fn new(title: impl Into<String>, header: &[&str]) -> Self {
+    /// A table with only its header yet.
+    pub fn new(title: impl Into<String>, header: &[&str]) -> Self {
         Self { title: title.into(), rows: vec![header.iter().map(ToString::to_string).collect()] }
     }
 
-    pub(crate) fn add(&mut self, row: Vec<String>) {
+    /// Adds a row.
+    pub fn add(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }
 }
@@ -71,12 +73,18 @@ impl fmt::Display for Table {
 }
 
 impl Figures {
-    pub(crate) fn new(title: impl Into<String>) -> Self {
-        Self(Table::new(title, &["", "Berth", "target", "", "host-path"]))
+    /// A table beside csi-driver-host-path.
+    pub fn new(title: impl Into<String>) -> Self {
+        Self::beside("host-path", title)
     }
 
-    /// Adds a figure; the last cell is what csi-driver-host-path does, if that is known.
-    pub(crate) fn add(
+    /// A table whose last column is somebody else's.
+    pub fn beside(other: &str, title: impl Into<String>) -> Self {
+        Self(Table::new(title, &["", "Berth", "target", "", other]))
+    }
+
+    /// Adds a figure; the last cell is what the other does, if that is known.
+    pub fn add(
         &mut self,
         what: impl Into<String>,
         found: Quantity,
@@ -91,7 +99,7 @@ impl Figures {
     }
 
     /// Adds a row that is not to be judged.
-    pub(crate) fn note(&mut self, what: impl Into<String>, text: impl Into<String>) {
+    pub fn note(&mut self, what: impl Into<String>, text: impl Into<String>) {
         self.0.add(vec![what.into(), text.into()]);
     }
 }
@@ -142,7 +150,7 @@ impl fmt::Display for Target {
 }
 
 /// A count with a comma after every third digit from the right.
-pub(crate) fn count(number: usize) -> String {
+pub fn count(number: usize) -> String {
     thousands(&number.to_string())
 }
 
