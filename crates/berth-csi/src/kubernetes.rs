@@ -85,10 +85,12 @@ pub fn capability(mode: Mode, access: Access<'_>) -> VolumeCapability {
 mod tests {
     use super::*;
 
+    type Row<'a> = (&'a [&'a str], Result<Mode, AccessModes>, Result<Mode, AccessModes>);
+
     #[test]
     fn every_set_of_access_modes_has_the_mode_or_the_refusal_of_upstream() {
         let (rwo, rox, rwx, pod) = ("ReadWriteOnce", "ReadOnlyMany", "ReadWriteMany", "ReadWriteOncePod");
-        let rows: &[(&[&str], Result<Mode, AccessModes>, Result<Mode, AccessModes>)] = &[
+        let rows: &[Row<'_>] = &[
             (&[], Err(AccessModes::None), Err(AccessModes::None)),
             (&[rwo], Ok(Mode::SingleNodeWriter), Ok(Mode::SingleNodeMultiWriter)),
             (&[pod], Ok(Mode::SingleNodeWriter), Ok(Mode::SingleNodeSingleWriter)),

@@ -99,9 +99,8 @@ fn fs_group(pod: &Pod) -> Option<u32> {
 /// The user that all containers of the pod run as, where there is one.
 fn fs_user(pod: &Pod) -> Option<u32> {
     let default = pod.spec.as_ref()?.security_context.as_ref().and_then(|context| context.run_as_user);
-    let mut users = containers(pod).map(|container| {
-        container.security_context.and_then(|context| context.run_as_user).or(default)
-    });
+    let mut users = containers(pod)
+        .map(|container| container.security_context.and_then(|context| context.run_as_user).or(default));
     let first = users.next()??;
     users.all(|user| user == Some(first)).then(|| u32::try_from(first).ok())?
 }
@@ -116,10 +115,11 @@ struct AnyContainer<'a> {
 fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
     let spec = pod.spec.iter();
     spec.flat_map(|spec| {
-        let usual = spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| AnyContainer {
-            mounts: container.volume_mounts.as_deref().unwrap_or_default(),
-            security_context: container.security_context.as_ref(),
-        });
+        let usual =
+            spec.init_containers.iter().flatten().chain(&spec.containers).map(|container| AnyContainer {
+                mounts: container.volume_mounts.as_deref().unwrap_or_default(),
+                security_context: container.security_context.as_ref(),
+            });
         let ephemeral = spec.ephemeral_containers.iter().flatten().map(|container| AnyContainer {
             mounts: container.volume_mounts.as_deref().unwrap_or_default(),
             security_context: container.security_context.as_ref(),

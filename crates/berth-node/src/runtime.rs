@@ -242,15 +242,16 @@ impl Runtime {
         // What is being started is stopped as soon as it has been.
         let _ = container.state.subscribe().wait_for(Option::is_some).await;
         // A signal that cannot be sent has the same consequence as one that is ignored.
-        if !grace.is_zero() && container.send(|shim| shim.signal(SIGTERM)) {
-            if let Ok(exit) = tokio::time::timeout(grace, exited()).await {
-                return exit;
-            }
+        if !grace.is_zero()
+            && container.send(|shim| shim.signal(SIGTERM))
+            && let Ok(exit) = tokio::time::timeout(grace, exited()).await
+        {
+            return exit;
         }
-        if container.send(Shim::kill_all) {
-            if let Ok(exit) = tokio::time::timeout(KILL_PATIENCE, exited()).await {
-                return exit;
-            }
+        if container.send(Shim::kill_all)
+            && let Ok(exit) = tokio::time::timeout(KILL_PATIENCE, exited()).await
+        {
+            return exit;
         }
         container.killed.store(true, Ordering::Relaxed);
         container.send(Shim::kill);

@@ -129,8 +129,8 @@ async fn a_change_of_somebody_elses_secret_reaches_the_running_pod() {
     while bench.refreshed.try_recv().is_ok() {}
     // Past the cache, as another process writes: only the watch tells.
     let secrets: kube::Api<Secret> = kube::Api::namespaced(bench.cluster.client().clone(), "ns");
-    let patch = kube::api::Patch::Merge(json!({ "data": { "key": "Mg==" } }));
-    secrets.patch("s", &kube::api::PatchParams::default(), &patch).await.unwrap();
+    let change = kube::api::Patch::Merge(json!({ "data": { "key": "Mg==" } }));
+    secrets.patch("s", &kube::api::PatchParams::default(), &change).await.unwrap();
     loop {
         assert_eq!(bench.next_refresh().await, UID);
         bench.set_up(&volume).await;
