@@ -54,7 +54,7 @@ test-kube: deps ## compare the API server with the real one (RECORD=1 records it
 	$(KUBE) testbed/kube/up.sh
 	export $(KUBE) $(if $(RECORD),BERTH_RECORD=1); . testbed/kube/env.sh; result=0; \
 		cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
-		KUBECONFIG_REAL=$$KUBECONFIG cargo test --locked -p berth-controllers --test scenarios -- --test-threads=2 || result=$$?; \
+		KUBECONFIG_REAL=$$KUBECONFIG cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$?; \
 		PURGE=1 testbed/kube/down.sh; exit $$result
 
 test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk and of `berth up`; SEED to repeat one
@@ -69,9 +69,6 @@ demo: build ## walk one volume through its life, from claim to pod and away agai
 
 bench: deps build ## measure the release binary
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench
-
-bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
-	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench_up
 
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench_up

@@ -1,5 +1,7 @@
 //! Where a scenario takes place: a client, a namespace of its own, and the loops that run on it.
 
+mod clearing;
+
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
@@ -10,7 +12,7 @@ use berth_apiserver::rest::ApiServer;
 use berth_apiserver::store::Store;
 use berth_kube::Cluster;
 use k8s_openapi::NamespaceResourceScope;
-use k8s_openapi::api::core::v1::{Event, Namespace};
+use k8s_openapi::api::core::v1::{Event, Namespace, ServiceAccount};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::{Client, Resource};
 use serde::Serialize;
@@ -19,6 +21,8 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
+/// Names the kubeconfig of a real cluster.
+const REAL: &str = "KUBECONFIG_REAL";
 /// How long anything may take before the scenario counts as stuck.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
@@ -33,22 +37,46 @@ impl<K> Kind for K where
 {
 }
 
-/// An API server and a namespace of the scenario's own; `name` in a manifest stands for the namespace.
+/// An API server and a namespace of the scenario's own. A real server is left as it was found.
 pub(crate) struct Place {
     pub(crate) client: Client,
     pub(crate) namespace: String,
     _directory: tempfile::TempDir,
 }
 
+impl Drop for Place {
+    fn drop(&mut self) {
+        if is_real() {
+            let clear = clearing::clear(&self.client, &self.namespace);
+            tokio::task::block_in_place(|| tokio::runtime::Handle::current().block_on(clear));
+        }
+    }
+}
+
 impl Place {
-    /// A place called `name`, which must differ between scenarios.
+    /// A place whose namespace begins with `name`, and differs from that of every other scenario and every other run.
     pub(crate) async fn new(name: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let client = client(directory.path()).await;
-        let place = Self { client, namespace: name.to_owned(), _directory: directory };
-        let namespace = serde_json::json!({ "metadata": { "name": name } });
+        let run = jiff::Timestamp::now().as_microsecond();
+        let place = Self { client, namespace: format!("{name}-{run:x}"), _directory: directory };
+        let namespace = serde_json::json!({ "metadata": { "name": place.namespace } });
         place.create_as::<Namespace>(&Api::all(place.client.clone()), namespace).await;
+        place.create_accounts().await;
         place
+    }
+
+    /// Pods are refused without the account that a controller of its own makes in every namespace.
+    async fn create_accounts(&self) {
+        for namespace in [self.namespace.as_str(), "default"] {
+            let api: Api<ServiceAccount> = Api::namespaced(self.client.clone(), namespace);
+            let account = serde_json::from_value(serde_json::json!({ "metadata": { "name": "default" } }));
+            match api.create(&PostParams::default(), &account.unwrap()).await {
+                Ok(_) => {}
+                Err(kube::Error::Api(status)) if status.code == 409 => {}
+                Err(error) => panic!("create the default account in {namespace}: {error}"),
+            }
+        }
     }
 
     /// The name of an object without a namespace, such that scenarios on one cluster do not meet.
@@ -95,8 +123,13 @@ impl Place {
     }
 }
 
+/// Whether the scenarios run on a cluster that outlives them.
+fn is_real() -> bool {
+    std::env::var_os(REAL).is_some()
+}
+
 async fn client(directory: &std::path::Path) -> Client {
-    if let Ok(path) = std::env::var("KUBECONFIG_REAL") {
+    if let Ok(path) = std::env::var(REAL) {
         let file = kube::config::Kubeconfig::read_from(path).unwrap();
         let config = kube::Config::from_custom_kubeconfig(file, &kube::config::KubeConfigOptions::default())
             .await

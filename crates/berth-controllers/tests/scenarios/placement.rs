@@ -7,7 +7,7 @@ use kube::api::PostParams;
 use serde_json::{Value, json};
 
 use crate::fakes::{self, DRIVER, node, pod};
-use crate::place::{Loops, Place, delete, until, until_any, until_gone};
+use crate::place::{Loops, Place, delete, patch, until, until_any, until_gone};
 
 fn claim(name: &str, class: &str) -> Value {
     json!({
@@ -23,14 +23,16 @@ fn class(name: &str) -> Value {
     json!({ "metadata": { "name": name }, "provisioner": DRIVER, "volumeBindingMode": "WaitForFirstConsumer" })
 }
 
-/// The status of a new object is not taken from its creator, so it is written after.
+/// The status of a new object is not taken from its creator, so it is written after; and a new node is tainted as not
+/// ready until a controller sees that it is.
 pub(crate) async fn create_node(place: &Place, name: &str) -> Node {
     let wanted = node(name);
     let created: Node = place.create(wanted.clone()).await;
     let mut full = serde_json::to_value(&created).unwrap();
     full["status"] = wanted["status"].clone();
     let full: Node = serde_json::from_value(full).unwrap();
-    place.all::<Node>().replace_status(name, &PostParams::default(), &full).await.unwrap()
+    place.all::<Node>().replace_status(name, &PostParams::default(), &full).await.unwrap();
+    patch(&place.all::<Node>(), name, json!({ "spec": { "taints": null } })).await
 }
 
 fn everything(place: &Place) -> Loops {

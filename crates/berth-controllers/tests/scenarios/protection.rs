@@ -85,12 +85,11 @@ async fn a_pod_gets_its_ephemeral_claims_and_takes_nobody_elses() {
     place.create_here::<PersistentVolumeClaim>(claim("other-vol", Some(""), "1Gi")).await;
     place.create_here::<Pod>(with_template("other")).await;
     let event = place.has_event("other", "FailedBinding").await;
-    assert_eq!(
-        event.message.as_deref(),
-        Some(
-            "ephemeral volume vol: PVC ephemeral/other-vol was not created for pod ephemeral/other (pod is not owner)"
-        )
+    let here = &place.namespace;
+    let expected = format!(
+        "ephemeral volume vol: PVC {here}/other-vol was not created for pod {here}/other (pod is not owner)"
     );
+    assert_eq!(event.message, Some(expected));
     loops.stop().await;
     for name in ["user", "other"] {
         pods.delete(name, &DeleteParams::default().grace_period(0)).await.unwrap();
