@@ -133,7 +133,7 @@ fn is_fit_reserved(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> 
 }
 
 impl Pool {
-    /// An empty pool; `wake` is called for a waiting claim that was promised a volume.
+    /// An empty pool; `wake` is called for a waiting claim that was promised a volume, and must lead to its turn.
     pub(super) fn new(wake: impl Fn(Key) + Send + Sync + 'static) -> Self {
         Self { state: Arc::default(), wake: Arc::new(wake) }
     }
@@ -160,6 +160,8 @@ impl Pool {
     fn offer(&self, state: &mut State, volume: Arc<PersistentVolume>, except: Option<&Key>) {
         match state.taker(&volume, except) {
             Some(claim) => {
+                // The next volume is for the next claim, not for this one too: its turn would pass it on.
+                state.wait_no_more(&claim);
                 state.promise(volume, claim.clone());
                 (self.wake)(claim);
             }

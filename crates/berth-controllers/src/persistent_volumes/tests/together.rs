@@ -94,6 +94,30 @@ fn a_promised_volume_that_does_not_fit_any_more_goes_to_somebody_else() {
     assert_eq!(take(&woken), ["any"]);
 }
 
+#[test]
+fn many_volumes_at_once_wake_each_waiting_claim_once() {
+    const CLAIMS: usize = 100;
+    let (pool, woken) = woken();
+    let claims: Vec<_> = (0..CLAIMS).map(|n| claim(&format!("c{n} 1Gi Pending"))).collect();
+    for claim in &claims {
+        assert!(pool.turn(Key::of(claim)).find(claim).is_none());
+    }
+    for n in 0..CLAIMS {
+        pool.volume_changed(&format!("v{n}"), Some(&Arc::new(volume(&format!("v{n} 1Gi Available")))));
+    }
+    let each = take(&woken);
+    assert_eq!(each.len(), CLAIMS);
+    assert_eq!(each.iter().collect::<HashSet<_>>().len(), CLAIMS);
+    for claim in &claims {
+        let turn = pool.turn(Key::of(claim));
+        let found = turn.find(claim).unwrap();
+        let mut bound = (*found).clone();
+        bound.status.as_mut().unwrap().phase = Some("Bound".to_owned());
+        pool.volume_changed(&bound.name_any(), Some(&Arc::new(bound)));
+    }
+    assert!(take(&woken).is_empty(), "a volume was passed on");
+}
+
 /// Threads take and give back volumes at random; at the end every claim has one, and all are different.
 #[test]
 fn however_many_look_at_once_every_claim_gets_a_volume_of_its_own() {
