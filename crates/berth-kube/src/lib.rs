@@ -9,6 +9,7 @@ mod cache;
 mod cluster;
 mod error;
 mod key;
+pub mod leader;
 mod queue;
 mod recorder;
 pub mod timeline;

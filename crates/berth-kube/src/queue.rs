@@ -257,7 +257,7 @@ async fn until(due: Option<Instant>) {
 }
 
 /// A number from 0 to 1, different each time; good enough to spread retries.
-fn chance() -> f64 {
+pub(crate) fn chance() -> f64 {
     use std::hash::{BuildHasher, Hasher, RandomState};
     #[expect(clippy::cast_precision_loss, reason = "a fraction of 2^64 needs no more bits than a float has")]
     let part = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
