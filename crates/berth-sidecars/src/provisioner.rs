@@ -24,6 +24,7 @@
 mod apply;
 mod claim;
 mod delete;
+mod reclaim;
 mod request;
 mod source;
 mod topology;

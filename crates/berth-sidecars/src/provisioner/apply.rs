@@ -10,7 +10,7 @@ use berth_csi::v1::{
 };
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, SecretReference};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use kube::ResourceExt as _;
 
@@ -18,13 +18,12 @@ use super::claim::{self, Plan, Verdict};
 use super::request::{self, Wanted};
 use super::source::{self, Source, VolumeSnapshot, VolumeSnapshotContent};
 use super::topology::{self, NoPlace, Places};
-use super::{Provisioner, delete, volume};
+use super::{Provisioner, volume};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
 use crate::finalizers;
 use crate::names::{
-    ALPHA_SELECTED_NODE, CLONING_PROTECTION, DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE,
-    PROVISIONER_FINALIZER, SELECTED_NODE, SNAPSHOT_SOURCE_PROTECTION, creating,
+    ALPHA_SELECTED_NODE, CLONING_PROTECTION, SELECTED_NODE, SNAPSHOT_SOURCE_PROTECTION, creating,
 };
 use crate::secrets::{self, Purpose};
 
@@ -503,100 +502,5 @@ impl Provisioner {
             failure.hint()
         );
         self.recorder.warning(claim, "ProvisioningFailed", text);
-    }
-
-    pub(super) async fn sync_volume(&self, key: &Key) -> Result<Next, Failure> {
-        let Some(volume) = self.volumes.get(key) else { return Ok(Next::Done) };
-        let attached = || !self.attachments.get(key.name.as_str()).is_empty();
-        match delete::plan(&volume, &self.name, attached()) {
-            // Comes again when the attachment goes.
-            delete::Plan::Nothing | delete::Plan::Attached => return Ok(Next::Done),
-            delete::Plan::Protect => {
-                self.cluster
-                    .update(volume.as_ref(), |volume| finalizers::add(volume, PROVISIONER_FINALIZER))
-                    .await?;
-                return Ok(Next::Done);
-            }
-            delete::Plan::Unprotect => {
-                self.cluster
-                    .update(volume.as_ref(), |volume| finalizers::remove(volume, PROVISIONER_FINALIZER))
-                    .await?;
-                return Ok(Next::Done);
-            }
-            delete::Plan::Delete => {}
-        }
-        self.driver_now()?;
-        let (queue, again) = (self.volume_queue.clone(), key.clone());
-        let Some(_held) = self.driver.try_hold(&key.name, move || queue.add(again)) else {
-            return Ok(Next::Done);
-        };
-        // Data is about to be deleted: what the cache says is not enough.
-        let live =
-            self.cluster.fetch::<PersistentVolume>(key).await?.filter(|live| live.uid() == volume.uid());
-        let Some(live) = live else { return Ok(Next::Done) };
-        if delete::plan(&live, &self.name, attached()) != delete::Plan::Delete {
-            return Ok(Next::Done);
-        }
-        match self.delete(&live).await {
-            Err(failure) if !failure.is_conflict() => {
-                let text = format!("{}{}", failure.sentence(), failure.hint());
-                self.recorder.warning(live.as_ref(), "VolumeFailedDelete", text);
-                Err(failure)
-            }
-            result => result,
-        }
-    }
-
-    async fn delete(&self, volume: &PersistentVolume) -> Result<Next, Failure> {
-        let handle = volume.spec.as_ref().and_then(|spec| Some(spec.csi.as_ref()?.volume_handle.clone()));
-        let volume_id =
-            handle.ok_or_else(|| Failure::refused("the volume is no CSI volume; delete it by hand"))?;
-        // A secret that is gone must not keep the volume for ever: the driver may not need it.
-        let secrets = match secrets::read(&self.cluster, self.deletion_secret(volume).as_ref()).await {
-            Err(Failure::Refused(why)) => {
-                tracing::warn!(volume = volume.name_any(), why, "deleting the volume without its secret");
-                BTreeMap::new()
-            }
-            secrets => secrets?,
-        };
-        let begun = Instant::now();
-        let request = DeleteVolumeRequest { volume_id, secrets };
-        let deleted = self.driver.delete_volume(self.options.timeout, request).await.map_err(Failure::from);
-        let why = deleted.as_ref().err().map(Failure::sentence);
-        Step {
-            component: "provisioner",
-            call: "DeleteVolume",
-            volume: &volume.name_any(),
-            ..Step::default()
-        }
-        .ended(begun, why.as_deref());
-        deleted?;
-        self.cluster.delete(volume).await?;
-        let left = self.cluster.fetch::<PersistentVolume>(&Key::of(volume)).await?;
-        if let Some(left) = left.filter(|left| left.uid() == volume.uid()) {
-            let freed =
-                self.cluster.update(left.as_ref(), |left| finalizers::remove(left, PROVISIONER_FINALIZER));
-            match freed.await {
-                Err(error) if error.is_not_found() => {}
-                result => {
-                    result?;
-                }
-            }
-        }
-        Ok(Next::Done)
-    }
-
-    /// The secret that deletes a volume: the one it was made with, or what its class says now.
-    fn deletion_secret(&self, volume: &PersistentVolume) -> Option<SecretReference> {
-        let annotation = |key: &str| volume.annotations().get(key).cloned();
-        match (annotation(DELETION_SECRET_NAME), annotation(DELETION_SECRET_NAMESPACE)) {
-            (Some(name), Some(namespace)) => (!name.is_empty() && !namespace.is_empty())
-                .then_some(SecretReference { name: Some(name), namespace: Some(namespace) }),
-            _ => {
-                let class = volume.spec.as_ref()?.storage_class_name.as_deref()?;
-                let parameters = self.classes.named(class)?.parameters.clone()?;
-                secrets::reference(&parameters, Purpose::Provisioner, &volume.name_any(), None).ok().flatten()
-            }
-        }
     }
 }
