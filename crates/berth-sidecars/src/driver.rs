@@ -5,24 +5,29 @@
 //! answered UNAVAILABLE, whatever the transport made of it, because the driver may have done the work: only a code that
 //! the driver itself sent may count as final.
 
+mod metrics;
+mod snapshots;
 mod wire;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
 
 use berth_csi::v1::controller_client::ControllerClient;
 use berth_csi::v1::identity_client::IdentityClient;
 use berth_csi::v1::node_client::NodeClient;
 use berth_csi::v1::{self, controller_service_capability, node_service_capability, plugin_capability};
 use berth_csi::{Calls, Endpoint};
+use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tonic::{Code, Request, Response, Status};
 
+use self::metrics::Metrics;
 use self::wire::Wire;
 use crate::locks::{Held, Locks};
 
 pub use berth_csi::v1::controller_service_capability::rpc::Type as ControllerCapability;
+pub use berth_csi::v1::group_controller_service_capability::rpc::Type as GroupCapability;
 pub use berth_csi::v1::node_service_capability::rpc::Type as NodeCapability;
 pub use berth_csi::v1::plugin_capability::service::Type as Service;
 
@@ -44,6 +49,8 @@ pub struct Identity {
     pub controller: HashSet<ControllerCapability>,
     /// What its Node service can do, if it has one here.
     pub node: HashSet<NodeCapability>,
+    /// What its GroupController service can do, if it has one.
+    pub group: HashSet<GroupCapability>,
 }
 
 impl Identity {
@@ -75,6 +82,7 @@ struct Shared {
     locks: Locks,
     /// `None` while the driver is not there; a new value each time it comes back.
     identity: watch::Sender<Option<Arc<Identity>>>,
+    metrics: OnceLock<Metrics>,
 }
 
 impl Driver {
@@ -90,9 +98,14 @@ impl Driver {
 
     fn over(wire: Wire) -> Self {
         let (identity, lost) = watch::channel(None);
-        let shared = Arc::new(Shared { wire, locks: Locks::default(), identity });
+        let shared = Arc::new(Shared { wire, locks: Locks::default(), identity, metrics: OnceLock::new() });
         tokio::spawn(supervise(Arc::downgrade(&shared), lost));
         Self { shared }
+    }
+
+    /// Lets a registry see how long calls take; only the first one.
+    pub fn measure(&self, registry: &mut Registry) {
+        self.shared.metrics.get_or_init(|| Metrics::register(registry));
     }
 
     /// Waits until the driver is there and ready.
@@ -217,7 +230,13 @@ impl Driver {
     where
         F: Future<Output = Result<Response<A>, Status>>,
     {
+        let driver = self.shared.identity.borrow().as_ref().map(|identity| identity.name.clone());
+        let begun = Instant::now();
         let answer = ask(timeout, request, send).await;
+        if let Some(metrics) = self.shared.metrics.get() {
+            let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+            metrics.observe::<Q>(&driver.unwrap_or_default(), code, begun.elapsed());
+        }
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unavailable && broke(status)) {
             self.shared.identity.send_if_modified(|identity| identity.take().is_some());
         }
@@ -323,11 +342,16 @@ async fn identify(wire: Wire) -> Result<Identity, Status> {
     } else {
         HashSet::new()
     };
+    let group = if services.contains(&Service::GroupControllerService) {
+        snapshots::group_capabilities(wire.clone()).await?
+    } else {
+        HashSet::new()
+    };
     let node = match node_capabilities(wire).await {
         Err(status) if status.code() == Code::Unimplemented => HashSet::new(),
         answer => answer?,
     };
-    Ok(Identity { name: info.name, services, controller, node })
+    Ok(Identity { name: info.name, services, controller, node, group })
 }
 
 async fn controller_capabilities(wire: Wire) -> Result<HashSet<ControllerCapability>, Status> {

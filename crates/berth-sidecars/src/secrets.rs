@@ -3,6 +3,8 @@
 //! A class names its secrets by templates (`${pvc.namespace}`, …). What they hold is never formatted, only handed to a
 //! call.
 
+mod snapshot;
+
 use std::collections::BTreeMap;
 
 use berth_kube::{Cluster, Key};
@@ -10,6 +12,8 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret, SecretReference}
 
 use crate::failure::Failure;
 use crate::names::RESERVED;
+
+pub(crate) use self::snapshot::{SnapshotPurpose, snapshot_parameters, snapshot_reference};
 
 /// What a secret is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

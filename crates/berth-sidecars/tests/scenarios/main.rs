@@ -4,3 +4,5 @@ mod bench;
 mod fake;
 mod faults;
 mod local;
+mod snapshot_bench;
+mod snapshots;

@@ -1,0 +1,206 @@
+//! Takes and deletes snapshots on the storage system, as their contents ask.
+//!
+//! Reads: VolumeSnapshotContent, VolumeSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass,
+//! PersistentVolume; Secret one at a time. Writes: contents' status, finalizer and `…-being-created` annotation.
+//! Events on contents: `SnapshotCreationFailed`, `SnapshotContentCheckandUpdateFailed`, `SnapshotDeleteError`, and the
+//! same of groups: `GroupSnapshotCreationFailed`, …
+//!
+//! Before CreateSnapshot a content is marked as being created, and given its finalizer in the same write; the mark stays
+//! until the driver has finally answered and the answer is saved, and a marked content is not let go. So whoever finds a
+//! mark repeats the call, which by its name gives the same snapshot, and no snapshot is left that no content knows.
+//!
+//! A snapshot that is taken but not ready is no failure: it is asked for again after pauses that grow with its age.
+
+mod contents;
+mod groups;
+mod plan;
+mod poll;
+mod taken;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cluster, Next, Recorder};
+use k8s_openapi::api::core::v1::SecretReference;
+
+use crate::driver::{ControllerCapability, Driver, GroupCapability, Identity};
+use crate::failure::Failure;
+use crate::secrets;
+use crate::snapshots::served;
+
+/// How a snapshotter works; the defaults are upstream's.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How many contents are worked on at a time.
+    pub workers: usize,
+    /// When a failed item is tried again.
+    pub retry: Backoff,
+    /// How soon a snapshot that is not ready is asked for again, at least and at most.
+    pub poll: (Duration, Duration),
+    /// What snapshots' names begin with.
+    pub snapshot_name_prefix: String,
+    /// How much of the VolumeSnapshot's UID, without dashes, follows; all of it as it is if `None`.
+    pub snapshot_name_uuid_length: Option<usize>,
+    /// What groups' names begin with.
+    pub group_snapshot_name_prefix: String,
+    /// How much of the VolumeGroupSnapshot's UID, without dashes, follows; all of it as it is if `None`.
+    pub group_snapshot_name_uuid_length: Option<usize>,
+    /// The objects' names are given to the driver as parameters.
+    pub extra_create_metadata: bool,
+    /// How often a cluster without the kinds is looked at again.
+    pub kinds: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_mins(1),
+            workers: 10,
+            retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
+            poll: (Duration::from_secs(1), Duration::from_mins(1)),
+            snapshot_name_prefix: "snapshot".to_owned(),
+            snapshot_name_uuid_length: None,
+            group_snapshot_name_prefix: "groupsnapshot".to_owned(),
+            group_snapshot_name_uuid_length: None,
+            extra_create_metadata: false,
+            kinds: Duration::from_secs(30),
+        }
+    }
+}
+
+/// After somebody else was quicker: look again, the change is on its way here.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+const COMPONENT: &str = "snapshotter";
+
+/// Takes and deletes snapshots until the cluster's shutdown, then finishes what is under way. Returns at once if the
+/// driver takes no snapshots.
+pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
+    let identity = tokio::select! {
+        () = cluster.shutdown().cancelled() => return,
+        identity = driver.ready() => identity,
+    };
+    if !identity.can(ControllerCapability::CreateDeleteSnapshot) {
+        tracing::info!(driver = identity.name, "the driver takes no snapshots (CREATE_DELETE_SNAPSHOT)");
+        return;
+    }
+    let takes_groups = identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
+    let context = Arc::new(Context {
+        recorder: Recorder::new(&cluster, &format!("csi-snapshotter {}", identity.name), ""),
+        cluster: cluster.named("csi-snapshotter"),
+        driver,
+        name: identity.name.clone(),
+        options,
+    });
+    let pause = context.options.kinds;
+    let snapshots = async {
+        if served::wait(&cluster, served::SNAPSHOTS, COMPONENT, pause).await {
+            contents::run(context.clone()).await;
+        }
+    };
+    let groups = async {
+        if takes_groups && served::wait(&cluster, served::GROUPS, COMPONENT, pause).await {
+            groups::run(context.clone()).await;
+        }
+    };
+    tokio::join!(snapshots, groups);
+}
+
+/// What contents and groups of them share.
+struct Context {
+    cluster: Cluster,
+    driver: Driver,
+    /// The driver that this snapshotter was started for.
+    name: String,
+    options: Options,
+    recorder: Recorder,
+}
+
+impl Context {
+    /// Who the driver is now; refused if it is not the one this snapshotter was started for.
+    fn driver_now(&self) -> Result<Arc<Identity>, Failure> {
+        let identity = self.driver.identity()?;
+        if identity.name == self.name {
+            Ok(identity)
+        } else {
+            Err(Failure::refused(format!("the driver here is now {:?}, not {:?}", identity.name, self.name)))
+        }
+    }
+
+    /// What the secret that a content's annotations name holds.
+    async fn secrets(&self, secret: Option<&SecretReference>) -> Result<BTreeMap<String, String>, Failure> {
+        secrets::read(&self.cluster, secret).await
+    }
+
+    /// The same for a deletion, which a secret that is gone must not keep for ever: the driver may not need it.
+    async fn secrets_to_delete(
+        &self,
+        content: &str,
+        secret: Option<&SecretReference>,
+    ) -> Result<BTreeMap<String, String>, Failure> {
+        match secrets::read(&self.cluster, secret).await {
+            Err(Failure::Refused(why)) => {
+                tracing::warn!(content, why, "deleting the snapshot without its secret");
+                Ok(BTreeMap::new())
+            }
+            secrets => secrets,
+        }
+    }
+
+    /// Calls `again` each time the driver was away and is back, as that has cost everything its backoff.
+    async fn when_the_driver_is_back(&self, again: impl Fn()) {
+        let mut driver = self.driver.watch();
+        driver.mark_unchanged();
+        loop {
+            tokio::select! {
+                () = self.cluster.shutdown().cancelled() => return,
+                changed = driver.changed() => if changed.is_err() { return },
+            }
+            if driver.borrow_and_update().is_some() {
+                again();
+            }
+        }
+    }
+}
+
+/// The name that the driver is given, from a prefix and the UID of the object that a content belongs to.
+fn csi_name(prefix: &str, length: Option<usize>, uid: &str) -> Result<String, Failure> {
+    if prefix.is_empty() || uid.is_empty() {
+        return Err(Failure::refused(
+            "a snapshot's name needs a prefix (--snapshot-name-prefix) and the UID in its content's reference, which is \
+             missing: create contents of volumes by VolumeSnapshots, not by hand",
+        ));
+    }
+    let part = match length {
+        None => uid.to_owned(),
+        Some(length) => uid.replace('-', "").chars().take(length).collect(),
+    };
+    Ok(format!("{prefix}-{part}"))
+}
+
+fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
+    match result {
+        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
+        result => result,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn snapshots_are_named_by_prefix_and_uid() {
+        for (prefix, length, uid, expected) in [
+            ("snapshot", None, "12-34", Some("snapshot-12-34")),
+            ("snapshot", Some(3), "12-34", Some("snapshot-123")),
+            ("snapshot", Some(99), "12-34", Some("snapshot-1234")),
+            ("", None, "12-34", None),
+            ("snapshot", None, "", None),
+        ] {
+            assert_eq!(csi_name(prefix, length, uid).ok().as_deref(), expected, "{prefix} {length:?} {uid}");
+        }
+    }
+}
