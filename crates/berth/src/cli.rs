@@ -8,6 +8,8 @@ use std::path::Path;
 
 use clap::{CommandFactory as _, Parser, Subcommand};
 
+use crate::sidecars::alone;
+use crate::sidecars::beside::{Beside, Registration, Sidecars};
 use crate::{apiserver, demo, down, driver, explain, sidecars, status, up};
 
 /// Kubernetes storage in one binary.
@@ -45,15 +47,87 @@ enum Command {
     #[command(subcommand, arg_required_else_help = true)]
     Driver(Backend),
 
+    /// Run a CSI driver and its sidecars in one process.
+    #[command(subcommand, arg_required_else_help = true)]
+    Controller(ControllerOf),
+
+    /// Run a CSI driver and tell the node of it.
+    #[command(subcommand, arg_required_else_help = true)]
+    Node(NodeOf),
+
     /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
     Apiserver(apiserver::Args),
+
+    /// Run what a CSI driver needs beside it: makes, attaches, grows, changes and snapshots its volumes.
+    Sidecars(Box<sidecars::Args>),
+
+    /// Make volumes for claims, in the place of external-provisioner.
+    CsiProvisioner(Box<alone::Provisioner>),
+
+    /// Attach volumes to nodes, in the place of external-attacher.
+    CsiAttacher(Box<alone::Attacher>),
+
+    /// Grow volumes and change their attributes, in the place of external-resizer.
+    CsiResizer(Box<alone::Resizer>),
+
+    /// Take and delete snapshots, in the place of csi-snapshotter.
+    CsiSnapshotter(Box<alone::Snapshotter>),
+
+    /// Bind snapshots and their contents, in the place of snapshot-controller.
+    SnapshotController(Box<alone::SnapshotController>),
+
+    /// Tell over HTTP whether a CSI driver lives, in the place of livenessprobe.
+    Livenessprobe(Box<sidecars::liveness::Args>),
+
+    /// Watch over the health of volumes: not there yet.
+    #[command(hide = true)]
+    CsiExternalHealthMonitorController(alone::HealthMonitor),
 
     /// Tell the node of a CSI driver, in the place of node-driver-registrar.
     CsiNodeDriverRegistrar(Box<sidecars::registrar::Args>),
 }
 
 /// The external components that run by the name of the program too, as links to it.
-const BY_NAME: &[&str] = &["csi-node-driver-registrar"];
+const BY_NAME: &[&str] = &[
+    "csi-provisioner",
+    "csi-attacher",
+    "csi-resizer",
+    "csi-snapshotter",
+    "snapshot-controller",
+    "csi-node-driver-registrar",
+    "livenessprobe",
+    "csi-external-health-monitor-controller",
+];
+
+#[derive(Debug, Subcommand)]
+enum ControllerOf {
+    /// Volumes on this machine's disk.
+    Local(Box<LocalController>),
+}
+
+#[derive(Debug, clap::Args)]
+struct LocalController {
+    #[command(flatten)]
+    driver: driver::local::Args,
+    #[command(flatten)]
+    registration: Registration,
+    #[command(flatten)]
+    sidecars: Sidecars,
+}
+
+#[derive(Debug, Subcommand)]
+enum NodeOf {
+    /// Volumes on this machine's disk.
+    Local(Box<LocalNode>),
+}
+
+#[derive(Debug, clap::Args)]
+struct LocalNode {
+    #[command(flatten)]
+    driver: driver::local::Args,
+    #[command(flatten)]
+    registration: Registration,
+}
 
 #[derive(Debug, Subcommand)]
 enum Backend {
@@ -70,8 +144,22 @@ impl Cli {
             Command::Status(args) => status::run(args).await,
             Command::Demo(args) => demo::run(args).await,
             Command::Explain(args) => explain::run(args).await,
-            Command::Driver(Backend::Local(args)) => driver::local::run(*args).await,
+            Command::Driver(Backend::Local(args)) => driver::local::run(*args, Beside::default()).await,
+            Command::Controller(ControllerOf::Local(args)) => {
+                driver::local::run(args.driver, Beside::controller(args.sidecars, args.registration)).await
+            }
+            Command::Node(NodeOf::Local(args)) => {
+                driver::local::run(args.driver, Beside::node(args.registration)).await
+            }
             Command::Apiserver(args) => apiserver::run(args).await,
+            Command::Sidecars(args) => sidecars::run(*args).await,
+            Command::CsiProvisioner(args) => args.run().await,
+            Command::CsiAttacher(args) => args.run().await,
+            Command::CsiResizer(args) => args.run().await,
+            Command::CsiSnapshotter(args) => args.run().await,
+            Command::SnapshotController(args) => args.run().await,
+            Command::Livenessprobe(args) => sidecars::liveness::run(*args).await,
+            Command::CsiExternalHealthMonitorController(args) => args.run(),
             Command::CsiNodeDriverRegistrar(args) => sidecars::registrar::run(*args).await,
         }
     }
@@ -93,7 +181,7 @@ fn with_own_name(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = O
 
 /// Turns Go's `-flag` and `-flag=value` into `--flag` for every long flag that some subcommand has.
 fn with_two_dashes(args: impl Iterator<Item = OsString>) -> impl Iterator<Item = OsString> {
-    let mut long_flags = Vec::new();
+    let mut long_flags = vec!["help".to_owned(), "version".to_owned()];
     collect_long_flags(&Cli::command(), &mut long_flags);
     args.map(move |arg| match single_dash_name(&arg) {
         Some(name) if long_flags.iter().any(|flag| flag == name) => {

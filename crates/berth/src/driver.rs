@@ -9,9 +9,12 @@ use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
 use berth_driver::{Backend, Driver, services};
 use clap::Args;
 use prometheus_client::registry::Registry;
-use tokio::signal::unix::{SignalKind, signal};
 
-use crate::{http, logging};
+use crate::http::{Ready, Site, Unwell};
+use crate::logging;
+use crate::sidecars::beside::Beside;
+use crate::sidecars::replica::Health;
+use crate::sidecars::stop_on_signal;
 
 /// What every driver can be told.
 #[derive(Debug, Args)]
@@ -57,8 +60,13 @@ impl From<Mode> for services::Mode {
     }
 }
 
-/// Serves a backend until SIGTERM or SIGINT, then finishes the calls under way.
-async fn serve(common: Common, config: services::Config, backend: Arc<dyn Backend>) -> anyhow::Result<()> {
+/// Serves a backend, and runs what belongs beside it, until SIGTERM or SIGINT; then finishes the calls under way.
+async fn serve(
+    common: Common,
+    config: services::Config,
+    backend: Arc<dyn Backend>,
+    beside: Beside,
+) -> anyhow::Result<()> {
     let name = config.name.clone();
     let driver = Driver::new(config, backend.clone())?;
     driver.recover().await?;
@@ -66,23 +74,35 @@ async fn serve(common: Common, config: services::Config, backend: Arc<dyn Backen
     let mut registry = Registry::default();
     let metrics = Metrics::register(&mut registry, &name);
     let layer = CallLayer::new(metrics, common.max_call_seconds.map(Duration::from_secs));
+    let health = Health::register(&mut registry);
+    let within = berth_sidecars::driver::Driver::in_process(berth_csi::in_process(driver.routes(), &layer));
+    within.measure(&mut registry);
     if let Some(address) = &common.http_endpoint {
-        let ready = move || {
-            let backend = backend.clone();
-            Box::pin(async move { backend.ready().await.map_err(|error| error.to_string()) }) as http::Ready
-        };
-        http::serve(address, registry, ready).await.with_context(|| format!("serve HTTP on {address}"))?;
+        let told = health.clone();
+        let site = ["/healthz", "/livez", "/readyz"]
+            .into_iter()
+            .fold(Site::new(registry), |site, path| site.check(path, ready(backend.clone())));
+        site.check("/healthz/leader-election", move || told.leader_election())
+            .serve(address)
+            .await
+            .with_context(|| format!("serve HTTP on {address}"))?;
     }
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping: finishing the calls under way");
-    };
+    let stop = stop_on_signal()?;
     let listener = Listener::bind(&common.endpoint).await?;
-    tracing::info!(driver = name, endpoint = %common.endpoint, version = env!("CARGO_PKG_VERSION"), "ready");
-    berth_csi::serve(listener, driver.routes(), layer, stop).await.context("serve CSI")
+    let endpoint = listener.endpoint().clone();
+    tracing::info!(driver = name, %endpoint, version = env!("CARGO_PKG_VERSION"), "ready");
+    // What is beside calls the driver until it is done, so the driver ends after it.
+    let mut beside = tokio::spawn(beside.run(within, endpoint, health, stop));
+    let mut ended = Ok(());
+    let until =
+        async { ended = (&mut beside).await.context("what runs beside the driver panicked").flatten() };
+    berth_csi::serve(listener, driver.routes(), layer, until).await.context("serve CSI")?;
+    ended
+}
+
+fn ready(backend: Arc<dyn Backend>) -> impl Fn() -> Ready + Send + Sync + 'static {
+    move || {
+        let backend = backend.clone();
+        Box::pin(async move { backend.ready().await.map_err(|error| Unwell::new(error.to_string())) })
+    }
 }

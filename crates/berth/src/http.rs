@@ -1,4 +1,4 @@
-//! /metrics and /healthz, for Prometheus and for kubelet's probes.
+//! Metrics and health over HTTP, for Prometheus and for kubelet's probes.
 
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
@@ -8,62 +8,104 @@ use hyper_util::rt::TokioIo;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
 
-/// The answer to "are you well?": a sentence if not.
-pub(crate) type Ready = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+/// The answer to "are you well?".
+pub(crate) type Ready = Pin<Box<dyn Future<Output = Result<(), Unwell>> + Send>>;
 
-/// Starts serving; ends with the process.
-pub(crate) async fn serve(
-    address: &str,
-    registry: Registry,
-    ready: impl Fn() -> Ready + Send + Sync + 'static,
-) -> anyhow::Result<()> {
-    // Go's ":8080" means every address.
-    let address = if address.starts_with(':') { format!("0.0.0.0{address}") } else { address.to_owned() };
-    let listener = TcpListener::bind(&address).await?;
-    tracing::info!(address = %listener.local_addr()?, "serving /metrics and /healthz");
-    let shared = Arc::new((registry, ready));
-    tokio::spawn(async move {
-        loop {
-            let Ok((stream, _)) = listener.accept().await else { continue };
-            let shared = shared.clone();
-            let service = hyper::service::service_fn(move |request| {
-                let shared = shared.clone();
-                async move { Ok::<_, Infallible>(answer(&request, &shared.0, &shared.1).await) }
-            });
-            // A client that breaks off is no news.
-            tokio::spawn(
-                hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service),
-            );
-        }
-    });
-    Ok(())
+/// What is wrong, and what the one who asked is told.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Unwell {
+    pub(crate) status: StatusCode,
+    pub(crate) why: String,
 }
 
-async fn answer(
-    request: &Request<Incoming>,
-    registry: &Registry,
-    ready: &(impl Fn() -> Ready + Sync),
-) -> Response<Full<Bytes>> {
-    match request.uri().path() {
-        "/metrics" => {
-            let mut text = String::new();
-            match encode(&mut text, registry) {
-                Ok(()) => {
-                    let mut response = plain(StatusCode::OK, text);
-                    let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-                    response
-                        .headers_mut()
-                        .insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(openmetrics));
-                    response
-                }
-                Err(error) => plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n")),
+impl Unwell {
+    /// The usual failure of a check.
+    pub(crate) fn new(why: impl Into<String>) -> Self {
+        Self { status: StatusCode::INTERNAL_SERVER_ERROR, why: why.into() }
+    }
+}
+
+type Check = Box<dyn Fn() -> Ready + Send + Sync>;
+
+/// What is served: metrics under one path, checks under others.
+pub(crate) struct Site {
+    registry: Registry,
+    metrics: String,
+    checks: Vec<(&'static str, Check)>,
+}
+
+impl Site {
+    /// Metrics under `/metrics`, and nothing else yet.
+    pub(crate) fn new(registry: Registry) -> Self {
+        Self { registry, metrics: "/metrics".to_owned(), checks: Vec::new() }
+    }
+
+    /// The same with its metrics under another path.
+    pub(crate) fn metrics_at(mut self, path: &str) -> Self {
+        path.clone_into(&mut self.metrics);
+        self
+    }
+
+    /// The same with a check under a path.
+    pub(crate) fn check(
+        mut self,
+        path: &'static str,
+        check: impl Fn() -> Ready + Send + Sync + 'static,
+    ) -> Self {
+        self.checks.push((path, Box::new(check)));
+        self
+    }
+
+    /// Starts serving; ends with the process.
+    pub(crate) async fn serve(self, address: &str) -> anyhow::Result<()> {
+        // Go's ":8080" means every address.
+        let address = if address.starts_with(':') { format!("0.0.0.0{address}") } else { address.to_owned() };
+        let listener = TcpListener::bind(&address).await?;
+        let checks: Vec<_> = self.checks.iter().map(|(path, _)| *path).collect();
+        tracing::info!(address = %listener.local_addr()?, metrics = self.metrics, ?checks, "serving HTTP");
+        let site = Arc::new(self);
+        tokio::spawn(async move {
+            loop {
+                let Ok((stream, _)) = listener.accept().await else { continue };
+                let site = site.clone();
+                let service = hyper::service::service_fn(move |request: Request<Incoming>| {
+                    let site = site.clone();
+                    async move { Ok::<_, Infallible>(site.answer(request.uri().path()).await) }
+                });
+                // A client that breaks off is no news.
+                tokio::spawn(
+                    hyper::server::conn::http1::Builder::new()
+                        .serve_connection(TokioIo::new(stream), service),
+                );
             }
+        });
+        Ok(())
+    }
+
+    async fn answer(&self, path: &str) -> Response<Full<Bytes>> {
+        if let Some((_, check)) = self.checks.iter().find(|(known, _)| *known == path) {
+            return match check().await {
+                Ok(()) => plain(StatusCode::OK, "ok".to_owned()),
+                Err(unwell) => plain(unwell.status, format!("{}\n", unwell.why)),
+            };
         }
-        "/healthz" | "/livez" | "/readyz" => match ready().await {
-            Ok(()) => plain(StatusCode::OK, "ok\n".to_owned()),
-            Err(why) => plain(StatusCode::SERVICE_UNAVAILABLE, format!("{why}\n")),
-        },
-        _ => plain(StatusCode::NOT_FOUND, "try /metrics or /healthz\n".to_owned()),
+        if path == self.metrics {
+            return self.metrics();
+        }
+        let known: Vec<_> =
+            self.checks.iter().map(|(path, _)| *path).chain([self.metrics.as_str()]).collect();
+        plain(StatusCode::NOT_FOUND, format!("try {}\n", known.join(" or ")))
+    }
+
+    fn metrics(&self) -> Response<Full<Bytes>> {
+        let mut text = String::new();
+        if let Err(error) = encode(&mut text, &self.registry) {
+            return plain(StatusCode::INTERNAL_SERVER_ERROR, format!("{error}\n"));
+        }
+        let mut response = plain(StatusCode::OK, text);
+        let openmetrics = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+        response.headers_mut().insert(CONTENT_TYPE, hyper::header::HeaderValue::from_static(openmetrics));
+        response
     }
 }
 
@@ -71,4 +113,29 @@ fn plain(status: StatusCode, text: String) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(Bytes::from(text)));
     *response.status_mut() = status;
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn checks_metrics_and_everything_else_have_their_answers() {
+        let gone = || Unwell { status: StatusCode::NOT_FOUND, why: "gone".to_owned() };
+        let site = Site::new(Registry::default())
+            .metrics_at("/numbers")
+            .check("/healthz", || Box::pin(async { Ok(()) }))
+            .check("/healthz/leader-election", || Box::pin(async { Err(Unwell::new("expired")) }))
+            .check("/gone", move || Box::pin(async move { Err(gone()) }));
+        for (path, status) in [
+            ("/healthz", 200),
+            ("/healthz/leader-election", 500),
+            ("/gone", 404),
+            ("/numbers", 200),
+            ("/metrics", 404),
+            ("/", 404),
+        ] {
+            assert_eq!(site.answer(path).await.status().as_u16(), status, "{path}");
+        }
+    }
 }

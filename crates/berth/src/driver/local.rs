@@ -13,6 +13,7 @@ use clap::Args as ClapArgs;
 
 use super::Common;
 use crate::logging;
+use crate::sidecars::beside::Beside;
 
 /// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -160,8 +161,8 @@ fn parse_pool(text: &str) -> Result<(String, Capacity), String> {
     Ok((kind.to_owned(), size.parse::<Capacity>().map_err(|error| error.to_string())?))
 }
 
-/// Runs the driver until it is told to stop.
-pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+/// Runs the driver, and what belongs beside it, until it is told to stop.
+pub(crate) async fn run(args: Args, beside: Beside) -> anyhow::Result<()> {
     logging::start(&args.common.logging);
     args.hostpath.say_what_has_no_effect();
     let config = backend_config(&args)?;
@@ -182,7 +183,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         volumes = local.volume_count(),
         "volumes of no particular kind become {}", local.default_kind()
     );
-    super::serve(args.common, services, Arc::new(local.clone())).await?;
+    super::serve(args.common, services, Arc::new(local.clone()), beside).await?;
     local.drain(DRAIN).await;
     Ok(())
 }

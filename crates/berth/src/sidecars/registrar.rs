@@ -4,13 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use berth_sidecars::registrar;
+use berth_sidecars::{liveness, registrar};
+use hyper::StatusCode;
+use prometheus_client::registry::Registry;
 use tokio_util::sync::CancellationToken;
 
 use super::{flags, go};
+use crate::http::{Ready, Site, Unwell};
 
 /// How long to wait before a driver that does not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How long our own registration socket may take to answer.
+const ANSWERING: Duration = Duration::from_secs(3);
 
 /// Tells the node of a CSI driver.
 #[derive(Debug, clap::Args)]
@@ -35,8 +40,33 @@ pub(crate) struct Args {
     #[arg(long, default_value = "registration", hide = true, value_parser = ["registration", PROBE])]
     mode: String,
 
+    /// Serve /healthz here, such as :9809
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]
+    http_endpoint: String,
+
+    /// Deprecated: use --http-endpoint
+    #[arg(long, hide = true, default_value = "0")]
+    health_port: u16,
+
     #[command(flatten)]
     klog: flags::Klog,
+}
+
+impl Args {
+    /// Where health is served, if anywhere.
+    fn address(&self) -> anyhow::Result<Option<String>> {
+        match (self.http_endpoint.as_str(), self.health_port) {
+            ("", 0) => Ok(None),
+            (address, 0) => Ok(Some(address.to_owned())),
+            ("", port) => {
+                tracing::warn!("--health-port is deprecated; use --http-endpoint");
+                Ok(Some(format!("0.0.0.0:{port}")))
+            }
+            _ => {
+                bail!("--http-endpoint and the deprecated --health-port exclude each other; drop the latter")
+            }
+        }
+    }
 }
 
 const PROBE: &str = "kubelet-registration-probe";
@@ -53,14 +83,36 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             "--kubelet-registration-path is missing: the path of the driver's socket, as the kubelet sees it"
         );
     }
+    let address = args.address()?;
     let stop = super::stop_on_signal()?;
     let Some(driver) = name_of_driver(&args, &stop).await else { return Ok(()) };
+    if let Some(address) = address {
+        let (directory, name) = (args.plugin_registration_path.clone(), driver.clone());
+        Site::new(Registry::default())
+            .check("/healthz", move || healthy(directory.clone(), name.clone()))
+            .serve(&address)
+            .await
+            .with_context(|| format!("serve HTTP on {address}"))?;
+    }
     let options = registrar::Options {
         directory: args.plugin_registration_path,
         driver,
         endpoint: args.kubelet_registration_path,
     };
     registrar::serve(options, stop).await.context("register the driver")
+}
+
+/// The answer of `/healthz`: 404 if the socket is gone, which is the kubelet's to notice.
+fn healthy(directory: PathBuf, driver: String) -> Ready {
+    Box::pin(async move {
+        liveness::registration(&directory, &driver, ANSWERING).await.map_err(|unwell| {
+            let status = match unwell {
+                liveness::Unwell::Gone(_) => StatusCode::NOT_FOUND,
+                _ => StatusCode::INTERNAL_SERVER_ERROR,
+            };
+            Unwell { status, why: format!("{:#}", anyhow::Error::from(unwell)) }
+        })
+    })
 }
 
 /// Asks the driver for its name until it answers; nothing if told to stop before.

@@ -1,0 +1,136 @@
+//! `berth controller BACKEND` and `berth node BACKEND`: what runs in a driver's own process.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use berth_csi::Endpoint;
+use berth_sidecars::driver::Driver;
+use berth_sidecars::registrar;
+use clap::Args;
+use tokio_util::sync::CancellationToken;
+
+use super::flags::{Election, Kube};
+use super::replica::{Health, Replica};
+use super::together::Together;
+
+/// How long to wait before the driver is introduced again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The sidecars beside a driver.
+#[derive(Debug, Args)]
+pub(crate) struct Sidecars {
+    #[command(flatten)]
+    kube: Kube,
+    #[command(flatten)]
+    election: Election,
+    #[command(flatten)]
+    together: Together,
+}
+
+/// How the node learns of a driver.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Registration")]
+pub(crate) struct Registration {
+    /// The driver's socket, as the kubelet sees it [node: the endpoint; controller: not registered]
+    #[arg(long, value_name = "PATH")]
+    kubelet_registration_path: Option<PathBuf>,
+
+    /// The kubelet's registration directory, as seen here
+    #[arg(long, default_value = "/var/lib/kubelet/plugins_registry", value_name = "DIR")]
+    plugin_registration_path: PathBuf,
+}
+
+/// What runs beside a driver, in its process.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    sidecars: Option<Sidecars>,
+    registration: Option<Registration>,
+    always_registered: bool,
+}
+
+impl Beside {
+    /// The sidecars; the node learns of the driver if its path is told.
+    pub(crate) fn controller(sidecars: Sidecars, registration: Registration) -> Self {
+        Self { sidecars: Some(sidecars), registration: Some(registration), always_registered: false }
+    }
+
+    /// Nothing but that the node learns of the driver.
+    pub(crate) fn node(registration: Registration) -> Self {
+        Self { sidecars: None, registration: Some(registration), always_registered: true }
+    }
+
+    /// Runs until `stop`, then finishes what is under way.
+    pub(crate) async fn run(
+        self,
+        driver: Driver,
+        endpoint: Endpoint,
+        health: Health,
+        stop: CancellationToken,
+    ) -> anyhow::Result<()> {
+        let register = match self.registration {
+            Some(registration) => registration.options(&endpoint, self.always_registered)?,
+            None => None,
+        };
+        let sidecars = async {
+            match self.sidecars {
+                Some(sidecars) => sidecars.run(driver.clone(), health, &stop).await,
+                None => Ok(stop.cancelled().await),
+            }
+        };
+        let registered = async {
+            if let Some(directory) = register {
+                introduce(&driver, directory, &stop).await;
+            }
+            Ok(())
+        };
+        tokio::try_join!(sidecars, registered).map(|_| ())
+    }
+}
+
+impl Sidecars {
+    async fn run(self, driver: Driver, health: Health, stop: &CancellationToken) -> anyhow::Result<()> {
+        // A mistake in the flags is told before anything is waited for.
+        self.together.components()?;
+        let replica = Replica::new(&self.kube, &self.election, health).await?;
+        let identity = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            identity = driver.ready() => identity,
+        };
+        replica.run(self.together.groups(&identity)?, Some(driver), stop).await
+    }
+}
+
+impl Registration {
+    /// Where to introduce the driver, and as what; nothing if not asked to.
+    fn options(self, endpoint: &Endpoint, always: bool) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+        let socket = match (self.kubelet_registration_path, endpoint) {
+            (Some(path), _) => path,
+            (None, _) if !always => return Ok(None),
+            (None, Endpoint::Unix(path)) => path.clone(),
+            (None, Endpoint::Tcp { .. }) => {
+                bail!("the kubelet takes only sockets; give --endpoint=unix:///…")
+            }
+        };
+        Ok(Some((self.plugin_registration_path, socket)))
+    }
+}
+
+/// Lets the node know of the driver until `stop`, whatever happens to the socket.
+async fn introduce(driver: &Driver, (directory, endpoint): (PathBuf, PathBuf), stop: &CancellationToken) {
+    let identity = tokio::select! {
+        () = stop.cancelled() => return,
+        identity = driver.ready() => identity,
+    };
+    let options = registrar::Options { directory, driver: identity.name.clone(), endpoint };
+    while !stop.is_cancelled() {
+        let outcome = registrar::serve(options.clone(), stop.clone()).await.context("register the driver");
+        if let Err(error) = outcome {
+            tracing::warn!("{error:#}; trying again");
+            tokio::select! {
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(PAUSE) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,187 @@
+//! The components as one type: what each is called, which driver needs it, and running it.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use berth_kube::Cluster;
+use berth_sidecars::driver::{ControllerCapability, Driver, Identity, NodeCapability};
+use berth_sidecars::{attacher, provisioner, resizer, snapshot_controller, snapshotter};
+use futures_util::FutureExt as _;
+
+/// How long a component that panicked rests before it is started again.
+const REST: Duration = Duration::from_secs(1);
+
+/// A component and how it works.
+#[derive(Debug, Clone)]
+pub(crate) enum Component {
+    Provisioner(provisioner::Options),
+    Attacher(attacher::Options),
+    Resizer(resizer::Options),
+    Snapshotter(snapshotter::Options),
+    SnapshotController(snapshot_controller::Options),
+}
+
+impl Component {
+    /// The program that it takes the place of.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Provisioner(_) => "csi-provisioner",
+            Self::Attacher(_) => "csi-attacher",
+            Self::Resizer(_) => "csi-resizer",
+            Self::Snapshotter(_) => "csi-snapshotter",
+            Self::SnapshotController(_) => "snapshot-controller",
+        }
+    }
+
+    /// The Lease under which it runs alone, as upstream names it.
+    pub(crate) fn lease(&self, driver: &str) -> String {
+        sanitized(&match self {
+            Self::Provisioner(_) => driver.to_owned(),
+            Self::Attacher(_) => format!("external-attacher-leader-{driver}"),
+            Self::Resizer(_) => format!("external-resizer-{driver}"),
+            Self::Snapshotter(_) => format!("external-snapshotter-leader-{driver}"),
+            Self::SnapshotController(_) => "snapshot-controller-leader".to_owned(),
+        })
+    }
+
+    /// What a driver lacks for this component to have anything to do.
+    pub(crate) fn missing(&self, identity: &Identity) -> Option<&'static str> {
+        let can = |capability| identity.can(capability);
+        let (enough, missing) = match self {
+            Self::Provisioner(_) => (can(ControllerCapability::CreateDeleteVolume), "CREATE_DELETE_VOLUME"),
+            Self::Resizer(_) => (
+                can(ControllerCapability::ExpandVolume)
+                    || can(ControllerCapability::ModifyVolume)
+                    || identity.node.contains(&NodeCapability::ExpandVolume),
+                "EXPAND_VOLUME and MODIFY_VOLUME",
+            ),
+            Self::Snapshotter(_) => {
+                (can(ControllerCapability::CreateDeleteSnapshot), "CREATE_DELETE_SNAPSHOT")
+            }
+            // Attachments of a driver that does not attach are called attached, which somebody has to do.
+            Self::Attacher(_) | Self::SnapshotController(_) => (true, ""),
+        };
+        (!enough).then_some(missing)
+    }
+
+    /// Runs until the cluster's shutdown; a panic costs this component a pause and the others nothing.
+    pub(crate) async fn run(self, cluster: Cluster, driver: Option<Driver>) {
+        let name = self.name();
+        let once = || self.clone().run_once(cluster.clone(), driver.clone());
+        supervised(name, cluster.shutdown(), once).await;
+    }
+
+    async fn run_once(self, cluster: Cluster, driver: Option<Driver>) {
+        match (self, driver) {
+            (Self::SnapshotController(options), _) => snapshot_controller::run(cluster, options).await,
+            (Self::Provisioner(options), Some(driver)) => provisioner::run(cluster, driver, options).await,
+            (Self::Attacher(options), Some(driver)) => attacher::run(cluster, driver, options).await,
+            (Self::Resizer(options), Some(driver)) => resizer::run(cluster, driver, options).await,
+            (Self::Snapshotter(options), Some(driver)) => snapshotter::run(cluster, driver, options).await,
+            (_, None) => unreachable!("every component but the snapshot controller is given a driver"),
+        }
+    }
+}
+
+/// Runs something again when it panics, or ends unasked, until `shutdown`.
+async fn supervised<R>(name: &str, shutdown: &tokio_util::sync::CancellationToken, once: impl Fn() -> R)
+where
+    R: Future<Output = ()>,
+{
+    loop {
+        let ended = AssertUnwindSafe(once()).catch_unwind().await;
+        if shutdown.is_cancelled() {
+            return;
+        }
+        match ended {
+            Ok(()) => tracing::error!(component = name, "ended unasked; starting it again in {REST:?}"),
+            Err(_panic) => tracing::error!(component = name, "panicked; starting it again in {REST:?}"),
+        }
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(REST) => {}
+        }
+    }
+}
+
+/// A name as csi-lib-utils writes it in Leases.
+pub(crate) fn sanitized(name: &str) -> String {
+    let mut name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).collect();
+    if name.ends_with('-') {
+        name.push('X');
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+
+    fn all() -> [Component; 5] {
+        [
+            Component::Provisioner(provisioner::Options::default()),
+            Component::Attacher(attacher::Options::default()),
+            Component::Resizer(resizer::Options::default()),
+            Component::Snapshotter(snapshotter::Options::default()),
+            Component::SnapshotController(snapshot_controller::Options::default()),
+        ]
+    }
+
+    #[test]
+    fn leases_are_named_as_upstream_names_them() {
+        let leases = all().map(|component| component.lease("ebs.csi.aws.com"));
+        assert_eq!(
+            leases,
+            [
+                "ebs-csi-aws-com",
+                "external-attacher-leader-ebs-csi-aws-com",
+                "external-resizer-ebs-csi-aws-com",
+                "external-snapshotter-leader-ebs-csi-aws-com",
+                "snapshot-controller-leader",
+            ]
+        );
+        assert_eq!(sanitized("driver_"), "driver-X");
+    }
+
+    #[test]
+    fn a_driver_is_given_the_components_that_it_needs() {
+        let needed = |identity: &Identity| -> Vec<_> {
+            all()
+                .iter()
+                .filter(|component| component.missing(identity).is_none())
+                .map(Component::name)
+                .collect()
+        };
+        assert_eq!(needed(&Identity::default()), ["csi-attacher", "snapshot-controller"]);
+        let node = HashSet::from([NodeCapability::ExpandVolume]);
+        let grows_on_the_node = Identity { node, ..Identity::default() };
+        assert_eq!(needed(&grows_on_the_node), ["csi-attacher", "csi-resizer", "snapshot-controller"]);
+        let controller = [
+            ControllerCapability::CreateDeleteVolume,
+            ControllerCapability::CreateDeleteSnapshot,
+            ControllerCapability::ModifyVolume,
+        ];
+        let everything = Identity { controller: controller.into(), ..Identity::default() };
+        assert_eq!(needed(&everything).len(), 5);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_component_that_panics_is_started_again_until_it_is_told_to_stop() {
+        let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
+        supervised("test", &shutdown, || async {
+            match starts.fetch_add(1, Ordering::Relaxed) {
+                0 | 2 => panic!("a mistake"),
+                1 => {}
+                _ => shutdown.cancel(),
+            }
+        })
+        .await;
+        assert_eq!(starts.into_inner(), 4);
+    }
+}
