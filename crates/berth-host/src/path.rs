@@ -242,6 +242,18 @@ impl Dir {
         self.sync()
     }
 
+    /// Removes a file that was written atomically, with what writers that were killed left of it.
+    pub fn remove_written(&self, name: &str) -> Result<Change> {
+        let unfinished = format!(".{name}.");
+        for entry in self.entries()? {
+            let Some(entry) = entry.name.to_str() else { continue };
+            if entry.starts_with(&unfinished) && entry.ends_with(".new") {
+                self.remove_file(entry)?;
+            }
+        }
+        self.remove_file(name)
+    }
+
     /// Makes what was created, renamed and removed in the directory durable.
     pub fn sync(&self) -> Result<()> {
         rustix::fs::fsync(&self.fd).doing("flush the directory", &self.path)

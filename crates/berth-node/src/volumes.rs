@@ -255,13 +255,17 @@ impl Volumes {
     }
 
     fn unfound(&self, uid: &str, name: &str, problem: &str) -> Next {
-        let pod = {
+        let (pod, before) = {
             let mut state = self.state();
             let Some(wishes) = state.pods.get_mut(uid) else { return Next::Done };
             let Some(wish) = wishes.volumes.get_mut(name) else { return Next::Done };
-            wish.problem = Some(problem.to_owned());
-            wishes.pod.clone()
+            let before = wish.problem.replace(problem.to_owned());
+            (wishes.pod.clone(), before)
         };
+        // A pod may be here before the last write to its claim is; what is so at the second look is a problem.
+        if before.as_deref() != Some(problem) {
+            return Next::Retry;
+        }
         let message = format!(
             "Unable to attach or mount volumes: unmounted volumes=[{name}], unattached volumes=[], \
              failed to process volumes=[{name}]: {problem}"
@@ -288,6 +292,10 @@ impl Volumes {
                 match self.operate(group, action.clone()).await {
                     Outcome::Done => {
                         progress = true;
+                        // A pod does not wait for what is left to do about the device.
+                        if matches!(action, Action::TearDown(_)) {
+                            self.tidy(group);
+                        }
                         continue;
                     }
                     Outcome::Wait(at_most) => wait = Some(at_most),
@@ -299,17 +307,22 @@ impl Volumes {
                 break;
             }
         }
+        self.tidy(group);
+        if failed {
+            return Next::Retry;
+        }
+        let refresh = self.state().next_refresh(group).map(|due| due - Instant::now());
+        wait.into_iter().chain(refresh).min().map_or(Next::Done, Next::After)
+    }
+
+    /// Forgets what is gone, and tells the pods that have lost their last volume by that.
+    fn tidy(&self, group: &Group) {
         let gone = self.state().tidy(group);
         for uid in gone {
             if self.is_gone(&uid) {
                 (self.options.changed)(&uid);
             }
         }
-        if failed {
-            return Next::Retry;
-        }
-        let refresh = self.state().next_refresh(group).map(|due| due - Instant::now());
-        wait.into_iter().chain(refresh).min().map_or(Next::Done, Next::After)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -26,7 +26,7 @@ use super::calls::{call, failed, not_undone};
 use super::inputs::attachment_name;
 use super::mounted::{ignore_missing, text};
 use super::source::CsiVolume;
-use super::vol_data::{self, VolData};
+use super::vol_data::VolData;
 use super::{Csi, NAME, entries};
 use crate::plugin::{Certainty, Failed, Placed};
 
@@ -191,8 +191,7 @@ impl Csi {
             ignore_missing(fs::remove_dir(&publish), &publish)?;
             let (dev, data) = (volume.join("dev"), volume.join("data"));
             ignore_missing(fs::remove_dir(&dev), &dev)?;
-            let file = data.join(vol_data::NAME);
-            ignore_missing(fs::remove_file(&file), &file)?;
+            VolData::remove(&data)?;
             ignore_missing(fs::remove_dir(&data), &data)?;
             ignore_missing(fs::remove_dir(&volume), &volume)
         })

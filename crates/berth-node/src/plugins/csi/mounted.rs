@@ -282,8 +282,7 @@ fn remove(path: &Path) -> Result<(), String> {
     }
     let parent = path.parent().unwrap_or(path);
     ignore_missing(fs::remove_dir(path), path)?;
-    let data = parent.join(vol_data::NAME);
-    ignore_missing(fs::remove_file(&data), &data)?;
+    VolData::remove(parent)?;
     ignore_missing(fs::remove_dir(parent), parent)
 }
 

@@ -83,6 +83,14 @@ impl VolData {
         let text = serde_json::to_vec(self).expect("a struct of strings is JSON");
         Dir::ensure(directory, 0o750)?.write_atomically(NAME, &text)
     }
+
+    /// Removes the file, also one that was only half written.
+    pub(super) fn remove(directory: &Path) -> Result<(), String> {
+        match Dir::open(directory).and_then(|directory| directory.remove_written(NAME)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.sentence()),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// The unique name of a device: what Node objects call it.
@@ -109,6 +117,11 @@ mod tests {
         data.write(&other).unwrap();
         data.write(&other).unwrap();
         assert_eq!(VolData::read(&other).unwrap(), Some(data));
+        fs::write(other.join(format!(".{NAME}.7-0.new")), "{").unwrap();
+        VolData::remove(&other).unwrap();
+        VolData::remove(&other).unwrap();
+        fs::remove_dir(&other).expect("nothing of the file is left");
+        VolData::remove(&other).unwrap();
     }
 
     #[test]
