@@ -1,1 +1,220 @@
+use serde_json::json;
+
 use super::*;
+
+/// A content of ours that is bound, kept and of a volume; policy Delete.
+fn seen() -> Seen {
+    Seen {
+        ours: true,
+        source: Source::Volume,
+        bound: true,
+        delete: true,
+        deleting: false,
+        being_created: false,
+        being_deleted: false,
+        protected: true,
+        has_handle: false,
+        grouped: false,
+        ready: false,
+    }
+}
+
+fn taken() -> Seen {
+    Seen { has_handle: true, ready: true, ..seen() }
+}
+
+#[test]
+fn a_content_is_created_checked_or_left_alone_by_its_source_and_status() {
+    let given = Seen { source: Source::Handle, ..seen() };
+    let member = Seen { source: Source::Member, ..seen() };
+    for (name, seen, expected) in [
+        ("another driver's", Seen { ours: false, ..seen() }, Plan::Nothing),
+        ("new, of a volume", seen(), Plan::Create),
+        ("failed, of a volume", Seen { being_created: false, ..seen() }, Plan::Create),
+        ("unanswered", Seen { being_created: true, ..seen() }, Plan::Create),
+        ("taken, not ready", Seen { has_handle: true, ..seen() }, Plan::Create),
+        ("ready", taken(), Plan::Nothing),
+        ("ready and still marked", Seen { being_created: true, ..taken() }, Plan::Unmark),
+        ("given", given, Plan::Check),
+        ("given and not bound", Seen { bound: false, ..given }, Plan::Check),
+        ("given and not ready", Seen { has_handle: true, ..given }, Plan::Check),
+        ("given and ready", Seen { has_handle: true, ready: true, ..given }, Plan::Nothing),
+        ("a member before its group is taken", member, Plan::Nothing),
+        ("a member, not ready", Seen { has_handle: true, grouped: true, ..member }, Plan::Check),
+        ("a member, ready", Seen { has_handle: true, grouped: true, ready: true, ..member }, Plan::Nothing),
+        ("without a source", Seen { source: Source::Invalid, ..seen() }, Plan::Nothing),
+        ("unwanted before it was begun", Seen { being_deleted: true, ..seen() }, Plan::Nothing),
+        ("unwanted but retained", Seen { being_deleted: true, delete: false, ..seen() }, Plan::Create),
+        (
+            "unwanted while unanswered",
+            Seen { being_deleted: true, being_created: true, ..seen() },
+            Plan::Create,
+        ),
+    ] {
+        assert_eq!(plan(seen), expected, "{name}");
+    }
+}
+
+#[test]
+fn a_content_is_deleted_only_when_its_snapshot_is_and_the_driver_has_finally_answered() {
+    let going = Seen { deleting: true, ..taken() };
+    let wanted_gone = Seen { being_deleted: true, ..going };
+    let unbound = Seen { source: Source::Handle, bound: false, ..going };
+    for (name, seen, expected) in [
+        ("deleted by hand while its snapshot lives", going, Plan::Nothing),
+        ("its snapshot is deleted too", wanted_gone, Plan::Delete),
+        (
+            "unanswered",
+            Seen { being_created: true, has_handle: false, ready: false, ..wanted_gone },
+            Plan::Create,
+        ),
+        ("answered and still marked", Seen { being_created: true, ..wanted_gone }, Plan::Unmark),
+        ("never taken", Seen { has_handle: false, ready: false, ..wanted_gone }, Plan::Release),
+        (
+            "never taken, nothing to release",
+            Seen { has_handle: false, protected: false, ..wanted_gone },
+            Plan::Nothing,
+        ),
+        ("retained", Seen { delete: false, ..wanted_gone }, Plan::Release),
+        ("a member, which goes with its group", Seen { grouped: true, ..wanted_gone }, Plan::Release),
+        ("not being deleted itself", Seen { deleting: false, ..wanted_gone }, Plan::Nothing),
+        ("given and never bound, policy Delete", unbound, Plan::Delete),
+        ("given and never bound, policy Retain", Seen { delete: false, ..unbound }, Plan::Release),
+        ("given and never bound, unchecked", Seen { has_handle: false, ..unbound }, Plan::Release),
+        ("given and never bound, marked", Seen { being_created: true, ..unbound }, Plan::Delete),
+        ("given and bound, its snapshot lives", Seen { bound: true, ..unbound }, Plan::Nothing),
+        (
+            "given and bound, its snapshot goes",
+            Seen { bound: true, being_deleted: true, ..unbound },
+            Plan::Delete,
+        ),
+        ("another driver's", Seen { ours: false, ..wanted_gone }, Plan::Nothing),
+    ] {
+        assert_eq!(plan(seen), expected, "{name}");
+    }
+}
+
+fn content(change: serde_json::Value) -> VolumeSnapshotContent {
+    let mut object = json!({
+        "apiVersion": "snapshot.storage.k8s.io/v1",
+        "kind": "VolumeSnapshotContent",
+        "metadata": { "name": "c", "annotations": {} },
+        "spec": {
+            "driver": "d",
+            "deletionPolicy": "Delete",
+            "source": { "volumeHandle": "v" },
+            "volumeSnapshotRef": { "name": "s", "namespace": "n", "uid": "u" },
+        },
+    });
+    json_patch_merge(&mut object, change);
+    serde_json::from_value(object).unwrap()
+}
+
+fn json_patch_merge(into: &mut serde_json::Value, change: serde_json::Value) {
+    match (into, change) {
+        (serde_json::Value::Object(into), serde_json::Value::Object(change)) => {
+            for (key, value) in change {
+                json_patch_merge(into.entry(key).or_insert(serde_json::Value::Null), value);
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
+
+#[test]
+fn what_matters_is_read_from_the_objects() {
+    let bare = Seen { protected: false, ..seen() };
+    for (name, change, expected) in [
+        ("a volume's", json!({}), bare),
+        ("unbound", json!({ "spec": { "volumeSnapshotRef": { "uid": "" } } }), Seen { bound: false, ..bare }),
+        ("retained", json!({ "spec": { "deletionPolicy": "Retain" } }), Seen { delete: false, ..bare }),
+        ("others'", json!({ "spec": { "driver": "e" } }), Seen { ours: false, ..bare }),
+        (
+            "given",
+            json!({ "spec": { "source": { "volumeHandle": null, "snapshotHandle": "h" } } }),
+            Seen { source: Source::Handle, ..bare },
+        ),
+        (
+            "both",
+            json!({ "spec": { "source": { "snapshotHandle": "h" } } }),
+            Seen { source: Source::Invalid, ..bare },
+        ),
+        (
+            "a member",
+            json!({
+                "metadata": { "annotations": { "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle": "g" } },
+                "status": { "volumeGroupSnapshotHandle": "g", "snapshotHandle": "h" },
+            }),
+            Seen { source: Source::Member, grouped: true, has_handle: true, ..bare },
+        ),
+        (
+            "marked",
+            json!({ "metadata": { "annotations": {
+                "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
+                "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes",
+            } } }),
+            Seen { being_created: true, being_deleted: true, ..bare },
+        ),
+        (
+            "kept and going",
+            json!({ "metadata": {
+                "deletionTimestamp": "2026-01-02T03:04:05Z",
+                "finalizers": ["snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"],
+            } }),
+            Seen { deleting: true, protected: true, ..bare },
+        ),
+        (
+            "ready",
+            json!({ "status": { "readyToUse": true, "snapshotHandle": "h" } }),
+            Seen { protected: false, ..taken() },
+        ),
+    ] {
+        assert_eq!(Seen::content(&content(change), "d"), expected, "{name}");
+    }
+}
+
+#[test]
+fn own_writes_do_not_bring_a_content_back_into_the_queue() {
+    let marked = json!({ "metadata": { "annotations": {
+        "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
+    } } });
+    let unwanted = json!({ "metadata": { "annotations": {
+        "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes",
+    } } });
+    let grouped = |status: serde_json::Value| {
+        json!({
+            "metadata": { "annotations": { "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle": "g" } },
+            "status": status,
+        })
+    };
+    for (name, before, after, expected) in [
+        ("nothing", json!({}), json!({}), false),
+        ("the mark set", json!({}), marked.clone(), false),
+        ("the mark removed", marked, json!({}), false),
+        ("an error told", json!({}), json!({ "status": { "error": { "message": "m" } } }), false),
+        ("taken", json!({}), json!({ "status": { "snapshotHandle": "h", "readyToUse": false } }), false),
+        (
+            "not ready any more",
+            json!({ "status": { "readyToUse": true } }),
+            json!({ "status": { "readyToUse": false } }),
+            false,
+        ),
+        (
+            "ready",
+            json!({ "status": { "readyToUse": false } }),
+            json!({ "status": { "readyToUse": true } }),
+            true,
+        ),
+        ("the finalizer", json!({}), json!({ "metadata": { "finalizers": ["f"] } }), false),
+        ("a label", json!({}), json!({ "metadata": { "labels": { "a": "b" } } }), false),
+        ("unwanted", json!({}), unwanted, true),
+        ("deleted", json!({}), json!({ "metadata": { "deletionTimestamp": "2026-01-02T03:04:05Z" } }), true),
+        ("another policy", json!({}), json!({ "spec": { "deletionPolicy": "Retain" } }), true),
+        ("bound", json!({ "spec": { "volumeSnapshotRef": { "uid": null } } }), json!({}), true),
+        ("a member's handle", grouped(json!({})), grouped(json!({ "snapshotHandle": "h" })), true),
+    ] {
+        let (before, after) = (content(before), content(after));
+        let seen = (Seen::content(&before, "d"), Seen::content(&after, "d"));
+        assert_eq!(matters((&before, seen.0), (&after, seen.1), names::BEING_CREATED), expected, "{name}");
+    }
+}
