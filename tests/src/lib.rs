@@ -12,6 +12,7 @@ pub mod driver;
 pub mod machine;
 pub mod table;
 mod testbed;
+pub mod up;
 
 pub use crate::{
     csi::{Access, Csi, Kind, Mounted, Shape, Volume},
