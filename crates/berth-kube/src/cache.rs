@@ -36,14 +36,17 @@ struct Telling<K> {
     subscribers: Vec<Subscriber<K>>,
     /// Up to here the watch has told everything.
     seen: u64,
-    /// What a list that is under way has brought so far.
-    listed: HashSet<Key>,
+    /// What a list that is under way has brought so far, and the versions of what was written meanwhile; `None` if
+    /// none is under way.
+    listed: Option<HashMap<Key, u64>>,
+    /// The newest version that the list has brought.
+    newest: u64,
 }
 
 impl<K: Kind> Cache<K> {
     /// An empty cache, and not yet synced.
     pub(crate) fn new() -> Self {
-        let telling = Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: HashSet::new() });
+        let telling = Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: None, newest: 0 });
         Self {
             shared: Arc::new(Shared { objects: RwLock::default(), telling, synced: watch::channel(false).0 }),
         }
@@ -131,29 +134,40 @@ impl<K: Kind> Cache<K> {
 
     /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
     pub(crate) fn observe_write(&self, object: &Arc<K>) {
-        let telling = self.telling();
+        let mut telling = self.telling();
         if revision(object.as_ref()) > telling.seen {
+            // A list under way may be older than this write, and must not take it for gone.
+            if let Some(listed) = &mut telling.listed {
+                listed.entry(Key::of(object.as_ref())).or_insert(revision(object.as_ref()));
+            }
             self.put(&telling, object);
         }
     }
 
     /// A list begins.
     pub(crate) fn begin_list(&self) {
-        self.telling().listed.clear();
+        let mut telling = self.telling();
+        telling.listed = Some(HashMap::new());
+        telling.newest = 0;
     }
 
     /// A list brought an object.
     pub(crate) fn listed(&self, object: &Arc<K>) {
         let mut telling = self.telling();
-        telling.listed.insert(Key::of(object.as_ref()));
+        telling.listed.get_or_insert_default().insert(Key::of(object.as_ref()), u64::MAX);
+        telling.newest = telling.newest.max(revision(object.as_ref()));
         self.put(&telling, object);
     }
 
     /// A list is complete: what it did not bring is gone.
     pub(crate) fn end_list(&self) {
         let mut telling = self.telling();
-        let listed = std::mem::take(&mut telling.listed);
-        let gone: Vec<Key> = self.objects().keys().filter(|key| !listed.contains(key)).cloned().collect();
+        let listed = telling.listed.take().unwrap_or_default();
+        // The answer to an earlier write must not bring back what the list no longer has.
+        telling.seen = telling.seen.max(telling.newest);
+        let newest = telling.newest;
+        let is_gone = |key: &&Key| listed.get(*key).is_none_or(|version| *version <= newest);
+        let gone: Vec<Key> = self.objects().keys().filter(is_gone).cloned().collect();
         for key in gone {
             self.remove(&telling, &key);
         }
