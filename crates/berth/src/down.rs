@@ -9,6 +9,7 @@ use berth_node::{layout::Layout, runtime::Runtime};
 use clap::Args as ClapArgs;
 
 use crate::machine::{self, Place, Running};
+use crate::stack;
 
 /// How long a stop may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -31,6 +32,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if !data_dir.exists() {
         println!("Nothing is in {}.", data_dir.display());
         return Ok(());
+    }
+    if !data_dir.join(machine::LOCK).exists() {
+        bail!("{} is no data directory of Berth; nothing was touched", data_dir.display());
     }
     if let Some(running) = Running::find(&data_dir) {
         stop(&running, &data_dir).await?;
@@ -87,7 +91,7 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
 
 /// Stops containers and takes away mounts that nobody looks after; gives how many there were.
 async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
-    let layout = Layout::new(data_dir.join("node"));
+    let layout = Layout::new(data_dir.join(stack::NODE));
     let mut left = 0;
     if layout.containers().exists() {
         let runtime = Runtime::open(&layout.containers(), &std::env::current_exe()?)?;

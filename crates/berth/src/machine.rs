@@ -19,7 +19,7 @@ use crate::stack;
 pub(crate) const DATA_DIR: &str = "/var/lib/berth";
 
 /// Locked as long as somebody runs there.
-const LOCK: &str = "berth.lock";
+pub(crate) const LOCK: &str = "berth.lock";
 /// Tells who.
 pub(crate) const RUNNING: &str = "running.json";
 
@@ -164,6 +164,10 @@ pub(crate) async fn take_volumes_away(data_dir: &Path) -> anyhow::Result<usize> 
         let (_local, driver) = stack::open_local(data_dir, "berth").await?;
         taken += driver.take_down().await.context("take the driver's volumes away")?;
     }
-    taken += berth_host::mount::unmount_below(data_dir).context("unmount what is left")?;
+    // Only the node's: a person may have mounted a disk for the rest.
+    let node = data_dir.join(stack::NODE);
+    if node.exists() {
+        taken += berth_host::mount::unmount_below(&node).context("unmount what is left")?;
+    }
     Ok(taken)
 }

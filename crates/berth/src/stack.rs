@@ -38,16 +38,23 @@ use berth_sidecars::registrar;
 use k8s_openapi::api::storage::v1::CSINode;
 use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::pods::NodePods;
 use crate::machine::{self, RUNNING, Running};
 use crate::timeline::Keeper;
 
+/// How long the node and the driver may take to find each other.
+const START: Duration = Duration::from_secs(60);
+/// Where the node lies in the data directory.
+pub(crate) const NODE: &str = "node";
 /// The local driver's directory in the data directory.
 pub(crate) const LOCAL: &str = "local";
 /// How long pods get to end when everything stops; what does not obey is killed.
 const GRACE: Duration = Duration::from_secs(5);
+/// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
 const DRAIN: Duration = Duration::from_secs(5);
 
@@ -86,7 +93,7 @@ impl Stack {
         let begun = Instant::now();
         let (data, lock) = machine::take(&options.data_dir)?;
         // Whoever was killed here left its own, and its process id may be another's by now.
-        data.remove_file(RUNNING).context("remove what a predecessor left")?;
+        data.remove_written(RUNNING).context("remove what a predecessor left")?;
         let data_dir = data.path().to_owned();
         timeline.keep_in(&data_dir).context("open the timeline")?;
         let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
@@ -107,12 +114,13 @@ impl Stack {
 
         let client = kube::Client::new(api.clone(), "default");
         let cluster = Cluster::new(client.clone(), loops.clone());
-        let layout = Layout::new(data_dir.join("node"));
+        let layout = Layout::new(data_dir.join(NODE));
         let mut tasks = vec![
             tokio::spawn(collect::run(api, collect::Options::default(), loops.clone())),
             tokio::spawn(berth_controllers::run(cluster.clone())),
         ];
-        objects::ensure(&client).await.context("create the classes")?;
+        // Nothing of what starts meanwhile needs them.
+        let objects = tokio::spawn(objects::ensure(client.clone()));
         progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
 
         let (local, endpoint, server) = serve_local(&data_dir, &layout, &options.node_name, &serving).await?;
@@ -138,8 +146,12 @@ impl Stack {
         pods.set(node).await;
         tasks.push(tokio::spawn(introduce(layout, endpoint.clone(), loops.clone())));
         tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), Endpoint::Unix(endpoint))));
-        node_ready(&cluster, &options.node_name).await;
-        driver_registered(&cluster, &options.node_name).await;
+        timeout(START, node_ready(&cluster, &options.node_name))
+            .await
+            .context("the node does not get ready")?;
+        objects.await.expect("creating objects does not panic").context("create the classes")?;
+        let registered = driver_registered(&cluster, &options.node_name);
+        timeout(START, registered).await.context("the node does not take the driver")?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
         Ok(Self { running, client, runtime, pods, local, loops, serving, tasks, servers, data, _lock: lock })
     }
@@ -147,10 +159,15 @@ impl Stack {
     /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         self.loops.cancel();
-        for task in self.tasks {
-            let _ = task.await;
+        let ended = async {
+            for task in self.tasks {
+                let _ = task.await;
+            }
+            self.pods.ended().await;
+        };
+        if timeout(PATIENCE, ended).await.is_err() {
+            tracing::warn!("a driver does not answer; stopping without its answer");
         }
-        self.pods.ended().await;
         machine::stop_containers(&self.runtime, GRACE).await;
         self.serving.cancel();
         for server in self.servers {

@@ -61,10 +61,14 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         node_name: node_name(args.node_name.as_deref())?,
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.place.data_dir.display());
-    let stack = Stack::start(options, &timeline, |what, after| {
+    let starting = Stack::start(options, &timeline, |what, after| {
         println!("  {} {what} {}", tick(), faint(&format!("{} ms", after.as_millis())));
-    })
-    .await?;
+    });
+    let stack = tokio::select! {
+        started = starting => started?,
+        _ = terminate.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
+        _ = interrupt.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
+    };
     print!("{}", screen(&stack.running, &args.place.data_dir));
     std::io::stdout().flush()?;
     tokio::select! {

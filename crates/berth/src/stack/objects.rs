@@ -1,5 +1,6 @@
 //! The objects that are there from the start: the local driver's, and its classes.
 
+use futures_util::future::try_join_all;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
@@ -11,10 +12,21 @@ pub(crate) const CLASS: &str = "berth-local";
 
 /// Creates what is missing. What a person changed stays changed, except for the driver's own object, which tells how
 /// this version of the driver wants to be used.
-pub(crate) async fn ensure(client: &Client) -> Result<(), kube::Error> {
-    for definition in berth_sidecars::snapshots::definitions() {
-        create(client, "apiextensions.k8s.io", "v1", "CustomResourceDefinition", definition).await?;
-    }
+pub(crate) async fn ensure(client: Client) -> Result<(), kube::Error> {
+    let client = &client;
+    let definitions = berth_sidecars::snapshots::definitions().into_iter().map(|definition| {
+        create(client, "apiextensions.k8s.io", "v1", "CustomResourceDefinition", definition)
+    });
+    let snapshots = async {
+        try_join_all(definitions).await?;
+        create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", snapshot_class()).await
+    };
+    let class = create(client, "storage.k8s.io", "v1", "StorageClass", storage_class());
+    tokio::try_join!(driver(client), class, snapshots)?;
+    Ok(())
+}
+
+async fn driver(client: &Client) -> Result<(), kube::Error> {
     let driver = json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIDriver",
@@ -26,26 +38,31 @@ pub(crate) async fn ensure(client: &Client) -> Result<(), kube::Error> {
             "volumeLifecycleModes": ["Persistent", "Ephemeral"],
         },
     });
-    let api = api(client, "storage.k8s.io", "v1", "CSIDriver");
     let parameters = PatchParams::apply("berth").force();
+    let api = api(client, "storage.k8s.io", "v1", "CSIDriver");
     api.patch(names::LOCAL_DRIVER, &parameters, &Patch::Apply(driver)).await?;
-    let class = json!({
+    Ok(())
+}
+
+fn storage_class() -> Value {
+    json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",
         "metadata": { "name": CLASS, "annotations": { "storageclass.kubernetes.io/is-default-class": "true" } },
         "provisioner": names::LOCAL_DRIVER,
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowVolumeExpansion": true,
-    });
-    create(client, "storage.k8s.io", "v1", "StorageClass", class).await?;
-    let snapshots = json!({
+    })
+}
+
+fn snapshot_class() -> Value {
+    json!({
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshotClass",
         "metadata": { "name": CLASS, "annotations": { "snapshot.storage.kubernetes.io/is-default-class": "true" } },
         "driver": names::LOCAL_DRIVER,
         "deletionPolicy": "Delete",
-    });
-    create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", snapshots).await
+    })
 }
 
 async fn create(
