@@ -78,18 +78,11 @@ impl Attacher {
         volume: &Volume,
         identity: &Identity,
     ) -> Result<Next, Failure> {
-        let spec = match volume {
-            Volume::Inline(spec) => (**spec).clone(),
+        let (spec, object) = match volume {
+            Volume::Inline(spec) => ((**spec).clone(), None),
             Volume::Named(name) => {
                 let object = self.volumes.named(name);
-                let spec = plan::attachable(object.as_deref(), name)?;
-                plan::csi_of(&spec, &self.name)?;
-                if let Some(object) = object {
-                    self.cluster
-                        .update(object.as_ref(), |object| finalizers::add(object, &self.finalizer))
-                        .await?;
-                }
-                spec
+                (plan::attachable(object.as_deref(), name)?, object)
             }
         };
         let csi = plan::csi_of(&spec, &self.name)?;
@@ -107,10 +100,20 @@ impl Attacher {
         };
         let secrets = secrets::read(&self.cluster, attached.secret.as_ref()).await?;
         let request = plan::publish(&spec, &attached, identity, &self.options.default_fs_type, secrets)?;
-        let kept = self
-            .cluster
-            .update(attachment, |attachment| plan::keep(attachment, &self.finalizer, &attached))
-            .await?;
+        let keep_volume = async {
+            match object {
+                Some(object) => {
+                    let kept = self
+                        .cluster
+                        .update(object.as_ref(), |object| finalizers::add(object, &self.finalizer));
+                    kept.await.map(|_| ())
+                }
+                None => Ok(()),
+            }
+        };
+        let keep_attachment =
+            self.cluster.update(attachment, |attachment| plan::keep(attachment, &self.finalizer, &attached));
+        let ((), kept) = tokio::try_join!(keep_volume, keep_attachment)?;
         let begun = Instant::now();
         let answer = self.driver.publish(self.options.timeout, request).await.map_err(Failure::from);
         tell("ControllerPublishVolume", "NODE_READY", attachment, begun, answer.as_ref().err());
