@@ -1,11 +1,14 @@
 //! A driver in memory that fails as told, and a power switch that cuts API server and driver off at any step.
 
+mod snapshots;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use berth_apiserver::rest::ApiServer;
 use berth_csi::v1::controller_server::{Controller, ControllerServer};
+use berth_csi::v1::group_controller_server::GroupControllerServer;
 use berth_csi::v1::identity_server::{Identity, IdentityServer};
 use berth_csi::v1::{self, controller_service_capability, plugin_capability};
 use berth_csi::{CallLayer, Metrics};
@@ -109,6 +112,12 @@ pub(crate) struct Storage {
     pub(crate) faults: Mutex<Vec<Fault>>,
     /// Every call: method and volume.
     pub(crate) calls: Mutex<Vec<(String, String)>>,
+    /// Snapshots by name: the volume. Members of a group have the group's name and their number.
+    pub(crate) snapshots: Mutex<BTreeMap<String, String>>,
+    /// How many of the next answers about snapshots say that they are not ready.
+    pub(crate) unready: Mutex<u32>,
+    /// What was given as a secret to calls about snapshots.
+    pub(crate) secrets: Mutex<Vec<BTreeMap<String, String>>>,
 }
 
 /// How a call fails.
@@ -164,7 +173,9 @@ impl Fake {
     /// A connection to a driver over `storage`.
     pub(crate) fn driver(storage: &Arc<Storage>, power: &Power) -> Driver {
         let fake = Self { storage: storage.clone(), power: power.clone() };
-        let routes = Routes::new(IdentityServer::new(fake.clone())).add_service(ControllerServer::new(fake));
+        let routes = Routes::new(IdentityServer::new(fake.clone()))
+            .add_service(ControllerServer::new(fake.clone()))
+            .add_service(GroupControllerServer::new(fake));
         Driver::in_process(berth_csi::in_process(
             routes,
             &CallLayer::new(Metrics::unregistered(DRIVER), None),
@@ -216,9 +227,13 @@ impl Identity for Fake {
         &self,
         _: Request<v1::GetPluginCapabilitiesRequest>,
     ) -> Result<Response<v1::GetPluginCapabilitiesResponse>, Status> {
-        let service = plugin_capability::Service { r#type: Service::ControllerService.into() };
-        let capability = v1::PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) };
-        Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities: vec![capability] }))
+        let capability = |service: Service| {
+            let service = plugin_capability::Service { r#type: service.into() };
+            v1::PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) }
+        };
+        let capabilities =
+            [Service::ControllerService, Service::GroupControllerService].map(capability).to_vec();
+        Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
     }
 }
 
@@ -234,6 +249,8 @@ impl Controller for Fake {
             ControllerCapability::ExpandVolume,
             ControllerCapability::ModifyVolume,
             ControllerCapability::CloneVolume,
+            ControllerCapability::CreateDeleteSnapshot,
+            ControllerCapability::ListSnapshots,
         ];
         let capability = |kind: ControllerCapability| {
             let rpc = controller_service_capability::Rpc { r#type: kind.into() };
@@ -326,5 +343,26 @@ impl Controller for Fake {
             v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: false }
         })
         .await
+    }
+
+    async fn create_snapshot(
+        &self,
+        request: Request<v1::CreateSnapshotRequest>,
+    ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
+        self.take_snapshot(request.into_inner()).await
+    }
+
+    async fn delete_snapshot(
+        &self,
+        request: Request<v1::DeleteSnapshotRequest>,
+    ) -> Result<Response<v1::DeleteSnapshotResponse>, Status> {
+        self.drop_snapshot(request.into_inner()).await
+    }
+
+    async fn list_snapshots(
+        &self,
+        request: Request<v1::ListSnapshotsRequest>,
+    ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
+        self.show_snapshot(request.into_inner()).await
     }
 }

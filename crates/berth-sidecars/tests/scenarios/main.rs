@@ -5,4 +5,5 @@ mod fake;
 mod faults;
 mod local;
 mod snapshot_bench;
+mod snapshot_faults;
 mod snapshots;

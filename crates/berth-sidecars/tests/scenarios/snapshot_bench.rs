@@ -212,3 +212,31 @@ pub(crate) fn from_snapshot(name: &str) -> Value {
         "apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name,
     } } })
 }
+
+impl Server {
+    /// A claim with a volume, both made by hand and bound.
+    pub(crate) async fn made_claim(&self, name: &str) {
+        let claim = json!({
+            "metadata": { "name": name, "labels": { "app": "db" } },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "storageClassName": "",
+                "volumeName": format!("pv-{name}"),
+                "resources": { "requests": { "storage": "1Mi" } },
+            },
+        });
+        let claim = serde_json::from_value(claim).unwrap();
+        let claim = self.claims().create(&PostParams::default(), &claim).await.unwrap();
+        self.apply::<k8s_openapi::api::core::v1::PersistentVolume>(json!({
+            "metadata": { "name": format!("pv-{name}") },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "capacity": { "storage": "1Mi" },
+                "claimRef": { "name": name, "namespace": "default", "uid": claim.metadata.uid },
+                "csi": { "driver": DRIVER, "volumeHandle": format!("id-{name}") },
+            },
+        }))
+        .await;
+        crate::bench::patch_status(&self.claims(), name, json!({ "status": { "phase": "Bound" } })).await;
+    }
+}

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use berth_sidecars::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
+use berth_sidecars::snapshots::{VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::json;
@@ -77,6 +77,128 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
     server.wait(server.api(), &name, "gone", gone::<VolumeSnapshotContent>).await;
+    assert_eq!(kept(place.path()), 0);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
+    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(place.path(), false).await;
+    server.define().await;
+    let running = Running::start(&server.client, &driver);
+    server.class("fast", json!({})).await;
+    server.snapshot_class("snaps", json!({ "deletionPolicy": "Retain" })).await;
+    server.bound_claim("data", "fast", json!({})).await;
+    std::fs::write(volumes(place.path()).first().unwrap().join("file"), "kept").unwrap();
+    server.snapshot("first", "data").await;
+    let first = server.ready("first").await;
+    assert!(!first.finalizers().iter().any(|finalizer| finalizer.contains("bound")), "nothing to wait for");
+    server.snapshots().delete("first", &DeleteParams::default()).await.unwrap();
+    server.wait(server.snapshots(), "first", "gone", gone::<VolumeSnapshot>).await;
+    let old = server.contents().await.remove(0);
+    assert_eq!(old.annotations()["snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"], "yes");
+    assert_eq!(kept(place.path()), 1);
+
+    // The snapshot comes before its content.
+    server.snapshot_of("second", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
+    server.event("SnapshotContentMissing", "VolumeSnapshotContent is missing").await;
+    let handle = old.status.unwrap().snapshot_handle;
+    let back = json!({ "name": "second", "namespace": "default" });
+    let spec = json!({ "source": { "snapshotHandle": handle }, "volumeSnapshotRef": back });
+    server.content("given", spec).await;
+    let second = server.ready("second").await;
+    assert_eq!(second.status.clone().unwrap().error, None);
+    let content = server.api::<VolumeSnapshotContent>().get("given").await.unwrap();
+    assert_eq!(content.spec.volume_snapshot_ref.uid, second.uid());
+    let before = volumes(place.path());
+    let restored = server.claim("copy", "fast", from_snapshot("second")).await;
+    server.provisioned(&restored).await;
+    let all = volumes(place.path());
+    let copy = all.difference(&before).next().unwrap();
+    assert_eq!(std::fs::read_to_string(copy.join("file")).unwrap(), "kept");
+
+    // It is kept while the claim waits for its volume, and then goes with its data.
+    server.snapshots().delete("second", &DeleteParams::default()).await.unwrap();
+    server.event("SnapshotDeletePending", "Snapshot is being used to restore a PVC").await;
+    assert!(server.snapshots().get_opt("second").await.unwrap().is_some());
+    server.bind("copy").await;
+    server.wait(server.snapshots(), "second", "gone", gone::<VolumeSnapshot>).await;
+    server.wait(server.api(), "given", "gone", gone::<VolumeSnapshotContent>).await;
+    assert_eq!(kept(place.path()), 0);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_waits_for_the_kinds_its_claim_and_its_class() {
+    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(place.path(), false).await;
+    let running = Running::start(&server.client, &driver);
+    server.class("fast", json!({})).await;
+    server.define().await;
+    server.snapshot("snap", "data").await;
+    server.event("SnapshotContentCreationFailed", "the PVC data does not exist").await;
+    let claim = server.claim("data", "fast", json!({})).await;
+    server.event("SnapshotContentCreationFailed", "the PVC data is not yet bound to a PV").await;
+    server.provisioned(&claim).await;
+    server.bind("data").await;
+    server.event("SetDefaultSnapshotClassFailed", "cannot find default snapshot class").await;
+    server.snapshot_class("snaps", json!({})).await;
+    let ready = server.ready("snap").await;
+    assert_eq!(ready.status.unwrap().error, None);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_members() {
+    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(place.path(), false).await;
+    server.define().await;
+    let running = Running::start(&server.client, &driver);
+    server.class("fast", json!({})).await;
+    server.group_class("groups", json!({})).await;
+    let labels = json!({ "metadata": { "labels": { "app": "db" } } });
+    server.bound_claim("one", "fast", labels.clone()).await;
+    let one = volumes(place.path());
+    std::fs::write(one.first().unwrap().join("file"), "one").unwrap();
+    server.bound_claim("two", "fast", labels).await;
+    server.bound_claim("other", "fast", json!({})).await;
+
+    let in_db = json!([{ "key": "app", "operator": "In", "values": ["db"] }]);
+    server.group("all", json!({ "source": { "selector": { "matchExpressions": in_db } } })).await;
+    let group = server.group_ready("all").await;
+    assert_eq!(group.spec.volume_group_snapshot_class_name.as_deref(), Some("groups"));
+    server.event("GroupSnapshotReady", "GroupSnapshot default/all is ready to use.").await;
+    let members = server.snapshots().list(&kube::api::ListParams::default()).await.unwrap().items;
+    assert_eq!(members.len(), 2);
+    let mut first = None;
+    for member in members {
+        let ready = server.ready(&member.name_any()).await;
+        assert_eq!(ready.status.unwrap().volume_group_snapshot_name.as_deref(), Some("all"));
+        assert_eq!(member.owner_references()[0].name, "all");
+        if member.spec.source.persistent_volume_claim_name.as_deref() == Some("one") {
+            first = Some(member.name_any());
+        }
+    }
+    let first = first.unwrap();
+    let before = volumes(place.path());
+    let restored = server.claim("copy", "fast", from_snapshot(&first)).await;
+    server.provisioned(&restored).await;
+    let all = volumes(place.path());
+    let copy = all.difference(&before).next().unwrap();
+    assert_eq!(std::fs::read_to_string(copy.join("file")).unwrap(), "one");
+    server.bind("copy").await;
+
+    // A member does not go alone.
+    server.snapshots().delete(&first, &DeleteParams::default()).await.unwrap();
+    server.event("SnapshotDeletePending", "it belongs to group snapshot default/all").await;
+    server.groups().delete("all", &DeleteParams::default()).await.unwrap();
+    server.wait(server.groups(), "all", "gone", gone::<VolumeGroupSnapshot>).await;
+    server.wait(server.snapshots(), &first, "gone", gone::<VolumeSnapshot>).await;
+    for content in server.contents().await {
+        server.wait(server.api(), &content.name_any(), "gone", gone::<VolumeSnapshotContent>).await;
+    }
+    assert!(server.group_contents().await.is_empty());
     assert_eq!(kept(place.path()), 0);
     running.stop().await;
 }

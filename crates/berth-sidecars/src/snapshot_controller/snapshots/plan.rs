@@ -184,8 +184,10 @@ fn deleting(seen: &Seen<'_>) -> Vec<Step> {
             if content.metadata.deletion_timestamp.is_none() {
                 steps.push(Step::DeleteContent);
             }
-            // The snapshot stays until its content is gone, so that a person sees what is still going on.
-            release.retain(|finalizer| *finalizer != names::BOUND);
+            // The snapshot stays until its content is gone, so that a person sees what is still going on; one that was
+            // deleted before it got the finalizer for that is kept by another.
+            let last = if release.contains(&names::BOUND) { names::BOUND } else { release[0] };
+            release.retain(|finalizer| *finalizer != last);
         }
     }
     if !release.is_empty() {

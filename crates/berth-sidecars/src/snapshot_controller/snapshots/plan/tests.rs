@@ -242,6 +242,13 @@ fn deletion_follows_the_contents_policy() {
             false,
             vec!["mark", "delete", "release as-source-protection"],
         ),
+        (
+            "Delete, dynamic, deleted before it was kept",
+            json!({ "metadata": { "deletionTimestamp": GOING, "finalizers": [SOURCE] } }),
+            Some(json!({})),
+            false,
+            vec!["mark", "delete"],
+        ),
         ("Retain, dynamic", going.clone(), Some(retained.clone()), false, vec!["mark", all]),
         (
             "Retain, given",

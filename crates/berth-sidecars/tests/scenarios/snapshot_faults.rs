@@ -1,0 +1,360 @@
+//! Snapshots with a driver that refuses, hangs, is slow and loses answers; and death at every step, after which no
+//! snapshot may be left or missing.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_sidecars::snapshots::{VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent};
+use k8s_openapi::api::core::v1::Secret;
+use kube::api::{Api, DeleteParams, PostParams};
+use kube::{Resource as _, ResourceExt as _};
+use serde_json::json;
+use tonic::Code;
+
+use crate::bench::Server;
+use crate::fake::{Fake, FaultKind, Power, Storage};
+use crate::snapshot_bench::{Running, gone};
+
+const MARK: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+
+const CODES: [Code; 16] = [
+    Code::Cancelled,
+    Code::Unknown,
+    Code::InvalidArgument,
+    Code::DeadlineExceeded,
+    Code::NotFound,
+    Code::AlreadyExists,
+    Code::PermissionDenied,
+    Code::ResourceExhausted,
+    Code::FailedPrecondition,
+    Code::Aborted,
+    Code::OutOfRange,
+    Code::Unimplemented,
+    Code::Internal,
+    Code::Unavailable,
+    Code::DataLoss,
+    Code::Unauthenticated,
+];
+
+async fn bench() -> (Server, Arc<Storage>) {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.define().await;
+    server.snapshot_class("snaps", json!({})).await;
+    server.group_class("groups", json!({})).await;
+    server.made_claim("data").await;
+    (server, storage)
+}
+
+fn content_of(snapshot: &VolumeSnapshot) -> String {
+    format!("snapcontent-{}", snapshot.uid().unwrap())
+}
+
+async fn delete(server: &Server, name: &str) {
+    server.snapshots().delete(name, &DeleteParams::default()).await.unwrap();
+    server.wait(server.snapshots(), name, "gone", gone::<VolumeSnapshot>).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_away() {
+    let (server, storage) = bench().await;
+    let name = |code: Code| format!("snap-{}", code as i32);
+    for code in CODES {
+        let snapshot = server.snapshot(&name(code), "data").await;
+        storage.fail("CreateSnapshot", &snapshot.uid().unwrap(), FaultKind::Code(code), 1);
+    }
+    let running = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
+        // Long enough to look at what a failure leaves.
+        taking.retry.first = Duration::from_secs(5);
+        taking.retry.longest = Duration::from_secs(5);
+    });
+    for code in CODES {
+        let name = name(code);
+        let snapshot = server.snapshots().get(&name).await.unwrap();
+        let failed = |content: Option<&VolumeSnapshotContent>| {
+            content.and_then(|content| content.status.as_ref()?.error.as_ref()).is_some()
+        };
+        let content = server.wait(server.api(), &content_of(&snapshot), "failed", failed).await.unwrap();
+        let message = content.status.clone().unwrap().error.unwrap().message.unwrap();
+        let told = format!("rpc error: code = {} desc = told to", berth_csi::code::go_name(code));
+        assert!(
+            message.starts_with("Failed to create snapshot: failed to take snapshot of the volume id-data: ")
+        );
+        assert!(message.contains(&told), "{message}");
+        server.event("SnapshotCreationFailed", &told).await;
+        let marked = content.annotations().contains_key(MARK);
+        assert_eq!(marked, !berth_csi::code::is_final(code), "{code:?}");
+        let told = |snapshot: Option<&VolumeSnapshot>| {
+            snapshot.and_then(|snapshot| snapshot.status.as_ref()?.error.as_ref()).is_some()
+        };
+        let snapshot = server.wait(server.snapshots(), &name, "told", told).await.unwrap();
+        assert_eq!(snapshot.status.unwrap().error.unwrap().message, Some(message));
+    }
+    for code in CODES {
+        let ready = server.ready(&name(code)).await;
+        assert_eq!(ready.status.clone().unwrap().error, None, "{code:?}");
+        let unmarked = |content: Option<&VolumeSnapshotContent>| {
+            content.is_some_and(|content| !content.annotations().contains_key(MARK))
+        };
+        server.wait(server.api(), &content_of(&ready), "unmarked", unmarked).await;
+    }
+    assert_eq!(storage.count("CreateSnapshot"), 2 * CODES.len());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
+    let (server, storage) = bench().await;
+    *storage.unready.lock().unwrap() = 4;
+    let running = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
+        // Were it a failure, the test would take forever.
+        taking.retry.first = Duration::from_mins(10);
+        taking.retry.longest = Duration::from_mins(10);
+    });
+    server.snapshot("snap", "data").await;
+    let ready = server.ready("snap").await;
+    assert_eq!(storage.count("CreateSnapshot"), 5);
+    assert!(
+        ready.status.unwrap().creation_time.unwrap().0.as_second() > 1_000_000_000,
+        "no time means now, not 1970"
+    );
+    let failures = server.events().await;
+    assert!(failures.iter().all(|(reason, _)| !reason.contains("Failed")), "{failures:?}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_settled_is_not_written_again_by_a_successor() {
+    let (server, storage) = bench().await;
+    let first = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let snapshot = server.snapshot("snap", "data").await;
+    server.ready("snap").await;
+    first.stop().await;
+    let versions = async || {
+        let snapshot = server.snapshots().get("snap").await.unwrap();
+        let content = server.api::<VolumeSnapshotContent>().get(&content_of(&snapshot)).await.unwrap();
+        (snapshot.resource_version(), content.resource_version())
+    };
+    // The first life may have been stopped before its last write.
+    let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.snapshot("other", "data").await;
+    server.ready("other").await;
+    second.stop().await;
+    let settled = versions().await;
+    let calls = storage.count("CreateSnapshot");
+    let third = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.snapshot("last", "data").await;
+    server.ready("last").await;
+    third.stop().await;
+    assert_eq!(versions().await, settled);
+    assert_eq!(storage.count("CreateSnapshot"), calls + 1);
+    assert_eq!(snapshot.uid(), server.snapshots().get("snap").await.unwrap().uid());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn death_at_any_step_of_a_snapshots_life_leaves_nothing_and_loses_nothing() {
+    for done in [false, true] {
+        for last in 1.. {
+            let (server, storage) = bench().await;
+            let power = Power::until(last, done);
+            let doomed =
+                Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+            let script = async {
+                server.snapshot("snap", "data").await;
+                server.ready("snap").await;
+                assert_eq!(storage.snapshots.lock().unwrap().len(), 1, "step {last}, done {done}");
+                delete(&server, "snap").await;
+            };
+            let next = Power::on();
+            let successor = async {
+                power.off().await;
+                drop(doomed);
+                let _next =
+                    Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
+                std::future::pending::<()>().await;
+            };
+            tokio::select! {
+                () = script => {}
+                () = successor => {}
+            }
+            assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}, done {done}");
+            assert!(server.contents().await.is_empty(), "step {last}, done {done}");
+            if !power.is_off() {
+                assert!(last > 8, "the steps are counted");
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn death_at_any_step_with_the_snapshot_deleted_meanwhile_leaves_nothing() {
+    for done in [false, true] {
+        for last in 1.. {
+            let (server, storage) = bench().await;
+            let power = Power::until(last, done);
+            let doomed =
+                Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+            server.snapshot("snap", "data").await;
+            tokio::select! {
+                () = power.off() => {}
+                _ = server.ready("snap") => {}
+            }
+            let died = power.is_off();
+            drop(doomed);
+            server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
+            let next = Power::on();
+            let running = Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
+            server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
+            running.stop().await;
+            assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}, done {done}");
+            assert!(server.contents().await.is_empty(), "step {last}, done {done}");
+            if !died {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn death_at_any_step_of_a_groups_life_leaves_nothing_and_loses_nothing() {
+    for last in 1.. {
+        let done = last % 2 == 0;
+        let (server, storage) = bench().await;
+        server.made_claim("more").await;
+        let power = Power::until(last, done);
+        let doomed = Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
+        let script = async {
+            server
+                .group("all", json!({ "source": { "selector": { "matchLabels": { "app": "db" } } } }))
+                .await;
+            server.group_ready("all").await;
+            let members = server.snapshots().list(&kube::api::ListParams::default()).await.unwrap().items;
+            assert_eq!(members.len(), 2, "step {last}");
+            for member in &members {
+                server.ready(&member.name_any()).await;
+            }
+            server.groups().delete("all", &DeleteParams::default()).await.unwrap();
+            server.wait(server.groups(), "all", "gone", gone::<VolumeGroupSnapshot>).await;
+            for member in &members {
+                server.wait(server.snapshots(), &member.name_any(), "gone", gone::<VolumeSnapshot>).await;
+            }
+        };
+        let next = Power::on();
+        let successor = async {
+            power.off().await;
+            drop(doomed);
+            let _next = Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            () = script => {}
+            () = successor => {}
+        }
+        assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}");
+        assert!(
+            server.contents().await.is_empty() && server.group_contents().await.is_empty(),
+            "step {last}"
+        );
+        if !power.is_off() {
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
+    let (server, storage) = bench().await;
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    storage.fail("CreateSnapshot", "", FaultKind::DoneBut(Code::DeadlineExceeded), 4);
+    let snapshot = server.snapshot("snap", "data").await;
+    let marked = |content: Option<&VolumeSnapshotContent>| {
+        content.is_some_and(|content| content.annotations().contains_key(MARK))
+    };
+    server.wait(server.api(), &content_of(&snapshot), "marked", marked).await;
+    delete(&server, "snap").await;
+    assert!(storage.snapshots.lock().unwrap().is_empty());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hanging_snapshot_blocks_no_other_volume() {
+    let (server, storage) = bench().await;
+    server.made_claim("other").await;
+    let running = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
+        (taking.workers, taking.timeout) = (2, Duration::from_secs(5));
+    });
+    storage.fail("CreateSnapshot", "", FaultKind::Hang, 1);
+    server.snapshot("stuck", "data").await;
+    while storage.count("CreateSnapshot") == 0 {
+        tokio::task::yield_now().await;
+    }
+    for name in ["one", "two", "three"] {
+        server.snapshot(name, "other").await;
+        server.ready(name).await;
+    }
+    // After its time the call is repeated, and then it works.
+    server.ready("stuck").await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_secret_reaches_the_driver_and_nothing_else_and_its_loss_keeps_no_snapshot() {
+    let (server, storage) = bench().await;
+    let secrets: Api<Secret> = Api::namespaced(server.client.clone(), "default");
+    let secret = json!({ "metadata": { "name": "snap-key" }, "stringData": { "password": "swordfish" } });
+    secrets.create(&PostParams::default(), &serde_json::from_value(secret).unwrap()).await.unwrap();
+    let parameters = json!({
+        "csi.storage.k8s.io/snapshotter-secret-name": "${volumesnapshot.name}-key",
+        "csi.storage.k8s.io/snapshotter-secret-namespace": "${volumesnapshot.namespace}",
+    });
+    server
+        .snapshot_class("secret", json!({ "parameters": parameters, "metadata": { "annotations": null } }))
+        .await;
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let source =
+        json!({ "source": { "persistentVolumeClaimName": "data" }, "volumeSnapshotClassName": "secret" });
+    server.snapshot_of("snap", source).await;
+    server.ready("snap").await;
+    assert_eq!(storage.secrets.lock().unwrap()[0]["password"], "swordfish");
+    secrets.delete("snap-key", &DeleteParams::default()).await.unwrap();
+    storage.fail("DeleteSnapshot", "", FaultKind::Code(Code::Internal), 1);
+    delete(&server, "snap").await;
+    server.event("SnapshotDeleteError", "Failed to delete snapshot: rpc error: code = Internal").await;
+    assert!(storage.snapshots.lock().unwrap().is_empty());
+    let told = format!("{:?} {:?}", server.events().await, server.contents().await);
+    assert!(!told.contains("swordfish"));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_given_handle_that_the_driver_does_not_know_is_told() {
+    let (server, storage) = bench().await;
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let back = json!({ "name": "snap", "namespace": "default" });
+    let spec = json!({ "source": { "snapshotHandle": "id-late" }, "volumeSnapshotRef": back });
+    server.content("given", spec).await;
+    server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
+    let told = "can not find snapshot for snapshotID id-late";
+    server.event("SnapshotContentCheckandUpdateFailed", told).await;
+    storage.snapshots.lock().unwrap().insert("late".to_owned(), "id-data".to_owned());
+    let ready = server.ready("snap").await;
+    assert_eq!(ready.status.unwrap().error, None);
+    assert_eq!(storage.count("CreateSnapshot"), 0);
+
+    // A content whose snapshot does not exist stays, and so does its data.
+    let back = json!({ "name": "nobody", "namespace": "default", "uid": "of-another-cluster" });
+    server
+        .content("orphan", json!({ "source": { "snapshotHandle": "id-late" }, "volumeSnapshotRef": back }))
+        .await;
+    let checked = |content: Option<&VolumeSnapshotContent>| {
+        content.is_some_and(|content| {
+            content.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
+                && content.meta().finalizers.is_some()
+        })
+    };
+    server.wait(server.api(), "orphan", "checked and kept", checked).await;
+    running.stop().await;
+    let orphan = server.api::<VolumeSnapshotContent>().get("orphan").await.unwrap();
+    assert_eq!(orphan.metadata.deletion_timestamp, None);
+    assert_eq!(storage.count("DeleteSnapshot"), 0);
+}
