@@ -1,7 +1,8 @@
 //! Makes volumes for claims and deletes those that are released.
 //!
 //! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment, CSINode and Node (drivers with
-//! topology), VolumeAttributesClass, VolumeSnapshot, VolumeSnapshotContent and Secret (one at a time). Writes:
+//! topology), VolumeSnapshot (drivers with snapshots), VolumeAttributesClass, VolumeSnapshotContent and Secret (one at a
+//! time). Writes:
 //! PersistentVolume (create, finalizer, delete), claims' finalizers and `selected-node`, finalizers of sources.
 //! Events on claims: `Provisioning`, `ProvisioningSucceeded`, `ProvisioningFailed`; on volumes: `VolumeFailedDelete`.
 //!
@@ -27,6 +28,7 @@ mod delete;
 mod reclaim;
 mod request;
 mod source;
+mod sources;
 mod topology;
 mod volume;
 
@@ -41,6 +43,7 @@ use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
 
 use self::request::Wanted;
+use self::source::Source;
 use crate::driver::{Driver, Identity};
 use crate::failure::Failure;
 
@@ -113,7 +116,16 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let volumes = provisioner
         .volume_queue
         .run(workers, shutdown.clone(), |key| provisioner.clone().look_at_volume(key));
-    tokio::join!(claims, volumes, provisioner.look_again_when_the_driver_is_back());
+    let sources = provisioner
+        .source_queue
+        .run(1, shutdown.clone(), |source| provisioner.clone().look_at_source(source));
+    tokio::join!(
+        claims,
+        volumes,
+        sources,
+        provisioner.follow_snapshots(&identity),
+        provisioner.look_again_when_the_driver_is_back()
+    );
 }
 
 struct Provisioner {
@@ -127,6 +139,8 @@ struct Provisioner {
     recorder: Recorder,
     claims: Cache<PersistentVolumeClaim>,
     claims_by_class: Index<PersistentVolumeClaim, String>,
+    /// Claims by the source that they still need.
+    claims_by_source: Index<PersistentVolumeClaim, Source>,
     volumes: Cache<PersistentVolume>,
     volumes_by_handle: Index<PersistentVolume, String>,
     classes: Cache<StorageClass>,
@@ -134,8 +148,11 @@ struct Provisioner {
     places: Option<(Cache<CSINode>, Cache<Node>)>,
     /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
     remembered: Mutex<HashMap<String, Arc<Wanted>>>,
+    /// Held by those who look a source up and protect it; alone by whoever lets one go.
+    protecting: tokio::sync::RwLock<()>,
     claim_queue: Queue<Key>,
     volume_queue: Queue<Key>,
+    source_queue: Queue<Source>,
 }
 
 impl Provisioner {
@@ -144,7 +161,7 @@ impl Provisioner {
         let now = Timestamp::now();
         let volumes = cluster.cache::<PersistentVolume>();
         let claims = cluster.cache::<PersistentVolumeClaim>();
-        let (driver_name, mark) = (name.clone(), crate::names::creating(&name));
+        let (driver_name, own_name, mark) = (name.clone(), name.clone(), crate::names::creating(&name));
         Self {
             recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
             identity: format!("{}-{}-{name}", now.as_millisecond(), now.subsec_nanosecond() % 10_000),
@@ -153,6 +170,8 @@ impl Provisioner {
                     || claim.finalizers().contains(&mark);
                 claim::class_of(claim).filter(|_| open).into_iter().collect()
             }),
+            claims_by_source: claims
+                .index(move |claim| Source::needed(claim, &own_name).into_iter().collect()),
             claims,
             volumes_by_handle: volumes.index(move |volume| {
                 let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
@@ -168,8 +187,10 @@ impl Provisioner {
             }),
             places: identity.has_topology().then(|| (cluster.cache(), cluster.cache())),
             remembered: Mutex::default(),
+            protecting: tokio::sync::RwLock::default(),
             claim_queue: Queue::new("claims", options.retry),
             volume_queue: Queue::new("volumes", options.retry),
+            source_queue: Queue::new("sources", options.retry),
             cluster: cluster.named("external-provisioner"),
             driver,
             name,
@@ -198,6 +219,7 @@ impl Provisioner {
             (_, Some(after)) => queue.add(Key::of(after.as_ref())),
             (None, None) => {}
         });
+        self.follow_sources();
         let (queue, claims) = (self.claim_queue.clone(), self.claims_by_class.clone());
         self.classes.subscribe(move |_, after| {
             for claim in after.iter().flat_map(|class| claims.get(&class.name_any())) {

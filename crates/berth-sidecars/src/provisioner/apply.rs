@@ -4,10 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use berth_csi::v1::{
-    CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, Volume, VolumeContentSource,
-    volume_content_source,
-};
+use berth_csi::v1::{CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, Volume};
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -16,15 +13,13 @@ use kube::ResourceExt as _;
 
 use super::claim::{self, Plan, Verdict};
 use super::request::{self, Wanted};
-use super::source::{self, Source, VolumeSnapshot, VolumeSnapshotContent};
+use super::source::Source;
 use super::topology::{self, NoPlace, Places};
 use super::{Provisioner, volume};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
 use crate::finalizers;
-use crate::names::{
-    ALPHA_SELECTED_NODE, CLONING_PROTECTION, SELECTED_NODE, SNAPSHOT_SOURCE_PROTECTION, creating,
-};
+use crate::names::{ALPHA_SELECTED_NODE, SELECTED_NODE, creating};
 use crate::secrets::{self, Purpose};
 
 /// How often a volume that is not what was asked for is tried to be deleted at once.
@@ -218,7 +213,7 @@ impl Provisioner {
         let text = format!("Successfully provisioned volume {}", wanted.name);
         self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", text);
         self.unmark(claim).await?;
-        self.release_source(claim).await?;
+        self.let_go_of_source(claim);
         Ok(Next::Done)
     }
 
@@ -304,7 +299,7 @@ impl Provisioner {
             Err(failure) => tracing::debug!(error = failure.sentence(), volume = name, "no volume to undo"),
         }
         self.unmark(&live).await?;
-        self.release_source(&live).await?;
+        self.let_go_of_source(&live);
         Ok(Next::Done)
     }
 
@@ -355,93 +350,6 @@ impl Provisioner {
             };
         }
         Ok(wanted)
-    }
-
-    async fn look_up_source(
-        &self,
-        claim: &PersistentVolumeClaim,
-        source: Option<Source>,
-    ) -> Result<Option<VolumeContentSource>, Failure> {
-        let namespace = claim.namespace().unwrap_or_default();
-        let kind = match source {
-            None | Some(Source::Foreign) => return Ok(None),
-            Some(Source::Snapshot(name)) => {
-                let snapshot_id = self.look_up_snapshot(claim, &Key::new(namespace, name)).await?;
-                volume_content_source::Type::Snapshot(volume_content_source::SnapshotSource { snapshot_id })
-            }
-            Some(Source::Claim(name)) => {
-                let volume_id = self.look_up_clone(claim, &Key::new(namespace, name)).await?;
-                volume_content_source::Type::Volume(volume_content_source::VolumeSource { volume_id })
-            }
-        };
-        Ok(Some(VolumeContentSource { r#type: Some(kind) }))
-    }
-
-    async fn look_up_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
-        let gone = || {
-            Failure::refused(format!(
-                "error getting snapshot {} from api server: it does not exist",
-                key.name
-            ))
-        };
-        let snapshot = self.cluster.fetch::<VolumeSnapshot>(key).await?.ok_or_else(gone)?;
-        let bound =
-            snapshot.status.as_ref().and_then(|status| status.bound_volume_snapshot_content_name.clone());
-        let content = match bound.filter(|name| !name.is_empty()) {
-            Some(name) => self.cluster.fetch::<VolumeSnapshotContent>(&Key::cluster(name)).await?,
-            None => None,
-        };
-        let handle = source::restorable(
-            claim,
-            &snapshot,
-            content.as_deref(),
-            &self.name,
-            self.options.prevent_volume_mode_conversion,
-        )?;
-        let protected = self.cluster.update(snapshot.as_ref(), |snapshot| {
-            finalizers::add(snapshot, SNAPSHOT_SOURCE_PROTECTION);
-        });
-        match protected.await {
-            // Older installations do not allow it; the restore works without.
-            Err(error) if error.status() == Some(403) => {}
-            result => {
-                result?;
-            }
-        }
-        Ok(handle)
-    }
-
-    async fn look_up_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
-        let gone = || {
-            Failure::refused(format!(
-                "error getting PVC {key} (namespace and name) from api server: it does not exist"
-            ))
-        };
-        let source = self.claims.get(key).ok_or_else(gone)?;
-        let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
-        let volume = self.volumes.named(&name);
-        let handle = source::cloneable(claim, &source, volume.as_deref(), &self.name)?;
-        self.cluster.update(source.as_ref(), |source| finalizers::add(source, CLONING_PROTECTION)).await?;
-        Ok(handle)
-    }
-
-    /// Lets a source go that no claim is being made from any more.
-    async fn release_source(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
-        let namespace = claim.namespace().unwrap_or_default();
-        match Source::of(claim) {
-            Ok(Some(Source::Snapshot(name))) => {
-                let snapshot = self.cluster.fetch::<VolumeSnapshot>(&Key::new(namespace, name)).await?;
-                if let Some(snapshot) = snapshot {
-                    self.cluster
-                        .update(snapshot.as_ref(), |snapshot| {
-                            finalizers::remove(snapshot, SNAPSHOT_SOURCE_PROTECTION)
-                        })
-                        .await?;
-                }
-                Ok(())
-            }
-            _ => Ok(()),
-        }
     }
 
     /// Takes the mark away and forgets what was asked for.

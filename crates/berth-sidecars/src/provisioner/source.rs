@@ -1,118 +1,83 @@
 //! What a new volume starts with: a snapshot, another claim's volume, or something that a populator brings.
 
+use berth_kube::Key;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::{CustomResource, ResourceExt as _};
-use serde::{Deserialize, Serialize};
+use kube::ResourceExt as _;
 
-use super::request;
+use super::{claim, request};
 use crate::failure::Failure;
-use crate::names::SNAPSHOT_SOURCE_PROTECTION;
+use crate::finalizers;
+use crate::names::{CLONING_PROTECTION, SNAPSHOT_SOURCE_PROTECTION};
 use crate::size;
+use crate::snapshots::names::GROUP as SNAPSHOT_GROUP;
+use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
 
-/// The API group of snapshots.
-const SNAPSHOT_GROUP: &str = "snapshot.storage.k8s.io";
 /// On a content: its volume mode may be changed by a restore.
 const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
 
 /// Where a claim's data comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    /// A VolumeSnapshot of the claim's namespace.
-    Snapshot(String),
-    /// Another claim of the same namespace.
-    Claim(String),
+    /// A VolumeSnapshot.
+    Snapshot(Key),
+    /// Another claim.
+    Claim(Key),
     /// Something that an external populator knows.
     Foreign,
 }
 
 impl Source {
-    /// The source that a claim names.
+    /// The source that a claim may be made from.
     pub(super) fn of(claim: &PersistentVolumeClaim) -> Result<Option<Self>, Failure> {
-        let Some(spec) = &claim.spec else { return Ok(None) };
-        let (group, kind, name, namespace) = match (&spec.data_source_ref, &spec.data_source) {
-            (Some(from), _) => (&from.api_group, &from.kind, &from.name, from.namespace.as_deref()),
-            (None, Some(from)) => (&from.api_group, &from.kind, &from.name, None),
-            (None, None) => return Ok(None),
-        };
-        if namespace
-            .is_some_and(|namespace| !namespace.is_empty() && Some(namespace) != claim.namespace().as_deref())
-        {
+        let Some(Reference { key, .. }) = Reference::of(claim) else { return Ok(None) };
+        if Some(&key.namespace) != claim.namespace().as_ref() {
             return Err(Failure::refused(
                 "dataSourceRef names another namespace, which needs the feature gate CrossNamespaceVolumeDataSource",
             ));
         }
-        if name.is_empty() {
+        if key.name.is_empty() {
             return Err(Failure::refused("the claim's data source has no name"));
         }
-        Ok(Some(match (group.as_deref().unwrap_or_default(), kind.as_str()) {
-            (SNAPSHOT_GROUP, "VolumeSnapshot") => Self::Snapshot(name.clone()),
-            ("", "PersistentVolumeClaim") => Self::Claim(name.clone()),
+        Ok(Self::named(claim))
+    }
+
+    /// The source that a claim names, be it one that we would refuse.
+    pub(super) fn named(claim: &PersistentVolumeClaim) -> Option<Self> {
+        let Reference { group, kind, key } = Reference::of(claim)?;
+        Some(match (group, kind) {
+            (SNAPSHOT_GROUP, "VolumeSnapshot") => Self::Snapshot(key),
+            ("", "PersistentVolumeClaim") => Self::Claim(key),
             _ => Self::Foreign,
-        }))
+        })
+    }
+
+    /// The source that a claim still needs: a volume may be, or may be about to be, copied from it for the claim.
+    pub(super) fn needed(by: &PersistentVolumeClaim, driver: &str) -> Option<Self> {
+        let phase = by.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let waits = matches!(phase, "" | "Pending") && by.metadata.deletion_timestamp.is_none();
+        if waits || claim::is_marked(by, driver) { Self::named(by) } else { None }
     }
 }
 
-/// As much of a VolumeSnapshot as a restore reads.
-#[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[kube(
-    group = "snapshot.storage.k8s.io",
-    version = "v1",
-    kind = "VolumeSnapshot",
-    namespaced,
-    status = "SnapshotStatus",
-    schema = "disabled"
-)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct SnapshotSpec {
-    volume_snapshot_class_name: Option<String>,
+/// What stands in a claim's `dataSourceRef`, or else in its `dataSource`.
+struct Reference<'a> {
+    group: &'a str,
+    kind: &'a str,
+    key: Key,
 }
 
-/// As much of its status.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct SnapshotStatus {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) bound_volume_snapshot_content_name: Option<String>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) ready_to_use: Option<bool>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) restore_size: Option<k8s_openapi::apimachinery::pkg::api::resource::Quantity>,
-}
-
-/// As much of a VolumeSnapshotContent as a restore reads.
-#[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[kube(
-    group = "snapshot.storage.k8s.io",
-    version = "v1",
-    kind = "VolumeSnapshotContent",
-    status = "ContentStatus",
-    schema = "disabled"
-)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ContentSpec {
-    pub(super) driver: String,
-    pub(super) volume_snapshot_ref: SnapshotRef,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) source_volume_mode: Option<String>,
-}
-
-/// The snapshot that a content belongs to.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-pub(super) struct SnapshotRef {
-    #[serde(default)]
-    pub(super) name: String,
-    #[serde(default)]
-    pub(super) namespace: String,
-    #[serde(default)]
-    pub(super) uid: String,
-}
-
-/// As much of its status.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct ContentStatus {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) snapshot_handle: Option<String>,
+impl<'a> Reference<'a> {
+    fn of(claim: &'a PersistentVolumeClaim) -> Option<Self> {
+        let spec = claim.spec.as_ref()?;
+        let (group, kind, name, namespace) = match (&spec.data_source_ref, &spec.data_source) {
+            (Some(from), _) => (&from.api_group, &from.kind, &from.name, from.namespace.as_ref()),
+            (None, Some(from)) => (&from.api_group, &from.kind, &from.name, None),
+            (None, None) => return None,
+        };
+        let namespace = namespace.filter(|namespace| !namespace.is_empty()).cloned();
+        let key = Key::new(namespace.or_else(|| claim.namespace()).unwrap_or_default(), name.clone());
+        Some(Self { group: group.as_deref().unwrap_or_default(), kind, key })
+    }
 }
 
 /// The handle of a snapshot that a claim may be restored from.
@@ -129,8 +94,9 @@ pub(super) fn restorable(
             "error getting handle for DataSource Type VolumeSnapshot by Name {name}: {why}"
         )))
     };
-    let ours = snapshot.finalizers().iter().any(|finalizer| finalizer == SNAPSHOT_SOURCE_PROTECTION);
-    if snapshot.metadata.deletion_timestamp.is_some() && !ours {
+    if snapshot.metadata.deletion_timestamp.is_some()
+        && !finalizers::has(snapshot, SNAPSHOT_SOURCE_PROTECTION)
+    {
         return no("snapshot is currently being deleted");
     }
     let status = snapshot.status.clone().unwrap_or_default();
@@ -139,9 +105,9 @@ pub(super) fn restorable(
     }
     let Some(content) = content else { return no("its VolumeSnapshotContent does not exist") };
     let back = &content.spec.volume_snapshot_ref;
-    if back.uid != snapshot.uid().unwrap_or_default()
-        || Some(&back.namespace) != snapshot.namespace().as_ref()
-        || back.name != name
+    if back.uid != snapshot.uid()
+        || back.namespace != snapshot.namespace()
+        || back.name.as_ref() != Some(&name)
     {
         return no("its VolumeSnapshotContent is bound to a different snapshot");
     }
@@ -196,7 +162,9 @@ pub(super) fn cloneable(
     if phase != Some("Bound") {
         return no("the claim to clone is not in Bound phase");
     }
-    if source.metadata.deletion_timestamp.is_some() {
+    // A call that was made before must be made again to learn what became of it; until then the source stays.
+    let begun = claim::is_marked(claim, driver) && finalizers::has(source, CLONING_PROTECTION);
+    if source.metadata.deletion_timestamp.is_some() && !begun {
         return no("the claim to clone is being deleted");
     }
     if spec.storage_class_name.as_deref().unwrap_or_default().is_empty() {

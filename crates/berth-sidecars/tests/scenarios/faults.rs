@@ -20,7 +20,7 @@ fn is_marked(claim: &PersistentVolumeClaim) -> bool {
 }
 
 /// Takes away what the protection controller would.
-async fn unprotect(server: &Server, claim: &str) {
+pub(crate) async fn unprotect(server: &Server, claim: &str) {
     while let Some(mut now) = server.claims().get_opt(claim).await.unwrap() {
         now.finalizers_mut().retain(|finalizer| finalizer != "kubernetes.io/pvc-protection");
         match server.claims().replace(claim, &PostParams::default(), &now).await {
@@ -35,7 +35,7 @@ async fn unprotect(server: &Server, claim: &str) {
 }
 
 /// Whether the volume is saved and the claim without its mark.
-async fn settled(server: &Server, claim: &PersistentVolumeClaim) -> PersistentVolume {
+pub(crate) async fn settled(server: &Server, claim: &PersistentVolumeClaim) -> PersistentVolume {
     let volume = server.provisioned(claim).await;
     let unmarked = |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| !is_marked(claim));
     server.wait(server.claims(), &claim.name_any(), "unmarked", unmarked).await;

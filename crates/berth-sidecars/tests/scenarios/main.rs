@@ -7,3 +7,4 @@ mod local;
 mod snapshot_bench;
 mod snapshot_faults;
 mod snapshots;
+mod sources;

@@ -28,8 +28,8 @@ fn the_source_is_a_snapshot_a_claim_a_populators_or_refused() {
         ]))
         .unwrap()
     };
-    assert_eq!(kind(Value::Null, "PersistentVolumeClaim"), Some(Source::Claim("o".into())));
-    assert_eq!(kind(SNAPSHOT_GROUP.into(), "VolumeSnapshot"), Some(Source::Snapshot("o".into())));
+    assert_eq!(kind(Value::Null, "PersistentVolumeClaim"), Some(Source::Claim(Key::new("ns", "o"))));
+    assert_eq!(kind(SNAPSHOT_GROUP.into(), "VolumeSnapshot"), Some(Source::Snapshot(Key::new("ns", "o"))));
     assert_eq!(kind("populator.example.com".into(), "Thing"), Some(Source::Foreign));
     assert_eq!(Source::of(&claim(&[("/spec/dataSourceRef", Value::Null)])).unwrap(), None);
     assert!(Source::of(&claim(&[("/spec/dataSourceRef/namespace", "other".into())])).is_err());
@@ -40,12 +40,12 @@ fn the_source_is_a_snapshot_a_claim_a_populators_or_refused() {
 fn a_claim_is_restored_only_from_a_snapshot_that_is_ready_and_ours() {
     let snapshot = json!({
         "metadata": { "name": "s", "namespace": "ns", "uid": "u", "deletionTimestamp": null, "finalizers": [] },
-        "spec": {},
+        "spec": { "source": {} },
         "status": { "boundVolumeSnapshotContentName": "sc", "readyToUse": true, "restoreSize": "1Gi" },
     });
     let content = json!({
         "metadata": { "name": "sc", "annotations": {} },
-        "spec": { "driver": DRIVER, "sourceVolumeMode": "Filesystem",
+        "spec": { "driver": DRIVER, "sourceVolumeMode": "Filesystem", "deletionPolicy": "Delete", "source": {},
             "volumeSnapshotRef": { "name": "s", "namespace": "ns", "uid": "u" } },
         "status": { "snapshotHandle": "h" },
     });
@@ -118,4 +118,53 @@ fn a_claim_is_cloned_only_from_one_that_is_bound_ours_and_not_larger() {
     }
     let gone = cloneable(&claim(&[]), &of(source, &[]), None, DRIVER).unwrap_err().to_string();
     assert!(gone.contains("does not exist"), "{gone}");
+}
+
+#[test]
+fn a_source_is_needed_while_a_claim_waits_for_its_volume_or_may_have_one_in_the_making() {
+    let pending = json!({
+        "metadata": { "name": "c", "namespace": "ns", "deletionTimestamp": null, "finalizers": [] },
+        "spec": { "dataSource": { "kind": "PersistentVolumeClaim", "name": "o" }, "dataSourceRef": null },
+        "status": { "phase": "Pending" },
+    });
+    let needed = |change: &[(&str, Value)]| Source::needed(&of(pending.clone(), change), DRIVER);
+    let source = |namespace: &str| Some(Source::Claim(Key::new(namespace, "o")));
+    let deleting = ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
+    let marked = ("/metadata/finalizers", json!([crate::names::creating(DRIVER)]));
+    let bound = ("/status/phase", json!("Bound"));
+    assert_eq!(needed(&[]), source("ns"));
+    assert_eq!(needed(&[("/status", Value::Null)]), source("ns"));
+    assert_eq!(needed(std::slice::from_ref(&bound)), None);
+    assert_eq!(needed(std::slice::from_ref(&deleting)), None);
+    assert_eq!(needed(&[deleting, marked.clone()]), source("ns"));
+    assert_eq!(needed(&[bound, marked]), source("ns"));
+    let elsewhere = json!({ "kind": "PersistentVolumeClaim", "name": "o", "namespace": "other" });
+    assert_eq!(needed(&[("/spec/dataSourceRef", elsewhere)]), source("other"));
+}
+
+#[test]
+fn a_clone_that_was_begun_is_gone_on_with_though_its_source_is_being_deleted() {
+    let source = json!({
+        "metadata": { "name": "o", "namespace": "ns", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z",
+            "finalizers": [CLONING_PROTECTION] },
+        "spec": { "storageClassName": "any", "volumeName": "v" },
+        "status": { "phase": "Bound" },
+    });
+    let volume: PersistentVolume = of(
+        json!({
+            "metadata": { "name": "v" },
+            "spec": { "capacity": { "storage": "1Gi" }, "csi": { "driver": DRIVER, "volumeHandle": "h" },
+                "claimRef": { "name": "o", "namespace": "ns", "uid": "u" } },
+            "status": { "phase": "Bound" },
+        }),
+        &[],
+    );
+    let mut claim = claim(&[]);
+    let check = |claim: &PersistentVolumeClaim, change: &[(&str, Value)]| {
+        cloneable(claim, &of(source.clone(), change), Some(&volume), DRIVER).is_ok()
+    };
+    assert!(!check(&claim, &[]), "a new one comes too late");
+    finalizers::add(&mut claim, &crate::names::creating(DRIVER));
+    assert!(check(&claim, &[]));
+    assert!(!check(&claim, &[("/metadata/finalizers", json!([]))]), "the source may be gone in a moment");
 }
