@@ -6,6 +6,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod blind;
+mod counting;
 mod crash;
 mod fakes;
 mod place;

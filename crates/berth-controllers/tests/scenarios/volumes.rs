@@ -6,6 +6,7 @@ use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
+use crate::counting::{counting, writes};
 use crate::place::{Loops, Place, delete, patch, until, until_all, until_gone};
 
 pub(crate) fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
@@ -246,9 +247,12 @@ async fn many_claims_at_once_get_a_volume_each() {
     }));
     made.await;
     let start = std::time::Instant::now();
-    let loops = Loops::of_volumes(&place.client);
+    let (client, counts) = counting(&place.client);
+    let loops = Loops::of_volumes(&client);
     let bound = until_all(&claims, count, |claim| claim_phase(claim) == "Bound").await;
-    println!("{count} claims bound in {:?}", start.elapsed());
+    println!("{count} claims bound in {:?} with {} writes", start.elapsed(), writes(&counts));
+    // One makes the volume available and four bind it; the rest is for two that write the same at once.
+    assert!(writes(&counts) <= 6 * count, "{:#?}", counts.lock().unwrap());
     let got: std::collections::HashSet<String> =
         bound.iter().map(|claim| claim.spec.as_ref().unwrap().volume_name.clone().unwrap()).collect();
     assert_eq!(got.len(), count);
