@@ -8,7 +8,7 @@ use std::{
 };
 
 use rustix::{
-    fs::Mode,
+    fs::{FileType, Mode},
     io::Errno,
     process::{Gid, Uid},
 };
@@ -52,9 +52,12 @@ impl Command<'_> {
         rustix::process::setsid().map_err(|errno| Error::new(start, errno))?;
         let user = Uid::from_raw(self.user.unwrap_or(0));
         if self.user.is_some() {
-            // So that the command can open /dev/stdout; what is no pipe or terminal of ours stays as it is.
+            // So that the command can open /dev/stdout. What is no pipe or terminal of ours is not ours to give away:
+            // without input it is /dev/null, which may be the host's.
             for fd in [stdio.input, stdio.output, stdio.error] {
-                let _ = rustix::fs::fchown(fd, Some(user), None);
+                if stdio.terminal || is_pipe(fd) {
+                    let _ = rustix::fs::fchown(fd, Some(user), None);
+                }
             }
         }
         if stdio.terminal {
@@ -121,6 +124,10 @@ impl Command<'_> {
             .map(|directory| directory.join(name))
             .collect()
     }
+}
+
+fn is_pipe(fd: BorrowedFd<'_>) -> bool {
+    rustix::fs::fstat(fd).is_ok_and(|seen| FileType::from_raw_mode(seen.st_mode) == FileType::Fifo)
 }
 
 fn failed(name: &str, why: &str) -> Error {

@@ -65,6 +65,8 @@ pub(super) fn enter(spec: &Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) ->
     let (scratch, root) = overlay()?;
     let root = Root(root);
     root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref())?;
+    // While there is no volume yet: one that is mounted at /etc is the pod's, and may be the host's.
+    root.write_host_files(spec, outside.resolv_conf.as_deref())?;
     for hidden in &spec.hidden {
         root.hide(hidden, &scratch)?;
     }
@@ -72,12 +74,11 @@ pub(super) fn enter(spec: &Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) ->
         root.attach(tree, &mount.target)?;
     }
     for (device, number) in &outside.devices {
-        root.add_device(device, *number)?;
+        root.add_device(device, *number, &scratch)?;
     }
     if let (Some(target), Some(tree)) = (&spec.termination_message_path, &outside.termination) {
         root.attach(tree, target)?;
     }
-    root.write_host_files(spec, outside.resolv_conf.as_deref())?;
     if let Some(directory) = &spec.working_dir {
         root.ensure_dir(directory).doing("make the working directory", directory)?;
     }
@@ -290,21 +291,40 @@ impl Root {
         self.attach(&pts, Path::new("/dev/pts"))
     }
 
-    fn add_device(&self, device: &Device, number: u64) -> Result<()> {
+    fn add_device(&self, device: &Device, number: u64, scratch: &OwnedFd) -> Result<()> {
         let target = &device.target;
         let mode = if device.read_only { 0o440 } else { 0o660 };
-        let add = || -> rustix::io::Result<()> {
+        let add = || -> io::Result<()> {
             let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else {
-                return Err(Errno::INVAL);
+                return Err(Errno::INVAL.into());
             };
             let parent = self.ensure_dir(parent)?;
+            let on = rustix::fs::fstat(&parent)?.st_dev;
+            if on != rustix::fs::fstat(&self.0)?.st_dev && on != rustix::fs::fstat(scratch)?.st_dev {
+                return self.find_device(target, number);
+            }
             match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                Err(errno) => return Err(errno),
+                Err(errno) => return Err(errno.into()),
             }
-            rustix::fs::mknodat(&parent, name, FileType::BlockDevice, Mode::from_raw_mode(mode), number)
+            let mode = Mode::from_raw_mode(mode);
+            Ok(rustix::fs::mknodat(&parent, name, FileType::BlockDevice, mode, number)?)
         };
         add().doing("make in the container the device", target)
+    }
+
+    /// Takes a device as a volume has it; nothing is made or replaced there, as it would be the host's.
+    fn find_device(&self, target: &Path, number: u64) -> io::Result<()> {
+        let found = self.open(target, OFlags::PATH).and_then(rustix::fs::fstat);
+        match found {
+            Ok(found)
+                if FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
+                    && found.st_rdev == number =>
+            {
+                Ok(())
+            }
+            _ => Err(io::Error::other("it lies in a volume; choose a devicePath that does not")),
+        }
     }
 
     /// The hostname, and the resolver's configuration where the host keeps it on a filesystem of its own.
@@ -313,8 +333,6 @@ impl Root {
             let etc = self.ensure_dir(Path::new("/etc"))?;
             match rustix::fs::unlinkat(&etc, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => {}
-                // A volume is mounted there: that is what the pod wants to see.
-                Err(Errno::BUSY | Errno::ROFS) => return Ok(()),
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;

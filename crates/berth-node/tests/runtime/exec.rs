@@ -50,6 +50,20 @@ async fn a_process_joins_the_world_of_its_container() {
 }
 
 #[tokio::test]
+async fn another_user_is_not_given_what_is_the_hosts() {
+    let place = Place::new();
+    let runtime = place.open();
+    let mut spec = place.spec(&["sleep", "1000"]);
+    spec.user = Some(1234);
+    let id = runtime.start(spec).await.unwrap();
+    // Without input it is a /dev/null; its output is a pipe of its own.
+    let script = "stat -L -c %u /proc/self/fd/0; stat -L -c %u /proc/self/fd/1; echo opened > /dev/stdout";
+    let mut exec = runtime.exec(&id, call(&["sh", "-c", script])).await.unwrap();
+    assert_eq!(all(exec.stdout.take()).await, "0\n1234\nopened\n");
+    assert_eq!(code(exec).await, 0);
+}
+
+#[tokio::test]
 async fn input_reaches_the_process_and_its_end_too() {
     let place = Place::new();
     let (runtime, id) = running(&place).await;

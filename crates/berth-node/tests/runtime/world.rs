@@ -181,6 +181,42 @@ async fn a_block_device_appears_where_it_is_wanted() {
     spec.devices = vec![Device { source: image, target: "/dev/xvda".into(), read_only: false }];
     let (_, exited) = place.run(&runtime, spec).await;
     assert!(exited.message.contains("use as a device"), "{}", exited.message);
+
+    // In a volume nothing is made or replaced, but what is the device already is taken.
+    let volume = place.dir("volume");
+    fs::write(volume.join("there"), "kept").unwrap();
+    for (target, starts) in [("/v/new", false), ("/v/there", false), ("/host", true)] {
+        let mut spec = place.sh("true");
+        spec.mounts = vec![mount(&volume, "/v", false)];
+        let target = if starts {
+            spec.mounts.push(mount(Path::new("/dev"), "/host", true));
+            format!("/host/{}", device.path().file_name().unwrap().to_string_lossy())
+        } else {
+            target.to_owned()
+        };
+        spec.devices = vec![at(&target)];
+        let (_, exited) = place.run(&runtime, spec).await;
+        assert_eq!(exited.code == 0, starts, "{target}: {}", exited.message);
+        assert_eq!(exited.message.contains("it lies in a volume"), !starts, "{}", exited.message);
+    }
+    let left: Vec<_> = fs::read_dir(&volume).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["there"]);
+    assert_eq!(fs::read_to_string(volume.join("there")).unwrap(), "kept");
+}
+
+#[tokio::test]
+async fn a_volume_at_etc_stays_as_it_is() {
+    let place = Place::new();
+    let etc = place.dir("etc");
+    fs::write(etc.join("hostname"), "the host\n").unwrap();
+    let mut spec = place.sh("cat /etc/hostname; hostname");
+    spec.hostname = "web-0".into();
+    spec.mounts = vec![mount(&etc, "/etc", false)];
+    let (printed, _) = place.run(&place.open(), spec).await;
+    assert_eq!(printed, "the host\nweb-0");
+    let left: Vec<_> = fs::read_dir(&etc).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["hostname"]);
+    assert_eq!(fs::read_to_string(etc.join("hostname")).unwrap(), "the host\n");
 }
 
 #[tokio::test]
