@@ -161,6 +161,7 @@ impl Runtime {
     /// Opens the containers of a directory, which is made when it is missing; called in a tokio runtime.
     ///
     /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
+    /// An entry that cannot be understood is left alone, told of, and keeps nothing else from being there.
     /// `program` is one whose `main` begins with [`berth_host::container::intercept`].
     pub fn open(directory: &Path, program: &Path) -> Result<Self> {
         let doing = || format!("open the containers in {}", directory.display());
@@ -173,7 +174,9 @@ impl Runtime {
         let runtime = Self(Arc::new(inner));
         for entry in fs::read_dir(directory).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
-            runtime.adopt(&path).map_err(|error| Error::host(doing(), error))?;
+            if let Err(error) = runtime.adopt(&path) {
+                tracing::error!(path = %path.display(), error = error.sentence(), "a container cannot be taken up");
+            }
         }
         Ok(runtime)
     }
@@ -292,41 +295,34 @@ impl Runtime {
     fn adopt(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
         let name = directory.file_name().and_then(|name| name.to_str());
         let id = name.and_then(ContainerId::from_directory);
-        let found = container::find(directory)?;
-        let (Some(id), Ok(_)) = (id, read_spec(directory)) else {
-            // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.
-            if let Found::Running(shim) = found {
-                shim.kill()?;
-            }
-            return remove_directory(directory);
-        };
         let container = Arc::new(Container::new(directory.to_owned()));
-        match found {
-            Found::NeverStarted => return remove_directory(directory),
-            Found::Ended => container.end(),
-            Found::Running(shim) => {
-                let started = container::read_status(directory)?.started.unwrap_or_else(SystemTime::now);
-                container.run(shim, started)?;
-            }
+        if container.take_up(id.is_some())?
+            && let Some(id) = id
+        {
+            self.lock().insert(id, container);
         }
-        self.lock().insert(id, container);
         Ok(())
     }
 
     async fn launch(&self, container: &Arc<Container>, spec: ContainerSpec) -> Result<()> {
         let id = ContainerId::of(&spec);
-        let (runtime, directory) = (self.clone(), container.directory.clone());
+        let (runtime, known, directory) = (self.clone(), Arc::clone(container), container.directory.clone());
         let launch = move || {
-            remove_directory(&directory)?;
+            // It may run although its start was told to have failed: for want of a descriptor to watch it with, say.
+            if known.take_up(true)? {
+                return Ok(None);
+            }
             let made = fs::DirBuilder::new().mode(0o700).create(&directory);
             made.map_err(|error| berth_host::Error::new("make the container's directory", error))?;
-            runtime.0.launcher.launch(&directory, &spec).inspect_err(|_| {
+            let launched = runtime.0.launcher.launch(&directory, &spec).inspect_err(|_| {
                 let _ = remove_directory(&directory);
-            })
+            })?;
+            Ok(Some(launched))
         };
         let launched = tokio::task::spawn_blocking(launch).await.expect("starting a process does not panic");
         let started = match launched {
-            Ok(started) => wait_for_end(started).await.and_then(|()| container.begin()),
+            Ok(Some(started)) => wait_for_end(started).await.and_then(|()| container.begin()),
+            Ok(None) => Ok(()),
             Err(error) => Err(error),
         };
         started.map_err(|error| {
@@ -363,6 +359,27 @@ impl Container {
             shim: OnceLock::new(),
             killed: AtomicBool::new(false),
         }
+    }
+
+    /// Takes up what an earlier start has left: whether that is a container, be it an ended one. What never was one, or
+    /// is not `ours`, is removed.
+    fn take_up(self: &Arc<Self>, ours: bool) -> std::result::Result<bool, berth_host::Error> {
+        let found = container::find(&self.directory)?;
+        let known = ours && read_spec(&self.directory).is_ok();
+        match found {
+            Found::Ended if known => self.end(),
+            Found::Running(shim) if known => {
+                let status = container::read_status(&self.directory)?;
+                self.run(shim, status.started.unwrap_or_else(SystemTime::now))?;
+            }
+            // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.
+            Found::Running(shim) => {
+                shim.kill()?;
+                return remove_directory(&self.directory).map(|()| false);
+            }
+            Found::Ended | Found::NeverStarted => return remove_directory(&self.directory).map(|()| false),
+        }
+        Ok(true)
     }
 
     /// Takes up a container that was just launched.

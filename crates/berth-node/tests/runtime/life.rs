@@ -10,7 +10,7 @@ use std::{
 use berth_host::container::{Found, find};
 use berth_node::runtime::{ContainerId, ContainerSpec, Error, Reason, Runtime, State};
 
-use crate::place::{Place, exit, processes, program, texts, until};
+use crate::place::{Place, exit, mount, processes, program, texts, until};
 
 #[tokio::test]
 async fn an_exit_is_told_with_code_signal_message_and_times() {
@@ -131,6 +131,43 @@ async fn starting_twice_starts_once() {
     assert_eq!(runtime.state(&id), None);
     assert!(fs::read_dir(place.state()).unwrap().next().is_none());
     assert!(spec.log.exists());
+}
+
+#[tokio::test]
+async fn a_container_that_was_forgotten_is_taken_up_and_not_started_twice() {
+    let place = Place::new();
+    let (forgetful, late, runtime) = (place.open(), place.open(), place.open());
+    let count = place.dir("count");
+    let script = "echo x >> /count/starts; while [ ! -e /count/end ]; do sleep 0.01; done; exit 3";
+    let mut spec = place.sh(script);
+    spec.mounts = vec![mount(&count, "/count", false)];
+    let starts = || fs::read_to_string(count.join("starts")).unwrap_or_default();
+    let id = runtime.start(spec.clone()).await.unwrap();
+    until("it starts", || !starts().is_empty()).await;
+    assert_eq!(forgetful.start(spec.clone()).await.unwrap(), id);
+    assert!(matches!(forgetful.state(&id), Some(State::Running { .. })));
+    fs::write(count.join("end"), "").unwrap();
+    assert_eq!(exit(&forgetful, &id).await.code, 3);
+    // One that has ended meanwhile, too.
+    late.start(spec).await.unwrap();
+    assert_eq!(exit(&late, &id).await.code, 3);
+    assert_eq!(starts(), "x\n");
+}
+
+#[tokio::test]
+async fn an_entry_that_is_no_container_disturbs_no_other() {
+    let place = Place::new();
+    let spec = place.spec(&["sleep", "1000"]);
+    let id = place.open().start(spec).await.unwrap();
+    let other = place.sh("true");
+    let odd = place.state().join(format!("{}_main_0", other.pod_uid));
+    fs::write(&odd, "not a directory").unwrap();
+    let runtime = place.open();
+    assert!(matches!(runtime.state(&id), Some(State::Running { .. })));
+    let error = runtime.start(other).await.unwrap_err().sentence();
+    assert!(error.contains("Not a directory"), "{error}");
+    assert_eq!(fs::read_to_string(&odd).unwrap(), "not a directory");
+    runtime.stop(&id, Duration::ZERO).await;
 }
 
 #[tokio::test]
