@@ -14,6 +14,7 @@ pub mod extents;
 pub mod format;
 pub mod freeze;
 pub mod io_limit;
+pub mod limits;
 pub mod loopdev;
 pub mod mount;
 pub mod ownership;

@@ -26,6 +26,10 @@ fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
     berth_host::container::intercept();
     let command = cli::parse(std::env::args_os());
+    // Every container and every connection is a few files, and the usual soft limit is small for a node.
+    if let Err(error) = berth_host::limits::raise_open_files() {
+        eprintln!("berth: {}", error.sentence());
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .thread_keep_alive(std::time::Duration::from_secs(2))
