@@ -163,6 +163,9 @@ pub trait Plugin: Send + Sync {
     }
 
     /// Grows what is on the volume while it is in use, to the PersistentVolume's capacity; gives the size it has now.
+    ///
+    /// Failures: `Final` is infeasible, `Unchanged` is refused while the volume is in use, `Uncertain` is worth another
+    /// try.
     async fn expand(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
         let _ = volume;
         Ok(None)
@@ -171,8 +174,14 @@ pub trait Plugin: Send + Sync {
     /// Takes the volume away from the pod, and removes what lies in the pod's directory of it.
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed>;
 
-    /// The unique names of devices that are, or may be, staged on this node, from what stands on disk.
+    /// The devices that are, or may be, staged on this node, from what stands on disk. Called before anything else, so
+    /// that what a crash left of none can be removed here.
     fn staged(&self) -> Vec<Device> {
+        Vec::new()
+    }
+
+    /// The volumes of pods that stand, or may stand, on disk outside the pods' directories.
+    fn placed(&self) -> Vec<Placed> {
         Vec::new()
     }
 

@@ -30,7 +30,7 @@ use kube::ResourceExt as _;
 
 use self::entry::{Entry, is_final};
 use crate::layout::Layout;
-use crate::runtime::Runtime;
+use crate::runtime::{Runtime, State};
 use crate::volumes::{Volumes, names};
 
 /// What runs the pods of a node.
@@ -135,6 +135,10 @@ impl Pods {
             let uid = id.pod_uid.clone();
             let entry =
                 self.entries().entry(uid.clone()).or_insert_with(|| Arc::new(Entry::new(&uid))).clone();
+            // Whatever Kubernetes says of the pod, its volumes are not taken from under what runs.
+            if matches!(state, State::Running { .. }) {
+                self.options.volumes.hold(&uid);
+            }
             let mut work = entry.work.lock().await;
             work.logs = Some(self.options.layout.logs(&spec.namespace, &spec.pod_name, &uid));
             work.adopt(id, &state);
@@ -167,7 +171,7 @@ impl Pods {
             let namespace = namespace.unwrap_or_default();
             let waiting: Vec<String> = {
                 let entries = pods.entries();
-                let waiting = entries.iter().filter(|(_, entry)| entry.misses_something(namespace));
+                let waiting = entries.iter().filter(|(_, entry)| entry.something_came(namespace));
                 waiting.map(|(uid, _)| uid.clone()).collect()
             };
             for uid in waiting {

@@ -146,6 +146,11 @@ impl Volumes {
     }
 
     /// Where a pod finds its volumes, by their names in the pod; `None` until it has all of them.
+    /// A pod that is not to have volumes keeps those it has until [`Volumes::unwant`]: its containers still run.
+    pub fn hold(&self, pod_uid: &str) {
+        self.state().hold(pod_uid);
+    }
+
     pub fn ready(&self, pod_uid: &str) -> Option<HashMap<String, Ready>> {
         self.state().ready(pod_uid)
     }

@@ -26,6 +26,8 @@ struct Seen {
     gone: bool,
     /// A container lacks something for its environment.
     misses: bool,
+    /// What it lacks may have come.
+    came: bool,
 }
 
 #[derive(Default)]
@@ -79,14 +81,25 @@ impl Entry {
         self.seen().pod.clone()
     }
 
-    pub(super) fn set_misses(&self, misses: bool) {
-        self.seen().misses = misses;
+    /// Notes whether a container lacks something; whether that may have come since it was looked for.
+    pub(super) fn set_misses(&self, misses: bool) -> bool {
+        let mut seen = self.seen();
+        seen.misses = misses;
+        misses && seen.came
     }
 
-    pub(super) fn misses_something(&self, namespace: &str) -> bool {
-        let seen = self.seen();
+    /// Something that containers may lack has come to a namespace; whether one of this pod does.
+    pub(super) fn something_came(&self, namespace: &str) -> bool {
+        let mut seen = self.seen();
         let there = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace);
-        seen.misses && seen.pod.as_ref().is_some_and(there)
+        let here = seen.pod.as_ref().is_some_and(there);
+        seen.came |= here;
+        here && seen.misses
+    }
+
+    /// Whether something has come since this was last asked.
+    pub(super) fn take_came(&self) -> bool {
+        std::mem::take(&mut self.seen().came)
     }
 
     pub(super) fn told(&self) -> MutexGuard<'_, Told> {

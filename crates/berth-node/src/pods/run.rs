@@ -32,6 +32,12 @@ impl Pods {
         self.options.volumes.want(pod);
         let volumes = self.options.volumes.ready(&entry.uid);
         let name = whole_name(pod);
+        if entry.take_came() {
+            let problems = work.containers.values_mut().filter_map(|known| known.problem.as_mut());
+            for problem in problems.filter(|problem| problem.reason == CONFIG_ERROR) {
+                problem.again = Timestamp::now();
+            }
+        }
         let decision = loop {
             let decision = decide(spec, &work.containers, volumes.is_some(), Timestamp::now(), &name);
             let Some(volumes) = volumes.as_ref().filter(|_| !decision.start.is_empty()) else {
@@ -54,8 +60,11 @@ impl Pods {
             self.options.volumes.unwant(&entry.uid);
         }
         let misses = work.containers.values().filter_map(|known| known.problem.as_ref());
-        entry.set_misses(misses.into_iter().any(|problem| problem.reason == CONFIG_ERROR));
+        let came = entry.set_misses(misses.into_iter().any(|problem| problem.reason == CONFIG_ERROR));
         self.report_later(entry, work, pod, &decision, volumes.is_some());
+        if came {
+            return Next::After(Duration::ZERO);
+        }
         match decision.wake {
             Some(wake) => {
                 Next::After(Duration::try_from(wake.duration_since(Timestamp::now())).unwrap_or_default())

@@ -4,6 +4,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
+use berth_host::mount;
 use berth_host::path::Dir;
 
 use super::state::State;
@@ -30,6 +31,10 @@ pub(super) fn reconstruct(layout: &Layout, plugins: &[Arc<dyn Plugin>], state: &
         }
     }
     for plugin in plugins {
+        for placed in plugin.placed() {
+            let device = plugin.device_of(&placed);
+            state.reconstruct(placed, plugin, device);
+        }
         for device in plugin.staged() {
             state.reconstruct_device(device, plugin);
         }
@@ -52,6 +57,10 @@ pub fn remove_pod(layout: &Layout, uid: &str) -> io::Result<()> {
 }
 
 fn remove_empty(directory: &Path) -> io::Result<()> {
+    // What is below belongs to a volume, be it empty.
+    if mount::is_mount_point(directory).map_err(io::Error::other)? {
+        return Err(io::Error::other(format!("{} is still mounted", directory.display())));
+    }
     for name in names(directory) {
         let path = directory.join(name);
         if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {

@@ -62,17 +62,17 @@ impl Volumes {
                 if let Err(error) = self.options.cluster.update_status(claim.as_ref(), change).await {
                     tracing::debug!(error = error.chain(), "the failure to grow is not noted in the claim");
                 }
-                if infeasible {
-                    self.grown(placed, &volume);
-                    Outcome::Done
-                } else {
-                    Outcome::Failed
+                match failed.certainty {
+                    Certainty::Final => self.grown(placed, &volume),
+                    Certainty::Unchanged => self.not_in_use(placed),
+                    Certainty::Uncertain => return Outcome::Failed,
                 }
             }
         }
     }
 
     /// There is nothing more to grow until the claim or the volume changes.
+                Outcome::Done
     fn grown(&self, placed: &Placed, volume: &PodVolume) {
         if let Some(place) = self.state().place_mut(placed) {
             place.grow = false;
@@ -85,6 +85,14 @@ impl Volumes {
         let names: Vec<String> = {
             let state = self.state();
             let wishes = state.pods.get(&placed.pod_uid).into_iter().flat_map(|wishes| &wishes.volumes);
+    /// The volume cannot be grown while the pod has it.
+    fn not_in_use(&self, placed: &Placed) {
+        if let Some(place) = self.state().place_mut(placed) {
+            place.grow = false;
+            place.grows_unused = true;
+        }
+    }
+
             wishes
                 .filter(|(_, wish)| wish.found.as_ref() == Some(placed))
                 .map(|(name, _)| name.clone())

@@ -113,6 +113,7 @@ impl Volumes {
                 Ok(()) => {
                     place.state = Mount::NotMounted;
                     place.reconstructed = false;
+                    place.grows_unused = false;
                     place.problem = None;
                     (None, pod)
                 }

@@ -23,6 +23,8 @@ pub(super) struct State {
     /// The pods that want volumes, by uid.
     pub(super) pods: HashMap<String, Wishes>,
     pub(super) groups: HashMap<Group, Members>,
+    /// The pods that nobody wants to have volumes, but whose containers still run with them.
+    held: HashSet<String>,
     /// Where each placed volume is, by the uid of its pod.
     places: HashMap<String, HashMap<Placed, Group>>,
     /// Which volumes of which pods rest on a claim.
@@ -77,6 +79,8 @@ pub(super) struct Place {
     pub(super) ready: Option<Ready>,
     pub(super) stale: bool,
     pub(super) grow: bool,
+    /// The driver does not grow it while it is in use: only after the next mount is it worth another try.
+    pub(super) grows_unused: bool,
     /// The size that the volume had when it was last brought or grown.
     pub(super) size: Option<u64>,
     pub(super) refresh_at: Option<Instant>,
@@ -94,6 +98,7 @@ impl Place {
             ready: None,
             stale: false,
             grow: false,
+            grows_unused: false,
             size: None,
             refresh_at: None,
             problem: None,
@@ -112,6 +117,7 @@ impl State {
     /// Takes in what a pod wants; gives the volumes that are to be found.
     pub(super) fn want(&mut self, pod: &Arc<Pod>, uid: &str) -> Vec<String> {
         let mut missing = Vec::new();
+        self.held.remove(uid);
         let wishes = self
             .pods
             .entry(uid.to_owned())
@@ -141,10 +147,20 @@ impl State {
         missing
     }
 
-    /// Forgets what a pod wants; gives what there is to be taken away.
+    /// Keeps what a pod has although it wants nothing.
+    pub(super) fn hold(&mut self, uid: &str) {
+        if !self.pods.contains_key(uid) {
+            self.held.insert(uid.to_owned());
+        }
+    }
+
+    /// Forgets what a pod wants, and that it is held; gives what there is to be taken away.
     pub(super) fn unwant(&mut self, uid: &str) -> Vec<Group> {
-        let Some(wishes) = self.pods.remove(uid) else { return Vec::new() };
-        for (name, wish) in wishes.volumes {
+        let (held, wishes) = (self.held.remove(uid), self.pods.remove(uid));
+        if !held && wishes.is_none() {
+            return Vec::new();
+        }
+        for (name, wish) in wishes.into_iter().flat_map(|wishes| wishes.volumes) {
             let Some(claim) = wish.claim else { continue };
             if let Some(users) = self.claims.get_mut(&claim) {
                 users.remove(&(uid.to_owned(), name));
@@ -196,7 +212,7 @@ impl State {
         }
         let known = known.unwrap_or_else(|| Place::new(plugin));
         let place = members.places.entry(placed.clone()).or_insert(known);
-        place.grow = resolve::must_grow(&volume, place.size);
+        place.grow = !place.grows_unused && resolve::must_grow(&volume, place.size);
         place.pod = Some(volume.pod.clone());
         place.volume = Some(volume);
         let all = self.places.entry(uid).or_default();
@@ -281,6 +297,9 @@ impl State {
         if place.volume.is_some() {
             return Want::Yes;
         }
+        if self.held.contains(&placed.pod_uid) {
+            return Want::Unknown;
+        }
         match self.pods.get(&placed.pod_uid) {
             Some(wishes) if wishes.volumes.values().any(|wish| wish.found.is_none()) => Want::Unknown,
             _ => Want::No,
@@ -342,7 +361,7 @@ impl State {
 
     /// Whether a pod neither has nor may have any volume.
     pub(super) fn is_gone(&self, uid: &str) -> bool {
-        !self.pods.contains_key(uid) && !self.places.contains_key(uid)
+        !self.pods.contains_key(uid) && !self.held.contains(uid) && !self.places.contains_key(uid)
     }
 
     /// Marks the content that a pod's own words describe as changed; gives what is to be worked on.

@@ -20,6 +20,7 @@ struct Fake {
     calls: watch::Sender<Vec<String>>,
     answers: Mutex<HashMap<&'static str, VecDeque<Certainty>>>,
     staged: Vec<Device>,
+    placed: Vec<Placed>,
 }
 
 impl Fake {
@@ -45,7 +46,10 @@ impl Plugin for Fake {
     }
 
     fn serves(&self, source: &Source) -> bool {
-        matches!(source, Source::Inline(volume) if volume.empty_dir.is_some())
+        match source {
+            Source::Inline(volume) => volume.empty_dir.is_some(),
+            Source::Persistent { .. } => true,
+        }
     }
 
     fn device(&self, _: &PodVolume) -> Result<Option<Device>, Failed> {
@@ -64,12 +68,20 @@ impl Plugin for Fake {
         self.call("set_up", volume.pod_uid()).map(|()| Ready { path: PathBuf::from("/there") })
     }
 
+    async fn expand(&self, _: &PodVolume) -> Result<Option<u64>, Failed> {
+        self.call("expand", "").map(|()| None)
+    }
+
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         self.call("tear_down", &placed.pod_uid)
     }
 
     fn staged(&self) -> Vec<Device> {
         self.staged.clone()
+    }
+
+    fn placed(&self) -> Vec<Placed> {
+        self.placed.clone()
     }
 
     fn device_of(&self, _: &Placed) -> Option<Device> {
@@ -269,7 +281,7 @@ async fn a_stage_that_may_have_happened_is_undone_and_others_are_not() {
 #[tokio::test]
 async fn what_failed_is_tried_again_and_at_once_when_a_driver_comes() {
     let world = World::new(Fake::default()).await;
-    world.plugin.fail("device", &[Certainty::Unchanged]);
+    world.plugin.fail("device", &[Certainty::Unchanged; 2]);
     world.plugin.fail("set_up", &[Certainty::Uncertain]);
     world.plugin.fail("tear_down", &[Certainty::Uncertain]);
     world.run();
@@ -277,7 +289,8 @@ async fn what_failed_is_tried_again_and_at_once_when_a_driver_comes() {
     world.has_event("FailedMount", "device does not work").await;
     world.volumes.retry();
     world.until(|volumes| volumes.ready("a").is_some()).await;
-    let expected = ["device ", "device ", "in_use fake/dev", "stage fake/dev", "set_up a", "set_up a"];
+    let expected =
+        ["device ", "device ", "device ", "in_use fake/dev", "stage fake/dev", "set_up a", "set_up a"];
     let after = world.calls(0, &expected).await;
     world.volumes.unwant("a");
     world.calls(after, &["tear_down a", "tear_down a", "unstage fake/dev", "not_in_use fake/dev"]).await;
@@ -298,14 +311,67 @@ async fn a_refresh_that_fails_takes_nothing_away() {
 }
 
 #[tokio::test]
+async fn growth_that_is_refused_while_in_use_waits_for_the_next_mount() {
+    let world = World::new(Fake::default()).await;
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "c", "namespace": "default" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "volumeName": "pv", "resources": { "requests": { "storage": "2Gi" } },
+        },
+    }))
+    .unwrap();
+    let claim = world.cluster.create(&claim).await.unwrap();
+    let volume: PersistentVolume = serde_json::from_value(json!({
+        "metadata": { "name": "pv" },
+        "spec": {
+            "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "2Gi" },
+            "csi": { "driver": "d", "volumeHandle": "h" },
+            "claimRef": { "namespace": "default", "name": "c", "uid": claim.uid() },
+        },
+    }))
+    .unwrap();
+    world.cluster.create(&volume).await.unwrap();
+    let status = json!({ "phase": "Bound", "capacity": { "storage": "1Gi" } });
+    let bind = |claim: &mut PersistentVolumeClaim| {
+        claim.status = Some(serde_json::from_value(status.clone()).unwrap());
+    };
+    world.cluster.update_status(claim.as_ref(), bind).await.unwrap();
+    let mut pod = (*pod("a")).clone();
+    pod.spec.as_mut().unwrap().volumes =
+        serde_json::from_value(json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }]))
+            .unwrap();
+    let pod = Arc::new(pod);
+    world.plugin.fail("expand", &[Certainty::Unchanged, Certainty::Unchanged]);
+    world.run();
+    world.volumes.want(&pod);
+    world.has_event("VolumeResizeFailed", "expand does not work").await;
+    let expands = || world.plugin.calls.borrow().iter().filter(|call| *call == "expand ").count();
+    // Looked at again, as after every change of the claim.
+    for _ in 0..2 {
+        assert_eq!(world.volumes.find("a", "v").await, Next::Done);
+        world.volumes.settle(&Group::Device("fake/dev".to_owned())).await;
+    }
+    assert_eq!(expands(), 1);
+    world.volumes.unwant("a");
+    world.until(|volumes| volumes.is_gone("a")).await;
+    world.volumes.want(&pod);
+    let mut calls = world.plugin.calls.subscribe();
+    let again = calls.wait_for(|calls| calls.iter().filter(|call| *call == "expand ").count() == 2);
+    tokio::time::timeout(LONG, again).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn after_a_restart_what_pods_want_is_kept_and_the_rest_undone() {
     let directory = tempfile::tempdir().unwrap();
-    for uid in ["a", "gone"] {
+    for uid in ["a", "gone", "held"] {
         std::fs::create_dir_all(directory.path().join("pods").join(uid).join("volumes/test~fake/v")).unwrap();
     }
     let world = World::on(Fake { staged: vec![device()], ..Fake::default() }, directory).await;
     assert_eq!(world.volumes.devices(), ["fake/dev"]);
     world.volumes.want(&pod("a"));
+    for uid in ["a", "held"] {
+        world.volumes.hold(uid);
+    }
     assert!(world.plugin.calls.borrow().is_empty(), "nothing is done before all pods were heard");
     world.run();
     world.until(|volumes| volumes.ready("a").is_some() && volumes.is_gone("gone")).await;
@@ -314,9 +380,64 @@ async fn after_a_restart_what_pods_want_is_kept_and_the_rest_undone() {
     assert_eq!(calls, ["device ", "set_up a", "stage fake/dev", "tear_down gone"]);
     remove_pod(&Layout::new(world.directory.path()), "gone").unwrap();
     assert!(!world.directory.path().join("pods/gone").exists());
-    let after = calls.len();
+    assert!(!world.volumes.is_gone("held"), "its containers still run");
+    world.volumes.unwant("held");
+    let after = world.calls(calls.len(), &["tear_down held"]).await;
+    world.until(|volumes| volumes.is_gone("held")).await;
     world.volumes.unwant("a");
     world.calls(after, &LAST).await;
+}
+
+#[tokio::test]
+async fn a_volume_that_is_held_keeps_its_device() {
+    let directory = tempfile::tempdir().unwrap();
+    std::fs::create_dir_all(directory.path().join("pods/held/volumes/test~fake/v")).unwrap();
+    let world = World::on(Fake { staged: vec![device()], ..Fake::default() }, directory).await;
+    world.volumes.hold("held");
+    let group = Group::Device("fake/dev".to_owned());
+    assert_eq!(world.volumes.settle(&group).await, Next::Done);
+    assert!(world.plugin.calls.borrow().is_empty(), "nothing is taken from under what runs");
+    world.volumes.unwant("held");
+    world.run();
+    world.calls(0, &["tear_down held", "unstage fake/dev", "not_in_use fake/dev"]).await;
+}
+
+#[tokio::test]
+async fn what_stands_outside_the_pods_directories_is_undone_too() {
+    let placed = |uid: &str| Placed {
+        plugin: "test/fake".to_owned(),
+        pod_uid: uid.to_owned(),
+        spec_name: "v".to_owned(),
+        block: true,
+    };
+    let fake = Fake { staged: vec![device()], placed: vec![placed("gone")], ..Fake::default() };
+    let world = World::new(fake).await;
+    assert!(!world.volumes.is_gone("gone"));
+    world.run();
+    world.calls(0, &["tear_down gone", "unstage fake/dev", "not_in_use fake/dev"]).await;
+}
+
+#[test]
+fn nothing_is_removed_from_what_is_mounted_in_a_pods_directory() {
+    struct Unmount(PathBuf);
+    impl Drop for Unmount {
+        fn drop(&mut self) {
+            let _ = berth_host::mount::unmount_lazily(&self.0);
+        }
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let layout = Layout::new(directory.path());
+    let (volume, users) = (layout.pod_volume("a", "test/fake", "v"), directory.path().join("users"));
+    for path in [&volume, &users.join("empty")] {
+        std::fs::create_dir_all(path).unwrap();
+    }
+    berth_host::mount::bind(&users, &volume, berth_host::mount::Attributes::default()).unwrap();
+    let mounted = Unmount(volume.clone());
+    let error = remove_pod(&layout, "a").unwrap_err().to_string();
+    assert_eq!(error, format!("{} is still mounted", volume.display()));
+    assert!(users.join("empty").exists());
+    drop(mounted);
+    remove_pod(&layout, "a").unwrap();
 }
 
 #[test]

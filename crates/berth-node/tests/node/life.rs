@@ -179,8 +179,10 @@ async fn what_cannot_start_says_why_and_starts_when_it_can() {
     world.until_pod("p", |pod| waits(pod, "CreateContainerConfigError")).await;
     world.has_event("p", "Failed", "later").await;
     let map = json!({ "metadata": { "name": "later" }, "data": { "k": "there" } });
+    let begun = std::time::Instant::now();
     world.create(&world.here::<ConfigMap>(), map).await;
     let pod = world.until_phase("p", "Succeeded").await;
+    assert!(begun.elapsed().as_secs() < 8, "it starts when the map comes, not when its ten seconds are over");
     assert_eq!(world.log(&pod, "main", false).await, "there\n");
     world.delete("p").await;
 

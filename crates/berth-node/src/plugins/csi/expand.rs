@@ -14,17 +14,16 @@ impl Csi {
     /// Grows a volume that a pod has to the capacity of its PersistentVolume; gives the size it has now, or `None` if
     /// the driver has nothing to do on nodes.
     ///
-    /// Failures: `Final` is infeasible and need not be tried again, `Unchanged` is refused while the volume is in use,
-    /// anything else is worth another try.
+    /// `Unchanged` is the driver's own answer and nothing else, such as that it is not registered.
     pub(super) async fn expand_volume(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
         let Source::Persistent { volume: persistent, .. } = &volume.source else { return Ok(None) };
-        let csi = CsiVolume::read(volume)?;
+        let again = |error: Failed| Failed::uncertain(error.message);
+        let csi = CsiVolume::read(volume).map_err(again)?;
         let capacity = persistent.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
         let Some(wanted) = capacity.and_then(|capacity| quantity::units(&capacity.0)) else {
             return Ok(None);
         };
         let wanted = i64::try_from(wanted).unwrap_or(i64::MAX);
-        let again = |error: Failed| Failed::uncertain(error.message);
         let (driver, capabilities) = self.able_driver(&csi.driver).await.map_err(again)?;
         if !capabilities.expand {
             return Ok(None);
