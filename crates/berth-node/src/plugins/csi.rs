@@ -31,7 +31,7 @@ use self::source::{CsiVolume, Mode};
 pub use self::stats::Stats;
 use self::vol_data::VolData;
 use crate::layout::Layout;
-use crate::plugin::{Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
+use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::registration::{Capabilities, Driver, Drivers};
 use crate::tokens::Tokens;
 
@@ -50,9 +50,18 @@ pub struct Csi {
     drivers: Drivers,
     tokens: Tokens,
     objects: Cache<CSIDriver>,
-    /// For each volume that was asked for since the start: whether a failure must leave what lies in the pod's
-    /// directory alone, as the volume is, or may be from before the start, in use.
-    kept: Mutex<HashMap<(String, String), bool>>,
+    /// For each volume that was asked for since the start, and each device: whether a failure must leave what lies on
+    /// disk of it alone, as it is, or may be from before the start, in use.
+    kept: Mutex<HashMap<Kept, bool>>,
+}
+
+/// What lies on disk of a volume.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Kept {
+    /// On the node, by the unique name of the device.
+    Device(String),
+    /// For a pod, by its uid and the name of the volume's directory.
+    Volume(String, String),
 }
 
 impl Csi {
@@ -126,8 +135,18 @@ impl Csi {
             .ended(begun, failed.map(|failed| failed.message.as_str()));
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<(String, String), bool>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<Kept, bool>> {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a failure of this kind says that nothing is there, so that what was made for the call is to be removed.
+    fn is_nothing(&self, key: &Kept, failed: &Failed) -> bool {
+        let mut kept = self.kept();
+        let nothing = failed.certainty == Certainty::Final && !kept.get(key).copied().unwrap_or(false);
+        if nothing {
+            kept.remove(key);
+        }
+        nothing
     }
 
     /// The directory of a pod's volume.
@@ -135,17 +154,15 @@ impl Csi {
         self.layout.pod_volume(uid, NAME, spec_name)
     }
 
-    /// The directories of all volumes that are or may be staged, of both kinds.
+    /// The directories of all volumes with a filesystem that are or may be staged.
     fn staged_dirs(&self) -> Vec<PathBuf> {
         let top = self.layout.plugins().join(NAME);
-        let devices = top.join("volumeDevices");
-        let mounted = entries(&top)
+        entries(&top)
             .into_iter()
             // Drivers have a dot or at least another name; these two are the kubelet's own.
-            .filter(|driver| *driver != devices && driver.file_name().is_some_and(|name| name != "pv"))
-            .flat_map(|driver| entries(&driver));
-        let blocks = entries(&devices).into_iter().map(|volume| volume.join("data"));
-        mounted.chain(blocks).collect()
+            .filter(|driver| !driver.ends_with("volumeDevices") && !driver.ends_with("pv"))
+            .flat_map(|driver| entries(&driver))
+            .collect()
     }
 }
 
@@ -188,8 +205,13 @@ impl Plugin for Csi {
     }
 
     async fn unstage(&self, device: &str) -> Result<(), Failed> {
-        self.unstage_mounted(device).await?;
-        self.unstage_blocks(device).await
+        let was_mounted = self.unstage_mounted(device).await?;
+        // A volume is one or the other, and to look for the other is to read what all of them are.
+        if !was_mounted {
+            self.unstage_blocks(device).await?;
+        }
+        self.kept().remove(&Kept::Device(device.to_owned()));
+        Ok(())
     }
 
     async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
@@ -230,11 +252,25 @@ impl Plugin for Csi {
     }
 
     fn staged(&self) -> Vec<Device> {
-        let known = self.staged_dirs().into_iter().filter_map(|directory| data_or_complain(&directory));
-        let mut devices: Vec<Device> = known.map(|data| self.device_from(&data)).collect();
+        let mounted = self
+            .staged_dirs()
+            .into_iter()
+            .filter_map(|directory| data_or(&directory, || mounted::remove_unused(&directory)));
+        let blocks = block::directories(&self.layout)
+            .into_iter()
+            .filter_map(|directory| data_or(&directory.join("data"), || block::remove_unused(&directory)));
+        let known: Vec<VolData> = mounted.chain(blocks).collect();
+        let mut devices: Vec<Device> = known.iter().map(|data| self.device_from(data)).collect();
         devices.sort_by(|a, b| a.unique_name.cmp(&b.unique_name));
         devices.dedup();
         devices
+    }
+
+    fn placed(&self) -> Vec<Placed> {
+        let mut placed = block::placed(&self.layout);
+        placed.sort_by(|a, b| (&a.spec_name, &a.pod_uid).cmp(&(&b.spec_name, &b.pod_uid)));
+        placed.dedup();
+        placed
     }
 
     fn device_of(&self, placed: &Placed) -> Option<Device> {
@@ -243,7 +279,7 @@ impl Plugin for Csi {
         } else {
             self.pod_dir(&placed.pod_uid, &placed.spec_name)
         };
-        let data = data_or_complain(&directory).filter(|data| data.mode != Mode::Ephemeral.as_str())?;
+        let data = data_or(&directory, || ()).filter(|data| data.mode != Mode::Ephemeral.as_str())?;
         Some(self.device_from(&data))
     }
 }
@@ -254,11 +290,19 @@ fn entries(directory: &Path) -> Vec<PathBuf> {
     entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
 }
 
-fn data_or_complain(directory: &Path) -> Option<VolData> {
-    VolData::read(directory).unwrap_or_else(|error| {
-        tracing::error!(%error, "a volume cannot be taken away until this is repaired");
-        None
-    })
+/// What the file in a directory says; without a file `missing` is called, and a damaged one is complained about.
+fn data_or(directory: &Path, missing: impl FnOnce()) -> Option<VolData> {
+    match VolData::read(directory) {
+        Ok(None) => {
+            missing();
+            None
+        }
+        Ok(data) => data,
+        Err(error) => {
+            tracing::error!(%error, "a volume cannot be taken away until this is repaired");
+            None
+        }
+    }
 }
 
 #[cfg(test)]

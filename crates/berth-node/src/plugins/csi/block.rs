@@ -24,11 +24,12 @@ use k8s_openapi::api::core::v1::Pod;
 use super::super::{blocking, blocking_or};
 use super::calls::{call, failed, not_undone};
 use super::inputs::attachment_name;
-use super::mounted::{ignore_missing, text};
+use super::mounted::{ignore_missing, not_tidied, text};
 use super::source::CsiVolume;
-use super::vol_data::VolData;
-use super::{Csi, NAME, entries};
-use crate::plugin::{Certainty, Failed, Placed};
+use super::vol_data::{self, VolData};
+use super::{Csi, Kept, NAME, entries};
+use crate::layout::Layout;
+use crate::plugin::{Failed, Placed};
 
 /// Where the parts of one pod's block volume lie.
 struct Places {
@@ -56,7 +57,9 @@ impl Csi {
         let secrets = self.secret("NodeStageSecretRef", volume.stage_secret.as_ref()).await?;
         let capability = volume.capability(capabilities, None)?;
         let staging = self.layout.csi_device_staging(&volume.spec_name);
-        self.write_block_data(volume).await?;
+        let was_there = self.write_block_data(volume).await?;
+        let key = Kept::Device(volume.unique_name());
+        self.kept().entry(key.clone()).or_insert(was_there);
         blocking({
             let staging = staging.clone();
             move || Dir::ensure(&staging, 0o750).map(|_| ())
@@ -75,16 +78,13 @@ impl Csi {
                 .await;
         if let Err(status) = answer {
             let failed = failed(&status);
-            if failed.certainty == Certainty::Final
-                && let Err(error) = self.remove_block(&volume.spec_name).await
-            {
-                tracing::warn!(
-                    error = error.message,
-                    "what was made for a volume that failed could not be removed"
-                );
+            if !self.is_nothing(&key, &failed) {
+                return Err(Failed::uncertain(failed.message));
             }
-            return Err(failed);
+            let removed = self.remove_block(&volume.spec_name).await;
+            return Err(removed.map_or_else(|error| not_tidied(&failed, &error), |()| failed.clone()));
         }
+        self.kept().insert(key, true);
         Ok(())
     }
 
@@ -146,17 +146,18 @@ impl Csi {
 
     /// Unstages all block volumes of a device: they lie under the names of their PersistentVolumes.
     pub(super) async fn unstage_blocks(&self, device: &str) -> Result<(), Failed> {
-        let devices = self.layout.csi_device("");
-        let directories = blocking_or(Failed::uncertain, move || Ok(entries(&devices))).await?;
-        for directory in directories {
-            let Some(name) = directory.file_name().map(|name| name.to_string_lossy().into_owned()) else {
-                continue;
-            };
-            // A file that is damaged belongs to a volume that nobody can name; it must not stop this one.
-            let Ok(Some(data)) = VolData::read(&directory.join("data")) else { continue };
-            if data.unique_name() == device {
-                self.unstage_block(&name, data).await?;
-            }
+        let (layout, device) = (self.layout.clone(), device.to_owned());
+        let volumes = blocking_or(Failed::uncertain, move || {
+            let all = directories(&layout).into_iter().filter_map(|directory| {
+                // A file that is damaged belongs to a volume that nobody can name; it must not stop this one.
+                let data = VolData::read(&directory.join("data")).ok()??;
+                (data.unique_name() == device).then(|| (name(&directory), data))
+            });
+            Ok(all.collect::<Vec<_>>())
+        })
+        .await?;
+        for (name, data) in volumes {
+            self.unstage_block(&name, data).await?;
         }
         Ok(())
     }
@@ -189,16 +190,13 @@ impl Csi {
         blocking_or(Failed::uncertain, move || {
             remove_device(&staging)?;
             ignore_missing(fs::remove_dir(&publish), &publish)?;
-            let (dev, data) = (volume.join("dev"), volume.join("data"));
-            ignore_missing(fs::remove_dir(&dev), &dev)?;
-            VolData::remove(&data)?;
-            ignore_missing(fs::remove_dir(&data), &data)?;
-            ignore_missing(fs::remove_dir(&volume), &volume)
+            remove_volume(&volume)
         })
         .await
     }
 
-    async fn write_block_data(&self, volume: &CsiVolume) -> Result<(), Failed> {
+    /// Writes what taking the volume away will need; whether there was anything before.
+    async fn write_block_data(&self, volume: &CsiVolume) -> Result<bool, Failed> {
         let directory = self.layout.csi_device(&volume.spec_name).join("data");
         let data = VolData {
             spec_name: volume.spec_name.clone(),
@@ -208,7 +206,11 @@ impl Csi {
             attachment: attachment_name(&volume.handle, &volume.driver, &self.node),
             mode: String::new(),
         };
-        blocking(move || data.write(&directory)).await
+        blocking(move || {
+            let was_there = directory.join(vol_data::NAME).exists();
+            data.write(&directory).map(|()| was_there)
+        })
+        .await
     }
 
     async fn make_parents(&self, places: &Places) -> Result<(), Failed> {
@@ -218,6 +220,49 @@ impl Csi {
             .collect();
         blocking(move || parents.iter().try_for_each(|parent| Dir::ensure(parent, 0o750).map(|_| ()))).await
     }
+}
+
+/// The directories of all block volumes, by their names.
+pub(super) fn directories(layout: &Layout) -> Vec<PathBuf> {
+    let mut all = entries(&layout.csi_device(""));
+    // These two lie among them.
+    all.retain(|directory| !directory.ends_with("staging") && !directory.ends_with("publish"));
+    all
+}
+
+/// The block volumes that pods have or may have. The link in a pod's directory does not tell: it is made last.
+pub(super) fn placed(layout: &Layout) -> Vec<Placed> {
+    let published = entries(&layout.csi_device("publish"));
+    let published = published.into_iter().map(|volume| (name(&volume), entries(&volume)));
+    let bound = directories(layout).into_iter().map(|volume| (name(&volume), entries(&volume.join("dev"))));
+    let all = published.chain(bound).flat_map(|(spec_name, pods)| {
+        pods.into_iter().map(move |pod| Placed {
+            plugin: NAME.to_owned(),
+            pod_uid: name(&pod),
+            spec_name: spec_name.clone(),
+            block: true,
+        })
+    });
+    all.collect()
+}
+
+/// Removes what a crash left of a directory in which no volume is named; what is not empty is not ours to judge.
+pub(super) fn remove_unused(directory: &Path) {
+    if let Err(error) = remove_volume(directory) {
+        tracing::warn!(error, "a directory of no known volume is left alone");
+    }
+}
+
+fn remove_volume(directory: &Path) -> Result<(), String> {
+    let (dev, data) = (directory.join("dev"), directory.join("data"));
+    ignore_missing(fs::remove_dir(&dev), &dev)?;
+    VolData::remove(&data)?;
+    ignore_missing(fs::remove_dir(&data), &data)?;
+    ignore_missing(fs::remove_dir(directory), directory)
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
 }
 
 /// Binds the published device among those of the volume, and links it into the pod's directory.

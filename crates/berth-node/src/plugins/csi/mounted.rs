@@ -18,8 +18,8 @@ use super::calls::{call, failed, not_undone};
 use super::inputs::attachment_name;
 use super::source::{CsiVolume, Mode};
 use super::vol_data::{self, VolData};
-use super::{Csi, NAME};
-use crate::plugin::{Certainty, Failed, Placed};
+use super::{Csi, Kept, NAME};
+use crate::plugin::{Failed, Placed};
 
 impl Csi {
     /// Where a volume is staged.
@@ -50,14 +50,17 @@ impl Csi {
             driver: volume.driver.clone(),
             ..VolData::default()
         };
-        blocking({
+        let was_there = blocking({
             let staging = staging.clone();
             move || {
+                let was_there = directory.join(vol_data::NAME).exists();
                 data.write(&directory)?;
-                Dir::ensure(&staging, 0o750).map(|_| ())
+                Dir::ensure(&staging, 0o750).map(|_| was_there)
             }
         })
         .await?;
+        let key = Kept::Device(volume.unique_name());
+        self.kept().entry(key.clone()).or_insert(was_there);
         let request = NodeStageVolumeRequest {
             volume_id: volume.handle.clone(),
             publish_context,
@@ -71,15 +74,14 @@ impl Csi {
                 .await;
         if let Err(status) = answer {
             let failed = failed(&status);
-            if failed.certainty == Certainty::Final {
-                tidy(staging).await;
-            }
-            return Err(failed);
+            return Err(self.settled(&key, failed, staging).await);
         }
+        self.kept().insert(key, true);
         Ok(())
     }
 
-    pub(super) async fn unstage_mounted(&self, device: &str) -> Result<(), Failed> {
+    /// Unstages the volume of a device if it is one with a filesystem; whether it was.
+    pub(super) async fn unstage_mounted(&self, device: &str) -> Result<bool, Failed> {
         let Some((driver, handle)) = parse(device) else {
             return Err(Failed::finally(format!("{device:?} is not the name of a CSI volume")));
         };
@@ -92,7 +94,7 @@ impl Csi {
         let staging = directory.join("globalmount");
         let Some(data) = data else {
             // Nothing was staged before the file was written.
-            return blocking_or(Failed::uncertain, move || remove(&staging)).await;
+            return blocking_or(Failed::uncertain, move || remove(&staging)).await.map(|()| false);
         };
         let (driver, capabilities) = self.able_driver(&data.driver).await?;
         if capabilities.stage {
@@ -110,7 +112,7 @@ impl Csi {
             self.tell_undone("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
             done?;
         }
-        blocking_or(Failed::uncertain, move || remove(&staging)).await
+        blocking_or(Failed::uncertain, move || remove(&staging)).await.map(|()| true)
     }
 
     pub(super) async fn publish_mounted(&self, pod: &Pod, volume: &CsiVolume) -> Result<PathBuf, Failed> {
@@ -122,8 +124,8 @@ impl Csi {
             return Err(Failed::unchanged(refusal));
         }
         let request = self.publish_request(pod, volume, &rules, capabilities, &target).await?;
-        let key = (uid.to_owned(), volume.spec_name.clone());
-        self.write_pod_data(&key, volume).await?;
+        let key = Kept::Volume(uid.to_owned(), volume.spec_name.clone());
+        self.write_pod_data(uid, key.clone(), volume).await?;
         let answer =
             call(
                 &driver,
@@ -133,12 +135,7 @@ impl Csi {
             .await;
         if let Err(status) = answer {
             let failed = failed(&status);
-            let kept = self.kept().get(&key).copied().unwrap_or(false);
-            if failed.certainty == Certainty::Final && !kept {
-                self.kept().remove(&key);
-                tidy(target).await;
-            }
-            return Err(failed);
+            return Err(self.settled(&key, failed, target).await);
         }
         self.kept().insert(key, true);
         if let Some(group) =
@@ -190,9 +187,20 @@ impl Csi {
         })
     }
 
+    /// What a failure to bring something to `path` means, after what was made for it is removed where nothing is there.
+    async fn settled(&self, key: &Kept, failed: Failed, path: PathBuf) -> Failed {
+        if !self.is_nothing(key, &failed) {
+            return Failed::uncertain(failed.message);
+        }
+        match blocking_or(Failed::uncertain, move || remove(&path)).await {
+            Ok(()) => failed,
+            Err(error) => not_tidied(&failed, &error),
+        }
+    }
+
     /// Writes what taking the volume away will need, and notes whether there was anything before.
-    async fn write_pod_data(&self, key: &(String, String), volume: &CsiVolume) -> Result<(), Failed> {
-        let directory = self.pod_dir(&key.0, &key.1);
+    async fn write_pod_data(&self, uid: &str, key: Kept, volume: &CsiVolume) -> Result<(), Failed> {
+        let directory = self.pod_dir(uid, &volume.spec_name);
         let data = VolData {
             spec_name: volume.spec_name.clone(),
             handle: volume.handle.clone(),
@@ -207,7 +215,7 @@ impl Csi {
             Ok(was_there)
         })
         .await?;
-        self.kept().entry(key.clone()).or_insert(was_there);
+        self.kept().entry(key).or_insert(was_there);
         Ok(())
     }
 
@@ -252,7 +260,7 @@ impl Csi {
             .map_err(|status| not_undone(&status))?;
         }
         blocking_or(Failed::uncertain, move || remove(&target)).await?;
-        self.kept().remove(&(placed.pod_uid.clone(), placed.spec_name.clone()));
+        self.kept().remove(&Kept::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
         Ok(())
     }
 }
@@ -266,10 +274,18 @@ pub(super) fn text(path: &Path) -> String {
     path.to_string_lossy().into_owned()
 }
 
-/// Removes what was made for a call that failed for good; what cannot be removed stays for the next time.
-async fn tidy(path: PathBuf) {
-    if let Err(error) = blocking_or(Failed::uncertain, move || remove(&path)).await {
-        tracing::warn!(error = error.message, "what was made for a volume that failed could not be removed");
+/// A failure that left something, which must be undone whatever the driver says.
+pub(super) fn not_tidied(failed: &Failed, left: &Failed) -> Failed {
+    Failed::uncertain(format!(
+        "{}; besides, what was made for the call is left: {}",
+        failed.message, left.message
+    ))
+}
+
+/// Removes what a crash left of a directory in which no volume is named; what is not empty is not ours to judge.
+pub(super) fn remove_unused(directory: &Path) {
+    if let Err(error) = remove(&directory.join("globalmount")) {
+        tracing::warn!(error, "a directory of no known volume is left alone");
     }
 }
 

@@ -244,6 +244,90 @@ async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
 }
 
 #[tokio::test]
+async fn a_failure_to_stage_again_after_a_restart_forgets_nothing() {
+    let (world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    for block in [false, true] {
+        let mut volume = persistent(DRIVER, "h", json!({}));
+        volume.block = block;
+        csi.stage(&volume).await.unwrap();
+        let next = super::tests::csi(&world);
+        fake.answer("NodeStage", Some(Answer::Fail(Code::InvalidArgument)));
+        for _ in 0..2 {
+            assert_eq!(next.stage(&volume).await.unwrap_err().certainty, Certainty::Uncertain);
+            assert_eq!(next.staged().len(), 1, "{block}");
+        }
+        fake.calls();
+        next.unstage("kubernetes.io/csi/a.example^h").await.unwrap();
+        assert!(matches!(fake.calls().as_slice(), [Call::Unstage(_)]));
+        // What is not staged is known not to be after a failure that is final.
+        assert_eq!(next.stage(&volume).await.unwrap_err().certainty, Certainty::Final);
+        assert_clean(&next);
+        csi.kept().clear();
+        fake.answer("NodeStage", None);
+        fake.calls();
+    }
+}
+
+#[tokio::test]
+async fn what_is_still_there_after_a_final_failure_must_be_undone() {
+    let (_world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    let left = csi.layout.csi_staging(DRIVER, "h").join("globalmount/left");
+    fs::create_dir_all(&left).unwrap();
+    fake.answer("NodeStage", Some(Answer::Fail(Code::InvalidArgument)));
+    let error = csi.stage(&volume).await.unwrap_err();
+    assert!(error.certainty == Certainty::Uncertain && error.message.contains("InvalidArgument"), "{error}");
+    assert_eq!(csi.staged().len(), 1);
+    fs::remove_dir(&left).unwrap();
+    csi.unstage("kubernetes.io/csi/a.example^h").await.unwrap();
+    assert_clean(&csi);
+}
+
+#[tokio::test]
+async fn what_a_crash_left_of_no_volume_is_removed_and_nothing_else() {
+    let (_world, _fake, csi) = without_attach(&[]).await;
+    let (layout, data) = (&csi.layout, "vol_data.json");
+    let (new, emptied) = (layout.csi_staging(DRIVER, "new"), layout.csi_staging(DRIVER, "emptied"));
+    let (full, damaged) = (layout.csi_staging(DRIVER, "full"), layout.csi_staging(DRIVER, "damaged"));
+    let block = layout.csi_device("block");
+    for path in [&new, &emptied.join("globalmount"), &full.join("globalmount/data"), &damaged] {
+        fs::create_dir_all(path).unwrap();
+    }
+    for path in [block.join("data"), block.join("dev"), layout.csi_device_staging("other")] {
+        fs::create_dir_all(path).unwrap();
+    }
+    fs::write(new.join(format!(".{data}.7-0.new")), "{").unwrap();
+    fs::write(damaged.join(data), "{").unwrap();
+    assert_eq!(csi.staged(), []);
+    for gone in [new, emptied, block] {
+        assert!(!gone.exists(), "{}", gone.display());
+    }
+    for left in [full.join("globalmount/data"), damaged.join(data), layout.csi_device_staging("other")] {
+        assert!(left.exists(), "{}", left.display());
+    }
+}
+
+#[tokio::test]
+async fn a_block_volume_is_known_without_the_link_to_it() {
+    let (_world, _fake, csi) = without_attach(&[]).await;
+    let layout = &csi.layout;
+    let published = layout.csi_device_publish("pv", "uid");
+    fs::create_dir_all(published.parent().unwrap()).unwrap();
+    fs::write(&published, "").unwrap();
+    let bound = layout.csi_device("pv").join("dev");
+    fs::create_dir_all(&bound).unwrap();
+    for uid in ["uid", "other"] {
+        fs::write(bound.join(uid), "").unwrap();
+    }
+    let other = Placed { pod_uid: "other".to_owned(), ..placed("pv", true) };
+    assert_eq!(csi.placed(), [other, placed("pv", true)]);
+    for left in csi.placed() {
+        csi.tear_down(&left).await.unwrap();
+    }
+    assert_eq!(csi.placed(), []);
+}
+
+#[tokio::test]
 async fn a_damaged_file_is_named_and_disturbs_nothing_else() {
     let (_world, _fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
     let (good, mut bad) = (persistent(DRIVER, "good", json!({})), persistent(DRIVER, "bad", json!({})));

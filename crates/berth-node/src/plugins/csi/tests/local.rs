@@ -120,6 +120,9 @@ async fn a_block_device_is_published_bound_and_linked() {
     assert!(fs::metadata(&global).unwrap().file_type().is_block_device());
     assert_eq!(csi.staged().len(), 1);
     assert_eq!(csi.device_of(&placed("pv", true)).unwrap().unique_name, unique(&volume));
+    // As a node leaves it that is killed while it takes the volume away.
+    fs::remove_file(csi.layout.pod_device("uid", NAME, "pv")).unwrap();
+    assert_eq!(csi.placed(), [placed("pv", true)]);
     for _ in 0..2 {
         csi.tear_down(&placed("pv", true)).await.unwrap();
         csi.unstage(&unique(&volume)).await.unwrap();
