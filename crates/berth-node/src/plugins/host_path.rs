@@ -3,7 +3,7 @@
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
 use berth_host::Error;
@@ -38,7 +38,7 @@ impl Plugin for HostPath {
         }
         blocking_or(Failed::unchanged, move || {
             check(Path::new(&spec.path), &kind)?;
-            Ok(Ready { path: spec.path.into() })
+            resolve(Path::new(&spec.path)).map(|path| Ready { path })
         })
         .await
     }
@@ -76,6 +76,15 @@ fn check(path: &Path, kind: &str) -> Result<(), String> {
         (other, _) => return Err(format!("{other} is an invalid volume type")),
     };
     if fits { Ok(()) } else { Err(format!("hostPath type check failed: {} is not {noun}", path.display())) }
+}
+
+/// Where a path leads: containers get no links. What is not there is left to them to complain about.
+fn resolve(path: &Path) -> Result<PathBuf, String> {
+    match fs::canonicalize(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(path.to_owned()),
+        Err(error) => Err(format!("follow the links of {}: {error}", path.display())),
+        Ok(path) => Ok(path),
+    }
 }
 
 fn make_file(path: &Path) -> berth_host::Result<()> {
