@@ -93,6 +93,8 @@ struct Attacher {
     by_volume: Index<VolumeAttachment, String>,
     /// The attachments of this driver, under one value.
     ours: Index<VolumeAttachment, ()>,
+    /// The attachments of this driver by node.
+    by_node: Index<VolumeAttachment, String>,
     volumes: Cache<PersistentVolume>,
     nodes: Cache<CSINode>,
     /// Attachments whose state the driver contradicts: attach them again although they are attached.
@@ -105,7 +107,7 @@ impl Attacher {
     fn new(cluster: &Cluster, driver: Driver, options: Options, identity: &Identity) -> Self {
         let attachments = cluster.cache::<VolumeAttachment>();
         let name = identity.name.clone();
-        let ours = name.clone();
+        let (ours, of_driver) = (name.clone(), name.clone());
         Self {
             finalizer: attacher_finalizer(&name),
             by_volume: attachments.index(|attachment: &VolumeAttachment| {
@@ -116,6 +118,10 @@ impl Attacher {
                     if attachment.spec.attacher == ours { vec![()] } else { Vec::new() }
                 },
             ),
+            by_node: attachments.index(move |attachment: &VolumeAttachment| {
+                let spec = &attachment.spec;
+                (spec.attacher == of_driver).then(|| spec.node_name.clone()).into_iter().collect()
+            }),
             attachments,
             volumes: cluster.cache(),
             nodes: cluster.cache(),
@@ -160,6 +166,26 @@ impl Attacher {
             if before.is_none() {
                 for attachment in by_volume.get(&after.name_any()) {
                     attachments.add(Key::of(attachment.as_ref()));
+                }
+            }
+        });
+        self.follow_nodes();
+    }
+
+    /// Looks again at what is not attached to a node yet when the driver comes to be known there: without the node's id
+    /// it has failed before.
+    fn follow_nodes(&self) {
+        let (queue, by_node, driver) = (self.queue.clone(), self.by_node.clone(), self.name.clone());
+        self.nodes.subscribe(move |before, after| {
+            let id = |node: Option<&Arc<CSINode>>| plan::node_id(node.map(AsRef::as_ref), &driver);
+            let Some(node) = after else { return };
+            let known = id(Some(node));
+            if known.is_none() || known == id(before) {
+                return;
+            }
+            for attachment in by_node.get(&node.name_any()) {
+                if attachment.status.as_ref().is_none_or(|status| !status.attached) {
+                    queue.add(Key::of(attachment.as_ref()));
                 }
             }
         });

@@ -1,9 +1,12 @@
 //! The components beside a driver on a real API server and a real driver: objects in, objects, volumes and events out.
 
+#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
+
 mod bench;
 mod fake;
 mod faults;
 mod local;
+mod registration;
 mod snapshot_bench;
 mod snapshot_faults;
 mod snapshots;
