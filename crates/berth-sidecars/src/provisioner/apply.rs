@@ -46,7 +46,6 @@ impl<F: Into<Failure>> From<F> for Unprepared {
 impl Provisioner {
     pub(super) async fn sync_claim(&self, key: &Key) -> Result<Next, Failure> {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
-        let identity = self.driver_now()?;
         let name = request::volume_name(&claim, &self.options)?;
         let class = claim::class_of(&claim).and_then(|class| self.classes.named(&class));
         let saved = self.volumes.named(&name).is_some();
@@ -54,6 +53,7 @@ impl Provisioner {
         if plan == Plan::Nothing {
             return Ok(Next::Done);
         }
+        let identity = self.driver_now()?;
         let (queue, again) = (self.claim_queue.clone(), key.clone());
         let Some(_held) = self.driver.try_hold(&name, move || queue.add(again)) else {
             return Ok(Next::Done);
@@ -412,3 +412,6 @@ impl Provisioner {
         self.recorder.warning(claim, "ProvisioningFailed", text);
     }
 }
+
+#[cfg(test)]
+mod tests;
