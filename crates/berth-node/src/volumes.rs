@@ -22,13 +22,14 @@ mod state;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_kube::{Backoff, Cluster, Failure, Key, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
+use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::time::Instant;
 
 pub(crate) use self::disk::names;
@@ -73,6 +74,8 @@ pub struct Volumes {
     options: Options,
     state: Mutex<State>,
     queue: Queue<Work>,
+    /// By the volume's name: written to while it is grown, read while containers are started with it.
+    steady: Mutex<HashMap<String, Weak<RwLock<()>>>>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -102,8 +105,12 @@ impl Volumes {
     pub fn new(options: Options) -> Arc<Self> {
         let mut state = State::default();
         disk::reconstruct(&options.layout, &options.plugins, &mut state);
-        let volumes =
-            Arc::new(Self { options, state: Mutex::new(state), queue: Queue::new("volumes", BACKOFF) });
+        let volumes = Arc::new(Self {
+            options,
+            state: Mutex::new(state),
+            queue: Queue::new("volumes", BACKOFF),
+            steady: Mutex::default(),
+        });
         volumes.follow_claims();
         volumes
     }
@@ -139,6 +146,11 @@ impl Volumes {
         }
     }
 
+    /// A pod that is not to have volumes keeps those it has until [`Volumes::unwant`]: its containers still run.
+    pub fn hold(&self, pod_uid: &str) {
+        self.state().hold(pod_uid);
+    }
+
     /// A pod no longer needs its volumes.
     pub fn unwant(&self, pod_uid: &str) {
         let groups = self.state().unwant(pod_uid);
@@ -146,13 +158,27 @@ impl Volumes {
     }
 
     /// Where a pod finds its volumes, by their names in the pod; `None` until it has all of them.
-    /// A pod that is not to have volumes keeps those it has until [`Volumes::unwant`]: its containers still run.
-    pub fn hold(&self, pod_uid: &str) {
-        self.state().hold(pod_uid);
-    }
-
     pub fn ready(&self, pod_uid: &str) -> Option<HashMap<String, Ready>> {
         self.state().ready(pod_uid)
+    }
+
+    /// Keeps a pod's volumes from being grown until the guards are dropped: where the kernel grows a filesystem only
+    /// unmounted, its mounts are gone for a moment, and a container that starts then would find an empty directory.
+    pub async fn steady(&self, pod_uid: &str) -> Vec<OwnedRwLockReadGuard<()>> {
+        let names = self.state().placed_of(pod_uid);
+        let mut guards = Vec::with_capacity(names.len());
+        for name in names {
+            guards.push(self.steadiness(&name).read_owned().await);
+        }
+        guards
+    }
+
+    fn steadiness(&self, name: &str) -> Arc<RwLock<()>> {
+        let mut locks = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        locks.retain(|_, lock| lock.strong_count() > 0);
+        let lock = locks.get(name).and_then(Weak::upgrade).unwrap_or_default();
+        locks.insert(name.to_owned(), Arc::downgrade(&lock));
+        lock
     }
 
     /// What keeps a pod from having its volumes, one sentence each.

@@ -108,6 +108,7 @@ impl Pods {
         work.logs = Some(self.options.layout.logs(&namespace, &name, &entry.uid));
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         let due = all.filter(|container| decision.start.contains(&container.name));
+        let _steady = self.options.volumes.steady(&entry.uid).await;
         let starts = due.map(|container| {
             let known = work.containers.get(&container.name);
             let attempt = known.filter(|known| known.run.is_some()).map_or(0, |known| known.attempt + 1);

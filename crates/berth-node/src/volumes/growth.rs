@@ -31,7 +31,12 @@ impl Volumes {
             }
         };
         let node = volume.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
-        match plugin.expand(&volume).await {
+        let expanded = {
+            let lock = self.steadiness(&placed.spec_name);
+            let _alone = lock.write().await;
+            plugin.expand(&volume).await
+        };
+        match expanded {
             Ok(_) => {
                 let size =
                     persistent.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage").cloned());
@@ -67,12 +72,12 @@ impl Volumes {
                     Certainty::Unchanged => self.not_in_use(placed),
                     Certainty::Uncertain => return Outcome::Failed,
                 }
+                Outcome::Done
             }
         }
     }
 
     /// There is nothing more to grow until the claim or the volume changes.
-                Outcome::Done
     fn grown(&self, placed: &Placed, volume: &PodVolume) {
         if let Some(place) = self.state().place_mut(placed) {
             place.grow = false;
@@ -80,11 +85,6 @@ impl Volumes {
         }
     }
 
-    /// The claim is not as it was: finds it anew, which also decides whether there is something to grow.
-    fn look_again(&self, placed: &Placed) -> Outcome {
-        let names: Vec<String> = {
-            let state = self.state();
-            let wishes = state.pods.get(&placed.pod_uid).into_iter().flat_map(|wishes| &wishes.volumes);
     /// The volume cannot be grown while the pod has it.
     fn not_in_use(&self, placed: &Placed) {
         if let Some(place) = self.state().place_mut(placed) {
@@ -93,6 +93,11 @@ impl Volumes {
         }
     }
 
+    /// The claim is not as it was: finds it anew, which also decides whether there is something to grow.
+    fn look_again(&self, placed: &Placed) -> Outcome {
+        let names: Vec<String> = {
+            let state = self.state();
+            let wishes = state.pods.get(&placed.pod_uid).into_iter().flat_map(|wishes| &wishes.volumes);
             wishes
                 .filter(|(_, wish)| wish.found.as_ref() == Some(placed))
                 .map(|(name, _)| name.clone())

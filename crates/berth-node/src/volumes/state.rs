@@ -359,6 +359,11 @@ impl State {
         wishes.volumes.values().filter_map(problem).collect()
     }
 
+    /// The names of the volumes that a pod has, or may have.
+    pub(super) fn placed_of(&self, uid: &str) -> Vec<String> {
+        self.places.get(uid).into_iter().flatten().map(|(placed, _)| placed.spec_name.clone()).collect()
+    }
+
     /// Whether a pod neither has nor may have any volume.
     pub(super) fn is_gone(&self, uid: &str) -> bool {
         !self.pods.contains_key(uid) && !self.held.contains(uid) && !self.places.contains_key(uid)
