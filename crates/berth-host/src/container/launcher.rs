@@ -19,8 +19,9 @@ use std::{
 };
 
 use rustix::{
-    fs::{Mode, OFlags},
+    fs::{CWD, Mode, OFlags},
     io::Errno,
+    mount::OpenTreeFlags,
     net::{
         AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
         SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
@@ -67,8 +68,10 @@ impl Launcher {
         let state = rustix::fs::open(directory, flags, Mode::empty()).doing("open", directory)?;
         write_files(directory, spec)?;
         let (log_directory, log_name) = match (spec.log.parent(), spec.log.file_name()) {
+            // The shim keeps it, and root in the container finds it in /proc: no `..` may lead from there to the host.
             (Some(parent), Some(name)) => (
-                rustix::fs::open(parent, flags, Mode::empty()).doing("open the log directory", parent)?,
+                root::clone_tree(CWD, parent, OpenTreeFlags::empty())
+                    .doing("open the log directory", parent)?,
                 name,
             ),
             _ => return Err(Errno::INVAL).doing("open the log", &spec.log),

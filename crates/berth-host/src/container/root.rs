@@ -152,7 +152,12 @@ fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<Owned
     Ok(tree)
 }
 
-fn clone_tree(directory: BorrowedFd<'_>, path: &Path, more: OpenTreeFlags) -> rustix::io::Result<OwnedFd> {
+/// A detached copy of a mount with `path` as its root, out of which no way leads.
+pub(super) fn clone_tree(
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    more: OpenTreeFlags,
+) -> rustix::io::Result<OwnedFd> {
     // Behind a trailing slash the kernel would follow a link.
     let path: std::path::PathBuf = path.components().collect();
     let flags = OpenTreeFlags::OPEN_TREE_CLONE

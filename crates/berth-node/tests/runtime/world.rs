@@ -98,6 +98,16 @@ async fn a_container_has_the_usual_devices_and_a_read_only_sys() {
 }
 
 #[tokio::test]
+async fn no_way_leads_out_through_what_process_1_has_open() {
+    let place = Place::new();
+    let spec = place.sh("for fd in /proc/1/fd/*; do echo $(ls $fd/ $fd/.. 2>/dev/null); done");
+    let name = spec.log.file_name().unwrap().to_string_lossy().into_owned();
+    let (printed, _) = place.run(&place.open(), spec).await;
+    assert!(printed.contains(&name), "the directory of the log is open: {printed}");
+    assert!(!printed.contains("containers"), "{printed}");
+}
+
+#[tokio::test]
 async fn hidden_directories_are_empty() {
     let place = Place::new();
     let secret = place.dir("secret");
