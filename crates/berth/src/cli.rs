@@ -159,7 +159,7 @@ impl Cli {
             Command::CsiSnapshotter(args) => args.run().await,
             Command::SnapshotController(args) => args.run().await,
             Command::Livenessprobe(args) => sidecars::liveness::run(*args).await,
-            Command::CsiExternalHealthMonitorController(args) => args.run(),
+            Command::CsiExternalHealthMonitorController(_) => alone::no_health_monitor(),
             Command::CsiNodeDriverRegistrar(args) => sidecars::registrar::run(*args).await,
         }
     }
@@ -167,7 +167,11 @@ impl Cli {
 
 /// Parses the command line; prints help or a mistake and exits where there is nothing to run.
 pub(crate) fn parse(args: impl Iterator<Item = OsString>) -> Cli {
-    Cli::parse_from(with_two_dashes(with_own_name(args)))
+    try_parse(args).unwrap_or_else(|mistake| mistake.exit())
+}
+
+fn try_parse(args: impl Iterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    Cli::try_parse_from(with_two_dashes(with_own_name(args)))
 }
 
 /// Takes the name of the program for a subcommand where it is one's: `csi-provisioner …` is `berth csi-provisioner …`.
@@ -210,31 +214,4 @@ fn collect_long_flags(command: &clap::Command, found: &mut Vec<String>) {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn flags_are_taken_with_one_dash_as_go_programs_do() {
-        let given = ["berth", "driver", "local", "-nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"];
-        let taken: Vec<_> = with_two_dashes(given.iter().map(OsString::from)).collect();
-        assert_eq!(taken, ["berth", "driver", "local", "--nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"]);
-    }
-
-    #[test]
-    fn a_component_runs_by_the_name_of_the_program() {
-        let words = |given: &[&str]| -> Vec<OsString> {
-            with_own_name(given.iter().map(OsString::from).collect::<Vec<_>>().into_iter()).collect()
-        };
-        for name in BY_NAME {
-            assert_eq!(words(&[&format!("/usr/bin/{name}"), "-v=5"]), ["berth", name, "-v=5"]);
-            assert!(Cli::command().find_subcommand(name).is_some(), "there is no {name}");
-        }
-        assert_eq!(words(&["/usr/bin/berth", "up"]), ["/usr/bin/berth", "up"]);
-        assert_eq!(words(&["./other", "up"]), ["./other", "up"]);
-    }
-}
+mod tests;

@@ -75,8 +75,12 @@ async fn serve(
     let metrics = Metrics::register(&mut registry, &name);
     let layer = CallLayer::new(metrics, common.max_call_seconds.map(Duration::from_secs));
     let health = Health::register(&mut registry);
-    let within = berth_sidecars::driver::Driver::in_process(berth_csi::in_process(driver.routes(), &layer));
-    within.measure(&mut registry);
+    let within = (!beside.is_empty()).then(|| {
+        let calls = berth_csi::in_process(driver.routes(), &layer);
+        let within = berth_sidecars::driver::Driver::in_process(calls);
+        within.measure(&mut registry);
+        within
+    });
     if let Some(address) = &common.http_endpoint {
         let told = health.clone();
         let site = ["/healthz", "/livez", "/readyz"]

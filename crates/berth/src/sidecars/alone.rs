@@ -191,14 +191,12 @@ pub(crate) struct HealthMonitor {
     _flags: Vec<std::ffi::OsString>,
 }
 
-impl HealthMonitor {
-    /// Says that there is none.
-    pub(crate) fn run(self) -> anyhow::Result<()> {
-        bail!(
-            "csi-external-health-monitor-controller is not there yet: run upstream's, or leave it away; \
-             nothing else depends on it"
-        )
-    }
+/// Says that there is no health monitor.
+pub(crate) fn no_health_monitor() -> anyhow::Result<()> {
+    bail!(
+        "csi-external-health-monitor-controller is not there yet: run upstream's, or leave it away; \
+         nothing else depends on it"
+    )
 }
 
 async fn alone(component: Component, connection: Option<&Connection>, common: &Common) -> anyhow::Result<()> {
@@ -235,3 +233,6 @@ async fn alone(component: Component, connection: Option<&Connection>, common: &C
         .map(|component| Group { lease: component.lease(&name), components: vec![component] });
     replica.run(groups.collect(), driver, &stop).await
 }
+
+#[cfg(test)]
+mod tests;

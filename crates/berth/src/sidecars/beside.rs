@@ -60,14 +60,23 @@ impl Beside {
         Self { sidecars: None, registration: Some(registration), always_registered: true }
     }
 
-    /// Runs until `stop`, then finishes what is under way.
+    /// Whether there is nothing at all.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.sidecars.is_none() && self.registration.is_none()
+    }
+
+    /// Runs over the driver in this process, if there is anything to run, until `stop`; then finishes what is under way.
     pub(crate) async fn run(
         self,
-        driver: Driver,
+        driver: Option<Driver>,
         endpoint: Endpoint,
         health: Health,
         stop: CancellationToken,
     ) -> anyhow::Result<()> {
+        let Some(driver) = driver else {
+            stop.cancelled().await;
+            return Ok(());
+        };
         let register = match self.registration {
             Some(registration) => registration.options(&endpoint, self.always_registered)?,
             None => None,
@@ -75,7 +84,10 @@ impl Beside {
         let sidecars = async {
             match self.sidecars {
                 Some(sidecars) => sidecars.run(driver.clone(), health, &stop).await,
-                None => Ok(stop.cancelled().await),
+                None => {
+                    stop.cancelled().await;
+                    Ok(())
+                }
             }
         };
         let registered = async {

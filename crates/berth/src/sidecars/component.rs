@@ -68,7 +68,7 @@ impl Component {
     pub(crate) async fn run(self, cluster: Cluster, driver: Option<Driver>) {
         let name = self.name();
         let once = || self.clone().run_once(cluster.clone(), driver.clone());
-        supervised(name, cluster.shutdown(), once).await;
+        supervised(name, REST, cluster.shutdown(), once).await;
     }
 
     async fn run_once(self, cluster: Cluster, driver: Option<Driver>) {
@@ -84,8 +84,12 @@ impl Component {
 }
 
 /// Runs something again when it panics, or ends unasked, until `shutdown`.
-async fn supervised<R>(name: &str, shutdown: &tokio_util::sync::CancellationToken, once: impl Fn() -> R)
-where
+async fn supervised<R>(
+    name: &str,
+    rest: Duration,
+    shutdown: &tokio_util::sync::CancellationToken,
+    once: impl Fn() -> R,
+) where
     R: Future<Output = ()>,
 {
     loop {
@@ -94,12 +98,12 @@ where
             return;
         }
         match ended {
-            Ok(()) => tracing::error!(component = name, "ended unasked; starting it again in {REST:?}"),
-            Err(_panic) => tracing::error!(component = name, "panicked; starting it again in {REST:?}"),
+            Ok(()) => tracing::error!(component = name, "ended unasked; starting it again in {rest:?}"),
+            Err(_panic) => tracing::error!(component = name, "panicked; starting it again in {rest:?}"),
         }
         tokio::select! {
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(REST) => {}
+            () = tokio::time::sleep(rest) => {}
         }
     }
 }
@@ -171,10 +175,10 @@ mod tests {
         assert_eq!(needed(&everything).len(), 5);
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn a_component_that_panics_is_started_again_until_it_is_told_to_stop() {
         let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
-        supervised("test", &shutdown, || async {
+        supervised("test", Duration::from_millis(1), &shutdown, || async {
             match starts.fetch_add(1, Ordering::Relaxed) {
                 0 | 2 => panic!("a mistake"),
                 1 => {}

@@ -25,8 +25,8 @@ pub(crate) struct Args {
     connection: flags::Connection,
 
     /// The driver's socket, as the kubelet sees it
-    #[arg(long, default_value = "", hide_default_value = true, value_name = "PATH")]
-    kubelet_registration_path: PathBuf,
+    #[arg(long, value_name = "PATH")]
+    kubelet_registration_path: Option<PathBuf>,
 
     /// The kubelet's registration directory, as seen here
     #[arg(long, default_value = "/registration", value_name = "DIR")]
@@ -78,11 +78,11 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         tracing::warn!("--mode={PROBE} is deprecated and does nothing; drop the exec probe");
         return Ok(());
     }
-    if args.kubelet_registration_path.as_os_str().is_empty() {
+    let Some(endpoint) = args.kubelet_registration_path.clone() else {
         bail!(
             "--kubelet-registration-path is missing: the path of the driver's socket, as the kubelet sees it"
         );
-    }
+    };
     let address = args.address()?;
     let stop = super::stop_on_signal()?;
     let Some(driver) = name_of_driver(&args, &stop).await else { return Ok(()) };
@@ -94,11 +94,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             .await
             .with_context(|| format!("serve HTTP on {address}"))?;
     }
-    let options = registrar::Options {
-        directory: args.plugin_registration_path,
-        driver,
-        endpoint: args.kubelet_registration_path,
-    };
+    let options = registrar::Options { directory: args.plugin_registration_path, driver, endpoint };
     registrar::serve(options, stop).await.context("register the driver")
 }
 

@@ -201,9 +201,11 @@ async fn config(kube: &Kube) -> anyhow::Result<Config> {
                 .await
                 .with_context(|| format!("use the kubeconfig {}", path.display()))?
         }
-        None => Config::incluster().context(
-            "this does not run in a pod with a service account: name a cluster with --kubeconfig or KUBECONFIG",
-        )?,
+        None => Config::incluster().map_err(|error| {
+            anyhow::anyhow!(
+                "no cluster is named, by --kubeconfig or KUBECONFIG, and this is no pod with a service account: {error}"
+            )
+        })?,
     };
     if let Some(master) = kube.master.as_ref().filter(|master| !master.is_empty()) {
         config.cluster_url = master.parse().with_context(|| format!("--master={master} is no URL"))?;

@@ -1,0 +1,220 @@
+//! The command line: consistency, Go's style, and every flag of the upstream components.
+
+use super::*;
+
+#[test]
+fn the_command_line_is_consistent() {
+    Cli::command().debug_assert();
+}
+
+#[test]
+fn flags_are_taken_with_one_dash_as_go_programs_do() {
+    let given = ["berth", "driver", "local", "-nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"];
+    let taken: Vec<_> = with_two_dashes(given.iter().map(OsString::from)).collect();
+    assert_eq!(taken, ["berth", "driver", "local", "--nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"]);
+}
+
+#[test]
+fn a_component_runs_by_the_name_of_the_program() {
+    let words = |given: &[&str]| -> Vec<OsString> {
+        with_own_name(given.iter().map(OsString::from).collect::<Vec<_>>().into_iter()).collect()
+    };
+    for name in BY_NAME {
+        assert_eq!(words(&[&format!("/usr/bin/{name}"), "-v=5"]), ["berth", name, "-v=5"]);
+        assert!(Cli::command().find_subcommand(name).is_some(), "there is no {name}");
+    }
+    assert_eq!(words(&["/usr/bin/berth", "up"]), ["/usr/bin/berth", "up"]);
+    assert_eq!(words(&["./other", "up"]), ["./other", "up"]);
+}
+
+/// How a flag's value is written.
+#[derive(Clone, Copy)]
+enum Takes {
+    Switch,
+    Value(&'static str),
+}
+use Takes::{Switch, Value};
+
+/// What provisioner, attacher, resizer, snapshotter and, but for a few, the snapshot controller share.
+const COMMON: &[(&str, Takes)] = &[
+    ("leader-election", Switch),
+    ("leader-election-namespace", Value("kube-system")),
+    ("leader-election-lease-duration", Value("30s")),
+    ("leader-election-renew-deadline", Value("20s")),
+    ("leader-election-retry-period", Value("4s")),
+    ("leader-election-labels", Value("app:csi,tier:storage")),
+    ("kube-api-qps", Value("100")),
+    ("kube-api-burst", Value("200")),
+    ("http-endpoint", Value(":8080")),
+    ("metrics-path", Value("/metrics")),
+    ("metrics-address", Value(":8081")),
+    ("kubeconfig", Value("/etc/kube/config")),
+    ("feature-gates", Value("ReleaseLeaderElectionOnExit=true")),
+    ("retry-interval-start", Value("500ms")),
+    ("retry-interval-max", Value("10m")),
+];
+
+const CONNECTION: &[(&str, Takes)] = &[("csi-address", Value("/csi/csi.sock"))];
+
+const LOGGING: &[(&str, Takes)] = &[
+    ("automaxprocs", Switch),
+    ("v", Value("5")),
+    ("vmodule", Value("controller=5")),
+    ("logging-format", Value("json")),
+    ("log-flush-frequency", Value("5s")),
+    ("log-text-split-stream", Switch),
+    ("log-text-info-buffer-size", Value("0")),
+    ("log-json-split-stream", Switch),
+    ("log-json-info-buffer-size", Value("1Mi")),
+];
+
+const PROVISIONER: &[(&str, Takes)] = &[
+    ("timeout", Value("150s")),
+    ("worker-threads", Value("100")),
+    ("extra-create-metadata", Switch),
+    ("default-fstype", Value("ext4")),
+    ("strict-topology", Switch),
+    ("immediate-topology", Switch),
+    ("volume-name-prefix", Value("pvc")),
+    ("volume-name-uuid-length", Value("-1")),
+    ("enable-capacity", Switch),
+    ("capacity-poll-interval", Value("1m")),
+    ("capacity-for-immediate-binding", Switch),
+    ("capacity-ownerref-level", Value("-1")),
+    ("capacity-threads", Value("1")),
+    ("kube-api-capacity-qps", Value("1")),
+    ("kube-api-capacity-burst", Value("5")),
+    ("node-deployment", Switch),
+    ("node-deployment-immediate-binding", Switch),
+    ("node-deployment-base-delay", Value("20s")),
+    ("node-deployment-max-delay", Value("60s")),
+    ("controller-publish-readonly", Switch),
+    ("prevent-volume-mode-conversion", Switch),
+    ("cloning-protection-threads", Value("1")),
+    ("snapshot-orphan-sweep-interval", Value("5m")),
+    ("enable-pprof", Switch),
+    ("master", Value("https://127.0.0.1:6443")),
+];
+
+const ATTACHER: &[(&str, Takes)] = &[
+    ("timeout", Value("60s")),
+    ("worker-threads", Value("10")),
+    ("reconcile-sync", Value("1m")),
+    ("max-entries", Value("0")),
+    ("default-fstype", Value("ext4")),
+    ("resync", Value("10m")),
+    ("max-grpc-log-length", Value("-1")),
+];
+
+const RESIZER: &[(&str, Takes)] = &[
+    ("workers", Value("10")),
+    ("timeout", Value("10s")),
+    ("handle-volume-inuse-error", Switch),
+    ("extra-modify-metadata", Switch),
+    ("resync-period", Value("10m")),
+    ("master", Value("https://127.0.0.1:6443")),
+];
+
+const SNAPSHOTTER: &[(&str, Takes)] = &[
+    ("timeout", Value("1m")),
+    ("worker-threads", Value("10")),
+    ("resync-period", Value("15m")),
+    ("snapshot-name-prefix", Value("snapshot")),
+    ("snapshot-name-uuid-length", Value("-1")),
+    ("groupsnapshot-name-prefix", Value("groupsnapshot")),
+    ("groupsnapshot-name-uuid-length", Value("12")),
+    ("extra-create-metadata", Switch),
+    ("node-deployment", Switch),
+];
+
+const SNAPSHOT_CONTROLLER: &[(&str, Takes)] = &[
+    ("worker-threads", Value("10")),
+    ("resync-period", Value("15m")),
+    ("enable-distributed-snapshotting", Switch),
+    ("prevent-volume-mode-conversion", Switch),
+    ("retry-crd-interval-max", Value("30s")),
+];
+
+const REGISTRAR: &[(&str, Takes)] = &[
+    ("kubelet-registration-path", Value("/var/lib/kubelet/plugins/x/csi.sock")),
+    ("plugin-registration-path", Value("/registration")),
+    ("timeout", Value("1s")),
+    ("http-endpoint", Value(":9809")),
+    ("health-port", Value("9809")),
+    ("enable-pprof", Switch),
+    ("connection-timeout", Value("10s")),
+    ("mode", Value("registration")),
+];
+
+const LIVENESS_PROBE: &[(&str, Takes)] = &[
+    ("probe-timeout", Value("3s")),
+    ("http-endpoint", Value(":9808")),
+    ("health-port", Value("9808")),
+    ("metrics-path", Value("/metrics")),
+    ("metrics-address", Value(":8081")),
+];
+
+const HEALTH_MONITOR: &[(&str, Takes)] = &[
+    ("timeout", Value("15s")),
+    ("worker-threads", Value("10")),
+    ("monitor-interval", Value("1m")),
+    ("list-volumes-interval", Value("5m")),
+    ("volume-list-add-interval", Value("5m")),
+    ("node-list-add-interval", Value("5m")),
+    ("enable-node-watcher", Switch),
+    ("resync", Value("10m")),
+];
+
+fn parsed(words: &[String]) -> Result<Cli, clap::Error> {
+    try_parse(words.iter().map(OsString::from).collect::<Vec<_>>().into_iter())
+}
+
+/// Every way in which Go programs take a flag.
+fn ways(flag: &str, takes: Takes) -> Vec<Vec<String>> {
+    match takes {
+        Switch => ["--F", "-F", "--F=true", "--F=false", "-F=T", "--F=0"]
+            .map(|way| vec![way.replace('F', flag)])
+            .into(),
+        Value(value) => vec![
+            vec![format!("--{flag}={value}")],
+            vec![format!("-{flag}={value}")],
+            vec![format!("--{flag}"), value.to_owned()],
+            vec![format!("-{flag}"), value.to_owned()],
+        ],
+    }
+}
+
+#[test]
+fn every_flag_of_every_upstream_component_is_taken_in_every_way_that_go_takes_it() {
+    for (program, tables) in [
+        ("csi-provisioner", [CONNECTION, COMMON, LOGGING, PROVISIONER]),
+        ("csi-attacher", [CONNECTION, COMMON, LOGGING, ATTACHER]),
+        ("csi-resizer", [CONNECTION, COMMON, LOGGING, RESIZER]),
+        ("csi-snapshotter", [CONNECTION, COMMON, LOGGING, SNAPSHOTTER]),
+        ("snapshot-controller", [&[], COMMON, LOGGING, SNAPSHOT_CONTROLLER]),
+        ("csi-node-driver-registrar", [CONNECTION, &[], LOGGING, REGISTRAR]),
+        ("livenessprobe", [CONNECTION, &[], LOGGING, LIVENESS_PROBE]),
+        ("csi-external-health-monitor-controller", [CONNECTION, COMMON, LOGGING, HEALTH_MONITOR]),
+    ] {
+        for way in 0..6 {
+            let flags = tables.into_iter().flatten();
+            let words = flags.flat_map(|(flag, takes)| {
+                let ways = ways(flag, *takes);
+                // Twice, as a chart and its user do; the last one counts.
+                [ways[0].clone(), ways[way % ways.len()].clone()].concat()
+            });
+            let line: Vec<String> = [program.to_owned()].into_iter().chain(words).collect();
+            if let Err(mistake) = parsed(&line) {
+                panic!("{line:?}: {mistake}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_flag_that_no_component_has_is_refused() {
+    for program in BY_NAME.iter().filter(|name| !name.contains("health-monitor")) {
+        let words = [(*program).to_owned(), "--no-such-flag=1".to_owned()];
+        assert!(parsed(&words).is_err(), "{program}");
+    }
+}
