@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How long a volume that nobody wants on a node may still be mounted there before it is taken away from a node that
 /// is not ready.
 pub(crate) const UNMOUNT_WAIT: Duration = Duration::from_secs(6 * 60);
-/// How long an attachment may take before people are told.
+/// How long an attachment may take before people are told and other nodes wait for it no longer.
 pub(crate) const ATTACH_WAIT: Duration = Duration::from_secs(2 * 60);
 
 /// A pod, as far as events need it.
@@ -171,6 +171,10 @@ fn plan_unwanted(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
 
 fn plan_wanted(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     if !here.node.exists || !here.node.managed {
+        // Nothing is done for it, but other nodes wait for it, and not for ever.
+        if here.attachment.as_ref().is_some_and(|attachment| !attachment.attached && !attachment.deleting) {
+            plan_wait(node, here, actions);
+        }
         return;
     }
     if here.unwanted_for.is_some() {
@@ -195,20 +199,30 @@ fn plan_wanted(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>
             if here.reported || !here.settled {
                 actions.push(report(false));
             }
-            if here.attaching_for.is_none() {
-                actions.push(Action::Attaching { node: node.to_owned() });
-            }
-            let waited = here.attaching_for.unwrap_or_default();
             if let Some(error) = &attachment.error {
+                if here.attaching_for.is_none() {
+                    actions.push(Action::Attaching { node: node.to_owned() });
+                }
                 actions.push(Action::Failed { node: node.to_owned(), error: error.clone() });
-            } else if waited >= ATTACH_WAIT {
+            } else if here.attaching_for.is_some_and(|waited| waited >= ATTACH_WAIT) {
                 actions.push(Action::Slow { node: node.to_owned() });
                 actions.push(Action::Again(ATTACH_WAIT));
             } else {
-                actions.push(Action::Again(ATTACH_WAIT.saturating_sub(waited)));
+                plan_wait(node, here, actions);
             }
         }
         None => plan_attach(seen, node, here, actions),
+    }
+}
+
+/// Looks again once an attachment under way has had its time.
+fn plan_wait(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
+    if here.attaching_for.is_none() {
+        actions.push(Action::Attaching { node: node.to_owned() });
+    }
+    let left = ATTACH_WAIT.saturating_sub(here.attaching_for.unwrap_or_default());
+    if !left.is_zero() {
+        actions.push(Action::Again(left));
     }
 }
 
@@ -231,10 +245,7 @@ fn plan_attach(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>
             }
             return;
         }
-        // An attachment that never succeeded is no conflict, but while it is being undone it may still succeed.
-        if elsewhere()
-            .any(|(_, there)| there.attachment.is_some() && (there.pods.is_empty() || deleting(there)))
-        {
+        if elsewhere().any(|(_, there)| is_under_way(there)) {
             return;
         }
         // Two nodes want it and neither has it: the first in order gets it, and the other is told once it has.
@@ -246,8 +257,13 @@ fn plan_attach(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>
     actions.push(Action::Attach { node: node.to_owned() });
 }
 
-fn deleting(there: &OnNode) -> bool {
-    there.attachment.as_ref().is_some_and(|attachment| attachment.deleting)
+/// Whether an attachment may still succeed: it is being made, or being undone. One that failed or took too long is
+/// uncertain, which is no conflict.
+fn is_under_way(there: &OnNode) -> bool {
+    there.attachment.as_ref().is_some_and(|attachment| {
+        let in_time = there.attaching_for.unwrap_or_default() < ATTACH_WAIT;
+        there.pods.is_empty() || attachment.deleting || (attachment.error.is_none() && in_time)
+    })
 }
 
 /// What pods are told when their volume is attached elsewhere; names of pods in other namespaces are not told.

@@ -50,6 +50,11 @@ fn pending() -> Option<Attachment> {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
+fn failed() -> Option<Attachment> {
+    Some(Attachment { error: Some("no".into()), ..Attachment::default() })
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn deleting() -> Option<Attachment> {
     Some(Attachment { attached: true, deleting: true, error: None })
 }
@@ -116,11 +121,7 @@ fn a_volume_on_one_node() {
         ),
         (
             "Test_Run_OneVolumeAttach with an error: told, and left to the attacher",
-            OnNode {
-                attachment: Some(Attachment { error: Some("no".into()), ..Attachment::default() }),
-                attaching_for: since(1),
-                ..wanted()
-            },
+            OnNode { attachment: failed(), attaching_for: since(1), ..wanted() },
             vec![Action::Failed { node: "a".into(), error: "no".into() }],
         ),
         (
@@ -266,6 +267,48 @@ fn a_volume_on_two_nodes() {
             OnNode { attachment: pending(), attaching_for: since(120), ..wanted() },
             wanted(),
             vec![Action::Slow { node: "a".into() }, Action::Again(Duration::from_secs(120)), attach("b")],
+        ),
+        (
+            "one operation per volume: an attachment under way elsewhere is waited for",
+            false,
+            OnNode { attachment: pending(), attaching_for: since(20), ..wanted() },
+            wanted(),
+            vec![Action::Again(Duration::from_secs(100))],
+        ),
+        (
+            "… also one found at start-up",
+            false,
+            OnNode { attachment: pending(), ..wanted() },
+            wanted(),
+            vec![Action::Attaching { node: "a".into() }, Action::Again(Duration::from_secs(120))],
+        ),
+        (
+            "… also one to a node that is gone",
+            false,
+            OnNode { node: GONE, attachment: pending(), ..wanted() },
+            wanted(),
+            vec![Action::Attaching { node: "a".into() }, Action::Again(Duration::from_secs(120))],
+        ),
+        (
+            "… which is uncertain after the same time",
+            false,
+            OnNode { node: GONE, attachment: pending(), attaching_for: since(120), ..wanted() },
+            wanted(),
+            vec![attach("b")],
+        ),
+        (
+            "… and one that failed is uncertain at once",
+            false,
+            OnNode { attachment: failed(), attaching_for: since(1), ..wanted() },
+            wanted(),
+            vec![Action::Failed { node: "a".into(), error: "no".into() }, attach("b")],
+        ),
+        (
+            "… but a volume that may be shared waits for nobody",
+            true,
+            OnNode { attachment: pending(), attaching_for: since(20), ..wanted() },
+            wanted(),
+            vec![Action::Again(Duration::from_secs(100)), attach("b")],
         ),
         (
             "uncertain and unwanted: undone first, one operation per volume",
