@@ -85,12 +85,13 @@ struct State {
 }
 
 impl State {
-    /// Gives up what was planned for a pod.
-    fn abandon(&mut self, pod: &Key) {
-        if let Some(reservation) = self.reservations.remove(pod) {
-            self.release(&reservation);
+    /// Gives up what was planned for a pod; says whether anything was.
+    fn abandon(&mut self, pod: &Key) -> bool {
+        let reservation = self.reservations.remove(pod);
+        if let Some(reservation) = &reservation {
+            self.release(reservation);
         }
-        self.board.forget(pod);
+        self.board.forget(pod) || reservation.is_some()
     }
 
     /// Drops the promises of a reservation: they are written, or void.
@@ -108,9 +109,8 @@ impl State {
 impl Scheduler {
     async fn reconcile(&self, key: &Key) -> Result<Next> {
         let Some(pod) = self.caches.pods.get(key).filter(|pod| is_ours(pod)) else {
-            let mut state = self.state();
-            state.waiting.remove(key);
-            state.abandon(key);
+            self.state().waiting.remove(key);
+            self.abandon(key);
             return Ok(Next::Done);
         };
         let unfit = match self.reserve(key, &pod) {
@@ -124,12 +124,13 @@ impl Scheduler {
 
     /// The reservation a pod has, or a new one.
     fn reserve(&self, key: &Key, pod: &Pod) -> Result<Reservation, unfit::Unfit> {
-        let mut state = self.state();
-        match state.reservations.get(key) {
-            Some(known) if known.uid == pod.uid() => return Ok(known.clone()),
-            Some(_) => state.abandon(key),
+        let known = self.state().reservations.get(key).cloned();
+        match known {
+            Some(known) if known.uid == pod.uid() => return Ok(known),
+            Some(_) => self.abandon(key),
             None => {}
         }
+        let mut state = self.state();
         state.waiting.remove(key);
         match decide(&self.caches, &state.board, pod) {
             Ok(placement) => {
@@ -156,7 +157,7 @@ impl Scheduler {
         match self.advance(key, pod, &reservation).await {
             Ok(next) => Ok(next),
             Err(Setback::Volumes(why)) => {
-                self.state().abandon(key);
+                self.abandon(key);
                 let message = Setback::Volumes(why).to_string();
                 bind::refuse(&self.cluster, pod, "SchedulerError", &message).await?;
                 self.recorder.warning(pod, "FailedScheduling", message);
@@ -164,7 +165,7 @@ impl Scheduler {
             }
             Err(Setback::Write(error)) => {
                 if error.is_not_found() {
-                    self.state().abandon(key);
+                    self.abandon(key);
                 }
                 Err(error)
             }
@@ -195,7 +196,7 @@ impl Scheduler {
             Ok(()) => tell("bind pod", key, node, begun),
             // Somebody else assigned it, or it is another pod of that name by now.
             Err(error) if error.is_conflict() || error.is_not_found() => {
-                self.state().abandon(key);
+                self.abandon(key);
                 return Ok(Next::Retry);
             }
             Err(error) => return Err(error.into()),
@@ -213,6 +214,14 @@ impl Scheduler {
         Ok(Next::Done)
     }
 
+    /// Gives up what was planned for a pod, and looks again at those it may have stood against.
+    fn abandon(&self, pod: &Key) {
+        let had_plans = self.state().abandon(pod);
+        if had_plans {
+            self.wake(&hints::PLAN_GIVEN_UP);
+        }
+    }
+
     /// Looks again at the pods that wait because of one of these.
     fn wake(&self, plugins: &[Plugin]) {
         if plugins.is_empty() {
@@ -221,6 +230,14 @@ impl Scheduler {
         let pods = self.state().waiting.because(plugins);
         for pod in pods {
             self.queue.add(pod);
+        }
+    }
+
+    /// Looks again at the pods that were to go to a node.
+    fn wake_reserved(&self, node: &str) {
+        let state = self.state();
+        for (pod, _) in state.reservations.iter().filter(|(_, reserved)| reserved.placement.node == node) {
+            self.queue.add(pod.clone());
         }
     }
 
@@ -245,6 +262,9 @@ impl Scheduler {
         let me = self.clone();
         self.caches.nodes.subscribe(move |before, after| {
             me.wake(&hints::of_node(before.map(AsRef::as_ref), after.map(AsRef::as_ref)));
+            if let (Some(gone), None) = (before, after) {
+                me.wake_reserved(&gone.name_any());
+            }
         });
         let me = self.clone();
         self.caches.claims.on_change(move |claim| me.wake_users(&Key::of(claim.as_ref())));
@@ -289,10 +309,9 @@ impl Scheduler {
     fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) {
         let Some(pod) = after.or(before) else { return };
         let key = Key::of(pod);
-        self.state().board.observe(&key, after);
-        let counts = |pod: &&Pod| !claims::node_of(pod).is_empty() && !claims::is_over(pod);
-        if before.is_some_and(|pod| counts(&pod)) && !after.is_some_and(|pod| counts(&pod)) {
-            self.wake(&[Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions]);
+        let left = self.state().board.observe(&key, after);
+        if left {
+            self.wake(&hints::POD_LEFT);
         }
         // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
         let wishes =

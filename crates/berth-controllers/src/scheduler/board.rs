@@ -40,18 +40,20 @@ pub(super) struct Board {
 }
 
 impl Board {
-    /// Takes in a pod as it is now.
-    pub(super) fn observe(&mut self, key: &Key, pod: Option<&Pod>) {
+    /// Takes in a pod as it is now; says whether a node carries less.
+    pub(super) fn observe(&mut self, key: &Key, pod: Option<&Pod>) -> bool {
         let Some(pod) = pod.filter(|pod| !claims::is_over(pod)) else {
-            self.remove(key);
-            return;
+            return self.remove(key);
         };
         let node = claims::node_of(pod);
         if node.is_empty() {
-            return;
+            return false;
         }
         match self.placed.get_mut(key) {
-            Some(placed) if placed.node == node => placed.assumed = false,
+            Some(placed) if placed.node == node => {
+                placed.assumed = false;
+                false
+            }
             _ => self.place(key, pod, node, false),
         }
     }
@@ -61,11 +63,9 @@ impl Board {
         self.place(key, pod, node, true);
     }
 
-    /// Takes an assumed pod off its node again.
-    pub(super) fn forget(&mut self, key: &Key) {
-        if self.placed.get(key).is_some_and(|placed| placed.assumed) {
-            self.remove(key);
-        }
+    /// Takes an assumed pod off its node again; says whether it was on one.
+    pub(super) fn forget(&mut self, key: &Key) -> bool {
+        self.placed.get(key).is_some_and(|placed| placed.assumed) && self.remove(key)
     }
 
     /// What a node carries.
@@ -108,8 +108,8 @@ impl Board {
         }
     }
 
-    fn place(&mut self, key: &Key, pod: &Pod, node: &str, assumed: bool) {
-        self.remove(key);
+    fn place(&mut self, key: &Key, pod: &Pod, node: &str, assumed: bool) -> bool {
+        let moved = self.remove(key);
         let request = request(pod);
         let load = self.loads.entry(node.to_owned()).or_default();
         for (name, amount) in &request {
@@ -121,10 +121,11 @@ impl Board {
             self.users.entry(claim.clone()).or_default().insert(key.clone());
         }
         self.placed.insert(key.clone(), Placed { node: node.to_owned(), request, claims, assumed });
+        moved
     }
 
-    fn remove(&mut self, key: &Key) {
-        let Some(placed) = self.placed.remove(key) else { return };
+    fn remove(&mut self, key: &Key) -> bool {
+        let Some(placed) = self.placed.remove(key) else { return false };
         if let Some(load) = self.loads.get_mut(&placed.node) {
             for (name, amount) in placed.request {
                 if let Some(sum) = load.requested.get_mut(&name) {
@@ -144,6 +145,7 @@ impl Board {
                 }
             }
         }
+        true
     }
 }
 

@@ -41,6 +41,14 @@ impl Waiting {
     }
 }
 
+/// What a pod that leaves its node may help against.
+pub(super) const POD_LEFT: [Plugin; 3] =
+    [Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions];
+
+/// What a plan that is given up may help against: it held room, and volumes were promised.
+pub(super) const PLAN_GIVEN_UP: [Plugin; 4] =
+    [Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions, Plugin::VolumeBinding];
+
 /// What a change of a node may help against.
 pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin> {
     use Plugin::{

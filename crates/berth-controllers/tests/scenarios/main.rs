@@ -14,4 +14,5 @@ mod placement;
 mod protection;
 mod reclaim;
 mod rollouts;
+mod room;
 mod volumes;
