@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use kube::ResourceExt as _;
 
-use berth_kube::{Cluster, Kind, Result};
+use berth_kube::{Cluster, Failure, Kind, Result};
 
 /// How many objects are looked at at a time.
 const WORKERS: usize = 32;
@@ -27,6 +27,27 @@ pub async fn run(cluster: Cluster) {
         volumes::run(cluster.named("pv-protection-controller")),
         attribute_classes::run(cluster.named("vac-protection-controller")),
     );
+}
+
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error(transparent)]
+    Kube(#[from] berth_kube::Error),
+    #[error("list the {what} that may use what was deleted")]
+    List { what: &'static str, source: kube::Error },
+}
+
+impl Failure for Error {
+    fn is_conflict(&self) -> bool {
+        matches!(self, Self::Kube(error) if error.is_conflict())
+    }
+
+    fn describe(&self) -> String {
+        match self {
+            Self::Kube(error) => error.chain(),
+            Self::List { source, .. } => format!("{self}: {source}"),
+        }
+    }
 }
 
 /// What an object's finalizer calls for.

@@ -1,12 +1,16 @@
 //! Attribute classes are protected while a claim or a volume names them.
+//!
+//! A claim or a volume may have come just before the class was deleted, so the API server is asked for all of them before
+//! a finalizer goes. Classes are few and seldom deleted.
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
-use kube::ResourceExt as _;
+use kube::api::ListParams;
+use kube::{Api, ResourceExt as _};
 
-use berth_kube::{Backoff, Cluster, Error, Next, Queue};
+use berth_kube::{Backoff, Cluster, Next, Queue};
 
-use super::{WORKERS, Wanted, add, remove, wanted};
+use super::{Error, WORKERS, Wanted, add, remove, wanted};
 
 const FINALIZER: &str = "kubernetes.io/vac-protection";
 
@@ -43,13 +47,26 @@ pub(super) async fn run(cluster: Cluster) {
                 let Some(class) = classes.named(&name) else { return Ok::<_, Error>(Next::Done) };
                 match wanted(class.as_ref(), FINALIZER) {
                     Wanted::Add => add(&cluster, &class, FINALIZER).await?,
-                    Wanted::RemoveIfUnused if !used => remove(&cluster, &class, FINALIZER).await?,
+                    Wanted::RemoveIfUnused if !used && !is_named(&cluster, &name).await? => {
+                        remove(&cluster, &class, FINALIZER).await?;
+                    }
                     _ => {}
                 }
                 Ok(Next::Done)
             }
         })
         .await;
+}
+
+/// Whether the API server knows a claim or a volume that names the class.
+async fn is_named(cluster: &Cluster, class: &str) -> Result<bool, Error> {
+    let claims: Api<PersistentVolumeClaim> = Api::all(cluster.client().clone());
+    let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
+    let all = ListParams::default();
+    let (claims, volumes) = tokio::try_join!(claims.list(&all), volumes.list(&all))
+        .map_err(|source| Error::List { what: "claims and volumes", source })?;
+    let mut named = claims.iter().flat_map(named_by_claim).chain(volumes.iter().flat_map(named_by_volume));
+    Ok(named.any(|name| name == class))
 }
 
 /// The classes a claim asks for, has, and is being changed to.

@@ -11,33 +11,12 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::ListParams;
 
-use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Next, Queue};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
 
-use super::{WORKERS, Wanted, add, remove, wanted};
+use super::{Error, WORKERS, Wanted, add, remove, wanted};
 use crate::claims as pods_claims;
 
 const FINALIZER: &str = "kubernetes.io/pvc-protection";
-
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Kube(#[from] berth_kube::Error),
-    #[error("list the pods that may use deleted claims")]
-    List(#[from] kube::Error),
-}
-
-impl Failure for Error {
-    fn is_conflict(&self) -> bool {
-        matches!(self, Self::Kube(error) if error.is_conflict())
-    }
-
-    fn describe(&self) -> String {
-        match self {
-            Self::Kube(error) => error.chain(),
-            Self::List(source) => format!("{self}: {source}"),
-        }
-    }
-}
 
 /// The claims to look at, by namespace.
 type Due = Arc<Mutex<HashMap<String, HashSet<String>>>>;
@@ -118,7 +97,10 @@ impl Protection {
         }
         if !unused.is_empty() {
             let api: Api<Pod> = Api::namespaced(self.cluster.client().clone(), namespace);
-            let pods = api.list(&ListParams::default()).await?;
+            let pods = api
+                .list(&ListParams::default())
+                .await
+                .map_err(|source| Error::List { what: "pods", source })?;
             let users = users(&pods.items);
             unused.retain(|claim| {
                 let pods = users.get(&Key::of(claim.as_ref())).into_iter().flatten();

@@ -15,4 +15,5 @@ mod protection;
 mod reclaim;
 mod rollouts;
 mod room;
+mod unseen_class;
 mod volumes;
