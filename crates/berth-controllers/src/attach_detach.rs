@@ -186,6 +186,7 @@ impl Controller {
         let attachment = VolumeAttachment {
             metadata: ObjectMeta {
                 name: Some(names::attachment(driver, handle, node)),
+                annotations: Some([(names::VOLUME.to_owned(), names::short(volume).to_owned())].into()),
                 ..ObjectMeta::default()
             },
             spec: VolumeAttachmentSpec {

@@ -1,9 +1,14 @@
 //! Names that the controller, the attacher and the node agree on.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
+use k8s_openapi::api::storage::v1::VolumeAttachment;
+use kube::ResourceExt as _;
 use sha2::{Digest as _, Sha256};
 
 const PREFIX: &str = "kubernetes.io/csi/";
+
+/// On an attachment: its volume as `<driver>^<handle>`, which its name does not give away.
+pub(crate) const VOLUME: &str = "attach-detach.berth.dev/volume";
 
 /// A volume's name in a node's status: `kubernetes.io/csi/<driver>^<handle>`; `None` for volumes that are not CSI's.
 pub(crate) fn unique(volume: &PersistentVolume) -> Option<String> {
@@ -14,6 +19,23 @@ pub(crate) fn unique(volume: &PersistentVolume) -> Option<String> {
 /// Driver and handle of a volume's name in a node's status.
 pub(crate) fn split(unique: &str) -> Option<(&str, &str)> {
     unique.strip_prefix(PREFIX)?.split_once('^')
+}
+
+/// A volume's name in a node's status without what all have in common, as it stands on attachments.
+pub(crate) fn short(unique: &str) -> &str {
+    unique.strip_prefix(PREFIX).unwrap_or(unique)
+}
+
+/// The name in a node's status of the volume that stands on an attachment, if the attachment's own name agrees.
+pub(crate) fn noted(attachment: &VolumeAttachment) -> Option<String> {
+    let unique = format!("{PREFIX}{}", attachment.annotations().get(VOLUME)?);
+    is_of(attachment, &unique).then_some(unique)
+}
+
+/// Whether an attachment is named as that of this volume to its node.
+pub(crate) fn is_of(of: &VolumeAttachment, unique: &str) -> bool {
+    split(unique)
+        .is_some_and(|(driver, handle)| of.name_any() == attachment(driver, handle, &of.spec.node_name))
 }
 
 /// The name of the attachment of a volume to a node.

@@ -37,6 +37,8 @@ pub(super) struct World {
     nodes_by_volume: Index<Node, String>,
     /// Attachments by the volume they name.
     pub(super) attachments_by_volume: Index<VolumeAttachment, String>,
+    /// Attachments by the name of their volume that stands on them.
+    attachments_by_unique: Index<VolumeAttachment, String>,
     /// Attachments by node.
     pub(super) attachments_by_node: Index<VolumeAttachment, String>,
 }
@@ -59,6 +61,8 @@ impl World {
             volumes_by_driver: volumes.index(|volume| driver_of(volume).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|attachment| volume_of(attachment).into_iter().collect()),
+            attachments_by_unique: attachments
+                .index(|attachment| names::noted(attachment).into_iter().collect()),
             attachments_by_node: attachments.index(|attachment| vec![attachment.spec.node_name.clone()]),
             pods,
             volumes,
@@ -86,22 +90,21 @@ impl World {
             .collect()
     }
 
-    /// The name of the volume of an attachment. Its object may be gone; then a node that still speaks of the volume
-    /// gives its name away.
+    /// The name of the volume of an attachment. Its object may be gone, and the attachment may be somebody else's; then
+    /// the node that still speaks of the volume gives its name away, or a pod there.
     pub(super) fn unique_of_attachment(&self, attachment: &VolumeAttachment) -> Option<String> {
+        if let Some(unique) = names::noted(attachment) {
+            return Some(unique);
+        }
         if let Some(volume) = self.volumes.named(&volume_of(attachment)?) {
             return names::unique(&volume);
         }
-        let node_name = &attachment.spec.node_name;
-        let node = self.nodes.named(node_name)?;
-        let wanted = attachment.name_any();
-        attached(&node)
-            .chain(in_use(&node))
-            .find(|unique| {
-                names::split(unique)
-                    .is_some_and(|(driver, handle)| names::attachment(driver, handle, node_name) == wanted)
-            })
-            .map(str::to_owned)
+        let node_name = attachment.spec.node_name.as_str();
+        let node = self.nodes.named(node_name);
+        let spoken = node.iter().flat_map(|node| attached(node).chain(in_use(node)).map(str::to_owned));
+        let pods = self.pods_by_node.get(node_name);
+        let wanted = pods.iter().flat_map(|pod| self.unique_of_pod(pod));
+        spoken.chain(wanted).find(|unique| names::is_of(attachment, unique))
     }
 
     /// Whether volumes of a driver are attached at all; an unknown driver's are.
@@ -173,7 +176,11 @@ impl World {
                 here.pods.push(pod);
             }
         }
-        for attachment in self.attachments_of(unique) {
+        let speaking = self.nodes_by_volume.get(unique).into_iter().map(|node| node.name_any());
+        for node in speaking.chain(known.keys().cloned()) {
+            self.node(&mut seen, &node);
+        }
+        for attachment in self.attachments_of(unique, seen.nodes.keys()) {
             let status = attachment.status.as_ref();
             let error = status.and_then(|status| status.attach_error.as_ref());
             self.node(&mut seen, &attachment.spec.node_name).attachment = Some(Attachment {
@@ -181,10 +188,6 @@ impl World {
                 deleting: attachment.metadata.deletion_timestamp.is_some(),
                 error: error.map(|error| error.message.clone().unwrap_or_default()),
             });
-        }
-        let speaking = self.nodes_by_volume.get(unique).into_iter().map(|node| node.name_any());
-        for node in speaking.chain(known.keys().cloned()) {
-            self.node(&mut seen, &node);
         }
         for (name, here) in &mut seen.nodes {
             if let Some(node) = self.nodes.named(name) {
@@ -215,25 +218,22 @@ impl World {
         })
     }
 
-    /// Attachments are found by the volumes they name, and on nodes that speak of the volume by the name they must have.
-    fn attachments_of(&self, unique: &str) -> Vec<Arc<VolumeAttachment>> {
-        let mut found: Vec<Arc<VolumeAttachment>> = self
-            .volumes_by_unique
-            .get(unique)
-            .iter()
-            .flat_map(|volume| self.attachments_by_volume.get(volume.name_any().as_str()))
-            .collect();
-        let Some((driver, handle)) = names::split(unique) else { return found };
-        found.retain(|attachment| attachment.spec.attacher == driver);
-        for node in self.nodes_by_volume.get(unique) {
-            let name = names::attachment(driver, handle, &node.name_any());
-            if let Some(attachment) = self.attachments.named(&name)
-                && found.iter().all(|known| known.name_any() != name)
-            {
-                found.push(attachment);
-            }
-        }
-        found
+    /// Attachments are found by the volume that stands on them, by the volume object they name, and on these nodes by
+    /// the name they must have: the object may be gone, or be another one of the same storage.
+    fn attachments_of<'a>(
+        &self,
+        unique: &str,
+        nodes: impl Iterator<Item = &'a String>,
+    ) -> Vec<Arc<VolumeAttachment>> {
+        let Some((driver, handle)) = names::split(unique) else { return Vec::new() };
+        let volumes = self.volumes_by_unique.get(unique);
+        let naming =
+            volumes.iter().flat_map(|volume| self.attachments_by_volume.get(volume.name_any().as_str()));
+        let naming = naming.filter(|attachment| {
+            attachment.spec.attacher == driver && names::noted(attachment).is_none_or(|noted| noted == unique)
+        });
+        let named = nodes.filter_map(|node| self.attachments.named(&names::attachment(driver, handle, node)));
+        naming.chain(self.attachments_by_unique.get(unique)).chain(named).collect()
     }
 
     fn shareable(&self, unique: &str) -> bool {

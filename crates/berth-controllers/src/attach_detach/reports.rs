@@ -4,7 +4,7 @@
 //! The write is refused if the node changed since it was read, so a volume leaves the list only while the node's own
 //! list of volumes in use is as we know it.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use berth_kube::{Backoff, Cache, Cluster, Key, Next, Queue, Result};
@@ -26,7 +26,7 @@ struct Waiting {
     /// Volume to whether it is attached; not yet sent.
     changes: HashMap<String, bool>,
     /// Being sent.
-    sent: HashSet<String>,
+    sent: HashMap<String, bool>,
 }
 
 impl Reports {
@@ -40,10 +40,16 @@ impl Reports {
         }
     }
 
-    /// Asks for a change; the volume is looked at again when it is written.
+    /// Asks for a change; the volume is looked at again when it is written. What is on its way already is not asked for
+    /// again.
     pub(super) fn set(&self, node: &str, volume: &str, attached: bool) {
         let mut waiting = self.waiting();
-        waiting.entry(node.to_owned()).or_default().changes.insert(volume.to_owned(), attached);
+        let here = waiting.entry(node.to_owned()).or_default();
+        let latest = here.changes.get(volume).or_else(|| here.sent.get(volume));
+        if latest == Some(&attached) {
+            return;
+        }
+        here.changes.insert(volume.to_owned(), attached);
         drop(waiting);
         self.queue.add(node.to_owned());
     }
@@ -52,7 +58,7 @@ impl Reports {
     pub(super) fn settled(&self, node: &str, volume: &str) -> bool {
         self.waiting()
             .get(node)
-            .is_none_or(|waiting| !waiting.changes.contains_key(volume) && !waiting.sent.contains(volume))
+            .is_none_or(|waiting| !waiting.changes.contains_key(volume) && !waiting.sent.contains_key(volume))
     }
 
     /// Writes changes until the cluster's shutdown.
@@ -71,28 +77,31 @@ impl Reports {
             let mut waiting = self.waiting();
             let Some(waiting) = waiting.get_mut(name) else { return Ok(Next::Done) };
             let changes = std::mem::take(&mut waiting.changes);
-            waiting.sent = changes.keys().cloned().collect();
+            waiting.sent.clone_from(&changes);
             changes
         };
         let outcome = self.send(name, &changes).await;
-        let mut waiting = self.waiting();
-        if let Some(node) = waiting.get_mut(name) {
-            node.sent.clear();
-            if outcome.is_err() {
-                for (volume, attached) in &changes {
-                    node.changes.entry(volume.clone()).or_insert(*attached);
-                }
-            }
-            if node.changes.is_empty() {
-                waiting.remove(name);
-            }
-        }
-        drop(waiting);
+        self.answered(name, &changes, outcome.is_err());
         outcome?;
         for volume in changes.into_keys() {
             self.volumes.add(volume);
         }
         Ok(Next::Done)
+    }
+
+    /// Takes in what became of changes that were sent; those that failed wait again, unless the opposite does.
+    fn answered(&self, name: &str, changes: &HashMap<String, bool>, failed: bool) {
+        let mut waiting = self.waiting();
+        let Some(node) = waiting.get_mut(name) else { return };
+        node.sent.clear();
+        if failed {
+            for (volume, attached) in changes {
+                node.changes.entry(volume.clone()).or_insert(*attached);
+            }
+        }
+        if node.changes.is_empty() {
+            waiting.remove(name);
+        }
     }
 
     async fn send(&self, name: &str, changes: &HashMap<String, bool>) -> Result<()> {
@@ -113,16 +122,7 @@ impl Reports {
         self.cluster
             .update_status(node, |node| {
                 let status = node.status.get_or_insert_default();
-                let mut list = status.volumes_attached.take().unwrap_or_default();
-                list.retain(|volume| !changes.contains_key(&volume.name));
-                let mut added: Vec<&String> =
-                    changes.iter().filter(|(_, attached)| **attached).map(|(name, _)| name).collect();
-                added.sort();
-                list.extend(
-                    added
-                        .into_iter()
-                        .map(|name| AttachedVolume { name: name.clone(), device_path: String::new() }),
-                );
+                let list = changed(status.volumes_attached.take().unwrap_or_default(), changes);
                 status.volumes_attached = (!list.is_empty()).then_some(list);
             })
             .await?;
@@ -133,4 +133,17 @@ impl Reports {
     fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The list after the changes. What stays keeps its place, so that a change that is made already writes nothing.
+fn changed(mut list: Vec<AttachedVolume>, changes: &HashMap<String, bool>) -> Vec<AttachedVolume> {
+    list.retain(|volume| changes.get(&volume.name) != Some(&false));
+    let is_new = |name: &str| list.iter().all(|volume| volume.name != name);
+    let mut added: Vec<&String> =
+        changes.iter().filter(|(name, attached)| **attached && is_new(name)).map(|(name, _)| name).collect();
+    added.sort();
+    list.extend(
+        added.into_iter().map(|name| AttachedVolume { name: name.clone(), device_path: String::new() }),
+    );
+    list
 }

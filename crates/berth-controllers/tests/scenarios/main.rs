@@ -5,6 +5,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
+mod attaching;
 mod blind;
 mod counting;
 mod crash;
