@@ -44,14 +44,20 @@ async fn running_pods_are_adopted_and_keep_their_data_and_mounts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pods_that_went_while_the_node_was_away_are_removed_with_all_they_had() {
     let mut world = World::new().await;
+    // It needs its volume to the end, which takes a while.
+    let script = "trap 'sleep 0.5; cat /e/file > /h/last; exit' TERM; echo data > /e/file; touch /h/ready; \
+                  while :; do sleep 0.02; done";
     let main = json!({
-        "name": "main", "image": "i", "command": ["sleep", "1000"],
-        "volumeMounts": [{ "name": "e", "mountPath": "/e" }],
+        "name": "main", "image": "i", "command": ["sh", "-c", script],
+        "volumeMounts": [{ "name": "e", "mountPath": "/e" }, { "name": "h", "mountPath": "/h" }],
     });
-    let spec =
-        json!({ "containers": [main], "volumes": [{ "name": "e", "emptyDir": { "medium": "Memory" } }] });
-    world.pod("p", spec).await;
-    world.until_pod("p", is_ready).await;
+    let host = tempfile::tempdir().unwrap();
+    let volumes = json!([
+        { "name": "e", "emptyDir": { "medium": "Memory" } }, { "name": "h", "hostPath": { "path": host.path() } },
+    ]);
+    world.pod("p", json!({ "containers": [main], "volumes": volumes })).await;
+    let pod = world.until_pod("p", is_ready).await;
+    world.exec(&pod, "main", "while [ ! -e /h/ready ]; do sleep 0.01; done").await;
     world.kill().await;
     assert!(!world.mounts().is_empty());
     let now = DeleteParams::default().grace_period(0);
@@ -59,6 +65,7 @@ async fn pods_that_went_while_the_node_was_away_are_removed_with_all_they_had() 
     until_gone(&world.here::<Pod>(), "p").await;
     world.start().await;
     world.until_clean().await;
+    assert_eq!(std::fs::read_to_string(host.path().join("last")).unwrap(), "data\n");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
