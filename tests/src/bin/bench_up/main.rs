@@ -15,8 +15,8 @@ use berth_e2e::{
 use kube::Client;
 use tokio::signal::unix::{SignalKind, signal};
 
+mod cost;
 mod load;
-mod memory;
 mod observe;
 mod start;
 mod steps;
@@ -69,9 +69,9 @@ async fn measure() -> Result<()> {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let mut resident = Figures::beside(OTHER, "Resident memory");
     let other = Some("about 1,000 MB".to_owned());
-    resident.add("idle", memory::resident(&machine)?, Some(at_most_mb(60.0)), other);
+    resident.add("idle", cost::resident(&machine)?, Some(at_most_mb(60.0)), other);
 
-    println!("{}", one_by_one(&client, singles).await?);
+    println!("{}", one_by_one(&machine, &client, singles).await?);
     println!("{}", steps::table(machine.data())?);
     println!("{}", together(&machine, &client, many, &mut resident).await?);
     println!("{resident}");
@@ -114,9 +114,10 @@ fn starts(fresh: (Duration, Duration), again: &Started) -> Figures {
 }
 
 /// One claim with a pod after the other, and the writes of one such life.
-async fn one_by_one(client: &Client, singles: usize) -> Result<String> {
+async fn one_by_one(machine: &Machine, client: &Client, singles: usize) -> Result<String> {
     let (load, mut observer) = (Load::new(client), Observer::of_all(client).await?);
     let (mut running, mut gone) = (Times::default(), Times::default());
+    let cpu = cost::cpu(machine)?;
     for _ in 0..singles {
         let took = load.live(1, &mut observer).await?;
         running.add(took.running);
@@ -142,6 +143,8 @@ async fn one_by_one(client: &Client, singles: usize) -> Result<String> {
         };
         figures.add(format!("deleted to gone, {what}"), gone.percentile(percent), aim, other);
     }
+    let cpu = (cost::cpu(machine)? - cpu) / u32::try_from(singles.max(1)).unwrap_or(u32::MAX);
+    figures.add("CPU time of one such life", seconds(cpu), None, None);
     Ok(format!("{figures}\n{}", writes(&observer, singles)))
 }
 
@@ -177,17 +180,17 @@ async fn together(
     load::class_at_once(client).await?;
     let all = count(many);
     figures.add(format!("{all} claims bound"), seconds(load.bind(many, &mut observer).await?), None, None);
-    resident.add(format!("{all} bound claims"), memory::resident(machine)?, Some(at_most_mb(150.0)), None);
+    resident.add(format!("{all} bound claims"), cost::resident(machine)?, Some(at_most_mb(150.0)), None);
     figures.add(format!("{all} of them gone"), seconds(load.unbind(many, &mut observer).await?), None, None);
 
     let running = load.run(many, &mut observer).await?;
     let aim = Some(below(Duration::from_secs(60)));
     figures.add(format!("{all} claims with pods Running"), seconds(running), aim, None);
-    resident.add(format!("{all} pods"), memory::resident(machine)?, None, None);
-    let (shims, private) = memory::shims(machine)?;
+    resident.add(format!("{all} pods"), cost::resident(machine)?, None, None);
+    let (shims, private) = cost::shims(machine)?;
     resident.note(format!("{} shims, private", count(shims)), private.to_string());
     figures.add(format!("{all} of them gone"), seconds(load.end(many, &mut observer).await?), None, None);
-    resident.add("afterwards", memory::resident(machine)?, None, None);
+    resident.add("afterwards", cost::resident(machine)?, None, None);
     Ok(figures)
 }
 

@@ -1,9 +1,12 @@
-//! What `berth up` and its containers' shims hold in memory.
+//! What `berth up` and its containers' shims cost: memory and CPU time.
 
-use std::fs;
+use std::{fs, time::Duration};
 
 use anyhow::{Context, Result};
 use berth_e2e::{table::Quantity, up::Machine};
+
+/// The unit of CPU time in `/proc`: Linux promises 100 to user space, whatever its own clock does.
+const TICK: Duration = Duration::from_millis(10);
 
 /// What the process of `berth up` has resident.
 pub(crate) fn resident(machine: &Machine) -> Result<Quantity> {
@@ -27,6 +30,16 @@ pub(crate) fn shims(machine: &Machine) -> Result<(usize, Quantity)> {
         kibibytes += sum(&maps, &["Private_Clean:", "Private_Dirty:"]);
     }
     Ok((count, megabytes(kibibytes)))
+}
+
+/// The CPU time that it and the programs that it ran have used so far.
+pub(crate) fn cpu(machine: &Machine) -> Result<Duration> {
+    let stat = fs::read_to_string(format!("/proc/{}/stat", machine.pid()?)).context("read its times")?;
+    // The name in parentheses may hold anything; the times, own and children's, are the 12th to 15th words after it.
+    let (_, rest) = stat.rsplit_once(')').context("its times have an unknown form")?;
+    let words = rest.split_whitespace().skip(11).take(4);
+    let ticks: u32 = words.map(|word| word.parse::<u32>().unwrap_or_default()).sum();
+    Ok(TICK * ticks)
 }
 
 /// The sum of the lines with these names, which are in kB.
