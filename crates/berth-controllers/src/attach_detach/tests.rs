@@ -269,7 +269,30 @@ fn a_volume_on_two_nodes() {
             vec![Action::Slow { node: "a".into() }, Action::Again(Duration::from_secs(120)), attach("b")],
         ),
         (
-            "one operation per volume: an attachment under way elsewhere is waited for",
+            "uncertain and unwanted: undone first, one operation per volume",
+            false,
+            OnNode { attachment: pending(), unwanted_for: since(1), ..idle() },
+            wanted(),
+            vec![detach("a", Detach::Unused)],
+        ),
+        (
+            "Test_Run_OneVolumeAttachAndDetachTimeoutNodesWithReadWriteOnce: waits while it is being detached",
+            false,
+            OnNode { attachment: Some(Attachment { deleting: true, ..Attachment::default() }), ..idle() },
+            wanted(),
+            vec![],
+        ),
+        ("two nodes want it, neither has it: one gets it", false, wanted(), wanted(), vec![attach("a")]),
+        ("two nodes want it and may share it", true, wanted(), wanted(), vec![attach("a"), attach("b")]),
+    ];
+    on_two_nodes(rows);
+}
+
+#[test]
+fn a_volume_has_one_operation_at_a_time() {
+    let rows: Vec<(&str, bool, OnNode, OnNode, Vec<Action>)> = vec![
+        (
+            "an attachment under way elsewhere is waited for",
             false,
             OnNode { attachment: pending(), attaching_for: since(20), ..wanted() },
             wanted(),
@@ -310,23 +333,12 @@ fn a_volume_on_two_nodes() {
             wanted(),
             vec![Action::Again(Duration::from_secs(100)), attach("b")],
         ),
-        (
-            "uncertain and unwanted: undone first, one operation per volume",
-            false,
-            OnNode { attachment: pending(), unwanted_for: since(1), ..idle() },
-            wanted(),
-            vec![detach("a", Detach::Unused)],
-        ),
-        (
-            "Test_Run_OneVolumeAttachAndDetachTimeoutNodesWithReadWriteOnce: waits while it is being detached",
-            false,
-            OnNode { attachment: Some(Attachment { deleting: true, ..Attachment::default() }), ..idle() },
-            wanted(),
-            vec![],
-        ),
-        ("two nodes want it, neither has it: one gets it", false, wanted(), wanted(), vec![attach("a")]),
-        ("two nodes want it and may share it", true, wanted(), wanted(), vec![attach("a"), attach("b")]),
     ];
+    on_two_nodes(rows);
+}
+
+/// Rows of whether the volume may be shared, how it is on each of two nodes, and what is to be done.
+fn on_two_nodes(rows: Vec<(&str, bool, OnNode, OnNode, Vec<Action>)>) {
     for (name, shareable, a, b, expected) in rows {
         let seen = Seen { shareable, nodes: [("a".to_owned(), a), ("b".to_owned(), b)].into() };
         assert_eq!(plan(&seen), expected, "{name}");

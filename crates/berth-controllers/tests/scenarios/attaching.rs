@@ -145,11 +145,11 @@ fn listening(client: &Client, node: &str) -> (Client, Lists) {
             }
             let (parts, body) = request.into_parts();
             let body = body.collect_bytes().await.map_err(io::Error::other)?;
-            let patch: Value = serde_json::from_slice(&body)?;
+            let written: Value = serde_json::from_slice(&body)?;
             let again = Request::from_parts(parts, Body::from(body.to_vec()));
             let answer = client.send(again).await.map_err(io::Error::other)?;
             if answer.status().is_success() {
-                let list = patch["status"]["volumesAttached"].as_array().cloned().unwrap_or_default();
+                let list = written["status"]["volumesAttached"].as_array().cloned().unwrap_or_default();
                 let names = list.iter().map(|volume| volume["name"].as_str().unwrap().to_owned()).collect();
                 heard.lock().unwrap().push(names);
             }
