@@ -1,0 +1,53 @@
+//! The liveness probe and the registrar beside a driver.
+
+use std::fs;
+
+use crate::cluster::{Cluster, get, pause};
+
+#[tokio::test]
+async fn the_liveness_probe_follows_the_driver_and_the_file_of_its_socket() {
+    let cluster = Cluster::start().await;
+    let mut probe =
+        cluster.by_name("livenessprobe", &[&cluster.csi_address(), "-http-endpoint=127.0.0.1:0", "-v=5"]);
+    let http = probe.http().await;
+    assert_eq!(get(&http, "/healthz").0, 500);
+    let mut driver = cluster.driver().await;
+    assert_eq!(get(&http, "/healthz"), (200, "ok".to_owned()));
+    assert_eq!(get(&http, "/metrics").0, 200);
+    assert_eq!(get(&http, "/elsewhere").0, 404);
+    fs::remove_file(cluster.path("csi.sock")).unwrap();
+    assert_eq!(get(&http, "/healthz").0, 500);
+    driver.kill();
+    probe.terminate();
+    assert!(probe.ended().await.success());
+}
+
+#[tokio::test]
+async fn the_registrar_introduces_the_driver_and_takes_its_socket_away_again() {
+    let cluster = Cluster::start().await;
+    let directory = cluster.path("registry");
+    fs::create_dir(&directory).unwrap();
+    let words = [
+        &cluster.csi_address(),
+        "--kubelet-registration-path=/var/lib/kubelet/plugins/local/csi.sock",
+        &format!("--plugin-registration-path={}", directory.display()),
+        "--http-endpoint=127.0.0.1:0",
+        "--timeout=5s",
+        "--connection-timeout=10s",
+        "--enable-pprof=false",
+    ];
+    let mut registrar = cluster.by_name("csi-node-driver-registrar", &words);
+    registrar.says("--connection-timeout has no effect here: it is deprecated").await;
+    registrar.says("asking every second").await;
+    let _driver = cluster.driver().await;
+    let socket = directory.join("local.berth.dev-reg.sock");
+    let http = registrar.http().await;
+    while get(&http, "/healthz").0 != 200 {
+        pause().await;
+    }
+    assert!(socket.exists());
+    fs::remove_file(&socket).unwrap();
+    assert_eq!(get(&http, "/healthz").0, 404);
+    registrar.terminate();
+    assert!(registrar.ended().await.success());
+}
