@@ -89,9 +89,10 @@ impl Power {
                 if power.is_off() {
                     return cut();
                 }
+                // Off also when the caller does not wait for the answer, because a write beside this one failed.
+                let _off = unheard.then(|| power.shared.off.clone().drop_guard());
                 let answer = api.oneshot(request).await.map_err(tower::BoxError::from)?;
                 if unheard {
-                    power.shared.off.cancel();
                     return cut();
                 }
                 Ok(answer)
