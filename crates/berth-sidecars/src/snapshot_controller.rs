@@ -149,7 +149,7 @@ impl Controller {
                 let status = content.status.as_ref();
                 status.and_then(|status| status.volume_group_snapshot_handle.clone()).into_iter().collect()
             }),
-            restoring: claims.index(|claim| claims::restored_from(claim)),
+            restoring: claims.index(claims::restored_from),
             snapshots,
             contents,
             classes: cluster.cache(),

@@ -33,4 +33,4 @@ pub fn definitions() -> Vec<serde_json::Value> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

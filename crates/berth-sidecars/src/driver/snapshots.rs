@@ -112,9 +112,9 @@ pub(super) async fn group_capabilities(wire: Wire) -> Result<HashSet<GroupCapabi
         client.group_controller_get_capabilities(request).await
     })
     .await?;
-    let types = answer.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(group_controller_service_capability::Type::Rpc(rpc)) => Some(rpc.r#type()),
-        None => None,
+    let types = answer.capabilities.iter().filter_map(|capability| {
+        let kind = capability.r#type.as_ref();
+        kind.map(|group_controller_service_capability::Type::Rpc(rpc)| rpc.r#type())
     });
     Ok(types.collect())
 }

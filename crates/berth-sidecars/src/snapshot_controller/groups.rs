@@ -22,7 +22,7 @@ use crate::{edit, finalizers};
 
 /// What is kept of groups.
 pub(super) struct Groups {
-    pub(super) groups: Cache<VolumeGroupSnapshot>,
+    pub(super) cache: Cache<VolumeGroupSnapshot>,
     /// Contents by the driver's id of their group.
     pub(super) by_handle: Index<VolumeGroupSnapshotContent, String>,
     /// Groups that have no content yet, by their namespace.
@@ -80,7 +80,7 @@ impl Groups {
                 let named = group.spec.source.volume_group_snapshot_content_name.clone();
                 bound(group).into_iter().chain(named).collect()
             }),
-            groups,
+            cache: groups,
             contents,
             classes: cluster.cache(),
             claims: controller
@@ -96,7 +96,7 @@ impl Groups {
     }
 
     async fn synced(&self) {
-        self.groups.synced().await;
+        self.cache.synced().await;
         self.contents.synced().await;
         self.classes.synced().await;
     }
@@ -105,7 +105,7 @@ impl Groups {
     fn start(&self, controller: &Controller) {
         let (queue, snapshots) = (self.queue.clone(), controller.snapshot_queue.clone());
         let members = controller.by_group.clone();
-        self.groups.on_change(move |group| {
+        self.cache.on_change(move |group| {
             let key = Key::of(group.as_ref());
             for member in members.get(&key) {
                 snapshots.add(Key::of(member.as_ref()));
@@ -211,7 +211,7 @@ impl Controller {
 
     async fn sync_group(&self, key: &Key) -> Result<Next, Failure> {
         let groups = self.known_groups();
-        let Some(group) = groups.groups.get(key) else { return Ok(Next::Done) };
+        let Some(group) = groups.cache.get(key) else { return Ok(Next::Done) };
         let name = plan::content_name(&group);
         let content = match groups.contents.named(&name) {
             // Whether a group that goes leaves a content behind is asked, not believed.

@@ -24,7 +24,7 @@ impl Controller {
         let handle = content
             .as_ref()
             .and_then(|content| content.status.as_ref()?.volume_group_snapshot_handle.clone());
-        let content_group = handle.as_ref().map(|handle| self.group_of_handle(handle));
+        let taken_with = handle.map(|handle| self.groups.get().map(|groups| groups.by_handle.get(&handle)));
         let steps = plan::plan(&Seen {
             snapshot: &snapshot,
             content: content.as_deref(),
@@ -32,11 +32,15 @@ impl Controller {
                 None => Group::None,
                 Some(group) => self.group_state(group),
             },
-            content_group: match &content_group {
+            content_group: match &taken_with {
                 None => Group::None,
                 Some(None) => Group::Unknown,
-                Some(Some(None)) => Group::Gone,
-                Some(Some(Some(name))) => Group::Live(name),
+                Some(Some(contents)) => match contents.first() {
+                    None => Group::Gone,
+                    Some(content) => Group::Live(
+                        content.spec.volume_group_snapshot_ref.name.as_deref().unwrap_or_default(),
+                    ),
+                },
             },
             restoring: !self.restoring.get(key).is_empty(),
         });
@@ -68,18 +72,12 @@ impl Controller {
     fn group_state<'a>(&self, group: &'a Key) -> Group<'a> {
         match self.groups.get() {
             None => Group::Unknown,
-            Some(groups) => match groups.groups.get(group) {
+            Some(groups) => match groups.cache.get(group) {
                 None => Group::Gone,
                 Some(there) if there.metadata.deletion_timestamp.is_some() => Group::Leaving,
                 Some(_) => Group::Live(&group.name),
             },
         }
-    }
-
-    /// The name of the group whose content has this handle: `None` if groups are not known yet.
-    fn group_of_handle(&self, handle: &str) -> Option<Option<String>> {
-        let contents = self.groups.get()?.by_handle.get(handle);
-        Some(contents.first().and_then(|content| content.spec.volume_group_snapshot_ref.name.clone()))
     }
 
     /// One step; the snapshot as it is afterwards, or `None` if nothing more can be done now.
@@ -93,14 +91,18 @@ impl Controller {
             (Step::Protect(added), _) => {
                 let protect = |snapshot: &mut VolumeSnapshot| {
                     if snapshot.metadata.deletion_timestamp.is_none() {
-                        added.iter().for_each(|finalizer| finalizers::add(snapshot, finalizer));
+                        for finalizer in &added {
+                            finalizers::add(snapshot, finalizer);
+                        }
                     }
                 };
                 edit::object(&self.cluster, snapshot, protect).await
             }
             (Step::Release(removed), _) => {
                 let release = |snapshot: &mut VolumeSnapshot| {
-                    removed.iter().for_each(|finalizer| finalizers::remove(snapshot, finalizer));
+                    for finalizer in &removed {
+                        finalizers::remove(snapshot, finalizer);
+                    }
                 };
                 edit::object(&self.cluster, snapshot, release).await
             }
@@ -237,7 +239,7 @@ impl Controller {
 
     /// Makes a snapshot go with its group.
     async fn own(&self, snapshot: &Arc<VolumeSnapshot>) -> Result<Option<Arc<VolumeSnapshot>>, Failure> {
-        let group = group_of(snapshot).and_then(|key| self.groups.get()?.groups.get(&key));
+        let group = group_of(snapshot).and_then(|key| self.groups.get()?.cache.get(&key));
         let Some(group) = group else { return Ok(None) };
         edit::object(&self.cluster, snapshot, |snapshot| {
             snapshot.owner_references_mut().push(owner(&group));

@@ -6,6 +6,18 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// Changes an object as a merge patch does, but keeps null, which reads as not there.
+pub(crate) fn merge(into: &mut Value, change: Value) {
+    match (into, change) {
+        (Value::Object(into), Value::Object(change)) => {
+            for (key, value) in change {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, change) => *into = change,
+    }
+}
+
 #[test]
 fn every_definition_is_well_formed_and_named_after_what_it_defines() {
     for definition in definitions() {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use berth_csi::code;
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
@@ -44,7 +44,7 @@ pub(super) async fn run(context: Arc<Context>) {
 
 struct Contents {
     context: Arc<Context>,
-    contents: Cache<VolumeSnapshotContent>,
+    cache: Cache<VolumeSnapshotContent>,
     /// The contents of this driver, under one value.
     ours: Index<VolumeSnapshotContent, ()>,
     by_class: Index<VolumeSnapshotContent, String>,
@@ -68,7 +68,7 @@ impl Contents {
                 let class = content.spec.volume_snapshot_class_name.clone();
                 class.filter(|_| seen.ours && !seen.ready).into_iter().collect()
             }),
-            contents,
+            cache: contents,
             classes: context.cluster.cache(),
             volumes: context.cluster.cache::<PersistentVolume>().index(move |volume: &PersistentVolume| {
                 let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
@@ -81,11 +81,11 @@ impl Contents {
     }
 
     async fn start(&self) {
-        self.contents.synced().await;
+        self.cache.synced().await;
         self.classes.synced().await;
         self.context.cluster.cache::<PersistentVolume>().synced().await;
         let (queue, name) = (self.queue.clone(), self.context.name.clone());
-        self.contents.subscribe(move |before, after| {
+        self.cache.subscribe(move |before, after| {
             let Some(after) = after else { return };
             let seen = Seen::content(after, &name);
             let changed = before.is_none_or(|before| {
@@ -105,10 +105,14 @@ impl Contents {
     }
 
     async fn sync(&self, key: &Key) -> Result<Next, Failure> {
-        let Some(content) = self.contents.get(key) else { return Ok(Next::Done) };
+        let Some(content) = self.cache.get(key) else { return Ok(Next::Done) };
         match plan::plan(Seen::content(&content, &self.context.name)) {
             Plan::Nothing => Ok(Next::Done),
-            Plan::Unmark => self.unmark(&content).await,
+            Plan::Unmark => {
+                self.unmark(&content).await?;
+                // A deletion may have waited for this, and our own writes do not bring the content back.
+                Ok(Next::After(Duration::ZERO))
+            }
             Plan::Release => self.release(&content).await,
             Plan::Create => self.create(&content).await,
             Plan::Check => self.check(&content).await,

@@ -1,7 +1,7 @@
 //! Contents of groups of snapshots.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use berth_csi::code;
 use berth_csi::v1::{
@@ -102,7 +102,11 @@ impl Groups {
         let Some(content) = self.contents.get(key) else { return Ok(Next::Done) };
         match plan::plan(Seen::group(&content, &self.context.name)) {
             Plan::Nothing => Ok(Next::Done),
-            Plan::Unmark => self.unmark(&content).await,
+            Plan::Unmark => {
+                self.unmark(&content).await?;
+                // A deletion may have waited for this, and our own writes do not bring the content back.
+                Ok(Next::After(Duration::ZERO))
+            }
             Plan::Release => self.release(&content).await,
             Plan::Create => self.create(&content).await,
             Plan::Check => self.check(&content).await,

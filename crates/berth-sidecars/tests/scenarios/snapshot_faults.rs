@@ -11,7 +11,7 @@ use kube::{Resource as _, ResourceExt as _};
 use serde_json::json;
 use tonic::Code;
 
-use crate::bench::Server;
+use crate::bench::{Server, patch};
 use crate::fake::{Fake, FaultKind, Power, Storage};
 use crate::snapshot_bench::{Running, gone};
 
@@ -274,6 +274,26 @@ async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
     delete(&server, "snap").await;
     assert!(storage.snapshots.lock().unwrap().is_empty());
     running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_content_that_is_still_marked_when_it_is_deleted_loses_the_mark_and_goes() {
+    let (server, storage) = bench().await;
+    let first = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let snapshot = server.snapshot("snap", "data").await;
+    server.ready("snap").await;
+    first.stop().await;
+    // As a life leaves it that ends between the answer and the mark, if the deletion comes before the next.
+    let content = content_of(&snapshot);
+    let gone_soon = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
+    let marks = json!({ "metadata": { "annotations": { MARK: "yes", gone_soon: "yes" } } });
+    patch(&server.api::<VolumeSnapshotContent>(), &content, marks).await;
+    server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
+    server.api::<VolumeSnapshotContent>().delete(&content, &DeleteParams::default()).await.unwrap();
+    let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
+    assert!(storage.snapshots.lock().unwrap().is_empty() && server.contents().await.is_empty());
+    second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

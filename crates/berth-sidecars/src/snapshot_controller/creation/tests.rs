@@ -1,17 +1,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-
-fn merge(into: &mut Value, change: Value) {
-    match (into, change) {
-        (Value::Object(into), Value::Object(change)) => {
-            for (key, value) in change {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, change) => *into = change,
-    }
-}
+use crate::snapshots::tests::merge;
 
 fn with<T: serde::de::DeserializeOwned>(mut object: Value, change: Value) -> T {
     merge(&mut object, change);
@@ -93,130 +83,85 @@ fn a_content_is_made_of_snapshot_claim_volume_and_class() {
     assert_eq!(forgetful.spec.source_volume_mode, None);
 }
 
+/// The reason and the message of a refusal, if there is one.
+fn refused(
+    its: Value,
+    of: Option<Value>,
+    on: Option<Value>,
+    classes: &[(&str, &str, bool)],
+) -> (String, String) {
+    let (snapshot, claim, volume) = (snapshot(its), of.map(claim), on.map(volume));
+    let classes: Vec<_> =
+        classes.iter().map(|(name, driver, default)| class_named(name, driver, *default)).collect();
+    let made = content(&Seen {
+        snapshot: &snapshot,
+        claim: claim.as_ref(),
+        volume: volume.as_ref(),
+        classes: &classes,
+        keep_mode: true,
+    });
+    made.err().map(|refusal| (refusal.reason.to_owned(), refusal.message)).unwrap_or_default()
+}
+
 #[test]
-fn what_stands_in_the_way_of_a_snapshot_is_told_with_upstreams_reason() {
-    let classless = json!({ "spec": { "volumeSnapshotClassName": null } });
+fn a_snapshot_is_taken_only_of_a_bound_claim_of_a_csi_driver() {
     let going = json!({ "metadata": { "deletionTimestamp": "2026-01-02T03:04:05Z" } });
     let kept = json!({ "metadata": {
         "deletionTimestamp": "2026-01-02T03:04:05Z",
         "finalizers": ["snapshot.storage.kubernetes.io/pvc-as-source-protection"],
     } });
-    let created = "SnapshotContentCreationFailed";
-    for (name, its, of, on, classes, expected) in [
+    let pending = json!({ "status": { "phase": "Pending" } });
+    let another = json!({ "spec": { "claimRef": { "uid": "x" } } });
+    let local = json!({ "spec": { "csi": null } });
+    let as_is = || Some(json!({}));
+    for (name, of, on, expected) in [
+        ("no claim", None, as_is(), "the PVC c does not exist"),
+        ("unbound", Some(pending), as_is(), "the PVC c is not yet bound to a PV"),
+        ("no volume", as_is(), None, "the PersistentVolume of the PVC c does not exist"),
+        ("another's volume", as_is(), Some(another), "bound to another claim"),
+        ("no CSI volume", as_is(), Some(local), "cannot find CSI PersistentVolumeSource"),
+        ("a claim that goes", Some(going), as_is(), "because it is being deleted"),
+        ("a claim that goes but is kept already", Some(kept), as_is(), ""),
+    ] {
+        let (reason, message) = refused(json!({}), of, on, &[("a", "d", false)]);
+        assert_eq!(reason, if expected.is_empty() { "" } else { "SnapshotContentCreationFailed" }, "{name}");
+        assert!(message.contains(expected), "{name}: {message}");
+    }
+}
+
+#[test]
+fn a_class_is_the_named_one_or_the_only_default_of_the_volumes_driver() {
+    let named = json!({});
+    let unnamed = json!({ "spec": { "volumeSnapshotClassName": null } });
+    let no_default = "SetDefaultSnapshotClassFailed";
+    for (name, its, classes, reason, text) in [
+        ("named", &named, &[("a", "d", false)][..], "", ""),
+        ("no such class", &named, &[("b", "d", true)], "GetSnapshotClassFailed", "\"a\" does not exist"),
         (
-            "no claim",
-            json!({}),
-            None,
-            Some(json!({})),
-            vec![("a", "d", false)],
-            Some((created, "the PVC c does not exist")),
+            "another driver's",
+            &named,
+            &[("a", "e", false)],
+            "SnapshotContentCreationFailed",
+            "a is for driver e",
         ),
         (
-            "unbound",
-            json!({}),
-            Some(json!({ "status": { "phase": "Pending" } })),
-            Some(json!({})),
-            vec![("a", "d", false)],
-            Some((created, "the PVC c is not yet bound to a PV")),
+            "no default",
+            &unnamed,
+            &[("a", "d", false), ("b", "e", true)],
+            no_default,
+            "cannot find default snapshot class",
         ),
+        ("one default", &unnamed, &[("a", "d", true), ("b", "e", true), ("c", "d", false)], "", ""),
         (
-            "no volume",
-            json!({}),
-            Some(json!({})),
-            None,
-            vec![("a", "d", false)],
-            Some((created, "does not exist")),
-        ),
-        (
-            "another's volume",
-            json!({}),
-            Some(json!({})),
-            Some(json!({ "spec": { "claimRef": { "uid": "x" } } })),
-            vec![("a", "d", false)],
-            Some((created, "bound to another claim")),
-        ),
-        (
-            "no CSI volume",
-            json!({}),
-            Some(json!({})),
-            Some(json!({ "spec": { "csi": null } })),
-            vec![("a", "d", false)],
-            Some((created, "cannot find CSI PersistentVolumeSource")),
-        ),
-        (
-            "a claim that goes",
-            json!({}),
-            Some(going),
-            Some(json!({})),
-            vec![("a", "d", false)],
-            Some((created, "because it is being deleted")),
-        ),
-        (
-            "a claim that goes but is kept already",
-            json!({}),
-            Some(kept),
-            Some(json!({})),
-            vec![("a", "d", false)],
-            None,
-        ),
-        (
-            "no such class",
-            json!({}),
-            Some(json!({})),
-            Some(json!({})),
-            vec![("b", "d", true)],
-            Some(("GetSnapshotClassFailed", "\"a\" does not exist")),
-        ),
-        (
-            "another driver's class",
-            json!({}),
-            Some(json!({})),
-            Some(json!({})),
-            vec![("a", "e", false)],
-            Some((created, "VolumeSnapshotClass a is for driver e")),
-        ),
-        (
-            "no default class",
-            classless.clone(),
-            Some(json!({})),
-            Some(json!({})),
-            vec![("a", "d", false), ("b", "e", true)],
-            Some(("SetDefaultSnapshotClassFailed", "cannot find default snapshot class")),
-        ),
-        (
-            "one default class",
-            classless.clone(),
-            Some(json!({})),
-            Some(json!({})),
-            vec![("a", "d", true), ("b", "e", true), ("c", "d", false)],
-            None,
-        ),
-        (
-            "two default classes",
-            classless,
-            Some(json!({})),
-            Some(json!({})),
-            vec![("b", "d", true), ("a", "d", true)],
-            Some(("SetDefaultSnapshotClassFailed", "2 default snapshot classes were found: a, b")),
+            "two defaults",
+            &unnamed,
+            &[("b", "d", true), ("a", "d", true)],
+            no_default,
+            "2 default snapshot classes were found: a, b",
         ),
     ] {
-        let (snapshot, claim, volume) = (snapshot(its), of.map(claim), on.map(volume));
-        let classes: Vec<_> =
-            classes.into_iter().map(|(name, driver, default)| class_named(name, driver, default)).collect();
-        let made = content(&Seen {
-            snapshot: &snapshot,
-            claim: claim.as_ref(),
-            volume: volume.as_ref(),
-            classes: &classes,
-            keep_mode: true,
-        });
-        match (made, expected) {
-            (Ok(_), None) => {}
-            (Err(refusal), Some((reason, text))) => {
-                assert_eq!(refusal.reason, reason, "{name}");
-                assert!(refusal.message.contains(text), "{name}: {}", refusal.message);
-            }
-            (made, _) => panic!("{name}: {made:?}"),
-        }
+        let (given, message) = refused(its.clone(), Some(json!({})), Some(json!({})), classes);
+        assert_eq!(given, reason, "{name}");
+        assert!(message.contains(text), "{name}: {message}");
     }
 }

@@ -2,7 +2,7 @@ use serde_json::{Value, json};
 
 use super::*;
 
-fn content(status: Value) -> VolumeSnapshotContent {
+fn content(status: &Value) -> VolumeSnapshotContent {
     serde_json::from_value(json!({
         "apiVersion": "snapshot.storage.k8s.io/v1",
         "kind": "VolumeSnapshotContent",
@@ -71,7 +71,7 @@ fn a_snapshot_tells_what_its_content_tells() {
         ),
     ] {
         let before: Option<VolumeSnapshotStatus> = serde_json::from_value(before).unwrap();
-        let after = of_snapshot(before.as_ref(), "c", &content(said), group);
+        let after = of_snapshot(before.as_ref(), "c", &content(&said), group);
         assert_eq!(serde_json::to_value(&after).unwrap(), expected, "{name}");
     }
 }
@@ -79,8 +79,8 @@ fn a_snapshot_tells_what_its_content_tells() {
 #[test]
 fn a_status_that_came_back_from_the_api_server_is_the_same_status() {
     let said = json!({ "creationTime": 7_900_000_000_i64, "readyToUse": true, "snapshotHandle": "h" });
-    let first = of_snapshot(None, "c", &content(said.clone()), None);
+    let first = of_snapshot(None, "c", &content(&said), None);
     let stored: VolumeSnapshotStatus = serde_json::from_value(serde_json::to_value(&first).unwrap()).unwrap();
     assert_eq!(stored, first);
-    assert_eq!(of_snapshot(Some(&stored), "c", &content(said), None), stored, "so nothing is written again");
+    assert_eq!(of_snapshot(Some(&stored), "c", &content(&said), None), stored, "so nothing is written again");
 }

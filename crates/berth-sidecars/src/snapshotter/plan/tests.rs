@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::snapshots::tests::merge;
 
 /// A content of ours that is bound, kept and of a volume; policy Delete.
 fn seen() -> Seen {
@@ -106,19 +107,8 @@ fn content(change: serde_json::Value) -> VolumeSnapshotContent {
             "volumeSnapshotRef": { "name": "s", "namespace": "n", "uid": "u" },
         },
     });
-    json_patch_merge(&mut object, change);
+    merge(&mut object, change);
     serde_json::from_value(object).unwrap()
-}
-
-fn json_patch_merge(into: &mut serde_json::Value, change: serde_json::Value) {
-    match (into, change) {
-        (serde_json::Value::Object(into), serde_json::Value::Object(change)) => {
-            for (key, value) in change {
-                json_patch_merge(into.entry(key).or_insert(serde_json::Value::Null), value);
-            }
-        }
-        (into, change) => *into = change,
-    }
 }
 
 #[test]

@@ -1,20 +1,10 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::snapshots::tests::merge;
 
 const GOING: &str = "2026-01-02T03:04:05Z";
 const KEPT: &str = "groupsnapshot.storage.kubernetes.io/volumegroupsnapshot-bound-protection";
-
-fn merge(into: &mut Value, change: Value) {
-    match (into, change) {
-        (Value::Object(into), Value::Object(change)) => {
-            for (key, value) in change {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, change) => *into = change,
-    }
-}
 
 fn group(change: Value) -> VolumeGroupSnapshot {
     let mut object = json!({

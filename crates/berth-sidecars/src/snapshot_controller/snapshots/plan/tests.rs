@@ -1,22 +1,12 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::snapshots::tests::merge;
 
 const GOING: &str = "2026-01-02T03:04:05Z";
 const SOURCE: &str = "snapshot.storage.kubernetes.io/volumesnapshot-as-source-protection";
 const BOUND: &str = "snapshot.storage.kubernetes.io/volumesnapshot-bound-protection";
 const IN_GROUP: &str = "snapshot.storage.kubernetes.io/volumesnapshot-in-group-protection";
-
-fn merge(into: &mut Value, change: Value) {
-    match (into, change) {
-        (Value::Object(into), Value::Object(change)) => {
-            for (key, value) in change {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, change) => *into = change,
-    }
-}
 
 /// A snapshot of a claim that is kept in every way.
 fn snapshot(change: Value) -> VolumeSnapshot {
