@@ -247,7 +247,7 @@ impl Dir {
         let unfinished = format!(".{name}.");
         for entry in self.entries()? {
             let Some(entry) = entry.name.to_str() else { continue };
-            if entry.starts_with(&unfinished) && entry.ends_with(".new") {
+            if entry.strip_suffix(".new").is_some_and(|rest| rest.starts_with(&unfinished)) {
                 self.remove_file(entry)?;
             }
         }

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use berth_apiserver::auth::Credentials;
 use berth_apiserver::rest::{ApiServer, Options};
-use berth_apiserver::store::Store;
+use berth_apiserver::store::{self, Store};
 use berth_host::mount;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Volume};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ impl Drop for Bench {
 impl Bench {
     pub(super) async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(&directory.path().join("store"), Default::default()).unwrap();
+        let (store, _) = Store::open(&directory.path().join("store"), store::Options::default()).unwrap();
         let credentials = Credentials::ensure(&directory.path().join("pki"), jiff::Timestamp::now()).unwrap();
         let api =
             ApiServer::new(store, Options { credentials: Some(credentials.into()), ..Options::default() });
@@ -123,6 +123,7 @@ pub(super) fn object_of<K: serde::de::DeserializeOwned>(object: Value) -> K {
 }
 
 /// A pod on the node, its spec completed.
+#[expect(clippy::needless_pass_by_value, reason = "callers write the value in place")]
 pub(super) fn pod(spec: Value) -> Pod {
     let mut pod = json!({ "metadata": { "name": "pod", "namespace": "ns", "uid": UID },
         "spec": { "nodeName": NODE, "serviceAccountName": "default", "containers": [{ "name": "main" }] } });

@@ -7,6 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::operate::Outcome;
+use super::state::Growth;
 use super::{Volumes, resolve};
 use crate::plugin::{Certainty, Placed, PodVolume, Source};
 
@@ -80,7 +81,7 @@ impl Volumes {
     /// There is nothing more to grow until the claim or the volume changes.
     fn grown(&self, placed: &Placed, volume: &PodVolume) {
         if let Some(place) = self.state().place_mut(placed) {
-            place.grow = false;
+            place.growth = Growth::None;
             place.size = resolve::size(volume);
         }
     }
@@ -88,8 +89,7 @@ impl Volumes {
     /// The volume cannot be grown while the pod has it.
     fn not_in_use(&self, placed: &Placed) {
         if let Some(place) = self.state().place_mut(placed) {
-            place.grow = false;
-            place.grows_unused = true;
+            place.growth = Growth::Refused;
         }
     }
 

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::time::Instant;
 
 use super::plan::{Action, Mount};
-use super::state::{DeviceEntry, Group, Place};
+use super::state::{DeviceEntry, Group, Growth, Place};
 use super::{Volumes, resolve};
 use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume};
 
@@ -113,7 +113,7 @@ impl Volumes {
                 Ok(()) => {
                     place.state = Mount::NotMounted;
                     place.reconstructed = false;
-                    place.grows_unused = false;
+                    place.growth = Growth::None;
                     place.problem = None;
                     (None, pod)
                 }

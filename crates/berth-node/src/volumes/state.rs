@@ -78,13 +78,22 @@ pub(super) struct Place {
     pub(super) reconstructed: bool,
     pub(super) ready: Option<Ready>,
     pub(super) stale: bool,
-    pub(super) grow: bool,
-    /// The driver does not grow it while it is in use: only after the next mount is it worth another try.
-    pub(super) grows_unused: bool,
+    pub(super) growth: Growth,
     /// The size that the volume had when it was last brought or grown.
     pub(super) size: Option<u64>,
     pub(super) refresh_at: Option<Instant>,
     pub(super) problem: Option<String>,
+}
+
+/// Whether what is on a volume is to be grown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Growth {
+    /// There is nothing to grow.
+    None,
+    /// It is smaller than the volume.
+    Due,
+    /// The driver does not grow it while it is in use: only after the next mount is it worth another try.
+    Refused,
 }
 
 impl Place {
@@ -97,8 +106,7 @@ impl Place {
             reconstructed: false,
             ready: None,
             stale: false,
-            grow: false,
-            grows_unused: false,
+            growth: Growth::None,
             size: None,
             refresh_at: None,
             problem: None,
@@ -212,7 +220,10 @@ impl State {
         }
         let known = known.unwrap_or_else(|| Place::new(plugin));
         let place = members.places.entry(placed.clone()).or_insert(known);
-        place.grow = !place.grows_unused && resolve::must_grow(&volume, place.size);
+        if place.growth != Growth::Refused {
+            let due = resolve::must_grow(&volume, place.size);
+            place.growth = if due { Growth::Due } else { Growth::None };
+        }
         place.pod = Some(volume.pod.clone());
         place.volume = Some(volume);
         let all = self.places.entry(uid).or_default();
@@ -286,7 +297,7 @@ impl State {
                 want: self.wanted(placed, place),
                 state: place.state,
                 stale: place.stale,
-                grow: place.grow,
+                grow: place.growth == Growth::Due,
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.placed.pod_uid.cmp(&b.placed.pod_uid));

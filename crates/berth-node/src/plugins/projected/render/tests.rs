@@ -23,7 +23,10 @@ fn token() -> Token {
     Token { token: "jwt".to_owned(), expires: Timestamp::MAX, renew: Timestamp::MAX }
 }
 
-fn rendered_for(pod: &Pod, volume: Value) -> Result<Vec<(String, String, u32, Option<u32>)>, String> {
+/// Path, text, mode and owner.
+type Rendered = (String, String, u32, Option<u32>);
+
+fn rendered_for(pod: &Pod, volume: Value) -> Result<Vec<Rendered>, String> {
     let mut volume = volume;
     volume["name"] = "vol".into();
     let source = as_projected(&object_of(volume)).unwrap();
@@ -39,6 +42,7 @@ fn rendered(volume: Value) -> Result<Vec<(String, String, u32)>, String> {
     Ok(files.into_iter().map(|(path, text, mode, _)| (path, text, mode)).collect())
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "it is compared with what rendering gives")]
 fn files(list: &[(&str, &str, u32)]) -> Result<Vec<(String, String, u32)>, String> {
     Ok(list.iter().map(|(path, text, mode)| ((*path).to_owned(), (*text).to_owned(), *mode)).collect())
 }
