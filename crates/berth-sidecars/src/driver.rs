@@ -360,9 +360,9 @@ async fn controller_capabilities(wire: Wire) -> Result<HashSet<ControllerCapabil
         client.controller_get_capabilities(request).await
     })
     .await?;
-    let types = answer.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(controller_service_capability::Type::Rpc(rpc)) => Some(rpc.r#type()),
-        None => None,
+    let types = answer.capabilities.iter().filter_map(|capability| {
+        let controller_service_capability::Type::Rpc(rpc) = capability.r#type.as_ref()?;
+        Some(rpc.r#type())
     });
     Ok(types.collect())
 }
@@ -373,9 +373,9 @@ async fn node_capabilities(wire: Wire) -> Result<HashSet<NodeCapability>, Status
         client.node_get_capabilities(request).await
     })
     .await?;
-    let types = answer.capabilities.iter().filter_map(|capability| match &capability.r#type {
-        Some(node_service_capability::Type::Rpc(rpc)) => Some(rpc.r#type()),
-        None => None,
+    let types = answer.capabilities.iter().filter_map(|capability| {
+        let node_service_capability::Type::Rpc(rpc) = capability.r#type.as_ref()?;
+        Some(rpc.r#type())
     });
     Ok(types.collect())
 }

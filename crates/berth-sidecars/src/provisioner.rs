@@ -49,6 +49,7 @@ use crate::failure::Failure;
 
 /// How a provisioner works; the defaults are upstream's.
 #[derive(Debug, Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
 pub struct Options {
     /// How long one call may take.
     pub timeout: Duration,

@@ -14,7 +14,7 @@ mod apply;
 mod expand;
 mod modify;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -195,9 +195,9 @@ impl Resizer {
                 changed = driver.changed() => if changed.is_err() { return },
             }
             if driver.borrow_and_update().is_some() {
-                let claims: HashSet<_> =
-                    self.claims.list().iter().map(|claim| Key::of(claim.as_ref())).collect();
-                claims.into_iter().for_each(|key| self.queue.add(key));
+                for claim in self.claims.list() {
+                    self.queue.add(Key::of(claim.as_ref()));
+                }
             }
         }
     }

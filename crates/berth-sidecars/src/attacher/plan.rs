@@ -49,15 +49,14 @@ pub(super) struct Attached {
 
 /// What to do about an attachment of a driver that attaches, or not; `forced` if the driver contradicts its status.
 pub(super) fn plan(attachment: &VolumeAttachment, attaches: bool, finalizer: &str, forced: bool) -> Plan {
-    let attached = attachment.status.as_ref().is_some_and(|status| status.attached);
+    let done = attachment.status.as_ref().is_some_and(|status| status.attached);
     let kept = finalizers::has(attachment, finalizer);
     match (attachment.metadata.deletion_timestamp.is_some(), attaches) {
         (true, true) if kept => Plan::Detach,
         (true, false) if kept => Plan::LetGo,
-        (true, _) => Plan::Nothing,
-        (false, true) if !attached || forced => Plan::Attach,
-        (false, false) if !attached => Plan::Call,
-        (false, _) => Plan::Nothing,
+        (false, true) if !done || forced => Plan::Attach,
+        (false, false) if !done => Plan::Call,
+        _ => Plan::Nothing,
     }
 }
 

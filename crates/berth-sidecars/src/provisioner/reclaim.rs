@@ -107,14 +107,14 @@ impl Provisioner {
     /// The secret that deletes a volume: the one it was made with, or what its class says now.
     fn deletion_secret(&self, volume: &PersistentVolume) -> Option<SecretReference> {
         let annotation = |key: &str| volume.annotations().get(key).cloned();
-        match (annotation(DELETION_SECRET_NAME), annotation(DELETION_SECRET_NAMESPACE)) {
-            (Some(name), Some(namespace)) => (!name.is_empty() && !namespace.is_empty())
-                .then_some(SecretReference { name: Some(name), namespace: Some(namespace) }),
-            _ => {
-                let class = volume.spec.as_ref()?.storage_class_name.as_deref()?;
-                let parameters = self.classes.named(class)?.parameters.clone()?;
-                secrets::reference(&parameters, Purpose::Provisioner, &volume.name_any(), None).ok().flatten()
-            }
+        if let (Some(name), Some(namespace)) =
+            (annotation(DELETION_SECRET_NAME), annotation(DELETION_SECRET_NAMESPACE))
+        {
+            return (!name.is_empty() && !namespace.is_empty())
+                .then_some(SecretReference { name: Some(name), namespace: Some(namespace) });
         }
+        let class = volume.spec.as_ref()?.storage_class_name.as_deref()?;
+        let parameters = self.classes.named(class)?.parameters.clone()?;
+        secrets::reference(&parameters, Purpose::Provisioner, &volume.name_any(), None).ok().flatten()
     }
 }

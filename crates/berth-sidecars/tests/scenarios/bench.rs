@@ -30,6 +30,7 @@ pub(crate) const NODE: &str = "node-a";
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server in this process.
+#[expect(clippy::struct_field_names, reason = "the server itself, for those who want no client")]
 pub(crate) struct Server {
     pub(crate) client: Client,
     pub(crate) server: berth_apiserver::rest::ApiServer,
@@ -172,8 +173,9 @@ impl Server {
                 }
             }
         };
-        let waited = tokio::time::timeout(PATIENCE, waiting).await;
-        assert!(waited.is_ok(), "{name} never became {what}: {last:#?}\nevents: {:#?}", self.events().await);
+        // Boxed: a watch is large, and tests wait often.
+        let in_time = tokio::time::timeout(PATIENCE, Box::pin(waiting)).await;
+        assert!(in_time.is_ok(), "{name} never became {what}: {last:#?}\nevents: {:#?}", self.events().await);
         last
     }
 
@@ -210,10 +212,10 @@ impl Server {
             }
             unreachable!("a watch does not end")
         });
-        match found.await {
-            Ok(message) => message,
-            Err(_) => panic!("no event {reason} with {text:?}: {:#?}", self.events().await),
-        }
+        let Ok(message) = found.await else {
+            panic!("no event {reason} with {text:?}: {:#?}", self.events().await)
+        };
+        message
     }
 }
 

@@ -82,10 +82,8 @@ impl Power {
                 let cut = || Err::<_, tower::BoxError>("the power is off".into());
                 let write =
                     request.method() != http::Method::GET && !request.uri().path().contains("/events");
-                let unheard = match write.then(|| power.step()).unwrap_or(Ok(false)) {
-                    Ok(unheard) => unheard,
-                    Err(()) => return cut(),
-                };
+                let step = if write { power.step() } else { Ok(false) };
+                let Ok(unheard) = step else { return cut() };
                 if power.is_off() {
                     return cut();
                 }

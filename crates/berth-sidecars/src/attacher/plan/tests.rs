@@ -25,6 +25,7 @@ fn attachment(kept: bool, deleting: bool, attached: bool) -> VolumeAttachment {
     attachment
 }
 
+#[expect(clippy::needless_pass_by_value, reason = "reads well in the rows")]
 fn spec(csi: Value) -> PersistentVolumeSpec {
     serde_json::from_value(json!({ "accessModes": ["ReadWriteOnce"], "csi": csi })).unwrap()
 }

@@ -64,6 +64,7 @@ fn ask_of(
     requirement(&places).map(|found| found.map(|found| (zone(found.requisite), zone(found.preferred))))
 }
 
+#[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
 fn zones(requisite: &[&str], preferred: &[&str]) -> Zones {
     let own = |zones: &[&str]| zones.iter().map(ToString::to_string).collect();
     Ok(Some((own(requisite), own(preferred))))

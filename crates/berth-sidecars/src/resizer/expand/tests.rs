@@ -5,10 +5,12 @@ use super::*;
 const ALL: Abilities = Abilities { controller_expand: true, node_expand: true, modify: true };
 const NODE_ONLY: Abilities = Abilities { controller_expand: false, node_expand: true, modify: false };
 
+/// spec, actual, volume, allocated, status, filesystem pending, last call finally refused → target
+type Row = (&'static str, i64, i64, i64, Option<i64>, &'static str, bool, bool, Option<i64>);
+
 #[test]
 fn the_size_to_grow_to_follows_the_recovery_matrix() {
-    // spec, actual, volume, allocated, status, filesystem pending, last call finally refused → target
-    let rows: &[(&str, i64, i64, i64, Option<i64>, &str, bool, bool, Option<i64>)] = &[
+    let rows: &[Row] = &[
         ("new growth", 5, 1, 1, None, "", false, false, Some(5)),
         ("nothing to grow", 1, 1, 1, None, "", false, false, None),
         ("smaller than it is", 1, 2, 2, None, "", false, false, None),
