@@ -310,9 +310,8 @@ async fn a_refresh_that_fails_takes_nothing_away() {
     world.calls(after, &["set_up a", "set_up a"]).await;
 }
 
-#[tokio::test]
-async fn growth_that_is_refused_while_in_use_waits_for_the_next_mount() {
-    let world = World::new(Fake::default()).await;
+/// A pod whose claim is smaller than its volume: there is something to grow.
+async fn pod_that_grows(world: &World) -> Arc<Pod> {
     let claim: PersistentVolumeClaim = serde_json::from_value(json!({
         "metadata": { "name": "c", "namespace": "default" },
         "spec": {
@@ -340,7 +339,31 @@ async fn growth_that_is_refused_while_in_use_waits_for_the_next_mount() {
     pod.spec.as_mut().unwrap().volumes =
         serde_json::from_value(json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }]))
             .unwrap();
-    let pod = Arc::new(pod);
+    Arc::new(pod)
+}
+
+#[tokio::test]
+async fn nothing_grows_while_containers_are_started_with_it() {
+    let world = World::new(Fake::default()).await;
+    let pod = pod_that_grows(&world).await;
+    world.volumes.want(&pod);
+    assert_eq!(world.volumes.find("a", "v").await, Next::Done);
+    let starting = world.volumes.steady("a").await;
+    assert_eq!(starting.len(), 1);
+    let grown = |calls: &Vec<String>| calls.iter().any(|call| call == "expand ");
+    let group = Group::Device("fake/dev".to_owned());
+    let mut settled = std::pin::pin!(world.volumes.settle(&group));
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut settled).await;
+    assert!(early.is_err() && !grown(&world.plugin.calls.borrow()));
+    drop(starting);
+    settled.await;
+    assert!(grown(&world.plugin.calls.borrow()), "{:?}", world.plugin.calls.borrow());
+}
+
+#[tokio::test]
+async fn growth_that_is_refused_while_in_use_waits_for_the_next_mount() {
+    let world = World::new(Fake::default()).await;
+    let pod = pod_that_grows(&world).await;
     world.plugin.fail("expand", &[Certainty::Unchanged, Certainty::Unchanged]);
     world.run();
     world.volumes.want(&pod);
