@@ -119,7 +119,7 @@ impl Stack {
             tokio::spawn(collect::run(api, collect::Options::default(), loops.clone())),
             tokio::spawn(berth_controllers::run(cluster.clone())),
         ];
-        // Nothing of what starts meanwhile needs them.
+        // The driver needs none of them.
         let objects = tokio::spawn(objects::ensure(client.clone()));
         progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
 
@@ -130,6 +130,8 @@ impl Stack {
             begun.elapsed(),
         );
 
+        // Who waits for a node that is ready finds the classes, too.
+        objects.await.expect("creating objects does not panic").context("create the classes")?;
         let node = Node::start(node::Options {
             cluster: cluster.clone(),
             name: options.node_name.clone(),
@@ -149,7 +151,6 @@ impl Stack {
         timeout(START, node_ready(&cluster, &options.node_name))
             .await
             .context("the node does not get ready")?;
-        objects.await.expect("creating objects does not panic").context("create the classes")?;
         let registered = driver_registered(&cluster, &options.node_name);
         timeout(START, registered).await.context("the node does not take the driver")?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
