@@ -22,15 +22,16 @@ struct Running {
 }
 
 async fn running() -> Running {
-    let dir = tempfile::tempdir().unwrap();
-    let (store, _) = Store::open(dir.path(), berth_apiserver::store::Options::default()).unwrap();
+    let dir = tempfile::tempdir().expect("a directory is made");
+    let (store, _) = Store::open(dir.path(), berth_apiserver::store::Options::default())
+        .expect("an empty directory is opened");
     let shutdown = CancellationToken::new();
     let options = berth_apiserver::rest::Options {
         shutdown: shutdown.clone(),
         ..berth_apiserver::rest::Options::default()
     };
     let server = ApiServer::new(store, options);
-    server.bootstrap().await.map_err(|_| "bootstrap").unwrap();
+    server.bootstrap().await.map_err(|_| "bootstrap").expect("an empty store is prepared");
     let client = kube::Client::new(server, "default");
     let cluster = Cluster::new(client.clone(), shutdown.clone());
     Running { cluster, api: Api::namespaced(client, "default"), _stop: shutdown.drop_guard(), _dir: dir }
