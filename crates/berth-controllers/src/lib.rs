@@ -3,13 +3,13 @@
 mod amount;
 pub mod attach_detach;
 mod claims;
+pub mod ephemeral;
+pub mod expand;
+pub mod persistent_volumes;
+pub mod protection;
 pub mod scheduler;
 mod selectors;
 pub mod workloads;
-pub mod persistent_volumes;
-pub mod protection;
-pub mod ephemeral;
-pub mod expand;
 
 use berth_kube::Cluster;
 
