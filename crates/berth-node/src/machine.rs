@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use berth_kube::{Backoff, Cache, Cluster, Key};
 use jiff::Timestamp;
@@ -34,6 +34,9 @@ const KUBELET_VERSION: &str = concat!("v1.36.0+berth.", env!("CARGO_PKG_VERSION"
 const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 /// How long to wait after a write that failed.
 const AGAIN: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(10) };
+/// The status is long when there are many volumes: what changes while it was written, and as long again but at most this,
+/// goes together.
+const LONGEST_REST: Duration = Duration::from_millis(50);
 /// How often a write is tried again because somebody else was quicker.
 const ATTEMPTS: u32 = 10;
 
@@ -429,8 +432,12 @@ impl Machine {
                 () = self.wake.notified() => {}
                 () = tokio::time::sleep(wait) => {}
             }
+            let begun = Instant::now();
             match self.write_status().await {
-                Ok(()) => failures = 0,
+                Ok(()) => {
+                    failures = 0;
+                    tokio::time::sleep(begun.elapsed().min(LONGEST_REST)).await;
+                }
                 Err(error) => {
                     failures += 1;
                     tracing::warn!(

@@ -6,9 +6,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use berth_kube::{Backoff, Cache, Cluster, Key, Next, Queue, Result};
 use k8s_openapi::api::core::v1::{AttachedVolume, Node};
+
+/// A node's status is long when it has many volumes: what changes while one was written, and as long again but at most
+/// this, goes together.
+const LONGEST_REST: Duration = Duration::from_millis(50);
 
 /// Changes of what nodes report; cheap to clone.
 #[derive(Clone)]
@@ -80,12 +85,15 @@ impl Reports {
             waiting.sent.clone_from(&changes);
             changes
         };
+        let begun = Instant::now();
         let outcome = self.send(name, &changes).await;
+        let rest = begun.elapsed().min(LONGEST_REST);
         self.answered(name, &changes, outcome.is_err());
         outcome?;
         for volume in changes.into_keys() {
             self.volumes.add(volume);
         }
+        tokio::time::sleep(rest).await;
         Ok(Next::Done)
     }
 
