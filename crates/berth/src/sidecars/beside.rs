@@ -82,13 +82,11 @@ impl Beside {
             None => None,
         };
         let sidecars = async {
-            match self.sidecars {
-                Some(sidecars) => sidecars.run(driver.clone(), health, &stop).await,
-                None => {
-                    stop.cancelled().await;
-                    Ok(())
-                }
+            if let Some(sidecars) = self.sidecars {
+                return sidecars.run(driver.clone(), health, &stop).await;
             }
+            stop.cancelled().await;
+            Ok(())
         };
         let registered = async {
             if let Some(directory) = register {

@@ -37,6 +37,7 @@ pub(crate) struct Kube {
 /// Who works when there are several.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Leader election")]
+#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 pub(crate) struct Election {
     /// Work only while holding a Lease, so that several replicas can run
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
@@ -67,6 +68,7 @@ pub(crate) struct Election {
 /// What is served over HTTP.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Health and metrics")]
+#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 pub(crate) struct Http {
     /// Serve health and metrics here, such as :8080
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]

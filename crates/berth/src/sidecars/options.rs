@@ -67,6 +67,7 @@ pub(crate) struct Conversion {
 
 /// One component per node instead of one per cluster.
 #[derive(Debug, Clone, Default, Args)]
+#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 pub(crate) struct PerNode {
     /// Not supported yet
     #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
@@ -90,7 +91,8 @@ impl PerNode {
         if self.node_deployment {
             bail!("--node-deployment is not supported yet; run one instance per cluster");
         }
-        let _no_effect_without_it = (
+        // Without it these mean nothing.
+        let _ = (
             self.node_deployment_immediate_binding,
             self.node_deployment_base_delay,
             self.node_deployment_max_delay,
@@ -101,6 +103,7 @@ impl PerNode {
 
 /// CSIStorageCapacity objects.
 #[derive(Debug, Clone, Args)]
+#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 pub(crate) struct Capacity {
     /// Not supported yet
     #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
@@ -127,7 +130,8 @@ impl Capacity {
                 "--enable-capacity is not supported yet; drop it, and set storageCapacity: false in the CSIDriver"
             );
         }
-        let _no_effect_without_it =
+        // Without it these mean nothing.
+        let _ =
             (self.capacity_poll_interval, self.capacity_for_immediate_binding, self.capacity_ownerref_level);
         Ok(())
     }
