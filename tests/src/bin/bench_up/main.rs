@@ -143,7 +143,7 @@ async fn one_by_one(machine: &Machine, client: &Client, singles: usize) -> Resul
         };
         figures.add(format!("deleted to gone, {what}"), gone.percentile(percent), aim, other);
     }
-    let cpu = (cost::cpu(machine)? - cpu) / u32::try_from(singles.max(1)).unwrap_or(u32::MAX);
+    let cpu = cost::cpu(machine)?.saturating_sub(cpu) / u32::try_from(singles.max(1)).unwrap_or(u32::MAX);
     figures.add("CPU time of one such life", seconds(cpu), None, None);
     Ok(format!("{figures}\n{}", writes(&observer, singles)))
 }
