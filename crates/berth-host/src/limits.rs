@@ -22,7 +22,7 @@ mod tests {
     fn as_many_files_can_be_opened_as_are_allowed_at_most() {
         let before = getrlimit(Resource::Nofile);
         let lower = before.maximum.map(|most| most / 2);
-        setrlimit(Resource::Nofile, Rlimit { current: lower, ..before.clone() }).unwrap();
+        setrlimit(Resource::Nofile, Rlimit { current: lower, ..before }).unwrap();
         for _ in 0..2 {
             raise_open_files().unwrap();
             assert_eq!(getrlimit(Resource::Nofile).current, before.maximum);

@@ -10,7 +10,7 @@ use clap::Args as ClapArgs;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, DeleteParams, LogParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::{Client, Resource, ResourceExt as _};
+use kube::{Client, Resource, ResourceExt};
 use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
@@ -191,7 +191,7 @@ where
                 return Ok(now);
             }
             let version =
-                now.as_ref().and_then(|object| object.resource_version()).unwrap_or_else(|| "0".to_owned());
+                now.as_ref().and_then(ResourceExt::resource_version).unwrap_or_else(|| "0".to_owned());
             let parameters = WatchParams::default().fields(&format!("metadata.name={name}"));
             let mut changes = std::pin::pin!(api.watch(&parameters, &version).await?);
             while let Some(change) = changes.try_next().await? {

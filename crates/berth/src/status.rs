@@ -1,6 +1,7 @@
 //! `berth status`: what runs, and what needs attention.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use anyhow::Context as _;
 use clap::Args as ClapArgs;
@@ -58,7 +59,7 @@ async fn nodes(client: &Client) -> anyhow::Result<String> {
             .collect();
         let ready = if machine::is_ready(&node) { "ready" } else { "NOT READY" };
         let names = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        text.push_str(&format!("  node        {name}: {ready}; drivers: {names}\n"));
+        let _ = writeln!(text, "  node        {name}: {ready}; drivers: {names}");
     }
     Ok(text)
 }
@@ -78,14 +79,14 @@ async fn counts(client: &Client) -> anyhow::Result<String> {
         volumes.iter().map(|volume| phase(volume.status.as_ref().and_then(|status| status.phase.as_ref())));
     let of_pods = pods.iter().map(|pod| phase(pod.status.as_ref().and_then(|status| status.phase.as_ref())));
     let mut text = format!("  claims      {}\n", tally(of_claims));
-    text.push_str(&format!("  volumes     {}\n", tally(of_volumes)));
-    text.push_str(&format!("  pods        {}\n", tally(of_pods)));
+    let _ = writeln!(text, "  volumes     {}", tally(of_volumes));
+    let _ = writeln!(text, "  pods        {}", tally(of_pods));
     let waiting = claims
         .iter()
         .filter(|claim| claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound"));
     for claim in waiting.take(10) {
         let namespace = claim.namespace().unwrap_or_default();
-        text.push_str(&format!("\nNot bound: berth explain pvc/{} -n {namespace}", claim.name_any()));
+        let _ = write!(text, "\nNot bound: berth explain pvc/{} -n {namespace}", claim.name_any());
     }
     if text.contains("Not bound") {
         text.push('\n');

@@ -117,14 +117,11 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
 }
 
 fn node_name(given: Option<&str>) -> anyhow::Result<String> {
-    match given {
-        Some(name) => Ok(name.to_owned()),
-        None => {
-            let name =
-                std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
-            Ok(name.trim().to_lowercase())
-        }
+    if let Some(name) = given {
+        return Ok(name.to_owned());
     }
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
+    Ok(name.trim().to_lowercase())
 }
 
 /// Where things are, and what to try.

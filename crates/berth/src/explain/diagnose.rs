@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 
 use super::observe::{Observed, claims_of};
 
@@ -33,10 +33,10 @@ pub(crate) fn diagnose(seen: &Observed, _now: Timestamp) -> Diagnosis {
             format!("create the claim {name}, or correct claimName in the pod"),
         );
     }
-    if let Some(claim) = &seen.claim {
-        if let Some(found) = terminating_claim(seen, claim).or_else(|| unbound_claim(seen, claim)) {
-            return found;
-        }
+    if let Some(claim) = &seen.claim
+        && let Some(found) = terminating_claim(seen, claim).or_else(|| unbound_claim(seen, claim))
+    {
+        return found;
     }
     if let Some(volume) = &seen.volume
         && let Some(found) = volume_in_trouble(seen, volume)
@@ -57,7 +57,7 @@ pub(crate) fn diagnose(seen: &Observed, _now: Timestamp) -> Diagnosis {
 fn terminating_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
     claim.metadata.deletion_timestamp.as_ref()?;
     let users: Vec<String> =
-        seen.users.iter().filter(|pod| node_of(pod).is_some()).map(|pod| pod.name_any()).collect();
+        seen.users.iter().filter(|pod| node_of(pod).is_some()).map(ResourceExt::name_any).collect();
     if !users.is_empty() {
         return Some(stuck(
             format!("the claim is being deleted and still used by {}", users.join(", ")),
@@ -105,14 +105,14 @@ fn unbound_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagn
             what_to_do: None,
         });
     }
-    if waits && let Some(found) = seen.users.iter().find_map(|pod| unscheduled(pod)) {
+    if waits && let Some(found) = seen.users.iter().find_map(unscheduled) {
         return Some(found);
     }
     Some(not_provisioned(seen, class))
 }
 
 fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
-    let known: Vec<String> = seen.classes.iter().map(|class| class.name_any()).collect();
+    let known: Vec<String> = seen.classes.iter().map(ResourceExt::name_any).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     if !name.is_empty() {
         return stuck(
@@ -211,10 +211,11 @@ fn pod_in_trouble(seen: &Observed, pod: &Pod) -> Option<Diagnosis> {
         return Some(found);
     }
     let reasons = ["FailedAttachVolume", "FailedMount", "FailedMapVolume", "Failed"];
-    let of_pod = seen.events.iter().filter(|event| event.involved_object.uid == pod.metadata.uid);
-    let event = of_pod
-        .filter(|event| event.reason.as_deref().is_some_and(|reason| reasons.contains(&reason)))
-        .next_back()?;
+    let told = |event: &&Event| {
+        event.involved_object.uid == pod.metadata.uid
+            && event.reason.as_deref().is_some_and(|reason| reasons.contains(&reason))
+    };
+    let event = seen.events.iter().rfind(told)?;
     let claims = claims_of(pod).join(", ");
     let about = if claims.is_empty() { String::new() } else { format!(" (claims: {claims})") };
     Some(stuck(

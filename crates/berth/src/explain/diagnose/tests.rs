@@ -20,7 +20,7 @@ fn class(name: &str, mode: &str) -> StorageClass {
     .unwrap()
 }
 
-fn pod(node: &str, status: Value) -> Pod {
+fn pod(node: &str, status: &Value) -> Pod {
     serde_json::from_value(json!({
         "metadata": {"name": "web", "namespace": "default", "uid": "2"},
         "spec": {"nodeName": node, "containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
@@ -78,7 +78,7 @@ fn every_way_of_being_stuck_has_its_sentence() {
             "a pod that fits nowhere",
             Observed {
                 classes: vec![class("slow", "WaitForFirstConsumer")],
-                users: vec![pod("", unschedulable)],
+                users: vec![pod("", &unschedulable)],
                 ..pending(Some("slow"))
             },
             true,
@@ -88,7 +88,7 @@ fn every_way_of_being_stuck_has_its_sentence() {
             "a mount that fails",
             Observed {
                 claim: Some(claim("Bound", None)),
-                users: vec![pod("node", json!({"phase": "Pending"}))],
+                users: vec![pod("node", &json!({"phase": "Pending"}))],
                 events: vec![event("2", "FailedMount", "no such device")],
                 ..Observed::default()
             },
@@ -137,7 +137,7 @@ fn a_claim_in_deletion_names_the_pods_that_hold_it() {
         Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH));
     let seen = Observed {
         claim: Some(held),
-        users: vec![pod("node", json!({"phase": "Running"}))],
+        users: vec![pod("node", &json!({"phase": "Running"}))],
         ..Observed::default()
     };
     let found = diagnose(&seen, Timestamp::UNIX_EPOCH);
