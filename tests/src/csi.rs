@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result};
@@ -12,21 +13,22 @@ use berth_csi::v1::{
     identity_client::IdentityClient, node_client::NodeClient,
     snapshot_metadata_client::SnapshotMetadataClient, volume_capability, volume_content_source,
 };
-use tonic::{Status, transport::Channel};
+use tonic::service::interceptor::InterceptedService;
+use tonic::{Request, Status, transport::Channel};
 
 /// Clients for the five services of one driver.
 #[derive(Debug, Clone)]
 pub struct Csi {
     /// Identity.
-    pub identity: IdentityClient<Channel>,
+    pub identity: IdentityClient<Bounded>,
     /// Controller.
-    pub controller: ControllerClient<Channel>,
+    pub controller: ControllerClient<Bounded>,
     /// Node.
-    pub node: NodeClient<Channel>,
+    pub node: NodeClient<Bounded>,
     /// Group snapshots.
-    pub group: GroupControllerClient<Channel>,
+    pub group: GroupControllerClient<Bounded>,
     /// Changed blocks.
-    pub metadata: SnapshotMetadataClient<Channel>,
+    pub metadata: SnapshotMetadataClient<Bounded>,
 }
 
 /// How the local driver keeps a volume.
@@ -141,17 +143,30 @@ pub fn from_volume(id: &str) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(volume_content_source::Type::Volume(source)) }
 }
 
+/// No call may take longer, also not one that got lost when the driver was killed.
+const LONGEST_CALL: Duration = Duration::from_secs(60);
+
+/// A channel on which no call takes for ever.
+pub type Bounded = InterceptedService<Channel, fn(Request<()>) -> Result<Request<()>, Status>>;
+
+#[expect(clippy::unnecessary_wraps, reason = "an interceptor may refuse")]
+fn bounded(mut request: Request<()>) -> Result<Request<()>, Status> {
+    request.set_timeout(LONGEST_CALL);
+    Ok(request)
+}
+
 impl Csi {
     /// Connects when the first call is made.
     pub fn connect(endpoint: &str) -> Result<Self> {
         let endpoint: berth_csi::Endpoint = endpoint.parse().context("parse the endpoint")?;
+        let bounded: fn(Request<()>) -> Result<Request<()>, Status> = bounded;
         let channel = berth_csi::connect(&endpoint);
         Ok(Self {
-            identity: IdentityClient::new(channel.clone()),
-            controller: ControllerClient::new(channel.clone()),
-            node: NodeClient::new(channel.clone()),
-            group: GroupControllerClient::new(channel.clone()),
-            metadata: SnapshotMetadataClient::new(channel),
+            identity: IdentityClient::with_interceptor(channel.clone(), bounded),
+            controller: ControllerClient::with_interceptor(channel.clone(), bounded),
+            node: NodeClient::with_interceptor(channel.clone(), bounded),
+            group: GroupControllerClient::with_interceptor(channel.clone(), bounded),
+            metadata: SnapshotMetadataClient::with_interceptor(channel, bounded),
         })
     }
 

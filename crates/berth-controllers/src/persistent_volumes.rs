@@ -7,7 +7,7 @@
 //!
 //! A binding is four writes, the volume's first: claimRef, the volume's status, volumeName, the claim's status. Each is
 //! left out if it is there already, so whatever was interrupted is finished by looking again. Claims are looked at in
-//! parallel; [`pool`] sees to it that no two get the same volume.
+//! parallel; `pool` sees to it that no two get the same volume.
 //!
 //! Two things differ from Kubernetes on purpose: nothing is looked at again every 15 seconds, since every change wakes
 //! those that it matters to; and a volume that is reserved for a claim wins over a free one even when the free one has

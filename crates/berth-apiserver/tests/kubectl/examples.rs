@@ -14,11 +14,18 @@ fn manifests() -> Vec<PathBuf> {
     found
 }
 
+/// The definitions of the snapshot kinds, which `berth up` brings and a bare API server has not.
+const SNAPSHOT_KINDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../berth-sidecars/src/snapshots");
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_example_is_applied_shown_and_deleted() {
     for kubectl in kubectls() {
         for manifest in manifests() {
             let cluster = Cluster::start(&kubectl).await;
+            if std::fs::read_to_string(&manifest).unwrap().contains("snapshot.storage.k8s.io/") {
+                cluster.print(&format!("kubectl apply -f {SNAPSHOT_KINDS}")).await;
+                cluster.print("kubectl wait --for=condition=Established crd --all --timeout=30s").await;
+            }
             one(&cluster, &manifest).await;
         }
     }

@@ -273,11 +273,10 @@ pub(super) fn remove_qgroup(inside: BorrowedFd<'_>, qgroup: u64) -> Result<()> {
     unsafe { call::<QGROUP_CREATE, _>(inside, &mut QgroupCreate { create: 0, qgroup }) }
 }
 
-/// Limits the referenced bytes of the subvolume that holds `inside`.
-pub(super) fn limit_referenced(inside: BorrowedFd<'_>, bytes: u64) -> Result<()> {
+/// Limits the referenced bytes of a subvolume of the filesystem that `outside` is on.
+pub(super) fn limit_referenced(outside: BorrowedFd<'_>, subvolume: u64, bytes: u64) -> Result<()> {
     let mut args = QgroupLimit {
-        // Stands for the subvolume's own.
-        qgroup: 0,
+        qgroup: subvolume,
         flags: LIMIT_REFERENCED,
         max_referenced: bytes,
         max_exclusive: 0,
@@ -285,7 +284,7 @@ pub(super) fn limit_referenced(inside: BorrowedFd<'_>, bytes: u64) -> Result<()>
         reserved_exclusive: 0,
     };
     // SAFETY: the ioctl takes a `QgroupLimit`.
-    unsafe { call::<QGROUP_SET_LIMIT, _>(inside, &mut args) }
+    unsafe { call::<QGROUP_SET_LIMIT, _>(outside, &mut args) }
 }
 
 /// Opens the root directory of a subvolume wherever it is in the filesystem of `anywhere`.

@@ -41,7 +41,10 @@ pub fn quota_enabled(path: &Path) -> Result<bool> {
 
 /// Limits the bytes a subvolume may refer to; `u64::MAX` lifts the limit.
 pub fn set_limit(subvolume: &Dir, bytes: u64) -> Result<()> {
-    ioctl::limit_referenced(subvolume.as_fd(), bytes).doing("limit the size of", subvolume.path())
+    let id = super::subvolume_id(subvolume)?;
+    // Asked from inside, a subvolume that is full has no room for the change that would give it more.
+    let outside = Dir::open(subvolume.path().parent().unwrap_or(subvolume.path()))?;
+    ioctl::limit_referenced(outside.as_fd(), id, bytes).doing("limit the size of", subvolume.path())
 }
 
 /// What the subvolume takes now, data that is not yet committed included.

@@ -1,3 +1,5 @@
+//! The definitions and the types say the same.
+
 use std::collections::BTreeSet;
 
 use kube::Resource;

@@ -1,3 +1,5 @@
+//! Which claims are kept for their snapshots, row by row.
+
 use serde_json::json;
 
 use super::*;

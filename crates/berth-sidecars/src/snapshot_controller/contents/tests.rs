@@ -1,3 +1,5 @@
+//! What becomes of contents, row by row.
+
 use super::*;
 
 #[test]

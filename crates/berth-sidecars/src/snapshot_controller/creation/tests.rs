@@ -1,3 +1,5 @@
+//! What is made for a snapshot, row by row.
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! What a snapshot tells, row by row.
+
 use serde_json::{Value, json};
 
 use super::*;

@@ -1,3 +1,5 @@
+//! What comes next for a content, row by row.
+
 use serde_json::json;
 
 use super::*;

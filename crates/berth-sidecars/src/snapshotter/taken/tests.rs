@@ -1,3 +1,5 @@
+//! What a driver answered, as a status, row by row.
+
 use super::*;
 
 fn now() -> Timestamp {

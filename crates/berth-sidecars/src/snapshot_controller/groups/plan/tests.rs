@@ -1,3 +1,5 @@
+//! What comes next for a group, row by row.
+
 use serde_json::{Value, json};
 
 use super::*;
