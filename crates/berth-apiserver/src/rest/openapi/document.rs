@@ -69,6 +69,7 @@ fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, served: &Served, s
         name: format!("{action}{}", resource.kind),
         body: body.cloned(),
         answer: answer.clone(),
+        custom: served.custom.is_some(),
         style,
     };
     let has = |verb: &str| resource.verbs.contains(&verb);
@@ -171,6 +172,7 @@ struct Operation {
     name: String,
     body: Option<Value>,
     answer: Value,
+    custom: bool,
     style: Style,
 }
 
@@ -195,7 +197,7 @@ impl Operation {
                 let content = |schema: &Value| json!({ "application/json": { "schema": schema } });
                 if let Some(body) = &self.body {
                     value["requestBody"] =
-                        json!({ "content": body_content(&self.action, body), "required": true });
+                        json!({ "content": body_content(&self.action, self.custom, body), "required": true });
                 }
                 value["responses"] =
                     json!({ "200": { "description": "OK", "content": content(&self.answer) } });
@@ -213,16 +215,21 @@ impl Operation {
     }
 }
 
-fn body_content(action: &str, body: &Value) -> Value {
-    let formats: &[&str] = if action == "patch" {
-        &[
+/// What a request may be written in; custom resources know neither strategic merge patches nor protobuf, and clients
+/// choose by this list.
+fn body_content(action: &str, custom: bool, body: &Value) -> Value {
+    let formats: &[&str] = match (action, custom) {
+        ("patch", false) => &[
             "application/apply-patch+yaml",
             "application/json-patch+json",
             "application/merge-patch+json",
             "application/strategic-merge-patch+json",
-        ]
-    } else {
-        &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"]
+        ],
+        ("patch", true) => {
+            &["application/apply-patch+yaml", "application/json-patch+json", "application/merge-patch+json"]
+        }
+        (_, false) => &["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"],
+        (_, true) => &["application/json", "application/yaml"],
     };
     formats.iter().map(|&format| (format.to_owned(), json!({ "schema": body }))).collect::<Map<_, _>>().into()
 }
