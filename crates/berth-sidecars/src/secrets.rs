@@ -138,6 +138,20 @@ pub(crate) async fn read(
     Ok(secret.data.iter().flatten().map(|(name, value)| (name.clone(), text(&value.0))).collect())
 }
 
+/// What a secret holds, for deleting: one that is gone must not keep a volume for ever, as the driver may not need it.
+pub(crate) async fn read_if_there(
+    cluster: &Cluster,
+    reference: Option<&SecretReference>,
+) -> Result<BTreeMap<String, String>, Failure> {
+    match read(cluster, reference).await {
+        Err(Failure::Refused(why)) => {
+            tracing::warn!(why, "deleting a volume without its secret");
+            Ok(BTreeMap::new())
+        }
+        secrets => secrets,
+    }
+}
+
 /// The templates of a purpose's secret: its own, the old spelling of its own, or those for everything.
 fn templates(
     parameters: &BTreeMap<String, String>,

@@ -287,11 +287,15 @@ impl Provisioner {
                 return Ok(Next::Done);
             }
         };
-        let secrets = secrets::read(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
+        let secrets = secrets::read_if_there(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
         match self.create(&live, &wanted, &secrets).await {
             Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
                 let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
-                self.driver.delete_volume(self.options.timeout, request).await?;
+                if let Err(status) = self.driver.delete_volume(self.options.timeout, request).await {
+                    let failure = Failure::from(status);
+                    self.recorder.warning(live.as_ref(), "ProvisioningFailed", failure.sentence());
+                    return Err(failure);
+                }
             }
             // Somebody made a PersistentVolume for it by hand.
             Ok(_) => {}

@@ -1,6 +1,5 @@
 //! Deletes the storage of volumes whose claims are gone, and then the volumes.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 use berth_csi::v1::DeleteVolumeRequest;
@@ -65,14 +64,7 @@ impl Provisioner {
         let handle = volume.spec.as_ref().and_then(|spec| Some(spec.csi.as_ref()?.volume_handle.clone()));
         let volume_id =
             handle.ok_or_else(|| Failure::refused("the volume is no CSI volume; delete it by hand"))?;
-        // A secret that is gone must not keep the volume for ever: the driver may not need it.
-        let secrets = match secrets::read(&self.cluster, self.deletion_secret(volume).as_ref()).await {
-            Err(Failure::Refused(why)) => {
-                tracing::warn!(volume = volume.name_any(), why, "deleting the volume without its secret");
-                BTreeMap::new()
-            }
-            secrets => secrets?,
-        };
+        let secrets = secrets::read_if_there(&self.cluster, self.deletion_secret(volume).as_ref()).await?;
         let begun = Instant::now();
         let request = DeleteVolumeRequest { volume_id, secrets };
         let deleted = self.driver.delete_volume(self.options.timeout, request).await.map_err(Failure::from);
