@@ -1,0 +1,137 @@
+//! What a server tells about a file, and what can be changed.
+
+/// What a file is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FileKind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block device.
+    Block,
+    /// A character device.
+    Character,
+}
+
+/// A moment, since 1970.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time {
+    /// Whole seconds.
+    pub seconds: i64,
+    /// And this much of the next.
+    pub nanoseconds: u32,
+}
+
+/// All that is known about a file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Attributes {
+    /// What it is.
+    pub kind: FileKind,
+    /// Permission bits, with setuid, setgid and sticky: at most 0o7777.
+    pub mode: u32,
+    /// Owner. A server of version 4 that tells names is understood for `root` and numbers; others are 65534.
+    pub uid: u32,
+    /// Group, as for the owner.
+    pub gid: u32,
+    /// Length in bytes.
+    pub size: u64,
+    /// Bytes it takes on disk.
+    pub used: u64,
+    /// Number within its filesystem.
+    pub fileid: u64,
+    /// Its filesystem.
+    pub fsid: (u64, u64),
+    /// How many names it has.
+    pub links: u32,
+    /// Major and minor number, if it is a device.
+    pub device: (u32, u32),
+    /// Last read.
+    pub accessed: Time,
+    /// Content last changed.
+    pub modified: Time,
+    /// Anything last changed.
+    pub changed: Time,
+}
+
+/// What to set a time to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TimeChange {
+    /// The server's clock.
+    Now,
+    /// This.
+    At(Time),
+}
+
+/// What to change; `None` leaves as it is.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Permission bits.
+    pub mode: Option<u32>,
+    /// Owner.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// Length: cuts, or extends by zeros.
+    pub size: Option<u64>,
+    /// Time of the last read.
+    pub accessed: Option<TimeChange>,
+    /// Time of the last change.
+    pub modified: Option<TimeChange>,
+}
+
+impl Change {
+    /// Only the permission bits.
+    pub fn mode(mode: u32) -> Self {
+        Self { mode: Some(mode), ..Self::default() }
+    }
+
+    /// Whether nothing is to change.
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// What to do when a file to be created exists.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Create {
+    /// Fail with [`Kind::Exists`](crate::Kind::Exists).
+    New,
+    /// Empty it.
+    Truncate,
+}
+
+/// A special file to make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Node {
+    /// A named pipe.
+    Fifo,
+    /// A socket.
+    Socket,
+    /// A block device of this major and minor number.
+    Block(u32, u32),
+    /// A character device of this major and minor number.
+    Character(u32, u32),
+}
+
+/// Room on a filesystem.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Space {
+    /// Size in bytes.
+    pub bytes_total: u64,
+    /// Free bytes.
+    pub bytes_free: u64,
+    /// Free bytes that we may use.
+    pub bytes_available: u64,
+    /// Files it can hold.
+    pub files_total: u64,
+    /// Files that can still be made.
+    pub files_free: u64,
+    /// Files that we may still make.
+    pub files_available: u64,
+}

@@ -1,0 +1,27 @@
+//! Speaks NFS: a client in user space for versions 3, 4.0, 4.1 and 4.2, without a mount and without privilege.
+//!
+//! [`Nfs`] keeps one connection per server, made when needed, made again when broken, closed when idle. A [`Share`] is
+//! an exported directory: calls on it name files by [`Handle`], as NFS does, and never follow a symlink. [`tree`] adds
+//! paths and whole trees.
+//!
+//! Guarantees:
+//! - every call is bounded by the attempt's timeout, and may be dropped at any time: its answer is forgotten, and
+//!   nothing else happens;
+//! - what only asks, or can be done twice without harm, is tried again when the connection breaks; anything else
+//!   fails with [`Kind::Interrupted`];
+//! - whatever a server answers, nothing panics, and no length it names is believed before the bytes are there.
+
+mod attributes;
+mod error;
+mod name;
+mod options;
+mod share;
+pub mod tree;
+
+pub use self::{
+    attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange},
+    error::{Error, Kind, Reason, Result},
+    name::{Handle, InvalidName, Name},
+    options::{InvalidOption, InvalidTarget, Options, Target, Version},
+    share::{Cookie, DirEntry, Entry, NextData, Nfs, Page, Share},
+};
