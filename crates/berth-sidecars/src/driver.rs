@@ -6,6 +6,7 @@
 //! the driver itself sent may count as final.
 
 mod metrics;
+mod places;
 mod snapshots;
 mod wire;
 

@@ -23,8 +23,12 @@
 //! the finalizer; an orderly stop waits for the calls under way and leaves none.
 
 mod apply;
+mod capacity;
 mod claim;
 mod delete;
+mod grants;
+mod metrics;
+mod per_node;
 mod reclaim;
 mod request;
 mod source;
@@ -42,10 +46,17 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
 
+use self::capacity::Publisher;
+use self::claim::Who;
+use self::per_node::Here;
 use self::request::Wanted;
 use self::source::Source;
-use crate::driver::{Driver, Identity};
+use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
+
+pub use self::capacity::{Capacity, Owner};
+pub use self::metrics::Metrics;
+pub use self::per_node::PerNode;
 
 /// How a provisioner works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -73,6 +84,14 @@ pub struct Options {
     pub controller_publish_readonly: bool,
     /// A restore may not change the volume mode unless the content allows it.
     pub prevent_volume_mode_conversion: bool,
+    /// Sources may be in other namespaces, if these grant it (the gate CrossNamespaceVolumeDataSource).
+    pub cross_namespace_sources: bool,
+    /// Whether and how the scheduler is told how much room there is.
+    pub capacity: Option<Capacity>,
+    /// The node, if every node has a provisioner of its own.
+    pub per_node: Option<PerNode>,
+    /// What is counted.
+    pub metrics: Metrics,
     /// This process among its replicas, in events: a host or pod name.
     pub instance: String,
 }
@@ -91,6 +110,10 @@ impl Default for Options {
             volume_name_uuid_length: None,
             controller_publish_readonly: false,
             prevent_volume_mode_conversion: true,
+            cross_namespace_sources: false,
+            capacity: None,
+            per_node: None,
+            metrics: Metrics::default(),
             instance: "berth".to_owned(),
         }
     }
@@ -106,7 +129,14 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         () = shutdown.cancelled() => return,
         identity = driver.ready() => identity,
     };
-    let provisioner = Arc::new(Provisioner::new(&cluster, driver, options, &identity));
+    let here = match &options.per_node {
+        None => None,
+        Some(node) => tokio::select! {
+            () = shutdown.cancelled() => return,
+            here = Here::find(&driver, node, options.timeout) => Some(here),
+        },
+    };
+    let provisioner = Arc::new(Provisioner::new(&cluster, driver, options, &identity, here));
     tokio::select! {
         () = shutdown.cancelled() => return,
         () = provisioner.start() => {}
@@ -125,6 +155,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         volumes,
         sources,
         provisioner.follow_snapshots(&identity),
+        provisioner.publish_capacity(),
         provisioner.look_again_when_the_driver_is_back()
     );
 }
@@ -136,6 +167,10 @@ struct Provisioner {
     name: String,
     /// This process, in the attributes of the volumes it makes.
     identity: String,
+    /// Its finalizer on claims.
+    mark: String,
+    /// The one node that it works for.
+    here: Option<Here>,
     options: Options,
     recorder: Recorder,
     claims: Cache<PersistentVolumeClaim>,
@@ -145,8 +180,10 @@ struct Provisioner {
     volumes: Cache<PersistentVolume>,
     volumes_by_handle: Index<PersistentVolume, String>,
     classes: Cache<StorageClass>,
-    attachments: Index<VolumeAttachment, String>,
+    /// By volume; `None` for a driver that does not attach, whose role may not allow to read them.
+    attachments: Option<(Cache<VolumeAttachment>, Index<VolumeAttachment, String>)>,
     places: Option<(Cache<CSINode>, Cache<Node>)>,
+    capacity: Option<Arc<Publisher>>,
     /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
     remembered: Mutex<HashMap<String, Arc<Wanted>>>,
     /// Held by those who look a source up and protect it; alone by whoever lets one go.
@@ -157,22 +194,40 @@ struct Provisioner {
 }
 
 impl Provisioner {
-    fn new(cluster: &Cluster, driver: Driver, options: Options, identity: &Identity) -> Self {
+    fn new(
+        cluster: &Cluster,
+        driver: Driver,
+        options: Options,
+        identity: &Identity,
+        here: Option<Here>,
+    ) -> Self {
         let name = identity.name.clone();
-        let now = Timestamp::now();
+        let node = here.as_ref().map(Here::name);
+        let mark = per_node::mark(&name, node);
+        let watches_places = identity.has_topology() && here.is_none();
         let volumes = cluster.cache::<PersistentVolume>();
         let claims = cluster.cache::<PersistentVolumeClaim>();
-        let (driver_name, own_name, mark) = (name.clone(), name.clone(), crate::names::creating(&name));
+        let (driver_name, own_mark) = (name.clone(), mark.clone());
+        let capacity = options.capacity.as_ref().and_then(|capacity| {
+            if !identity.can(ControllerCapability::GetCapacity) {
+                tracing::warn!("capacity is not told: the driver does not announce GET_CAPACITY");
+                return None;
+            }
+            let topology = identity.has_topology();
+            let publisher =
+                Publisher::new(cluster, &driver, &name, topology, &options, capacity, here.as_ref());
+            options.metrics.count_objects_of(&publisher);
+            Some(publisher)
+        });
         Self {
             recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
-            identity: format!("{}-{}-{name}", now.as_millisecond(), now.subsec_nanosecond() % 10_000),
+            identity: own_identity(&name, node),
             claims_by_class: claims.index(move |claim| {
                 let open = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
-                    || claim.finalizers().contains(&mark);
+                    || claim.finalizers().contains(&own_mark);
                 claim::class_of(claim).filter(|_| open).into_iter().collect()
             }),
-            claims_by_source: claims
-                .index(move |claim| Source::needed(claim, &own_name).into_iter().collect()),
+            claims_by_source: claims.index(|claim| Source::needed(claim).into_iter().collect()),
             claims,
             volumes_by_handle: volumes.index(move |volume| {
                 let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
@@ -183,10 +238,17 @@ impl Provisioner {
             }),
             volumes,
             classes: cluster.cache(),
-            attachments: cluster.cache::<VolumeAttachment>().index(|attachment| {
-                attachment.spec.source.persistent_volume_name.clone().into_iter().collect()
+            attachments: identity.attaches().then(|| {
+                let attachments = cluster.cache::<VolumeAttachment>();
+                let volume = |attachment: &VolumeAttachment| {
+                    attachment.spec.source.persistent_volume_name.clone().into_iter().collect()
+                };
+                (attachments.clone(), attachments.index(volume))
             }),
-            places: identity.has_topology().then(|| (cluster.cache(), cluster.cache())),
+            places: watches_places.then(|| (cluster.cache(), cluster.cache())),
+            capacity,
+            mark,
+            here,
             remembered: Mutex::default(),
             protecting: tokio::sync::RwLock::default(),
             claim_queue: Queue::new("claims", options.retry),
@@ -204,7 +266,9 @@ impl Provisioner {
         self.claims.synced().await;
         self.volumes.synced().await;
         self.classes.synced().await;
-        self.cluster.cache::<VolumeAttachment>().synced().await;
+        if let Some((attachments, _)) = &self.attachments {
+            attachments.synced().await;
+        }
         if let Some((csi_nodes, nodes)) = &self.places {
             csi_nodes.synced().await;
             nodes.synced().await;
@@ -214,6 +278,7 @@ impl Provisioner {
             (Some(gone), None) => {
                 if let (Some(this), Some(uid)) = (this.upgrade(), gone.uid()) {
                     this.remembered().remove(&uid);
+                    this.here.iter().for_each(|here| here.forget(&uid));
                 }
             }
             (Some(before), Some(after)) if !matters(before, after) => {}
@@ -229,13 +294,21 @@ impl Provisioner {
         });
         let queue = self.volume_queue.clone();
         self.volumes.on_change(move |volume| queue.add(Key::of(volume.as_ref())));
-        let queue = self.volume_queue.clone();
-        self.cluster.cache::<VolumeAttachment>().subscribe(move |before, after| {
-            let volume = before.and_then(|before| before.spec.source.persistent_volume_name.as_deref());
-            if let (Some(volume), None) = (volume, after) {
-                queue.add(Key::cluster(volume));
-            }
-        });
+        if let Some((attachments, _)) = &self.attachments {
+            let queue = self.volume_queue.clone();
+            attachments.subscribe(move |before, after| {
+                let volume = before.and_then(|before| before.spec.source.persistent_volume_name.as_deref());
+                if let (Some(volume), None) = (volume, after) {
+                    queue.add(Key::cluster(volume));
+                }
+            });
+        }
+    }
+
+    async fn publish_capacity(&self) {
+        if let Some(capacity) = &self.capacity {
+            capacity.clone().run().await;
+        }
     }
 
     /// A driver that was away has cost everything its backoff: begin anew.
@@ -258,6 +331,7 @@ impl Provisioner {
             for volume in self.volumes.list() {
                 self.volume_queue.add(Key::of(volume.as_ref()));
             }
+            self.capacity.iter().for_each(|capacity| capacity.refresh_all());
         }
     }
 
@@ -279,9 +353,22 @@ impl Provisioner {
         }
     }
 
+    /// Who decides about claims here.
+    fn who(&self) -> Who<'_> {
+        let node = self.here.as_ref().map(|here| (here.name(), here.takes_free_claims()));
+        Who { driver: &self.name, mark: &self.mark, node }
+    }
+
     fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// How this process is called in the attributes of the volumes it makes.
+fn own_identity(driver: &str, node: Option<&str>) -> String {
+    let now = Timestamp::now();
+    let identity = format!("{}-{}-{driver}", now.as_millisecond(), now.subsec_nanosecond() % 10_000);
+    node.map_or(identity.clone(), |node| format!("{identity}-{node}"))
 }
 
 /// Whether a change of a claim calls for a look: finalizers, among them our own, and other status do not.

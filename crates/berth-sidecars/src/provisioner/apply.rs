@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use berth_csi::v1::{CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, Volume};
+use berth_csi::v1::{CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, TopologyRequirement, Volume};
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -15,11 +15,11 @@ use super::claim::{self, Plan, Verdict};
 use super::request::{self, Wanted};
 use super::source::Source;
 use super::topology::{self, NoPlace, Places};
-use super::{Provisioner, volume};
+use super::{CONFLICT_PAUSE, Provisioner, volume};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
 use crate::finalizers;
-use crate::names::{ALPHA_SELECTED_NODE, SELECTED_NODE, creating};
+use crate::names::{ALPHA_SELECTED_NODE, SELECTED_NODE};
 use crate::secrets::{self, Purpose};
 
 /// How often a volume that is not what was asked for is tried to be deleted at once.
@@ -49,7 +49,7 @@ impl Provisioner {
         let name = request::volume_name(&claim, &self.options)?;
         let class = claim::class_of(&claim).and_then(|class| self.classes.named(&class));
         let saved = self.volumes.named(&name).is_some();
-        let plan = claim::plan(&claim, class.as_deref(), &self.name, &name, saved);
+        let plan = claim::plan(&claim, class.as_deref(), self.who(), &name, saved);
         if plan == Plan::Nothing {
             return Ok(Next::Done);
         }
@@ -61,8 +61,16 @@ impl Provisioner {
         match (plan, class) {
             (Plan::Unmark, _) => self.unmark(&claim).await,
             (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity).await,
-            (Plan::Undo, class) => self.undo(&claim, class.as_deref(), &identity, &name).await,
-            (Plan::Nothing | Plan::Provision, _) => Ok(Next::Done),
+            (Plan::Select, Some(class)) => match &self.here {
+                Some(here) => self.try_to_be_selected(here, &claim, &class, &identity).await,
+                None => Ok(Next::Done),
+            },
+            (Plan::Undo, class) => match self.undo(&claim, class.as_deref(), &identity, &name).await? {
+                // What was begun here is undone, and may be begun anew: no change of the claim will say so.
+                Next::Done if self.here.is_some() => Ok(Next::After(CONFLICT_PAUSE)),
+                next => Ok(next),
+            },
+            (Plan::Nothing | Plan::Provision | Plan::Select, _) => Ok(Next::Done),
         }
     }
 
@@ -72,7 +80,9 @@ impl Provisioner {
         class: &StorageClass,
         identity: &Identity,
     ) -> Result<Next, Failure> {
+        let begun = Instant::now();
         let uid = claim.uid().unwrap_or_default();
+        self.here.iter().for_each(|here| here.forget(&uid));
         let known = self.remembered().get(&uid).cloned();
         let wanted = match known {
             Some(wanted) => wanted,
@@ -104,8 +114,7 @@ impl Provisioner {
                 return Err(failure);
             }
         };
-        let mark = creating(&self.name);
-        let claim = self.cluster.update(claim.as_ref(), |claim| finalizers::add(claim, &mark)).await?;
+        let claim = self.cluster.update(claim.as_ref(), |claim| finalizers::add(claim, &self.mark)).await?;
         self.remembered().insert(uid, wanted.clone());
         let about = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
         self.recorder.normal(
@@ -114,7 +123,13 @@ impl Provisioner {
             format!("External provisioner is provisioning volume for claim \"{about}\""),
         );
         match self.create(&claim, &wanted, &secrets).await {
-            Ok(made) => self.save(&claim, &wanted, &made, identity).await,
+            Ok(made) => {
+                let object = volume::saved(&claim, &wanted, &made, identity, &self.identity);
+                self.capacity_changed(&object);
+                let next = self.save(&claim, &object).await?;
+                self.options.metrics.provisioned(&wanted.class, source_kind(&claim), begun.elapsed());
+                Ok(next)
+            }
             Err(failure) => self.refused(&claim, class, identity, failure).await,
         }
     }
@@ -184,33 +199,29 @@ impl Provisioner {
     async fn save(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
-        wanted: &Wanted,
-        made: &Volume,
-        identity: &Identity,
+        object: &PersistentVolume,
     ) -> Result<Next, Failure> {
-        let object = volume::saved(claim, wanted, made, identity, &self.identity);
-        match self.cluster.create(&object).await {
+        let name = object.name_any();
+        match self.cluster.create(object).await {
             Ok(_) => {}
             Err(error) if error.is_already_exists() => {
-                let key = Key::cluster(wanted.name.clone());
-                let there = self.cluster.fetch::<PersistentVolume>(&key).await?;
+                let there = self.cluster.fetch::<PersistentVolume>(&Key::cluster(&name)).await?;
                 let owner = there.and_then(|there| there.spec.as_ref()?.claim_ref.as_ref()?.uid.clone());
                 if owner != claim.uid() {
                     let failure = Failure::refused(format!(
-                        "a PersistentVolume called {} exists and belongs to another claim; rename or delete it",
-                        wanted.name
+                        "a PersistentVolume called {name} exists and belongs to another claim; rename or delete it"
                     ));
                     self.recorder.warning(claim.as_ref(), "ProvisioningFailed", failure.sentence());
                     return Err(failure);
                 }
             }
             Err(error) => {
-                let text = format!("Error saving the PersistentVolume {}: {}", wanted.name, error.chain());
+                let text = format!("Error saving the PersistentVolume {name}: {}", error.chain());
                 self.recorder.warning(claim.as_ref(), "ProvisioningFailed", text);
                 return Err(error.into());
             }
         }
-        let text = format!("Successfully provisioned volume {}", wanted.name);
+        let text = format!("Successfully provisioned volume {name}");
         self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", text);
         self.unmark(claim).await?;
         self.let_go_of_source(claim);
@@ -226,7 +237,8 @@ impl Provisioner {
         failure: Failure,
     ) -> Result<Next, Failure> {
         self.tell_failed(claim, class, &failure);
-        let selected = claim::waits(class) && claim::selected_node(claim).is_some();
+        self.capacity.iter().for_each(|capacity| capacity.refresh_class(&class.name_any()));
+        let selected = self.selected_node(claim, class).is_some();
         let verdict = failure
             .code()
             .map_or(Verdict::Finished, |code| claim::verdict(code, identity.has_topology(), selected));
@@ -260,10 +272,10 @@ impl Provisioner {
         let live = self.cluster.fetch::<PersistentVolumeClaim>(&Key::of(claim.as_ref())).await?;
         let Some(live) = live.filter(|live| live.uid() == claim.uid()) else { return Ok(Next::Done) };
         let saved = self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some();
-        match claim::plan(&live, class, &self.name, name, saved) {
+        match claim::plan(&live, class, self.who(), name, saved) {
             Plan::Undo => {}
             Plan::Unmark => return self.unmark(&live).await,
-            Plan::Nothing | Plan::Provision => return Ok(Next::Done),
+            Plan::Nothing | Plan::Provision | Plan::Select => return Ok(Next::Done),
         }
         let known = self.remembered().get(&live.uid().unwrap_or_default()).cloned();
         let wanted = match (known, class) {
@@ -281,7 +293,7 @@ impl Provisioner {
                     "whether a volume was created for this claim can only be found out with its StorageClass {:?}, which \
                      is gone: create it again, or remove the finalizer {} if you know that there is no volume {name}",
                     claim::class_of(&live).unwrap_or_default(),
-                    creating(&self.name)
+                    self.mark
                 );
                 self.recorder.warning(live.as_ref(), "ProvisioningFailed", text);
                 return Ok(Next::Done);
@@ -316,7 +328,7 @@ impl Provisioner {
         identity: &Identity,
         relaxed: bool,
     ) -> Result<Wanted, Unprepared> {
-        let source = Source::of(claim)?;
+        let source = Source::of(claim, self.options.cross_namespace_sources)?;
         if source == Some(Source::Foreign) {
             return Err(Unprepared::Foreign);
         }
@@ -332,21 +344,8 @@ impl Provisioner {
             };
         let mut wanted = request::wanted(claim, class, attributes.as_deref(), identity, &self.options)?;
         wanted.source = self.look_up_source(claim, source).await?;
-        if let Some((csi_nodes, nodes)) = &self.places {
-            let places = Places {
-                driver: &self.name,
-                csi_nodes: &csi_nodes.list(),
-                nodes: &nodes.list(),
-                allowed: class.allowed_topologies.as_deref().unwrap_or_default(),
-                selected: claim::selected_node(claim).filter(|_| claim::waits(class)),
-                claim: &claim.name_any(),
-                strict: self.options.strict_topology,
-                immediate: self.options.immediate_topology,
-            };
-            wanted.topology = match topology::requirement(&places) {
-                Err(_) if relaxed => {
-                    topology::requirement(&Places { selected: None, ..places }).ok().flatten()
-                }
+        if identity.has_topology() {
+            wanted.topology = match self.requirement(claim, class, relaxed) {
                 Err(gone @ NoPlace::NodeGone(_)) => {
                     return Err(Unprepared::Reschedule(Failure::refused(gone.to_string())));
                 }
@@ -356,19 +355,62 @@ impl Provisioner {
         Ok(wanted)
     }
 
+    /// Where a claim's volume must be reachable from; `None` if anywhere will do.
+    pub(super) fn requirement(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        relaxed: bool,
+    ) -> Result<Option<TopologyRequirement>, NoPlace> {
+        let (csi_nodes, nodes) = match (&self.places, &self.here) {
+            (Some((csi_nodes, nodes)), _) => (csi_nodes.list(), nodes.list()),
+            (None, Some(here)) => {
+                let (csi_node, node) = here.objects(&self.name);
+                (vec![csi_node], vec![node])
+            }
+            (None, None) => return Ok(None),
+        };
+        let places = Places {
+            driver: &self.name,
+            csi_nodes: &csi_nodes,
+            nodes: &nodes,
+            allowed: class.allowed_topologies.as_deref().unwrap_or_default(),
+            selected: self.selected_node(claim, class),
+            claim: &claim.name_any(),
+            strict: self.options.strict_topology,
+            immediate: self.options.immediate_topology,
+        };
+        match topology::requirement(&places) {
+            Err(_) if relaxed => {
+                Ok(topology::requirement(&Places { selected: None, ..places }).ok().flatten())
+            }
+            found => found,
+        }
+    }
+
+    /// The node that a claim's volume is for: the first consumer's, or the one whose provisioner this is.
+    fn selected_node<'a>(
+        &'a self,
+        claim: &'a PersistentVolumeClaim,
+        class: &StorageClass,
+    ) -> Option<&'a str> {
+        match &self.here {
+            Some(here) => Some(here.name()),
+            None => claim::selected_node(claim).filter(|_| claim::waits(class)),
+        }
+    }
+
     /// Takes the mark away and forgets what was asked for.
     async fn unmark(&self, claim: &PersistentVolumeClaim) -> Result<Next, Failure> {
-        let mark = creating(&self.name);
-        self.edit(claim, |claim| finalizers::remove(claim, &mark)).await?;
+        self.edit(claim, |claim| finalizers::remove(claim, &self.mark)).await?;
         self.remembered().remove(&claim.uid().unwrap_or_default());
         Ok(Next::Done)
     }
 
     /// Asks the scheduler for another node, and takes the mark away.
     async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
-        let mark = creating(&self.name);
         self.edit(claim, |claim| {
-            finalizers::remove(claim, &mark);
+            finalizers::remove(claim, &self.mark);
             claim.annotations_mut().remove(SELECTED_NODE);
             claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
         })
@@ -407,6 +449,7 @@ impl Provisioner {
         if failure.is_conflict() {
             return;
         }
+        self.options.metrics.not_provisioned(&class.name_any(), source_kind(claim));
         let text = format!(
             "failed to provision volume with StorageClass {:?}: {}{}",
             class.name_any(),
@@ -415,6 +458,22 @@ impl Provisioner {
         );
         self.recorder.warning(claim, "ProvisioningFailed", text);
     }
+
+    /// A volume came or went where the scheduler may look for room next.
+    pub(super) fn capacity_changed(&self, volume: &PersistentVolume) {
+        let (Some(capacity), Some(spec)) = (&self.capacity, &volume.spec) else { return };
+        match (&spec.node_affinity, &spec.storage_class_name) {
+            (Some(affinity), _) => capacity.refresh_places(affinity),
+            (None, Some(class)) => capacity.refresh_class(class),
+            (None, None) => {}
+        }
+    }
+}
+
+/// The kind of what a claim is made from.
+fn source_kind(claim: &PersistentVolumeClaim) -> &str {
+    let source = claim.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
+    source.map(|source| source.kind.as_str()).unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -20,8 +20,30 @@ pub(super) enum Plan {
     Unmark,
     /// Make its volume.
     Provision,
+    /// No node is selected for it: try to have this one selected.
+    Select,
     /// A volume may have been made that nobody wants any more: find it, delete it, take the mark away.
     Undo,
+}
+
+/// Who decides: a driver's provisioner for all nodes, or that of one.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Who<'a> {
+    /// The driver.
+    pub(super) driver: &'a str,
+    /// Its finalizer on claims.
+    pub(super) mark: &'a str,
+    /// The one node, and whether it takes claims that no node is selected for.
+    pub(super) node: Option<(&'a str, bool)>,
+}
+
+/// Whose turn it is to make a claim's volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ours,
+    /// Whose node is selected first.
+    Anybodys,
+    NotOurs,
 }
 
 /// What a failed CreateVolume means.
@@ -55,36 +77,45 @@ pub(super) fn waits(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Whether a claim says that a volume may be coming into being for it.
-pub(super) fn is_marked(claim: &PersistentVolumeClaim, driver: &str) -> bool {
-    let mark = creating(driver);
-    claim.finalizers().contains(&mark)
+/// Whether a claim says that a volume may be coming into being for it, by anybody's mark.
+pub(super) fn is_begun(claim: &PersistentVolumeClaim) -> bool {
+    let prefix = creating("");
+    claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&prefix))
 }
 
 /// What to do about a claim whose volume is, or would be, called `volume`; `saved` tells whether it exists.
 pub(super) fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
-    driver: &str,
+    who: Who<'_>,
     volume: &str,
     saved: bool,
 ) -> Plan {
-    let marked = is_marked(claim, driver);
+    let marked = claim.finalizers().iter().any(|finalizer| finalizer == who.mark);
     let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     if saved || bound_to == volume {
         return if marked { Plan::Unmark } else { Plan::Nothing };
     }
     let wanted = bound_to.is_empty()
         && claim.metadata.deletion_timestamp.is_none()
-        && is_handed_to(claim, driver)
-        && class.is_none_or(|class| {
-            class.provisioner == driver && (!waits(class) || selected_node(claim).is_some())
-        });
-    match (wanted, marked) {
-        (true, _) if class.is_some() => Plan::Provision,
+        && is_handed_to(claim, who.driver)
+        && class.is_none_or(|class| class.provisioner == who.driver);
+    let turn = if wanted { turn(claim, class, who) } else { Turn::NotOurs };
+    match (turn, marked) {
+        (Turn::Ours, _) if class.is_some() => Plan::Provision,
         // The class is gone, so the question whether a volume was made cannot even be asked yet.
-        (true, _) | (false, false) => Plan::Nothing,
-        (false, true) => Plan::Undo,
+        (Turn::Ours, _) | (Turn::NotOurs, false) => Plan::Nothing,
+        (Turn::Anybodys, false) => Plan::Select,
+        (Turn::Anybodys | Turn::NotOurs, true) => Plan::Undo,
+    }
+}
+
+fn turn(claim: &PersistentVolumeClaim, class: Option<&StorageClass>, who: Who<'_>) -> Turn {
+    match (who.node, selected_node(claim), class.map(waits)) {
+        (Some((node, _)), Some(selected), _) if node != selected => Turn::NotOurs,
+        (_, Some(_), _) | (_, None, None) | (None, None, Some(false)) => Turn::Ours,
+        (Some((_, true)), None, Some(false)) => Turn::Anybodys,
+        (Some((_, false)), None, Some(false)) | (_, None, Some(true)) => Turn::NotOurs,
     }
 }
 

@@ -20,8 +20,8 @@ pub(super) enum Plan {
     Attached,
 }
 
-/// What to do about a volume that is attached or not.
-pub(super) fn plan(volume: &PersistentVolume, driver: &str, attached: bool) -> Plan {
+/// What to do about a volume that is attached or not; `reached` tells whether it is for this provisioner to delete.
+pub(super) fn plan(volume: &PersistentVolume, driver: &str, reached: bool, attached: bool) -> Plan {
     let Some(spec) = &volume.spec else { return Plan::Nothing };
     let provisioned = volume.annotations().get(PROVISIONED_BY).is_some_and(|by| by == driver);
     let ours = provisioned || spec.csi.as_ref().is_some_and(|csi| csi.driver == driver);
@@ -35,6 +35,7 @@ pub(super) fn plan(volume: &PersistentVolume, driver: &str, attached: bool) -> P
         return if protected { Plan::Unprotect } else { Plan::Nothing };
     }
     match phase {
+        _ if !reached => Plan::Nothing,
         "Bound" if !deleting && !protected => Plan::Protect,
         "Released" if provisioned && (protected || !deleting) => {
             if attached {

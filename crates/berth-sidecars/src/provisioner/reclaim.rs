@@ -20,8 +20,13 @@ const FREE_TRIES: u32 = 5;
 impl Provisioner {
     pub(super) async fn sync_volume(&self, key: &Key) -> Result<Next, Failure> {
         let Some(volume) = self.volumes.get(key) else { return Ok(Next::Done) };
-        let attached = || !self.attachments.get(key.name.as_str()).is_empty();
-        match delete::plan(&volume, &self.name, attached()) {
+        let attached = || {
+            self.attachments
+                .as_ref()
+                .is_some_and(|(_, by_volume)| !by_volume.get(key.name.as_str()).is_empty())
+        };
+        let reached = |volume| self.here.as_ref().is_none_or(|here| here.reaches(volume));
+        match delete::plan(&volume, &self.name, reached(&volume), attached()) {
             // Comes again when the attachment goes.
             delete::Plan::Nothing | delete::Plan::Attached => return Ok(Next::Done),
             delete::Plan::Protect => {
@@ -47,16 +52,25 @@ impl Provisioner {
         let live =
             self.cluster.fetch::<PersistentVolume>(key).await?.filter(|live| live.uid() == volume.uid());
         let Some(live) = live else { return Ok(Next::Done) };
-        if delete::plan(&live, &self.name, attached()) != delete::Plan::Delete {
+        if delete::plan(&live, &self.name, reached(&live), attached()) != delete::Plan::Delete {
             return Ok(Next::Done);
         }
+        let begun = Instant::now();
+        let class =
+            live.spec.as_ref().and_then(|spec| spec.storage_class_name.as_deref()).unwrap_or_default();
         match self.delete(&live).await {
             Err(failure) if !failure.is_conflict() => {
+                self.options.metrics.not_deleted(class);
                 let text = format!("{}{}", failure.sentence(), failure.hint());
                 self.recorder.warning(live.as_ref(), "VolumeFailedDelete", text);
                 Err(failure)
             }
-            result => result,
+            result => {
+                if result.is_ok() {
+                    self.options.metrics.deleted(class, begun.elapsed());
+                }
+                result
+            }
         }
     }
 
@@ -77,6 +91,7 @@ impl Provisioner {
         }
         .ended(begun, why.as_deref());
         deleted?;
+        self.capacity_changed(volume);
         self.cluster.delete(volume).await?;
         // Others take their finalizers away at the same time; that is no reason to ask the driver once more.
         for tries in 1.. {

@@ -52,7 +52,7 @@ pub(super) fn wanted(
     options: &Options,
 ) -> Result<Wanted, Failure> {
     let spec = claim.spec.clone().unwrap_or_default();
-    let source = Source::of(claim)?;
+    let source = Source::of(claim, options.cross_namespace_sources)?;
     check_capabilities(identity, source.as_ref(), attributes.is_some())?;
     if spec.selector.is_some() {
         return Err(Failure::refused("claim Selector is not supported"));

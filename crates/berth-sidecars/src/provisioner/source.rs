@@ -27,10 +27,10 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The source that a claim may be made from.
-    pub(super) fn of(claim: &PersistentVolumeClaim) -> Result<Option<Self>, Failure> {
+    /// The source that a claim may be made from; `elsewhere` tells whether it may be in another namespace.
+    pub(super) fn of(claim: &PersistentVolumeClaim, elsewhere: bool) -> Result<Option<Self>, Failure> {
         let Some(Reference { key, .. }) = Reference::of(claim) else { return Ok(None) };
-        if Some(&key.namespace) != claim.namespace().as_ref() {
+        if !elsewhere && Some(&key.namespace) != claim.namespace().as_ref() {
             return Err(Failure::refused(
                 "dataSourceRef names another namespace, which needs the feature gate CrossNamespaceVolumeDataSource",
             ));
@@ -52,22 +52,22 @@ impl Source {
     }
 
     /// The source that a claim still needs: a volume may be, or may be about to be, copied from it for the claim.
-    pub(super) fn needed(by: &PersistentVolumeClaim, driver: &str) -> Option<Self> {
+    pub(super) fn needed(by: &PersistentVolumeClaim) -> Option<Self> {
         let phase = by.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
         let waits = matches!(phase, "" | "Pending") && by.metadata.deletion_timestamp.is_none();
-        if waits || claim::is_marked(by, driver) { Self::named(by) } else { None }
+        if waits || claim::is_begun(by) { Self::named(by) } else { None }
     }
 }
 
 /// What stands in a claim's `dataSourceRef`, or else in its `dataSource`.
-struct Reference<'a> {
-    group: &'a str,
-    kind: &'a str,
-    key: Key,
+pub(super) struct Reference<'a> {
+    pub(super) group: &'a str,
+    pub(super) kind: &'a str,
+    pub(super) key: Key,
 }
 
 impl<'a> Reference<'a> {
-    fn of(claim: &'a PersistentVolumeClaim) -> Option<Self> {
+    pub(super) fn of(claim: &'a PersistentVolumeClaim) -> Option<Self> {
         let spec = claim.spec.as_ref()?;
         let (group, kind, name, namespace) = match (&spec.data_source_ref, &spec.data_source) {
             (Some(from), _) => (&from.api_group, &from.kind, &from.name, from.namespace.as_ref()),
@@ -163,7 +163,7 @@ pub(super) fn cloneable(
         return no("the claim to clone is not in Bound phase");
     }
     // A call that was made before must be made again to learn what became of it; until then the source stays.
-    let begun = claim::is_marked(claim, driver) && finalizers::has(source, CLONING_PROTECTION);
+    let begun = claim::is_begun(claim) && finalizers::has(source, CLONING_PROTECTION);
     if source.metadata.deletion_timestamp.is_some() && !begun {
         return no("the claim to clone is being deleted");
     }

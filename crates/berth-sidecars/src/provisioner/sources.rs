@@ -32,6 +32,9 @@ impl Provisioner {
     ) -> Result<Option<VolumeContentSource>, Failure> {
         // Whoever lets a source go either knows that this claim needs it, or is done before it is read here.
         let _protecting = self.protecting.read().await;
+        if source.is_some() {
+            self.check_granted(claim).await?;
+        }
         let kind = match source {
             None | Some(Source::Foreign) => return Ok(None),
             Some(Source::Snapshot(key)) => {
@@ -106,8 +109,10 @@ impl Provisioner {
 
     pub(super) async fn look_at_source(self: Arc<Self>, source: Source) -> Result<Next, Failure> {
         let _alone = self.protecting.write().await;
-        if self.claims_by_source.get(&source).iter().any(|claim| self.needs_source(claim)) {
-            return Ok(Next::Done);
+        for claim in self.claims_by_source.get(&source) {
+            if self.needs_source(&claim).await {
+                return Ok(Next::Done);
+            }
         }
         let done = match source {
             Source::Claim(key) => self.let_claim_go(&key).await,
@@ -117,10 +122,14 @@ impl Provisioner {
         settled(done.map(|()| Next::Done))
     }
 
-    /// Whether a claim that waits has no volume yet, or may have another in the making.
-    fn needs_source(&self, claim: &PersistentVolumeClaim) -> bool {
+    /// Whether a claim that waits has no volume yet, or may have another in the making. One that is not granted the
+    /// source must not keep other people's objects.
+    async fn needs_source(&self, claim: &PersistentVolumeClaim) -> bool {
         let name = request::volume_name(claim, &self.options);
-        claim::is_marked(claim, &self.name) || !name.is_ok_and(|name| self.volumes.named(&name).is_some())
+        let waits = claim::is_begun(claim) || !name.is_ok_and(|name| self.volumes.named(&name).is_some());
+        waits
+            && Source::of(claim, self.options.cross_namespace_sources).is_ok()
+            && !matches!(self.check_granted(claim).await, Err(Failure::Refused(_)))
     }
 
     async fn let_claim_go(&self, key: &Key) -> Result<(), Failure> {
@@ -159,11 +168,11 @@ impl Provisioner {
     /// Follows claims, as sources and as what is made from them, and the volumes of sources.
     pub(super) fn follow_sources(&self) {
         let (sources, waiting) = (self.source_queue.clone(), self.claim_queue.clone());
-        let (by_source, driver) = (self.claims_by_source.clone(), self.name.clone());
+        let by_source = self.claims_by_source.clone();
         self.claims.subscribe(move |before, after| {
-            let needed = before.and_then(|before| Source::needed(before, &driver));
+            let needed = before.and_then(|before| Source::needed(before));
             if let Some(source) = needed
-                && after.and_then(|after| Source::needed(after, &driver)).as_ref() != Some(&source)
+                && after.and_then(|after| Source::needed(after)).as_ref() != Some(&source)
             {
                 sources.add(source);
             }

@@ -190,6 +190,7 @@ impl Provisioning {
             controller_publish_readonly: self.controller_publish_readonly,
             prevent_volume_mode_conversion: conversion.prevent_volume_mode_conversion,
             instance: instance.to_owned(),
+            ..defaults
         })
     }
 }

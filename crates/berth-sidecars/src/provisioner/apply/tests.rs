@@ -43,7 +43,8 @@ async fn a_claim_that_needs_nothing_does_not_need_the_driver() {
     let cluster = Cluster::new(client, shutdown.clone());
     let nobody: Endpoint = format!("unix://{}/nobody.sock", place.path().display()).parse().unwrap();
     let identity = Identity { name: DRIVER.to_owned(), ..Identity::default() };
-    let provisioner = Provisioner::new(&cluster, Driver::connect(&nobody), Options::default(), &identity);
+    let provisioner =
+        Provisioner::new(&cluster, Driver::connect(&nobody), Options::default(), &identity, None);
     provisioner.claims.synced().await;
     provisioner.classes.synced().await;
     provisioner.volumes.synced().await;

@@ -128,7 +128,8 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
         ),
     ];
     for (row, change, class, saved, expected) in rows {
-        assert_eq!(plan(&claim(change), class.as_ref(), DRIVER, VOLUME, saved), expected, "{row}");
+        let who = Who { driver: DRIVER, mark: &creating(DRIVER), node: None };
+        assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, saved), expected, "{row}");
     }
 }
 

@@ -47,7 +47,7 @@ fn planned(row: &Row) -> Plan {
             "2026-01-01T00:00:00Z".parse().unwrap(),
         ));
     }
-    plan(&volume, DRIVER, row.attached)
+    plan(&volume, DRIVER, true, row.attached)
 }
 
 #[test]

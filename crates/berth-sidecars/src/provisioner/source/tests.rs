@@ -22,18 +22,25 @@ fn claim(change: &[(&str, Value)]) -> PersistentVolumeClaim {
 #[test]
 fn the_source_is_a_snapshot_a_claim_a_populators_or_refused() {
     let kind = |group: Value, kind: &str| {
-        Source::of(&claim(&[
-            ("/spec/dataSourceRef/apiGroup", group),
-            ("/spec/dataSourceRef/kind", kind.into()),
-        ]))
-        .unwrap()
+        let change = [("/spec/dataSourceRef/apiGroup", group), ("/spec/dataSourceRef/kind", kind.into())];
+        Source::of(&claim(&change), false).unwrap()
     };
     assert_eq!(kind(Value::Null, "PersistentVolumeClaim"), Some(Source::Claim(Key::new("ns", "o"))));
     assert_eq!(kind(SNAPSHOT_GROUP.into(), "VolumeSnapshot"), Some(Source::Snapshot(Key::new("ns", "o"))));
     assert_eq!(kind("populator.example.com".into(), "Thing"), Some(Source::Foreign));
-    assert_eq!(Source::of(&claim(&[("/spec/dataSourceRef", Value::Null)])).unwrap(), None);
-    assert!(Source::of(&claim(&[("/spec/dataSourceRef/namespace", "other".into())])).is_err());
-    assert!(Source::of(&claim(&[("/spec/dataSourceRef/namespace", "ns".into())])).is_ok());
+    assert_eq!(Source::of(&claim(&[("/spec/dataSourceRef", Value::Null)]), false).unwrap(), None);
+    let nameless = Source::of(&claim(&[("/spec/dataSourceRef/name", "".into())]), false);
+    assert!(nameless.unwrap_err().to_string().contains("has no name"));
+}
+
+#[test]
+fn a_source_in_another_namespace_needs_the_gate() {
+    let elsewhere = claim(&[("/spec/dataSourceRef/namespace", "other".into())]);
+    let refused = Source::of(&elsewhere, false).unwrap_err().to_string();
+    assert!(refused.contains("CrossNamespaceVolumeDataSource"), "{refused}");
+    assert_eq!(Source::of(&elsewhere, true).unwrap(), Some(Source::Claim(Key::new("other", "o"))));
+    let here = claim(&[("/spec/dataSourceRef/namespace", "ns".into())]);
+    assert_eq!(Source::of(&here, false).unwrap(), Some(Source::Claim(Key::new("ns", "o"))));
 }
 
 #[test]
@@ -127,7 +134,7 @@ fn a_source_is_needed_while_a_claim_waits_for_its_volume_or_may_have_one_in_the_
         "spec": { "dataSource": { "kind": "PersistentVolumeClaim", "name": "o" }, "dataSourceRef": null },
         "status": { "phase": "Pending" },
     });
-    let needed = |change: &[(&str, Value)]| Source::needed(&of(pending.clone(), change), DRIVER);
+    let needed = |change: &[(&str, Value)]| Source::needed(&of(pending.clone(), change));
     let source = |namespace: &str| Some(Source::Claim(Key::new(namespace, "o")));
     let deleting = ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
     let marked = ("/metadata/finalizers", json!([crate::names::creating(DRIVER)]));

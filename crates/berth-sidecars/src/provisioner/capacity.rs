@@ -1,0 +1,429 @@
+//! Tells the scheduler how much room there is: CSIStorageCapacity objects, one per class and place.
+//!
+//! Reads: StorageClass, CSINode and Node (drivers with topology), CSIDriver (if it is to decide), CSIStorageCapacity
+//! (one namespace, by labels), Pod and what it belongs to (once). Writes: CSIStorageCapacity.
+//!
+//! The driver is asked once per place and parameters, however many classes share them, when one of these comes, after
+//! every volume that was made or deleted there, after a failure, and after a time; each question at most once a second.
+//! What there is too much of is deleted: of classes and places that are gone, and the second for the same. Objects of
+//! other publishers, told by their labels, are left alone.
+
+mod goal;
+mod objects;
+mod owner;
+mod plan;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use berth_csi::v1::{GetCapacityRequest, Topology};
+use berth_kube::{Backoff, Cache, Cluster, Next, Queue};
+use k8s_openapi::api::core::v1::{Node, VolumeNodeAffinity};
+use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
+use kube::{Api, ResourceExt as _};
+use tokio::time::Instant;
+
+use self::goal::{Goal, Place, Question};
+use self::objects::Objects;
+use self::plan::{Frame, Write};
+use super::per_node::Here;
+use super::settled;
+use super::topology::Segment;
+use crate::driver::Driver;
+use crate::failure::Failure;
+
+pub use self::owner::Owner;
+pub(super) use self::plan::Room;
+
+/// The shortest time between two answers to the same question: a thousand volumes need no thousand updates.
+const REST: Duration = Duration::from_secs(1);
+/// How long to wait before the owner is looked up again.
+const LOOK_UP: Duration = Duration::from_secs(5);
+/// After an object was gone that was to be written: look again.
+const GONE: Duration = Duration::from_millis(20);
+
+/// How capacity is told; the defaults are upstream's.
+#[derive(Debug, Clone)]
+pub struct Capacity {
+    /// Where the objects are.
+    pub namespace: String,
+    /// With whom they go; they stay if `None`.
+    pub owner: Option<Owner>,
+    /// How often the driver is asked although nothing is known to have happened.
+    pub poll: Duration,
+    /// Also for classes that bind at once.
+    pub immediate: bool,
+    /// How many questions are asked at a time.
+    pub workers: usize,
+    /// Only while the CSIDriver says that the scheduler is to read it.
+    pub only_if_announced: bool,
+}
+
+impl Capacity {
+    /// As upstream does it, in a namespace.
+    pub fn new(namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            owner: None,
+            poll: Duration::from_mins(1),
+            immediate: false,
+            workers: 1,
+            only_if_announced: false,
+        }
+    }
+}
+
+/// Where places are learned from.
+enum Places {
+    /// The driver has no topology, or this is one node's: always the same.
+    Fixed(Segment),
+    /// The nodes.
+    Watched(Cache<CSINode>, Cache<Node>),
+}
+
+/// What to look at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Item {
+    /// Which objects there should be.
+    Goal,
+    /// How much room there is.
+    Question(Question),
+    /// Whether an object, by its name, should be there.
+    Object(String),
+}
+
+/// How many objects there are, for Prometheus.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) goal: usize,
+    pub(super) current: usize,
+    pub(super) obsolete: usize,
+}
+
+/// Keeps the objects of one driver, or of one node's, current.
+pub(super) struct Publisher {
+    cluster: Cluster,
+    driver: Driver,
+    name: String,
+    manager: String,
+    options: Capacity,
+    timeout: Duration,
+    classes: Cache<StorageClass>,
+    drivers: Option<Cache<CSIDriver>>,
+    places: Places,
+    frame: OnceLock<Frame>,
+    objects: Objects,
+    /// `None` until it is known: before that, nothing is too much.
+    goal: Mutex<Option<Goal>>,
+    /// When each question was last answered.
+    answered: Mutex<HashMap<Question, Instant>>,
+    queue: Queue<Item>,
+}
+
+impl fmt::Debug for Publisher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Publisher").field("driver", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Publisher {
+    pub(super) fn new(
+        cluster: &Cluster,
+        driver: &Driver,
+        name: &str,
+        topology: bool,
+        options: &super::Options,
+        capacity: &Capacity,
+        here: Option<&Here>,
+    ) -> Arc<Self> {
+        let places = match here {
+            Some(here) => Places::Fixed(here.segment()),
+            None if topology => Places::Watched(cluster.cache(), cluster.cache()),
+            None => Places::Fixed(Segment::new()),
+        };
+        // A question that fails is asked at least as often as one that does not.
+        let retry = Backoff { longest: options.retry.longest.min(capacity.poll), ..options.retry };
+        Arc::new(Self {
+            manager: super::per_node::manager(here.map(Here::name)),
+            drivers: capacity.only_if_announced.then(|| cluster.cache()),
+            classes: cluster.cache(),
+            cluster: cluster.named("external-provisioner"),
+            driver: driver.clone(),
+            name: name.to_owned(),
+            options: capacity.clone(),
+            timeout: options.timeout,
+            places,
+            frame: OnceLock::new(),
+            objects: Objects::new(),
+            goal: Mutex::default(),
+            answered: Mutex::default(),
+            queue: Queue::new("csistoragecapacity", retry),
+        })
+    }
+
+    /// Publishes until the shutdown, then finishes what is under way.
+    pub(super) async fn run(self: Arc<Self>) {
+        let shutdown = self.cluster.shutdown().clone();
+        let frame = tokio::select! {
+            () = shutdown.cancelled() => return,
+            frame = self.prepare() => self.frame.get_or_init(|| frame),
+        };
+        let api: Api<CSIStorageCapacity> =
+            Api::namespaced(self.cluster.client().clone(), &self.options.namespace);
+        let selector = frame.selector();
+        let following = self.objects.follow(api, &selector, |object| self.changed(object));
+        let working = async {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = self.objects.synced() => {}
+            }
+            self.subscribe();
+            let work = |item| self.clone().look_at(item);
+            self.queue.run(self.options.workers, shutdown.clone(), work).await;
+        };
+        tokio::select! {
+            () = following => {}
+            () = working => {}
+        }
+    }
+
+    /// Waits until it is known what there should be, and whose it is.
+    async fn prepare(&self) -> Frame {
+        self.classes.synced().await;
+        if let Some(drivers) = &self.drivers {
+            drivers.synced().await;
+        }
+        if let Places::Watched(csi_nodes, nodes) = &self.places {
+            csi_nodes.synced().await;
+            nodes.synced().await;
+        }
+        let mut owner = None;
+        while let Some(wanted) = self.options.owner.as_ref().filter(|_| owner.is_none()) {
+            match owner::look_up(self.cluster.client(), &self.options.namespace, wanted).await {
+                Ok(found) => owner = Some(found),
+                Err(error) => {
+                    tracing::warn!(
+                        error = error.sentence(),
+                        "capacity is not told: its objects have no owner; looking again in {LOOK_UP:?}"
+                    );
+                    tokio::time::sleep(LOOK_UP).await;
+                }
+            }
+        }
+        Frame {
+            driver: self.name.clone(),
+            manager: self.manager.clone(),
+            namespace: self.options.namespace.clone(),
+            owner,
+        }
+    }
+
+    fn subscribe(&self) {
+        self.queue.add(Item::Goal);
+        let queue = self.queue.clone();
+        self.classes.subscribe(move |_, _| queue.add(Item::Goal));
+        if let Some(drivers) = &self.drivers {
+            let queue = self.queue.clone();
+            drivers.subscribe(move |_, _| queue.add(Item::Goal));
+        }
+        if let Places::Watched(csi_nodes, nodes) = &self.places {
+            let queue = self.queue.clone();
+            csi_nodes.subscribe(move |before, after| {
+                if before.map(|node| &node.spec) != after.map(|node| &node.spec) {
+                    queue.add(Item::Goal);
+                }
+            });
+            let queue = self.queue.clone();
+            nodes.subscribe(move |before, after| {
+                // Every node's status changes all the time.
+                let labels = |node: &Arc<Node>| node.metadata.labels.clone();
+                if before.map(labels) != after.map(labels) {
+                    queue.add(Item::Goal);
+                }
+            });
+        }
+    }
+
+    /// An object came, changed or went.
+    fn changed(&self, object: &CSIStorageCapacity) {
+        let goal = self.goal();
+        let Some(goal) = goal.as_ref() else { return };
+        let there = Place::of(object).map(|place| (self.objects.at(&place), goal.question(&place)));
+        match there {
+            Some((there, Some(question))) if there.is_empty() => self.queue.add(Item::Question(question)),
+            Some((there, Some(_))) if there.len() == 1 => {}
+            _ => self.queue.add(Item::Object(object.name_any())),
+        }
+    }
+}
+
+/// Reasons to ask again.
+impl Publisher {
+    /// A volume was made or deleted at these places.
+    pub(super) fn refresh_places(&self, affinity: &VolumeNodeAffinity) {
+        let segments = goal::segments_of(affinity);
+        self.refresh(|place| segments.contains(&place.segment));
+    }
+
+    /// A volume of a class was made or deleted somewhere, or could not be made.
+    pub(super) fn refresh_class(&self, class: &str) {
+        self.refresh(|place| place.class == class);
+    }
+
+    /// The driver was away.
+    pub(super) fn refresh_all(&self) {
+        self.refresh(|_| true);
+    }
+
+    fn refresh(&self, concerned: impl Fn(&Place) -> bool) {
+        let goal = self.goal();
+        let places = goal.iter().flat_map(Goal::places).filter(concerned);
+        for question in places.filter_map(|place| goal.as_ref()?.question(&place)) {
+            self.queue.add(Item::Question(question));
+        }
+    }
+}
+
+/// What is done about each item.
+impl Publisher {
+    async fn look_at(self: Arc<Self>, item: Item) -> Result<Next, Failure> {
+        settled(match item {
+            Item::Goal => {
+                self.aim();
+                Ok(Next::Done)
+            }
+            Item::Question(question) => self.ask(&question).await,
+            Item::Object(name) => self.tidy(&name).await,
+        })
+    }
+
+    /// Finds out which objects there should be.
+    fn aim(&self) {
+        let announced = self.drivers.as_ref().is_none_or(|drivers| {
+            drivers.named(&self.name).is_some_and(|driver| driver.spec.storage_capacity == Some(true))
+        });
+        let segments = match &self.places {
+            Places::Fixed(segment) => [segment.clone()].into(),
+            Places::Watched(csi_nodes, nodes) => goal::segments(&csi_nodes.list(), &nodes.list(), &self.name),
+        };
+        let classes = goal::classes(&self.classes.list(), &self.name, self.options.immediate);
+        let new = if announced { Goal { segments, classes } } else { Goal::default() };
+        let mut goal = self.goal();
+        let old = goal.replace(new.clone());
+        drop(goal);
+        for place in new.places() {
+            let before = old.as_ref().and_then(|old| old.question(&place));
+            let question = new.question(&place).filter(|question| before.as_ref() != Some(question));
+            if let Some(question) = question {
+                self.queue.add(Item::Question(question));
+            }
+        }
+        for object in self.objects.list().iter().filter(|object| !new.wants_object(object)) {
+            self.queue.add(Item::Object(object.name_any()));
+        }
+    }
+
+    /// Asks how much room there is, and tells it.
+    async fn ask(&self, question: &Question) -> Result<Next, Failure> {
+        if self.places_answered_by(question).is_empty() {
+            self.answered().remove(question);
+            return Ok(Next::Done);
+        }
+        let last = self.answered().get(question).copied();
+        if let Some(rest) =
+            last.and_then(|last| REST.checked_sub(last.elapsed())).filter(|rest| !rest.is_zero())
+        {
+            return Ok(Next::After(rest));
+        }
+        let identity = self.driver.identity()?;
+        if identity.name != self.name {
+            return Err(Failure::refused(format!("the driver here is now {:?}", identity.name)));
+        }
+        let segments = question.segment.clone();
+        let request = GetCapacityRequest {
+            volume_capabilities: Vec::new(),
+            parameters: question.parameters.clone(),
+            accessible_topology: (!segments.is_empty()).then_some(Topology { segments }),
+        };
+        let room = Room::from(self.driver.capacity(self.timeout, request).await?);
+        self.answered().insert(question.clone(), Instant::now());
+        for place in self.places_answered_by(question) {
+            for write in self.frame().plan(&place, room, &self.objects.at(&place)) {
+                if !self.write(write, room).await? {
+                    return Ok(Next::After(GONE));
+                }
+            }
+        }
+        Ok(Next::After(self.options.poll))
+    }
+
+    /// Deletes an object that there should not be.
+    async fn tidy(&self, name: &str) -> Result<Next, Failure> {
+        let Some(object) = self.objects.get(name) else { return Ok(Next::Done) };
+        let wanted = match self.goal().as_ref() {
+            None => true,
+            Some(goal) => {
+                let first = |place: Place| {
+                    plan::kept(&self.objects.at(&place)).is_some_and(|kept| kept.name_any() == name)
+                };
+                goal.wants_object(&object) && Place::of(&object).is_some_and(first)
+            }
+        };
+        if !wanted {
+            self.cluster.delete(object.as_ref()).await?;
+            self.objects.forget(name);
+        }
+        Ok(Next::Done)
+    }
+
+    /// Makes a write; false if the object to write is gone.
+    async fn write(&self, write: Write, room: Room) -> Result<bool, Failure> {
+        match write {
+            Write::Create(object) => self.objects.observe(&self.cluster.create(object.as_ref()).await?),
+            Write::Update(object) => {
+                let updated =
+                    self.cluster.update(object.as_ref(), |object| self.frame().write_into(object, room));
+                match updated.await {
+                    Ok(updated) => self.objects.observe(&updated),
+                    Err(error) if error.is_not_found() => {
+                        self.objects.forget(&object.name_any());
+                        return Ok(false);
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
+            Write::Delete(object) => {
+                self.cluster.delete(object.as_ref()).await?;
+                self.objects.forget(&object.name_any());
+            }
+        }
+        Ok(true)
+    }
+
+    /// How many objects there are, should be and should not be.
+    pub(super) fn counts(&self) -> Counts {
+        let goal = self.goal();
+        let Some(goal) = goal.as_ref() else { return Counts { goal: 0, current: 0, obsolete: 0 } };
+        let current = goal.places().filter(|place| !self.objects.at(place).is_empty()).count();
+        let obsolete = self.objects.list().iter().filter(|object| !goal.wants_object(object)).count();
+        Counts { goal: goal.segments.len() * goal.classes.len(), current, obsolete }
+    }
+
+    fn places_answered_by(&self, question: &Question) -> Vec<Place> {
+        self.goal().as_ref().map(|goal| goal.answered(question)).unwrap_or_default()
+    }
+
+    fn frame(&self) -> &Frame {
+        self.frame.get().expect("items are looked at after everything was prepared")
+    }
+
+    fn goal(&self) -> MutexGuard<'_, Option<Goal>> {
+        self.goal.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn answered(&self) -> MutexGuard<'_, HashMap<Question, Instant>> {
+        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,137 @@
+//! How the objects of one class and place become what the driver answered. Pure.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use berth_csi::v1::GetCapacityResponse;
+use k8s_openapi::api::storage::v1::CSIStorageCapacity;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use kube::ResourceExt as _;
+
+use super::goal::Place;
+use crate::size;
+
+/// On an object: the driver.
+pub(super) const DRIVER_NAME: &str = "csi.storage.k8s.io/drivername";
+/// On an object: who keeps it current.
+pub(super) const MANAGED_BY: &str = "csi.storage.k8s.io/managed-by";
+
+/// What all objects of a publisher have in common.
+#[derive(Debug, Clone)]
+pub(super) struct Frame {
+    pub(super) driver: String,
+    pub(super) manager: String,
+    pub(super) namespace: String,
+    /// With whom the objects go.
+    pub(super) owner: Option<OwnerReference>,
+}
+
+/// How much room there is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::provisioner) struct Room {
+    pub(super) available: i64,
+    pub(super) largest: Option<i64>,
+}
+
+impl Room {
+    /// Whether a volume of this size has room.
+    pub(in crate::provisioner) fn fits(self, bytes: i64) -> bool {
+        bytes <= self.available && self.largest.is_none_or(|largest| bytes <= largest)
+    }
+}
+
+impl From<GetCapacityResponse> for Room {
+    fn from(answer: GetCapacityResponse) -> Self {
+        // Kubernetes takes no negative capacity, which a driver may tell that has promised too much.
+        Self {
+            available: answer.available_capacity.max(0),
+            largest: answer.maximum_volume_size.map(|size| size.max(0)),
+        }
+    }
+}
+
+/// A write that is missing.
+#[derive(Debug, Clone)]
+pub(super) enum Write {
+    /// There is no object.
+    Create(Box<CSIStorageCapacity>),
+    /// It tells something else, or lacks its owner.
+    Update(Arc<CSIStorageCapacity>),
+    /// There is another for the same.
+    Delete(Arc<CSIStorageCapacity>),
+}
+
+impl Frame {
+    /// What chooses the objects of this publisher.
+    pub(super) fn selector(&self) -> String {
+        format!("{DRIVER_NAME}={},{MANAGED_BY}={}", self.driver, self.manager)
+    }
+
+    /// The writes after which there is exactly one object for the place, and it tells of this room.
+    pub(super) fn plan(&self, place: &Place, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
+        let Some(kept) = kept(there) else { return vec![Write::Create(Box::new(self.object(place, room)))] };
+        let mut wanted = kept.as_ref().clone();
+        self.write_into(&mut wanted, room);
+        let same = self.is_owned(kept)
+            && told(kept.capacity.as_ref()) == told(wanted.capacity.as_ref())
+            && told(kept.maximum_volume_size.as_ref()) == told(wanted.maximum_volume_size.as_ref());
+        let surplus = there.iter().filter(|object| object.name_any() != kept.name_any());
+        let update = (!same).then(|| Write::Update(kept.clone()));
+        surplus.cloned().map(Write::Delete).chain(update).collect()
+    }
+
+    /// Makes an object tell of this room.
+    pub(super) fn write_into(&self, object: &mut CSIStorageCapacity, room: Room) {
+        object.capacity = Some(size::quantity(room.available));
+        object.maximum_volume_size = room.largest.map(size::quantity);
+        if !self.is_owned(object) {
+            object.metadata.owner_references.get_or_insert_default().extend(self.owner.clone());
+        }
+    }
+
+    fn is_owned(&self, object: &CSIStorageCapacity) -> bool {
+        self.owner.as_ref().is_none_or(|owner| {
+            object
+                .owner_references()
+                .iter()
+                .any(|known| known.controller == Some(true) && known.uid == owner.uid)
+        })
+    }
+
+    fn object(&self, place: &Place, room: Room) -> CSIStorageCapacity {
+        let labels = [(DRIVER_NAME, &self.driver), (MANAGED_BY, &self.manager)]
+            .map(|(k, v)| (k.to_owned(), v.clone()));
+        let mut object = CSIStorageCapacity {
+            metadata: ObjectMeta {
+                generate_name: Some("csisc-".to_owned()),
+                namespace: Some(self.namespace.clone()),
+                labels: Some(BTreeMap::from(labels)),
+                ..ObjectMeta::default()
+            },
+            storage_class_name: place.class.clone(),
+            node_topology: Some(LabelSelector {
+                match_labels: Some(place.segment.clone()),
+                match_expressions: None,
+            }),
+            ..CSIStorageCapacity::default()
+        };
+        self.write_into(&mut object, room);
+        object
+    }
+}
+
+/// Which of the objects for one place stays: the oldest.
+pub(super) fn kept(there: &[Arc<CSIStorageCapacity>]) -> Option<&Arc<CSIStorageCapacity>> {
+    there.iter().min_by_key(|object| {
+        (object.metadata.creation_timestamp.as_ref().map(|time| time.0), object.name_any())
+    })
+}
+
+/// A quantity as a number of bytes, so that 1Gi is 1024Mi.
+fn told(quantity: Option<&Quantity>) -> Option<Option<i64>> {
+    quantity.map(size::bytes)
+}
+
+#[cfg(test)]
+mod tests;

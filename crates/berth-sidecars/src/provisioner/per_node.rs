@@ -1,0 +1,273 @@
+//! A provisioner beside the driver of one node, one on every node instead of one for all.
+//!
+//! A claim belongs to the node that is selected for it. For a class that waits for the first consumer the scheduler
+//! selects one; for others the provisioners do: each waits for a time of its own, looks whether its node has the room,
+//! and writes its name, which one of them is the first to do. Who sees another's name before that gives up; who wrote
+//! its name and then fails takes it away again, and all begin anew.
+//!
+//! A volume is deleted where it can be reached.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_csi::v1::GetCapacityRequest;
+use berth_kube::Next;
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, StorageClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::ResourceExt as _;
+use tokio::time::Instant;
+
+use super::capacity::Room;
+use super::topology::{self, Segment};
+use super::{CONFLICT_PAUSE, Provisioner, request};
+use crate::driver::{ControllerCapability, Driver, Identity};
+use crate::failure::Failure;
+use crate::names::{SELECTED_NODE, creating};
+
+/// Who keeps the capacity objects of a whole cluster current.
+const MANAGER: &str = "external-provisioner";
+/// The longest value of a label, and the longest name of a finalizer after its domain.
+const LONGEST_NAME: usize = 63;
+/// How long to wait before the driver is asked again where it is.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// One provisioner among those of all nodes; the defaults are upstream's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PerNode {
+    /// The node.
+    pub name: String,
+    /// Also provisions for classes that bind at once.
+    pub immediate: bool,
+    /// How long to wait at most before the first attempt to be selected; twice as long before each further one.
+    pub base_delay: Duration,
+    /// How long to wait at most.
+    pub max_delay: Duration,
+}
+
+impl PerNode {
+    /// As upstream does it, on a node.
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            immediate: true,
+            base_delay: Duration::from_secs(20),
+            max_delay: Duration::from_mins(1),
+        }
+    }
+
+    /// How long to wait before an attempt, counted from 0; `chance` is from 0 to 1.
+    fn delay(&self, attempt: u32, chance: f64) -> Duration {
+        let doubled = self.base_delay.saturating_mul(1_u32.checked_shl(attempt).unwrap_or(u32::MAX));
+        doubled.min(self.max_delay).saturating_sub(self.base_delay.mul_f64(chance))
+    }
+}
+
+/// This node as the driver sees it, and the claims that it tries to be selected for.
+pub(super) struct Here {
+    options: PerNode,
+    /// The place; `None` if the driver tells of none.
+    segment: Option<Segment>,
+    /// By the claims' UIDs.
+    attempts: Mutex<HashMap<String, Attempt>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Attempt {
+    number: u32,
+    due: Instant,
+}
+
+impl Here {
+    /// Asks the driver where it is until it tells.
+    pub(super) async fn find(driver: &Driver, options: &PerNode, timeout: Duration) -> Self {
+        loop {
+            match driver.node_info(timeout).await {
+                Ok(info) => {
+                    let segment = info.accessible_topology.map(|place| place.segments);
+                    return Self { options: options.clone(), segment, attempts: Mutex::default() };
+                }
+                Err(status) => {
+                    let error = crate::driver::describe(&status);
+                    tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
+                    tokio::time::sleep(ASKING).await;
+                }
+            }
+        }
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.options.name
+    }
+
+    /// Whether claims that no node is selected for are for the taking.
+    pub(super) fn takes_free_claims(&self) -> bool {
+        self.options.immediate
+    }
+
+    /// The place, empty if the driver tells of none.
+    pub(super) fn segment(&self) -> Segment {
+        self.segment.clone().unwrap_or_default()
+    }
+
+    /// Node and CSINode as they will be, or are: there is no need to watch all of them for one.
+    pub(super) fn objects(&self, driver: &str) -> (Arc<CSINode>, Arc<Node>) {
+        let metadata = ObjectMeta { name: Some(self.options.name.clone()), ..ObjectMeta::default() };
+        let own = CSINodeDriver {
+            name: driver.to_owned(),
+            node_id: self.options.name.clone(),
+            topology_keys: Some(self.segment().into_keys().collect()),
+            ..CSINodeDriver::default()
+        };
+        let labelled = ObjectMeta { labels: Some(self.segment()), ..metadata.clone() };
+        (
+            Arc::new(CSINode { metadata, spec: CSINodeSpec { drivers: vec![own] } }),
+            Arc::new(Node { metadata: labelled, ..Node::default() }),
+        )
+    }
+
+    /// Whether a volume can be used here; one that says nothing of places can be everywhere.
+    pub(super) fn reaches(&self, volume: &PersistentVolume) -> bool {
+        let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
+        match (affinity, &self.segment) {
+            (Some(affinity), Some(segment)) => topology::chooses(affinity, segment),
+            _ => true,
+        }
+    }
+
+    /// How long to wait before the next attempt to be selected for a claim; begins to wait if not yet begun.
+    fn rest(&self, uid: &str) -> Duration {
+        let mut attempts = self.attempts();
+        let attempt = attempts.entry(uid.to_owned()).or_insert_with(|| self.attempt(0));
+        attempt.due.saturating_duration_since(Instant::now())
+    }
+
+    /// An attempt was in vain; how long to wait before the next.
+    fn wait_again(&self, uid: &str) -> Duration {
+        let mut attempts = self.attempts();
+        let number = attempts.get(uid).map_or(0, |attempt| attempt.number.saturating_add(1));
+        let attempt = self.attempt(number);
+        attempts.insert(uid.to_owned(), attempt);
+        attempt.due.saturating_duration_since(Instant::now())
+    }
+
+    /// A claim is selected for, or gone.
+    pub(super) fn forget(&self, uid: &str) {
+        self.attempts().remove(uid);
+    }
+
+    fn attempt(&self, number: u32) -> Attempt {
+        Attempt { number, due: Instant::now() + self.options.delay(number, chance()) }
+    }
+
+    fn attempts(&self) -> MutexGuard<'_, HashMap<String, Attempt>> {
+        self.attempts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Provisioner {
+    /// Tries to have this node selected for a claim that no node is selected for.
+    pub(super) async fn try_to_be_selected(
+        &self,
+        here: &Here,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        identity: &Identity,
+    ) -> Result<Next, Failure> {
+        let uid = claim.uid().unwrap_or_default();
+        let rest = here.rest(&uid);
+        if !rest.is_zero() {
+            return Ok(Next::After(rest));
+        }
+        match self.has_room(claim, class, identity).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(Next::After(here.wait_again(&uid).max(CONFLICT_PAUSE))),
+            // Whoever is selected fails in the same way, and tells.
+            Err(failure) => tracing::debug!(error = failure.sentence(), "whether there is room is not known"),
+        }
+        let selected = self.cluster.update(claim, |claim| {
+            claim.annotations_mut().insert(SELECTED_NODE.to_owned(), here.name().to_owned());
+        });
+        match selected.await {
+            // Comes again by the change.
+            Ok(_) => here.forget(&uid),
+            Err(error) if error.is_not_found() => here.forget(&uid),
+            Err(error) => {
+                here.wait_again(&uid);
+                return Err(error.into());
+            }
+        }
+        Ok(Next::Done)
+    }
+
+    /// Whether a claim's volume would fit here, as far as the driver can tell.
+    async fn has_room(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        identity: &Identity,
+    ) -> Result<bool, Failure> {
+        let wanted = request::wanted(claim, class, None, identity, &self.options)?;
+        let Ok(topology) = self.requirement(claim, class, false) else { return Ok(false) };
+        if !identity.can(ControllerCapability::GetCapacity) {
+            return Ok(true);
+        }
+        let places = topology.map(|topology| topology.requisite).unwrap_or_default();
+        let request = GetCapacityRequest {
+            volume_capabilities: wanted.capabilities,
+            parameters: wanted.parameters,
+            accessible_topology: places.into_iter().next(),
+        };
+        let room = Room::from(self.driver.capacity(self.options.timeout, request).await?);
+        Ok(room.fits(wanted.bytes))
+    }
+}
+
+/// Who keeps capacity objects current, in their label.
+pub(super) fn manager(node: Option<&str>) -> String {
+    match node {
+        None => MANAGER.to_owned(),
+        Some(node) => joined(MANAGER, node),
+    }
+}
+
+/// The finalizer by which a claim remembers that a volume may be coming into being for it, and on which node.
+pub(super) fn mark(driver: &str, node: Option<&str>) -> String {
+    let Some(node) = node else { return creating(driver) };
+    let name = format!("{driver}_{node}");
+    if name.len() <= LONGEST_NAME {
+        return creating(&name);
+    }
+    let kept: String = name.chars().take(LONGEST_NAME - 9).collect();
+    creating(&format!("{kept}-{}", hash(&name)))
+}
+
+/// A base and a suffix joined as upstream joins them: if that is too long, as much of the base as fits and its hash.
+fn joined(base: &str, suffix: &str) -> String {
+    let name = format!("{base}-{suffix}");
+    if name.len() <= LONGEST_NAME {
+        return name;
+    }
+    match LONGEST_NAME.checked_sub(10 + suffix.len()).filter(|left| *left > 0) {
+        Some(left) => format!("{}-{}-{suffix}", &base[..left.min(base.len())], hash(base)),
+        None => format!("{base}-{}", hash(&name)),
+    }
+}
+
+/// FNV-1a, 32 bits.
+fn hash(text: &str) -> String {
+    let hash =
+        text.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    format!("{hash:08x}")
+}
+
+/// A number from 0 to 1, different each time.
+fn chance() -> f64 {
+    let bits = u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default();
+    f64::from(bits) / f64::from(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests;
