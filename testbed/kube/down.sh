@@ -1,19 +1,40 @@
 #!/usr/bin/env bash
-# Stops what up.sh started, by its recorded pids only; PURGE=1 also removes the state folder.
+# Stops what up.sh started, by its recorded pids only.
+#   down.sh [name...]   etcd kube-apiserver kcm scheduler node containerd kubelet; without names all of them, their pods and mounts
+# PURGE=1 also removes the state folder, and the kubelet's if this instance had a node.
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/env.sh"
 
-stop() { # name, signal
+stop() { # name, [signal]
   if alive "$1"; then
     local pid; read -r pid _ <"$KUBE_STATE/pid/$1"
-    kill "-$2" "$pid"
+    kill "-${2:-TERM}" "$pid"
     for _ in $(seq 100); do alive "$1" || break; sleep 0.1; done
     if alive "$1"; then kill -9 "$pid"; fi
     echo "stopped $1"
   fi
   rm -f "$KUBE_STATE/pid/$1"
 }
-stop kube-apiserver KILL # it keeps no state, and its graceful stop takes seconds
-stop etcd TERM
+if [ $# -gt 0 ]; then
+  for n in "$@"; do stop "$n"; done
+  exit
+fi
+stop kubelet
+if alive containerd; then rmpods "unix://$CTD_SOCK" || true; fi # containers outlive containerd
+stop containerd
+stop node KILL
+for n in scheduler kcm kube-apiserver; do stop $n KILL; done # they keep no state, and their graceful stop takes seconds
+stop etcd
+if [ -e "$KUBE_STATE/node" ]; then # there was a node: undo what up.sh did to this machine
+  for root in "$KUBE_STATE" "$KUBELET_ROOT"; do # deepest first, KUBELET_ROOT's own mount last
+    awk -v r="$root" '$2 == r || index($2, r "/") == 1 {print $2}' /proc/mounts | sort -r |
+      while read -r m; do umount "$m" || umount -l "$m"; done
+  done
+  for chain in PREROUTING OUTPUT; do iptables -t nat -D $chain $(api_dnat) 2>/dev/null || true; done
+  ip link del "$BRIDGE" 2>/dev/null || true
+  find /sys/fs/cgroup -depth -type d -path '*/kubepods*' -exec rmdir {} + 2>/dev/null || true
+  [ -z "${PURGE:-}" ] || rm -rf --one-file-system "${KUBELET_ROOT:?}"
+  rm "$KUBE_STATE/node"
+fi
 [ -z "${PURGE:-}" ] || rm -rf --one-file-system "${KUBE_STATE:?}"

@@ -1,11 +1,23 @@
 # Sourced by every script here. Override any of these from the environment.
 KUBE_BIN=${KUBE_BIN:-$HOME/.cache/kube-testbed/bin}      # built binaries
-KUBE_STATE=${KUBE_STATE:-$HOME/.cache/kube-testbed/run}   # certificates, etcd's data, logs, pids, the kubeconfig
-PORT=${PORT:-6443}                                        # kube-apiserver; PORT+1 etcd, PORT+2 etcd's peers
-FEATURE_GATES=${FEATURE_GATES:-}                          # A=true,B=false
-# More flags: APISERVER_ARGS ETCD_ARGS
+KUBE_STATE=${KUBE_STATE:-$HOME/.cache/kube-testbed/run}   # certificates, etcd's data, logs, pids, kubeconfigs
+PORT=${PORT:-6443}                                        # kube-apiserver; then etcd, its peers, kcm, scheduler, kubelet's health
+FEATURE_GATES=${FEATURE_GATES:-}                          # A=true,B=false, for every component
+KCM_CONTROLLERS=${KCM_CONTROLLERS:-*}                     # '*,-persistentvolume-binder-controller' switches one off
+KUBELET_ROOT=${KUBELET_ROOT:-/var/lib/kubelet}            # drivers register in plugins_registry below it
+KUBELET_PORT=${KUBELET_PORT:-10250}
+NODE_NAME=${NODE_NAME:-testbed}
+FLEX_DIR=${FLEX_DIR:-$KUBE_STATE/flexvolume}              # FlexVolume drivers, as vendor~driver/driver
+BRIDGE=${BRIDGE:-kube0}                                   # pods' network, of this host only; the kubelet listens on its .1
+POD_NET=${POD_NET:-10.88.0}
+# More flags: ETCD_ARGS APISERVER_ARGS KCM_ARGS SCHEDULER_ARGS KUBELET_ARGS
 GO=${GO:-$(command -v go || echo /usr/local/go/bin/go)}
+CTD_SOCK=$KUBE_STATE/containerd.sock
 export KUBECONFIG=$KUBE_STATE/admin.kubeconfig PATH=$KUBE_BIN:$PATH
+
+# In-cluster clients dial the service's address, and no kube-proxy answers there.
+api_dnat() { echo "-p tcp -d 10.96.0.1 --dport 443 -j DNAT --to-destination 127.0.0.1:$PORT"; }
+ctrk() { ctr --address "$CTD_SOCK" -n k8s.io "$@" 2> >(grep -v DEPRECATION >&2); }
 
 # A pid file holds "pid starttime", so that a reused pid is never taken for ours.
 started() { awk '{sub(/.*\) /, "")} $1 != "Z" {print $20}' "/proc/$1/stat" 2>/dev/null; }

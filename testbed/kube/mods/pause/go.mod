@@ -1,0 +1,3 @@
+module berth-testbed/pause
+
+go 1.26.0
