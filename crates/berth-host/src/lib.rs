@@ -19,6 +19,7 @@ pub mod loopdev;
 pub mod mount;
 pub mod ownership;
 pub mod path;
+pub mod remote;
 pub mod usage;
 
 pub use error::{Change, Error, Result};

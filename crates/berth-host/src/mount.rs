@@ -25,6 +25,7 @@ use rustix::{
     },
 };
 
+pub(crate) use self::mountinfo::listed_at;
 pub use self::{
     mountinfo::{MountInfo, mount_of, mounts},
     options::{Atime, Attributes, Options, parse_options},
@@ -113,7 +114,7 @@ pub fn unmount_below(top: &Path) -> Result<usize> {
 pub fn is_mount_point(path: &Path) -> Result<bool> {
     match observe(path) {
         Ok(seen) => Ok(seen.is_some_and(|seen| seen.is_root)),
-        Err(_) => Ok(mountinfo::listed_at(path)?.is_some()),
+        Err(_) => Ok(listed_at(path)?.is_some()),
     }
 }
 
@@ -177,7 +178,7 @@ fn refuse_symlink(file: &OwnedFd) -> std::result::Result<(), Errno> {
     }
 }
 
-fn add_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io::Result<()> {
+pub(crate) fn add_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io::Result<()> {
     let mut set = attributes.flags();
     let mut clear = MountAttrFlags::empty();
     match attributes.atime {

@@ -51,7 +51,7 @@ pub fn mount_of(target: &Path) -> Result<Option<MountInfo>> {
 }
 
 /// As `mount_of`, by name alone: a filesystem that has failed or lost its server does not answer for itself.
-pub(super) fn listed_at(target: &Path) -> Result<Option<MountInfo>> {
+pub(crate) fn listed_at(target: &Path) -> Result<Option<MountInfo>> {
     let target = plain(target);
     let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return Ok(None) };
     let parent = fs::canonicalize(if parent == Path::new("") { Path::new(".") } else { parent })

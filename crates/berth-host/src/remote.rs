@@ -1,0 +1,399 @@
+//! Mounts of what is on other machines, which may not answer.
+//!
+//! Every call that could wait for the other machine is made by a child process that does nothing else: it is killed at
+//! the deadline, and no thread of this process ever waits in the kernel. What is mounted is read from the kernel's
+//! table, which asks nobody.
+#![expect(unsafe_code, reason = "a child is forked that makes system calls and exits")]
+
+use std::{
+    ffi::{CStr, CString},
+    io::{self, Read as _},
+    os::{
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        unix::ffi::OsStrExt as _,
+    },
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags},
+    io::Errno,
+    mount::{
+        FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
+        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
+    },
+    pipe::{PipeFlags, pipe_with},
+    process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid},
+};
+
+use crate::{
+    error::{Change, Error, Result},
+    mount::{Attributes, add_attributes, listed_at},
+};
+
+/// How long a killed child may take to end.
+const KILL_GRACE: Duration = Duration::from_secs(2);
+/// How much of what the kernel says about a mount is kept.
+const LOG: usize = 1024;
+
+/// A filesystem on another machine.
+#[derive(Debug, Clone, Copy)]
+pub struct Filesystem<'a> {
+    /// Its type.
+    pub fs_type: &'a str,
+    /// What it is called, such as `server:/path`.
+    pub source: &'a str,
+    /// Its options, one each.
+    pub options: &'a [String],
+}
+
+/// Mounts `filesystem` at the existing directory `target`; errno `ETIMEDOUT` at the deadline.
+///
+/// A kernel that does not know the type is errno `ENODEV`. Errors carry what the kernel said about the mount.
+pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> Result<()> {
+    let Filesystem { fs_type, source, options } = filesystem;
+    let doing = || format!("mount {source}");
+    let text = |text: &str| CString::new(text).map_err(|_| Error::new(doing(), Errno::INVAL));
+    let (fs_type, name) = (text(fs_type)?, text(source)?);
+    let options = options
+        .iter()
+        .map(|option| match option.split_once('=') {
+            Some((key, value)) => Ok((text(key)?, Some(text(value)?))),
+            None => Ok((text(option)?, None)),
+        })
+        .collect::<Result<Vec<_>>>()?;
+    let target = c_path(target)?;
+    let outcome = in_child(deadline, |log| {
+        let context = fsopen(&*fs_type, FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let made = (|| {
+            fsconfig_set_string(&context, c"source", &*name)?;
+            for (key, value) in &options {
+                match value {
+                    Some(value) => fsconfig_set_string(&context, &**key, &**value)?,
+                    None => fsconfig_set_flag(&context, &**key)?,
+                }
+            }
+            fsconfig_create(&context)?;
+            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, rustix::mount::MountAttrFlags::empty())
+        })();
+        let tree = made.inspect_err(|_| {
+            let mut said = [0; LOG];
+            while let Ok(length @ 1..) = rustix::io::read(&context, &mut said) {
+                let _ = rustix::io::write(log, &said[..length]);
+            }
+        })?;
+        put(&tree, &target)
+    });
+    outcome.map_err(|failure| failure.while_doing(doing()))
+}
+
+/// Makes the directory `below`, which is below the mount at `root`, also appear at the existing directory `target`.
+///
+/// No symbolic link in `below` is followed, and nothing leads out of `root`: errno `ELOOP` or `EXDEV`. An empty `below`
+/// is the root itself.
+pub fn bind(
+    root: &Path,
+    below: &Path,
+    target: &Path,
+    attributes: Attributes,
+    deadline: Duration,
+) -> Result<()> {
+    let (place, top, to) = (c_path(below)?, c_path(root)?, c_path(target)?);
+    let outcome = in_child(deadline, |_| {
+        let top = rustix::fs::open(&*top, DIRECTORY, Mode::empty())?;
+        let directory = if place.is_empty() {
+            top
+        } else {
+            rustix::fs::openat2(&top, &*place, DIRECTORY, Mode::empty(), BENEATH)?
+        };
+        let flags =
+            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+        let tree = open_tree(&directory, c"", flags)?;
+        add_attributes(tree.as_fd(), attributes).map_err(|error| error_number(&error))?;
+        put(&tree, &to)
+    });
+    let doing = || format!("bind {} at {}", root.join(below).display(), target.display());
+    outcome.map_err(|failure| failure.while_doing(doing()))
+}
+
+/// Gives the directory `below` a mode, unless it has it; it is found as by [`bind`].
+pub fn ensure_mode(root: &Path, below: &Path, mode: u32, deadline: Duration) -> Result<()> {
+    let (place, top) = (c_path(below)?, c_path(root)?);
+    let outcome = in_child(deadline, |_| {
+        let top = rustix::fs::open(&*top, READABLE, Mode::empty())?;
+        let directory = if place.is_empty() {
+            top
+        } else {
+            rustix::fs::openat2(&top, &*place, READABLE, Mode::empty(), BENEATH)?
+        };
+        let wanted = Mode::from_raw_mode(mode);
+        if Mode::from_raw_mode(rustix::fs::fstat(&directory)?.st_mode) != wanted {
+            rustix::fs::fchmod(&directory, wanted)?;
+        }
+        Ok(())
+    });
+    let doing = || format!("set the mode of {}", root.join(below).display());
+    outcome.map_err(|failure| failure.while_doing(doing()))
+}
+
+/// Asks what is mounted at `path` for its attributes: an error is the other machine's, or errno `ETIMEDOUT`.
+pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
+    let place = c_path(path)?;
+    let outcome = in_child(deadline, |_| {
+        let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
+        rustix::fs::statx(CWD, &*place, flags, StatxFlags::MODE | StatxFlags::MTIME).map(drop)
+    });
+    outcome.map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
+}
+
+/// Whether something is mounted exactly at `path`, by the kernel's table.
+pub fn is_mounted(path: &Path) -> Result<bool> {
+    match listed_at(path) {
+        Ok(found) => Ok(found.is_some()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// Takes away everything mounted at `target`: as usual, else by force, else out of sight until its last user is gone.
+pub fn unmount(target: &Path, deadline: Duration) -> Result<Change> {
+    let mut change = Change::AlreadyTrue;
+    let place = c_path(target)?;
+    while is_mounted(target)? {
+        let mut last = Ok(());
+        for flags in [UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH] {
+            last = in_child(deadline, |_| rustix::mount::unmount(&*place, flags | UnmountFlags::NOFOLLOW));
+            if last.is_ok() {
+                break;
+            }
+        }
+        last.map_err(|failure| failure.while_doing(format!("unmount {}", target.display())))?;
+        change = Change::Made;
+    }
+    Ok(change)
+}
+
+const DIRECTORY: OFlags =
+    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const READABLE: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+const BENEATH: ResolveFlags =
+    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
+
+/// Why a child did not do its work.
+struct Failure {
+    errno: Errno,
+    /// What the kernel said besides.
+    said: String,
+}
+
+impl From<Errno> for Failure {
+    fn from(errno: Errno) -> Self {
+        Self { errno, said: String::new() }
+    }
+}
+
+impl Failure {
+    fn while_doing(self, doing: String) -> Error {
+        Error::new(doing + &self.said, self.errno)
+    }
+}
+
+/// Puts a detached mount at `target`.
+fn put(tree: &OwnedFd, target: &CStr) -> std::result::Result<(), Errno> {
+    let place = rustix::fs::open(target, DIRECTORY, Mode::empty())?;
+    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+    move_mount(tree, c"", &place, c"", flags)
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::new(format!("use the path {}", path.display()), Errno::INVAL))
+}
+
+fn error_number(error: &io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+}
+
+/// Runs `work` in a child until the deadline. What it writes to its pipe is kept, up to what a pipe holds.
+///
+/// `work` runs in a copy of this process in which no other thread goes on: it must neither allocate nor take a lock.
+fn in_child(
+    deadline: Duration,
+    work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
+) -> std::result::Result<(), Failure> {
+    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
+    // SAFETY: the child makes system calls with what was prepared before, and ends without running any destructor or
+    // handler of this process.
+    let child = match unsafe { libc::fork() } {
+        -1 => return Err(error_number(&io::Error::last_os_error()).into()),
+        0 => {
+            let code = match work(&write_end) {
+                Ok(()) => 0,
+                Err(errno) => errno.raw_os_error(),
+            };
+            // SAFETY: ends this child, at once.
+            unsafe { libc::_exit(code.min(255)) }
+        }
+        number => Pid::from_raw(number).ok_or(Errno::SRCH)?,
+    };
+    drop(write_end);
+    let code = wait(child, deadline)?;
+    if code == 0 {
+        return Ok(());
+    }
+    let mut said = Vec::new();
+    let _ = io::Read::by_ref(&mut std::fs::File::from(read_end)).take(4096).read_to_end(&mut said);
+    Err(Failure { errno: Errno::from_raw_os_error(code), said: sentences(&said) })
+}
+
+/// What the kernel logs: one message a line, a letter for its level, a space, the text.
+fn sentences(said: &[u8]) -> String {
+    let text = String::from_utf8_lossy(said);
+    let lines: Vec<&str> = text.lines().filter_map(|line| line.get(2..)).map(str::trim).collect();
+    if lines.is_empty() { String::new() } else { format!(" ({})", lines.join("; ")) }
+}
+
+/// The exit code of a child, which is killed at the deadline.
+fn wait(child: Pid, deadline: Duration) -> std::result::Result<i32, Errno> {
+    let exit = pidfd_open(child, PidfdFlags::empty())?;
+    if !ends(&exit, deadline) {
+        let _ = kill_process(child, Signal::KILL);
+        if ends(&exit, KILL_GRACE) {
+            let _ = waitpid(Some(child), WaitOptions::empty());
+        } else {
+            // Stuck where not even a kill reaches it; somebody has to see it end one day.
+            std::thread::spawn(move || waitpid(Some(child), WaitOptions::empty()));
+        }
+        return Err(Errno::TIMEDOUT);
+    }
+    match waitpid(Some(child), WaitOptions::empty())? {
+        Some((_, status)) => Ok(status.exit_status().unwrap_or(Errno::INTR.raw_os_error())),
+        None => Err(Errno::CHILD),
+    }
+}
+
+fn ends(exit: &OwnedFd, within: Duration) -> bool {
+    let deadline = Instant::now() + within;
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = Timespec::try_from(left).ok();
+        match poll(&mut [PollFd::new(exit, PollFlags::IN)], timeout.as_ref()) {
+            Ok(0) => return false,
+            Ok(_) => return true,
+            Err(Errno::INTR) if !left.is_zero() => {}
+            Err(_) => return exit.as_raw_fd() < 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A directory whose mounts go away with it.
+    struct Scratch(tempfile::TempDir);
+
+    impl Scratch {
+        fn new() -> Self {
+            Self(tempfile::tempdir().unwrap())
+        }
+
+        fn dir(&self, name: &str) -> std::path::PathBuf {
+            let path = self.0.path().join(name);
+            std::fs::create_dir_all(&path).unwrap();
+            path
+        }
+    }
+
+    impl Drop for Scratch {
+        fn drop(&mut self) {
+            let _ = crate::mount::unmount_below(self.0.path());
+        }
+    }
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn tmpfs(at: &Path) {
+        let options = ["size=1m".to_owned()];
+        mount(Filesystem { fs_type: "tmpfs", source: "test", options: &options }, at, SOON).unwrap();
+    }
+
+    #[test]
+    fn a_filesystem_is_mounted_and_a_directory_of_it_bound() {
+        let scratch = Scratch::new();
+        let (share, target) = (scratch.dir("share"), scratch.dir("target"));
+        tmpfs(&share);
+        assert!(is_mounted(&share).unwrap());
+        std::fs::create_dir_all(share.join("a/b")).unwrap();
+        std::fs::write(share.join("a/b/file"), "here").unwrap();
+        let read_only = Attributes { read_only: true, ..Attributes::default() };
+        bind(&share, Path::new("a/b"), &target, read_only, SOON).unwrap();
+        assert_eq!(std::fs::read_to_string(target.join("file")).unwrap(), "here");
+        assert!(std::fs::write(target.join("file"), "x").is_err());
+        ensure_mode(&share, Path::new("a/b"), 0o751, SOON).unwrap();
+        let mode =
+            std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&target).unwrap().permissions());
+        assert_eq!(mode & 0o7777, 0o751);
+        probe(&target, SOON).unwrap();
+        assert_eq!(unmount(&target, SOON).unwrap(), Change::Made);
+        assert_eq!(unmount(&target, SOON).unwrap(), Change::AlreadyTrue);
+        assert!(!is_mounted(&target).unwrap() && !is_mounted(&scratch.0.path().join("none/such")).unwrap());
+    }
+
+    #[test]
+    fn a_link_on_the_share_leads_nowhere() {
+        let scratch = Scratch::new();
+        let (share, target) = (scratch.dir("share"), scratch.dir("target"));
+        tmpfs(&share);
+        std::os::unix::fs::symlink("/etc", share.join("evil")).unwrap();
+        std::fs::create_dir(share.join("dir")).unwrap();
+        std::os::unix::fs::symlink("/", share.join("dir/evil")).unwrap();
+        for below in ["evil", "dir/evil", "dir/evil/etc", "../target", "dir/../../target", "/etc"] {
+            let error = bind(&share, Path::new(below), &target, Attributes::default(), SOON).unwrap_err();
+            let errno = error.errno().map(Errno::from_raw_os_error);
+            assert!(matches!(errno, Some(Errno::LOOP | Errno::XDEV | Errno::NOTDIR)), "{below}: {error:?}");
+            assert!(!is_mounted(&target).unwrap());
+        }
+    }
+
+    #[test]
+    fn what_the_kernel_refuses_is_told() {
+        let scratch = Scratch::new();
+        let target = scratch.dir("target");
+        let options = ["nonsense=1".to_owned()];
+        let odd = Filesystem { fs_type: "tmpfs", source: "test", options: &options };
+        let error = mount(odd, &target, SOON).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::INVAL.raw_os_error()));
+        assert!(error.to_string().contains("nonsense"), "{error}");
+        let unknown = Filesystem { fs_type: "nosuchfs", source: "test", options: &[] };
+        assert_eq!(mount(unknown, &target, SOON).unwrap_err().errno(), Some(Errno::NODEV.raw_os_error()));
+    }
+
+    #[test]
+    fn a_child_that_waits_is_killed_at_the_deadline() {
+        let begun = Instant::now();
+        let outcome = in_child(Duration::from_millis(50), |_| {
+            loop {
+                // SAFETY: waits for a signal.
+                unsafe { libc::pause() };
+            }
+        });
+        assert_eq!(outcome.unwrap_err().errno, Errno::TIMEDOUT);
+        assert!(begun.elapsed() < KILL_GRACE);
+    }
+
+    #[test]
+    fn a_mount_in_use_goes_out_of_sight() {
+        let scratch = Scratch::new();
+        let share = scratch.dir("share");
+        tmpfs(&share);
+        std::fs::write(share.join("file"), "held").unwrap();
+        let held = std::fs::File::open(share.join("file")).unwrap();
+        assert_eq!(unmount(&share, SOON).unwrap(), Change::Made);
+        assert!(!is_mounted(&share).unwrap());
+        drop(held);
+    }
+}
