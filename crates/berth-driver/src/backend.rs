@@ -21,10 +21,46 @@ use berth_core::{
     VolumeCapability, VolumeId,
 };
 
+use berth_host::mount::{self, Attributes};
+
 use crate::Features;
 
 /// Parameters as the StorageClass (or VolumeAttributesClass, or snapshot class) gives them.
 pub type Parameters = BTreeMap<String, String>;
+
+/// The secrets of a call. What is in them is read by name and never formatted.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub struct Secrets(BTreeMap<String, String>);
+
+impl Secrets {
+    /// The secret of that name; upper and lower case are the same.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+}
+
+impl From<BTreeMap<String, String>> for Secrets {
+    fn from(secrets: BTreeMap<String, String>) -> Self {
+        Self(secrets)
+    }
+}
+
+impl std::fmt::Debug for Secrets {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Secrets")
+    }
+}
+
+/// What the secrets of a call are about.
+#[derive(Debug, Clone, Copy)]
+pub enum About<'a> {
+    /// What is made of a class with these parameters.
+    Class(&'a Parameters),
+    /// A volume.
+    Volume(&'a VolumeId),
+    /// A snapshot.
+    Snapshot(&'a SnapshotId),
+}
 
 /// What every method returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -61,6 +97,12 @@ pub enum Error {
     /// This backend cannot do it.
     #[error("{0} is not supported by this driver")]
     Unsupported(&'static str),
+    /// What the storage is on does not answer.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The storage does not let the driver do it.
+    #[error("{0}")]
+    Denied(String),
     /// The machine said no.
     #[error(transparent)]
     Host(#[from] berth_host::Error),
@@ -324,6 +366,42 @@ pub struct NodeInfo {
     pub topology: Option<Topology>,
 }
 
+/// How a volume is wanted at a target.
+#[derive(Debug, Clone, Copy)]
+pub struct Publication<'a> {
+    /// Where it is staged, for backends that stage.
+    pub staging: Option<&'a Path>,
+    /// As what, and with which mount options.
+    pub capability: &'a VolumeCapability,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// The secrets of the call, where there is one.
+    pub secrets: &'a Secrets,
+}
+
+/// How volumes are put at targets and taken away; called on threads that may block.
+pub trait Mounts: Send + Sync {
+    /// Whether something is mounted at the target, and of use.
+    fn is_bound(&self, target: &Path) -> Result<bool> {
+        Ok(mount::is_mount_point(target)?)
+    }
+    /// Makes the directory or device of [`Backend::publish_source`] appear at the target.
+    fn bind(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+        Ok(mount::bind(source, target, attributes)?)
+    }
+    /// Takes away whatever is mounted at the target.
+    fn unbind(&self, target: &Path) -> Result<()> {
+        mount::unmount(target)?;
+        Ok(())
+    }
+}
+
+/// Mounts of what is on this machine, which always answers.
+#[derive(Debug, Clone, Copy)]
+pub struct OnThisMachine;
+
+impl Mounts for OnThisMachine {}
+
 /// A kind of storage. Methods that a backend's [`Features`] do not promise are never called; their defaults refuse.
 #[async_trait]
 pub trait Backend: Send + Sync + 'static {
@@ -352,6 +430,13 @@ pub trait Backend: Send + Sync + 'static {
         capabilities: &[VolumeCapability],
     ) -> Result<()>;
 
+    /// Told before a call that has secrets: how to reach what it is about.
+    fn heed(&self, _about: About<'_>, _secrets: &Secrets) {}
+
+    /// The volume that a creation would make, if it is there. By its name, unless a backend's ids hold more than that.
+    async fn find_made(&self, wanted: &NewVolume) -> Result<Option<Volume>> {
+        self.find_volume(&wanted.name).await
+    }
     /// The volume of that name.
     async fn find_volume(&self, name: &Name) -> Result<Option<Volume>>;
     /// The volume of that id.
@@ -403,6 +488,15 @@ pub trait Backend: Send + Sync + 'static {
         Err(Error::Unsupported("health"))
     }
 
+    /// The snapshot that taking one would give, if it is there. By its name, unless a backend's ids hold more than that.
+    async fn find_taken(
+        &self,
+        name: &Name,
+        _source: &VolumeId,
+        _parameters: &Parameters,
+    ) -> Result<Option<Snapshot>> {
+        self.find_snapshot(name).await
+    }
     /// The snapshot of that name.
     async fn find_snapshot(&self, _name: &Name) -> Result<Option<Snapshot>> {
         Err(Error::Unsupported("snapshots"))
@@ -460,6 +554,19 @@ pub trait Backend: Send + Sync + 'static {
         Err(Error::Unsupported("snapshot metadata"))
     }
 
+    /// The volume that a call on this node means. A backend that is reached over a network goes by what the caller's
+    /// context says, and asks nobody.
+    async fn volume_on_node(
+        &self,
+        id: &VolumeId,
+        _context: &BTreeMap<String, String>,
+    ) -> Result<Option<Volume>> {
+        self.volume(id).await
+    }
+    /// How volumes are put at targets on this node.
+    fn mounts(&self) -> Arc<dyn Mounts> {
+        Arc::new(OnThisMachine)
+    }
     /// Prepares a volume on this node below the staging path. Idempotent; repairs what a crash left half done.
     async fn stage(&self, volume: &Volume, staging: &Path, capability: &VolumeCapability) -> Result<()>;
     /// Undoes [`Backend::stage`], also half of it, also for a volume that is gone.
@@ -467,13 +574,7 @@ pub trait Backend: Send + Sync + 'static {
     /// The directory or device node that is to be bound at a workload's target path.
     /// `Precondition` if the volume is not (or no longer) prepared at the staging path.
     /// The front mounts what it gets read-only where asked; a raw device must be read-only by itself.
-    async fn publish_source(
-        &self,
-        volume: &Volume,
-        staging: Option<&Path>,
-        capability: &VolumeCapability,
-        read_only: bool,
-    ) -> Result<PathBuf>;
+    async fn publish_source(&self, volume: &Volume, how: Publication<'_>) -> Result<PathBuf>;
 
     /// A volume's usage, seen at a path where it is staged or published.
     async fn usage(&self, _volume: &Volume, _path: &Path) -> Result<Usage> {

@@ -1,8 +1,8 @@
 //! Requests as this driver understands them.
 //!
 //! Each message becomes a struct by `TryFrom`, in the types of `berth-core`; what is missing, malformed or too large
-//! is refused here, in words that name the field, and nowhere else. Secrets are not taken over: no backend needs
-//! them, and what is not kept cannot leak.
+//! is refused here, in words that name the field, and nowhere else. Secrets are taken over only where a backend may
+//! need them, and in a type that does not show them.
 
 mod capability;
 pub(crate) mod node;

@@ -49,6 +49,8 @@ pub enum Feature {
     SingleNodeMultiWriter,
     /// Give the files to a group at mount time.
     MountGroup,
+    /// Inline volumes name storage that is there: nothing is made for them, and nothing removed.
+    InlineByReference,
 }
 
 /// What a backend can do.

@@ -49,7 +49,7 @@ use crate::{
     Backend, Feature, Features,
     backend::{
         Attachment, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume, NodeExpansion, NodeInfo,
-        Page, PageRequest, Parameters, Result, Room, Snapshot, StagedVolume, Usage, Volume,
+        Page, PageRequest, Parameters, Publication, Result, Room, Snapshot, StagedVolume, Usage, Volume,
     },
 };
 
@@ -362,14 +362,8 @@ impl Backend for Local {
         self.0.blocking(move |inner| inner.unstage(&id, &staging)).await
     }
 
-    async fn publish_source(
-        &self,
-        volume: &Volume,
-        staging: Option<&Path>,
-        capability: &VolumeCapability,
-        read_only: bool,
-    ) -> Result<PathBuf> {
-        self.0.publish_source(&volume.id, staging, capability, read_only)
+    async fn publish_source(&self, volume: &Volume, how: Publication<'_>) -> Result<PathBuf> {
+        self.0.publish_source(&volume.id, how.staging, how.capability, how.read_only)
     }
 
     async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {

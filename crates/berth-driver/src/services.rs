@@ -27,7 +27,7 @@ use tonic::{Response, Status, service::Routes};
 
 use crate::{
     Backend, Feature, Features,
-    backend::{Error, Page, PageRequest, Result, Snapshot, Volume},
+    backend::{Error, Mounts, Page, PageRequest, Result, Snapshot, Volume},
     call::Listing,
     ledger::Ledger,
     locks::{Guard, Hold, Key, Locks},
@@ -76,6 +76,7 @@ pub struct Driver {
     config: Config,
     locks: Arc<Locks>,
     ledger: Arc<Ledger>,
+    mounts: Arc<dyn Mounts>,
     /// Held while a node's attachments are counted and one is added.
     attaching: tokio::sync::Mutex<()>,
 }
@@ -94,6 +95,7 @@ impl Driver {
         };
         Ok(Arc::new(Self {
             features: backend.features(),
+            mounts: backend.mounts(),
             backend,
             config,
             locks: Locks::new(),

@@ -1,6 +1,6 @@
 //! Requests of the Node service.
 
-use std::path::PathBuf;
+use std::{collections::BTreeMap, path::PathBuf};
 
 use berth_core::{
     Access, Capacity, CapacityRange, Name, VolumeCapability, VolumeId,
@@ -9,7 +9,7 @@ use berth_core::{
 use berth_csi::v1;
 
 use super::{Invalid, Parsed, absolute_path, any_path, capability, capacity_range, id, map, optional_path};
-use crate::backend::Parameters;
+use crate::backend::{Parameters, Secrets};
 
 /// The size of an inline volume that does not say.
 const DEFAULT_INLINE_SIZE: Capacity = Capacity::gibibytes(1);
@@ -67,6 +67,8 @@ pub(crate) struct Publish {
     pub(crate) read_only: bool,
     /// What to make first, for a volume that lives in a pod's own specification.
     pub(crate) inline: Option<Inline>,
+    pub(crate) context: BTreeMap<String, String>,
+    pub(crate) secrets: Secrets,
 }
 
 /// A volume that is made when its pod starts and goes with it.
@@ -91,7 +93,9 @@ impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
             read_only: request.readonly
                 || capability.mode.is_read_only()
                 || is_mounted_read_only(&capability),
-            inline: inline(&id, context)?,
+            inline: inline(&id, context.clone())?,
+            context,
+            secrets: request.secrets.into(),
             capability,
             id,
         })

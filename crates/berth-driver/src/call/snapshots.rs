@@ -6,7 +6,7 @@ use berth_core::{GroupSnapshotId, Name, SnapshotId, VolumeId};
 use berth_csi::v1;
 
 use super::{Invalid, Listing, Parsed, Places, at_most, id, listing, map, missing, optional_id, places};
-use crate::backend::Parameters;
+use crate::backend::{Parameters, Secrets};
 
 /// How many ranges one message of a stream holds where the caller does not say.
 const DEFAULT_RANGES: usize = 256;
@@ -20,6 +20,7 @@ pub(crate) struct CreateSnapshot {
     pub(crate) source: VolumeId,
     pub(crate) parameters: Parameters,
     pub(crate) places: Option<Places>,
+    pub(crate) secrets: Secrets,
 }
 
 impl TryFrom<v1::CreateSnapshotRequest> for CreateSnapshot {
@@ -31,6 +32,7 @@ impl TryFrom<v1::CreateSnapshotRequest> for CreateSnapshot {
             source: id("source_volume_id", &request.source_volume_id)?,
             parameters: map("parameters", request.parameters)?,
             places: places(request.accessibility_requirements)?,
+            secrets: request.secrets.into(),
         })
     }
 }

@@ -170,7 +170,7 @@ fn places_are_any_of_those_named_and_none_is_everywhere() {
 }
 
 #[test]
-fn secrets_are_not_taken_over() {
+fn secrets_are_never_shown() {
     let secrets = BTreeMap::from([("password".to_owned(), "hunter2".to_owned())]);
     let call =
         volumes::CreateVolume::try_from(v1::CreateVolumeRequest { secrets: secrets.clone(), ..create() });

@@ -9,7 +9,7 @@ use super::{
     Invalid, Listing, Parsed, Places, capability, capability::message_of, capacity_range, id, listing, map,
     missing, optional_id, places, topology,
 };
-use crate::backend::{ContentSource, Parameters};
+use crate::backend::{ContentSource, NewVolume, Parameters, Secrets};
 
 /// CreateVolume.
 #[derive(Debug, Clone)]
@@ -21,6 +21,22 @@ pub(crate) struct CreateVolume {
     pub(crate) mutable: Parameters,
     pub(crate) source: Option<ContentSource>,
     pub(crate) places: Option<Places>,
+    pub(crate) secrets: Secrets,
+}
+
+impl CreateVolume {
+    /// What the backend is asked for.
+    pub(crate) fn wanted(&self) -> NewVolume {
+        NewVolume {
+            name: self.name.clone(),
+            range: self.range,
+            capabilities: self.capabilities.clone(),
+            parameters: self.parameters.clone(),
+            mutable: self.mutable.clone(),
+            source: self.source.clone(),
+            ephemeral: false,
+        }
+    }
 }
 
 impl TryFrom<v1::CreateVolumeRequest> for CreateVolume {
@@ -35,6 +51,7 @@ impl TryFrom<v1::CreateVolumeRequest> for CreateVolume {
             mutable: map("mutable_parameters", request.mutable_parameters)?,
             source: request.volume_content_source.map(source).transpose()?,
             places: places(request.accessibility_requirements)?,
+            secrets: request.secrets.into(),
         })
     }
 }

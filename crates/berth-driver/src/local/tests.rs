@@ -7,7 +7,10 @@ use berth_core::{Access, AccessMode, Capacity, CapacityRange, Name, NodeId, Volu
 use super::{Config, Kind, Local};
 use crate::{
     Backend,
-    backend::{Attachment, ContentSource, Error, NewVolume, PageRequest, Parameters, Severity, Volume},
+    backend::{
+        Attachment, ContentSource, Error, NewVolume, PageRequest, Parameters, Publication, Secrets, Severity,
+        Volume,
+    },
 };
 
 const MIB: i64 = 1 << 20;
@@ -44,7 +47,9 @@ fn with_kind(name: &str, kind: &str) -> NewVolume {
 }
 
 async fn data_of(local: &Local, volume: &Volume) -> std::path::PathBuf {
-    local.publish_source(volume, None, &mounted(), false).await.unwrap()
+    let (capability, secrets) = (mounted(), Secrets::default());
+    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
+    local.publish_source(volume, how).await.unwrap()
 }
 
 async fn ids(local: &Local) -> Vec<String> {

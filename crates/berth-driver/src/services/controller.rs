@@ -24,6 +24,7 @@ use tonic::{Request, Response};
 use super::{Driver, Reply, answer};
 use crate::{
     Feature,
+    backend::Secrets,
     call::{
         Listing,
         snapshots::{CreateSnapshot, ListSnapshots, OneSnapshot},
@@ -42,8 +43,10 @@ impl Controller for Driver {
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Reply<DeleteVolumeResponse> {
         self.need(Feature::Volumes)?;
-        let call = OneVolume::try_from(request.into_inner())?;
-        self.ensure_no_volume(&call.id).await?;
+        let request = request.into_inner();
+        let secrets = Secrets::from(request.secrets.clone());
+        let call = OneVolume::try_from(request)?;
+        self.ensure_no_volume(&call.id, &secrets).await?;
         Ok(Response::new(DeleteVolumeResponse {}))
     }
 
@@ -155,8 +158,10 @@ impl Controller for Driver {
         request: Request<DeleteSnapshotRequest>,
     ) -> Reply<DeleteSnapshotResponse> {
         self.need(Feature::Snapshots)?;
-        let call = OneSnapshot::try_from(request.into_inner())?;
-        self.ensure_no_snapshot(&call.id).await?;
+        let request = request.into_inner();
+        let secrets = Secrets::from(request.secrets.clone());
+        let call = OneSnapshot::try_from(request)?;
+        self.ensure_no_snapshot(&call.id, &secrets).await?;
         Ok(Response::new(DeleteSnapshotResponse {}))
     }
 

@@ -6,7 +6,7 @@ mod publish;
 mod recovery;
 mod stage;
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
 use berth_core::VolumeId;
 use berth_csi::v1::{
@@ -25,6 +25,7 @@ use tonic::{Request, Response, Status};
 use super::{Driver, Reply, answer};
 use crate::{
     Feature,
+    backend::{Error, Volume},
     call::node::{NodeExpand, NodeHealth, Publish, Stage, Stats, Unpublish, Unstage},
     ledger::Phase,
 };
@@ -75,7 +76,7 @@ impl Node for Driver {
     ) -> Reply<NodeGetVolumeStatsResponse> {
         self.need(Feature::Stats)?;
         let call = Stats::try_from(request.into_inner())?;
-        let volume = self.volume(&self.volume_at(&call.id, &call.path)?).await?;
+        let volume = self.known_here(&self.volume_at(&call.id, &call.path)?).await?;
         let usage = answer::usage(&self.backend.usage(&volume, &call.path).await?);
         Ok(Response::new(NodeGetVolumeStatsResponse { usage }))
     }
@@ -86,7 +87,7 @@ impl Node for Driver {
     ) -> Reply<NodeGetVolumeHealthResponse> {
         self.need(Feature::Health)?;
         let call = NodeHealth::try_from(request.into_inner())?;
-        let volume = self.volume(&self.ledger.backend_id(&call.id)).await?;
+        let volume = self.known_here(&self.ledger.backend_id(&call.id)).await?;
         let staging = self.ledger.staged(&volume.id).map(|staged| staged.path);
         let conditions = self.backend.node_health(&volume, staging.as_deref()).await?;
         let volume_health = Some(answer::volume_health(&call.id, conditions));
@@ -136,6 +137,12 @@ impl Node for Driver {
 }
 
 impl Driver {
+    /// A volume that was staged or published here, of which the call says no more than its id.
+    async fn known_here(&self, id: &VolumeId) -> crate::backend::Result<Volume> {
+        let known = self.backend.volume_on_node(id, &BTreeMap::new()).await?;
+        known.ok_or_else(|| Error::no_volume(id))
+    }
+
     /// The backend's id of the volume that is staged or published at `path` and that the caller calls `id`.
     fn volume_at(&self, id: &VolumeId, path: &Path) -> Result<VolumeId, Status> {
         let published = self.ledger.published_at(path).filter(|published| published.is(id));

@@ -185,6 +185,7 @@ mod tests {
             mutable: BTreeMap::new(),
             source: None,
             places: None,
+            secrets: crate::backend::Secrets::default(),
         };
         change(&mut call);
         call

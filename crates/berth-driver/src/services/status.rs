@@ -34,6 +34,10 @@ fn code(error: &Error) -> Code {
         Error::Busy(_) => Code::Aborted,
         // The caller asks for the capabilities and never calls this again.
         Error::Unsupported(_) => Code::Unimplemented,
+        // The caller tries again with back-off: what was under way may have been done or not.
+        Error::Unavailable(_) => Code::Unavailable,
+        // The caller changes the export, the credentials or the request.
+        Error::Denied(_) => Code::PermissionDenied,
         Error::Host(host) => match host.errno().map(Errno::from_raw_os_error) {
             // As for Exhausted.
             Some(Errno::NOSPC | Errno::DQUOT) => Code::ResourceExhausted,
@@ -65,6 +69,8 @@ mod tests {
             (Error::Exhausted(text()), Code::ResourceExhausted),
             (Error::Busy(text()), Code::Aborted),
             (Error::Unsupported("cloning"), Code::Unimplemented),
+            (Error::Unavailable(text()), Code::Unavailable),
+            (Error::Denied(text()), Code::PermissionDenied),
             (host(Errno::NOSPC), Code::ResourceExhausted),
             (host(Errno::DQUOT), Code::ResourceExhausted),
             (host(Errno::IO), Code::Internal),

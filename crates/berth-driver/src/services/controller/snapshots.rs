@@ -6,7 +6,7 @@ use berth_core::{SnapshotId, Topology};
 
 use crate::{
     Driver, Feature,
-    backend::{Error, Page, Result, Snapshot},
+    backend::{About, Error, Page, Result, Secrets, Snapshot},
     call::snapshots::{CreateSnapshot, ListSnapshots},
     locks::{Hold, Key},
     services::rules,
@@ -31,7 +31,10 @@ impl Driver {
             (Key::SnapshotName(call.name.clone()), Hold::Exclusive),
             (Key::Volume(call.source.clone()), Hold::Exclusive),
         ])?;
-        if let Some(existing) = self.backend.find_snapshot(&call.name).await? {
+        self.backend.heed(About::Volume(&call.source), &call.secrets);
+        self.backend.heed(About::Class(&call.parameters), &call.secrets);
+        let existing = self.backend.find_taken(&call.name, &call.source, &call.parameters).await?;
+        if let Some(existing) = existing {
             if existing.source == call.source {
                 return Ok(existing);
             }
@@ -48,8 +51,9 @@ impl Driver {
     }
 
     /// Makes sure that there is no such snapshot.
-    pub(super) async fn ensure_no_snapshot(&self, id: &SnapshotId) -> Result<()> {
+    pub(super) async fn ensure_no_snapshot(&self, id: &SnapshotId, secrets: &Secrets) -> Result<()> {
         let _guard = self.lock([(Key::Snapshot(id.clone()), Hold::Exclusive)])?;
+        self.backend.heed(About::Snapshot(id), secrets);
         let Some(snapshot) = self.backend.snapshot(id).await? else { return Ok(()) };
         if let Some(group) = snapshot.group {
             let sentence = format!("snapshot {id:?} belongs to group {group:?} and goes only with it");

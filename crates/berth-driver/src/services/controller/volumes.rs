@@ -6,7 +6,10 @@ use berth_core::{Access, AccessKind, AccessMode, Capacity, VolumeCapability, Vol
 
 use crate::{
     Driver, Feature,
-    backend::{Attachment, ContentSource, Error, Expanded, NewVolume, Parameters, Result, Room, Volume},
+    backend::{
+        About, Attachment, ContentSource, Error, Expanded, NewVolume, Parameters, Result, Room, Secrets,
+        Volume,
+    },
     call::volumes::{Attach, CreateVolume, Detach, Expand, Modify, Room as RoomCall, Validate},
     locks::{Guard, Hold, Key},
     services::rules::{self, Attaching},
@@ -19,8 +22,10 @@ impl Driver {
             call.places = None;
         }
         let _guard = self.lock_for_creation(&call)?;
-        let Some(existing) = self.backend.find_volume(&call.name).await? else {
-            return self.provision(call).await;
+        self.backend.heed(About::Class(&call.parameters), &call.secrets);
+        let wanted = call.wanted();
+        let Some(existing) = self.backend.find_made(&wanted).await? else {
+            return self.provision(&call, wanted).await;
         };
         // It may be on its way out; then the name is free again soon.
         let _stays = self.lock([(Key::Volume(existing.id.clone()), Hold::Shared)])?;
@@ -40,22 +45,13 @@ impl Driver {
         self.lock([(Key::VolumeName(call.name.clone()), Hold::Exclusive)].into_iter().chain(source))
     }
 
-    async fn provision(&self, call: CreateVolume) -> Result<Volume> {
+    async fn provision(&self, call: &CreateVolume, wanted: NewVolume) -> Result<Volume> {
         self.check_new(&call.parameters, &call.mutable, &call.capabilities).await?;
         rules::check_places(call.places.as_ref(), self.backend.node().topology.as_ref())?;
         if let Some(source) = &call.source {
-            self.check_source(source, &call).await?;
+            self.check_source(source, call).await?;
         }
-        let new = NewVolume {
-            name: call.name,
-            range: call.range,
-            capabilities: call.capabilities,
-            parameters: call.parameters,
-            mutable: call.mutable,
-            source: call.source,
-            ephemeral: false,
-        };
-        self.backend.create_volume(new).await
+        self.backend.create_volume(wanted).await
     }
 
     /// Refuses what no volume of this driver can be.
@@ -106,8 +102,9 @@ impl Driver {
     }
 
     /// Makes sure that there is no such volume.
-    pub(super) async fn ensure_no_volume(&self, id: &VolumeId) -> Result<()> {
+    pub(super) async fn ensure_no_volume(&self, id: &VolumeId, secrets: &Secrets) -> Result<()> {
         let _guard = self.lock_volume(id)?;
+        self.backend.heed(About::Volume(id), secrets);
         let Some(volume) = self.backend.volume(id).await? else { return Ok(()) };
         if let Some(attachment) = volume.attachments.first() {
             return Err(Error::Precondition(format!(

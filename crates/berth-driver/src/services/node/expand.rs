@@ -1,6 +1,6 @@
 //! What growing a volume on its node takes.
 
-use std::path::PathBuf;
+use std::{path::PathBuf, sync::Arc};
 
 use berth_core::{Capacity, VolumeId};
 use berth_host::mount;
@@ -8,7 +8,7 @@ use rustix::io::Errno;
 
 use crate::{
     Driver,
-    backend::{Error, NodeExpansion, Result, Volume},
+    backend::{Error, NodeExpansion, Publication, Result, Secrets, Volume},
     call::node::NodeExpand,
     ledger::{Phase, Published, Staged},
     services::rules,
@@ -69,14 +69,15 @@ impl Driver {
     async fn bind_all(&self, volume: &Volume, staged: &Staged, published: &[Published]) -> Result<()> {
         for publication in published.iter().filter(|publication| publication.phase == Phase::Mounted) {
             let (capability, read_only) = (&publication.capability, publication.read_only);
-            let source =
-                self.backend.publish_source(volume, Some(&staged.path), capability, read_only).await?;
-            let publication = publication.clone();
+            let (staging, secrets) = (Some(staged.path.as_path()), &Secrets::default());
+            let how = Publication { staging, capability, read_only, secrets };
+            let source = self.backend.publish_source(volume, how).await?;
+            let (publication, mounts) = (publication.clone(), Arc::clone(&self.mounts));
             self.blocking(move |_| {
-                if target::is_bound(&publication.target)? {
+                if mounts.is_bound(&publication.target)? {
                     return Ok(());
                 }
-                target::bind(&source, &publication.target, publication.look())
+                target::bind(&*mounts, &source, &publication.target, publication.look())
             })
             .await?;
         }

@@ -84,7 +84,7 @@ impl Driver {
             read_only: call.read_only,
             phase: Phase::Mounted,
         };
-        self.publish(volume, staging.as_deref(), wanted).await
+        self.publish(volume, staging.as_deref(), wanted, &call.secrets).await
     }
 
     /// Removes the inline volume that Kubernetes calls `handle`, if there is one and no target has it any more.

@@ -1,12 +1,15 @@
 //! What publishing and unpublishing take.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
 
 use berth_core::{AccessMode, VolumeId};
 
 use crate::{
     Driver, Feature,
-    backend::{Error, Result, Volume},
+    backend::{Error, Mounts, Publication, Result, Secrets, Volume},
     call::node::{Publish, Unpublish},
     ledger::{Ledger, Phase, Published},
     services::rules,
@@ -26,10 +29,11 @@ impl Driver {
         let _guard = self.lock_volume(&call.id)?;
         rules::check_outside(&self.config.private_dir, "target_path", &call.target)?;
         rules::check_mode(&call.capability, self.features)?;
-        if let Some(inline) = call.inline.clone() {
+        if let Some(inline) = call.inline.clone().filter(|_| self.makes_inline()) {
             return self.publish_inline(call, inline).await;
         }
-        let volume = self.volume(&call.id).await?;
+        let volume = self.backend.volume_on_node(&call.id, &call.context).await?;
+        let volume = volume.ok_or_else(|| Error::no_volume(&call.id))?;
         rules::check_kind(&volume, call.capability.access.kind())?;
         let staging = self.staging_of(&call.id, call.staging)?;
         let wanted = Published {
@@ -40,7 +44,12 @@ impl Driver {
             read_only: call.read_only,
             phase: Phase::Mounted,
         };
-        self.publish(&volume, staging.as_deref(), wanted).await
+        self.publish(&volume, staging.as_deref(), wanted, &call.secrets).await
+    }
+
+    /// Whether an inline volume is made when its pod starts, and removed when it ends.
+    fn makes_inline(&self) -> bool {
+        !self.features.has(Feature::InlineByReference)
     }
 
     /// Where the volume is staged, which has to be where the caller says it is.
@@ -65,11 +74,14 @@ impl Driver {
         volume: &Volume,
         staging: Option<&Path>,
         wanted: Published,
+        secrets: &Secrets,
     ) -> Result<()> {
         self.check_target(&wanted)?;
-        let source =
-            self.backend.publish_source(volume, staging, &wanted.capability, wanted.read_only).await?;
-        self.blocking(move |ledger| bind(ledger, &source, &wanted)).await
+        let (capability, read_only) = (&wanted.capability, wanted.read_only);
+        let how = Publication { staging, capability, read_only, secrets };
+        let source = self.backend.publish_source(volume, how).await?;
+        let mounts = Arc::clone(&self.mounts);
+        self.blocking(move |ledger| bind(ledger, &*mounts, &source, &wanted)).await
     }
 
     /// The spec's table of second publications.
@@ -112,28 +124,29 @@ impl Driver {
             // Another volume's target: this one is not there.
             return Ok(());
         }
-        let may_be_inline = known.as_ref().is_none_or(|known| known.handle.is_some());
-        self.blocking(move |ledger| unbind(ledger, known, &call.target)).await?;
+        let may_be_inline = self.makes_inline() && known.as_ref().is_none_or(|known| known.handle.is_some());
+        let mounts = Arc::clone(&self.mounts);
+        self.blocking(move |ledger| unbind(ledger, &*mounts, known, &call.target)).await?;
         if may_be_inline { self.remove_inline(&call.id).await } else { Ok(()) }
     }
 }
 
 /// Puts the volume at its target, and says so before and after.
-fn bind(ledger: &Ledger, source: &Path, wanted: &Published) -> Result<()> {
+fn bind(ledger: &Ledger, mounts: &dyn Mounts, source: &Path, wanted: &Published) -> Result<()> {
     if let Some(known) = ledger.published_at(&wanted.target) {
-        if known.phase == Phase::Mounted && target::is_bound(&wanted.target)? {
+        if known.phase == Phase::Mounted && mounts.is_bound(&wanted.target)? {
             return Ok(());
         }
         // An attempt that did not come to its end, or a mount that somebody took away.
-        target::remove(&wanted.target)?;
+        target::remove(mounts, &wanted.target)?;
         ledger.forget_published(&wanted.target)?;
     }
-    target::check(&wanted.target, wanted.capability.access.kind())?;
+    target::check(mounts, &wanted.target, wanted.capability.access.kind())?;
     ledger.note_published(Published { phase: Phase::Mounting, ..wanted.clone() })?;
-    let bound = target::bind(source, &wanted.target, wanted.look());
+    let bound = target::bind(mounts, source, &wanted.target, wanted.look());
     if let Err(error) = bound.and_then(|()| ledger.note_published(wanted.clone())) {
         // What cannot be undone now keeps its entry, and is undone by the next call or at the next start.
-        let _ = target::remove(&wanted.target).and_then(|()| ledger.forget_published(&wanted.target));
+        let _ = target::remove(mounts, &wanted.target).and_then(|()| ledger.forget_published(&wanted.target));
         return Err(error);
     }
     Ok(())
@@ -143,13 +156,13 @@ fn bind(ledger: &Ledger, source: &Path, wanted: &Published) -> Result<()> {
 ///
 /// A target that is not known is cleared as well: it may be from before a reboot or a loss of records, and an OK for
 /// a target that still has something mounted would let the caller delete what is there.
-fn unbind(ledger: &Ledger, known: Option<Published>, at: &Path) -> Result<()> {
+fn unbind(ledger: &Ledger, mounts: &dyn Mounts, known: Option<Published>, at: &Path) -> Result<()> {
     if let Some(known) = known
         && let Err(error) = ledger.note_published(Published { phase: Phase::Unmounting, ..known })
     {
         // Only speeds up a restart; a full disk must not keep a pod from ending.
         tracing::warn!(target.path = %at.display(), %error, "unpublishing without a record of it");
     }
-    target::remove(at)?;
+    target::remove(mounts, at)?;
     ledger.forget_published(at)
 }

@@ -1,8 +1,10 @@
 //! What a killed driver left half done is undone before its successor takes calls.
 
+use std::sync::Arc;
+
 use crate::{
     Driver,
-    backend::{Error, Result, StagedVolume},
+    backend::{Error, Mounts, Result, StagedVolume},
     ledger::{Ledger, Phase, Published, Staged},
     target,
 };
@@ -47,7 +49,8 @@ impl Driver {
         let count = staged.len() + published.len();
         for publication in published {
             let (volume, target) = (publication.volume.clone(), publication.target.clone());
-            if let Err(error) = self.blocking(move |ledger| undo(ledger, &publication)).await {
+            let mounts = Arc::clone(&self.mounts);
+            if let Err(error) = self.blocking(move |ledger| undo(ledger, &*mounts, &publication)).await {
                 let target = target.display();
                 tracing::warn!(volume.id = %volume, %target, %error, "a volume stays published");
             }
@@ -71,16 +74,16 @@ impl Driver {
     }
 
     async fn recover_published(&self, publication: &Published) -> Result<()> {
-        let known = publication.clone();
+        let (known, mounts) = (publication.clone(), Arc::clone(&self.mounts));
         let staged = self.ledger.staged(&publication.volume);
         if staged.is_some_and(|staged| staged.phase == Phase::Remounting) {
             // Still to be brought up, by the next call that grows or stages it.
             return Ok(());
         }
         if publication.phase == Phase::Mounted {
-            return self.blocking(move |ledger| forget_unless_bound(ledger, &known)).await;
+            return self.blocking(move |ledger| forget_unless_bound(ledger, &*mounts, &known)).await;
         }
-        self.blocking(move |ledger| undo(ledger, &known)).await?;
+        self.blocking(move |ledger| undo(ledger, &*mounts, &known)).await?;
         match &publication.handle {
             Some(handle) => self.remove_inline(handle).await,
             None => Ok(()),
@@ -95,7 +98,8 @@ impl Driver {
         }
         if is_gone {
             for publication in self.ledger.published(&staged.volume) {
-                self.blocking(move |ledger| undo(ledger, &publication)).await?;
+                let mounts = Arc::clone(&self.mounts);
+                self.blocking(move |ledger| undo(ledger, &*mounts, &publication)).await?;
             }
         }
         if let Some(publication) = self.ledger.published(&staged.volume).first() {
@@ -106,8 +110,8 @@ impl Driver {
     }
 }
 
-fn forget_unless_bound(ledger: &Ledger, publication: &Published) -> Result<()> {
-    if target::is_bound(&publication.target)? {
+fn forget_unless_bound(ledger: &Ledger, mounts: &dyn Mounts, publication: &Published) -> Result<()> {
+    if mounts.is_bound(&publication.target)? {
         return Ok(());
     }
     let target = publication.target.display();
@@ -116,8 +120,8 @@ fn forget_unless_bound(ledger: &Ledger, publication: &Published) -> Result<()> {
 }
 
 /// Takes the mount away; whatever else is found at the target stays, and is no longer ours.
-fn undo(ledger: &Ledger, publication: &Published) -> Result<()> {
-    match target::remove(&publication.target) {
+fn undo(ledger: &Ledger, mounts: &dyn Mounts, publication: &Published) -> Result<()> {
+    match target::remove(mounts, &publication.target) {
         Ok(()) => {}
         Err(Error::Precondition(why)) => tracing::warn!(volume.id = %publication.volume, "{why}"),
         Err(error) => return Err(error),

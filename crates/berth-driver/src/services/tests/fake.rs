@@ -19,8 +19,8 @@ use crate::{
     Backend, Features,
     backend::{
         Amounts, Attachment, BlockRange, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume,
-        NodeExpansion, NodeInfo, Page, PageRequest, Parameters, Result, Room, Severity, Snapshot,
-        StagedVolume, Usage, Volume,
+        NodeExpansion, NodeInfo, Page, PageRequest, Parameters, Publication, Result, Room, Severity,
+        Snapshot, StagedVolume, Usage, Volume,
     },
 };
 
@@ -362,18 +362,12 @@ impl Backend for Fake {
         Ok(())
     }
 
-    async fn publish_source(
-        &self,
-        volume: &Volume,
-        staging: Option<&Path>,
-        capability: &VolumeCapability,
-        _: bool,
-    ) -> Result<PathBuf> {
+    async fn publish_source(&self, volume: &Volume, how: Publication<'_>) -> Result<PathBuf> {
         let state = self.enter("publish_source")?;
-        if state.staged.get(&volume.id).map(PathBuf::as_path) != staging {
+        if state.staged.get(&volume.id).map(PathBuf::as_path) != how.staging {
             return Err(Error::Precondition("not staged there".into()));
         }
-        Ok(match capability.access.kind() {
+        Ok(match how.capability.access.kind() {
             AccessKind::Mount => self.files(volume.id.as_str()),
             AccessKind::Block => "/dev/zero".into(),
         })
