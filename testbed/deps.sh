@@ -13,7 +13,8 @@ export PATH="$tools/go/go/bin:$PATH:/usr/sbin:/sbin"
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
 # command:package
-wanted=(cc:gcc make:make losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr)
+wanted=(cc:gcc make:make losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr
+    rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs)
 # A release is linked against musl.
 what=${1:-}
 [ "$what" != release ] || wanted+=(musl-gcc:musl-tools)

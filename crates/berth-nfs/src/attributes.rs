@@ -91,6 +91,16 @@ impl Change {
         Self { mode: Some(mode), ..Self::default() }
     }
 
+    /// What is to change, for messages.
+    pub(crate) fn what(&self) -> &'static str {
+        match self {
+            Self { uid: Some(_), .. } | Self { gid: Some(_), .. } => "owner",
+            Self { mode: Some(_), .. } => "mode",
+            Self { size: Some(_), .. } => "size",
+            _ => "times",
+        }
+    }
+
     /// Whether nothing is to change.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()

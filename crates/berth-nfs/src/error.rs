@@ -55,11 +55,16 @@ pub enum Kind {
 /// Why a call failed.
 #[derive(Debug, Clone)]
 pub struct Reason {
-    pub(crate) kind: Kind,
-    pub(crate) text: String,
+    kind: Kind,
+    text: String,
 }
 
 impl Reason {
+    /// What a caller decides by.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Self {
         Self { kind, text: text.into() }
     }

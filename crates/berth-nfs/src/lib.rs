@@ -15,13 +15,20 @@ mod attributes;
 mod error;
 mod name;
 mod options;
+mod rpc;
+mod server;
 mod share;
+mod status;
 pub mod tree;
+mod v3;
+mod v4;
+mod xdr;
 
 pub use self::{
     attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange},
     error::{Error, Kind, Reason, Result},
     name::{Handle, InvalidName, Name},
     options::{InvalidOption, InvalidTarget, Options, Target, Version},
-    share::{Cookie, DirEntry, Entry, NextData, Nfs, Page, Share},
+    server::Nfs,
+    share::{Cookie, DirEntry, Entry, NextData, Page, Share},
 };

@@ -1,32 +1,35 @@
 //! A share: the calls on its files, whatever version is spoken.
 
-use std::ops::Range;
+pub(crate) mod attempt;
+mod data;
+mod extras;
 
-use bytes::Bytes;
-
-use crate::{
-    Attributes, Change, Create, Error, Handle, Kind, Name, Node, Reason, Result, Space, Target, Version,
+use std::{
+    collections::HashMap,
+    fmt,
+    ops::Range,
+    sync::{Arc, Mutex, atomic::AtomicBool},
 };
 
-/// Connections to servers, one each, made when needed and closed when idle.
-#[derive(Debug, Clone, Default)]
-pub struct Nfs {}
+use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
 
-impl Nfs {
-    /// No connection yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
+use self::{
+    attempt::{Wire, ask},
+    data::Unstable,
+};
+use crate::{
+    Attributes, Change, Create, Error, Handle, Kind, Name, Node, Reason, Result, Space, Target, Version,
+    server::Server,
+    status::{Fault, Status},
+    xdr::Decoder,
+};
 
-    /// Finds a share: connects if necessary, and makes sure that the share's root is there.
-    ///
-    /// Cheap enough to be called for every operation (one request when the server is known), and that is the way to
-    /// survive a server that comes back with other handles.
-    #[expect(clippy::unused_async, reason = "the wire is still to come")]
-    pub async fn share(&self, target: &Target) -> Result<Share> {
-        Err(Error::new("reach it", target.to_string(), Reason::new(Kind::Unsupported, "not yet")))
-    }
-}
+/// Entries that a server listed without their attributes are looked up, so many at a time.
+const LOOKUPS: usize = 16;
+const LARGEST_TRANSFER: u64 = 1 << 20;
+const SMALLEST_TRANSFER: u64 = 1024;
+const LARGEST_PAGE: u32 = 256 << 10;
 
 /// A file that was found: its handle, and what is known about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -75,44 +78,175 @@ pub enum NextData {
     At(Range<u64>),
 }
 
-/// An exported directory; cheap to clone.
-#[derive(Debug, Clone)]
-pub struct Share {}
+/// A page as the server sent it.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    pub(crate) entries: Vec<Listed>,
+    pub(crate) next: Option<Cookie>,
+}
 
-#[expect(clippy::unused_async, reason = "the wire is still to come")]
+/// An entry, with all about it or only its name.
+#[derive(Debug)]
+pub(crate) enum Listed {
+    Whole(DirEntry),
+    Named(Name),
+}
+
+/// What a server moves at once.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limits {
+    read: u32,
+    write: u32,
+}
+
+impl Limits {
+    pub(crate) fn new(read: u64, write: u64) -> Self {
+        let limit = |most: u64| {
+            u32::try_from(most.clamp(SMALLEST_TRANSFER, LARGEST_TRANSFER))
+                .expect("a megabyte fits in 32 bits")
+        };
+        Self { read: limit(read), write: limit(write) }
+    }
+}
+
+/// What a server says of a write.
+#[derive(Debug)]
+pub(crate) struct Written {
+    count: u32,
+    durable: bool,
+    verifier: [u8; 8],
+}
+
+impl Written {
+    pub(crate) fn read(from: &mut Decoder, length: usize) -> std::result::Result<Self, Fault> {
+        let written = Self { count: from.u32()?, durable: from.u32()? == 2, verifier: from.fixed()? };
+        if written.count as usize > length || (written.count == 0 && length > 0) {
+            return Err(Fault::Malformed("it wrote more than was asked, or nothing"));
+        }
+        Ok(written)
+    }
+}
+
+/// An exported directory; cheap to clone.
+#[derive(Clone)]
+pub struct Share {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    server: Arc<Server>,
+    target: Target,
+    version: Version,
+    root: Entry,
+    limits: Limits,
+    unstable: Mutex<HashMap<Handle, Unstable>>,
+    no_clone: AtomicBool,
+    no_copy: AtomicBool,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Share({} by NFS {})", self.inner.target, self.inner.version)
+    }
+}
+
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.inner.target.fmt(f)
+    }
+}
+
+/// Names in messages: a caller's, which may be anything.
+fn shown(name: &[u8]) -> String {
+    format!("{:?}", String::from_utf8_lossy(name))
+}
+
+fn checked(name: &[u8]) -> std::result::Result<(), Fault> {
+    match Name::new(name) {
+        Ok(_) => Ok(()),
+        Err(invalid) => Err(Fault::Other(Reason::new(Kind::Invalid, invalid.to_string()))),
+    }
+}
+
+/// Asks about a name, if it can be one.
+macro_rules! ask_named {
+    ($share:expr, $again:ident, $name:expr, $method:ident($($argument:expr),*)) => {
+        match checked($name) {
+            Ok(()) => ask!($share, $again, $method($($argument),*)),
+            Err(fault) => Err(fault),
+        }
+    };
+}
+
 impl Share {
+    pub(crate) fn new(
+        server: Arc<Server>,
+        target: Target,
+        version: Version,
+        (root, limits): (Entry, Limits),
+    ) -> Self {
+        let inner = Inner {
+            server,
+            target,
+            version,
+            root,
+            limits,
+            unstable: Mutex::default(),
+            no_clone: AtomicBool::new(false),
+            no_copy: AtomicBool::new(false),
+        };
+        Self { inner: Arc::new(inner) }
+    }
+
+    async fn wire(&self) -> std::result::Result<Wire, Fault> {
+        self.inner.server.wire(&self.inner.target, self.inner.version).await
+    }
+
+    pub(crate) fn told<T>(
+        &self,
+        result: std::result::Result<T, Fault>,
+        doing: impl FnOnce() -> String,
+    ) -> Result<T> {
+        result.map_err(|fault| Error::new(doing(), self.to_string(), fault.into()))
+    }
+
     /// The exported directory itself.
     pub fn root(&self) -> Handle {
-        unimplemented!("the wire is still to come")
+        self.inner.root.handle.clone()
     }
 
     /// The version that is spoken.
     pub fn version(&self) -> Version {
-        unimplemented!("the wire is still to come")
+        self.inner.version
     }
 
     /// Finds a name in a directory; a symlink is found, not followed.
     pub async fn lookup(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<Entry> {
-        let _ = (dir, name);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let found = ask_named!(self, Yes, name, lookup(dir, name));
+        self.told(found, || format!("find {}", shown(name)))
     }
 
     /// What is known about a file.
     pub async fn attributes(&self, of: &Handle) -> Result<Attributes> {
-        let _ = (of,);
-        unimplemented!("the wire is still to come")
+        let known = ask!(self, Yes, attributes(of));
+        self.told(known, || "read the attributes of a file".to_owned())
     }
 
     /// Changes what is to change, and tells what is known then.
     pub async fn set_attributes(&self, of: &Handle, change: &Change) -> Result<Attributes> {
-        let _ = (of, change);
-        unimplemented!("the wire is still to come")
+        if change.is_empty() {
+            return self.attributes(of).await;
+        }
+        let changed = ask!(self, Yes, set_attributes(of, change));
+        self.told(changed, || format!("change the {} of a file", change.what()))
     }
 
     /// Makes a directory.
     pub async fn make_dir(&self, dir: &Handle, name: impl AsRef<[u8]>, change: &Change) -> Result<Entry> {
-        let _ = (dir, name, change);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let made = ask_named!(self, No, name, make_dir(dir, name, change));
+        self.as_wished(self.told(made, || format!("make the directory {}", shown(name)))?, change).await
     }
 
     /// Creates a file.
@@ -123,8 +257,12 @@ impl Share {
         how: Create,
         change: &Change,
     ) -> Result<Entry> {
-        let _ = (dir, name, how, change);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let made = match how {
+            Create::New => ask_named!(self, No, name, create(dir, name, how, change)),
+            Create::Truncate => ask_named!(self, Yes, name, create(dir, name, how, change)),
+        };
+        self.as_wished(self.told(made, || format!("create the file {}", shown(name)))?, change).await
     }
 
     /// Makes a symlink to `to`, which is taken as it is.
@@ -135,14 +273,16 @@ impl Share {
         to: &[u8],
         change: &Change,
     ) -> Result<Entry> {
-        let _ = (dir, name, to, change);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let made = ask_named!(self, No, name, symlink(dir, name, to, change));
+        self.told(made, || format!("make the symlink {}", shown(name)))
     }
 
     /// Gives a file another name.
     pub async fn link(&self, file: &Handle, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
-        let _ = (file, dir, name);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let made = ask_named!(self, No, name, link(file, dir, name));
+        self.told(made, || format!("link a file to the name {}", shown(name)))
     }
 
     /// Makes a special file.
@@ -153,26 +293,39 @@ impl Share {
         node: Node,
         change: &Change,
     ) -> Result<Entry> {
-        let _ = (dir, name, node, change);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let made = ask_named!(self, No, name, make_node(dir, name, node, change));
+        self.as_wished(self.told(made, || format!("make the special file {}", shown(name)))?, change).await
+    }
+
+    /// Servers may take what is to be set at creation as advice.
+    async fn as_wished(&self, mut entry: Entry, change: &Change) -> Result<Entry> {
+        let is = &entry.attributes;
+        let differs = |wished: Option<u32>, is: u32| wished.is_some_and(|wished| wished != is);
+        if differs(change.mode, is.mode) || differs(change.uid, is.uid) || differs(change.gid, is.gid) {
+            entry.attributes = self.set_attributes(&entry.handle, change).await?;
+        }
+        Ok(entry)
     }
 
     /// What a symlink says.
     pub async fn read_link(&self, of: &Handle) -> Result<Bytes> {
-        let _ = (of,);
-        unimplemented!("the wire is still to come")
+        let text = ask!(self, Yes, read_link(of));
+        self.told(text, || "read a symlink".to_owned())
     }
 
     /// Removes a name that is not a directory's.
     pub async fn remove(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
-        let _ = (dir, name);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let removed = ask_named!(self, No, name, remove(dir, name));
+        self.told(removed, || format!("remove {}", shown(name)))
     }
 
     /// Removes an empty directory.
     pub async fn remove_dir(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
-        let _ = (dir, name);
-        unimplemented!("the wire is still to come")
+        let name = name.as_ref();
+        let removed = ask_named!(self, No, name, remove_dir(dir, name));
+        self.told(removed, || format!("remove the directory {}", shown(name)))
     }
 
     /// Renames; what has the new name is replaced, as by rename(2).
@@ -183,86 +336,66 @@ impl Share {
         to: &Handle,
         new_name: impl AsRef<[u8]>,
     ) -> Result<()> {
-        let _ = (from, name, to, new_name);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Reads at most `length` bytes, perhaps less, and tells whether the file ends there.
-    pub async fn read(&self, of: &Handle, offset: u64, length: u32) -> Result<(Bytes, bool)> {
-        let _ = (of, offset, length);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Writes the beginning of `data`, and tells how much; not on disk before [`commit`](Self::commit) unless `durable`.
-    pub async fn write(&self, of: &Handle, offset: u64, data: Bytes, durable: bool) -> Result<u32> {
-        let _ = (of, offset, data, durable);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Brings what was written to disk; [`Kind::Interrupted`] means that the server lost some of it, and to write it again.
-    pub async fn commit(&self, of: &Handle) -> Result<()> {
-        let _ = (of,);
-        unimplemented!("the wire is still to come")
+        let (name, new_name) = (name.as_ref(), new_name.as_ref());
+        let renamed = match checked(new_name) {
+            Ok(()) => ask_named!(self, No, name, rename(from, name, to, new_name)),
+            Err(fault) => Err(fault),
+        };
+        self.told(renamed, || format!("rename {} to {}", shown(name), shown(new_name)))
     }
 
     /// Reads a part of a directory.
     pub async fn read_dir(&self, dir: &Handle, cookie: Cookie) -> Result<Page> {
-        let _ = (dir, cookie);
-        unimplemented!("the wire is still to come")
+        let size = self.inner.limits.read.min(LARGEST_PAGE);
+        let listing = ask!(self, Yes, read_dir(dir, cookie, size)).and_then(|listing| match listing.next {
+            Some(next) if next.position == cookie.position => {
+                Err(Fault::Malformed("the directory's next page is the same again"))
+            }
+            _ => Ok(listing),
+        });
+        let listing = self.told(listing, || "list a directory".to_owned())?;
+        let entries = stream::iter(listing.entries)
+            .map(|listed| self.whole(dir, listed))
+            .buffered(LOOKUPS)
+            .try_filter_map(async |entry| Ok(entry))
+            .try_collect()
+            .await?;
+        Ok(Page { entries, next: listing.next })
+    }
+
+    /// Completes an entry, unless it is gone meanwhile.
+    async fn whole(&self, dir: &Handle, listed: Listed) -> Result<Option<DirEntry>> {
+        let name = match listed {
+            Listed::Whole(entry) => return Ok(Some(entry)),
+            Listed::Named(name) => name,
+        };
+        match self.lookup(dir, &name).await {
+            Ok(Entry { handle, attributes }) => Ok(Some(DirEntry { name, handle, attributes })),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Room on the filesystem of a file.
     pub async fn space(&self, of: &Handle) -> Result<Space> {
-        let _ = (of,);
-        unimplemented!("the wire is still to come")
+        let space = ask!(self, Yes, space(of));
+        self.told(space, || "measure the free space".to_owned())
     }
+}
 
-    /// Copies on the server, sharing blocks where it can, and tells how much; `None` where the server cannot.
-    pub async fn copy_range(
-        &self,
-        from: &Handle,
-        from_offset: u64,
-        to: &Handle,
-        to_offset: u64,
-        length: u64,
-    ) -> Result<Option<u64>> {
-        let _ = (from, from_offset, to, to_offset, length);
-        unimplemented!("the wire is still to come")
+/// Turns "cannot" into `None`.
+fn if_supported<T>(result: std::result::Result<T, Fault>) -> std::result::Result<Option<T>, Fault> {
+    match result {
+        Ok(done) => Ok(Some(done)),
+        Err(fault) if fault.unsupported() => Ok(None),
+        Err(fault) => Err(fault),
     }
+}
 
-    /// Finds the next data at or after `offset`.
-    pub async fn next_data(&self, of: &Handle, offset: u64) -> Result<NextData> {
-        let _ = (of, offset);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Makes sure that there is room for this range; `None` where the server cannot.
-    pub async fn allocate(&self, of: &Handle, offset: u64, length: u64) -> Result<Option<()>> {
-        let _ = (of, offset, length);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Names of extended attributes, without `user.`; `None` where the server has none.
-    pub async fn xattrs(&self, of: &Handle) -> Result<Option<Vec<Name>>> {
-        let _ = (of,);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// An extended attribute; `None` where the server has none.
-    pub async fn xattr(&self, of: &Handle, name: &Name) -> Result<Option<Bytes>> {
-        let _ = (of, name);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Sets an extended attribute; `None` where the server has none.
-    pub async fn set_xattr(&self, of: &Handle, name: &Name, value: Bytes) -> Result<Option<()>> {
-        let _ = (of, name, value);
-        unimplemented!("the wire is still to come")
-    }
-
-    /// Removes an extended attribute; `None` where the server has none.
-    pub async fn remove_xattr(&self, of: &Handle, name: &Name) -> Result<Option<()>> {
-        let _ = (of, name);
-        unimplemented!("the wire is still to come")
-    }
+/// Statuses by which servers say that these two files, of all files, cannot share or be copied.
+fn not_these(fault: &Fault) -> bool {
+    fault.unsupported()
+        || fault.is(Status::INVALID)
+        || fault.is(Status::CROSS_DEVICE)
+        || fault.is(Status(10092))
 }

@@ -1,0 +1,289 @@
+//! One TCP connection: many calls in flight, told apart by xid.
+//!
+//! Two tasks own the socket, so a call that is dropped leaves neither half a request nor an answer in the way: its xid
+//! is forgotten, and the answer is dropped when it comes.
+
+use std::{
+    collections::HashMap,
+    io,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use bytes::{Buf, Bytes, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
+    sync::{mpsc, oneshot},
+    task::JoinHandle,
+    time::{Instant, timeout},
+};
+
+use super::{Credential, Endpoint, Idle, Procedure, dial::random, request, results};
+use crate::{
+    status::Fault,
+    xdr::{Decoder, Encoder},
+};
+
+/// No answer is longer: we never ask for more than 1 MiB of anything.
+const LONGEST_RECORD: usize = (1 << 20) + (64 << 10);
+/// Requests that wait to be sent, beyond which callers wait.
+const QUEUE: usize = 64;
+/// A server that sends something, though not our answer, gets so many timeouts.
+const PATIENCE: u32 = 6;
+const LAST_FRAGMENT: u32 = 1 << 31;
+/// Pieces up to this size are sent together.
+const SMALL: usize = 16 << 10;
+
+/// A connection to one service of a server.
+#[derive(Debug)]
+pub(crate) struct Connection {
+    shared: Arc<Shared>,
+    queue: mpsc::Sender<Vec<Bytes>>,
+    tasks: [JoinHandle<()>; 2],
+    timeout: Duration,
+    reserved_port: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    calls: Mutex<Calls>,
+    /// Records received so far, and bytes of the present one.
+    received: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Calls {
+    waiting: HashMap<u32, oneshot::Sender<Bytes>>,
+    next_xid: u32,
+    broken: Option<Fault>,
+    used: Instant,
+}
+
+impl Shared {
+    fn calls(&self) -> std::sync::MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends every call with this fault; the first reason counts.
+    fn give_up(&self, fault: Fault) {
+        let mut calls = self.calls();
+        calls.broken.get_or_insert(fault);
+        calls.waiting.clear();
+    }
+}
+
+impl Connection {
+    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Self, Fault> {
+        let (stream, reserved_port) = endpoint.dial().await?;
+        let (read, write) = stream.into_split();
+        let calls = Calls {
+            waiting: HashMap::new(),
+            next_xid: u32::try_from(random() >> 32).expect("half of 64 bits are 32"),
+            broken: None,
+            used: Instant::now(),
+        };
+        let shared = Arc::new(Shared { calls: Mutex::new(calls), received: AtomicU64::new(0) });
+        let (queue, requests) = mpsc::channel(QUEUE);
+        let tasks = [
+            tokio::spawn(receive(read, shared.clone())),
+            tokio::spawn(send(write, requests, shared.clone())),
+        ];
+        Ok(Self { shared, queue, tasks, timeout: endpoint.timeout, reserved_port })
+    }
+
+    /// Whether the server sees us on a port below 1024.
+    pub(crate) fn on_reserved_port(&self) -> bool {
+        self.reserved_port
+    }
+
+    /// How long the server may be silent.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Calls a procedure and waits for its results.
+    pub(crate) async fn call(
+        &self,
+        procedure: Procedure,
+        credential: Credential,
+        arguments: Encoder,
+    ) -> Result<Decoder, Fault> {
+        self.start(procedure, credential, arguments).await?.results().await
+    }
+
+    /// Sends a call; its results can be waited for later.
+    pub(crate) async fn start(
+        &self,
+        procedure: Procedure,
+        credential: Credential,
+        arguments: Encoder,
+    ) -> Result<Pending, Fault> {
+        let room = match timeout(self.timeout, self.queue.reserve()).await {
+            Ok(Ok(room)) => room,
+            Ok(Err(_)) => return Err(Fault::Closed),
+            Err(_) => {
+                self.shared.give_up(Fault::Silent(self.timeout));
+                return Err(Fault::Silent(self.timeout));
+            }
+        };
+        let (sender, answer) = oneshot::channel();
+        let xid = {
+            let mut calls = self.shared.calls();
+            if calls.broken.is_some() {
+                return Err(Fault::Closed);
+            }
+            let xid = calls.next_xid;
+            calls.next_xid = xid.wrapping_add(1);
+            calls.waiting.insert(xid, sender);
+            calls.used = Instant::now();
+            xid
+        };
+        let message = request(xid, procedure, credential, arguments);
+        let length = u32::try_from(message.len()).expect("nobody sends 4 GiB in one message");
+        let mut record = vec![Bytes::copy_from_slice(&(length | LAST_FRAGMENT).to_be_bytes())];
+        record.append(&mut message.finish());
+        room.send(record);
+        Ok(Pending { shared: self.shared.clone(), xid, answer, timeout: self.timeout })
+    }
+}
+
+impl Idle for Connection {
+    fn is_alive(&self) -> bool {
+        self.shared.calls().broken.is_none()
+    }
+
+    fn idle_for(&self) -> Duration {
+        let calls = self.shared.calls();
+        if calls.waiting.is_empty() { calls.used.elapsed() } else { Duration::ZERO }
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+/// A call that was sent; dropping it forgets its answer.
+#[derive(Debug)]
+pub(crate) struct Pending {
+    shared: Arc<Shared>,
+    xid: u32,
+    answer: oneshot::Receiver<Bytes>,
+    timeout: Duration,
+}
+
+impl Pending {
+    /// Waits for the results. May be called again when a previous wait was dropped.
+    pub(crate) async fn results(&mut self) -> Result<Decoder, Fault> {
+        for round in 1..=PATIENCE {
+            let before = self.shared.received.load(Ordering::Relaxed);
+            match timeout(self.timeout, &mut self.answer).await {
+                Ok(Ok(answer)) => return results(Decoder::new(answer)),
+                Ok(Err(_)) => {
+                    let broken = self.shared.calls().broken.clone();
+                    return Err(broken.unwrap_or_else(|| Fault::Broken("it was closed".to_owned())));
+                }
+                Err(_) if self.shared.received.load(Ordering::Relaxed) == before => {
+                    let silent = Fault::Silent(self.timeout * round);
+                    self.shared.give_up(silent.clone());
+                    return Err(silent);
+                }
+                Err(_) => {}
+            }
+        }
+        Err(Fault::Silent(self.timeout * PATIENCE))
+    }
+}
+
+impl Drop for Pending {
+    fn drop(&mut self) {
+        self.shared.calls().waiting.remove(&self.xid);
+    }
+}
+
+async fn send(mut socket: OwnedWriteHalf, mut requests: mpsc::Receiver<Vec<Bytes>>, shared: Arc<Shared>) {
+    let mut batch = Vec::new();
+    while requests.recv_many(&mut batch, QUEUE).await > 0 {
+        if let Err(error) = send_all(&mut socket, batch.drain(..).flatten()).await {
+            return shared.give_up(Fault::Broken(error.to_string()));
+        }
+    }
+}
+
+async fn send_all(socket: &mut OwnedWriteHalf, pieces: impl Iterator<Item = Bytes>) -> io::Result<()> {
+    let mut together = BytesMut::new();
+    for piece in pieces {
+        if piece.len() <= SMALL {
+            together.extend_from_slice(&piece);
+            continue;
+        }
+        socket.write_all(&together).await?;
+        together.clear();
+        socket.write_all(&piece).await?;
+    }
+    socket.write_all(&together).await
+}
+
+async fn receive(mut socket: OwnedReadHalf, shared: Arc<Shared>) {
+    let mut buffer = BytesMut::new();
+    loop {
+        let record = match receive_record(&mut socket, &mut buffer, &shared.received).await {
+            Ok(record) => record,
+            Err(fault) => return shared.give_up(fault),
+        };
+        let mut record = record;
+        let Ok(xid) = record.try_get_u32() else {
+            return shared.give_up(Fault::Malformed("a record is too short for an answer"));
+        };
+        // Nobody waits for the answers of dropped calls, nor for calls in our direction.
+        let waiting = shared.calls().waiting.remove(&xid);
+        if let Some(waiting) = waiting {
+            let _ = waiting.send(record);
+        }
+    }
+}
+
+async fn receive_record(
+    socket: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+    received: &AtomicU64,
+) -> Result<Bytes, Fault> {
+    let mut record = Bytes::new();
+    loop {
+        fill(socket, buffer, 4, received).await?;
+        let header = buffer.get_u32();
+        let length = (header & !LAST_FRAGMENT) as usize;
+        if length + record.len() > LONGEST_RECORD {
+            return Err(Fault::Malformed("it is longer than anything we ask for"));
+        }
+        fill(socket, buffer, length, received).await?;
+        let fragment = buffer.split_to(length).freeze();
+        record = if record.is_empty() { fragment } else { [record, fragment].concat().into() };
+        if header & LAST_FRAGMENT != 0 {
+            return Ok(record);
+        }
+    }
+}
+
+/// Reads until the buffer holds this much.
+async fn fill(
+    socket: &mut OwnedReadHalf,
+    buffer: &mut BytesMut,
+    length: usize,
+    received: &AtomicU64,
+) -> Result<(), Fault> {
+    while buffer.len() < length {
+        buffer.reserve((length - buffer.len()).max(SMALL));
+        match socket.read_buf(buffer).await {
+            Ok(0) => return Err(Fault::Broken("the server closed it".to_owned())),
+            Ok(_) => received.fetch_add(1, Ordering::Relaxed),
+            Err(error) => return Err(Fault::Broken(error.to_string())),
+        };
+    }
+    Ok(())
+}

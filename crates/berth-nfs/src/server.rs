@@ -1,0 +1,285 @@
+//! The servers we know: one connection each, and which version serves which share.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{runtime, time::sleep};
+
+use crate::{
+    Entry, Error, Handle, Kind, Reason, Result, Share, Target, Version,
+    rpc::{Credential, Endpoint, Standing, random},
+    share::{
+        Limits,
+        attempt::{Again, Wire, persist},
+    },
+    status::{Fault, Status},
+    v3, v4,
+};
+
+/// A connection that was not used for so long is closed; well before a server's lease (usually 90 s) is over.
+const IDLE: Duration = Duration::from_secs(60);
+
+/// Connections to servers, one each, made when needed and closed when idle.
+#[derive(Debug, Clone, Default)]
+pub struct Nfs {
+    pool: Arc<Pool>,
+}
+
+#[derive(Debug, Default)]
+struct Pool {
+    servers: Mutex<HashMap<Key, Arc<Server>>>,
+    tidied: AtomicBool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    endpoint: Endpoint,
+    mount_port: Option<u16>,
+    credential: Credential,
+}
+
+impl Nfs {
+    /// No connection yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Finds a share: connects if necessary, and makes sure that the share's root is there.
+    ///
+    /// Cheap enough to be called for every operation (one request when the server is known), and that is the way to
+    /// survive a server that comes back with other handles.
+    pub async fn share(&self, target: &Target) -> Result<Share> {
+        let failed = |reason| Error::new("reach the share", target.to_string(), reason);
+        target.check().map_err(|invalid| failed(Reason::new(Kind::Invalid, invalid.to_string())))?;
+        let server = self.server(target);
+        let (version, root) = server.open(target).await.map_err(|fault| failed(fault.into()))?;
+        Ok(Share::new(server, target.clone(), version, root))
+    }
+
+    fn server(&self, target: &Target) -> Arc<Server> {
+        self.tidy();
+        let key = Key {
+            endpoint: endpoint(target),
+            mount_port: target.options.mount_port,
+            credential: credential(target),
+        };
+        let mut servers = self.pool.servers();
+        servers.entry(key).or_default().clone()
+    }
+
+    /// Starts what closes idle connections, once.
+    fn tidy(&self) {
+        if self.pool.tidied.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let pool = Arc::downgrade(&self.pool);
+        if runtime::Handle::try_current().is_err() {
+            return;
+        }
+        tokio::spawn(async move {
+            loop {
+                sleep(IDLE / 2).await;
+                let Some(pool) = pool.upgrade() else { return };
+                pool.servers().retain(|_, server| server.drop_idle() || Arc::strong_count(server) > 1);
+            }
+        });
+    }
+}
+
+impl Pool {
+    fn servers(&self) -> MutexGuard<'_, HashMap<Key, Arc<Server>>> {
+        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn endpoint(target: &Target) -> Endpoint {
+    let options = &target.options;
+    Endpoint {
+        host: target.host().to_owned(),
+        port: options.port.unwrap_or(v3::mount::NFS_PORT),
+        reserved: options.reserved_port,
+        timeout: options.timeout,
+    }
+}
+
+fn credential(target: &Target) -> Credential {
+    Credential { uid: target.options.uid, gid: target.options.gid }
+}
+
+/// One server, as one user.
+#[derive(Debug)]
+pub(crate) struct Server {
+    /// What version 4 servers know us by.
+    name: String,
+    v3: Standing<v3::Client>,
+    /// By minor version.
+    v4: [Standing<v4::Session>; 3],
+    /// Which version found which share.
+    versions: Mutex<HashMap<String, Version>>,
+    /// Roots of version 3, which cost several connections to ask for.
+    roots: Mutex<HashMap<String, (Handle, Limits)>>,
+}
+
+impl Default for Server {
+    fn default() -> Self {
+        Self {
+            name: format!("berth {} {:016x}", std::process::id(), random()),
+            v3: Standing::default(),
+            v4: Default::default(),
+            versions: Mutex::default(),
+            roots: Mutex::default(),
+        }
+    }
+}
+
+impl Server {
+    /// Closes what was not used for long; tells whether anything is left.
+    fn drop_idle(&self) -> bool {
+        let v4 = self.v4.iter().map(|standing| standing.drop_idle(IDLE)).fold(false, |any, one| any || one);
+        self.v3.drop_idle(IDLE) || v4
+    }
+
+    /// A connection that speaks this version.
+    pub(crate) async fn wire(&self, target: &Target, version: Version) -> std::result::Result<Wire, Fault> {
+        let (endpoint, credential) = (endpoint(target), credential(target));
+        match version.minor() {
+            Some(minor) => {
+                let make = || v4::Session::open(&endpoint, credential, minor, &self.name);
+                Ok(Wire::V4(self.v4[minor as usize].get(make).await?))
+            }
+            None => {
+                let make = || async {
+                    let port = v3::mount::nfs_port(target, &endpoint, credential).await?;
+                    v3::Client::open(&Endpoint { port, ..endpoint.clone() }, credential).await
+                };
+                Ok(Wire::V3(self.v3.get(make).await?))
+            }
+        }
+    }
+
+    /// Finds the share's root, by the best version that both sides speak.
+    async fn open(&self, target: &Target) -> std::result::Result<(Version, (Entry, Limits)), Fault> {
+        let path = target.absolute();
+        let known =
+            lock(&self.versions).get(&path).copied().filter(|known| target.options.versions.contains(known));
+        if let Some(version) = known {
+            match self.open_by(target, version).await {
+                Ok(root) => return Ok((version, root)),
+                Err(fault) if fault.other_version() => drop(lock(&self.versions).remove(&path)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let mut first = None;
+        let mut only_v3 = false;
+        for &version in target.options.versions.iter().filter(|version| Some(**version) != known) {
+            if only_v3 && version != Version::V3 {
+                continue;
+            }
+            match self.open_by(target, version).await {
+                Ok(root) => {
+                    lock(&self.versions).insert(path, version);
+                    return Ok((version, root));
+                }
+                Err(fault) => {
+                    let next = after(&fault, version);
+                    if first.is_none() || first.as_ref().is_some_and(Fault::other_version) {
+                        first = Some(fault);
+                    }
+                    match next {
+                        Next::Any => {}
+                        Next::V3 => only_v3 = true,
+                        Next::None => break,
+                    }
+                }
+            }
+        }
+        Err(first.unwrap_or_else(|| Fault::Other(Reason::new(Kind::Invalid, "no version is left to try"))))
+    }
+
+    async fn open_by(
+        &self,
+        target: &Target,
+        version: Version,
+    ) -> std::result::Result<(Entry, Limits), Fault> {
+        persist(Again::Yes, || async {
+            match self.wire(target, version).await? {
+                Wire::V3(client) => {
+                    let root = self.root_v3(target, &client).await;
+                    root.map_err(|fault| hint(fault, client.on_reserved_port()))
+                }
+                Wire::V4(session) => {
+                    let root = session.heard(session.root(target).await);
+                    root.map_err(|fault| hint(fault, session.on_reserved_port()))
+                }
+            }
+        })
+        .await
+    }
+
+    async fn root_v3(
+        &self,
+        target: &Target,
+        client: &v3::Client,
+    ) -> std::result::Result<(Entry, Limits), Fault> {
+        let path = target.absolute();
+        let known = lock(&self.roots).get(&path).cloned();
+        if let Some((handle, limits)) = known {
+            match client.attributes(&handle).await {
+                Ok(attributes) => return Ok((Entry { handle, attributes }, limits)),
+                Err(Fault::Status(_)) => drop(lock(&self.roots).remove(&path)),
+                Err(fault) => return Err(fault),
+            }
+        }
+        let handle = v3::mount::mount(target, &endpoint(target), credential(target)).await?;
+        let limits = client.limits(&handle).await?;
+        let attributes = client.attributes(&handle).await?;
+        lock(&self.roots).insert(path, (handle.clone(), limits));
+        Ok((Entry { handle, attributes }, limits))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What to try when one version did not find the share.
+enum Next {
+    Any,
+    V3,
+    None,
+}
+
+fn after(fault: &Fault, version: Version) -> Next {
+    match fault {
+        _ if fault.other_version() => Next::Any,
+        // Servers have been seen to say so to a minor version that they do not know.
+        Fault::Status(Status::INVALID) if version > Version::V4_0 => Next::Any,
+        // Nothing listens where version 4 must be; version 3 is asked for at the portmapper.
+        Fault::Unreachable(_) => Next::V3,
+        // Exports of version 3 need not be visible in version 4's tree.
+        Fault::Status(Status::NO_ENTRY) => Next::V3,
+        _ => Next::None,
+    }
+}
+
+/// Adds what is the usual reason for being refused on an ordinary port.
+fn hint(fault: Fault, reserved_port: bool) -> Fault {
+    if reserved_port || matches!(fault, Fault::Malformed(_)) {
+        return fault;
+    }
+    let retried = matches!(&fault, Fault::Status(status) if status.later() || status.lost_session());
+    let reason = Reason::from(fault.clone());
+    if retried || reason.kind() != Kind::Permission {
+        return fault;
+    }
+    let text = format!(
+        "{reason}; we come from a port above 1023, which servers accept only where the export has the option `insecure`"
+    );
+    Fault::Other(Reason::new(Kind::Permission, text))
+}

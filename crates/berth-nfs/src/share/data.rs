@@ -1,0 +1,62 @@
+//! Reading and writing the content of files.
+
+use std::sync::PoisonError;
+
+use bytes::Bytes;
+
+use super::{Share, attempt::ask};
+use crate::{Handle, Kind, Reason, Result, status::Fault};
+
+/// What was written to a file and not yet committed.
+#[derive(Debug)]
+pub(super) enum Unstable {
+    /// The server is the same for all of it, as far as its verifier tells.
+    On([u8; 8]),
+    /// The server restarted between two writes.
+    Lost,
+}
+
+impl Share {
+    /// Reads at most `length` bytes, perhaps less, and tells whether the file ends there.
+    pub async fn read(&self, of: &Handle, offset: u64, length: u32) -> Result<(Bytes, bool)> {
+        let length = length.min(self.inner.limits.read);
+        let data = ask!(self, Yes, read(of, offset, length));
+        self.told(data, || "read a file".to_owned())
+    }
+
+    /// Writes the beginning of `data`, and tells how much; not on disk before [`commit`](Self::commit) unless
+    /// `durable`.
+    pub async fn write(&self, of: &Handle, offset: u64, mut data: Bytes, durable: bool) -> Result<u32> {
+        data.truncate(self.inner.limits.write as usize);
+        let mut written = ask!(self, Yes, write(of, offset, data.clone(), durable));
+        if let Ok(written) = &written
+            && !written.durable
+        {
+            let mut files = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner);
+            let seen = files.entry(of.clone()).or_insert(Unstable::On(written.verifier));
+            if matches!(seen, Unstable::On(verifier) if *verifier != written.verifier) {
+                *seen = Unstable::Lost;
+            }
+        }
+        if durable && written.as_ref().is_ok_and(|written| !written.durable) {
+            written = Err(Fault::Malformed("it wrote to memory what it was asked to write to disk"));
+        }
+        self.told(written, || "write to a file".to_owned()).map(|written| written.count)
+    }
+
+    /// Brings what was written to disk; [`Kind::Interrupted`] means that the server lost some of it, and to write it
+    /// again.
+    pub async fn commit(&self, of: &Handle) -> Result<()> {
+        let seen = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner).remove(of);
+        let Some(seen) = seen else { return Ok(()) };
+        let lost = || {
+            let text = "the server restarted before it wrote the file to disk: write it again";
+            Fault::Other(Reason::new(Kind::Interrupted, text))
+        };
+        let done = ask!(self, Yes, commit(of)).and_then(|verifier| match seen {
+            Unstable::On(before) if before == verifier => Ok(()),
+            Unstable::On(_) | Unstable::Lost => Err(lost()),
+        });
+        self.told(done, || "write a file to disk".to_owned())
+    }
+}

@@ -1,0 +1,236 @@
+//! Our standing with a server: a client id, and from version 4.1 on a session, on one connection.
+//!
+//! A session lives as long as its connection. When either is gone both are made anew under the same name and a new
+//! verifier, by which the server knows that what it still holds of the old one can go.
+
+use std::{
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use tokio::{
+    runtime,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
+};
+
+use super::{
+    compound::{Answer, Compound, op},
+    open::Owner,
+};
+use crate::{
+    rpc::{Connection, Credential, Idle, Pending, Procedure},
+    status::Fault,
+    xdr::Encoder,
+};
+
+const COMPOUND: Procedure = Procedure { program: 100_003, version: 4, number: 1 };
+
+/// Calls a compound on a connection, with or without a session.
+pub(super) async fn call(
+    connection: &Connection,
+    credential: Credential,
+    minor: u32,
+    compound: Compound,
+) -> Result<Answer, Fault> {
+    Answer::new(connection.call(COMPOUND, credential, compound.encode(minor, None)).await?)
+}
+
+/// Our standing with a server.
+#[derive(Debug)]
+pub(crate) struct Session {
+    pub(super) connection: Arc<Connection>,
+    pub(super) credential: Credential,
+    pub(super) minor: u32,
+    pub(super) client: u64,
+    /// Version 4.0 has none.
+    pub(super) slots: Option<Arc<Slots>>,
+    /// Version 4.0: who opens files, between two uses.
+    pub(super) owners: Mutex<Vec<Owner>>,
+    pub(super) lost: Arc<AtomicBool>,
+}
+
+/// The places for requests in flight of a session.
+#[derive(Debug)]
+pub(super) struct Slots {
+    pub(super) session: [u8; 16],
+    pub(super) free: Mutex<Vec<Slot>>,
+    pub(super) permits: Arc<Semaphore>,
+    pub(super) highest: u32,
+    pub(super) max_request: u32,
+    pub(super) max_response: u32,
+}
+
+/// One place, and the number of the request that comes next.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Slot {
+    pub(super) number: u32,
+    pub(super) sequence: u32,
+}
+
+impl Session {
+    pub(crate) fn minor(&self) -> u32 {
+        self.minor
+    }
+
+    pub(crate) fn on_reserved_port(&self) -> bool {
+        self.connection.on_reserved_port()
+    }
+
+    /// What fits into a request and into an answer beside their headers.
+    pub(super) fn room(&self) -> (u64, u64) {
+        const HEADERS: u32 = 2048;
+        match &self.slots {
+            None => (u64::MAX, u64::MAX),
+            Some(slots) => (
+                slots.max_request.saturating_sub(HEADERS).into(),
+                slots.max_response.saturating_sub(HEADERS).into(),
+            ),
+        }
+    }
+
+    /// The server forgot this client or session: the next who needs one makes another.
+    pub(crate) fn lose(&self) {
+        self.lost.store(true, Ordering::Relaxed);
+    }
+
+    /// Sends a request and waits for its answer.
+    pub(super) async fn call(&self, compound: Compound) -> Result<Answer, Fault> {
+        match &self.slots {
+            None => call(&self.connection, self.credential, self.minor, compound).await,
+            Some(slots) => self.call_in(slots, compound).await,
+        }
+    }
+
+    async fn call_in(&self, slots: &Arc<Slots>, compound: Compound) -> Result<Answer, Fault> {
+        let waited = self.connection.timeout();
+        let permit = timeout(waited, slots.permits.clone().acquire_owned())
+            .await
+            .map_err(|_| Fault::Silent(waited))?
+            .expect("nobody closes the semaphore");
+        let slot = slots.free().pop().expect("a permit stands for a free slot");
+        let mut flight = Flight {
+            slots: slots.clone(),
+            slot: Some((slot, permit)),
+            lost: self.lost.clone(),
+            pending: None,
+            connection: self.connection.clone(),
+        };
+        let mut sequence = Encoder::default();
+        sequence.u32(op::SEQUENCE).fixed(&slots.session).u32(slot.sequence).u32(slot.number);
+        sequence.u32(slots.highest).bool(false);
+        let message = compound.encode(self.minor, Some(sequence));
+        flight.pending = match self.connection.start(COMPOUND, self.credential, message).await {
+            Ok(pending) => Some(pending),
+            Err(fault) => {
+                flight.land(false);
+                return Err(fault);
+            }
+        };
+        flight.answer().await
+    }
+}
+
+impl Slots {
+    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Slot>> {
+        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request in its slot. The slot is free again when the answer is there, whether or not anybody still wants it.
+#[derive(Debug)]
+struct Flight {
+    slots: Arc<Slots>,
+    slot: Option<(Slot, OwnedSemaphorePermit)>,
+    lost: Arc<AtomicBool>,
+    pending: Option<Pending>,
+    /// Kept, so that the answer can still come when the session itself is dropped.
+    connection: Arc<Connection>,
+}
+
+impl Flight {
+    async fn answer(&mut self) -> Result<Answer, Fault> {
+        let Some(pending) = &mut self.pending else { return Err(Fault::Malformed("nothing was asked")) };
+        let results = pending.results().await;
+        self.pending = None;
+        let opened = results.and_then(Answer::new).and_then(|mut answer| {
+            let sequence = answer.take(op::SEQUENCE)?;
+            // Session, sequence and slot were ours to choose, and the rest is advice.
+            sequence.fixed::<16>()?;
+            for _ in 0..5 {
+                sequence.u32()?;
+            }
+            Ok(answer)
+        });
+        match &opened {
+            Ok(_) => self.land(true),
+            Err(Fault::Status(status)) if status.later() => self.land(false),
+            // What the server knows of this slot is unknown, or that it knows nothing of us.
+            Err(_) => self.lost.store(true, Ordering::Relaxed),
+        }
+        opened
+    }
+
+    /// Frees the slot.
+    fn land(&mut self, used: bool) {
+        if let Some((mut slot, permit)) = self.slot.take() {
+            slot.sequence = slot.sequence.wrapping_add(used.into());
+            self.slots.free().push(slot);
+            drop(permit);
+        }
+    }
+}
+
+impl Drop for Flight {
+    fn drop(&mut self) {
+        let Some(pending) = self.pending.take() else { return };
+        let mut rest = Self {
+            slots: self.slots.clone(),
+            slot: self.slot.take(),
+            lost: self.lost.clone(),
+            pending: Some(pending),
+            connection: self.connection.clone(),
+        };
+        match runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn(async move { rest.answer().await.map(drop) })),
+            Err(_) => {
+                rest.pending = None;
+                self.lost.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Idle for Session {
+    fn is_alive(&self) -> bool {
+        self.connection.is_alive() && !self.lost.load(Ordering::Relaxed)
+    }
+
+    fn idle_for(&self) -> Duration {
+        self.connection.idle_for()
+    }
+}
+
+impl Drop for Session {
+    /// Says good-bye, if there is still somebody to hear it.
+    fn drop(&mut self) {
+        let (Some(slots), Ok(runtime)) = (&self.slots, runtime::Handle::try_current()) else { return };
+        if !self.is_alive() {
+            return;
+        }
+        let (connection, credential, minor) = (self.connection.clone(), self.credential, self.minor);
+        let (session, client) = (slots.session, self.client);
+        runtime.spawn(async move {
+            let mut farewell = Compound::default();
+            farewell.op(op::DESTROY_SESSION).fixed(&session);
+            call(&connection, credential, minor, farewell).await?.take(op::DESTROY_SESSION)?;
+            let mut farewell = Compound::default();
+            farewell.op(op::DESTROY_CLIENTID).u64(client);
+            call(&connection, credential, minor, farewell).await?.take(op::DESTROY_CLIENTID)?;
+            Ok::<(), Fault>(())
+        });
+    }
+}
