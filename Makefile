@@ -36,6 +36,7 @@ fmt: ## format the code
 lint: deps ## check format, clippy and docs, warnings being errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
@@ -46,16 +47,27 @@ sanity: deps ## csi-sanity against every kind of local volume
 	cargo build --locked -p berth
 	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
 
-# The real servers run beside whatever else does, with a state of their own.
-KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443
+# The real servers run beside whatever else does, with a state, a network and a kubelet's directory of their own.
+KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443 KUBELET_PORT=7449 KUBELET_ROOT=/var/lib/kube-testbed
 
-test-kube: deps ## compare the API server with the real one (RECORD=1 records its answers), and run the control loops on the real one
-	$(KUBE) PURGE=1 testbed/kube/down.sh
-	$(KUBE) testbed/kube/up.sh
-	export $(KUBE) $(if $(RECORD),BERTH_RECORD=1); . testbed/kube/env.sh; result=0; \
-		cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
-		KUBECONFIG_REAL=$$KUBECONFIG cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$?; \
-		PURGE=1 testbed/kube/down.sh; exit $$result
+test-kube: ## on real Kubernetes: compare the API server and run the loops (LEVEL=control; RECORD=1 records its answers), run the sidecars with its controllers (LEVEL=controllers), pods with its kubelet (LEVEL=node); default: all
+	@testbed/deps.sh kube
+	cargo build --locked -p berth
+	export $(KUBE) $(if $(RECORD),BERTH_RECORD=1); . testbed/kube/env.sh; export KUBECONFIG_REAL=$$KUBECONFIG; result=0; \
+		up() { testbed/kube/build.sh $$1; $$as env $(KUBE) KUBE_BIN=$$KUBE_BIN testbed/kube/up.sh $$1; }; \
+		down() { $$as env $(KUBE) KUBE_BIN=$$KUBE_BIN PURGE=1 testbed/kube/down.sh; }; \
+		as=; down; trap down EXIT; \
+		for level in $(or $(LEVEL),control controllers node); do \
+			[ $$level != node ] || as="$(AS_ROOT)"; \
+			up $$level; \
+			case $$level in \
+			control) \
+				cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
+				cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$? ;; \
+			*) $(CARGO) test --locked -p berth-e2e --test kube -- --test-threads=1 $$level:: || result=$$? ;; \
+			esac; \
+			down; \
+		done; exit $$result
 
 test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk and of `berth up`; SEED to repeat one
 	cargo build --locked -p berth

@@ -10,6 +10,7 @@ pub mod csi;
 pub mod disk;
 pub mod driver;
 pub mod machine;
+pub mod program;
 pub mod table;
 mod testbed;
 pub mod up;

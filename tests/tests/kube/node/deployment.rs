@@ -1,0 +1,143 @@
+//! The ways in which Berth's programs can be arranged around a kubelet.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
+use berth_e2e::machine;
+use berth_e2e::program::Program;
+use serde_json::{Value, json};
+
+use crate::cluster::Cluster;
+use crate::kinds::{CSI_NODE, NODE};
+
+/// The testbed's only node.
+const HERE: &str = "testbed";
+const COMPONENTS: &str = "--controllers=provisioner,attacher,resizer,snapshotter,snapshot-controller";
+
+/// Which programs run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Shape {
+    /// `berth controller local`, which the kubelet learns of by itself.
+    OneProcess,
+    /// `berth node local`, and `berth sidecars` over its socket.
+    NodeAndSidecars,
+    /// `berth driver local`, and each component under its upstream name.
+    AsUpstream,
+}
+
+/// The programs of one driver.
+pub(super) struct Deployment<'a> {
+    cluster: &'a Cluster,
+    shape: Shape,
+    socket: PathBuf,
+    driver: Option<Program>,
+    beside: Vec<Program>,
+}
+
+impl<'a> Deployment<'a> {
+    /// Starts everything, and waits until the kubelet has told the cluster of the driver.
+    pub(super) async fn start(cluster: &'a Cluster, shape: Shape) -> Result<Self> {
+        let socket = cluster.path(&format!("{HERE}.sock"));
+        let mut deployment = Self { cluster, shape, socket, driver: None, beside: Vec::new() };
+        deployment.start_driver().await?;
+        deployment.beside = deployment.start_beside()?;
+        let known = |node: &Value| {
+            let drivers = node["spec"]["drivers"].as_array();
+            drivers.is_some_and(|all| all.iter().any(|driver| driver["name"] == json!(cluster.driver)))
+        };
+        cluster.until(CSI_NODE, HERE, "knows the driver", known).await?;
+        let labels = json!({"metadata": {"labels": {"test": cluster.name}}});
+        cluster.patch(NODE, HERE, labels).await?;
+        Ok(deployment)
+    }
+
+    /// Kills the driver's process.
+    pub(super) fn kill_driver(&mut self) -> Result<()> {
+        self.driver.take().context("no driver runs")?.kill()
+    }
+
+    /// Starts the driver's process, for the first time or again.
+    pub(super) async fn start_driver(&mut self) -> Result<()> {
+        let (cluster, registry) = (self.cluster, registry());
+        let started = match self.shape {
+            Shape::OneProcess => {
+                let socket = option("kubelet-registration-path", &self.socket);
+                let kubeconfig = cluster.kubeconfig();
+                let args = ["--kind=image", COMPONENTS, &kubeconfig, &registry, &socket];
+                cluster.local("controller", HERE, &args).await
+            }
+            Shape::NodeAndSidecars => cluster.local("node", HERE, &["--kind=image", &registry]).await,
+            Shape::AsUpstream => cluster.local("driver", HERE, &["--kind=image"]).await,
+        };
+        self.driver = Some(started?);
+        Ok(())
+    }
+
+    fn start_beside(&self) -> Result<Vec<Program>> {
+        let (address, kubeconfig) = (option("csi-address", &self.socket), self.cluster.kubeconfig());
+        let election = ["--leader-election", &format!("--leader-election-namespace={}", self.cluster.name)]
+            .map(str::to_owned);
+        let start = |name: &str, own: &[&str]| {
+            let args: Vec<&str> = [name, &kubeconfig]
+                .into_iter()
+                .chain(own.iter().copied())
+                .chain(election.iter().map(String::as_str))
+                .collect();
+            self.cluster.berth(name, &args, &[])
+        };
+        match self.shape {
+            Shape::OneProcess => Ok(Vec::new()),
+            Shape::NodeAndSidecars => Ok(vec![start("sidecars", &[&address, COMPONENTS])?]),
+            Shape::AsUpstream => {
+                let names = ["csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"];
+                let each = names.map(|name| start(name, &[&address, "-v=5"]));
+                let mut all = each.into_iter().collect::<Result<Vec<_>>>()?;
+                all.push(start("snapshot-controller", &[])?);
+                all.push(self.registrar(&address)?);
+                Ok(all)
+            }
+        }
+    }
+
+    fn registrar(&self, address: &str) -> Result<Program> {
+        let path = option("kubelet-registration-path", &self.socket);
+        self.cluster.berth("registrar", &["csi-node-driver-registrar", address, &path, &registry()], &[])
+    }
+
+    /// Stops everything, and checks that nothing of the driver is left on the machine.
+    pub(super) async fn finish(mut self) -> Result<()> {
+        let csi = self.cluster.csi(HERE)?;
+        let (volumes, snapshots) = (csi.volumes().await?, csi.snapshots().await?);
+        ensure!(
+            volumes.is_empty() && snapshots.is_empty(),
+            "the driver still has {volumes:?}, {snapshots:?}"
+        );
+        for program in self.beside.drain(..).chain(self.driver.take()) {
+            program.stop().await?;
+        }
+        let staged = machine::mounts_below(
+            &kubelet_root().join("plugins/kubernetes.io/csi").join(&self.cluster.driver),
+        )?;
+        ensure!(staged.is_empty(), "still staged: {staged:?}");
+        let is_csi = |target: &PathBuf| target.to_string_lossy().contains("/volumes/kubernetes.io~csi/");
+        let mounted: Vec<_> =
+            machine::mounts_below(&kubelet_root().join("pods"))?.into_iter().filter(is_csi).collect();
+        ensure!(mounted.is_empty(), "still mounted: {mounted:?}");
+        let socket = kubelet_root().join(format!("plugins_registry/{}-reg.sock", self.cluster.driver));
+        ensure!(!socket.exists(), "{} is still there", socket.display());
+        Ok(())
+    }
+}
+
+/// Where the kubelet keeps what it has.
+fn kubelet_root() -> PathBuf {
+    std::env::var_os("KUBELET_ROOT").map_or_else(|| "/var/lib/kubelet".into(), PathBuf::from)
+}
+
+fn registry() -> String {
+    option("plugin-registration-path", &kubelet_root().join("plugins_registry"))
+}
+
+fn option(name: &str, value: &Path) -> String {
+    format!("--{name}={}", value.display())
+}
