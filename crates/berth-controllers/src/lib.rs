@@ -8,10 +8,9 @@ pub mod expand;
 pub mod persistent_volumes;
 pub mod protection;
 pub mod scheduler;
-mod selectors;
 pub mod workloads;
 
-use berth_kube::Cluster;
+use berth_kube::{Cluster, selectors};
 
 /// Runs every loop until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {

@@ -3,6 +3,7 @@
 use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt::Debug;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::metrics::Metrics;
+use crate::queue::{Backoff, Queue};
 
 /// A kind of object known when the program is built.
 pub trait Kind:
@@ -30,15 +33,39 @@ impl<K> Kind for K where
 pub struct Cluster {
     pub(crate) client: Client,
     pub(crate) component: Arc<str>,
-    /// By kind, then by field selector: `HashMap<String, Cache<K>>`.
+    /// By kind, then by selector: `HashMap<Selector, Cache<K>>`.
     caches: Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>>,
+    metrics: Option<Metrics>,
     shutdown: CancellationToken,
+}
+
+/// Which objects of a kind; all if both are empty.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
+struct Selector {
+    fields: String,
+    labels: String,
 }
 
 impl Cluster {
     /// A cluster behind a client; its watches end with `shutdown`.
     pub fn new(client: Client, shutdown: CancellationToken) -> Self {
-        Self { client, component: "berth".into(), caches: Arc::default(), shutdown }
+        Self { client, component: "berth".into(), caches: Arc::default(), metrics: None, shutdown }
+    }
+
+    /// The same cluster, whose queues are measured.
+    #[must_use]
+    pub fn measured(&self, metrics: &Metrics) -> Self {
+        Self { metrics: Some(metrics.clone()), ..self.clone() }
+    }
+
+    /// An empty queue, measured if the cluster's are; `name` says in metrics and in the log whose it is.
+    pub fn queue<T>(&self, name: impl Into<Arc<str>>, backoff: Backoff) -> Queue<T>
+    where
+        T: Hash + Eq + Clone + Debug + Send + Sync + 'static,
+    {
+        let name = name.into();
+        let meter = self.metrics.as_ref().map(|metrics| metrics.queue(&name));
+        Queue::measured(name, backoff, meter)
     }
 
     /// The same cluster, written to in the name of `component` (the field manager).
@@ -59,23 +86,37 @@ impl Cluster {
 
     /// The process's one cache of a kind; its watch starts with the first call.
     pub fn cache<K: Kind>(&self) -> Cache<K> {
-        self.cache_where("")
+        self.selected(Selector::default())
     }
 
     /// The process's one cache of the objects of a kind that a field selector chooses, such as `spec.nodeName=a`.
     pub fn cache_where<K: Kind>(&self, fields: &str) -> Cache<K> {
+        self.selected(Selector { fields: fields.to_owned(), ..Selector::default() })
+    }
+
+    /// The process's one cache of the objects of a kind that a label selector chooses, such as `tier=front`.
+    pub fn cache_labelled<K: Kind>(&self, labels: &str) -> Cache<K> {
+        self.selected(Selector { labels: labels.to_owned(), ..Selector::default() })
+    }
+
+    fn selected<K: Kind>(&self, selector: Selector) -> Cache<K> {
         let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
-        let caches: &mut HashMap<String, Cache<K>> = caches
+        let caches: &mut HashMap<Selector, Cache<K>> = caches
             .entry(TypeId::of::<K>())
-            .or_insert_with(|| Box::<HashMap<String, Cache<K>>>::default())
+            .or_insert_with(|| Box::<HashMap<Selector, Cache<K>>>::default())
             .downcast_mut()
             .expect("the caches of a kind are kept by its type");
-        if let Some(cache) = caches.get(fields) {
+        if let Some(cache) = caches.get(&selector) {
             return cache.clone();
         }
         let cache = Cache::new();
-        caches.insert(fields.to_owned(), cache.clone());
-        let config = watcher::Config { field_selector: selector(fields), ..watcher::Config::default() };
+        caches.insert(selector.clone(), cache.clone());
+        let given = |text: String| Some(text).filter(|text| !text.is_empty());
+        let config = watcher::Config {
+            field_selector: given(selector.fields),
+            label_selector: given(selector.labels),
+            ..watcher::Config::default()
+        };
         tokio::spawn(follow(Api::all(self.client.clone()), config, cache.clone(), self.shutdown.clone()));
         cache
     }
@@ -86,10 +127,10 @@ impl Cluster {
         let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
         let known: Vec<(bool, Cache<K>)> = caches
             .get(&TypeId::of::<K>())
-            .and_then(|caches| caches.downcast_ref::<HashMap<String, Cache<K>>>())
+            .and_then(|caches| caches.downcast_ref::<HashMap<Selector, Cache<K>>>())
             .into_iter()
             .flatten()
-            .map(|(fields, cache)| (fields.is_empty(), cache.clone()))
+            .map(|(selector, cache)| (*selector == Selector::default(), cache.clone()))
             .collect();
         drop(caches);
         for (all, cache) in known {
@@ -98,10 +139,6 @@ impl Cluster {
             }
         }
     }
-}
-
-fn selector(fields: &str) -> Option<String> {
-    (!fields.is_empty()).then(|| fields.to_owned())
 }
 
 async fn follow<K: Kind>(api: Api<K>, config: watcher::Config, cache: Cache<K>, shutdown: CancellationToken) {

@@ -19,11 +19,14 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::PostParams;
 use kube::{Api, Client};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::chain;
+use crate::metrics::Metrics;
 use crate::queue::chance;
 
 /// A candidate waits up to this many retry periods more, so that candidates do not look all at once.
@@ -138,6 +141,8 @@ pub struct Elector {
     leases: Api<Lease>,
     options: Options,
     standing: watch::Sender<Standing>,
+    leading: Gauge,
+    slow_paths: Counter,
 }
 
 /// The Lease as it was last read, and since when it says so.
@@ -166,7 +171,16 @@ impl Elector {
     pub fn new(client: Client, options: Options) -> Result<Self, Invalid> {
         options.check()?;
         let standing = watch::Sender::new(Standing { leading: false, expires: Instant::now() });
-        Ok(Self { leases: Api::namespaced(client, &options.namespace), options, standing })
+        let (leading, slow_paths) = (Gauge::default(), Counter::default());
+        let leases = Api::namespaced(client, &options.namespace);
+        Ok(Self { leases, options, standing, leading, slow_paths })
+    }
+
+    /// The same candidate, whose leadership is measured.
+    #[must_use]
+    pub fn measured(self, metrics: &Metrics) -> Self {
+        let (leading, slow_paths) = metrics.lease(&self.options.name);
+        Self { leading, slow_paths, ..self }
     }
 
     /// Where the candidate stands, now and whenever that changes.
@@ -185,7 +199,9 @@ impl Elector {
         let mut seen = None;
         while let Some(renewed) = self.acquire(&mut seen, &shutdown).await {
             tracing::info!(lease = self.options.name, identity = self.options.identity, "leading");
+            self.leading.set(1);
             let ended = self.lead(&mut seen, renewed, &shutdown, &lead).await;
+            self.leading.set(0);
             self.standing.send_modify(|standing| standing.leading = false);
             if ended {
                 self.release().await;
@@ -284,10 +300,12 @@ impl Elector {
         // What is ours is renewed without a look, unless somebody else wrote it meanwhile.
         if let Some(own) =
             seen.as_ref().filter(|seen| seen.holder() == self.options.identity && seen.is_valid())
-            && let Ok(lease) = self.write(Some(own)).await
         {
-            *seen = Some(Seen { lease, since: asked });
-            return Ok(Some(asked));
+            if let Ok(lease) = self.write(Some(own)).await {
+                *seen = Some(Seen { lease, since: asked });
+                return Ok(Some(asked));
+            }
+            self.slow_paths.inc();
         }
         if let Some(lease) = self.leases.get_opt(&self.options.name).await? {
             let since = match seen.as_ref().filter(|seen| seen.lease.spec == lease.spec) {

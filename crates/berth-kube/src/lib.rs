@@ -10,8 +10,10 @@ mod cluster;
 mod error;
 mod key;
 pub mod leader;
+mod metrics;
 mod queue;
 mod recorder;
+pub mod selectors;
 pub mod timeline;
 mod write;
 
@@ -19,5 +21,6 @@ pub use cache::{Cache, Index};
 pub use cluster::{Cluster, Kind};
 pub use error::{Error, Result};
 pub use key::Key;
+pub use metrics::Metrics;
 pub use queue::{Backoff, Failure, Next, Queue};
 pub use recorder::{Recorder, Severity, reference};

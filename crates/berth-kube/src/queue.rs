@@ -1,6 +1,6 @@
 //! A queue of keys to look at: each at most once, one worker per key at a time, failures again after a growing pause.
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry};
 use std::fmt::{Debug, Display};
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
@@ -12,6 +12,8 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+
+use crate::metrics::Meter;
 
 /// How long to wait before a key that failed is looked at again: `first`, twice that, … up to `longest`, each with up
 /// to a quarter more by chance, so that many that failed together do not come again together.
@@ -85,37 +87,54 @@ impl<T> Clone for Queue<T> {
 }
 
 struct Shared<T> {
-    name: &'static str,
+    name: Arc<str>,
     backoff: Backoff,
     state: Mutex<State<T>>,
     changed: Notify,
+    meter: Option<Meter>,
 }
 
 struct State<T> {
     ready: VecDeque<T>,
-    /// What is in `ready`, or must be looked at again once its worker is done.
-    wanted: HashSet<T>,
+    /// What is in `ready`, or must be looked at again once its worker is done, and since when.
+    wanted: HashMap<T, Instant>,
     busy: HashSet<T>,
     failures: HashMap<T, u32>,
     /// When each delayed key is due; a key has one time, the earliest.
     due: HashMap<T, (Instant, u64)>,
     delayed: BTreeMap<(Instant, u64), T>,
     sequence: u64,
+    meter: Option<Meter>,
+}
+
+impl<T> Drop for State<T> {
+    fn drop(&mut self) {
+        if let Some(meter) = &self.meter {
+            meter.depth.dec_by(i64::try_from(self.ready.len()).unwrap_or(i64::MAX));
+        }
+    }
 }
 
 impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
-    /// An empty queue; `name` says in the log whose it is.
-    pub fn new(name: &'static str, backoff: Backoff) -> Self {
+    /// An empty queue; `name` says in the log whose it is. One that is measured is made by [`crate::Cluster::queue`].
+    pub fn new(name: impl Into<Arc<str>>, backoff: Backoff) -> Self {
+        Self::measured(name.into(), backoff, None)
+    }
+
+    /// An empty queue, measured if there is a meter.
+    pub(crate) fn measured(name: Arc<str>, backoff: Backoff, meter: Option<Meter>) -> Self {
         let state = State {
             ready: VecDeque::new(),
-            wanted: HashSet::new(),
+            wanted: HashMap::new(),
             busy: HashSet::new(),
             failures: HashMap::new(),
             due: HashMap::new(),
             delayed: BTreeMap::new(),
             sequence: 0,
+            meter: meter.clone(),
         };
-        Self { shared: Arc::new(Shared { name, backoff, state: Mutex::new(state), changed: Notify::new() }) }
+        let (state, changed) = (Mutex::new(state), Notify::new());
+        Self { shared: Arc::new(Shared { name, backoff, state, changed, meter }) }
     }
 
     /// Looks at a key as soon as possible. A key that waits for its backoff is looked at now: something changed.
@@ -147,7 +166,12 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
             while under_way.len() < workers && !shutdown.is_cancelled() {
                 let Some(key) = self.state().next() else { break };
                 let work = AssertUnwindSafe(work(key.clone())).catch_unwind();
-                under_way.spawn(async move { (key, work.await) });
+                let look = self.shared.meter.as_ref().map(Meter::begin);
+                under_way.spawn(async move {
+                    let outcome = work.await;
+                    drop(look);
+                    (key, outcome)
+                });
             }
             let due = self.state().delayed.keys().next().map(|(due, _)| *due);
             tokio::select! {
@@ -161,7 +185,7 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
     }
 
     fn finish<E: Failure>(&self, key: T, outcome: std::thread::Result<Result<Next, E>>) {
-        let queue = self.shared.name;
+        let queue = &*self.shared.name;
         let next = match outcome {
             Ok(Ok(next)) => next,
             Ok(Err(error)) => {
@@ -184,6 +208,9 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
                 let failures = state.failures.entry(key.clone()).or_default();
                 *failures = failures.saturating_add(1);
                 let pause = self.shared.backoff.pause(*failures);
+                if let Some(meter) = &self.shared.meter {
+                    meter.retries.inc();
+                }
                 state.delay(key.clone(), Instant::now() + pause);
             }
             Next::Done => {
@@ -194,8 +221,8 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
                 state.delay(key.clone(), Instant::now() + pause);
             }
         }
-        if state.wanted.contains(&key) {
-            state.ready.push_back(key);
+        if state.wanted.contains_key(&key) {
+            state.push(key);
         }
     }
 
@@ -209,13 +236,25 @@ impl<T: Hash + Eq + Clone> State<T> {
         if let Some(due) = self.due.remove(&key) {
             self.delayed.remove(&due);
         }
-        if self.wanted.insert(key.clone()) && !self.busy.contains(&key) {
-            self.ready.push_back(key);
+        let Entry::Vacant(unwanted) = self.wanted.entry(key.clone()) else { return };
+        unwanted.insert(Instant::now());
+        if let Some(meter) = &self.meter {
+            meter.adds.inc();
+        }
+        if !self.busy.contains(&key) {
+            self.push(key);
+        }
+    }
+
+    fn push(&mut self, key: T) {
+        self.ready.push_back(key);
+        if let Some(meter) = &self.meter {
+            meter.depth.inc();
         }
     }
 
     fn delay(&mut self, key: T, due: Instant) {
-        if self.wanted.contains(&key) {
+        if self.wanted.contains_key(&key) {
             return;
         }
         match self.due.get(&key) {
@@ -243,7 +282,11 @@ impl<T: Hash + Eq + Clone> State<T> {
 
     fn next(&mut self) -> Option<T> {
         let key = self.ready.pop_front()?;
-        self.wanted.remove(&key);
+        let since = self.wanted.remove(&key);
+        if let Some(meter) = &self.meter {
+            meter.depth.dec();
+            meter.waited.observe(since.map_or(0.0, |since| since.elapsed().as_secs_f64()));
+        }
         self.busy.insert(key.clone());
         Some(key)
     }

@@ -245,3 +245,64 @@ async fn the_same_event_again_is_counted_and_a_long_message_is_cut() {
     assert!(of("Broken")[0].message.as_ref().unwrap().len() <= 1024);
     assert_eq!(of("Broken")[0].involved_object.uid, about.metadata.uid);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_measured_queue_tells_what_waits_what_is_worked_on_and_how_long() {
+    let mut registry = prometheus_client::registry::Registry::default();
+    let metrics = berth_kube::Metrics::register(&mut registry);
+    let lines = || {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        text
+    };
+    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| async {
+        Err::<http::Response<kube::client::Body>, tower::BoxError>("there is no server".into())
+    });
+    let stop = CancellationToken::new();
+    let cluster = Cluster::new(kube::Client::new(nobody, "default"), stop.clone()).measured(&metrics);
+    let backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(1) };
+    let queue: Queue<u32> = cluster.queue("tested", backoff);
+    for key in [1, 2, 2] {
+        queue.add(key);
+    }
+    assert!(lines().contains("workqueue_depth{name=\"tested\"} 2"), "{}", lines());
+
+    let work = |key| {
+        let stop = stop.clone();
+        async move {
+            tokio::time::sleep(Duration::from_secs(4)).await;
+            if key == 1 {
+                // Failed, and then told to stop.
+                return Err(NoLuck);
+            }
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            stop.cancel();
+            Ok(Next::Done)
+        }
+    };
+    let watch = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        lines()
+    };
+    let ((), during) = tokio::join!(queue.run(2, stop.clone(), work), watch);
+    for line in [
+        "workqueue_unfinished_work_seconds{name=\"tested\"} 6.0",
+        "workqueue_longest_running_processor_seconds{name=\"tested\"} 3.0",
+        "workqueue_depth{name=\"tested\"} 0",
+    ] {
+        assert!(during.contains(line), "{line} is not in\n{during}");
+    }
+    queue.add(3);
+    drop(queue);
+    for line in [
+        "workqueue_adds_total{name=\"tested\"} 3",
+        "workqueue_queue_duration_seconds_count{name=\"tested\"} 2",
+        "workqueue_work_duration_seconds_sum{name=\"tested\"} 8.5",
+        "workqueue_retries_total{name=\"tested\"} 1",
+        "workqueue_unfinished_work_seconds{name=\"tested\"} 0.0",
+        // What a queue that ended left in it waits for nobody.
+        "workqueue_depth{name=\"tested\"} 0",
+    ] {
+        assert!(lines().contains(line), "{line} is not in\n{}", lines());
+    }
+}

@@ -7,17 +7,18 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 
-pub(crate) type Labels = BTreeMap<String, String>;
+/// Labels of an object.
+pub type Labels = BTreeMap<String, String>;
 
 const NONE: &Labels = &Labels::new();
 
 /// An object's labels, empty if it has none.
-pub(crate) fn labels(labels: Option<&Labels>) -> &Labels {
+pub fn labels(labels: Option<&Labels>) -> &Labels {
     labels.unwrap_or(NONE)
 }
 
 /// Whether a label selector chooses an object with these labels; an empty one chooses everything, an invalid one nothing.
-pub(crate) fn label_selector(selector: &LabelSelector, labels: &Labels) -> bool {
+pub fn label_selector(selector: &LabelSelector, labels: &Labels) -> bool {
     let equal = selector.match_labels.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     equal
         && selector.match_expressions.iter().flatten().all(|expression| {
@@ -27,18 +28,18 @@ pub(crate) fn label_selector(selector: &LabelSelector, labels: &Labels) -> bool 
 }
 
 /// Whether a label selector asks for nothing at all.
-pub(crate) fn is_empty(selector: &LabelSelector) -> bool {
+pub fn is_empty(selector: &LabelSelector) -> bool {
     selector.match_labels.as_ref().is_none_or(BTreeMap::is_empty)
         && selector.match_expressions.as_ref().is_none_or(Vec::is_empty)
 }
 
 /// Whether one term of a node selector chooses the node; a selector without terms chooses none.
-pub(crate) fn node_selector(selector: &NodeSelector, node: &str, labels: &Labels) -> bool {
+pub fn node_selector(selector: &NodeSelector, node: &str, labels: &Labels) -> bool {
     selector.node_selector_terms.iter().any(|term| node_term(term, node, labels))
 }
 
 /// Whether all of a term chooses the node; an empty term chooses none.
-pub(crate) fn node_term(term: &NodeSelectorTerm, node: &str, labels: &Labels) -> bool {
+pub fn node_term(term: &NodeSelectorTerm, node: &str, labels: &Labels) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     if expressions.is_empty() && fields.is_empty() {
@@ -53,7 +54,7 @@ pub(crate) fn node_term(term: &NodeSelectorTerm, node: &str, labels: &Labels) ->
 }
 
 /// Whether a volume may be used on a node: by its node affinity, if it has one.
-pub(crate) fn volume_on_node(volume: &PersistentVolume, node: &Node) -> bool {
+pub fn volume_on_node(volume: &PersistentVolume, node: &Node) -> bool {
     let required = volume
         .spec
         .as_ref()
@@ -64,7 +65,7 @@ pub(crate) fn volume_on_node(volume: &PersistentVolume, node: &Node) -> bool {
 }
 
 /// Whether a class may make volumes for a node; no terms allow every node, an empty term allows none.
-pub(crate) fn topology(terms: &[TopologySelectorTerm], labels: &Labels) -> bool {
+pub fn topology(terms: &[TopologySelectorTerm], labels: &Labels) -> bool {
     terms.is_empty()
         || terms.iter().any(|term| {
             let asked = term.match_label_expressions.as_deref().unwrap_or_default();
