@@ -159,7 +159,7 @@ impl Publisher {
             objects: Objects::new(),
             goal: Mutex::default(),
             answered: Mutex::default(),
-            queue: Queue::new("csistoragecapacity", retry),
+            queue: cluster.queue("csistoragecapacity", retry),
         })
     }
 
