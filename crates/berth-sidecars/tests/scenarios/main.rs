@@ -3,9 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod bench;
+mod capacity;
 mod fake;
 mod faults;
 mod local;
+mod nodes;
 mod registration;
 mod snapshot_bench;
 mod snapshot_faults;
