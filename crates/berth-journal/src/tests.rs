@@ -51,6 +51,34 @@ fn half_a_last_line_is_cut_off_wherever_the_writer_was_killed() {
 }
 
 #[test]
+fn room_written_ahead_is_no_content_whether_the_writer_stopped_or_was_killed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1"), put("b", "2")]).unwrap();
+    let (end, running) = (journal.length, fs::read(dir.path().join("j")).unwrap());
+    drop(journal);
+    let stopped = fs::read(dir.path().join("j")).unwrap();
+    assert_eq!(stopped.len() as u64, end, "a stopped journal is text and nothing else");
+    let room = running.len() - stopped.len();
+    assert!(running[stopped.len()..].iter().all(|byte| *byte == 0), "{room} bytes ahead");
+    // Killed with a whole line, with half a line, and with the next line after room that nothing was written to.
+    let mut half = running.clone();
+    half.truncate(stopped.len() - 3);
+    half.resize(running.len().max(stopped.len() + 5), 0);
+    let mut after = [&stopped[..], &[0; 4096][..]].concat();
+    after.extend_from_slice(&stopped[HEADER.len()..]);
+    for (content, left) in [(running, 2), (half, 1), (after, 2)] {
+        fs::write(dir.path().join("j"), content).unwrap();
+        let (mut journal, damage, records) = open(dir.path());
+        assert_eq!((damage.lines, records.len()), (0, left));
+        journal.write(&[put("c", "3")]).unwrap();
+        drop(journal);
+        let (_, damage, records) = open(dir.path());
+        assert_eq!((damage.lines, records.len()), (0, left + 1));
+    }
+}
+
+#[test]
 fn a_damaged_line_is_set_aside_and_the_others_live_on() {
     let dir = tempfile::tempdir().unwrap();
     let (mut journal, ..) = open(dir.path());
