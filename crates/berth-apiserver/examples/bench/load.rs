@@ -12,6 +12,8 @@ use super::http::{Connection, Endpoint};
 use super::table::Figures;
 
 const CLIENTS: [usize; 2] = [1, 32];
+/// What each of these numbers of clients asks for in all: the same of every server, so that both end up holding the same.
+const REQUESTS: [usize; 2] = [5000, 20_000];
 const LISTED: usize = 5000;
 const WATCHERS: usize = 100;
 const WATCHED_CHANGES: usize = 1000;
@@ -105,83 +107,73 @@ fn per_second(count: usize, time: Duration) -> f64 {
     count as f64 / time.as_secs_f64()
 }
 
-/// How long each load lasts.
-pub(crate) struct Load {
-    pub(crate) time: Duration,
+/// Puts every load on a server.
+pub(crate) async fn run(endpoint: &Endpoint, figures: &mut Figures) -> Outcome<()> {
+    namespace(endpoint, "bench").await?;
+    namespace(endpoint, "listed").await?;
+    for (slot, clients) in CLIENTS.into_iter().enumerate() {
+        figures.creates[slot] = creates(endpoint, clients, REQUESTS[slot]).await?;
+    }
+    create_claims(endpoint, "listed", LISTED).await?;
+    figures.list = list(endpoint).await?;
+    for (slot, clients) in CLIENTS.into_iter().enumerate() {
+        figures.patches[slot] = patches(endpoint, clients, REQUESTS[slot]).await?;
+    }
+    figures.fan_out = fan_out(endpoint).await?;
+    Ok(())
 }
 
-impl Load {
-    /// Puts every load on a server.
-    pub(crate) async fn run(&self, endpoint: &Endpoint, figures: &mut Figures) -> Outcome<()> {
-        namespace(endpoint, "bench").await?;
-        namespace(endpoint, "listed").await?;
-        for (slot, clients) in CLIENTS.into_iter().enumerate() {
-            figures.creates[slot] = self.creates(endpoint, clients).await?;
+async fn creates(endpoint: &Endpoint, clients: usize, requests: usize) -> Outcome<f64> {
+    let collection = claims("bench");
+    rate(endpoint, clients, requests, move |mut connection, _, number| {
+        let collection = collection.clone();
+        async move {
+            ask(&mut connection, "POST", &collection, &claim(&format!("claim-{clients}-{number}"))).await?;
+            Ok(connection)
         }
-        create_claims(endpoint, "listed", LISTED).await?;
-        figures.list = list(endpoint).await?;
-        for (slot, clients) in CLIENTS.into_iter().enumerate() {
-            figures.patches[slot] = self.patches(endpoint, clients).await?;
+    })
+    .await
+}
+
+/// Each client has claims of its own: what is measured is not how conflicts are solved.
+async fn patches(endpoint: &Endpoint, clients: usize, requests: usize) -> Outcome<f64> {
+    let collection = claims("listed");
+    rate(endpoint, clients, requests, move |mut connection, client, number| {
+        let collection = collection.clone();
+        async move {
+            let name = format!("claim-{:06}", (client * 100 + number % 100) % LISTED);
+            patch(&mut connection, &collection, &name, number + clients).await?;
+            Ok(connection)
         }
-        figures.fan_out = fan_out(endpoint).await?;
-        Ok(())
-    }
+    })
+    .await
+}
 
-    async fn creates(&self, endpoint: &Endpoint, clients: usize) -> Outcome<f64> {
-        let collection = claims("bench");
-        self.rate(endpoint, clients, move |mut connection, client, round| {
-            let collection = collection.clone();
-            async move {
-                let name = format!("claim-{clients}-{client}-{round}");
-                ask(&mut connection, "POST", &collection, &claim(&name)).await?;
-                Ok(connection)
+/// How many of so many requests are answered per second to so many clients, each asking one after the other.
+async fn rate<F>(
+    endpoint: &Endpoint,
+    clients: usize,
+    requests: usize,
+    request: impl Fn(Connection, usize, usize) -> F + Clone + Send + 'static,
+) -> Outcome<f64>
+where
+    F: Future<Output = Outcome<Connection>> + Send + 'static,
+{
+    let next = Arc::new(AtomicUsize::new(0));
+    let begin = Instant::now();
+    each_client(endpoint, clients, |mut connection, client| {
+        let (next, request) = (next.clone(), request.clone());
+        async move {
+            let mut number = next.fetch_add(1, Ordering::Relaxed);
+            while number < requests {
+                connection = request(connection, client, number).await?;
+                number = next.fetch_add(1, Ordering::Relaxed);
             }
-        })
-        .await
-    }
-
-    async fn patches(&self, endpoint: &Endpoint, clients: usize) -> Outcome<f64> {
-        let collection = claims("listed");
-        self.rate(endpoint, clients, move |mut connection, client, round| {
-            let collection = collection.clone();
-            async move {
-                let name = format!("claim-{:06}", (client * 100 + round % 100) % LISTED);
-                patch(&mut connection, &collection, &name, round + clients).await?;
-                Ok(connection)
-            }
-        })
-        .await
-    }
-
-    /// How many requests per second are answered to so many clients, each asking one after the other.
-    async fn rate<F>(
-        &self,
-        endpoint: &Endpoint,
-        clients: usize,
-        request: impl Fn(Connection, usize, usize) -> F + Clone + Send + 'static,
-    ) -> Outcome<f64>
-    where
-        F: Future<Output = Outcome<Connection>> + Send + 'static,
-    {
-        let count = Arc::new(AtomicUsize::new(0));
-        let begin = Instant::now();
-        let end = begin + self.time;
-        each_client(endpoint, clients, |mut connection, client| {
-            let (count, request) = (count.clone(), request.clone());
-            async move {
-                for round in 0.. {
-                    if Instant::now() >= end {
-                        break;
-                    }
-                    connection = request(connection, client, round).await?;
-                    count.fetch_add(1, Ordering::Relaxed);
-                }
-                Ok(())
-            }
-        })
-        .await?;
-        Ok(per_second(count.load(Ordering::Relaxed), begin.elapsed()))
-    }
+            Ok(())
+        }
+    })
+    .await?;
+    Ok(per_second(requests, begin.elapsed()))
 }
 
 /// The median of some lists.

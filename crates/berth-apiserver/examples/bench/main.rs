@@ -2,7 +2,7 @@
 //!
 //! Both are asked over TLS by the same raw HTTP/1.1 client on kept connections, in the same minutes on the same disk,
 //! and both answer a write only when it is on the disk. `BERTH_OBJECTS` says how many claims and volumes fill the store
-//! for the restart, `BERTH_SECONDS` how long each load lasts.
+//! for the restart.
 
 #[path = "../../tests/running/http.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
@@ -12,9 +12,7 @@ mod servers;
 mod table;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
-use self::load::Load;
 use self::servers::{Berth, Kube};
 use self::table::{Figures, Table};
 
@@ -36,12 +34,11 @@ async fn main() -> Outcome<()> {
     {
         return servers::serve(Path::new(directory), port.parse()?).await;
     }
-    let load = Load { time: Duration::from_secs(setting("BERTH_SECONDS", 5)? as u64) };
-    let berth = measure_berth(&load).await?;
+    let berth = measure_berth().await?;
     let many = measure_many(setting("BERTH_OBJECTS", 100_000)?).await?;
     let mut table = Table { berth, many, kube: None };
     if let Some(binaries) = kube_binaries(arguments.first()) {
-        table.kube = Some(measure_kube(&load, &binaries).await?);
+        table.kube = Some(measure_kube(&binaries).await?);
     }
     table.print();
     Ok(())
@@ -54,24 +51,24 @@ fn kube_binaries(given: Option<&String>) -> Option<PathBuf> {
     ["kube-apiserver", "etcd"].iter().all(|name| directory.join(name).exists()).then_some(directory)
 }
 
-async fn measure_berth(load: &Load) -> Outcome<Figures> {
+async fn measure_berth() -> Outcome<Figures> {
     let directory = tempfile::tempdir()?;
     let server = Berth::start(directory.path()).await?;
     let first = server.ready;
     let mut figures = Figures { resident_idle: server.resident()?, ..Figures::default() };
-    load.run(&server.endpoint, &mut figures).await?;
+    load::run(&server.endpoint, &mut figures).await?;
     figures.resident = server.resident()?;
     drop(server);
     figures.ready = first;
     Ok(figures)
 }
 
-async fn measure_kube(load: &Load, binaries: &Path) -> Outcome<Figures> {
+async fn measure_kube(binaries: &Path) -> Outcome<Figures> {
     let directory = tempfile::tempdir()?;
     let server = Kube::start(directory.path(), binaries).await?;
     let (resident_idle, etcd_idle) = server.resident()?;
     let mut figures = Figures { ready: server.ready, resident_idle, etcd_idle, ..Figures::default() };
-    load.run(&server.endpoint, &mut figures).await?;
+    load::run(&server.endpoint, &mut figures).await?;
     (figures.resident, figures.etcd) = server.resident()?;
     Ok(figures)
 }
