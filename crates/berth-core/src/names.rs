@@ -2,6 +2,8 @@
 
 /// The local driver's name, as it stands in StorageClass.provisioner.
 pub const LOCAL_DRIVER: &str = "local.berth.dev";
+/// The NFS driver's name, which is csi-driver-nfs's too.
+pub const NFS_DRIVER: &str = "nfs.csi.k8s.io";
 /// The topology key of a volume that lives on one node.
 pub const TOPOLOGY_NODE: &str = "topology.berth.dev/node";
 /// The host-path example driver, which the local driver can stand in for.

@@ -13,6 +13,7 @@ mod features;
 mod ledger;
 pub mod local;
 mod locks;
+pub mod nfs;
 pub mod services;
 mod target;
 

@@ -30,7 +30,7 @@ use rustix::{
 
 use crate::{
     error::{Change, Error, Result},
-    mount::{Attributes, add_attributes, listed_at},
+    mount::{Attributes, MountInfo, add_attributes, listed_at},
 };
 
 /// How long a killed child may take to end.
@@ -150,10 +150,14 @@ pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
 
 /// Whether something is mounted exactly at `path`, by the kernel's table.
 pub fn is_mounted(path: &Path) -> Result<bool> {
+    Ok(mounted_at(path)?.is_some())
+}
+
+/// What is mounted exactly at `path`, by the kernel's table; a path that leads nowhere has nothing.
+pub fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
     match listed_at(path) {
-        Ok(found) => Ok(found.is_some()),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        found => found,
     }
 }
 

@@ -1,10 +1,12 @@
 //! `berth driver`: a backend behind a CSI socket.
 
 pub(crate) mod local;
+pub(crate) mod nfs;
 
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use berth_core::NodeId;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
 use berth_driver::{Backend, Driver, services};
 use clap::Args;
@@ -102,6 +104,12 @@ async fn serve(
         async { ended = (&mut beside).await.context("what runs beside the driver panicked").flatten() };
     berth_csi::serve(listener, driver.routes(), layer, until).await.context("serve CSI")?;
     ended
+}
+
+/// The node's id where none is given.
+fn host_name() -> anyhow::Result<NodeId> {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
+    name.trim().parse().context("the host's name cannot be the node id; give one with --node-id")
 }
 
 fn ready(backend: Arc<dyn Backend>) -> impl Fn() -> Ready + Send + Sync + 'static {

@@ -196,7 +196,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     }
     let node = match &volumes.node_id {
         Some(node) => node.clone(),
-        None => host_name()?,
+        None => super::host_name()?,
     };
     let mut config = Config::new(std::path::absolute(&volumes.data_dir)?, node);
     config.kind = match volumes.kind {
@@ -250,9 +250,4 @@ impl HostPath {
             tracing::warn!("{flag} has no effect here");
         }
     }
-}
-
-fn host_name() -> anyhow::Result<NodeId> {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
-    name.trim().parse().context("the host's name cannot be the node id; give one with --node-id")
 }

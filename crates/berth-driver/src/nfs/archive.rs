@@ -1,0 +1,81 @@
+//! The format of snapshots: tar, as csi-driver-nfs, GNU tar and Go read and write it.
+//!
+//! Written is POSIX.1-2001 (pax): what does not fit a plain header (long names, times below a second, large numbers,
+//! extended attributes) is in a record before it, and holes are in GNU's sparse format 1.0. Read is that, plain ustar,
+//! and GNU's long names. No I/O here: [`encode`] gives the bytes before an entry's data, [`Decoder`] takes bytes as
+//! they come.
+
+mod decode;
+mod encode;
+pub(super) mod pack;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+pub(super) use self::{
+    decode::{Decoder, Event},
+    encode::{encode, end, padding, stored_length},
+};
+
+/// The unit of everything in an archive.
+const BLOCK: usize = 512;
+/// As [`BLOCK`], for lengths.
+const BLOCK_BYTES: u64 = 512;
+/// Longer names, and more of records, make no sense.
+const MAX_RECORDS: u64 = 1 << 20;
+/// A file in more pieces is kept as a whole.
+pub(super) const MAX_PIECES: usize = 10_000;
+
+/// What an entry is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum EntryKind {
+    /// A regular file.
+    File,
+    /// Another name of a file that came before.
+    HardLink,
+    /// A symbolic link.
+    Symlink,
+    /// A character device.
+    Character,
+    /// A block device.
+    Block,
+    /// A directory.
+    Directory,
+    /// A named pipe.
+    Fifo,
+}
+
+/// One entry of an archive, without its data.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Header {
+    /// Its path, as the archive has it.
+    pub(super) path: Vec<u8>,
+    pub(super) kind: EntryKind,
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    /// The length of the file.
+    pub(super) size: u64,
+    /// Since 1970, in seconds and nanoseconds.
+    pub(super) modified: (i64, u32),
+    /// Of a device: major and minor number.
+    pub(super) device: (u32, u32),
+    /// What a symbolic link says; the path of the file of which a hard link is another name.
+    pub(super) link: Vec<u8>,
+    /// Extended attributes, with their full names.
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The pieces of a file that are not holes, if it has any holes.
+    pub(super) pieces: Option<Vec<Range<u64>>>,
+}
+
+/// Why an archive cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub(super) struct Damaged(String);
+
+impl Damaged {
+    fn new(sentence: impl Into<String>) -> Self {
+        Self(sentence.into())
+    }
+}

@@ -1,0 +1,305 @@
+//! The node's side: a share is mounted once for each set of options, out of sight, and directories of it are bound at
+//! the targets. Whatever may wait for a server has a deadline, and nothing is remembered but what the kernel knows.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use berth_core::{Access, AccessKind, Capacity, VolumeId};
+use berth_host::{
+    mount::{self, Attributes, MountInfo},
+    path::Dir,
+    remote,
+};
+use berth_nfs::{Nfs, Options, Target};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    Config, Inner,
+    id::ShareName,
+    mount::{MountMode, Plan, refused},
+    parameters::{MOUNT_OPTIONS_SECRET, Place, options_in},
+    parse_share,
+    record::hex,
+    shares::failed,
+};
+use crate::backend::{Amounts, Error, Mounts, Publication, Result, Usage, Volume};
+
+/// How long a mount is asked whether it is of use.
+const PROBE: Duration = Duration::from_secs(3);
+/// How long a mount that did not answer is not asked again.
+const SILENCE: Duration = Duration::from_secs(30);
+/// How long one attempt to unmount may take.
+const UNMOUNT: Duration = Duration::from_secs(10);
+/// How long a directory on a mounted share may take to be found.
+const LOOKUP: Duration = Duration::from_secs(30);
+/// How long a server may take to tell its space.
+const SPACE: Duration = Duration::from_secs(10);
+
+/// The shares mounted on this node.
+#[derive(Debug)]
+pub(super) struct NodeMounts {
+    mode: MountMode,
+    dir: PathBuf,
+    timeout: Duration,
+    /// The mode that directories get whose volume names none.
+    permissions: Option<u32>,
+    nfs: Nfs,
+    /// One at a time mounts or unmounts a share.
+    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
+    /// Filesystems that did not answer, and when.
+    silent: Mutex<HashMap<(u32, u32), Instant>>,
+    usages: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
+}
+
+/// A volume, as far as a node has to know it.
+pub(super) fn volume(id: &VolumeId, context: &BTreeMap<String, String>) -> Volume {
+    Volume {
+        id: id.clone(),
+        capacity: Capacity::ZERO,
+        access: AccessKind::Mount,
+        parameters: Arc::default(),
+        mutable: Arc::default(),
+        context: context.clone(),
+        source: None,
+        topology: None,
+        attachments: Vec::new(),
+        ephemeral: false,
+    }
+}
+
+impl NodeMounts {
+    /// Nothing is mounted, or what an earlier process left.
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            mode: config.mount_mode,
+            dir: config.mount_dir.clone(),
+            timeout: config.mount_timeout,
+            permissions: config.mount_permissions,
+            nfs: Nfs::new(),
+            turns: Mutex::default(),
+            silent: Mutex::default(),
+            usages: Mutex::default(),
+        }
+    }
+
+    /// Makes sure that the volume's share is mounted, and gives the volume's directory there.
+    pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
+        let options = options_of(&place, &how);
+        let key = key_of(&place.share, &options);
+        let turn = self.turn(&key);
+        let _turn = turn.lock().await;
+        let root = self.dir.join(&key);
+        if !self.is_usable(root.clone()).await? {
+            let plan = Plan::make(&self.nfs, &place.share, &options, self.timeout).await?;
+            let (this, at) = (self.clone(), root.clone());
+            blocking(move || {
+                Dir::ensure(&at, 0o700)?;
+                this.mode.mount(&plan, &at, this.timeout)
+            })
+            .await?;
+        }
+        let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
+        if let Some(mode) = place.mode.or(self.permissions).filter(|_| !how.read_only) {
+            let (root, below) = (root.clone(), below.clone());
+            blocking(move || {
+                remote::ensure_mode(&root, &below, mode, LOOKUP).map_err(|error| refused(&error))
+            })
+            .await?;
+        }
+        // Joining nothing would add a slash.
+        Ok(if below.as_os_str().is_empty() { root } else { root.join(below) })
+    }
+
+    /// Whether the share is mounted and answers; one whose handle is stale is taken away.
+    async fn is_usable(self: &Arc<Self>, root: PathBuf) -> Result<bool> {
+        blocking(move || {
+            if !remote::is_mounted(&root)? {
+                return Ok(false);
+            }
+            match remote::probe(&root, PROBE) {
+                Ok(()) => Ok(true),
+                Err(error) if is_stale(&error) => {
+                    remote::unmount(&root, UNMOUNT)?;
+                    Ok(false)
+                }
+                Err(error) => Err(refused(&error)),
+            }
+        })
+        .await
+    }
+
+    fn turn(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        turns.entry(key.to_owned()).or_default().clone()
+    }
+
+    fn silent(&self) -> MutexGuard<'_, HashMap<(u32, u32), Instant>> {
+        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether what is mounted there is stale; one that does not answer is not, and is left in peace for a while.
+    fn is_stale_at(&self, target: &Path, found: &MountInfo) -> bool {
+        if self.silent().get(&found.device).is_some_and(|since| since.elapsed() < SILENCE) {
+            return false;
+        }
+        match remote::probe(target, PROBE) {
+            Ok(()) => {
+                self.silent().remove(&found.device);
+                false
+            }
+            Err(error) if error.errno() == Some(Errno::TIMEDOUT.raw_os_error()) => {
+                self.silent().insert(found.device, Instant::now());
+                false
+            }
+            Err(error) => is_stale(&error),
+        }
+    }
+
+    /// Unmounts shares of a filesystem that nobody has at a target any more.
+    fn release(&self, device: (u32, u32)) -> Result<()> {
+        let here = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        let shared = |mount: &&MountInfo| mount.device == device && mount.target.parent() == Some(&here);
+        for root in mount::mounts()?.iter().filter(shared) {
+            let Some(key) = root.target.file_name().and_then(|name| name.to_str()) else { continue };
+            let turn = self.turn(key);
+            let _turn = turn.blocking_lock();
+            let is_used = |mount: &MountInfo| mount.device == device && !mount.target.starts_with(&here);
+            if mount::mounts()?.iter().any(is_used) {
+                return Ok(());
+            }
+            remote::unmount(&root.target, UNMOUNT)?;
+            let _ = std::fs::remove_dir(&root.target);
+            self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+        }
+        Ok(())
+    }
+}
+
+impl Mounts for NodeMounts {
+    fn is_bound(&self, target: &Path) -> Result<bool> {
+        match remote::mounted_at(target)? {
+            None => Ok(false),
+            Some(found) => Ok(!self.is_stale_at(target, &found)),
+        }
+    }
+
+    fn bind(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+        let relative = source
+            .strip_prefix(&self.dir)
+            .map_err(|_| Error::State(format!("{} is on no share", source.display())))?;
+        let mut parts = relative.components();
+        let root = parts.next().map(|key| self.dir.join(key)).unwrap_or_default();
+        if !remote::is_mounted(&root)? {
+            // The last other user of the share went away just now.
+            return Err(Error::Busy("the share was unmounted meanwhile; try again".to_owned()));
+        }
+        let below = parts.as_path();
+        remote::bind(&root, below, target, attributes, LOOKUP).map_err(|error| match refused(&error) {
+            Error::NotFound { .. } => Error::NotFound { what: "directory", id: below.display().to_string() },
+            other => other,
+        })
+    }
+
+    fn unbind(&self, target: &Path) -> Result<()> {
+        let mut devices = Vec::new();
+        while let Some(found) = remote::mounted_at(target)? {
+            remote::unmount(target, UNMOUNT)?;
+            devices.push(found.device);
+        }
+        for device in devices {
+            if let Err(error) = self.release(device) {
+                tracing::warn!(%error, "a share stays mounted that nobody uses");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// The space of the volume's share, by asking the server and not the kernel, which would wait for it.
+    pub(super) async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {
+        let mounts = &self.mounts;
+        let usages = || mounts.usages.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = usages().get(&volume.id).copied();
+        if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
+            return Ok(usage);
+        }
+        let measured = tokio::time::timeout(SPACE, mounts.measure(path.to_owned())).await;
+        match measured
+            .unwrap_or_else(|_| Err(Error::Unavailable("the server does not tell its space".to_owned())))
+        {
+            Ok(usage) => {
+                usages().insert(volume.id.clone(), (Instant::now(), usage));
+                Ok(usage)
+            }
+            // An old answer is better than none, and the server's absence shows elsewhere.
+            Err(error) => known.map(|(_, usage)| usage).ok_or(error),
+        }
+    }
+}
+
+impl NodeMounts {
+    async fn measure(&self, path: PathBuf) -> Result<Usage> {
+        let at = path.clone();
+        let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
+        let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
+        let share = parse_share(&found.source)?;
+        let told = found.super_options.split(',').filter(|option| {
+            ["vers=", "port=", "mountport="].iter().any(|key| option.starts_with(key))
+                && !option.ends_with("=0")
+        });
+        let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
+        let target = Target { server: share.server.clone(), path: share.path(), options };
+        let share = self.nfs.share(&target).await.map_err(failed)?;
+        let space = share.space(&share.root()).await.map_err(failed)?;
+        let amounts = |total: u64, free: u64, available: u64| Amounts {
+            total,
+            used: total.saturating_sub(free),
+            available,
+        };
+        Ok(Usage {
+            bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
+            inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
+        })
+    }
+}
+
+/// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries.
+fn options_of(place: &Place, how: &Publication<'_>) -> Vec<String> {
+    let flags = match &how.capability.access {
+        Access::Mount { flags, .. } => flags.clone(),
+        Access::Block => Vec::new(),
+    };
+    let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
+    let all: Vec<String> =
+        flags.into_iter().chain(place.mount_options.iter().cloned()).chain(secret).collect();
+    mount::parse_options(&all).filesystem
+}
+
+/// What a mounted share is called: the same for all that can share it.
+fn key_of(share: &ShareName, options: &[String]) -> String {
+    let mut sum = Sha256::new();
+    for part in
+        [share.server.as_str(), share.share.as_str()].into_iter().chain(options.iter().map(String::as_str))
+    {
+        sum.update(part);
+        sum.update([0]);
+    }
+    hex(&sum.finalize()[..16])
+}
+
+fn is_stale(error: &berth_host::Error) -> bool {
+    // A FUSE mount whose server is gone says that it is not connected.
+    [Errno::STALE, Errno::NOTCONN].map(|errno| Some(errno.raw_os_error())).contains(&error.errno())
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+    tokio::task::spawn_blocking(work)
+        .await
+        .unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
+}

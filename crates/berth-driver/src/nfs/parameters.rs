@@ -1,0 +1,410 @@
+//! What classes, contexts and secrets say about NFS volumes, in csi-driver-nfs's words.
+
+use std::collections::BTreeMap;
+
+use berth_core::{Name, names::KUBERNETES_PARAMETER_PREFIX};
+
+use super::id::{OnDelete, ShareName, SubPath, VolumeRef, check_name};
+use crate::backend::{Error, Parameters, Result};
+
+const SERVER: &str = "server";
+const SHARE: &str = "share";
+const SUB_DIR: &str = "subdir";
+const MOUNT_OPTIONS: &str = "mountoptions";
+const MOUNT_PERMISSIONS: &str = "mountpermissions";
+/// The name of the secret with mount options.
+pub(super) const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
+
+const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
+const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
+const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
+const CLAIM_LABEL: &str = "csi.storage.k8s.io/pvc/labels/";
+const CLAIM_ANNOTATION: &str = "csi.storage.k8s.io/pvc/annotations/";
+
+/// A StorageClass's parameters, read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Class {
+    server: String,
+    share: String,
+    sub_dir: String,
+    on_delete: String,
+    /// How the directory looks.
+    pub(super) look: Look,
+    /// How the share is reached.
+    pub(super) mount_options: Vec<String>,
+}
+
+/// How a volume's directory looks; what is `None` is left as it is made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Look {
+    pub(super) mode: Option<u32>,
+    pub(super) uid: Option<u32>,
+    pub(super) gid: Option<u32>,
+}
+
+/// Where a volume is, as a PersistentVolume's or a pod's attributes say.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) share: ShareName,
+    /// The share itself if `None`.
+    pub(super) dir: Option<SubPath>,
+    pub(super) mount_options: Vec<String>,
+    pub(super) mode: Option<u32>,
+}
+
+impl Class {
+    /// Reads parameters; names the first that is unknown or wrong.
+    pub(super) fn parse(parameters: &Parameters) -> Result<Self> {
+        let mut class = Self::default();
+        for (key, value) in parameters {
+            match key.to_ascii_lowercase().as_str() {
+                SERVER => class.server.clone_from(value),
+                SHARE => class.share.clone_from(value),
+                SUB_DIR => class.sub_dir.clone_from(value),
+                "ondelete" => {
+                    OnDelete::parse(value)?;
+                    class.on_delete.clone_from(value);
+                }
+                MOUNT_PERMISSIONS => class.look.mode = parse_mode(value)?,
+                "uid" => class.look.uid = parse_id(key, value)?,
+                "gid" => class.look.gid = parse_id(key, value)?,
+                MOUNT_OPTIONS => class.mount_options = options_in(value),
+                known if known.starts_with(KUBERNETES_PARAMETER_PREFIX) => {}
+                _ => {
+                    return Err(Error::Invalid(format!(
+                        "parameter {key:?} is none of server, share, subDir, onDelete, mountPermissions, mountOptions, \
+                         uid, gid"
+                    )));
+                }
+            }
+        }
+        Ok(class)
+    }
+
+    /// The share it means, if it names a server.
+    pub(super) fn share(&self) -> Result<Option<ShareName>> {
+        if self.server.is_empty() {
+            return Ok(None);
+        }
+        ShareName::new(&self.server, &self.share).map(Some)
+    }
+
+    /// The volume of that name.
+    pub(super) fn volume(
+        &self,
+        name: &Name,
+        parameters: &Parameters,
+        default: Option<OnDelete>,
+    ) -> Result<VolumeRef> {
+        check_name("the volume's name", name.as_str())?;
+        let share = ShareName::new(&self.server, &self.share)?;
+        let on_delete = match default {
+            Some(OnDelete::Retain) if self.on_delete.is_empty() => "retain",
+            Some(OnDelete::Archive) if self.on_delete.is_empty() => "archive",
+            _ => &self.on_delete,
+        };
+        let (dir, uuid) = if self.sub_dir.trim_matches('/').is_empty() {
+            (SubPath::new("the volume's name", name.as_str())?, String::new())
+        } else {
+            let text = expand(&self.sub_dir, name.as_str(), parameters)?;
+            (SubPath::new("subDir", &text)?, name.to_string())
+        };
+        Ok(VolumeRef { share, dir, uuid, on_delete: on_delete.to_owned() })
+    }
+
+    /// What the node is told about the volume: all parameters, and the directory that came of them.
+    pub(super) fn context(parameters: &Parameters, volume: &VolumeRef) -> BTreeMap<String, String> {
+        let mut context = parameters.clone();
+        context.retain(|key, _| !key.starts_with(CLAIM_LABEL) && !key.starts_with(CLAIM_ANNOTATION));
+        let key = context.keys().find(|key| key.eq_ignore_ascii_case(SUB_DIR)).cloned();
+        context.insert(key.unwrap_or_else(|| SUB_DIR.to_owned()), volume.dir.to_string());
+        context
+    }
+}
+
+/// What the node is told about a volume of which only the id is known.
+pub(super) fn context_of(volume: &VolumeRef) -> BTreeMap<String, String> {
+    BTreeMap::from([
+        (SERVER.to_owned(), volume.share.server.clone()),
+        (SHARE.to_owned(), volume.share.path()),
+        (SUB_DIR.to_owned(), volume.dir.to_string()),
+    ])
+}
+
+/// The share that a snapshot class wants snapshots on, where it names one, and how it is reached.
+pub(super) fn snapshot_share(
+    parameters: &Parameters,
+    source: &ShareName,
+) -> Result<(ShareName, Vec<String>)> {
+    let (mut server, mut share, mut options) = (source.server.as_str(), source.share.as_str(), Vec::new());
+    for (key, value) in parameters {
+        match key.to_ascii_lowercase().as_str() {
+            SERVER => server = value,
+            SHARE => share = value,
+            MOUNT_OPTIONS => options = options_in(value),
+            known if known.starts_with(KUBERNETES_PARAMETER_PREFIX) => {}
+            _ => {
+                return Err(Error::Invalid(format!(
+                    "parameter {key:?} of the snapshot class is none of server, share, mountOptions"
+                )));
+            }
+        }
+    }
+    Ok((ShareName::new(server, share)?, options))
+}
+
+impl Place {
+    /// Reads a volume's context; what it does not say, the id may.
+    pub(super) fn parse(id: &str, context: &BTreeMap<String, String>) -> Result<Self> {
+        let get = |name: &str| {
+            let found = context.iter().find(|(key, _)| key.eq_ignore_ascii_case(name));
+            found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
+        };
+        let mount_options = get(MOUNT_OPTIONS).map(options_in).unwrap_or_default();
+        let mode = get(MOUNT_PERMISSIONS).map(parse_mode).transpose()?.flatten();
+        let Some(server) = get(SERVER) else {
+            let volume = VolumeRef::parse(id).map_err(|_| {
+                Error::Invalid(
+                    "volume_context: server is missing: give the name of the NFS server".to_owned(),
+                )
+            })?;
+            return Ok(Self { share: volume.share, dir: Some(volume.dir), mount_options, mode });
+        };
+        let share = get(SHARE).ok_or_else(|| {
+            Error::Invalid("volume_context: share is missing: give the exported directory".to_owned())
+        })?;
+        let dir = match get(SUB_DIR) {
+            None => None,
+            Some(text) => {
+                let name = get(VOLUME_NAME).unwrap_or_default();
+                Some(SubPath::new("volume_context: subDir", &expand(text, name, context)?)?)
+            }
+        };
+        Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, mode })
+    }
+}
+
+/// Mount options as a class or secret has them, commas between; whoever reads them splits them.
+pub(super) fn options_in(text: &str) -> Vec<String> {
+    if text.trim().is_empty() { Vec::new() } else { vec![text.to_owned()] }
+}
+
+/// Octal, as chmod takes it; 0 and nothing leave the mode alone.
+pub(super) fn parse_mode(text: &str) -> Result<Option<u32>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match u32::from_str_radix(text, 8) {
+        Ok(0) => Ok(None),
+        Ok(mode) if mode <= 0o7777 && !text.starts_with('+') => Ok(Some(mode)),
+        _ => Err(Error::Invalid(format!("mountPermissions {text:?} is not an octal mode such as 0777"))),
+    }
+}
+
+fn parse_id(key: &str, text: &str) -> Result<Option<u32>> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    // The last one means "no change" to the kernel, and "nobody" to nobody.
+    match text.parse::<u32>() {
+        Ok(id) if id != u32::MAX && !text.starts_with('+') => Ok(Some(id)),
+        _ => Err(Error::Invalid(format!("{key} {text:?} is not a number"))),
+    }
+}
+
+/// Puts what Kubernetes told about the claim in the place of `${…}`.
+fn expand(template: &str, volume: &str, parameters: &Parameters) -> Result<String> {
+    let mut text = String::new();
+    let mut rest = template;
+    while let Some((before, after)) = rest.split_once("${") {
+        let (variable, after) = after.split_once('}').ok_or_else(|| {
+            Error::Invalid(format!("subDir {template:?} opens a \"${{\" that it does not close"))
+        })?;
+        text.push_str(before);
+        text.push_str(&value_of(variable.trim(), volume, parameters)?);
+        rest = after;
+    }
+    Ok(text + rest)
+}
+
+fn value_of(variable: &str, volume: &str, parameters: &Parameters) -> Result<String> {
+    let (key, fallback) = match variable {
+        "pvc.metadata.name" => (CLAIM_NAME.to_owned(), None),
+        "pvc.metadata.namespace" => (CLAIM_NAMESPACE.to_owned(), None),
+        // The provisioner calls the volume what Kubernetes will call it.
+        "pv.metadata.name" => (VOLUME_NAME.to_owned(), Some(volume)),
+        _ => {
+            let label = indexed(variable, "pvc.metadata.labels").map(|key| format!("{CLAIM_LABEL}{key}"));
+            let annotation =
+                indexed(variable, "pvc.metadata.annotations").map(|key| format!("{CLAIM_ANNOTATION}{key}"));
+            let key = label.or(annotation).ok_or_else(|| {
+                Error::Invalid(format!(
+                    "subDir: ${{{variable}}} is none of ${{pvc.metadata.name}}, ${{pvc.metadata.namespace}}, \
+                     ${{pv.metadata.name}}, ${{pvc.metadata.labels['KEY']}}, ${{pvc.metadata.annotations['KEY']}}"
+                ))
+            })?;
+            (key, None)
+        }
+    };
+    let value = parameters.get(&key).map(String::as_str).or(fallback).unwrap_or_default();
+    if value.is_empty() {
+        return Err(Error::Invalid(format!(
+            "subDir needs ${{{variable}}}, but the call does not say it: the claim has to have it, and the provisioner \
+             to run with --extra-create-metadata"
+        )));
+    }
+    Ok(value.to_owned())
+}
+
+/// The key in `NAME['key']` or `NAME["key"]`.
+fn indexed<'a>(variable: &'a str, name: &str) -> Option<&'a str> {
+    let index = variable.strip_prefix(name)?.strip_prefix('[')?.strip_suffix(']')?;
+    let quoted = |quote: char| index.strip_prefix(quote)?.strip_suffix(quote);
+    quoted('\'').or_else(|| quoted('"')).filter(|key| !key.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map(pairs: &[(&str, &str)]) -> Parameters {
+        pairs.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
+    }
+
+    fn made(pairs: &[(&str, &str)]) -> Result<VolumeRef> {
+        let parameters = map(pairs);
+        Class::parse(&parameters)?.volume(&"pvc-1".parse().unwrap(), &parameters, None)
+    }
+
+    fn refused(pairs: &[(&str, &str)]) -> String {
+        match made(pairs) {
+            Err(Error::Invalid(sentence)) => sentence,
+            other => panic!("{pairs:?}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_volume_is_where_its_class_says_whatever_the_case_of_the_keys() {
+        for (pairs, id) in [
+            (&[("server", "nfs.svc"), ("share", "/export/")][..], "nfs.svc#export#pvc-1##"),
+            (&[("SERVER", "nfs.svc"), ("Share", "/")], "nfs.svc##pvc-1##"),
+            (&[("server", "nfs"), ("share", "/e"), ("subdir", "/a/b/")], "nfs#e#a/b#pvc-1#"),
+            (&[("server", "nfs"), ("share", "/e"), ("onDelete", "Retain")], "nfs#e#pvc-1##Retain"),
+            (&[("server", "nfs"), ("share", "/e"), ("ondelete", "delete")], "nfs#e#pvc-1##"),
+        ] {
+            assert_eq!(made(pairs).unwrap().to_string(), id, "{pairs:?}");
+        }
+        let parameters = map(&[("server", "nfs"), ("share", "/e")]);
+        let class = Class::parse(&parameters).unwrap();
+        let name = "pvc-1".parse().unwrap();
+        let archived = class.volume(&name, &parameters, Some(OnDelete::Archive)).unwrap();
+        assert_eq!(archived.to_string(), "nfs#e#pvc-1##archive");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        let with = |key: &'static str, value: &'static str| {
+            refused(&[("server", "nfs"), ("share", "/e"), (key, value)])
+        };
+        assert!(with("sevrer", "x").contains("\"sevrer\""));
+        assert!(with("kind", "btrfs").contains("\"kind\""));
+        assert!(with("onDelete", "shred").contains("shred"));
+        assert!(with("mountPermissions", "0999").contains("0999"));
+        assert!(with("mountPermissions", "77777").contains("77777"));
+        assert!(with("uid", "root").contains("root"));
+        assert!(with("gid", "4294967295").contains("gid"));
+        assert!(with("subDir", "../x").contains(".."));
+        assert!(with("subDir", ".berth/volumes").contains(".berth"));
+        assert!(with("subDir", "a#b").contains('#'));
+        assert!(refused(&[("share", "/e")]).contains("server is missing"));
+        assert!(refused(&[("server", "n s"), ("share", "/e")]).contains("n s"));
+    }
+
+    #[test]
+    fn a_template_takes_what_kubernetes_told() {
+        let told = [
+            ("server", "nfs"),
+            ("share", "/e"),
+            (CLAIM_NAME, "data"),
+            (CLAIM_NAMESPACE, "team"),
+            ("csi.storage.k8s.io/pvc/labels/app.kubernetes.io/name", "web"),
+            ("csi.storage.k8s.io/pvc/annotations/dir", "x/y"),
+            ("csi.storage.k8s.io/pvc/annotations/evil", "../../other"),
+        ];
+        let dir = |template: &'static str| {
+            let mut pairs = told.to_vec();
+            pairs.push(("subDir", template));
+            made(&pairs).map(|volume| volume.dir.to_string())
+        };
+        for (template, expected) in [
+            ("${pvc.metadata.namespace}/${pvc.metadata.name}", "team/data"),
+            ("${pv.metadata.name}", "pvc-1"),
+            ("a-${pvc.metadata.labels['app.kubernetes.io/name']}-b", "a-web-b"),
+            ("${pvc.metadata.annotations[\"dir\"]}", "x/y"),
+            ("plain$dir", "plain$dir"),
+        ] {
+            assert_eq!(dir(template).unwrap(), expected, "{template}");
+        }
+        for (template, word) in [
+            ("${pvc.metadata.labels['missing']}", "missing"),
+            ("${pvc.metadata.uid}", "pvc.metadata.uid"),
+            ("${pvc.metadata.labels[x]}", "labels[x]"),
+            ("x${pvc.metadata.name", "does not close"),
+            ("${pvc.metadata.annotations['evil']}", ".."),
+        ] {
+            let Err(Error::Invalid(sentence)) = dir(template) else { panic!("{template}") };
+            assert!(sentence.contains(word), "{template}: {sentence}");
+        }
+    }
+
+    #[test]
+    fn the_context_is_the_parameters_and_the_directory_that_came_of_them() {
+        let parameters = map(&[
+            ("server", "nfs"),
+            ("share", "/e"),
+            ("subDir", "${pvc.metadata.name}"),
+            (CLAIM_NAME, "data"),
+            ("csi.storage.k8s.io/pvc/labels/a", "b"),
+        ]);
+        let volume =
+            Class::parse(&parameters).unwrap().volume(&"pvc-1".parse().unwrap(), &parameters, None).unwrap();
+        let context = Class::context(&parameters, &volume);
+        assert_eq!(
+            context,
+            map(&[("server", "nfs"), ("share", "/e"), ("subDir", "data"), (CLAIM_NAME, "data")])
+        );
+        let place = Place::parse("anything", &context).unwrap();
+        assert_eq!((place.share, place.dir), (volume.share, Some(volume.dir)));
+    }
+
+    #[test]
+    fn a_place_is_in_the_context_or_in_the_id() {
+        let place = |id: &str, pairs: &[(&str, &str)]| Place::parse(id, &map(pairs));
+        let whole = place("static", &[("server", "nfs"), ("share", "/")]).unwrap();
+        assert_eq!((whole.share.path().as_str(), whole.dir), ("/", None));
+        let listed =
+            place("nfs#e#pvc-1##", &[("mountPermissions", "0770"), ("mountOptions", "vers=3")]).unwrap();
+        assert_eq!((listed.dir.unwrap().as_str(), listed.mode), ("pvc-1", Some(0o770)));
+        assert_eq!(listed.mount_options, ["vers=3"]);
+        for (id, pairs, word) in [
+            ("static", &[][..], "server is missing"),
+            ("static", &[("server", "nfs")], "share is missing"),
+            ("static", &[("server", "nfs"), ("share", "/a/../..")], ".."),
+            ("static", &[("server", "nfs"), ("share", "/"), ("subDir", "a/../../etc")], ".."),
+        ] {
+            let Err(Error::Invalid(sentence)) = place(id, pairs) else { panic!("{pairs:?}") };
+            assert!(sentence.contains(word), "{sentence}");
+        }
+    }
+
+    #[test]
+    fn snapshots_go_to_the_share_of_their_class_or_of_their_volume() {
+        let source = ShareName::new("nfs", "e").unwrap();
+        let of = |pairs: &[(&str, &str)]| snapshot_share(&map(pairs), &source);
+        assert_eq!(of(&[("csi.storage.k8s.io/volumesnapshot/name", "x")]).unwrap().0, source);
+        let (share, options) = of(&[("Server", "b"), ("share", "/s"), ("mountOptions", "vers=4.1")]).unwrap();
+        assert_eq!((share.to_string().as_str(), options.len()), ("b:/s", 1));
+        let Err(Error::Invalid(sentence)) = of(&[("colour", "red")]) else { panic!() };
+        assert!(sentence.contains("colour"));
+    }
+}

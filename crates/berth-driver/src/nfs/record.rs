@@ -1,0 +1,275 @@
+//! What the driver has to remember, on the share itself: `.berth/` in its root.
+//!
+//! ```text
+//! .berth/volumes/<key>.json     size, class and source of a volume
+//! .berth/snapshots/<key>.json   of what a snapshot was taken, and when; its archive is at <name>/<source>.tar.gz
+//! .berth/archived/<key>.json    since when an archived directory is one
+//! .berth/incoming/              being built; renamed into place when whole
+//! .berth/trash/                 being removed, in the background
+//! ```
+//! A key is a digest of the id. Records add to what ids say; what csi-driver-nfs made has none, and works without. They
+//! are on the share so that every replica sees them, now and after it was moved to another node.
+
+use berth_nfs::{Change, Cookie, Create, Entry, Handle, Kind, Share};
+use bytes::Bytes;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256};
+
+use super::{
+    id::PRIVATE,
+    shares::{failed, found},
+};
+use crate::backend::{ContentSource, Error, Parameters, Result};
+
+/// Longer than any record.
+const MAX_RECORD: u32 = 64 << 10;
+const ENDING: &str = ".json";
+
+/// What is kept in one directory of `.berth`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Drawer {
+    /// Records of volumes.
+    Volumes,
+    /// Records of snapshots.
+    Snapshots,
+    /// Records of archived directories.
+    Archived,
+    /// What is being built.
+    Incoming,
+    /// What is being removed.
+    Trash,
+}
+
+/// A volume's record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct VolumeRecord {
+    pub(super) id: String,
+    pub(super) capacity: u64,
+    #[serde(default)]
+    pub(super) parameters: Parameters,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) source: Option<SourceRecord>,
+}
+
+/// Where a volume's first content came from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum SourceRecord {
+    /// A snapshot.
+    Snapshot(String),
+    /// Another volume.
+    Volume(String),
+}
+
+/// A snapshot's record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct SnapshotRecord {
+    pub(super) id: String,
+    /// The volume's id.
+    pub(super) source: String,
+    /// In seconds since 1970.
+    pub(super) created: u64,
+    /// Whether the archive is compressed.
+    pub(super) compressed: bool,
+    /// What is known of the archive since it is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) archive: Option<ArchiveRecord>,
+}
+
+/// An archive that is whole.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ArchiveRecord {
+    /// The length of what is packed.
+    pub(super) unpacked: u64,
+    /// The digest of the archive's bytes, in hexadecimal.
+    pub(super) sha256: String,
+}
+
+/// An archived directory's record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct ArchivedRecord {
+    /// Below the share.
+    pub(super) dir: String,
+    /// In seconds since 1970.
+    pub(super) since: u64,
+}
+
+impl From<&ContentSource> for SourceRecord {
+    fn from(source: &ContentSource) -> Self {
+        match source {
+            ContentSource::Snapshot(id) => Self::Snapshot(id.to_string()),
+            ContentSource::Volume(id) => Self::Volume(id.to_string()),
+        }
+    }
+}
+
+impl SourceRecord {
+    /// As the services know it; nothing where the record makes no sense.
+    pub(super) fn to_source(&self) -> Option<ContentSource> {
+        match self {
+            Self::Snapshot(id) => id.parse().ok().map(ContentSource::Snapshot),
+            Self::Volume(id) => id.parse().ok().map(ContentSource::Volume),
+        }
+    }
+}
+
+impl Drawer {
+    pub(super) fn path(self) -> String {
+        let name = match self {
+            Self::Volumes => "volumes",
+            Self::Snapshots => "snapshots",
+            Self::Archived => "archived",
+            Self::Incoming => "incoming",
+            Self::Trash => "trash",
+        };
+        format!("{PRIVATE}/{name}")
+    }
+
+    /// The directory, if it is there.
+    pub(super) async fn find(self, share: &Share) -> Result<Option<Entry>> {
+        found(share.open_dir(&self.path()).await)
+    }
+
+    /// The directory, made if it is not there.
+    pub(super) async fn ensure(self, share: &Share) -> Result<Handle> {
+        if let Some(drawer) = self.find(share).await? {
+            return Ok(drawer.handle);
+        }
+        // Nobody but the driver has any business here.
+        share.make_dirs(PRIVATE, &Change::mode(0o700)).await.map_err(failed)?;
+        let (drawer, _) = share.make_dirs(&self.path(), &Change::mode(0o700)).await.map_err(failed)?;
+        Ok(drawer.handle)
+    }
+
+    /// The names in it, sorted.
+    pub(super) async fn names(self, share: &Share) -> Result<Vec<String>> {
+        let Some(drawer) = self.find(share).await? else { return Ok(Vec::new()) };
+        let mut names = Vec::new();
+        let mut next = Some(Cookie::default());
+        while let Some(cookie) = next {
+            let page = share.read_dir(&drawer.handle, cookie).await.map_err(failed)?;
+            names.extend(page.entries.iter().filter_map(|entry| entry.name.to_str().map(str::to_owned)));
+            next = page.next;
+        }
+        names.sort_unstable();
+        names.dedup();
+        Ok(names)
+    }
+
+    /// The keys of the records in it, sorted.
+    pub(super) async fn keys(self, share: &Share) -> Result<Vec<String>> {
+        let mut names = self.names(share).await?;
+        names.retain_mut(|name| match name.strip_suffix(ENDING) {
+            Some(key) if !key.starts_with('.') => {
+                name.truncate(key.len());
+                true
+            }
+            _ => false,
+        });
+        Ok(names)
+    }
+}
+
+/// The key of an id.
+pub(super) fn key_of(id: &str) -> String {
+    hex(&Sha256::digest(id)[..16])
+}
+
+/// Bytes in hexadecimal.
+pub(super) fn hex(bytes: &[u8]) -> String {
+    use std::fmt::Write as _;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// A name that nobody else takes.
+pub(super) fn nonce() -> String {
+    use std::{
+        hash::{BuildHasher as _, RandomState},
+        sync::atomic::{AtomicU64, Ordering},
+    };
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    format!("{:016x}", RandomState::new().hash_one((std::process::id(), count)))
+}
+
+/// Reads a record; one that is not there, or was not written to its end, is `None`.
+pub(super) async fn read<T: DeserializeOwned>(share: &Share, drawer: Drawer, key: &str) -> Result<Option<T>> {
+    let Some(dir) = drawer.find(share).await? else { return Ok(None) };
+    read_in(share, &dir.handle, key).await
+}
+
+/// As [`read`], in a directory that is open.
+pub(super) async fn read_in<T: DeserializeOwned>(
+    share: &Share,
+    dir: &Handle,
+    key: &str,
+) -> Result<Option<T>> {
+    let Some(file) = found(share.lookup(dir, format!("{key}{ENDING}")).await)? else { return Ok(None) };
+    let mut text = Vec::new();
+    loop {
+        let offset = u64::try_from(text.len()).unwrap_or(u64::MAX);
+        let Some((bytes, is_end)) = found(share.read(&file.handle, offset, MAX_RECORD).await)? else {
+            return Ok(None);
+        };
+        text.extend_from_slice(&bytes);
+        if is_end || bytes.is_empty() || text.len() > usize::try_from(MAX_RECORD).unwrap_or(usize::MAX) {
+            break;
+        }
+    }
+    Ok(serde_json::from_slice(&text).ok())
+}
+
+/// Writes a record, on disk when it returns; who reads meanwhile sees the old one, the new one or none.
+pub(super) async fn write<T: Serialize>(share: &Share, drawer: Drawer, key: &str, record: &T) -> Result<()> {
+    let text =
+        serde_json::to_vec(record).map_err(|error| Error::State(format!("write a record: {error}")))?;
+    let dir = drawer.ensure(share).await?;
+    let name = format!("{key}{ENDING}");
+    match share.create(&dir, &name, Create::New, &Change::mode(0o600)).await {
+        // A reader takes what is not whole for nothing, which it is until this returns.
+        Ok(file) => write_all(share, &file.handle, &text).await,
+        Err(error) if error.kind() == Kind::Exists => replace(share, &dir, &name, &text).await,
+        Err(error) => Err(failed(error)),
+    }
+}
+
+async fn replace(share: &Share, dir: &Handle, name: &str, text: &[u8]) -> Result<()> {
+    let aside = format!(".{name}.{}", nonce());
+    let file = share.create(dir, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
+    let replaced = match write_all(share, &file.handle, text).await {
+        Ok(()) => share.rename(dir, &aside, dir, name).await.map_err(failed),
+        Err(error) => Err(error),
+    };
+    if replaced.is_err() {
+        let _ = share.remove(dir, &aside).await;
+    }
+    replaced
+}
+
+async fn write_all(share: &Share, file: &Handle, text: &[u8]) -> Result<()> {
+    let mut rest = Bytes::copy_from_slice(text);
+    let mut offset = 0;
+    while !rest.is_empty() {
+        let written = share.write(file, offset, rest.clone(), true).await.map_err(failed)?;
+        if written == 0 {
+            return Err(Error::State("the server takes no bytes of a record".to_owned()));
+        }
+        offset += u64::from(written);
+        rest = rest.slice(usize::try_from(written).unwrap_or(usize::MAX).min(rest.len())..);
+    }
+    Ok(())
+}
+
+/// Removes a record; one that is not there is removed already.
+pub(super) async fn remove(share: &Share, drawer: Drawer, key: &str) -> Result<()> {
+    let Some(dir) = drawer.find(share).await? else { return Ok(()) };
+    found(share.remove(&dir.handle, format!("{key}{ENDING}")).await).map(drop)
+}
+
+/// The time, in seconds since 1970.
+pub(super) fn now() -> u64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,123 @@
+//! The shares this process knows, and how each is reached.
+//!
+//! A call names a share by a class, an id or a context; what it says about reaching it (mount options, perhaps from a
+//! secret) is remembered for the calls that say nothing, such as a deletion. Nothing here outlives the process, and
+//! nothing needs to.
+
+use std::{
+    collections::BTreeMap,
+    error::Error as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use berth_nfs::{Kind, Nfs, Options, Share, Target};
+
+use super::id::ShareName;
+use crate::backend::{Error, Result};
+
+/// How shares are reached.
+#[derive(Debug)]
+pub(super) struct Shares {
+    nfs: Nfs,
+    /// The options of a share that none is known of.
+    default_options: Vec<String>,
+    known: Mutex<BTreeMap<ShareName, Known>>,
+}
+
+#[derive(Clone, Default)]
+struct Known {
+    options: Vec<String>,
+    /// Options out of a secret, which count besides.
+    secret: Vec<String>,
+    /// What an earlier process may have left there was looked at.
+    swept: bool,
+}
+
+/// Options may come from a secret.
+impl std::fmt::Debug for Known {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Known").field("swept", &self.swept).finish_non_exhaustive()
+    }
+}
+
+impl Shares {
+    /// Those that are known from the start.
+    pub(super) fn new(shares: &[ShareName], default_options: Vec<String>) -> Self {
+        let known = shares.iter().map(|share| (share.clone(), Known::default())).collect();
+        Self { nfs: Nfs::new(), default_options, known: Mutex::new(known) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, BTreeMap<ShareName, Known>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers how a share is reached; nothing said changes nothing.
+    pub(super) fn learn(&self, share: &ShareName, options: Vec<String>) {
+        let mut known = self.known();
+        let known = known.entry(share.clone()).or_default();
+        if !options.is_empty() {
+            known.options = options;
+        }
+    }
+
+    /// Remembers what a secret says about reaching a share.
+    pub(super) fn learn_secret(&self, share: &ShareName, options: Vec<String>) {
+        self.known().entry(share.clone()).or_default().secret = options;
+    }
+
+    /// Every share there is reason to know, in a stable order.
+    pub(super) fn all(&self) -> Vec<ShareName> {
+        self.known().keys().cloned().collect()
+    }
+
+    /// Whether this is the first time that it is asked: then leftovers of earlier processes are to be looked for.
+    pub(super) fn is_first_visit(&self, share: &ShareName) -> bool {
+        let mut known = self.known();
+        !std::mem::replace(&mut known.entry(share.clone()).or_default().swept, true)
+    }
+
+    /// Reaches a share.
+    pub(super) async fn open(&self, name: &ShareName) -> Result<Share> {
+        let known = self.known().get(name).cloned().unwrap_or_default();
+        let options = [known.options, known.secret].concat();
+        let options = if options.is_empty() { &self.default_options } else { &options };
+        let options =
+            Options::parse(options).map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;
+        let target = Target { server: name.server.clone(), path: name.path(), options };
+        target.check().map_err(|error| Error::Invalid(error.to_string()))?;
+        let share = self.nfs.share(&target).await.map_err(failed)?;
+        // Only a share that was there is worth listing.
+        self.known().entry(name.clone()).or_default();
+        Ok(share)
+    }
+}
+
+/// What the server said, as the caller is to hear it.
+pub(super) fn failed(error: berth_nfs::Error) -> Error {
+    let reason = error.source().map(|reason| format!(": {reason}")).unwrap_or_default();
+    let sentence = format!("{error}{reason}");
+    match error.kind() {
+        Kind::NoSpace | Kind::Quota => Error::Exhausted(sentence),
+        Kind::Unreachable | Kind::Interrupted | Kind::Stale => Error::Unavailable(sentence),
+        Kind::Permission => Error::Denied(sentence),
+        Kind::ReadOnly => Error::Precondition(sentence),
+        Kind::NotFound
+        | Kind::Exists
+        | Kind::NotEmpty
+        | Kind::NotDirectory
+        | Kind::IsDirectory
+        | Kind::Invalid
+        | Kind::Unsupported
+        | Kind::Protocol
+        | Kind::Io => Error::State(sentence),
+    }
+}
+
+/// Turns what is not there into `None`.
+pub(super) fn found<T>(answer: berth_nfs::Result<T>) -> Result<Option<T>> {
+    match answer {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), Kind::NotFound | Kind::NotDirectory) => Ok(None),
+        Err(error) => Err(failed(error)),
+    }
+}

@@ -1,0 +1,334 @@
+//! Snapshots: archives of a volume's directory, `<share>/<name>/<source>.tar.gz`, as csi-driver-nfs has them.
+//!
+//! An archive is written in the background to a name in `.berth/incoming`, and renamed into place when it is whole and on
+//! disk: a snapshot is ready exactly when its archive is in its place. Whoever asks for a snapshot that has a record but
+//! no archive begins it again, so one whose writer died is finished by the process that is asked next.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use berth_core::{AccessKind, Name, SnapshotId, VolumeId};
+use berth_nfs::{Change, Cookie, Create, Entry, Kind, Share};
+use tokio::{sync::watch, task::AbortHandle};
+
+use super::{
+    Inner,
+    archive::pack::pack,
+    capacity,
+    id::{SnapshotRef, SubPath, VolumeRef},
+    parameters::snapshot_share,
+    record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
+    shares::{failed, found},
+    volumes::{parse_id, token},
+};
+use crate::backend::{Error, Page, PageRequest, Parameters, Result, Snapshot};
+
+/// How long a caller waits for an archive before it is told that the snapshot is not ready yet.
+const PATIENCE: Duration = Duration::from_secs(3);
+const COMPRESSED: &str = ".tar.gz";
+const PLAIN: &str = ".tar";
+
+/// The archives this process is writing.
+#[derive(Debug, Default)]
+pub(super) struct Building(Mutex<HashMap<String, Arc<Build>>>);
+
+#[derive(Debug)]
+struct Build {
+    ended: watch::Receiver<bool>,
+    /// Why it failed, for the next who asks.
+    failure: Mutex<Option<Error>>,
+    abort: Mutex<Option<AbortHandle>>,
+}
+
+impl Building {
+    fn map(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    /// The snapshot that taking one would give: by a record, or by the archive in its place.
+    pub(super) async fn find_taken(
+        self: &Arc<Self>,
+        name: &Name,
+        source: &VolumeId,
+        parameters: &Parameters,
+    ) -> Result<Option<Snapshot>> {
+        // A volume that cannot be is told as missing, by whoever looks for it next.
+        let Ok(volume) = VolumeRef::parse(source.as_str()) else { return Ok(None) };
+        let snapshot = self.planned(name, &volume, parameters)?;
+        let share = self.visit(&snapshot.share).await?;
+        if let Some(record) = read_record(&share, &snapshot).await? {
+            let known = SnapshotRef::parse(&record.id)?;
+            return self.known(&share, &known, record).await.map(Some);
+        }
+        let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(None) };
+        if let Some(archive) = find_archive(&share, &snapshot).await? {
+            return Ok(Some(adopted(&snapshot, source.clone(), &archive)));
+        }
+        // Another volume's snapshot has that name.
+        let page = share.read_dir(&directory.handle, Cookie::default()).await.map_err(failed)?;
+        let other = page.entries.iter().find_map(|entry| {
+            let name = entry.name.to_str()?;
+            name.strip_suffix(COMPRESSED).or_else(|| name.strip_suffix(PLAIN)).map(str::to_owned)
+        });
+        Ok(other.and_then(|source| {
+            let other = SnapshotRef { source, ..snapshot };
+            let archive = Entry { handle: directory.handle, attributes: directory.attributes };
+            Some(adopted(&other, guessed_source(&other)?, &archive))
+        }))
+    }
+
+    fn planned(&self, name: &Name, source: &VolumeRef, parameters: &Parameters) -> Result<SnapshotRef> {
+        let (share, options) = snapshot_share(parameters, &source.share)?;
+        self.shares.learn(&share, options);
+        SnapshotRef::new(share, name.as_str(), source)
+    }
+
+    pub(super) async fn snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<Option<Snapshot>> {
+        let Ok(snapshot) = SnapshotRef::parse(id.as_str()) else { return Ok(None) };
+        let share = self.visit(&snapshot.share).await?;
+        match read_record(&share, &snapshot).await? {
+            Some(record) if record.id == id.as_str() => self.known(&share, &snapshot, record).await.map(Some),
+            _ => {
+                let archive = find_archive(&share, &snapshot).await?;
+                let source = guessed_source(&snapshot);
+                Ok(archive.zip(source).map(|(archive, source)| adopted(&snapshot, source, &archive)))
+            }
+        }
+    }
+
+    pub(super) async fn create_snapshot(
+        self: &Arc<Self>,
+        name: &Name,
+        source: &VolumeId,
+        parameters: &Parameters,
+    ) -> Result<Snapshot> {
+        let volume = VolumeRef::parse(source.as_str()).map_err(|_| Error::no_volume(source))?;
+        let snapshot = self.planned(name, &volume, parameters)?;
+        let share = self.visit(&snapshot.share).await?;
+        let record = SnapshotRecord {
+            id: snapshot.to_string(),
+            source: source.to_string(),
+            created: now(),
+            compressed: self.config.compress_snapshots,
+            archive: None,
+        };
+        record::write(&share, Drawer::Snapshots, &key(&snapshot), &record).await?;
+        self.known(&share, &snapshot, record).await
+    }
+
+    /// A snapshot that has a record; its archive is begun again if it is neither there nor being written.
+    async fn known(
+        self: &Arc<Self>,
+        share: &Share,
+        snapshot: &SnapshotRef,
+        record: SnapshotRecord,
+    ) -> Result<Snapshot> {
+        if find_archive(share, snapshot).await?.is_some() {
+            return describe(snapshot, &record, true);
+        }
+        let build = self.begin(share, snapshot, &record);
+        let mut ended = build.ended.clone();
+        let has_ended = tokio::time::timeout(PATIENCE, ended.wait_for(|ended| *ended)).await.is_ok();
+        if let Some(failure) = build.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(failure);
+        }
+        let record = read_record(share, snapshot).await?.unwrap_or(record);
+        describe(snapshot, &record, has_ended && find_archive(share, snapshot).await?.is_some())
+    }
+
+    fn begin(self: &Arc<Self>, share: &Share, snapshot: &SnapshotRef, record: &SnapshotRecord) -> Arc<Build> {
+        let mut building = self.building.map();
+        if let Some(build) = building.get(&key(snapshot)) {
+            return build.clone();
+        }
+        let (end, ended) = watch::channel(false);
+        let build = Arc::new(Build { ended, failure: Mutex::default(), abort: Mutex::default() });
+        building.insert(key(snapshot), build.clone());
+        let (inner, share, snapshot) = (self.clone(), share.clone(), snapshot.clone());
+        let (record, told) = (record.clone(), build.clone());
+        let task = self.tasks.spawn(async move {
+            if let Err(error) = inner.write_archive(&share, &snapshot, record).await {
+                tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
+                *told.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+            inner.building.map().remove(&key(&snapshot));
+            end.send_replace(true);
+        });
+        *build.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
+        build
+    }
+
+    async fn write_archive(
+        self: &Arc<Self>,
+        share: &Share,
+        snapshot: &SnapshotRef,
+        record: SnapshotRecord,
+    ) -> Result<()> {
+        let id: VolumeId = record
+            .source
+            .parse()
+            .map_err(|error| Error::State(format!("read a snapshot's record: {error}")))?;
+        let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(&id))?;
+        let from = self.visit(&volume.share).await?;
+        let dir = found(from.open_dir(volume.dir.as_str()).await)?.ok_or_else(|| Error::no_volume(&id))?;
+        let key = key(snapshot);
+        let incoming = Drawer::Incoming.ensure(share).await?;
+        remove_leftovers(share, &key).await?;
+        let aside = format!("{key}.{}", nonce());
+        let file =
+            share.create(&incoming, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
+        let packed = match pack(&from, &dir.handle, share, &file.handle, record.compressed).await {
+            Ok(packed) => packed,
+            Err(error) => {
+                let _ = share.remove(&incoming, &aside).await;
+                return Err(error);
+            }
+        };
+        if read_record(share, snapshot).await?.is_none_or(|now| now.id != record.id) {
+            // Deleted meanwhile, through another replica.
+            return share.remove(&incoming, &aside).await.map_err(failed);
+        }
+        let archive = Some(ArchiveRecord { unpacked: packed.unpacked, sha256: packed.sha256 });
+        let ending = if record.compressed { COMPRESSED } else { PLAIN };
+        record::write(share, Drawer::Snapshots, &key, &SnapshotRecord { archive, ..record }).await?;
+        let (place, _) = share.make_dirs(&snapshot.name, &Change::mode(0o755)).await.map_err(failed)?;
+        let name = format!("{}{ending}", snapshot.source);
+        share.rename(&incoming, &aside, &place.handle, name).await.map_err(failed)
+    }
+
+    pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
+        let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
+        let share = self.visit(&snapshot.share).await?;
+        let build = self.building.map().remove(&key(&snapshot));
+        if let Some(build) = build {
+            if let Some(task) = build.abort.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                task.abort();
+            }
+            // The sender goes with the task, whichever way that ends.
+            let _ = build.ended.clone().wait_for(|ended| *ended).await;
+        }
+        if read_record(&share, &snapshot).await?.is_some_and(|record| record.id == id.as_str()) {
+            record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
+        }
+        remove_leftovers(&share, &key(&snapshot)).await?;
+        let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(()) };
+        for ending in [COMPRESSED, PLAIN] {
+            found(share.remove(&directory.handle, format!("{}{ending}", snapshot.source)).await)?;
+        }
+        // Whatever else is in the directory is nobody's snapshot, and stays.
+        match share.remove_dir(&share.root(), &snapshot.name).await {
+            Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NotEmpty | Kind::Exists) => {
+                Err(failed(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Those that have a record, share by share.
+    pub(super) async fn list_snapshots(
+        self: &Arc<Self>,
+        source: Option<&VolumeId>,
+        page: &PageRequest,
+    ) -> Result<Page<Snapshot>> {
+        let mut entries = Vec::new();
+        for (position, share, keys) in self.listing(Drawer::Snapshots, page).await? {
+            let mut keys = keys.into_iter().peekable();
+            while let Some(key) = keys.next() {
+                let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
+                else {
+                    continue;
+                };
+                let Ok(snapshot) = SnapshotRef::parse(&record.id) else { continue };
+                if source.is_some_and(|source| record.source != source.as_str()) {
+                    continue;
+                }
+                let is_ready = find_archive(&share, &snapshot).await?.is_some();
+                entries.push(describe(&snapshot, &record, is_ready)?);
+                if entries.len() == page.limit {
+                    return Ok(Page { entries, next: Some(token(position, &key)) });
+                }
+            }
+        }
+        Ok(Page { entries, next: None })
+    }
+}
+
+/// The key of a snapshot's record. Of its name alone: two volumes cannot have snapshots of one name on one share.
+fn key(snapshot: &SnapshotRef) -> String {
+    key_of(&format!("{}#{}#{}", snapshot.share.server, snapshot.share.share, snapshot.name))
+}
+
+async fn read_record(share: &Share, snapshot: &SnapshotRef) -> Result<Option<SnapshotRecord>> {
+    record::read(share, Drawer::Snapshots, &key(snapshot)).await
+}
+
+/// The digest that a snapshot's archive should have, if it is known.
+pub(super) async fn expected_digest(share: &Share, snapshot: &SnapshotRef) -> Result<Option<String>> {
+    let record = read_record(share, snapshot).await?;
+    let record = record.filter(|record| record.id == snapshot.to_string());
+    Ok(record.and_then(|record| record.archive).map(|archive| archive.sha256))
+}
+
+/// The archive in its place, compressed or not.
+pub(super) async fn find_archive(share: &Share, snapshot: &SnapshotRef) -> Result<Option<Entry>> {
+    let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(None) };
+    for ending in [COMPRESSED, PLAIN] {
+        let name = format!("{}{ending}", snapshot.source);
+        if let Some(archive) = found(share.lookup(&directory.handle, name).await)? {
+            return Ok(Some(archive));
+        }
+    }
+    Ok(None)
+}
+
+/// Removes what earlier writers of the same archive left.
+async fn remove_leftovers(share: &Share, key: &str) -> Result<()> {
+    let Some(incoming) = Drawer::Incoming.find(share).await? else { return Ok(()) };
+    let prefix = format!("{key}.");
+    for name in Drawer::Incoming.names(share).await?.iter().filter(|name| name.starts_with(&prefix)) {
+        found(share.remove(&incoming.handle, name).await)?;
+    }
+    Ok(())
+}
+
+fn describe(snapshot: &SnapshotRef, record: &SnapshotRecord, ready: bool) -> Result<Snapshot> {
+    let bad = |error| Error::State(format!("read a snapshot's record: {error}"));
+    Ok(Snapshot {
+        id: snapshot.to_string().parse().map_err(bad)?,
+        source: record.source.parse().map_err(bad)?,
+        size: capacity(record.archive.as_ref().map_or(0, |archive| archive.unpacked)),
+        access: AccessKind::Mount,
+        created: SystemTime::UNIX_EPOCH + Duration::from_secs(record.created),
+        ready,
+        group: None,
+        topology: None,
+    })
+}
+
+/// A snapshot that another driver took: all that is known of it is its archive.
+fn adopted(snapshot: &SnapshotRef, source: VolumeId, archive: &Entry) -> Snapshot {
+    let seconds = u64::try_from(archive.attributes.modified.seconds).unwrap_or(0);
+    Snapshot {
+        id: snapshot.to_string().parse().expect("an id made of checked parts is an id"),
+        source,
+        size: capacity(archive.attributes.size),
+        access: AccessKind::Mount,
+        created: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
+        ready: true,
+        group: None,
+        topology: None,
+    }
+}
+
+/// The volume whose directory has the archive's name.
+fn guessed_source(snapshot: &SnapshotRef) -> Option<VolumeId> {
+    let dir = SubPath::new("the archive's name", &snapshot.source).ok()?;
+    let volume =
+        VolumeRef { share: snapshot.share.clone(), dir, uuid: String::new(), on_delete: String::new() };
+    Some(parse_id(&volume))
+}

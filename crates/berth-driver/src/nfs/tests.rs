@@ -1,0 +1,1 @@
+//! The backend against a real NFS server.

@@ -1,0 +1,145 @@
+//! What goes on behind the answers: removing what was deleted, and archives that are old.
+
+use std::{sync::Arc, time::Duration};
+
+use berth_nfs::{Change, Cookie, Handle, Kind, Share};
+
+use super::{
+    Inner,
+    id::{ShareName, SubPath, VolumeRef},
+    record::{self, ArchivedRecord, Drawer, key_of, nonce, now},
+    shares::failed,
+    volumes::prune,
+};
+use crate::backend::{Error, Result};
+
+/// What was built aside and never finished is nobody's after this time.
+const ABANDONED: Duration = Duration::from_hours(24 * 7);
+/// How many archived directories of one name there may be.
+const MAX_ARCHIVES: u32 = 1000;
+
+impl Inner {
+    /// Reaches a share; the first time, what earlier processes left there is removed in the background.
+    pub(super) async fn visit(self: &Arc<Self>, name: &ShareName) -> Result<Share> {
+        let share = self.shares.open(name).await?;
+        if self.shares.is_first_visit(name) {
+            let (inner, name, share) = (self.clone(), name.clone(), share.clone());
+            self.tasks.spawn(async move {
+                if let Err(error) = inner.sweep(&share).await {
+                    tracing::warn!(share = %name, %error, "what was deleted before is not all removed yet");
+                }
+            });
+        }
+        Ok(share)
+    }
+
+    async fn sweep(&self, share: &Share) -> Result<()> {
+        if let Some(trash) = Drawer::Trash.find(share).await? {
+            for name in Drawer::Trash.names(share).await? {
+                share.remove_tree(&trash.handle, &name).await.map_err(failed)?;
+            }
+        }
+        self.remove_abandoned(share).await?;
+        self.remove_expired(share).await
+    }
+
+    async fn remove_abandoned(&self, share: &Share) -> Result<()> {
+        let Some(incoming) = Drawer::Incoming.find(share).await? else { return Ok(()) };
+        let oldest = i64::try_from(now().saturating_sub(ABANDONED.as_secs())).unwrap_or(0);
+        let mut next = Some(Cookie::default());
+        while let Some(cookie) = next {
+            let page = share.read_dir(&incoming.handle, cookie).await.map_err(failed)?;
+            for entry in page.entries.iter().filter(|entry| entry.attributes.changed.seconds < oldest) {
+                share.remove_tree(&incoming.handle, &entry.name).await.map_err(failed)?;
+            }
+            next = page.next;
+        }
+        Ok(())
+    }
+
+    /// Takes a directory out of sight at once, and removes it in the background.
+    pub(super) async fn discard(self: &Arc<Self>, share: &Share, parent: &Handle, name: &str) -> Result<()> {
+        let trash = Drawer::Trash.ensure(share).await?;
+        let aside = nonce();
+        match share.rename(parent, name, &trash, &aside).await {
+            Ok(()) => {}
+            Err(error) if error.kind() == Kind::NotFound => return Ok(()),
+            // Another filesystem below the share, or a server that moves no directories: then where it is.
+            Err(error) if matches!(error.kind(), Kind::Invalid | Kind::Unsupported | Kind::Io) => {
+                return share.remove_tree(parent, name).await.map_err(failed);
+            }
+            Err(error) => return Err(failed(error)),
+        }
+        let share = share.clone();
+        self.tasks.spawn(async move {
+            if let Err(error) = share.remove_tree(&trash, &aside).await.map_err(failed) {
+                tracing::warn!(%error, "a deleted directory is not all removed yet");
+            }
+        });
+        Ok(())
+    }
+
+    /// Gives a volume's directory the name of an archive.
+    pub(super) async fn archive(
+        self: &Arc<Self>,
+        share: &Share,
+        volume: &VolumeRef,
+        parent: &Handle,
+    ) -> Result<()> {
+        self.remove_expired(share).await?;
+        for attempt in 0..MAX_ARCHIVES {
+            let archived = volume.dir.archived(attempt);
+            let above = match archived.parent() {
+                None => share.root(),
+                Some(above) => {
+                    share.make_dirs(above.as_str(), &Change::mode(0o755)).await.map_err(failed)?.0.handle
+                }
+            };
+            // A rename would replace a directory that happens to be empty.
+            match share.lookup(&above, archived.name()).await {
+                Ok(_) if attempt == 0 && self.config.replace_archived => {
+                    self.discard(share, &above, archived.name()).await?;
+                }
+                Ok(_) => continue,
+                Err(error) if error.kind() == Kind::NotFound => {}
+                Err(error) => return Err(failed(error)),
+            }
+            let record = ArchivedRecord { dir: archived.to_string(), since: now() };
+            record::write(share, Drawer::Archived, &key_of(archived.as_str()), &record).await?;
+            share.rename(parent, volume.dir.name(), &above, archived.name()).await.map_err(failed)?;
+            return Ok(());
+        }
+        let name = volume.dir.archived(0);
+        Err(Error::Exhausted(format!(
+            "there are {MAX_ARCHIVES} archives called {:?}: remove some",
+            name.as_str()
+        )))
+    }
+
+    /// Removes archives that were kept long enough.
+    async fn remove_expired(&self, share: &Share) -> Result<()> {
+        let Some(keep) = self.config.keep_archived else { return Ok(()) };
+        for key in Drawer::Archived.keys(share).await? {
+            let Some(archived) = record::read::<ArchivedRecord>(share, Drawer::Archived, &key).await? else {
+                continue;
+            };
+            if archived.since.saturating_add(keep.as_secs()) > now() {
+                continue;
+            }
+            // A record lies on the share, where others may write too: only what archiving makes is ever removed.
+            let Ok(dir) = SubPath::new("dir", &archived.dir) else { continue };
+            if dir.as_str().starts_with("archived-") {
+                let above = match dir.parent() {
+                    None => Ok(share.root()),
+                    Some(parent) => share.open_dir(parent.as_str()).await.map(|entry| entry.handle),
+                };
+                if let Ok(above) = above {
+                    share.remove_tree(&above, dir.name()).await.map_err(failed)?;
+                    prune(share, &dir).await;
+                }
+            }
+            record::remove(share, Drawer::Archived, &key).await?;
+        }
+        Ok(())
+    }
+}

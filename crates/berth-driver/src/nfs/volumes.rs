@@ -1,0 +1,397 @@
+//! Volumes from the controller's side: create, delete, expand, list, and how much room there is.
+
+use std::sync::Arc;
+
+use berth_core::{Access, AccessKind, Capacity, CapacityRange, VolumeId};
+use berth_nfs::{Attributes, Change, Cookie, Entry, Handle, Kind, Share};
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::{
+    Inner, capacity,
+    id::{OnDelete, ShareName, SubPath, VolumeRef},
+    parameters::{Class, Look, context_of},
+    record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
+    shares::{failed, found},
+};
+use crate::backend::{
+    ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Room, Volume,
+};
+
+/// What `mkdir -p` under the usual umask gives.
+const DEFAULT_MODE: u32 = 0o755;
+/// How often a directory is made again whose parent was removed meanwhile with the last volume in it.
+const ATTEMPTS: u32 = 5;
+/// How many requests of a listing are under way at once.
+const AT_ONCE: usize = 16;
+
+impl Inner {
+    /// The volume a creation would make: its directory is there, and its record says that it is this volume's.
+    pub(super) async fn find_made(self: &Arc<Self>, wanted: &NewVolume) -> Result<Option<Volume>> {
+        let class = Class::parse(&wanted.parameters)?;
+        let volume = class.volume(&wanted.name, &wanted.parameters, self.config.on_delete)?;
+        self.shares.learn(&volume.share, options_of(wanted, &class));
+        let share = self.visit(&volume.share).await?;
+        let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key(&volume)).await? else {
+            return Ok(None);
+        };
+        let directory = found(share.open_dir(volume.dir.as_str()).await)?;
+        Ok(directory.map(|_| describe(parse_id(&volume), &volume, Some(record))))
+    }
+
+    pub(super) async fn volume(self: &Arc<Self>, id: &VolumeId) -> Result<Option<Volume>> {
+        // What cannot be an id of ours is the id of nothing.
+        let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(None) };
+        let share = self.visit(&volume.share).await?;
+        if found(share.open_dir(volume.dir.as_str()).await)?.is_none() {
+            return Ok(None);
+        }
+        let record = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
+        Ok(Some(describe(id.clone(), &volume, record)))
+    }
+
+    pub(super) async fn create_volume(self: &Arc<Self>, new: NewVolume) -> Result<Volume> {
+        let class = Class::parse(&new.parameters)?;
+        let volume = class.volume(&new.name, &new.parameters, self.config.on_delete)?;
+        let share = self.visit(&volume.share).await?;
+        let record = VolumeRecord {
+            id: volume.to_string(),
+            capacity: new.range.choose(Capacity::ZERO).bytes(),
+            parameters: new.parameters,
+            source: new.source.as_ref().map(SourceRecord::from),
+        };
+        let look = Look { mode: class.look.mode.or(self.config.mount_permissions), ..class.look };
+        let built = match &new.source {
+            None => None,
+            Some(source) => Some(self.build(&share, &volume, source, look).await?),
+        };
+        record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
+        match built {
+            None => make_directory(&share, &volume.dir, look).await?,
+            Some(incoming) => put_in_place(&share, &incoming, &key(&volume), &volume.dir).await?,
+        }
+        Ok(describe(parse_id(&volume), &volume, Some(record)))
+    }
+
+    /// Builds a volume's first content aside, and gives the directory it is in; what an earlier attempt left is used.
+    async fn build(
+        self: &Arc<Self>,
+        share: &Share,
+        volume: &VolumeRef,
+        source: &ContentSource,
+        look: Look,
+    ) -> Result<Handle> {
+        refuse_content(share, &volume.dir).await?;
+        let incoming = Drawer::Incoming.ensure(share).await?;
+        let key = key(volume);
+        let path = format!("{}/{key}", Drawer::Incoming.path());
+        let from = match source {
+            ContentSource::Volume(id) => {
+                let origin = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
+                let other = self.visit(&origin.share).await?;
+                let from = found(other.open_dir(origin.dir.as_str()).await)?;
+                let from = from.ok_or_else(|| Error::no_volume(id))?;
+                let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
+                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
+                share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
+                to
+            }
+            ContentSource::Snapshot(id) => {
+                share.remove_tree(&incoming, &key).await.map_err(failed)?;
+                let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
+                self.restore(id, share, &to.handle).await?;
+                to
+            }
+        };
+        apply(share, &from, look, None).await?;
+        Ok(incoming)
+    }
+
+    pub(super) async fn delete_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
+        let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
+        let share = self.visit(&volume.share).await?;
+        let policy = volume.on_delete().or(self.config.on_delete).unwrap_or_default();
+        record::remove(&share, Drawer::Volumes, &key(&volume)).await?;
+        let Some(parent) = parent_of(&share, &volume.dir).await? else { return Ok(()) };
+        match policy {
+            OnDelete::Retain => return Ok(()),
+            OnDelete::Archive => self.archive(&share, &volume, &parent).await?,
+            OnDelete::Delete => self.discard(&share, &parent, volume.dir.name()).await?,
+        }
+        prune(&share, &volume.dir).await;
+        Ok(())
+    }
+
+    pub(super) async fn expand_volume(
+        self: &Arc<Self>,
+        id: &VolumeId,
+        range: CapacityRange,
+    ) -> Result<Expanded> {
+        let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
+        let share = self.visit(&volume.share).await?;
+        let known = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
+        let mut record = known.unwrap_or_else(|| VolumeRecord {
+            id: volume.to_string(),
+            capacity: 0,
+            parameters: Parameters::new(),
+            source: None,
+        });
+        let wanted = range.required().map_or(record.capacity, Capacity::bytes);
+        if wanted > record.capacity {
+            record.capacity = wanted;
+            record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
+        }
+        // A directory has no size of its own: there is nothing to do on the node.
+        Ok(Expanded { capacity: capacity(record.capacity), node_expansion_required: false })
+    }
+
+    /// Those that have a record, share by share.
+    pub(super) async fn list_volumes(self: &Arc<Self>, page: &PageRequest) -> Result<Page<Volume>> {
+        let listing = self.listing(Drawer::Volumes, page).await?;
+        let mut volumes = Vec::new();
+        let mut next = None;
+        for (position, share, keys) in listing {
+            let room = page.limit - volumes.len();
+            if room == 0 {
+                break;
+            }
+            let more = keys.len() > room;
+            let taken: Vec<String> = keys.into_iter().take(room).collect();
+            next = taken.last().map(|key| token(position, key)).filter(|_| more);
+            let found: Vec<Option<Volume>> =
+                stream::iter(taken).map(|key| listed(&share, key)).buffered(AT_ONCE).try_collect().await?;
+            volumes.extend(found.into_iter().flatten());
+            if more {
+                break;
+            }
+        }
+        Ok(Page { entries: volumes, next })
+    }
+
+    /// The keys in one drawer of every known share, from where the page starts; with the share's position.
+    pub(super) async fn listing(
+        self: &Arc<Self>,
+        drawer: Drawer,
+        page: &PageRequest,
+    ) -> Result<Vec<(usize, Share, Vec<String>)>> {
+        let (first, after) = page_start(page)?;
+        let mut listing = Vec::new();
+        for (position, name) in self.shares.all().into_iter().enumerate().skip(first) {
+            let share = match self.visit(&name).await {
+                Ok(share) => share,
+                // One server that is gone must not hide the volumes of all others.
+                Err(error) => {
+                    tracing::warn!(share = %name, %error, "a share is left out of a listing");
+                    continue;
+                }
+            };
+            let mut keys = drawer.keys(&share).await?;
+            if position == first {
+                keys.retain(|key| key.as_str() > after.as_str());
+            }
+            listing.push((position, share, keys));
+        }
+        Ok(listing)
+    }
+
+    /// What is free on the class's share, or on all known ones where it names none.
+    pub(super) async fn room(self: &Arc<Self>, parameters: &Parameters) -> Result<Room> {
+        let class = Class::parse(parameters)?;
+        let shares = match class.share()? {
+            Some(share) => {
+                self.shares.learn(&share, class.mount_options.clone());
+                let space = self.free_on(&share).await?;
+                return Ok(room_of(space));
+            }
+            None => self.shares.all(),
+        };
+        let mut free = 0_u64;
+        for share in shares {
+            // What does not answer has no room.
+            free = free.saturating_add(self.free_on(&share).await.unwrap_or(0));
+        }
+        Ok(room_of(free))
+    }
+
+    async fn free_on(self: &Arc<Self>, name: &ShareName) -> Result<u64> {
+        let share = self.visit(name).await?;
+        let space = share.space(&share.root()).await.map_err(failed)?;
+        Ok(space.bytes_available)
+    }
+}
+
+fn room_of(free: u64) -> Room {
+    Room { available: capacity(free), largest_volume: None, smallest_volume: None }
+}
+
+/// A record, if the volume is there.
+async fn listed(share: &Share, key: String) -> Result<Option<Volume>> {
+    let Some(record) = record::read::<VolumeRecord>(share, Drawer::Volumes, &key).await? else {
+        return Ok(None);
+    };
+    let Ok(volume) = VolumeRef::parse(&record.id) else { return Ok(None) };
+    let directory = found(share.open_dir(volume.dir.as_str()).await)?;
+    Ok(directory.map(|_| describe(parse_id(&volume), &volume, Some(record))))
+}
+
+/// The key of a volume's record.
+pub(super) fn key(volume: &VolumeRef) -> String {
+    key_of(&volume.to_string())
+}
+
+/// A volume's own id.
+pub(super) fn parse_id(volume: &VolumeRef) -> VolumeId {
+    volume.to_string().parse().expect("an id made of checked parts is an id")
+}
+
+/// What a page's token says: a share's position, and the last key before.
+fn page_start(page: &PageRequest) -> Result<(usize, String)> {
+    let Some(token) = &page.after else { return Ok((0, String::new())) };
+    let parsed = token.split_once('.').and_then(|(position, key)| {
+        let is_key = key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+        Some((position.parse().ok()?, key.to_owned())).filter(|_| is_key)
+    });
+    parsed.ok_or_else(|| Error::Busy(format!("starting_token {token:?} was not given by this driver")))
+}
+
+/// Where the next page starts.
+pub(super) fn token(position: usize, key: &str) -> String {
+    format!("{position}.{key}")
+}
+
+/// How a class and its mount options want the share to be reached.
+fn options_of(wanted: &NewVolume, class: &Class) -> Vec<String> {
+    let flags = wanted.capabilities.first().and_then(|capability| match &capability.access {
+        Access::Mount { flags, .. } => Some(flags.clone()),
+        Access::Block => None,
+    });
+    flags.unwrap_or_default().into_iter().chain(class.mount_options.iter().cloned()).collect()
+}
+
+/// A volume, as the services know it.
+fn describe(id: VolumeId, volume: &VolumeRef, record: Option<VolumeRecord>) -> Volume {
+    let (capacity, parameters, source, context) = match record {
+        Some(record) => {
+            let context = if record.parameters.is_empty() {
+                context_of(volume)
+            } else {
+                Class::context(&record.parameters, volume)
+            };
+            let source = record.source.and_then(|source| source.to_source());
+            (capacity(record.capacity), record.parameters, source, context)
+        }
+        None => (Capacity::ZERO, Parameters::new(), None, context_of(volume)),
+    };
+    Volume {
+        id,
+        capacity,
+        access: AccessKind::Mount,
+        parameters: Arc::new(parameters),
+        mutable: Arc::default(),
+        context,
+        source,
+        topology: None,
+        attachments: Vec::new(),
+        ephemeral: false,
+    }
+}
+
+fn look_of(attributes: &Attributes) -> Change {
+    Change {
+        mode: Some(attributes.mode),
+        uid: Some(attributes.uid),
+        gid: Some(attributes.gid),
+        ..Change::default()
+    }
+}
+
+async fn make_directory(share: &Share, dir: &SubPath, look: Look) -> Result<()> {
+    let mode = look.mode.unwrap_or(DEFAULT_MODE);
+    for attempt in 1.. {
+        match share.make_dirs(dir.as_str(), &Change::mode(mode)).await {
+            Ok((directory, is_new)) => {
+                // Setting it again, because a server applies its own umask.
+                return apply(share, &directory, look, is_new.then_some(mode)).await;
+            }
+            // The last volume beside it was deleted, and the directory above with it.
+            Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Stale) && attempt < ATTEMPTS => {}
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    unreachable!("the attempts end in a return")
+}
+
+/// Gives a directory the look it shall have, as far as it has not.
+async fn apply(share: &Share, directory: &Entry, look: Look, made_with: Option<u32>) -> Result<()> {
+    let now = &directory.attributes;
+    let change = Change {
+        mode: look.mode.or(made_with).filter(|mode| *mode != now.mode),
+        uid: look.uid.filter(|uid| *uid != now.uid),
+        gid: look.gid.filter(|gid| *gid != now.gid),
+        ..Change::default()
+    };
+    if !change.is_empty() {
+        share.set_attributes(&directory.handle, &change).await.map_err(failed)?;
+    }
+    Ok(())
+}
+
+/// Refuses a directory that has something in it as the place of a copy.
+async fn refuse_content(share: &Share, dir: &SubPath) -> Result<()> {
+    let Some(directory) = found(share.open_dir(dir.as_str()).await)? else { return Ok(()) };
+    let page = share.read_dir(&directory.handle, Cookie::default()).await.map_err(failed)?;
+    if page.entries.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Conflict(format!("the directory {dir:?} is there and not empty; a copy needs one of its own")))
+}
+
+/// Renames what was built to where it belongs, in the place of an empty directory if there is one.
+async fn put_in_place(share: &Share, incoming: &Handle, key: &str, dir: &SubPath) -> Result<()> {
+    for attempt in 1.. {
+        let parent = match dir.parent() {
+            None => share.root(),
+            Some(parent) => {
+                let (parent, _) =
+                    share.make_dirs(parent.as_str(), &Change::mode(DEFAULT_MODE)).await.map_err(failed)?;
+                parent.handle
+            }
+        };
+        match share.rename(incoming, key, &parent, dir.name()).await {
+            Ok(()) => return Ok(()),
+            Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Stale) && attempt < ATTEMPTS => {}
+            Err(error) if matches!(error.kind(), Kind::Exists | Kind::NotEmpty) => {
+                refuse_content(share, dir).await?;
+                return Err(failed(error));
+            }
+            Err(error) => return Err(failed(error)),
+        }
+    }
+    unreachable!("the attempts end in a return")
+}
+
+/// The directory in which a directory is, if both are there.
+async fn parent_of(share: &Share, dir: &SubPath) -> Result<Option<Handle>> {
+    if found(share.open_dir(dir.as_str()).await)?.is_none() {
+        return Ok(None);
+    }
+    match dir.parent() {
+        None => Ok(Some(share.root())),
+        Some(parent) => Ok(found(share.open_dir(parent.as_str()).await)?.map(|entry| entry.handle)),
+    }
+}
+
+/// Removes the directories above a removed one, up to the first that has something else in it.
+pub(super) async fn prune(share: &Share, dir: &SubPath) {
+    let mut empty = dir.parent();
+    while let Some(dir) = empty {
+        let above = match dir.parent() {
+            None => Ok(share.root()),
+            Some(parent) => share.open_dir(parent.as_str()).await.map(|entry| entry.handle),
+        };
+        let Ok(above) = above else { return };
+        if share.remove_dir(&above, dir.name()).await.is_err() {
+            return;
+        }
+        empty = dir.parent();
+    }
+}

@@ -1,0 +1,202 @@
+//! `berth driver nfs`: volumes on NFS servers, in the place of csi-driver-nfs.
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use berth_core::{NodeId, names};
+use berth_driver::{
+    nfs::{Config, MountMode, Nfs, OnDelete},
+    services,
+};
+use clap::Args as ClapArgs;
+
+use super::Common;
+use crate::logging;
+use crate::sidecars::beside::Beside;
+
+/// How long a stopping driver goes on removing deleted data and writing snapshots; whoever starts next goes on with it.
+const DRAIN: Duration = Duration::from_secs(5);
+
+/// Volumes on NFS servers: each a directory of a share.
+#[derive(Debug, ClapArgs)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    volumes: Volumes,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    upstream: Upstream,
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Volumes")]
+struct Volumes {
+    /// The id of this node [default: the host's name]
+    #[arg(long, alias = "nodeid", env = "NODE_ID", value_name = "NAME")]
+    node_id: Option<NodeId>,
+
+    /// The driver's name, as it stands in StorageClass.provisioner
+    #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
+    driver_name: String,
+
+    /// Where a node mounts shares and notes what is published; a controller keeps nothing
+    #[arg(long, default_value = "/var/lib/berth/nfs", value_name = "DIR")]
+    state_dir: PathBuf,
+
+    /// What mounts shares on a node
+    #[arg(long, value_enum, default_value_t = MountModeArg::Kernel)]
+    mount_mode: MountModeArg,
+
+    /// How long mounting a share may take
+    #[arg(long, default_value_t = 110, value_name = "SECONDS")]
+    mount_timeout_seconds: u64,
+
+    /// A share whose volumes are listed though no call has named it yet, as server:/path; may be given several times
+    #[arg(long = "share", value_name = "SERVER:/PATH")]
+    shares: Vec<String>,
+
+    /// How the controller reaches servers of which no call says it, such as port=20049,vers=4.1
+    #[arg(long, value_name = "OPTIONS")]
+    default_mount_options: Option<String>,
+
+    /// Remove archived directories after so many days [default: never]
+    #[arg(long, value_name = "DAYS")]
+    archive_retention_days: Option<u64>,
+}
+
+/// What csi-driver-nfs has besides.
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Flags of csi-driver-nfs")]
+struct Upstream {
+    /// The mode of volumes' directories, octal with a leading 0; 0 leaves it alone
+    #[arg(long, default_value = "0", value_parser = parse_mode, value_name = "MODE")]
+    mount_permissions: u32,
+
+    /// What becomes of volumes whose class does not say: delete, retain or archive
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "POLICY")]
+    default_ondelete_policy: String,
+
+    /// How long a volume's usage is told again before it is asked of the server again
+    #[arg(long, default_value_t = 10, value_name = "MINUTES")]
+    vol_stats_cache_expire_in_minutes: u64,
+
+    /// Let an archived directory replace an older one of the same name
+    #[arg(long, default_value = "false", default_missing_value = "true",
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
+    remove_archived_volume_path: bool,
+
+    /// Compress snapshots
+    #[arg(long, default_value = "true", default_missing_value = "true",
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
+    enable_snapshot_compression: bool,
+
+    /// Taken and without effect: the controller mounts nothing
+    #[arg(long, hide = true, value_name = "DIR")]
+    working_mount_dir: Option<PathBuf>,
+
+    /// Taken and without effect: snapshots need no program
+    #[arg(long, hide = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    use_tar_command_in_snapshot: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum MountModeArg {
+    /// The kernel's NFS client
+    Kernel,
+    /// The client that the controller uses, through FUSE: needs no NFS in the kernel
+    Fuse,
+}
+
+/// As Go reads a number: octal with a leading 0, hexadecimal with 0x, else decimal.
+fn parse_mode(text: &str) -> Result<u32, String> {
+    let parsed = match text.strip_prefix('0') {
+        None | Some("") => text.parse(),
+        Some(rest) => match rest.strip_prefix(['x', 'X']) {
+            Some(digits) => u32::from_str_radix(digits, 16),
+            None => u32::from_str_radix(rest.trim_start_matches(['o', 'O']), 8),
+        },
+    };
+    match parsed {
+        Ok(mode) if mode <= 0o7777 => Ok(mode),
+        _ => Err("not a mode such as 0777".to_owned()),
+    }
+}
+
+/// Runs the driver, and what belongs beside it, until it is told to stop. Where the whole driver is asked for, `role`
+/// says what of it.
+pub(crate) async fn run(args: Args, role: services::Mode, beside: Beside) -> anyhow::Result<()> {
+    logging::start(&args.common.logging);
+    args.upstream.say_what_has_no_effect();
+    let mode = match args.common.mode.into() {
+        services::Mode::All => role,
+        only => only,
+    };
+    let config = backend_config(&args)?;
+    let services = services::Config {
+        name: args.volumes.driver_name.clone(),
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        state_dir: args.volumes.state_dir.join("state"),
+        private_dir: args.volumes.state_dir.clone(),
+        mode,
+        default_page: 1000,
+        check_volume_lifecycle: false,
+    };
+    let nfs = Nfs::new(config)?;
+    super::serve(args.common, services, Arc::new(nfs.clone()), beside).await?;
+    nfs.drain(DRAIN).await;
+    Ok(())
+}
+
+fn backend_config(args: &Args) -> anyhow::Result<Config> {
+    let (volumes, upstream) = (&args.volumes, &args.upstream);
+    let node = match &volumes.node_id {
+        Some(node) => node.clone(),
+        None => super::host_name()?,
+    };
+    let mut config = Config::new(std::path::absolute(&volumes.state_dir)?.join("shares"), node);
+    config.shares.clone_from(&volumes.shares);
+    config.mount_options = volumes.default_mount_options.iter().cloned().collect();
+    config.mount_permissions = Some(upstream.mount_permissions).filter(|mode| *mode > 0);
+    config.on_delete =
+        OnDelete::parse(&upstream.default_ondelete_policy).context("--default-ondelete-policy")?;
+    config.replace_archived = upstream.remove_archived_volume_path;
+    config.keep_archived =
+        volumes.archive_retention_days.map(|days| Duration::from_secs(days.saturating_mul(24 * 60 * 60)));
+    config.compress_snapshots = upstream.enable_snapshot_compression;
+    config.usage_lifetime =
+        Duration::from_secs(upstream.vol_stats_cache_expire_in_minutes.saturating_mul(60));
+    config.mount_mode = match volumes.mount_mode {
+        MountModeArg::Kernel => MountMode::Kernel,
+        MountModeArg::Fuse => MountMode::Fuse,
+    };
+    config.mount_timeout = Duration::from_secs(volumes.mount_timeout_seconds);
+    Ok(config)
+}
+
+impl Upstream {
+    fn say_what_has_no_effect(&self) {
+        for (flag, given) in [
+            ("--working-mount-dir", self.working_mount_dir.is_some()),
+            ("--use-tar-command-in-snapshot", self.use_tar_command_in_snapshot.is_some()),
+        ] {
+            if given {
+                tracing::warn!("{flag} has no effect here");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mode_is_read_as_go_reads_a_number() {
+        for (text, mode) in [("0", 0), ("0777", 0o777), ("511", 0o777), ("0x1ff", 0o777), ("02775", 0o2775)] {
+            assert_eq!(parse_mode(text), Ok(mode), "{text}");
+        }
+        for text in ["", "abc", "0888", "-1", "010000"] {
+            assert!(parse_mode(text).is_err(), "{text}");
+        }
+    }
+}
