@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-use crate::{Key, cluster::Kind};
+use crate::{Key, cluster::Kind, objects::Objects};
 
 type Subscriber<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
 
@@ -26,7 +26,7 @@ impl<K> Clone for Cache<K> {
 }
 
 struct Shared<K> {
-    objects: RwLock<HashMap<Key, Arc<K>>>,
+    objects: RwLock<Objects<K>>,
     /// Held while a change is made and told, so that subscribers hear of changes in the order in which they were made.
     telling: Mutex<Telling<K>>,
     synced: watch::Sender<bool>,
@@ -44,17 +44,21 @@ struct Telling<K> {
 }
 
 impl<K: Kind> Cache<K> {
-    /// An empty cache, and not yet synced.
-    pub(crate) fn new() -> Self {
+    /// An empty cache, and not yet synced, that keeps so many objects ready to read.
+    pub(crate) fn new(ready: usize) -> Self {
         let telling = Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: None, newest: 0 });
         Self {
-            shared: Arc::new(Shared { objects: RwLock::default(), telling, synced: watch::channel(false).0 }),
+            shared: Arc::new(Shared {
+                objects: RwLock::new(Objects::new(ready)),
+                telling,
+                synced: watch::channel(false).0,
+            }),
         }
     }
 
     /// The object of this key.
     pub fn get(&self, key: &Key) -> Option<Arc<K>> {
-        self.objects().get(key).cloned()
+        self.objects().get(key)
     }
 
     /// The object of this name, for kinds without namespaces.
@@ -64,7 +68,17 @@ impl<K: Kind> Cache<K> {
 
     /// All objects, in no particular order.
     pub fn list(&self) -> Vec<Arc<K>> {
-        self.objects().values().cloned().collect()
+        self.objects().iter().collect()
+    }
+
+    /// The keys of all objects, in no particular order; much cheaper than the objects where these are at rest.
+    pub fn keys(&self) -> Vec<Key> {
+        self.objects().keys().cloned().collect()
+    }
+
+    /// Whether there is an object of this key.
+    pub fn contains(&self, key: &Key) -> bool {
+        self.objects().contains(key)
     }
 
     /// How many objects there are.
@@ -74,7 +88,7 @@ impl<K: Kind> Cache<K> {
 
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
-        self.objects().is_empty()
+        self.len() == 0
     }
 
     /// Returns when the first list is complete; decisions that need "there is none" wait for this.
@@ -88,7 +102,8 @@ impl<K: Kind> Cache<K> {
     /// is `None` when the object is gone). It must be quick and must not write to Kubernetes: put a key into a queue.
     pub fn subscribe(&self, subscriber: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
         let mut telling = self.telling();
-        for object in self.list() {
+        // One by one: all of them at once, awake, would be the most this process ever holds.
+        for object in self.keys().iter().filter_map(|key| self.get(key)) {
             subscriber(None, Some(&object));
         }
         telling.subscribers.push(Box::new(subscriber));
@@ -192,9 +207,9 @@ impl<K: Kind> Cache<K> {
         let key = Key::of(object.as_ref());
         let before = {
             let mut objects = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner);
-            match objects.get(&key) {
-                Some(known) if revision(known.as_ref()) >= revision(object.as_ref()) => return,
-                _ => objects.insert(key, object.clone()),
+            match objects.put(key, revision(object.as_ref()), object.clone()) {
+                Some(before) => before,
+                None => return,
             }
         };
         // A new object of the same name is told as what it is: one gone, one come.
@@ -218,7 +233,7 @@ impl<K: Kind> Cache<K> {
         }
     }
 
-    fn objects(&self) -> std::sync::RwLockReadGuard<'_, HashMap<Key, Arc<K>>> {
+    fn objects(&self) -> std::sync::RwLockReadGuard<'_, Objects<K>> {
         self.shared.objects.read().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -36,6 +36,8 @@ pub struct Cluster {
     /// By kind, then by selector: `HashMap<Selector, Cache<K>>`.
     caches: Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>>,
     metrics: Option<Metrics>,
+    /// Whether memory counts for more than the time to read an object.
+    frugal: bool,
     shutdown: CancellationToken,
 }
 
@@ -49,7 +51,14 @@ struct Selector {
 impl Cluster {
     /// A cluster behind a client; its watches end with `shutdown`.
     pub fn new(client: Client, shutdown: CancellationToken) -> Self {
-        Self { client, component: "berth".into(), caches: Arc::default(), metrics: None, shutdown }
+        let (caches, component) = (Arc::default(), "berth".into());
+        Self { client, component, caches, metrics: None, frugal: false, shutdown }
+    }
+
+    /// The same cluster, whose caches made from now on keep objects that have not changed lately in little room.
+    #[must_use]
+    pub fn frugal(&self) -> Self {
+        Self { frugal: true, ..self.clone() }
     }
 
     /// The same cluster, whose queues are measured.
@@ -109,7 +118,7 @@ impl Cluster {
         if let Some(cache) = caches.get(&selector) {
             return cache.clone();
         }
-        let cache = Cache::new();
+        let cache = Cache::new(if self.frugal { ready::<K>() } else { usize::MAX });
         caches.insert(selector.clone(), cache.clone());
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         let config = watcher::Config {
@@ -134,11 +143,25 @@ impl Cluster {
             .collect();
         drop(caches);
         for (all, cache) in known {
-            if all || cache.get(&crate::Key::of(object.as_ref())).is_some() {
+            if all || cache.contains(&crate::Key::of(object.as_ref())) {
                 cache.observe_write(object);
             }
         }
     }
+}
+
+/// How many objects of a kind a frugal cache keeps ready: of those kinds that have one per volume, what is being worked
+/// on; of the others, which loops read all at once, all.
+fn ready<K: Kind>() -> usize {
+    const PER_VOLUME: [&str; 6] = [
+        "PersistentVolume",
+        "PersistentVolumeClaim",
+        "Pod",
+        "VolumeAttachment",
+        "VolumeSnapshot",
+        "VolumeSnapshotContent",
+    ];
+    if PER_VOLUME.contains(&&*K::kind(&())) { 128 } else { usize::MAX }
 }
 
 async fn follow<K: Kind>(api: Api<K>, config: watcher::Config, cache: Cache<K>, shutdown: CancellationToken) {

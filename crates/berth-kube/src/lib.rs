@@ -11,6 +11,7 @@ mod error;
 mod key;
 pub mod leader;
 mod metrics;
+mod objects;
 mod queue;
 mod recorder;
 pub mod selectors;

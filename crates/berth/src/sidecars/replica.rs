@@ -3,20 +3,17 @@
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context as _, bail};
-use berth_kube::Cluster;
 use berth_kube::leader::{self, Elector, Standing};
+use berth_kube::{Cluster, Metrics};
 use berth_sidecars::driver::{Driver, Identity};
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::component::{Component, sanitized};
+use super::component::{Component, Measures, sanitized};
 use super::flags::{Election, Kube};
 use crate::http::{Ready, Unwell};
 
@@ -35,28 +32,22 @@ pub(crate) struct Replica {
     health: Health,
 }
 
-/// What others can see of the leadership.
-#[derive(Clone, Default)]
+/// What others can see of the leadership and the work.
+#[derive(Clone)]
 pub(crate) struct Health {
     standings: Arc<OnceLock<Vec<watch::Receiver<Standing>>>>,
-    leading: Family<LeaseLabels, Gauge>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct LeaseLabels {
-    name: String,
+    loops: Metrics,
+    components: Measures,
 }
 
 impl Health {
-    /// With `leader_election_master_status` in the registry.
+    /// With the metrics of queues, leases and components in the registry.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        let health = Self::default();
-        registry.register(
-            "leader_election_master_status",
-            "Whether this replica holds the lease",
-            health.leading.clone(),
-        );
-        health
+        Self {
+            standings: Arc::default(),
+            loops: Metrics::register(registry),
+            components: Measures::register(registry),
+        }
     }
 
     /// The answer of `/healthz/leader-election`.
@@ -92,7 +83,7 @@ impl Replica {
     ) -> anyhow::Result<()> {
         if !self.election.leader_election {
             let components = groups.into_iter().flat_map(|group| group.components).collect();
-            run_all(&self.client, components, driver, stop.clone()).await;
+            self.run_all(components, driver, stop.clone()).await;
             return Ok(());
         }
         let electors = groups
@@ -103,16 +94,9 @@ impl Replica {
         // One replica runs once.
         let _ = self.health.standings.set(standings);
         let runs = electors.iter().map(|(elector, group)| {
-            let gauge = self.health.leading.get_or_create_owned(&LeaseLabels { name: group.lease.clone() });
             let driver = driver.clone();
-            elector.run(stop.clone(), move |term| {
-                let work = run_all(&self.client, group.components.clone(), driver.clone(), term);
-                let gauge = gauge.clone();
-                async move {
-                    let _leading = Raised::new(gauge);
-                    work.await;
-                }
-            })
+            elector
+                .run(stop.clone(), move |term| self.run_all(group.components.clone(), driver.clone(), term))
         });
         futures_util::future::join_all(runs).await;
         Ok(())
@@ -127,44 +111,25 @@ impl Replica {
             labels: flags.leader_election_labels.0.clone(),
             ..leader::Options::new(&namespace(&flags.leader_election_namespace), lease, &identity()?)
         };
-        Elector::new(self.client.clone(), options).context(
+        let elector = Elector::new(self.client.clone(), options).context(
             "the flags --leader-election-lease-duration, -renew-deadline and -retry-period do not fit together",
-        )
+        )?;
+        Ok(elector.measured(&self.health.loops))
     }
-}
 
-/// A gauge that is 1 for as long as this lives.
-struct Raised(Gauge);
-
-impl Raised {
-    fn new(gauge: Gauge) -> Self {
-        gauge.set(1);
-        Self(gauge)
+    /// Runs components over one cache per kind until `stop`.
+    async fn run_all(&self, components: Vec<Component>, driver: Option<Driver>, stop: CancellationToken) {
+        let cluster = Cluster::new(self.client.clone(), stop.clone()).frugal().measured(&self.health.loops);
+        // Watches end with the work, also when that is dropped.
+        let _watching = stop.drop_guard();
+        let mut running = JoinSet::new();
+        for component in components {
+            tracing::info!(component = component.name(), "starting");
+            let component = component.measured(&self.health.components);
+            running.spawn(component.run(cluster.clone(), driver.clone()));
+        }
+        while running.join_next().await.is_some() {}
     }
-}
-
-impl Drop for Raised {
-    fn drop(&mut self) {
-        self.0.set(0);
-    }
-}
-
-/// Runs components over one cache per kind until `stop`.
-async fn run_all(
-    client: &Client,
-    components: Vec<Component>,
-    driver: Option<Driver>,
-    stop: CancellationToken,
-) {
-    let cluster = Cluster::new(client.clone(), stop.clone());
-    // Watches end with the work, also when that is dropped.
-    let _watching = stop.drop_guard();
-    let mut running = JoinSet::new();
-    for component in components {
-        tracing::info!(component = component.name(), "starting");
-        running.spawn(component.run(cluster.clone(), driver.clone()));
-    }
-    while running.join_next().await.is_some() {}
 }
 
 /// The components that a driver needs, of those that were asked for; if it needs none, a sentence says why.

@@ -1,0 +1,157 @@
+//! The objects of a cache, of which a frugal one keeps only the last changed ready to read.
+//!
+//! A typed volume takes five kilobytes, mostly room for the thirty kinds of storage that it is not; its JSON takes
+//! one. Ten thousand volumes rest most of the time, so those that have not changed lately are kept as JSON.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use crate::{Key, cluster::Kind};
+
+/// Objects by their keys.
+pub(crate) struct Objects<K> {
+    all: HashMap<Key, Held<K>>,
+    /// The keys of those that are awake, the one that woke first in front; and of some that are gone.
+    awake: VecDeque<Key>,
+    /// How many may be awake.
+    limit: usize,
+}
+
+struct Held<K> {
+    revision: u64,
+    state: State<K>,
+}
+
+enum State<K> {
+    Awake(Arc<K>),
+    Asleep(Box<[u8]>),
+}
+
+impl<K: Kind> Held<K> {
+    fn object(&self) -> Arc<K> {
+        match &self.state {
+            State::Awake(object) => object.clone(),
+            State::Asleep(json) => {
+                Arc::new(serde_json::from_slice(json).expect("what was written as JSON can be read"))
+            }
+        }
+    }
+}
+
+impl<K: Kind> Objects<K> {
+    /// None yet; of those to come so many are kept ready.
+    pub(crate) fn new(limit: usize) -> Self {
+        Self { all: HashMap::new(), awake: VecDeque::new(), limit }
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
+        self.all.get(key).map(Held::object)
+    }
+
+    pub(crate) fn contains(&self, key: &Key) -> bool {
+        self.all.contains_key(key)
+    }
+
+    pub(crate) fn keys(&self) -> impl Iterator<Item = &Key> {
+        self.all.keys()
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<K>> {
+        self.all.values().map(Held::object)
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Takes an object in and returns the one before; refused, as `None`, if there is one at least as new.
+    pub(crate) fn put(&mut self, key: Key, revision: u64, object: Arc<K>) -> Option<Option<Arc<K>>> {
+        let before = match self.all.get(&key) {
+            Some(held) if held.revision >= revision => return None,
+            Some(held) => Some((held.object(), matches!(held.state, State::Awake(_)))),
+            None => None,
+        };
+        if self.limit < usize::MAX && !before.as_ref().is_some_and(|(_, was_awake)| *was_awake) {
+            self.awake.push_back(key.clone());
+        }
+        self.all.insert(key, Held { revision, state: State::Awake(object) });
+        while self.awake.len() > self.limit {
+            self.put_one_to_sleep();
+        }
+        Some(before.map(|(object, _)| object))
+    }
+
+    pub(crate) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
+        self.all.remove(key).map(|held| held.object())
+    }
+
+    fn put_one_to_sleep(&mut self) {
+        let held = self.awake.pop_front().and_then(|key| self.all.get_mut(&key));
+        if let Some(Held { state, .. }) = held
+            && let State::Awake(object) = state
+            && let Ok(json) = serde_json::to_vec(object.as_ref())
+        {
+            *state = State::Asleep(json.into());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn object(name: &str, revision: u64) -> Arc<ConfigMap> {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some(name.to_owned());
+        object.metadata.resource_version = Some(revision.to_string());
+        object.data = Some([("text".to_owned(), format!("{name} at {revision}"))].into());
+        Arc::new(object)
+    }
+
+    fn asleep(objects: &Objects<ConfigMap>) -> usize {
+        objects.all.values().filter(|held| matches!(held.state, State::Asleep(_))).count()
+    }
+
+    #[test]
+    fn objects_at_rest_are_read_and_replaced_like_those_that_are_awake() {
+        let mut objects = Objects::new(2);
+        for number in 0..10 {
+            let name = format!("n{number}");
+            assert_eq!(objects.put(Key::cluster(name.as_str()), 1, object(&name, 1)), Some(None));
+        }
+        assert_eq!((objects.len(), asleep(&objects)), (10, 8));
+        for number in 0..10 {
+            let name = format!("n{number}");
+            assert_eq!(objects.get(&Key::cluster(name.as_str())), Some(object(&name, 1)));
+        }
+        assert_eq!(objects.put(Key::cluster("n0"), 1, object("n0", 1)), None, "no older than what is known");
+        assert_eq!(objects.put(Key::cluster("n0"), 2, object("n0", 2)), Some(Some(object("n0", 1))));
+        assert_eq!(objects.remove(&Key::cluster("n0")), Some(object("n0", 2)));
+        assert_eq!(objects.remove(&Key::cluster("n1")), Some(object("n1", 1)));
+        assert_eq!(objects.len(), 8);
+    }
+
+    #[test]
+    fn names_that_come_and_go_leave_nothing_behind() {
+        let mut objects = Objects::new(4);
+        for revision in 1..1000 {
+            objects.put(Key::cluster("same"), revision, object("same", revision));
+            objects.put(Key::cluster("kept"), revision, object("kept", revision));
+            objects.remove(&Key::cluster("same"));
+        }
+        assert!(objects.awake.len() <= 4);
+        assert_eq!(objects.get(&Key::cluster("kept")), Some(object("kept", 999)));
+    }
+
+    #[test]
+    fn without_a_limit_none_goes_to_sleep() {
+        let mut objects = Objects::new(usize::MAX);
+        for number in 0..1000 {
+            let name = format!("n{number}");
+            objects.put(Key::cluster(name.as_str()), 1, object(&name, 1));
+        }
+        assert_eq!((asleep(&objects), objects.awake.len()), (0, 0));
+    }
+}
