@@ -25,7 +25,7 @@ use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use kube::ResourceExt as _;
 
 use crate::driver::{Driver, Identity};
-use crate::failure::Failure;
+use crate::failure::{Failure, settled};
 use crate::names::attacher_finalizer;
 
 pub(crate) use self::plan::capability;
@@ -60,9 +60,6 @@ impl Default for Options {
     }
 }
 
-/// After somebody else was quicker: look again, the change is on its way here.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
-
 /// Attaches and detaches until the cluster's shutdown, then finishes what is under way.
 pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let shutdown = cluster.shutdown().clone();
@@ -79,7 +76,12 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let attachments = attacher.queue.run(workers, shutdown.clone(), |key| attacher.clone().look_at(key));
     let volumes =
         attacher.volume_queue.run(workers, shutdown.clone(), |key| attacher.clone().look_at_volume(key));
-    tokio::join!(attachments, volumes, attacher.reconcile(), attacher.look_again_when_the_driver_is_back());
+    let again = attacher.driver.when_back(&shutdown, || {
+        for attachment in attacher.ours.get(&()) {
+            attacher.queue.add(Key::of(attachment.as_ref()));
+        }
+    });
+    tokio::join!(attachments, volumes, attacher.reconcile(), again);
 }
 
 struct Attacher {
@@ -126,8 +128,8 @@ impl Attacher {
             volumes: cluster.cache(),
             nodes: cluster.cache(),
             forced: Mutex::default(),
-            queue: Queue::new("csi-attacher-va", options.retry),
-            volume_queue: Queue::new("csi-attacher-pv", options.retry),
+            queue: cluster.queue("csi-attacher-va", options.retry),
+            volume_queue: cluster.queue("csi-attacher-pv", options.retry),
             cluster: cluster.named("external-attacher"),
             driver,
             name,
@@ -191,23 +193,6 @@ impl Attacher {
         });
     }
 
-    /// A driver that was away has cost everything its backoff: begin anew.
-    async fn look_again_when_the_driver_is_back(&self) {
-        let mut driver = self.driver.watch();
-        driver.mark_unchanged();
-        loop {
-            tokio::select! {
-                () = self.cluster.shutdown().cancelled() => return,
-                changed = driver.changed() => if changed.is_err() { return },
-            }
-            if driver.borrow_and_update().is_some() {
-                for attachment in self.ours.get(&()) {
-                    self.queue.add(Key::of(attachment.as_ref()));
-                }
-            }
-        }
-    }
-
     async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
         settled(self.sync(&key).await)
     }
@@ -218,12 +203,5 @@ impl Attacher {
 
     fn forced(&self) -> MutexGuard<'_, HashSet<Key>> {
         self.forced.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
-    match result {
-        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
-        result => result,
     }
 }

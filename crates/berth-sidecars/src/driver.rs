@@ -5,6 +5,7 @@
 //! answered UNAVAILABLE, whatever the transport made of it, because the driver may have done the work: only a code that
 //! the driver itself sent may count as final.
 
+mod health;
 mod metrics;
 mod places;
 mod snapshots;
@@ -21,12 +22,14 @@ use berth_csi::v1::{self, controller_service_capability, node_service_capability
 use berth_csi::{Calls, Endpoint};
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, Response, Status};
 
 use self::metrics::Metrics;
 use self::wire::Wire;
 use crate::locks::{Held, Locks};
 
+pub use self::health::{Health, HealthCalls};
 pub use berth_csi::v1::controller_service_capability::rpc::Type as ControllerCapability;
 pub use berth_csi::v1::group_controller_service_capability::rpc::Type as GroupCapability;
 pub use berth_csi::v1::node_service_capability::rpc::Type as NodeCapability;
@@ -48,6 +51,8 @@ pub struct Identity {
     pub services: HashSet<Service>,
     /// What its Controller service can do.
     pub controller: HashSet<ControllerCapability>,
+    /// Whether it tells of its volumes' condition as drivers did before CSI 1.13 (VOLUME_CONDITION).
+    pub tells_condition: bool,
     /// What its Node service can do, if it has one here.
     pub node: HashSet<NodeCapability>,
     /// What its GroupController service can do, if it has one.
@@ -126,6 +131,21 @@ impl Driver {
     /// Changes whenever the driver goes away or comes back.
     pub fn watch(&self) -> watch::Receiver<Option<Arc<Identity>>> {
         self.shared.identity.subscribe()
+    }
+
+    /// Calls `again` each time the driver was away and is back, until `shutdown`: that has cost everything its backoff.
+    pub(crate) async fn when_back(&self, shutdown: &CancellationToken, again: impl Fn()) {
+        let mut identity = self.watch();
+        identity.mark_unchanged();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                changed = identity.changed() => if changed.is_err() { return },
+            }
+            if identity.borrow_and_update().is_some() {
+                again();
+            }
+        }
     }
 
     /// Holds a volume, by the name of its PersistentVolume, or calls `when_free` once nobody does.
@@ -232,14 +252,31 @@ impl Driver {
         F: Future<Output = Result<Response<A>, Status>>,
     {
         let driver = self.shared.identity.borrow().as_ref().map(|identity| identity.name.clone());
-        let begun = Instant::now();
-        let answer = ask(timeout, request, send).await;
-        if let Some(metrics) = self.shared.metrics.get() {
-            let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
-            metrics.observe::<Q>(&driver.unwrap_or_default(), code, begun.elapsed());
-        }
+        let answer = self.shared.ask(driver.as_deref(), timeout, request, send).await;
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unavailable && broke(status)) {
             self.shared.identity.send_if_modified(|identity| identity.take().is_some());
+        }
+        answer
+    }
+}
+
+impl Shared {
+    /// Asks, and counts it.
+    async fn ask<Q, A, F>(
+        &self,
+        driver: Option<&str>,
+        timeout: Duration,
+        request: Q,
+        send: impl FnOnce(Request<Q>) -> F,
+    ) -> Result<A, Status>
+    where
+        F: Future<Output = Result<Response<A>, Status>>,
+    {
+        let begun = Instant::now();
+        let answer = ask(timeout, request, send).await;
+        if let Some(metrics) = self.metrics.get() {
+            let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
+            metrics.observe::<Q>(driver, code, begun.elapsed());
         }
         answer
     }
@@ -285,11 +322,10 @@ async fn supervise(shared: Weak<Shared>, mut lost: watch::Receiver<Option<Arc<Id
         if lost.wait_for(Option::is_none).await.is_err() {
             return;
         }
-        let Some(wire) = shared.upgrade().map(|shared| shared.wire.clone()) else { return };
-        match identify(wire).await {
+        let Some(shared) = shared.upgrade() else { return };
+        match identify(&shared).await {
             Ok(identity) => {
                 tracing::info!(driver = identity.name, "the CSI driver is ready");
-                let Some(shared) = shared.upgrade() else { return };
                 silent = false;
                 shared.identity.send_replace(Some(Arc::new(identity)));
             }
@@ -301,35 +337,37 @@ async fn supervise(shared: Weak<Shared>, mut lost: watch::Receiver<Option<Arc<Id
                     );
                     silent = true;
                 }
+                drop(shared);
                 tokio::time::sleep(PROBING).await;
             }
         }
     }
 }
 
-async fn identify(wire: Wire) -> Result<Identity, Status> {
-    let mut identity = IdentityClient::new(wire.clone());
-    let mut client = identity.clone();
-    let ready =
-        ask(ASKING, v1::ProbeRequest {}, |request| async move { client.probe(request).await }).await?;
+async fn identify(shared: &Shared) -> Result<Identity, Status> {
+    let mut client = IdentityClient::new(shared.wire.clone());
+    let mut asked = client.clone();
+    let ready = shared
+        .ask(None, ASKING, v1::ProbeRequest {}, |request| async move { asked.probe(request).await })
+        .await?;
     if ready.ready == Some(false) {
         return Err(Status::unavailable("the driver says that it is not ready yet"));
     }
-    let mut client = identity.clone();
-    let info =
-        ask(
-            ASKING,
-            v1::GetPluginInfoRequest {},
-            |request| async move { client.get_plugin_info(request).await },
-        )
+    let mut asked = client.clone();
+    let info = shared
+        .ask(None, ASKING, v1::GetPluginInfoRequest {}, |request| async move {
+            asked.get_plugin_info(request).await
+        })
         .await?;
     if info.name.is_empty() {
         return Err(Status::internal("the driver has no name (GetPluginInfo)"));
     }
-    let plugin = ask(ASKING, v1::GetPluginCapabilitiesRequest {}, |request| async move {
-        identity.get_plugin_capabilities(request).await
-    })
-    .await?;
+    let name = Some(info.name.as_str());
+    let plugin = shared
+        .ask(name, ASKING, v1::GetPluginCapabilitiesRequest {}, |request| async move {
+            client.get_plugin_capabilities(request).await
+        })
+        .await?;
     let services: HashSet<Service> = plugin
         .capabilities
         .iter()
@@ -338,42 +376,48 @@ async fn identify(wire: Wire) -> Result<Identity, Status> {
             _ => None,
         })
         .collect();
-    let controller = if services.contains(&Service::ControllerService) {
-        controller_capabilities(wire.clone()).await?
+    let (controller, tells_condition) = if services.contains(&Service::ControllerService) {
+        controller_capabilities(shared, name).await?
     } else {
-        HashSet::new()
+        Default::default()
     };
     let group = if services.contains(&Service::GroupControllerService) {
-        snapshots::group_capabilities(wire.clone()).await?
+        snapshots::group_capabilities(shared, name).await?
     } else {
         HashSet::new()
     };
-    let node = match node_capabilities(wire).await {
+    let node = match node_capabilities(shared, name).await {
         Err(status) if status.code() == Code::Unimplemented => HashSet::new(),
         answer => answer?,
     };
-    Ok(Identity { name: info.name, services, controller, node, group })
+    Ok(Identity { name: info.name, services, controller, tells_condition, node, group })
 }
 
-async fn controller_capabilities(wire: Wire) -> Result<HashSet<ControllerCapability>, Status> {
-    let mut client = ControllerClient::new(wire);
-    let answer = ask(ASKING, v1::ControllerGetCapabilitiesRequest {}, |request| async move {
-        client.controller_get_capabilities(request).await
-    })
-    .await?;
+async fn controller_capabilities(
+    shared: &Shared,
+    name: Option<&str>,
+) -> Result<(HashSet<ControllerCapability>, bool), Status> {
+    let mut client = ControllerClient::new(shared.wire.clone());
+    let answer = shared
+        .ask(name, ASKING, v1::ControllerGetCapabilitiesRequest {}, |request| async move {
+            client.controller_get_capabilities(request).await
+        })
+        .await?;
     let types = answer.capabilities.iter().filter_map(|capability| {
         let controller_service_capability::Type::Rpc(rpc) = capability.r#type.as_ref()?;
-        Some(rpc.r#type())
+        Some(rpc)
     });
-    Ok(types.collect())
+    let tells_condition = types.clone().any(|rpc| rpc.r#type == health::VOLUME_CONDITION);
+    Ok((types.map(controller_service_capability::Rpc::r#type).collect(), tells_condition))
 }
 
-async fn node_capabilities(wire: Wire) -> Result<HashSet<NodeCapability>, Status> {
-    let mut client = NodeClient::new(wire);
-    let answer = ask(ASKING, v1::NodeGetCapabilitiesRequest {}, |request| async move {
-        client.node_get_capabilities(request).await
-    })
-    .await?;
+async fn node_capabilities(shared: &Shared, name: Option<&str>) -> Result<HashSet<NodeCapability>, Status> {
+    let mut client = NodeClient::new(shared.wire.clone());
+    let answer = shared
+        .ask(name, ASKING, v1::NodeGetCapabilitiesRequest {}, |request| async move {
+            client.node_get_capabilities(request).await
+        })
+        .await?;
     let types = answer.capabilities.iter().filter_map(|capability| {
         let node_service_capability::Type::Rpc(rpc) = capability.r#type.as_ref()?;
         Some(rpc.r#type())

@@ -1,6 +1,9 @@
 //! Why an item could not be brought where it should be, and whether the driver may still be working on it.
 
+use std::time::Duration;
+
 use berth_csi::code;
+use berth_kube::Next;
 use tonic::{Code, Status};
 
 use crate::driver;
@@ -66,6 +69,17 @@ impl berth_kube::Failure for Failure {
 
     fn describe(&self) -> String {
         self.sentence()
+    }
+}
+
+/// After somebody else was quicker: look again, the change is on its way here.
+const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+
+/// What a look comes to: that somebody else was quicker is no failure.
+pub(crate) fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
+    match result {
+        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
+        result => result,
     }
 }
 

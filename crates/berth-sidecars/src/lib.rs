@@ -1,18 +1,20 @@
 //! The external components beside a CSI driver.
 //!
 //! [`provisioner`], [`attacher`], [`resizer`] and [`snapshotter`] turn Kubernetes objects into calls of the driver's
-//! Controller service; [`registrar`] makes its Node service known to the kubelet. All share one [`driver::Driver`]: one
-//! connection, one answer to what the driver can do, and one operation at a time per volume. [`snapshot_controller`]
-//! makes the objects that the snapshotter acts on; it calls no driver.
+//! Controller service, and [`health_monitor`] asks it how the volumes are; [`registrar`] makes its Node service known to
+//! the kubelet. All share one [`driver::Driver`]: one connection, one answer to what the driver can do, and one operation
+//! at a time per volume. [`snapshot_controller`] makes the objects that the snapshotter acts on; it calls no driver.
 
 pub mod attacher;
 pub mod driver;
 mod edit;
 mod failure;
 mod finalizers;
+pub mod health_monitor;
 pub mod liveness;
 mod locks;
 mod names;
+mod pods;
 pub mod provisioner;
 pub mod registrar;
 pub mod resizer;
@@ -25,14 +27,19 @@ pub mod snapshotter;
 use berth_csi::Endpoint;
 use berth_kube::Cluster;
 
-/// Runs every component that a driver needs beside it, with upstream's defaults, until the cluster's shutdown.
+/// Runs every component that a driver needs beside it, with upstream's defaults, until the cluster's shutdown. Capacity
+/// is told while the CSIDriver says that the scheduler is to read it.
 pub async fn run(cluster: Cluster, endpoint: Endpoint) {
     let driver = driver::Driver::connect(&endpoint);
+    let capacity =
+        provisioner::Capacity { only_if_announced: true, ..provisioner::Capacity::new("kube-system") };
+    let provisioning = provisioner::Options { capacity: Some(capacity), ..provisioner::Options::default() };
     tokio::join!(
-        provisioner::run(cluster.clone(), driver.clone(), provisioner::Options::default()),
+        provisioner::run(cluster.clone(), driver.clone(), provisioning),
         attacher::run(cluster.clone(), driver.clone(), attacher::Options::default()),
         resizer::run(cluster.clone(), driver.clone(), resizer::Options::default()),
-        snapshotter::run(cluster.clone(), driver, snapshotter::Options::default()),
+        snapshotter::run(cluster.clone(), driver.clone(), snapshotter::Options::default()),
+        health_monitor::run(cluster.clone(), driver, health_monitor::Options::default()),
         snapshot_controller::run(cluster, snapshot_controller::Options::default()),
     );
 }

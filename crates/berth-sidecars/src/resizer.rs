@@ -24,7 +24,7 @@ use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
-use crate::failure::Failure;
+use crate::failure::{Failure, settled};
 
 /// How a resizer works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -53,9 +53,6 @@ impl Default for Options {
     }
 }
 
-/// After somebody else was quicker: look again, the change is on its way here.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
-
 /// Grows and modifies until the cluster's shutdown, then finishes what is under way.
 pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let shutdown = cluster.shutdown().clone();
@@ -70,7 +67,12 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     }
     let work =
         resizer.queue.run(resizer.options.workers, shutdown.clone(), |key| resizer.clone().look_at(key));
-    tokio::join!(work, resizer.look_again_when_the_driver_is_back());
+    let again = resizer.driver.when_back(&shutdown, || {
+        for claim in resizer.claims.list() {
+            resizer.queue.add(Key::of(claim.as_ref()));
+        }
+    });
+    tokio::join!(work, again);
 }
 
 /// What a driver can do about sizes and attributes.
@@ -135,7 +137,7 @@ impl Resizer {
             volumes: cluster.cache(),
             attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
             memory: Mutex::default(),
-            queue: Queue::new("resizer", options.retry),
+            queue: cluster.queue(format!("{name}-pvc"), options.retry),
             cluster: cluster.named("external-resizer"),
             driver,
             name,
@@ -185,28 +187,8 @@ impl Resizer {
         }
     }
 
-    /// A driver that was away has cost everything its backoff: begin anew.
-    async fn look_again_when_the_driver_is_back(&self) {
-        let mut driver = self.driver.watch();
-        driver.mark_unchanged();
-        loop {
-            tokio::select! {
-                () = self.cluster.shutdown().cancelled() => return,
-                changed = driver.changed() => if changed.is_err() { return },
-            }
-            if driver.borrow_and_update().is_some() {
-                for claim in self.claims.list() {
-                    self.queue.add(Key::of(claim.as_ref()));
-                }
-            }
-        }
-    }
-
     async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        match self.sync(&key).await {
-            Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
-            result => result,
-        }
+        settled(self.sync(&key).await)
     }
 
     fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {

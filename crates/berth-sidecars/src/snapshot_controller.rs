@@ -1,7 +1,7 @@
 //! Binds VolumeSnapshots to VolumeSnapshotContents, and groups of them; never calls a driver.
 //!
 //! Reads: VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotClass, the same three of groups, PersistentVolumeClaim,
-//! PersistentVolume. Writes: contents (create, binding, finalizer, `…-being-deleted` annotation, delete), snapshots'
+//! PersistentVolume; Node if contents are labelled with nodes. Writes: contents (create, binding, finalizer, `…-being-deleted` annotation, delete), snapshots'
 //! class, finalizers, status and owner, members of groups, claims' finalizer.
 //! Events: Normal `CreatingSnapshot`, `SnapshotCreated`, `SnapshotReady`; Warning `SnapshotValidationError`,
 //! `SnapshotContentMissing`, `SnapshotContentMismatch`, `SnapshotContentMisbound`, `SnapshotMisbound`,
@@ -15,23 +15,27 @@ mod claims;
 mod contents;
 mod creation;
 mod groups;
+mod metrics;
 mod snapshots;
 mod status;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Queue, Recorder};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
 use self::groups::Groups;
-use crate::failure::Failure;
+use self::metrics::Operations;
+use crate::failure::settled;
 use crate::snapshots::{
     SnapshotError, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, names, served,
 };
+
+pub use self::metrics::Metrics;
 
 /// How a snapshot controller works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -42,6 +46,10 @@ pub struct Options {
     pub retry: Backoff,
     /// Contents remember the volume mode, so that a restore cannot change it by mistake.
     pub prevent_volume_mode_conversion: bool,
+    /// Contents of volumes that are bound to places are labelled with a node there, whose snapshotter is to act on them.
+    pub distributed: bool,
+    /// How long operations take.
+    pub metrics: Metrics,
     /// How often a cluster without the kinds is looked at again.
     pub kinds: Duration,
 }
@@ -52,13 +60,13 @@ impl Default for Options {
             workers: 10,
             retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
             prevent_volume_mode_conversion: true,
+            distributed: false,
+            metrics: Metrics::default(),
             kinds: Duration::from_secs(30),
         }
     }
 }
 
-/// After somebody else was quicker: look again, the change is on its way here.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 const COMPONENT: &str = "snapshot-controller";
 
 /// Binds until the cluster's shutdown, then finishes what is under way.
@@ -115,6 +123,8 @@ struct Controller {
     /// Claims that wait for their volume, by the snapshot they are restored from.
     restoring: Index<PersistentVolumeClaim, Key>,
     volumes: Cache<PersistentVolume>,
+    /// Only if contents are labelled with nodes.
+    nodes: Option<Cache<Node>>,
     /// Known once the cluster serves the kinds.
     groups: OnceLock<Groups>,
     snapshot_queue: Queue<Key>,
@@ -155,10 +165,11 @@ impl Controller {
             classes: cluster.cache(),
             claims,
             volumes: cluster.cache(),
+            nodes: options.distributed.then(|| cluster.cache()),
             groups: OnceLock::new(),
-            snapshot_queue: Queue::new("snapshot-controller-snapshot", options.retry),
-            content_queue: Queue::new("snapshot-controller-content", options.retry),
-            claim_queue: Queue::new("snapshot-controller-claim", options.retry),
+            snapshot_queue: cluster.queue("snapshot-controller-snapshot", options.retry),
+            content_queue: cluster.queue("snapshot-controller-content", options.retry),
+            claim_queue: cluster.queue("snapshot-controller-claim", options.retry),
             cluster: cluster.named(COMPONENT),
             options,
         }
@@ -171,6 +182,10 @@ impl Controller {
         self.classes.synced().await;
         self.claims.synced().await;
         self.volumes.synced().await;
+        if let Some(nodes) = &self.nodes {
+            nodes.synced().await;
+        }
+        self.measure();
         let (queue, claims) = (self.snapshot_queue.clone(), self.claim_queue.clone());
         self.snapshots.on_change(move |snapshot| {
             queue.add(Key::of(snapshot.as_ref()));
@@ -196,6 +211,28 @@ impl Controller {
             }
         });
         self.follow_claims();
+    }
+
+    /// Lets the metrics see what snapshots go through.
+    fn measure(&self) {
+        let operations = Operations::new(&self.options.metrics, metrics::SNAPSHOT);
+        let (contents, classes) = (self.contents.clone(), self.classes.clone());
+        self.snapshots.subscribe(move |before, after| {
+            let Some(snapshot) = after.or(before) else { return };
+            let status = snapshot.status.as_ref();
+            let content = snapshots::plan::content_name(snapshot).and_then(|name| contents.named(&name));
+            let class = snapshot.spec.volume_snapshot_class_name.as_deref().unwrap_or_default();
+            let of_class = || classes.named(class).map(|class| class.driver.clone());
+            let seen = metrics::Seen {
+                uid: snapshot.uid().unwrap_or_default(),
+                driver: content.map(|content| content.spec.driver.clone()).or_else(of_class),
+                given: snapshot.spec.source.volume_snapshot_content_name.is_some(),
+                taken: status::is_taken(status),
+                ready: status::is_ready(snapshot),
+                deleting: snapshot.metadata.deletion_timestamp.is_some(),
+            };
+            if after.is_some() { operations.observe(&seen) } else { operations.gone(&seen) }
+        });
     }
 
     /// Snapshots wait for their claims to be bound, and stay while claims are restored from them.
@@ -255,11 +292,4 @@ fn group_of(snapshot: &VolumeSnapshot) -> Option<Key> {
 
 fn error_now(message: &str) -> SnapshotError {
     SnapshotError { time: Some(Time(Timestamp::now())), message: Some(message.to_owned()) }
-}
-
-fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
-    match result {
-        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
-        result => result,
-    }
 }

@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cluster, Next, Recorder};
+use berth_kube::{Backoff, Cluster, Recorder};
 use k8s_openapi::api::core::v1::SecretReference;
 
 use crate::driver::{ControllerCapability, Driver, GroupCapability, Identity};
@@ -50,6 +50,8 @@ pub struct Options {
     pub group_snapshot_name_uuid_length: Option<usize>,
     /// The objects' names are given to the driver as parameters.
     pub extra_create_metadata: bool,
+    /// Act only on the contents that are labelled with this node; groups, which are not labelled, are left alone.
+    pub node: Option<String>,
     /// How often a cluster without the kinds is looked at again.
     pub kinds: Duration,
 }
@@ -66,13 +68,12 @@ impl Default for Options {
             group_snapshot_name_prefix: "groupsnapshot".to_owned(),
             group_snapshot_name_uuid_length: None,
             extra_create_metadata: false,
+            node: None,
             kinds: Duration::from_secs(30),
         }
     }
 }
 
-/// After somebody else was quicker: look again, the change is on its way here.
-const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 const COMPONENT: &str = "snapshotter";
 
 /// Takes and deletes snapshots until the cluster's shutdown, then finishes what is under way. Returns at once if the
@@ -86,7 +87,8 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         tracing::info!(driver = identity.name, "the driver takes no snapshots (CREATE_DELETE_SNAPSHOT)");
         return;
     }
-    let takes_groups = identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
+    let takes_groups = options.node.is_none()
+        && identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
     let context = Arc::new(Context {
         recorder: Recorder::new(&cluster, &format!("csi-snapshotter {}", identity.name), ""),
         cluster: cluster.named("csi-snapshotter"),
@@ -148,21 +150,6 @@ impl Context {
             secrets => secrets,
         }
     }
-
-    /// Calls `again` each time the driver was away and is back, as that has cost everything its backoff.
-    async fn when_the_driver_is_back(&self, again: impl Fn()) {
-        let mut driver = self.driver.watch();
-        driver.mark_unchanged();
-        loop {
-            tokio::select! {
-                () = self.cluster.shutdown().cancelled() => return,
-                changed = driver.changed() => if changed.is_err() { return },
-            }
-            if driver.borrow_and_update().is_some() {
-                again();
-            }
-        }
-    }
 }
 
 /// The name that the driver is given, from a prefix and the UID of the object that a content belongs to.
@@ -178,13 +165,6 @@ fn csi_name(prefix: &str, length: Option<usize>, uid: &str) -> Result<String, Fa
         Some(length) => uid.replace('-', "").chars().take(length).collect(),
     };
     Ok(format!("{prefix}-{part}"))
-}
-
-fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
-    match result {
-        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
-        result => result,
-    }
 }
 
 #[cfg(test)]

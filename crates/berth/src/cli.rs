@@ -58,7 +58,7 @@ enum Command {
     /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
     Apiserver(apiserver::Args),
 
-    /// Run what a CSI driver needs beside it: makes, attaches, grows, changes and snapshots its volumes.
+    /// Run what a CSI driver needs beside it: makes, attaches, grows, changes, snapshots and watches over its volumes.
     Sidecars(Box<sidecars::Args>),
 
     /// Make volumes for claims, in the place of external-provisioner.
@@ -79,9 +79,8 @@ enum Command {
     /// Tell over HTTP whether a CSI driver lives, in the place of livenessprobe.
     Livenessprobe(Box<sidecars::liveness::Args>),
 
-    /// Watch over the health of volumes: not there yet.
-    #[command(hide = true)]
-    CsiExternalHealthMonitorController(alone::HealthMonitor),
+    /// Tell on claims what is wrong with their volumes, in the place of external-health-monitor-controller.
+    CsiExternalHealthMonitorController(Box<alone::HealthMonitor>),
 
     /// Tell the node of a CSI driver, in the place of node-driver-registrar.
     CsiNodeDriverRegistrar(Box<sidecars::registrar::Args>),
@@ -159,7 +158,7 @@ impl Cli {
             Command::CsiSnapshotter(args) => args.run().await,
             Command::SnapshotController(args) => args.run().await,
             Command::Livenessprobe(args) => sidecars::liveness::run(*args).await,
-            Command::CsiExternalHealthMonitorController(_) => alone::no_health_monitor(),
+            Command::CsiExternalHealthMonitorController(args) => args.run().await,
             Command::CsiNodeDriverRegistrar(args) => sidecars::registrar::run(*args).await,
         }
     }

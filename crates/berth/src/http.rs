@@ -1,5 +1,7 @@
 //! Metrics and health over HTTP, for Prometheus and for kubelet's probes.
 
+mod process;
+
 use std::{convert::Infallible, pin::Pin, sync::Arc};
 
 use http_body_util::Full;
@@ -35,8 +37,9 @@ pub(crate) struct Site {
 }
 
 impl Site {
-    /// Metrics under `/metrics`, and nothing else yet.
-    pub(crate) fn new(registry: Registry) -> Self {
+    /// Metrics under `/metrics`, those of the process among them, and nothing else yet.
+    pub(crate) fn new(mut registry: Registry) -> Self {
+        registry.register_collector(Box::new(process::Process));
         Self { registry, metrics: "/metrics".to_owned(), checks: Vec::new() }
     }
 

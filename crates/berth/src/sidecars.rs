@@ -10,6 +10,7 @@ mod component;
 mod flags;
 mod go;
 pub(crate) mod liveness;
+mod monitoring;
 mod options;
 pub(crate) mod registrar;
 pub(crate) mod replica;
@@ -29,7 +30,7 @@ use crate::http::Site;
 /// How long a probe of the driver may take before it counts as dead.
 const PROBING: Duration = Duration::from_secs(3);
 
-/// Everything that a CSI driver needs beside it: makes, attaches, grows, changes and snapshots its volumes.
+/// Everything that a CSI driver needs beside it: makes, attaches, grows, changes, snapshots and watches over its volumes.
 #[derive(Debug, clap::Args)]
 #[command(version, args_override_self = true)]
 pub(crate) struct Args {

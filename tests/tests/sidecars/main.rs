@@ -5,6 +5,8 @@
 
 mod beside;
 mod cluster;
+mod health;
+mod metrics;
 mod names;
 mod probes;
 mod takeover;

@@ -59,6 +59,7 @@ async fn a_component_alone_holds_the_lease_that_upstream_would() {
         ("csi-attacher", "external-attacher-leader-local-berth-dev"),
         ("csi-resizer", "external-resizer-local-berth-dev"),
         ("csi-snapshotter", "external-snapshotter-leader-local-berth-dev"),
+        ("csi-external-health-monitor-controller", "external-health-monitor-leader-local-berth-dev"),
     ] {
         let mut alone = replica(&cluster, command, &[command]);
         let held = cluster.held(lease, |holder| holder == command).await;

@@ -37,9 +37,9 @@ impl Metrics {
     }
 
     /// Counts a call by the type of its request, which is named after it.
-    pub(super) fn observe<Q>(&self, driver: &str, code: Code, took: Duration) {
+    pub(super) fn observe<Q>(&self, driver: Option<&str>, code: Code, took: Duration) {
         let labels = Labels {
-            driver_name: driver.to_owned(),
+            driver_name: driver.unwrap_or("unknown-driver").to_owned(),
             method_name: method_of::<Q>(),
             grpc_status_code: berth_csi::code::go_name(code),
         };
@@ -50,7 +50,14 @@ impl Metrics {
 fn method_of<Q>() -> String {
     let message = std::any::type_name::<Q>().rsplit("::").next().unwrap_or_default();
     let method = message.strip_suffix("Request").unwrap_or(message);
-    let service = if method.contains("VolumeGroupSnapshot") { "GroupController" } else { "Controller" };
+    let service = match method {
+        "Probe" | "GetPluginInfo" | "GetPluginCapabilities" => "Identity",
+        _ if method.starts_with("Node") => "Node",
+        _ if method.contains("VolumeGroupSnapshot") || method.starts_with("GroupController") => {
+            "GroupController"
+        }
+        _ => "Controller",
+    };
     format!("/csi.v1.{service}/{method}")
 }
 
@@ -64,8 +71,13 @@ mod tests {
     fn a_call_is_counted_under_its_method_and_code() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        metrics.observe::<v1::CreateVolumeRequest>("local.berth.dev", Code::Ok, Duration::from_millis(200));
-        metrics.observe::<v1::CreateVolumeGroupSnapshotRequest>("x", Code::NotFound, Duration::from_secs(7));
+        let quick = Duration::from_millis(200);
+        metrics.observe::<v1::CreateVolumeRequest>(Some("local.berth.dev"), Code::Ok, quick);
+        let slow = Duration::from_secs(7);
+        metrics.observe::<v1::CreateVolumeGroupSnapshotRequest>(Some("x"), Code::NotFound, slow);
+        metrics.observe::<v1::ProbeRequest>(None, Code::Ok, quick);
+        metrics.observe::<v1::NodeGetCapabilitiesRequest>(Some("x"), Code::Unimplemented, quick);
+        metrics.observe::<v1::GroupControllerGetCapabilitiesRequest>(Some("x"), Code::Ok, quick);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [
@@ -73,6 +85,9 @@ mod tests {
              method_name=\"/csi.v1.Controller/CreateVolume\",grpc_status_code=\"OK\"} 1",
             "csi_sidecar_operations_seconds_count{driver_name=\"x\",\
              method_name=\"/csi.v1.GroupController/CreateVolumeGroupSnapshot\",grpc_status_code=\"NotFound\"} 1",
+            "driver_name=\"unknown-driver\",method_name=\"/csi.v1.Identity/Probe\"",
+            "method_name=\"/csi.v1.Node/NodeGetCapabilities\",grpc_status_code=\"Unimplemented\"",
+            "method_name=\"/csi.v1.GroupController/GroupControllerGetCapabilities\"",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

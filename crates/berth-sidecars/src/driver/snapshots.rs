@@ -8,7 +8,7 @@ use berth_csi::v1::{self, group_controller_service_capability};
 use tonic::Status;
 
 use super::wire::Wire;
-use super::{ASKING, Driver, GroupCapability, LARGEST_ANSWER, ask};
+use super::{ASKING, Driver, GroupCapability, LARGEST_ANSWER, Shared};
 
 impl Driver {
     /// CreateSnapshot.
@@ -45,10 +45,13 @@ impl Driver {
         request: v1::ListSnapshotsRequest,
     ) -> Result<Option<v1::Snapshot>, Status> {
         let mut client = self.controller();
+        let wanted = request.snapshot_id.clone();
         let answer = self
             .call(timeout, request, |request| async move { client.list_snapshots(request).await })
             .await?;
-        Ok(answer.entries.into_iter().find_map(|entry| entry.snapshot))
+        // What was not asked for must not be taken for it: it would be deleted instead one day.
+        let mut found = answer.entries.into_iter().filter_map(|entry| entry.snapshot);
+        Ok(found.find(|snapshot| snapshot.snapshot_id == wanted))
     }
 
     /// CreateVolumeGroupSnapshot.
@@ -106,12 +109,16 @@ impl Driver {
     }
 }
 
-pub(super) async fn group_capabilities(wire: Wire) -> Result<HashSet<GroupCapability>, Status> {
-    let mut client = GroupControllerClient::new(wire);
-    let answer = ask(ASKING, v1::GroupControllerGetCapabilitiesRequest {}, |request| async move {
-        client.group_controller_get_capabilities(request).await
-    })
-    .await?;
+pub(super) async fn group_capabilities(
+    shared: &Shared,
+    name: Option<&str>,
+) -> Result<HashSet<GroupCapability>, Status> {
+    let mut client = GroupControllerClient::new(shared.wire.clone());
+    let answer = shared
+        .ask(name, ASKING, v1::GroupControllerGetCapabilitiesRequest {}, |request| async move {
+            client.group_controller_get_capabilities(request).await
+        })
+        .await?;
     let types = answer.capabilities.iter().filter_map(|capability| {
         let kind = capability.r#type.as_ref();
         kind.map(|group_controller_service_capability::Type::Rpc(rpc)| rpc.r#type())

@@ -24,6 +24,7 @@ use crate::failure::Failure;
 use crate::names::{
     MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE, NODE_EXPANSION_NOT_REQUIRED, PRE_RESIZE_CAPACITY, RESERVED,
 };
+use crate::pods;
 use crate::secrets;
 use crate::size;
 
@@ -248,7 +249,7 @@ impl Resizer {
             source: Box::new(source),
         })?;
         let name = claim.name_any();
-        Ok(pods.items.iter().any(|pod| uses(pod, &name)))
+        Ok(pods.items.iter().any(|pod| pods::claims_of(pod).contains(&name)))
     }
 
     async fn modify(
@@ -393,19 +394,4 @@ impl Resizer {
             .await?;
         Ok(())
     }
-}
-
-fn uses(pod: &Pod, claim: &str) -> bool {
-    let ended = pod
-        .status
-        .as_ref()
-        .and_then(|status| status.phase.as_deref())
-        .is_some_and(|phase| matches!(phase, "Succeeded" | "Failed"));
-    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
-    !ended
-        && volumes.into_iter().flatten().any(|volume| {
-            let named = volume.persistent_volume_claim.as_ref().map(|source| source.claim_name.clone());
-            let made = volume.ephemeral.as_ref().map(|_| format!("{}-{}", pod.name_any(), volume.name));
-            named.or(made).as_deref() == Some(claim)
-        })
 }

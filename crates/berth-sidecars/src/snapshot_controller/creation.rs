@@ -3,8 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth_kube::{Key, reference};
-use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim, SecretReference};
+use berth_kube::{Key, reference, selectors};
+use k8s_openapi::api::core::v1::{
+    Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, SecretReference,
+};
 use kube::ResourceExt as _;
 
 use crate::secrets::{self, SnapshotPurpose};
@@ -98,6 +100,24 @@ pub(super) struct Seen<'a> {
     pub(super) volume: Option<&'a PersistentVolume>,
     pub(super) classes: &'a [Arc<VolumeSnapshotClass>],
     pub(super) keep_mode: bool,
+    /// The nodes, if contents are labelled with them.
+    pub(super) nodes: Option<&'a [Arc<Node>]>,
+}
+
+/// The node whose snapshotter is to take snapshots of a volume: the first by name that the volume's affinity chooses.
+fn managed_by(volume: &PersistentVolume, nodes: &[Arc<Node>]) -> Option<String> {
+    let affinity = volume.spec.as_ref()?.node_affinity.as_ref()?.required.as_ref()?;
+    let chosen = nodes.iter().filter(|node| {
+        selectors::node_selector(affinity, &node.name_any(), selectors::labels(node.metadata.labels.as_ref()))
+    });
+    let node = chosen.map(|node| node.name_any()).min();
+    if node.is_none() {
+        tracing::warn!(
+            volume = volume.name_any(),
+            "no node matches the volume's affinity; its content gets no label"
+        );
+    }
+    node
 }
 
 /// The content to make.
@@ -146,6 +166,8 @@ pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal>
     );
     content.metadata.annotations =
         secret.map(|secret| secret_marks(&secret, names::SECRET_NAME, names::SECRET_NAMESPACE));
+    let node = seen.nodes.and_then(|nodes| managed_by(volume, nodes));
+    content.metadata.labels = node.map(|node| BTreeMap::from([(names::MANAGED_BY.to_owned(), node)]));
     Ok(content)
 }
 

@@ -12,8 +12,9 @@ use kube::core::{Selector, SelectorExt as _};
 
 use self::creation::Chosen;
 use self::plan::{Seen, Step};
-use super::{Controller, contents, error_now, settled, status};
-use crate::failure::Failure;
+use super::metrics::{self, Operations};
+use super::{Controller, contents, error_now, status};
+use crate::failure::{Failure, settled};
 use crate::snapshots::{
     VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus,
     VolumeSnapshotInfo, VolumeSnapshotStatus, names,
@@ -90,8 +91,8 @@ impl Groups {
                 let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
                 csi.map(|csi| (csi.driver.clone(), csi.volume_handle.clone())).into_iter().collect()
             }),
-            queue: Queue::new("snapshot-controller-group-snapshot", retry),
-            content_queue: Queue::new("snapshot-controller-group-content", retry),
+            queue: cluster.queue("snapshot-controller-group-snapshot", retry),
+            content_queue: cluster.queue("snapshot-controller-group-content", retry),
         }
     }
 
@@ -103,6 +104,7 @@ impl Groups {
 
     /// Puts what there is, and then what changes, into the queues.
     fn start(&self, controller: &Controller) {
+        self.measure(controller);
         let (queue, snapshots) = (self.queue.clone(), controller.snapshot_queue.clone());
         let members = controller.by_group.clone();
         self.cache.on_change(move |group| {
@@ -157,6 +159,28 @@ impl Groups {
                     queue.add(group);
                 }
             }
+        });
+    }
+
+    /// Lets the metrics see what groups go through.
+    fn measure(&self, controller: &Controller) {
+        let operations = Operations::new(&controller.options.metrics, metrics::GROUP);
+        let (contents, classes) = (self.contents.clone(), self.classes.clone());
+        self.cache.subscribe(move |before, after| {
+            let Some(group) = after.or(before) else { return };
+            let status = group.status.as_ref();
+            let class = group.spec.volume_group_snapshot_class_name.as_deref().unwrap_or_default();
+            let of_class = || classes.named(class).map(|class| class.driver.clone());
+            let content = contents.named(&plan::content_name(group));
+            let seen = metrics::Seen {
+                uid: group.uid().unwrap_or_default(),
+                driver: content.map(|content| content.spec.driver.clone()).or_else(of_class),
+                given: group.spec.source.volume_group_snapshot_content_name.is_some(),
+                taken: status.is_some_and(|status| status.creation_time.is_some()),
+                ready: status::is_group_ready(group),
+                deleting: group.metadata.deletion_timestamp.is_some(),
+            };
+            if after.is_some() { operations.observe(&seen) } else { operations.gone(&seen) }
         });
     }
 

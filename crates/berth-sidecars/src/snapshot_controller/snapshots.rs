@@ -4,7 +4,7 @@ pub(super) mod plan;
 
 use std::sync::Arc;
 
-use berth_kube::{Key, Next};
+use berth_kube::{Cache, Key, Next};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::{Resource as _, ResourceExt as _};
 
@@ -142,12 +142,14 @@ impl Controller {
         let claim = claim_of(snapshot).and_then(|claim| self.claims.get(&claim));
         let volume = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
         let volume = volume.and_then(|name| self.volumes.named(&name));
+        let nodes = self.nodes.as_ref().map(Cache::list);
         let content = creation::content(&creation::Seen {
             snapshot,
             claim: claim.as_deref(),
             volume: volume.as_deref(),
             classes: &self.classes.list(),
             keep_mode: self.options.prevent_volume_mode_conversion,
+            nodes: nodes.as_deref(),
         });
         let content = match content {
             Ok(content) => content,

@@ -49,6 +49,8 @@ pub(crate) const GROUP_SECRET_NAME: &str = "groupsnapshot.storage.kubernetes.io/
 /// On a group's content: that secret's namespace.
 pub(crate) const GROUP_SECRET_NAMESPACE: &str =
     "groupsnapshot.storage.kubernetes.io/deletion-secret-namespace";
+/// A content's label: the node whose snapshotter acts on it, where there is one on every node.
+pub(crate) const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
 /// On a class: it is used by snapshots that name none.
 pub(crate) const DEFAULT_CLASS: &str = "snapshot.storage.kubernetes.io/is-default-class";
 /// The same for groups.

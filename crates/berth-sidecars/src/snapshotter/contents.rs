@@ -13,9 +13,9 @@ use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
 use kube::ResourceExt as _;
 
 use super::plan::{self, Plan, Seen};
-use super::{COMPONENT, Context, csi_name, poll, settled, taken};
+use super::{COMPONENT, Context, csi_name, poll, taken};
 use crate::driver::ControllerCapability;
-use crate::failure::Failure;
+use crate::failure::{Failure, settled};
 use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::names;
@@ -34,7 +34,7 @@ pub(super) async fn run(context: Arc<Context>) {
         let this = this.clone();
         async move { settled(this.sync(&key).await) }
     });
-    let again = this.context.when_the_driver_is_back(|| {
+    let again = this.context.driver.when_back(this.context.cluster.shutdown(), || {
         for content in this.ours.get(&()) {
             this.queue.add(Key::of(content.as_ref()));
         }
@@ -55,7 +55,10 @@ struct Contents {
 
 impl Contents {
     fn new(context: Arc<Context>) -> Self {
-        let contents = context.cluster.cache::<VolumeSnapshotContent>();
+        let contents: Cache<VolumeSnapshotContent> = match &context.options.node {
+            None => context.cluster.cache(),
+            Some(node) => context.cluster.cache_labelled(&format!("{}={node}", names::MANAGED_BY)),
+        };
         let (ours, unready, volumes) = (context.name.clone(), context.name.clone(), context.name.clone());
         Self {
             ours: contents.index(
@@ -75,7 +78,7 @@ impl Contents {
                 let csi = csi.filter(|csi| csi.driver == volumes);
                 csi.map(|csi| csi.volume_handle.clone()).into_iter().collect()
             }),
-            queue: Queue::new("csi-snapshotter-content", context.options.retry),
+            queue: context.cluster.queue("csi-snapshotter-content", context.options.retry),
             context,
         }
     }

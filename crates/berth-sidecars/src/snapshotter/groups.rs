@@ -15,8 +15,8 @@ use kube::ResourceExt as _;
 
 use super::contents::{annotated_secret, tell};
 use super::plan::{self, Plan, Seen};
-use super::{Context, csi_name, poll, settled, taken};
-use crate::failure::Failure;
+use super::{Context, csi_name, poll, taken};
+use crate::failure::{Failure, settled};
 use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::names;
@@ -35,7 +35,7 @@ pub(super) async fn run(context: Arc<Context>) {
         let this = this.clone();
         async move { settled(this.sync(&key).await) }
     });
-    let again = this.context.when_the_driver_is_back(|| {
+    let again = this.context.driver.when_back(this.context.cluster.shutdown(), || {
         for content in this.ours.get(&()) {
             this.queue.add(Key::of(content.as_ref()));
         }
@@ -70,7 +70,7 @@ impl Groups {
             }),
             contents,
             classes: context.cluster.cache(),
-            queue: Queue::new("csi-snapshotter-groupsnapshotcontent", context.options.retry),
+            queue: context.cluster.queue("csi-snapshotter-groupsnapshotcontent", context.options.retry),
             context,
         }
     }

@@ -8,7 +8,7 @@ use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::bench::{Server, local_driver};
+use crate::bench::{DRIVER, NODE, Server, local_driver};
 use crate::snapshot_bench::{Running, from_snapshot, gone};
 
 /// The data directories of all volumes of the local driver.
@@ -201,4 +201,58 @@ async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_member
     assert!(server.group_contents().await.is_empty());
     assert_eq!(kept(place.path()), 0);
     running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node() {
+    const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(place.path(), false).await;
+    server.define().await;
+    let elsewhere = Running::start_with(&server.client, &driver, |taking, binding| {
+        taking.node = Some("node-z".to_owned());
+        binding.distributed = true;
+    });
+    server.class("fast", json!({})).await;
+    server.snapshot_class("snaps", json!({})).await;
+    server.bound_claim("data", "fast", json!({})).await;
+    let snapshot = server.snapshot("snap", "data").await;
+    let name = format!("snapcontent-{}", snapshot.uid().unwrap());
+    let labelled = |content: Option<&VolumeSnapshotContent>| {
+        content.is_some_and(|content| content.labels().get(MANAGED_BY).is_some_and(|node| node == NODE))
+    };
+    server.wait(server.api(), &name, "labelled with its node", labelled).await;
+    // The other node's snapshotter works, but not on this.
+    let spec = json!({
+        "driver": DRIVER,
+        "deletionPolicy": "Retain",
+        "source": { "snapshotHandle": "unknown" },
+        "volumeSnapshotRef": { "name": "s", "namespace": "default" },
+    });
+    server
+        .apply::<VolumeSnapshotContent>(json!({
+            "apiVersion": "snapshot.storage.k8s.io/v1",
+            "kind": "VolumeSnapshotContent",
+            "metadata": { "name": "elsewhere", "labels": { MANAGED_BY: "node-z" } },
+            "spec": spec,
+        }))
+        .await;
+    let looked_at = |content: Option<&VolumeSnapshotContent>| {
+        content.and_then(|content| content.status.as_ref()).is_some_and(|status| status.error.is_some())
+    };
+    server.wait(server.api(), "elsewhere", "looked at", looked_at).await;
+    let untouched = server.api::<VolumeSnapshotContent>().get(&name).await.unwrap();
+    assert_eq!(untouched.status, None);
+    assert!(kept(place.path()) == 0, "nobody has taken it");
+    elsewhere.stop().await;
+
+    let here = Running::start_with(&server.client, &driver, |taking, binding| {
+        taking.node = Some(NODE.to_owned());
+        binding.distributed = true;
+    });
+    server.ready("snap").await;
+    server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
+    server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
+    assert_eq!(kept(place.path()), 0);
+    here.stop().await;
 }

@@ -2,11 +2,13 @@
 
 use anyhow::{Context as _, bail};
 use berth_sidecars::driver::Driver;
+use berth_sidecars::snapshotter;
 use clap::Args;
 use prometheus_client::registry::Registry;
 
 use super::component::Component;
 use super::flags::{Connection, Election, Http, Klog, Kube};
+use super::monitoring::Monitoring;
 use super::options::{
     Attaching, Capacity, Conversion, Filesystem, Metadata, PerNode, Provisioning, Resizing, Snapshotting,
     Work, snapshot_controller,
@@ -134,21 +136,33 @@ pub(crate) struct Snapshotter {
     #[command(flatten)]
     metadata: Metadata,
     #[command(flatten)]
-    per_node: PerNode,
-    #[command(flatten)]
     snapshotting: Snapshotting,
+
+    /// Run on every node, and take only snapshots of volumes that are there; needs the environment variable NODE_NAME
+    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    node_deployment: bool,
 }
 
 impl Snapshotter {
-    fn component(&self) -> anyhow::Result<Component> {
-        self.per_node.check()?;
-        Ok(Component::Snapshotter(self.snapshotting.options(&self.common.work, &self.metadata)?))
+    fn component(&self, node: Option<String>) -> anyhow::Result<Component> {
+        let options = self.snapshotting.options(&self.common.work, &self.metadata)?;
+        if !self.node_deployment {
+            return Ok(Component::Snapshotter(options));
+        }
+        if self.common.election.leader_election {
+            bail!("--leader-election and --node-deployment exclude each other: every node has its own work");
+        }
+        let Some(node) = node.filter(|node| !node.is_empty()) else {
+            bail!("--node-deployment needs the node's name in the environment variable NODE_NAME");
+        };
+        Ok(Component::Snapshotter(snapshotter::Options { node: Some(node), ..options }))
     }
 
     /// Runs until SIGTERM.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         self.common.klog.start();
-        alone(self.component()?, Some(&self.connection), &self.common).await
+        alone(self.component(std::env::var("NODE_NAME").ok())?, Some(&self.connection), &self.common).await
     }
 }
 
@@ -161,20 +175,17 @@ pub(crate) struct SnapshotController {
     #[command(flatten)]
     conversion: Conversion,
 
-    /// Not supported yet
-    #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    /// Label contents with a node of their volume, for snapshotters that run on every node
+    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     enable_distributed_snapshotting: bool,
 }
 
 impl SnapshotController {
     fn component(&self) -> anyhow::Result<Component> {
-        if self.enable_distributed_snapshotting {
-            bail!(
-                "--enable-distributed-snapshotting is not supported yet; run one csi-snapshotter per cluster"
-            );
-        }
-        Ok(Component::SnapshotController(snapshot_controller(&self.common.work, &self.conversion)?))
+        let distributed = self.enable_distributed_snapshotting;
+        let options = snapshot_controller(&self.common.work, &self.conversion, distributed)?;
+        Ok(Component::SnapshotController(options))
     }
 
     /// Runs until SIGTERM.
@@ -186,17 +197,26 @@ impl SnapshotController {
 
 /// Watches over the health of volumes, in the place of external-health-monitor-controller.
 #[derive(Debug, Args)]
+#[command(version, args_override_self = true)]
 pub(crate) struct HealthMonitor {
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, hide = true)]
-    _flags: Vec<std::ffi::OsString>,
+    #[command(flatten)]
+    connection: Connection,
+    #[command(flatten)]
+    common: Common,
+    #[command(flatten)]
+    monitoring: Monitoring,
 }
 
-/// Says that there is no health monitor.
-pub(crate) fn no_health_monitor() -> anyhow::Result<()> {
-    bail!(
-        "csi-external-health-monitor-controller is not there yet: run upstream's, or leave it away; \
-         nothing else depends on it"
-    )
+impl HealthMonitor {
+    fn component(&self) -> Component {
+        Component::HealthMonitor(self.monitoring.options(&self.common.work))
+    }
+
+    /// Runs until SIGTERM.
+    pub(crate) async fn run(self) -> anyhow::Result<()> {
+        self.common.klog.start();
+        alone(self.component(), Some(&self.connection), &self.common).await
+    }
 }
 
 async fn alone(component: Component, connection: Option<&Connection>, common: &Common) -> anyhow::Result<()> {

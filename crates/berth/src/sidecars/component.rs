@@ -5,11 +5,29 @@ use std::time::Duration;
 
 use berth_kube::Cluster;
 use berth_sidecars::driver::{ControllerCapability, Driver, Identity, NodeCapability};
-use berth_sidecars::{attacher, provisioner, resizer, snapshot_controller, snapshotter};
+use berth_sidecars::{attacher, health_monitor, provisioner, resizer, snapshot_controller, snapshotter};
 use futures_util::FutureExt as _;
+use prometheus_client::registry::Registry;
 
 /// How long a component that panicked rests before it is started again.
 const REST: Duration = Duration::from_secs(1);
+
+/// The metrics that components have of their own.
+#[derive(Clone)]
+pub(crate) struct Measures {
+    provisioner: provisioner::Metrics,
+    snapshots: snapshot_controller::Metrics,
+}
+
+impl Measures {
+    /// Lets a registry see them.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        Self {
+            provisioner: provisioner::Metrics::register(registry),
+            snapshots: snapshot_controller::Metrics::register(registry),
+        }
+    }
+}
 
 /// A component and how it works.
 #[derive(Debug, Clone)]
@@ -18,6 +36,7 @@ pub(crate) enum Component {
     Attacher(attacher::Options),
     Resizer(resizer::Options),
     Snapshotter(snapshotter::Options),
+    HealthMonitor(health_monitor::Options),
     SnapshotController(snapshot_controller::Options),
 }
 
@@ -29,6 +48,7 @@ impl Component {
             Self::Attacher(_) => "csi-attacher",
             Self::Resizer(_) => "csi-resizer",
             Self::Snapshotter(_) => "csi-snapshotter",
+            Self::HealthMonitor(_) => "csi-external-health-monitor-controller",
             Self::SnapshotController(_) => "snapshot-controller",
         }
     }
@@ -40,6 +60,7 @@ impl Component {
             Self::Attacher(_) => format!("external-attacher-leader-{driver}"),
             Self::Resizer(_) => format!("external-resizer-{driver}"),
             Self::Snapshotter(_) => format!("external-snapshotter-leader-{driver}"),
+            Self::HealthMonitor(_) => format!("external-health-monitor-leader-{driver}"),
             Self::SnapshotController(_) => "snapshot-controller-leader".to_owned(),
         })
     }
@@ -58,10 +79,29 @@ impl Component {
             Self::Snapshotter(_) => {
                 (can(ControllerCapability::CreateDeleteSnapshot), "CREATE_DELETE_SNAPSHOT")
             }
+            Self::HealthMonitor(_) => (
+                identity.health_calls().is_some(),
+                "LIST_VOLUME_HEALTH or GET_VOLUME_HEALTH, nor VOLUME_CONDITION with LIST_VOLUMES or GET_VOLUME",
+            ),
             // Attachments of a driver that does not attach are called attached, which somebody has to do.
             Self::Attacher(_) | Self::SnapshotController(_) => (true, ""),
         };
         (!enough).then_some(missing)
+    }
+
+    /// The same component, measured.
+    #[must_use]
+    pub(crate) fn measured(self, measures: &Measures) -> Self {
+        match self {
+            Self::Provisioner(options) => {
+                Self::Provisioner(provisioner::Options { metrics: measures.provisioner.clone(), ..options })
+            }
+            Self::SnapshotController(options) => Self::SnapshotController(snapshot_controller::Options {
+                metrics: measures.snapshots.clone(),
+                ..options
+            }),
+            unmeasured => unmeasured,
+        }
     }
 
     /// Runs until the cluster's shutdown; a panic costs this component a pause and the others nothing.
@@ -78,6 +118,9 @@ impl Component {
             (Self::Attacher(options), Some(driver)) => attacher::run(cluster, driver, options).await,
             (Self::Resizer(options), Some(driver)) => resizer::run(cluster, driver, options).await,
             (Self::Snapshotter(options), Some(driver)) => snapshotter::run(cluster, driver, options).await,
+            (Self::HealthMonitor(options), Some(driver)) => {
+                health_monitor::run(cluster, driver, options).await
+            }
             (_, None) => unreachable!("every component but the snapshot controller is given a driver"),
         }
     }
@@ -127,12 +170,13 @@ mod tests {
 
     use super::*;
 
-    fn all() -> [Component; 5] {
+    fn all() -> [Component; 6] {
         [
             Component::Provisioner(provisioner::Options::default()),
             Component::Attacher(attacher::Options::default()),
             Component::Resizer(resizer::Options::default()),
             Component::Snapshotter(snapshotter::Options::default()),
+            Component::HealthMonitor(health_monitor::Options::default()),
             Component::SnapshotController(snapshot_controller::Options::default()),
         ]
     }
@@ -147,6 +191,7 @@ mod tests {
                 "external-attacher-leader-ebs-csi-aws-com",
                 "external-resizer-ebs-csi-aws-com",
                 "external-snapshotter-leader-ebs-csi-aws-com",
+                "external-health-monitor-leader-ebs-csi-aws-com",
                 "snapshot-controller-leader",
             ]
         );
@@ -170,9 +215,12 @@ mod tests {
             ControllerCapability::CreateDeleteVolume,
             ControllerCapability::CreateDeleteSnapshot,
             ControllerCapability::ModifyVolume,
+            ControllerCapability::ListVolumes,
         ];
-        let everything = Identity { controller: controller.into(), ..Identity::default() };
-        assert_eq!(needed(&everything).len(), 5);
+        let almost = Identity { controller: controller.into(), ..Identity::default() };
+        assert!(!needed(&almost).contains(&"csi-external-health-monitor-controller"));
+        let everything = Identity { tells_condition: true, ..almost };
+        assert_eq!(needed(&everything).len(), 6);
     }
 
     #[tokio::test]

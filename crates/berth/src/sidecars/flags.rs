@@ -159,6 +159,8 @@ const ACCEPTED: &[(&str, bool, &str)] = &[
     ("kube-api-capacity-burst", false, NO_LIMIT),
     ("resync", false, NO_RESYNC),
     ("resync-period", false, NO_RESYNC),
+    ("volume-list-add-interval", false, NO_RESYNC),
+    ("node-list-add-interval", false, NO_RESYNC),
     ("max-grpc-log-length", false, "a call is logged in one line, without its messages"),
     ("cloning-protection-threads", false, NO_POOL),
     ("capacity-threads", false, NO_POOL),

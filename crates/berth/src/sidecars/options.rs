@@ -12,13 +12,13 @@ use super::go;
 /// How much is done at a time, and when again.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct Work {
-    /// How long one call of the driver may take [default: 10s; attacher 15s; snapshotter 1m]
+    /// How long one call of the driver may take [default: 10s; attacher and health monitor 15s; snapshotter 1m]
     #[arg(long, value_parser = go::positive_duration, value_name = "DURATION")]
-    timeout: Option<Duration>,
+    pub(crate) timeout: Option<Duration>,
 
     /// How many objects of a kind are worked on at a time [default: 10; provisioner 100]
     #[arg(long, alias = "workers", value_parser = go::workers, value_name = "COUNT")]
-    worker_threads: Option<usize>,
+    pub(crate) worker_threads: Option<usize>,
 
     /// How long to wait after the first failure; twice as long after each further one
     #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
@@ -296,12 +296,14 @@ impl Snapshotting {
 pub(crate) fn snapshot_controller(
     work: &Work,
     conversion: &Conversion,
+    distributed: bool,
 ) -> anyhow::Result<snapshot_controller::Options> {
     let defaults = snapshot_controller::Options::default();
     Ok(snapshot_controller::Options {
         workers: work.worker_threads.unwrap_or(defaults.workers),
         retry: work.retry()?,
         prevent_volume_mode_conversion: conversion.prevent_volume_mode_conversion,
+        distributed,
         ..defaults
     })
 }

@@ -5,6 +5,7 @@ use berth_sidecars::driver::Identity;
 use clap::Args;
 
 use super::component::Component;
+use super::monitoring::Monitoring;
 use super::options::{
     Attaching, Conversion, Filesystem, Metadata, Provisioning, Resizing, Snapshotting, Work,
     snapshot_controller,
@@ -35,6 +36,8 @@ pub(crate) struct Together {
     resizing: Resizing,
     #[command(flatten)]
     snapshotting: Snapshotting,
+    #[command(flatten)]
+    monitoring: Monitoring,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -47,10 +50,13 @@ enum Which {
     Resizer,
     #[value(alias = "csi-snapshotter")]
     Snapshotter,
+    #[value(alias = "csi-external-health-monitor-controller")]
+    HealthMonitor,
     SnapshotController,
 }
 
-const BY_DEFAULT: [Which; 4] = [Which::Provisioner, Which::Attacher, Which::Resizer, Which::Snapshotter];
+const BY_DEFAULT: [Which; 5] =
+    [Which::Provisioner, Which::Attacher, Which::Resizer, Which::Snapshotter, Which::HealthMonitor];
 
 impl Together {
     /// Says what is wrong with the flags.
@@ -81,8 +87,9 @@ impl Together {
             Which::Snapshotter => {
                 Component::Snapshotter(self.snapshotting.options(&self.work, &self.metadata)?)
             }
+            Which::HealthMonitor => Component::HealthMonitor(self.monitoring.options(&self.work)),
             Which::SnapshotController => {
-                Component::SnapshotController(snapshot_controller(&self.work, &self.conversion)?)
+                Component::SnapshotController(snapshot_controller(&self.work, &self.conversion, false)?)
             }
         })
     }

@@ -19,7 +19,14 @@ pub(crate) async fn ensure(client: Client) -> Result<(), kube::Error> {
     });
     let snapshots = async {
         try_join_all(definitions).await?;
-        create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", snapshot_class()).await
+        let (one, group) = (
+            snapshot_class("snapshot", "VolumeSnapshotClass"),
+            snapshot_class("groupsnapshot", "VolumeGroupSnapshotClass"),
+        );
+        tokio::try_join!(
+            create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", one),
+            create(client, "groupsnapshot.storage.k8s.io", "v1", "VolumeGroupSnapshotClass", group),
+        )
     };
     let class = create(client, "storage.k8s.io", "v1", "StorageClass", storage_class());
     tokio::try_join!(driver(client), class, snapshots)?;
@@ -55,11 +62,13 @@ fn storage_class() -> Value {
     })
 }
 
-fn snapshot_class() -> Value {
+/// The default class of snapshots or of groups of them, by the first word of the kind's API group.
+fn snapshot_class(group: &str, kind: &str) -> Value {
+    let default = format!("{group}.storage.kubernetes.io/is-default-class");
     json!({
-        "apiVersion": "snapshot.storage.k8s.io/v1",
-        "kind": "VolumeSnapshotClass",
-        "metadata": { "name": CLASS, "annotations": { "snapshot.storage.kubernetes.io/is-default-class": "true" } },
+        "apiVersion": format!("{group}.storage.k8s.io/v1"),
+        "kind": kind,
+        "metadata": { "name": CLASS, "annotations": { default: "true" } },
         "driver": names::LOCAL_DRIVER,
         "deletionPolicy": "Delete",
     })

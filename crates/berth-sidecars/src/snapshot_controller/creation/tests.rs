@@ -66,6 +66,7 @@ fn a_content_is_made_of_snapshot_claim_volume_and_class() {
         volume: Some(&volume),
         classes: &classes,
         keep_mode: true,
+        nodes: None,
     };
     let made = content(&seen).unwrap();
     assert_eq!(made.name_any(), "snapcontent-u");
@@ -101,6 +102,7 @@ fn refused(
         volume: volume.as_ref(),
         classes: &classes,
         keep_mode: true,
+        nodes: None,
     });
     made.err().map(|refusal| (refusal.reason.to_owned(), refusal.message)).unwrap_or_default()
 }
@@ -166,4 +168,27 @@ fn a_class_is_the_named_one_or_the_only_default_of_the_volumes_driver() {
         assert_eq!(given, reason, "{name}");
         assert!(message.contains(text), "{name}: {message}");
     }
+}
+
+#[test]
+fn where_there_is_a_snapshotter_on_every_node_a_content_is_labelled_with_one_that_its_volume_is_bound_to() {
+    let affinity = json!({ "required": { "nodeSelectorTerms": [
+        { "matchExpressions": [{ "key": "zone", "operator": "In", "values": ["b"] }] },
+    ] } });
+    let (snapshot, claim) = (snapshot(json!({})), claim(json!({})));
+    let classes = [class_named("a", "d", false)];
+    let nodes = [("n3", "b"), ("n1", "a"), ("n2", "b")].map(|(name, zone)| {
+        let node = json!({ "metadata": { "name": name, "labels": { "zone": zone } } });
+        Arc::new(serde_json::from_value::<Node>(node).unwrap())
+    });
+    let label = |affinity: Value, nodes: Option<&[Arc<Node>]>| {
+        let volume = volume(json!({ "spec": { "nodeAffinity": affinity } }));
+        let (claim, volume) = (Some(&claim), Some(&volume));
+        let seen = Seen { snapshot: &snapshot, claim, volume, classes: &classes, keep_mode: true, nodes };
+        content(&seen).unwrap().labels().get("snapshot.storage.kubernetes.io/managed-by").cloned()
+    };
+    assert_eq!(label(affinity.clone(), Some(&nodes)).as_deref(), Some("n2"));
+    assert_eq!(label(affinity.clone(), None), None, "not asked for");
+    assert_eq!(label(Value::Null, Some(&nodes)), None, "the volume is bound to no place");
+    assert_eq!(label(affinity, Some(&nodes[1..2])), None, "no node is there");
 }

@@ -35,7 +35,8 @@ fn without_flags_each_works_as_upstream_does() {
     let Ok(Component::Resizer(options)) = parse::<Resizer>(&[]).component() else { panic!() };
     assert_eq!((options.timeout, options.workers), (Duration::from_secs(10), 10));
     assert!(options.handle_volume_in_use_error && !options.extra_modify_metadata);
-    let Ok(Component::Snapshotter(options)) = parse::<Snapshotter>(&[]).component() else { panic!() };
+    let Ok(Component::Snapshotter(options)) = parse::<Snapshotter>(&[]).component(None) else { panic!() };
+    assert_eq!(options.node, None);
     assert_eq!((options.timeout, options.workers), (Duration::from_mins(1), 10));
     assert_eq!(
         (options.snapshot_name_prefix.as_str(), options.snapshot_name_uuid_length),
@@ -46,6 +47,11 @@ fn without_flags_each_works_as_upstream_does() {
         panic!()
     };
     assert_eq!((options.workers, options.prevent_volume_mode_conversion), (10, true));
+    assert!(!options.distributed);
+    let Component::HealthMonitor(options) = parse::<HealthMonitor>(&[]).component() else { panic!() };
+    assert_eq!((options.timeout, options.workers), (Duration::from_secs(15), 10));
+    assert_eq!((options.interval, options.list_interval), (Duration::from_mins(1), Duration::from_mins(5)));
+    assert_eq!((options.node_watcher, options.node_patience), (false, Duration::from_mins(5)));
     let common = parse::<Attacher>(&[]).common;
     assert!(!common.election.leader_election);
     assert_eq!(common.election.leader_election_lease_duration, Duration::from_secs(15));
@@ -110,7 +116,7 @@ fn the_others_as_their_manifests_have_them() {
     assert!(!options.handle_volume_in_use_error && options.extra_modify_metadata);
     let snapshotter =
         ["--snapshot-name-prefix=s", "--snapshot-name-uuid-length=8", "--groupsnapshot-name-prefix=g"];
-    let Ok(Component::Snapshotter(options)) = parse::<Snapshotter>(&snapshotter).component() else {
+    let Ok(Component::Snapshotter(options)) = parse::<Snapshotter>(&snapshotter).component(None) else {
         panic!()
     };
     assert_eq!((options.snapshot_name_prefix.as_str(), options.snapshot_name_uuid_length), ("s", Some(8)));
@@ -127,10 +133,6 @@ fn what_is_not_supported_yet_is_refused_rather_than_silently_missing() {
         let refused = parse::<Provisioner>(&words).component().unwrap_err().to_string();
         assert!(refused.contains(flag), "{refused}");
     }
-    let refused = parse::<Snapshotter>(&["--node-deployment=true"]).component().unwrap_err().to_string();
-    assert!(refused.contains("--node-deployment"), "{refused}");
-    let distributed = parse::<SnapshotController>(&["--enable-distributed-snapshotting"]);
-    assert!(distributed.component().unwrap_err().to_string().contains("not supported yet"));
     assert!(
         parse::<Provisioner>(&["--enable-capacity=false", "--node-deployment=false"]).component().is_ok()
     );

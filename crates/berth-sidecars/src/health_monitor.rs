@@ -1,0 +1,288 @@
+//! Tells on claims when the driver finds something wrong with their volumes, and when that is over.
+//!
+//! Reads: PersistentVolume, PersistentVolumeClaim; once, at the start, its own events; with the node watcher Node, and the
+//! pods of a node that failed. Writes nothing but events on claims: Warning `VolumeConditionAbnormal`, Normal
+//! `VolumeConditionNormal`, Warning `NodeFailed` and `NodeRecovered`.
+//!
+//! The driver is asked at intervals: for all volumes at once if it can tell that, else for one after the other. Asking
+//! costs Kubernetes nothing, and only changes are told; who takes over knows from the events what its predecessor told.
+
+mod news;
+mod nodes;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
+
+use self::news::{ABNORMAL, Memory, NORMAL, News};
+use crate::driver::{Driver, Health, HealthCalls};
+use crate::failure::Failure;
+
+/// How a health monitor works; the defaults are upstream's.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// How many volumes are asked about at a time, and at most in a second, if the driver cannot list them.
+    pub workers: usize,
+    /// How often a volume is asked about, if the driver cannot list them.
+    pub interval: Duration,
+    /// How often all volumes are asked about, if the driver can list them.
+    pub list_interval: Duration,
+    /// Nodes that fail are told on the claims that their pods use.
+    pub node_watcher: bool,
+    /// How long a node may not be ready before it has failed.
+    pub node_patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(15),
+            workers: 10,
+            interval: Duration::from_mins(1),
+            list_interval: Duration::from_mins(5),
+            node_watcher: false,
+            node_patience: Duration::from_mins(5),
+        }
+    }
+}
+
+/// How many events are read at a time.
+const PAGE: u32 = 500;
+
+/// Watches over volumes until the cluster's shutdown. Returns at once if the driver tells nothing of their health.
+pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
+    let shutdown = cluster.shutdown().clone();
+    let identity = tokio::select! {
+        () = shutdown.cancelled() => return,
+        identity = driver.ready() => identity,
+    };
+    let Some(calls) = identity.health_calls() else {
+        tracing::info!(driver = identity.name, "the driver tells nothing of its volumes' health");
+        return;
+    };
+    let monitor = Arc::new(Monitor::new(&cluster, driver, options, &identity.name));
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = monitor.start() => {}
+    }
+    let volumes = async {
+        match calls {
+            HealthCalls::List | HealthCalls::ListConditions => tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = monitor.ask_for_all(calls) => {}
+            },
+            HealthCalls::Get | HealthCalls::GetCondition => monitor.clone().ask_for_each(calls).await,
+        }
+    };
+    let nodes = async {
+        if monitor.options.node_watcher {
+            nodes::run(monitor.clone()).await;
+        }
+    };
+    tokio::join!(volumes, nodes);
+}
+
+struct Monitor {
+    cluster: Cluster,
+    driver: Driver,
+    /// The driver that this monitor was started for.
+    name: String,
+    options: Options,
+    recorder: Recorder,
+    /// What events name as their source.
+    source: String,
+    claims: Cache<PersistentVolumeClaim>,
+    volumes: Cache<PersistentVolume>,
+    /// The bound volumes of this driver, under one value.
+    ours: Index<PersistentVolume, ()>,
+    memory: Mutex<Memory>,
+}
+
+impl Monitor {
+    fn new(cluster: &Cluster, driver: Driver, options: Options, name: &str) -> Self {
+        let volumes = cluster.cache::<PersistentVolume>();
+        let (source, of) = (format!("csi-pv-monitor-controller-{name}"), name.to_owned());
+        Self {
+            recorder: Recorder::new(cluster, &source, ""),
+            source,
+            claims: cluster.cache(),
+            ours: volumes.index(move |volume: &PersistentVolume| {
+                watched(volume, &of).map(|_| ()).into_iter().collect()
+            }),
+            volumes,
+            memory: Mutex::default(),
+            cluster: cluster.named("external-health-monitor-controller"),
+            driver,
+            name: name.to_owned(),
+            options,
+        }
+    }
+
+    async fn start(self: &Arc<Self>) {
+        self.claims.synced().await;
+        self.volumes.synced().await;
+        match self.events().await {
+            Ok(events) => *self.memory() = Memory::from_events(events),
+            Err(error) => {
+                tracing::warn!(%error, "events cannot be listed: what was told before is told again");
+            }
+        }
+        let this = Arc::downgrade(self);
+        self.claims.subscribe(move |before, after| {
+            if let (Some(gone), None, Some(this)) = (before, after, this.upgrade()) {
+                this.memory().forget(&gone.uid().unwrap_or_default());
+            }
+        });
+    }
+
+    /// The events of this component that are still there.
+    async fn events(&self) -> kube::Result<Vec<Event>> {
+        let api: Api<Event> = Api::all(self.cluster.client().clone());
+        let mut parameters = ListParams::default().fields(&format!("source={}", self.source)).limit(PAGE);
+        let mut events = Vec::new();
+        loop {
+            let page = api.list(&parameters).await?;
+            events.extend(page.items);
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(events),
+            }
+        }
+    }
+
+    /// Asks for all volumes, again and again.
+    async fn ask_for_all(&self, calls: HealthCalls) {
+        loop {
+            if let Err(failure) = self.round(calls).await {
+                tracing::warn!(error = failure.sentence(), "asking for the health of all volumes failed");
+            }
+            tokio::time::sleep(self.options.list_interval).await;
+        }
+    }
+
+    async fn round(&self, calls: HealthCalls) -> Result<(), Failure> {
+        self.check_driver()?;
+        let conditions = calls == HealthCalls::ListConditions;
+        let listed = self.driver.list_health(self.options.timeout, conditions).await?;
+        for volume in self.ours.get(&()) {
+            let Some((handle, claim)) = self.claim_of(&volume) else { continue };
+            let known_as_ill = || self.memory().is_ill(&claim.uid().unwrap_or_default());
+            let health = match listed.get(handle) {
+                Some(health) => health.clone(),
+                // Upstream says nothing of what is not listed either.
+                None if conditions => continue,
+                // It may have slipped through between two pages.
+                None if known_as_ill() => {
+                    match self.driver.get_health(self.options.timeout, handle, false).await {
+                        Ok(health) => health,
+                        Err(status) => {
+                            tracing::warn!(
+                                volume = volume.name_any(),
+                                error = status.message(),
+                                "asking for its health failed"
+                            );
+                            continue;
+                        }
+                    }
+                }
+                None => Health::Well,
+            };
+            self.tell(&claim, &health);
+        }
+        Ok(())
+    }
+
+    /// Asks for one volume after the other, again and again.
+    async fn ask_for_each(self: Arc<Self>, calls: HealthCalls) {
+        let interval = self.options.interval;
+        let retry = Backoff { first: interval, longest: interval.max(Duration::from_mins(5)) };
+        let queue: Queue<Key> = self.cluster.queue("csi-monitor-pv-queue", retry);
+        let (added, name) = (queue.clone(), self.name.clone());
+        self.volumes.subscribe(move |before, after| {
+            let is = |volume: Option<&Arc<PersistentVolume>>| {
+                volume.is_some_and(|volume| watched(volume, &name).is_some())
+            };
+            if let Some(volume) = after.filter(|_| is(after) && !is(before)) {
+                added.add(Key::of(volume.as_ref()));
+            }
+        });
+        let work = |key: Key| {
+            let this = self.clone();
+            async move {
+                let Some(volume) = this.volumes.get(&key) else { return Ok(Next::Done) };
+                if watched(&volume, &this.name).is_none() {
+                    return Ok(Next::Done);
+                }
+                this.check_driver()?;
+                if let Some((handle, claim)) = this.claim_of(&volume) {
+                    let condition = calls == HealthCalls::GetCondition;
+                    let health = this.driver.get_health(this.options.timeout, handle, condition).await?;
+                    this.tell(&claim, &health);
+                }
+                let count = this.ours.get(&()).len();
+                Ok::<_, Failure>(Next::After(pause(interval, count, this.options.workers)))
+            }
+        };
+        queue.run(self.options.workers, self.cluster.shutdown().clone(), work).await;
+    }
+
+    /// Refuses to ask a driver that is not the one this monitor was started for.
+    fn check_driver(&self) -> Result<(), Failure> {
+        let name = &self.driver.identity()?.name;
+        if *name == self.name {
+            return Ok(());
+        }
+        Err(Failure::refused(format!("the driver here is now {name:?}, not {:?}", self.name)))
+    }
+
+    /// The driver's id of a volume, and the claim that it is bound to.
+    fn claim_of<'a>(&self, volume: &'a PersistentVolume) -> Option<(&'a str, Arc<PersistentVolumeClaim>)> {
+        let (handle, key, uid) = watched(volume, &self.name)?;
+        let claim = self.claims.get(&key).filter(|claim| uid.is_none() || claim.uid().as_deref() == uid)?;
+        Some((handle, claim))
+    }
+
+    fn tell(&self, claim: &PersistentVolumeClaim, health: &Health) {
+        let news = self.memory().hear(&claim.uid().unwrap_or_default(), health, Timestamp::now());
+        match news {
+            Some(News::Abnormal(wrong)) => self.recorder.warning(claim, ABNORMAL, wrong),
+            Some(News::Normal) => {
+                self.recorder.normal(claim, NORMAL, "The Volume returns to the healthy state");
+            }
+            None => {}
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The driver's id of a volume that is watched over, and the claim's key and UID: bound, of this driver, and staying.
+fn watched<'a>(volume: &'a PersistentVolume, driver: &str) -> Option<(&'a str, Key, Option<&'a str>)> {
+    let bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
+    if !bound || volume.metadata.deletion_timestamp.is_some() {
+        return None;
+    }
+    let spec = volume.spec.as_ref()?;
+    let csi = spec.csi.as_ref().filter(|csi| csi.driver == driver && !csi.volume_handle.is_empty())?;
+    let claim = spec.claim_ref.as_ref()?;
+    let key = Key::new(claim.namespace.clone().unwrap_or_default(), claim.name.clone().unwrap_or_default());
+    Some((&csi.volume_handle, key, claim.uid.as_deref()))
+}
+
+/// When a volume is asked about again: never more volumes in a second than there are workers.
+fn pause(interval: Duration, volumes: usize, workers: usize) -> Duration {
+    let seconds = volumes / workers.max(1);
+    interval.max(Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX)))
+}
+
+#[cfg(test)]
+mod tests;

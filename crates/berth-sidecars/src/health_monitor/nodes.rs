@@ -1,0 +1,214 @@
+//! Nodes that fail: whose claims their pods use is told on the claims, and again when they recover.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use berth_kube::{Backoff, Key, Next};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
+
+use super::Monitor;
+use crate::failure::Failure;
+use crate::pods;
+
+/// How many pods are listed at a time.
+const PAGE: u32 = 500;
+
+/// Whether a node works.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Ready,
+    /// Since when, if it says so.
+    NotReady(Option<Timestamp>),
+    /// It says nothing.
+    Unknown,
+    /// It was deleted.
+    Gone,
+}
+
+impl Standing {
+    fn of(node: Option<&Node>) -> Self {
+        let Some(node) = node else { return Self::Gone };
+        let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
+        let ready = conditions.into_iter().flatten().find(|condition| condition.type_ == "Ready");
+        match ready {
+            None => Self::Unknown,
+            Some(condition) if condition.status == "True" => Self::Ready,
+            Some(condition) => Self::NotReady(condition.last_transition_time.as_ref().map(|time| time.0)),
+        }
+    }
+}
+
+/// What is to be done about a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    Nothing,
+    Wait(Duration),
+    TellFailed,
+    TellRecovered,
+}
+
+fn plan(standing: Standing, told: bool, now: Timestamp, patience: Duration) -> Plan {
+    match (standing, told) {
+        (Standing::Ready, true) => Plan::TellRecovered,
+        (Standing::Gone, false) => Plan::TellFailed,
+        (Standing::NotReady(since), false) => {
+            let been = since.map_or(patience, |since| now.duration_since(since).unsigned_abs());
+            match patience.checked_sub(been) {
+                Some(left) if !left.is_zero() => Plan::Wait(left),
+                _ => Plan::TellFailed,
+            }
+        }
+        (Standing::Ready | Standing::Unknown, false) | (_, true) => Plan::Nothing,
+    }
+}
+
+/// Tells of nodes until the cluster's shutdown.
+pub(super) async fn run(monitor: Arc<Monitor>) {
+    let shutdown = monitor.cluster.shutdown().clone();
+    let nodes = monitor.cluster.cache::<Node>();
+    tokio::select! {
+        () = shutdown.cancelled() => return,
+        () = nodes.synced() => {}
+    }
+    let queue = monitor.cluster.queue("nodes", Backoff::default());
+    let changed = queue.clone();
+    nodes.subscribe(move |before, after| {
+        let of = |node: Option<&Arc<Node>>| Standing::of(node.map(AsRef::as_ref));
+        if of(before) != of(after)
+            && let Some(node) = after.or(before)
+        {
+            changed.add(node.name_any());
+        }
+    });
+    let failed: Arc<Mutex<HashSet<String>>> = Arc::default();
+    let work = |name: String| {
+        let (monitor, nodes, failed) = (monitor.clone(), nodes.clone(), failed.clone());
+        async move {
+            let failed = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let standing = Standing::of(nodes.named(&name).as_deref());
+            let told = failed().contains(&name);
+            match plan(standing, told, Timestamp::now(), monitor.options.node_patience) {
+                Plan::Nothing => {}
+                Plan::Wait(left) => return Ok(Next::After(left)),
+                Plan::TellFailed => {
+                    monitor.tell_failed(&name).await?;
+                    failed().insert(name.clone());
+                }
+                Plan::TellRecovered => {
+                    monitor.tell_recovered(&name).await?;
+                    failed().remove(&name);
+                }
+            }
+            if standing == Standing::Gone {
+                failed().remove(&name);
+            }
+            Ok::<_, Failure>(Next::Done)
+        }
+    };
+    queue.run(1, shutdown, work).await;
+}
+
+impl Monitor {
+    async fn tell_failed(&self, node: &str) -> Result<(), Failure> {
+        for (key, pods) in self.used_on(node).await? {
+            let Some(claim) = self.claims.get(&key) else { continue };
+            let text = format!(
+                "Pods: [ {} ] consuming PVC: {} in namespace: {} are now on a failed node: {node}",
+                pods.join(" "),
+                key.name,
+                key.namespace
+            );
+            self.recorder.warning(claim.as_ref(), "NodeFailed", text);
+        }
+        Ok(())
+    }
+
+    async fn tell_recovered(&self, node: &str) -> Result<(), Failure> {
+        for key in self.used_on(node).await?.keys() {
+            if let Some(claim) = self.claims.get(key) {
+                // A warning, as upstream has it: who filters for those sees both ends.
+                self.recorder.warning(claim.as_ref(), "NodeRecovered", format!("Node: {node} recovered"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The claims of this driver's volumes that pods on a node use, with the pods' names.
+    async fn used_on(&self, node: &str) -> Result<BTreeMap<Key, Vec<String>>, Failure> {
+        let api: Api<Pod> = Api::all(self.cluster.client().clone());
+        let mut parameters = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(PAGE);
+        let mut used: BTreeMap<Key, Vec<String>> = BTreeMap::new();
+        loop {
+            let page = api.list(&parameters).await.map_err(|source| berth_kube::Error::Request {
+                action: "list",
+                kind: "Pod".to_owned(),
+                name: format!("of node {node}"),
+                source: Box::new(source),
+            })?;
+            for pod in &page.items {
+                let namespace = pod.namespace().unwrap_or_default();
+                for claim in pods::claims_of(pod) {
+                    let key = Key::new(namespace.clone(), claim);
+                    if self.claims.get(&key).is_some_and(|claim| self.is_ours(&claim)) {
+                        used.entry(key).or_default().push(pod.name_any());
+                    }
+                }
+            }
+            match page.metadata.continue_.filter(|token| !token.is_empty()) {
+                Some(token) => parameters = parameters.continue_token(&token),
+                None => return Ok(used),
+            }
+        }
+    }
+
+    /// Whether a claim is bound to a volume of this driver.
+    fn is_ours(&self, claim: &PersistentVolumeClaim) -> bool {
+        let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+        self.volumes.named(name).is_some_and(|volume| super::watched(&volume, &self.name).is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_mins(1);
+
+    #[test]
+    fn a_node_has_failed_after_five_minutes_and_recovers_once() {
+        let now = Timestamp::from_second(1_000_000).unwrap();
+        let not_ready = |minutes: u32| Standing::NotReady(Some(now - minutes * MINUTE));
+        for (standing, told, expected) in [
+            (Standing::Ready, false, Plan::Nothing),
+            (not_ready(1), false, Plan::Wait(4 * MINUTE)),
+            (not_ready(5), false, Plan::TellFailed),
+            (not_ready(60), true, Plan::Nothing),
+            (Standing::Ready, true, Plan::TellRecovered),
+            (Standing::NotReady(None), false, Plan::TellFailed),
+            (Standing::Unknown, false, Plan::Nothing),
+            (Standing::Gone, false, Plan::TellFailed),
+            (Standing::Gone, true, Plan::Nothing),
+        ] {
+            assert_eq!(plan(standing, told, now, 5 * MINUTE), expected, "{standing:?} {told}");
+        }
+    }
+
+    #[test]
+    fn a_node_says_by_its_condition_whether_it_is_ready() {
+        let node = |conditions| -> Node {
+            serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": conditions } })).unwrap()
+        };
+        let ready = |status: &str| json!([{ "type": "Ready", "status": status }]);
+        assert_eq!(Standing::of(Some(&node(ready("True")))), Standing::Ready);
+        assert_eq!(Standing::of(Some(&node(ready("False")))), Standing::NotReady(None));
+        assert_eq!(Standing::of(Some(&node(ready("Unknown")))), Standing::NotReady(None));
+        assert_eq!(Standing::of(Some(&node(json!([])))), Standing::Unknown);
+        assert_eq!(Standing::of(None), Standing::Gone);
+    }
+}
