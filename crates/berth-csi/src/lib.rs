@@ -8,6 +8,7 @@
 //! - [`registration`]: how a driver introduces itself to a node.
 //! - [`kubernetes`]: access modes and volume modes of Kubernetes as capabilities of CSI.
 
+mod authority;
 mod call_layer;
 pub mod code;
 mod endpoint;

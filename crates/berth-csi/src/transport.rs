@@ -18,6 +18,7 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Server};
 use tower::{Layer, service_fn};
 
+use crate::authority::Lenient;
 use crate::{CallLayer, Calls, Endpoint};
 
 /// How long calls under way may take to finish after the signal to stop.
@@ -130,7 +131,8 @@ pub async fn serve(
 ) -> Result<(), tonic::transport::Error> {
     match listener.socket {
         Socket::Unix(file, listener) => {
-            serve_incoming(UnixListenerStream::new(listener), Some(file), routes, layer, shutdown).await
+            let incoming = UnixListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
+            serve_incoming(incoming, Some(file), routes, layer, shutdown).await
         }
         Socket::Tcp(listener) => {
             let incoming = TcpListenerStream::new(listener)

@@ -10,6 +10,7 @@ use berth_csi::v1::ProbeRequest;
 use berth_csi::v1::controller_client::ControllerClient;
 use berth_csi::v1::identity_client::IdentityClient;
 use berth_csi::{BindError, Endpoint, GRACE_PERIOD, Listener, connect};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
@@ -184,4 +185,52 @@ async fn a_plugin_can_be_reached_over_tcp() {
     IdentityClient::new(served.channel()).probe(ProbeRequest {}).await.unwrap();
     let error = Listener::bind(&served.endpoint).await.unwrap_err();
     assert_eq!(error.to_string(), format!("listening on {}", served.endpoint));
+}
+
+/// As grpc-go writes two calls of Probe to a socket that it knows only by its path: the second refers to the first.
+const CALLS_FROM_GO: [&str; 2] = [
+    "83864590608832fdc2be490b524c9f4c6bb0f19741a754587b8ec545868346a8b0f5b632d054aa2c35d16cc6a91158598c84d9e9\
+     51611ad61665d072755f8b1d75d0620d263d4c4d65647a8b9acac8b4c7602bbafaecff40027465864d833505b11f",
+    "8386c2c1c0bfbe40899acac8b24d494f6a7f867df7df6836ff",
+];
+
+#[tokio::test]
+async fn clients_that_name_the_socket_by_its_path_are_answered() {
+    const DATA: u8 = 0;
+    const HEADERS: u8 = 1;
+    let frame = |kind: u8, flags: u8, stream: u8, payload: &[u8]| {
+        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
+        [&length[1..], &[kind, flags, 0, 0, 0, stream], payload].concat()
+    };
+    let served = Served::on_a_socket(None).await;
+    let Endpoint::Unix(path) = &served.endpoint else { panic!("the plugin is on a Unix socket") };
+    let mut client = tokio::net::UnixStream::connect(path).await.unwrap();
+    client
+        .write_all(&[b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", &frame(4, 0, 0, &[])[..]].concat())
+        .await
+        .unwrap();
+    for (stream, call) in [1, 3].into_iter().zip(CALLS_FROM_GO) {
+        let digits: Vec<u8> = call.bytes().collect();
+        let block: Vec<u8> = digits
+            .chunks(2)
+            .map(|two| u8::from_str_radix(std::str::from_utf8(two).unwrap(), 16).unwrap())
+            .collect();
+        client.write_all(&frame(HEADERS, 4, stream, &block)).await.unwrap();
+        client.write_all(&frame(DATA, 1, stream, &[0; 5])).await.unwrap();
+        let answer = timeout(PATIENCE, async {
+            loop {
+                let mut head = [0; 9];
+                client.read_exact(&mut head).await.unwrap();
+                let length = u32::from_be_bytes([0, head[0], head[1], head[2]]);
+                let mut payload = vec![0; usize::try_from(length).unwrap()];
+                client.read_exact(&mut payload).await.unwrap();
+                if head[8] == stream {
+                    return (head[3], payload);
+                }
+            }
+        });
+        let (kind, payload) = answer.await.unwrap();
+        // `:status: 200`; a refusal would be a reset.
+        assert_eq!((kind, payload.first()), (HEADERS, Some(&0x88)));
+    }
 }
