@@ -85,6 +85,16 @@ bench: deps build ## measure the release binary
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench_up
 
+bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less
+	@testbed/deps.sh kube
+	testbed/kube/build.sh controllers
+	export $(KUBE) BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth; . testbed/kube/env.sh; export KUBECONFIG_REAL=$$KUBECONFIG; \
+		down() { PURGE=1 testbed/kube/down.sh; }; down; trap down EXIT; \
+		KCM_ARGS="--kube-api-qps=1000 --kube-api-burst=1000" testbed/kube/up.sh controllers; \
+		LIFTED=1 $(CARGO) run --release --locked -p berth-e2e --bin bench_sidecars; \
+		down; testbed/kube/up.sh controllers; \
+		$(CARGO) run --release --locked -p berth-e2e --bin bench_sidecars
+
 bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KUBE_BINARIES (or the usual place) has them
 	cargo build --release --locked -p berth-apiserver --example bench
 	target/release/examples/bench $(KUBE_BINARIES)

@@ -10,9 +10,11 @@ pub mod csi;
 pub mod disk;
 pub mod driver;
 pub mod machine;
+pub mod observe;
 pub mod program;
 pub mod table;
 mod testbed;
+pub mod times;
 pub mod up;
 
 pub use crate::{

@@ -9,7 +9,9 @@ use anyhow::{Context, Result};
 use berth_e2e::{
     driver::binary,
     machine::command,
+    observe::Observer,
     table::{Figures, Quantity, Table, Target, count},
+    times::{Times, seconds},
     up::Machine,
 };
 use kube::Client;
@@ -17,15 +19,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 mod cost;
 mod load;
-mod observe;
 mod start;
 mod steps;
-mod times;
 
 use load::{Load, Took};
-use observe::Observer;
 use start::{Started, start};
-use times::{Times, seconds};
 
 /// What the figures are compared with; measured on an idle machine of this size.
 const OTHER: &str = "Kubernetes 1.36";

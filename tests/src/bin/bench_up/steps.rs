@@ -3,10 +3,11 @@
 use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
-use berth_e2e::table::{Table, count};
+use berth_e2e::{
+    table::{Table, count},
+    times::Times,
+};
 use serde_json::Value;
-
-use crate::times::Times;
 
 /// The steps in the timeline so far.
 pub(crate) fn table(data: &Path) -> Result<Table> {

@@ -23,21 +23,29 @@ const PATIENCE: Duration = Duration::from_mins(10);
 
 /// What is there.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
-    pub(crate) pods: HashSet<String>,
-    pub(crate) running: HashSet<String>,
-    pub(crate) claims: HashSet<String>,
-    pub(crate) bound: HashSet<String>,
-    pub(crate) volumes: HashSet<String>,
-    pub(crate) attachments: HashSet<String>,
+pub struct Seen {
+    /// All pods.
+    pub pods: HashSet<String>,
+    /// Pods that run.
+    pub running: HashSet<String>,
+    /// All claims.
+    pub claims: HashSet<String>,
+    /// Claims that are bound.
+    pub bound: HashSet<String>,
+    /// All volumes.
+    pub volumes: HashSet<String>,
+    /// All attachments.
+    pub attachments: HashSet<String>,
+    /// Attachments that a driver has made.
+    pub attached: HashSet<String>,
     /// Writes by kind and verb.
-    pub(crate) writes: BTreeMap<(&'static str, &'static str), usize>,
+    pub writes: BTreeMap<(&'static str, &'static str), usize>,
     complete: usize,
 }
 
 impl Seen {
     /// Whether nothing is left of any volume.
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.pods.is_empty()
             && self.claims.is_empty()
             && self.volumes.is_empty()
@@ -46,16 +54,22 @@ impl Seen {
 }
 
 /// Watches a cluster until it is dropped.
-pub(crate) struct Observer {
+pub struct Observer {
     seen: watch::Receiver<Seen>,
     to: watch::Sender<Seen>,
     client: Client,
     watches: JoinSet<()>,
 }
 
+impl Debug for Observer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Observer").field("seen", &self.seen).finish_non_exhaustive()
+    }
+}
+
 impl Observer {
     /// Watches pods and everything of their volumes.
-    pub(crate) async fn of_volumes(client: &Client) -> Result<Self> {
+    pub async fn of_volumes(client: &Client) -> Result<Self> {
         let (to, seen) = watch::channel(Seen::default());
         let mut observer = Self { seen, to, client: client.clone(), watches: JoinSet::new() };
         observer.follow("Pod", |seen, pod: &Pod, there| {
@@ -72,6 +86,8 @@ impl Observer {
             keep(&mut seen.volumes, volume.name_any(), there);
         });
         observer.follow("VolumeAttachment", |seen, attachment: &VolumeAttachment, there| {
+            let attached = attachment.status.as_ref().is_some_and(|status| status.attached);
+            keep(&mut seen.attached, attachment.name_any(), there && attached);
             keep(&mut seen.attachments, attachment.name_any(), there);
         });
         observer.complete().await?;
@@ -79,7 +95,7 @@ impl Observer {
     }
 
     /// Watches also what else is written meanwhile.
-    pub(crate) async fn of_all(client: &Client) -> Result<Self> {
+    pub async fn of_all(client: &Client) -> Result<Self> {
         let mut observer = Self::of_volumes(client).await?;
         observer.follow("Event", |_, _: &Event, _| {});
         observer.follow("Node", |_, _: &Node, _| {});
@@ -90,7 +106,7 @@ impl Observer {
     }
 
     /// Waits until this holds.
-    pub(crate) async fn until(&mut self, what: &str, holds: impl Fn(&Seen) -> bool) -> Result<()> {
+    pub async fn until(&mut self, what: &str, holds: impl Fn(&Seen) -> bool) -> Result<()> {
         let waited = tokio::time::timeout(PATIENCE, self.seen.wait_for(|seen| holds(seen))).await;
         let late = || {
             let seen = self.to.borrow();
@@ -106,7 +122,7 @@ impl Observer {
     }
 
     /// The writes since the last time.
-    pub(crate) fn take_writes(&self) -> BTreeMap<(&'static str, &'static str), usize> {
+    pub fn take_writes(&self) -> BTreeMap<(&'static str, &'static str), usize> {
         let mut writes = BTreeMap::new();
         self.to.send_modify(|seen| writes = std::mem::take(&mut seen.writes));
         writes
@@ -145,7 +161,7 @@ impl Observer {
                     }),
                     Ok(watcher::Event::InitDone) => to.send_modify(|seen| seen.complete += 1),
                     Ok(watcher::Event::Init) => {}
-                    Err(error) => eprintln!("bench-up: the watch of {kind}: {error}"),
+                    Err(error) => eprintln!("the watch of {kind}: {error}"),
                 }
             }
         });

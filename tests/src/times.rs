@@ -2,23 +2,30 @@
 
 use std::time::Duration;
 
-use berth_e2e::table::Quantity;
+use crate::table::Quantity;
 
 /// Times of the same thing.
 #[derive(Debug, Default)]
-pub(crate) struct Times(Vec<Duration>);
+pub struct Times(Vec<Duration>);
 
 impl Times {
-    pub(crate) fn add(&mut self, time: Duration) {
+    /// Adds one.
+    pub fn add(&mut self, time: Duration) {
         self.0.push(time);
     }
 
-    pub(crate) fn len(&self) -> usize {
+    /// How many there are.
+    pub fn len(&self) -> usize {
         self.0.len()
     }
 
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The time within which so many of a hundred were done.
-    pub(crate) fn percentile(&self, percent: usize) -> Quantity {
+    pub fn percentile(&self, percent: usize) -> Quantity {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
         let rank = (sorted.len() * percent).div_ceil(100).max(1);
@@ -26,7 +33,8 @@ impl Times {
     }
 }
 
-pub(crate) fn seconds(time: Duration) -> Quantity {
+/// A time as a figure.
+pub fn seconds(time: Duration) -> Quantity {
     Quantity::Seconds(time.as_secs_f64())
 }
 
