@@ -21,8 +21,6 @@ mod record;
 mod restore;
 mod shares;
 mod snapshots;
-#[cfg(test)]
-mod tests;
 mod upkeep;
 mod volumes;
 

@@ -9,7 +9,7 @@ use super::{
     Inner,
     id::{PRIVATE, ShareName, VolumeRef},
     record::{self, Drawer, VolumeRecord},
-    shares::found,
+    shares::find_dir,
     volumes::{key, parse_id, token},
 };
 use crate::backend::{Condition, Error, Page, PageRequest, Result, Severity};
@@ -21,7 +21,7 @@ impl Inner {
             Ok(share) => share,
             Err(error) => return Ok(vec![unreachable_share(&volume.share, &error)]),
         };
-        match found(share.open_dir(volume.dir.as_str()).await) {
+        match find_dir(&share, volume.dir.as_str()).await {
             Ok(Some(_)) => self.share_conditions(&share, &volume.share).await,
             Ok(None) => {
                 let record: Option<VolumeRecord> =
@@ -67,7 +67,7 @@ impl Inner {
                     continue;
                 };
                 let Ok(volume) = VolumeRef::parse(&record.id) else { continue };
-                let conditions = match found(share.open_dir(volume.dir.as_str()).await)? {
+                let conditions = match find_dir(&share, volume.dir.as_str()).await? {
                     Some(_) => common.clone(),
                     None => vec![missing(&volume)],
                 };

@@ -17,7 +17,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     id::PRIVATE,
-    shares::{failed, found},
+    shares::{failed, find_dir, found},
 };
 use crate::backend::{ContentSource, Error, Parameters, Result};
 
@@ -127,7 +127,7 @@ impl Drawer {
 
     /// The directory, if it is there.
     pub(super) async fn find(self, share: &Share) -> Result<Option<Entry>> {
-        found(share.open_dir(&self.path()).await)
+        find_dir(share, &self.path()).await
     }
 
     /// The directory, made if it is not there.

@@ -76,6 +76,10 @@ async fn unpack(from: &Share, archive: &Entry, to: &Share, root: &Handle) -> Res
         // Uncompressing is work, and others want to work as well.
         tokio::task::yield_now().await;
     }
+    decoder.push(&inflate.finish()?);
+    while let Some(event) = decoder.next().map_err(|error| Error::Precondition(error.to_string()))? {
+        tree.apply(event).await?;
+    }
     if !decoder.is_complete() {
         return Err(Error::Precondition("its archive ends too early".to_owned()));
     }
@@ -118,13 +122,26 @@ impl Inflate {
         match self {
             Self::Unknown | Self::Plain => Ok(bytes.to_vec()),
             Self::Gzip(decoder) => {
-                decoder.write_all(bytes).map_err(|error| {
-                    Error::Precondition(format!("its archive cannot be uncompressed: {error}"))
-                })?;
+                decoder.write_all(bytes).map_err(|error| compressed_badly(&error))?;
                 Ok(std::mem::take(decoder.get_mut()))
             }
         }
     }
+
+    /// What is still inside.
+    fn finish(&mut self) -> Result<Vec<u8>> {
+        match self {
+            Self::Unknown | Self::Plain => Ok(Vec::new()),
+            Self::Gzip(decoder) => {
+                decoder.try_finish().map_err(|error| compressed_badly(&error))?;
+                Ok(std::mem::take(decoder.get_mut()))
+            }
+        }
+    }
+}
+
+fn compressed_badly(error: &std::io::Error) -> Error {
+    Error::Precondition(format!("its archive cannot be uncompressed: {error}"))
 }
 
 /// The directory that is being filled.

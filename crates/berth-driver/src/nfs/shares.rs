@@ -10,7 +10,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use berth_nfs::{Kind, Nfs, Options, Share, Target};
+use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
 
 use super::id::ShareName;
 use crate::backend::{Error, Result};
@@ -110,6 +110,16 @@ pub(super) fn failed(error: berth_nfs::Error) -> Error {
         | Kind::Unsupported
         | Kind::Protocol
         | Kind::Io => Error::State(sentence),
+    }
+}
+
+/// A directory below a share, if it is there; a symbolic link is none.
+pub(super) async fn find_dir(share: &Share, path: &str) -> Result<Option<Entry>> {
+    let first = share.open_dir(path).await;
+    // A server may remember a directory that was removed behind its back, and notices when it is asked for it.
+    match first {
+        Err(error) if error.kind() == Kind::Stale => found(share.open_dir(path).await),
+        answer => found(answer),
     }
 }
 

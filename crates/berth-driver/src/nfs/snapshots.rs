@@ -21,7 +21,7 @@ use super::{
     id::{SnapshotRef, SubPath, VolumeRef},
     parameters::snapshot_share,
     record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
-    shares::{failed, found},
+    shares::{failed, find_dir, found},
     volumes::{parse_id, token},
 };
 use crate::backend::{Error, Page, PageRequest, Parameters, Result, Snapshot};
@@ -65,7 +65,7 @@ impl Inner {
             let known = SnapshotRef::parse(&record.id)?;
             return self.known(&share, &known, record).await.map(Some);
         }
-        let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(None) };
+        let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(None) };
         if let Some(archive) = find_archive(&share, &snapshot).await? {
             return Ok(Some(adopted(&snapshot, source.clone(), &archive)));
         }
@@ -175,7 +175,7 @@ impl Inner {
             .map_err(|error| Error::State(format!("read a snapshot's record: {error}")))?;
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(&id))?;
         let from = self.visit(&volume.share).await?;
-        let dir = found(from.open_dir(volume.dir.as_str()).await)?.ok_or_else(|| Error::no_volume(&id))?;
+        let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(&id))?;
         let key = key(snapshot);
         let incoming = Drawer::Incoming.ensure(share).await?;
         remove_leftovers(share, &key).await?;
@@ -216,7 +216,7 @@ impl Inner {
             record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
         }
         remove_leftovers(&share, &key(&snapshot)).await?;
-        let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(()) };
+        let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(()) };
         for ending in [COMPRESSED, PLAIN] {
             found(share.remove(&directory.handle, format!("{}{ending}", snapshot.source)).await)?;
         }
@@ -276,7 +276,7 @@ pub(super) async fn expected_digest(share: &Share, snapshot: &SnapshotRef) -> Re
 
 /// The archive in its place, compressed or not.
 pub(super) async fn find_archive(share: &Share, snapshot: &SnapshotRef) -> Result<Option<Entry>> {
-    let Some(directory) = found(share.open_dir(&snapshot.name).await)? else { return Ok(None) };
+    let Some(directory) = find_dir(share, &snapshot.name).await? else { return Ok(None) };
     for ending in [COMPRESSED, PLAIN] {
         let name = format!("{}{ending}", snapshot.source);
         if let Some(archive) = found(share.lookup(&directory.handle, name).await)? {

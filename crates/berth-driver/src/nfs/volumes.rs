@@ -11,7 +11,7 @@ use super::{
     id::{OnDelete, ShareName, SubPath, VolumeRef},
     parameters::{Class, Look, context_of},
     record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
-    shares::{failed, found},
+    shares::{failed, find_dir},
 };
 use crate::backend::{
     ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Room, Volume,
@@ -34,7 +34,7 @@ impl Inner {
         let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key(&volume)).await? else {
             return Ok(None);
         };
-        let directory = found(share.open_dir(volume.dir.as_str()).await)?;
+        let directory = find_dir(&share, volume.dir.as_str()).await?;
         Ok(directory.map(|_| describe(parse_id(&volume), &volume, Some(record))))
     }
 
@@ -42,7 +42,7 @@ impl Inner {
         // What cannot be an id of ours is the id of nothing.
         let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(None) };
         let share = self.visit(&volume.share).await?;
-        if found(share.open_dir(volume.dir.as_str()).await)?.is_none() {
+        if find_dir(&share, volume.dir.as_str()).await?.is_none() {
             return Ok(None);
         }
         let record = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
@@ -88,7 +88,7 @@ impl Inner {
             ContentSource::Volume(id) => {
                 let origin = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
                 let other = self.visit(&origin.share).await?;
-                let from = found(other.open_dir(origin.dir.as_str()).await)?;
+                let from = find_dir(&other, origin.dir.as_str()).await?;
                 let from = from.ok_or_else(|| Error::no_volume(id))?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
                 other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
@@ -229,7 +229,7 @@ async fn listed(share: &Share, key: String) -> Result<Option<Volume>> {
         return Ok(None);
     };
     let Ok(volume) = VolumeRef::parse(&record.id) else { return Ok(None) };
-    let directory = found(share.open_dir(volume.dir.as_str()).await)?;
+    let directory = find_dir(share, volume.dir.as_str()).await?;
     Ok(directory.map(|_| describe(parse_id(&volume), &volume, Some(record))))
 }
 
@@ -337,7 +337,7 @@ async fn apply(share: &Share, directory: &Entry, look: Look, made_with: Option<u
 
 /// Refuses a directory that has something in it as the place of a copy.
 async fn refuse_content(share: &Share, dir: &SubPath) -> Result<()> {
-    let Some(directory) = found(share.open_dir(dir.as_str()).await)? else { return Ok(()) };
+    let Some(directory) = find_dir(share, dir.as_str()).await? else { return Ok(()) };
     let page = share.read_dir(&directory.handle, Cookie::default()).await.map_err(failed)?;
     if page.entries.is_empty() {
         return Ok(());
@@ -371,12 +371,12 @@ async fn put_in_place(share: &Share, incoming: &Handle, key: &str, dir: &SubPath
 
 /// The directory in which a directory is, if both are there.
 async fn parent_of(share: &Share, dir: &SubPath) -> Result<Option<Handle>> {
-    if found(share.open_dir(dir.as_str()).await)?.is_none() {
+    if find_dir(share, dir.as_str()).await?.is_none() {
         return Ok(None);
     }
     match dir.parent() {
         None => Ok(Some(share.root())),
-        Some(parent) => Ok(found(share.open_dir(parent.as_str()).await)?.map(|entry| entry.handle)),
+        Some(parent) => Ok(find_dir(share, parent.as_str()).await?.map(|entry| entry.handle)),
     }
 }
 

@@ -1,1 +1,0 @@
-//! The backend against a real NFS server.
