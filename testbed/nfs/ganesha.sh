@@ -4,7 +4,8 @@
 #   ganesha.sh STATE EXPORT PORT MOUNT_PORT [key=value…]
 #
 # EXPORT is served as /export (version 4) and under its own path (version 3); STATE keeps what the server writes down.
-# Keys: minor=0,1,2  protocols=3,4  access=RW  squash=None  secure=false  grace=0 (seconds).
+# Keys: minor=0,1,2  protocols=3,4  access=RW  squash=None  secure=false  grace=0 (seconds)  cache=0 (seconds that the
+# server may remember a file's attributes, and so not see what a test does to it on the disk).
 # Says "ready" when it serves. Then each line of input is obeyed and answered by "ok": stop and cont (freeze and thaw),
 # kill (as by a crash), start, set key=value (before the next start). It ends, with all it started, when its input does.
 #
@@ -19,10 +20,10 @@ fi
 
 state=$1 export=$2 port=$3 mount_port=$4
 shift 4
-minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0
+minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0 cache=0
 set_key() {
     case $1 in
-        minor=* | protocols=* | access=* | squash=* | secure=* | grace=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
+        minor=* | protocols=* | access=* | squash=* | secure=* | grace=* | cache=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
         *) echo "unknown: $1" >&2; exit 2 ;;
     esac
 }
@@ -62,15 +63,19 @@ EXPORT {
     Access_Type = $access;
     Squash = $squash;
     PrivilegedPort = $secure;
+    Attr_Expiration_Time = $cache;
     FSAL { Name = VFS; }
 }
 LOG { Default_Log_Level = EVENT; }
 CONF
 }
 
+epoch=$(date +%s)
 start() {
     configure
-    ganesha.nfsd -F -f "$state/ganesha.conf" -L "$state/ganesha.log" -p "$state/ganesha.pid" >>"$state/out.log" 2>&1 &
+    # Clients tell a restarted server by the time of its start, in seconds.
+    epoch=$((epoch + 1))
+    ganesha.nfsd -F -E "$epoch" -f "$state/ganesha.conf" -L "$state/ganesha.log" -p "$state/ganesha.pid" >>"$state/out.log" 2>&1 &
     server=$!
     local tries=0
     until (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
@@ -81,11 +86,16 @@ start() {
     done
 }
 
+# A signal is sent to a process, and its threads stop one by one.
+until_stopped() {
+    while grep -hs '^State:' "/proc/$server/task"/*/status | grep -qv 'T (stopped)'; do sleep 0.01; done
+}
+
 start
 echo ready
 while read -r command argument; do
     case $command in
-        stop) kill -STOP "$server" ;;
+        stop) kill -STOP "$server"; until_stopped ;;
         cont) kill -CONT "$server" ;;
         kill) kill -KILL "$server"; wait "$server" 2>/dev/null || true ;;
         start) start ;;

@@ -58,7 +58,8 @@ impl Nfs {
         let failed = |reason| Error::new("reach the share", target.to_string(), reason);
         target.check().map_err(|invalid| failed(Reason::new(Kind::Invalid, invalid.to_string())))?;
         let server = self.server(target);
-        let (version, root) = server.open(target).await.map_err(|fault| failed(fault.into()))?;
+        let opened = server.open(target).await;
+        let (version, root) = opened.map_err(|fault| failed(server.hint(fault.into())))?;
         Ok(Share::new(server, target.clone(), version, root))
     }
 
@@ -124,6 +125,8 @@ pub(crate) struct Server {
     versions: Mutex<HashMap<String, Version>>,
     /// Roots of version 3, which cost several connections to ask for.
     roots: Mutex<HashMap<String, (Handle, Limits)>>,
+    /// Whether the server sees us on a port below 1024.
+    reserved_port: AtomicBool,
 }
 
 impl Default for Server {
@@ -134,6 +137,7 @@ impl Default for Server {
             v4: Default::default(),
             versions: Mutex::default(),
             roots: Mutex::default(),
+            reserved_port: AtomicBool::new(false),
         }
     }
 }
@@ -141,26 +145,22 @@ impl Default for Server {
 impl Server {
     /// Closes what was not used for long; tells whether anything is left.
     fn drop_idle(&self) -> bool {
-        let v4 = self.v4.iter().map(|standing| standing.drop_idle(IDLE)).fold(false, |any, one| any || one);
-        self.v3.drop_idle(IDLE) || v4
+        let v4 = self.v4.iter().filter(|standing| standing.drop_idle(IDLE)).count();
+        self.v3.drop_idle(IDLE) || v4 > 0
     }
 
     /// A connection that speaks this version.
     pub(crate) async fn wire(&self, target: &Target, version: Version) -> std::result::Result<Wire, Fault> {
         let (endpoint, credential) = (endpoint(target), credential(target));
-        match version.minor() {
-            Some(minor) => {
-                let make = || v4::Session::open(&endpoint, credential, minor, &self.name);
-                Ok(Wire::V4(self.v4[minor as usize].get(make).await?))
-            }
-            None => {
-                let make = || async {
-                    let port = v3::mount::nfs_port(target, &endpoint, credential).await?;
-                    v3::Client::open(&Endpoint { port, ..endpoint.clone() }, credential).await
-                };
-                Ok(Wire::V3(self.v3.get(make).await?))
-            }
+        if let Some(minor) = version.minor() {
+            let make = || v4::Session::open(&endpoint, credential, minor, &self.name);
+            return Ok(Wire::V4(self.v4[minor as usize].get(make).await?));
         }
+        let make = || async {
+            let port = v3::mount::nfs_port(target, &endpoint, credential).await?;
+            v3::Client::open(&Endpoint { port, ..endpoint.clone() }, credential).await
+        };
+        Ok(Wire::V3(self.v3.get(make).await?))
     }
 
     /// Finds the share's root, by the best version that both sides speak.
@@ -210,16 +210,29 @@ impl Server {
         persist(Again::Yes, || async {
             match self.wire(target, version).await? {
                 Wire::V3(client) => {
-                    let root = self.root_v3(target, &client).await;
-                    root.map_err(|fault| hint(fault, client.on_reserved_port()))
+                    self.reserved_port.store(client.on_reserved_port(), Ordering::Relaxed);
+                    self.root_v3(target, &client).await
                 }
                 Wire::V4(session) => {
-                    let root = session.heard(session.root(target).await);
-                    root.map_err(|fault| hint(fault, session.on_reserved_port()))
+                    self.reserved_port.store(session.on_reserved_port(), Ordering::Relaxed);
+                    session.heard(session.root(target).await)
                 }
             }
         })
         .await
+    }
+
+    /// Adds what is the usual reason for being refused on an ordinary port; some servers hide the export instead.
+    fn hint(&self, reason: Reason) -> Reason {
+        let refused = matches!(reason.kind(), Kind::Permission | Kind::NotFound);
+        if self.reserved_port.load(Ordering::Relaxed) || !refused {
+            return reason;
+        }
+        let text = format!(
+            "{reason}; we come from a port above 1023, which servers accept only where the export has the option \
+             `insecure`"
+        );
+        Reason::new(reason.kind(), text)
     }
 
     async fn root_v3(
@@ -260,26 +273,9 @@ fn after(fault: &Fault, version: Version) -> Next {
         _ if fault.other_version() => Next::Any,
         // Servers have been seen to say so to a minor version that they do not know.
         Fault::Status(Status::INVALID) if version > Version::V4_0 => Next::Any,
-        // Nothing listens where version 4 must be; version 3 is asked for at the portmapper.
-        Fault::Unreachable(_) => Next::V3,
-        // Exports of version 3 need not be visible in version 4's tree.
-        Fault::Status(Status::NO_ENTRY) => Next::V3,
+        // Nothing listens where version 4 must be (version 3 is asked for at the portmapper), or the export is not
+        // visible in version 4's tree.
+        Fault::Unreachable(_) | Fault::Status(Status::NO_ENTRY) => Next::V3,
         _ => Next::None,
     }
-}
-
-/// Adds what is the usual reason for being refused on an ordinary port.
-fn hint(fault: Fault, reserved_port: bool) -> Fault {
-    if reserved_port || matches!(fault, Fault::Malformed(_)) {
-        return fault;
-    }
-    let retried = matches!(&fault, Fault::Status(status) if status.later() || status.lost_session());
-    let reason = Reason::from(fault.clone());
-    if retried || reason.kind() != Kind::Permission {
-        return fault;
-    }
-    let text = format!(
-        "{reason}; we come from a port above 1023, which servers accept only where the export has the option `insecure`"
-    );
-    Fault::Other(Reason::new(Kind::Permission, text))
 }

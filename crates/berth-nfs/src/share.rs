@@ -210,6 +210,15 @@ impl Share {
         result.map_err(|fault| Error::new(doing(), self.to_string(), fault.into()))
     }
 
+    pub(crate) fn root_entry(&self) -> Entry {
+        self.inner.root.clone()
+    }
+
+    /// Whether handles of both mean files of one server, which could copy between them.
+    pub(crate) fn same_server(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner.server, &other.inner.server) && self.version() == other.version()
+    }
+
     /// The exported directory itself.
     pub fn root(&self) -> Handle {
         self.inner.root.handle.clone()

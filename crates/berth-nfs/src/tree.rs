@@ -1,61 +1,104 @@
 //! Whole trees: paths that never leave their share and never follow a symlink, removing, copying and measuring.
 
-use crate::{Change, Entry, Handle, Result, Share};
+mod copy;
+mod copy_file;
+mod remove;
+mod usage;
+mod walk;
 
-/// What a tree holds.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
-    /// Bytes on disk, a file with several names counted once.
-    pub used: u64,
-    /// Lengths of the files.
-    pub size: u64,
-    /// Everything that is not a directory.
-    pub files: u64,
-    /// Directories below the top.
-    pub directories: u64,
-}
+use futures_util::{StreamExt, TryStreamExt, stream};
 
-/// What a copy did.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
-pub struct Copied {
-    /// Files and directories that were made or brought up to date.
-    pub entries: u64,
-    /// Those that were equal already.
-    pub skipped: u64,
-    /// Bytes copied, by the server or through us.
-    pub bytes: u64,
-}
+pub use self::{copy::Copied, usage::Usage};
+use crate::{
+    Change, Cookie, DirEntry, Entry, FileKind, Handle, Kind, Name, Reason, Result, Share, status::Fault,
+};
 
-#[expect(clippy::unused_async, reason = "the wire is still to come")]
+/// Entries of one directory that are treated at the same time.
+const ENTRIES: usize = 16;
+
 impl Share {
     /// Finds a directory below the share; every component must be a directory, and no symlink is followed.
     pub async fn open_dir(&self, path: &str) -> Result<Entry> {
-        let _ = path;
-        unimplemented!("the wire is still to come")
+        let mut at = self.root_entry();
+        for name in self.components(path)? {
+            at = self.directory(path, self.lookup(&at.handle, &name).await?)?;
+        }
+        Ok(at)
     }
 
-    /// Makes a directory with those above it, and tells whether it made the last one; only that one gets `change`.
+    /// Makes a directory with those above it, and tells whether it made the last one; only that one gets `change`,
+    /// those above are made with mode 0755.
     pub async fn make_dirs(&self, path: &str, change: &Change) -> Result<(Entry, bool)> {
-        let _ = (path, change);
-        unimplemented!("the wire is still to come")
+        let names = self.components(path)?;
+        let mut at = self.root_entry();
+        let mut made = false;
+        let above = Change::mode(0o755);
+        for (depth, name) in names.iter().enumerate() {
+            let last = depth + 1 == names.len();
+            // What is above is usually there, and the last one usually not.
+            let found = if last { None } else { self.find(&at.handle, name).await? };
+            let (entry, new) = match found {
+                Some(entry) => (entry, false),
+                None => self.ensure_dir(&at.handle, name, if last { change } else { &above }).await?,
+            };
+            made = new;
+            at = self.directory(path, entry)?;
+        }
+        Ok((at, made))
     }
 
-    /// Removes a name with all below it; one that is not there is removed already. Can be repeated after a failure.
-    pub async fn remove_tree(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
-        let _ = (dir, name);
-        unimplemented!("the wire is still to come")
+    /// Makes a directory, or finds what has its name, and tells whether it is new.
+    async fn ensure_dir(&self, dir: &Handle, name: &Name, change: &Change) -> Result<(Entry, bool)> {
+        match self.make_dir(dir, name, change).await {
+            Ok(made) => Ok((made, true)),
+            Err(error) if error.kind() == Kind::Exists => Ok((self.lookup(dir, name).await?, false)),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Copies what is in directory `from` of this share into directory `to` of another or the same; what is equal
-    /// there already is left alone, so that it can be repeated after a failure.
-    pub async fn copy_tree(&self, from: &Handle, other: &Share, to: &Handle) -> Result<Copied> {
-        let _ = (from, other, to);
-        unimplemented!("the wire is still to come")
+    async fn find(&self, dir: &Handle, name: &Name) -> Result<Option<Entry>> {
+        match self.lookup(dir, name).await {
+            Ok(found) => Ok(Some(found)),
+            Err(error) if error.kind() == Kind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
-    /// Measures a directory.
-    pub async fn usage(&self, dir: &Handle) -> Result<Usage> {
-        let _ = dir;
-        unimplemented!("the wire is still to come")
+    fn components(&self, path: &str) -> Result<Vec<Name>> {
+        path.split('/')
+            .filter(|part| !part.is_empty() && *part != ".")
+            .map(|part| {
+                let name = Name::new(part)
+                    .map_err(|invalid| Fault::Other(Reason::new(Kind::Invalid, invalid.to_string())));
+                self.told(name, || format!("follow the path {path:?}"))
+            })
+            .collect()
+    }
+
+    fn directory(&self, path: &str, entry: Entry) -> Result<Entry> {
+        let is = match entry.attributes.kind {
+            FileKind::Directory => return Ok(entry),
+            FileKind::Symlink => "a symlink, which is not followed",
+            _ => "no directory",
+        };
+        let reason = Reason::new(Kind::NotDirectory, format!("something on its way is {is}"));
+        self.told(Err(Fault::Other(reason)), || format!("follow the path {path:?}"))
+    }
+
+    /// Calls `each` on every entry of a directory, several at a time, and collects what it returns.
+    async fn for_each_entry<T, F: Future<Output = Result<Option<T>>>>(
+        &self,
+        dir: &Handle,
+        each: impl Fn(DirEntry) -> F,
+    ) -> Result<Vec<T>> {
+        let mut all = Vec::new();
+        let mut cookie = Some(Cookie::default());
+        while let Some(at) = cookie {
+            let page = self.read_dir(dir, at).await?;
+            let results = stream::iter(page.entries).map(&each).buffer_unordered(ENTRIES);
+            all.extend(results.try_filter_map(async |result| Ok(result)).try_collect::<Vec<_>>().await?);
+            cookie = page.next;
+        }
+        Ok(all)
     }
 }

@@ -55,7 +55,7 @@ impl Endpoint {
                 }
                 Ok(Err(error)) => last = error,
                 Err(_) => {
-                    last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} does not answer"))
+                    last = io::Error::new(io::ErrorKind::TimedOut, format!("{address} does not answer"));
                 }
             }
         }

@@ -51,10 +51,10 @@ impl<T: Idle> Standing<T> {
             return Err(fault.clone());
         }
         match make().await {
-            Ok(made) => {
-                let made = Arc::new(made);
-                slot.current = Some(made.clone());
-                Ok(made)
+            Ok(new) => {
+                let new = Arc::new(new);
+                slot.current = Some(new.clone());
+                Ok(new)
             }
             Err(fault) => {
                 slot.failed = Some((Instant::now(), fault.clone()));

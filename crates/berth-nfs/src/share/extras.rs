@@ -70,10 +70,9 @@ impl Share {
             Some(Some(start)) => start,
         };
         match if_supported(ask_v4!(self, Yes, seek_hole(of, start)))? {
-            None => Ok(NextData::Unknown),
             Some(Some(end)) if end > start => Ok(NextData::At(start..end)),
-            // It was cut meanwhile.
-            Some(_) => Ok(NextData::None),
+            // It contradicts itself, so it is not to be believed.
+            None | Some(_) => Ok(NextData::Unknown),
         }
     }
 

@@ -33,7 +33,6 @@ const TIME_ACCESS_SET: u32 = 48;
 const TIME_METADATA: u32 = 52;
 const TIME_MODIFY: u32 = 53;
 const TIME_MODIFY_SET: u32 = 54;
-const MOUNTED_ON_FILEID: u32 = 55;
 
 /// Whoever has no number here.
 const NOBODY: u32 = 65534;
@@ -98,7 +97,7 @@ pub(super) const FILE: Bitmap = Bitmap::of(&[
     TIME_METADATA,
     TIME_MODIFY,
 ]);
-/// The same of an entry in a directory, with its handle, and its number here if something is mounted on it.
+/// The same of an entry in a directory, with its handle.
 pub(super) const ENTRY: Bitmap = Bitmap(FILE.0 | Bitmap::of(&[RDATTR_ERROR, FILEHANDLE]).0);
 /// The same of a share's root, with what the server can move at once.
 pub(super) const ROOT: Bitmap = Bitmap(FILE.0 | Bitmap::of(&[MAXREAD, MAXWRITE]).0);
@@ -169,7 +168,6 @@ impl Told {
             TIME_ACCESS => self.accessed = time(from)?,
             TIME_METADATA => self.changed = time(from)?,
             TIME_MODIFY => self.modified = time(from)?,
-            MOUNTED_ON_FILEID => self.fileid = from.u64()?,
             _ => return Err(Malformed("it tells attributes that nobody asked for")),
         }
         Ok(())

@@ -95,8 +95,9 @@ impl Session {
         if what == DATA && end {
             return Ok(None);
         }
+        // Ganesha 4 answers 0 whatever it is asked.
         if found < offset {
-            return Err(Fault::Malformed("it finds data before where it should look"));
+            return Err(Fault::Status(Status::NOT_SUPPORTED));
         }
         Ok(Some(found))
     }

@@ -39,7 +39,9 @@ impl Session {
                 Some(handle) => compound.put(handle),
                 None => drop(compound.op(op::PUTROOTFH)),
             }
-            names.iter().for_each(|name| compound.lookup(name.as_bytes()));
+            for name in names {
+                compound.lookup(name.as_bytes());
+            }
             compound.op(op::GETFH);
             compound.get_attributes(attributes::ROOT);
             let mut answer = self.call(compound).await?;

@@ -94,7 +94,7 @@ impl Session {
 
     /// The server forgot this client or session: the next who needs one makes another.
     pub(crate) fn lose(&self) {
-        self.lost.store(true, Ordering::Relaxed);
+        lose(&self.lost, self.slots.as_deref());
     }
 
     /// Sends a request and waits for its answer.
@@ -107,11 +107,12 @@ impl Session {
 
     async fn call_in(&self, slots: &Arc<Slots>, compound: Compound) -> Result<Answer, Fault> {
         let waited = self.connection.timeout();
+        // Closed when the session is lost, before anything was sent.
         let permit = timeout(waited, slots.permits.clone().acquire_owned())
             .await
             .map_err(|_| Fault::Silent(waited))?
-            .expect("nobody closes the semaphore");
-        let slot = slots.free().pop().expect("a permit stands for a free slot");
+            .map_err(|_| Fault::Closed)?;
+        let slot = slots.free().pop().ok_or(Fault::Closed)?;
         let mut flight = Flight {
             slots: slots.clone(),
             slot: Some((slot, permit)),
@@ -131,6 +132,14 @@ impl Session {
             }
         };
         flight.answer().await
+    }
+}
+
+/// Nobody shall use this session any more, nor wait for a slot of it.
+fn lose(lost: &AtomicBool, slots: Option<&Slots>) {
+    lost.store(true, Ordering::Relaxed);
+    if let Some(slots) = slots {
+        slots.permits.close();
     }
 }
 
@@ -169,7 +178,7 @@ impl Flight {
             Ok(_) => self.land(true),
             Err(Fault::Status(status)) if status.later() => self.land(false),
             // What the server knows of this slot is unknown, or that it knows nothing of us.
-            Err(_) => self.lost.store(true, Ordering::Relaxed),
+            Err(_) => lose(&self.lost, Some(&self.slots)),
         }
         opened
     }
@@ -194,12 +203,11 @@ impl Drop for Flight {
             pending: Some(pending),
             connection: self.connection.clone(),
         };
-        match runtime::Handle::try_current() {
-            Ok(runtime) => drop(runtime.spawn(async move { rest.answer().await.map(drop) })),
-            Err(_) => {
-                rest.pending = None;
-                self.lost.store(true, Ordering::Relaxed);
-            }
+        if let Ok(runtime) = runtime::Handle::try_current() {
+            runtime.spawn(async move { rest.answer().await.map(drop) });
+        } else {
+            rest.pending = None;
+            lose(&self.lost, Some(&self.slots));
         }
     }
 }

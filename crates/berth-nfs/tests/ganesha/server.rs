@@ -79,7 +79,8 @@ impl Server {
 
     pub(crate) fn log(&self) -> String {
         let log = fs::read_to_string(self.dir.path().join("state/ganesha.log")).unwrap_or_default();
-        let lines: Vec<_> = log.lines().collect();
+        let lines: Vec<_> =
+            log.lines().filter(|line| !line.contains("DBUS") && !line.contains(" :EVENT :")).collect();
         lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
