@@ -89,10 +89,10 @@ impl ShareName {
 
 impl fmt::Display for ShareName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.server.contains(':') && !self.server.starts_with('[') {
-            true => write!(f, "[{}]:/{}", self.server, self.share),
-            false => write!(f, "{}:/{}", self.server, self.share),
+        if self.server.contains(':') && !self.server.starts_with('[') {
+            return write!(f, "[{}]:/{}", self.server, self.share);
         }
+        write!(f, "{}:/{}", self.server, self.share)
     }
 }
 

@@ -204,16 +204,16 @@ impl<'a> Tree<'a> {
             }
             EntryKind::File => {
                 let share = self.share;
-                let make = || share.create(&parent, *name, Create::New, PRIVATE_FILE);
-                let made = anew(share, &parent, name, make).await?;
+                let attempt = || share.create(&parent, *name, Create::New, PRIVATE_FILE);
+                let made = anew(share, &parent, name, attempt).await?;
                 self.file = Some((made.handle, header));
                 return Ok(());
             }
             EntryKind::HardLink => return self.link(&parent, name, &header).await,
             EntryKind::Symlink => {
                 let share = self.share;
-                let make = || share.symlink(&parent, *name, &header.link, &NOTHING);
-                let made = anew(share, &parent, name, make).await?;
+                let attempt = || share.symlink(&parent, *name, &header.link, &NOTHING);
+                let made = anew(share, &parent, name, attempt).await?;
                 return self.dress(&made.handle, &header).await;
             }
             EntryKind::Character | EntryKind::Block | EntryKind::Fifo => {}
@@ -224,8 +224,8 @@ impl<'a> Tree<'a> {
             _ => Node::Fifo,
         };
         let share = self.share;
-        let make = || share.make_node(&parent, *name, node, PRIVATE_FILE);
-        match anew(share, &parent, name, make).await {
+        let attempt = || share.make_node(&parent, *name, node, PRIVATE_FILE);
+        match anew(share, &parent, name, attempt).await {
             Ok(made) => self.dress(&made.handle, &header).await,
             Err(Error::Denied(why)) => {
                 tracing::warn!("a device of a snapshot is left out: {why}");

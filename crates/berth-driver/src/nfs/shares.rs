@@ -93,6 +93,7 @@ impl Shares {
 }
 
 /// What the server said, as the caller is to hear it.
+#[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(super) fn failed(error: berth_nfs::Error) -> Error {
     let reason = error.source().map(|reason| format!(": {reason}")).unwrap_or_default();
     let sentence = format!("{error}{reason}");

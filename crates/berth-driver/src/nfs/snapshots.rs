@@ -237,8 +237,7 @@ impl Inner {
     ) -> Result<Page<Snapshot>> {
         let mut entries = Vec::new();
         for (position, share, keys) in self.listing(Drawer::Snapshots, page).await? {
-            let mut keys = keys.into_iter().peekable();
-            while let Some(key) = keys.next() {
+            for key in keys {
                 let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
                 else {
                     continue;

@@ -35,9 +35,9 @@ async fn the_controller_conforms() {
         let serving = tokio::spawn(async move {
             berth_csi::serve(listener, driver.routes(), layer, async { drop(stopped.await) }).await
         });
-        let parameters: String =
-            server.class(&[]).iter().map(|(key, value)| format!("{key}: {value:?}\n")).collect();
-        fs::write(dir.join("parameters.yaml"), parameters).unwrap();
+        let parameters: Vec<String> =
+            server.class(&[]).iter().map(|(key, value)| format!("{key}: {value:?}")).collect();
+        fs::write(dir.join("parameters.yaml"), parameters.join("\n")).unwrap();
         let args = [
             format!("--csi.endpoint=unix://{}", socket.display()),
             format!("--csi.mountdir={}", dir.join("mount").display()),

@@ -217,7 +217,8 @@ impl Decoder {
         if next.sparse_version != (0, 0) || next.sparse_size.is_some() {
             return Err(Damaged::new("the archive has an entry with holes in a form that is not known here"));
         }
-        self.state = State::Data(vec![0..stored], padding(stored));
+        let whole = 0..stored;
+        self.state = State::Data(vec![whole], padding(stored));
         Ok(Some(Event::Entry(header)))
     }
 

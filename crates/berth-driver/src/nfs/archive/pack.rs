@@ -151,7 +151,8 @@ impl Packer<'_> {
         }
         self.unpacked += header.size;
         let stored = stored_length(&header);
-        let pieces = header.pieces.clone().unwrap_or_else(|| vec![0..header.size]);
+        let whole = 0..header.size;
+        let pieces = header.pieces.clone().unwrap_or_else(|| Vec::from([whole]));
         self.output.push(encode(&header).into()).await?;
         let from = self.from;
         let chunks = pieces.into_iter().flat_map(chunks);
@@ -279,7 +280,7 @@ async fn pieces_of(share: &Share, file: &Handle, size: u64) -> Result<Option<Vec
             return Ok(None);
         }
     }
-    Ok(Some(pieces).filter(|pieces| *pieces != [0..size]))
+    Ok(Some(pieces).filter(|pieces| !is_whole(pieces, size)))
 }
 
 /// As [`pieces_of`], by a look at the bytes.
@@ -299,7 +300,11 @@ async fn scanned(share: &Share, file: &Handle, size: u64) -> Result<Option<Vec<R
             return Ok(None);
         }
     }
-    Ok(Some(pieces).filter(|pieces| *pieces != [0..size]))
+    Ok(Some(pieces).filter(|pieces| !is_whole(pieces, size)))
+}
+
+fn is_whole(pieces: &[Range<u64>], size: u64) -> bool {
+    matches!(pieces, [piece] if *piece == (0..size))
 }
 
 fn add(pieces: &mut Vec<Range<u64>>, piece: Range<u64>) {

@@ -1,4 +1,5 @@
 //! Archives against themselves and against GNU tar.
+#![expect(clippy::single_range_in_vec_init, reason = "the pieces of a file are ranges, if only one")]
 
 use std::{fs, os::unix::fs::MetadataExt as _, path::Path, time::Duration};
 
