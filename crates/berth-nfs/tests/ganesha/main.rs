@@ -4,5 +4,6 @@
 
 mod failures;
 mod files;
+mod lies;
 mod server;
 mod trees;
