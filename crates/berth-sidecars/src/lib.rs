@@ -14,6 +14,7 @@ pub mod health_monitor;
 pub mod liveness;
 mod locks;
 mod names;
+mod place;
 mod pods;
 pub mod provisioner;
 pub mod registrar;

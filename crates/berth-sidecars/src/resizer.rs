@@ -25,6 +25,7 @@ use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
 use crate::failure::{Failure, settled};
+use crate::place::Place;
 
 /// How a resizer works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -39,6 +40,8 @@ pub struct Options {
     pub handle_volume_in_use_error: bool,
     /// Claim and volume names are given to the driver as mutable parameters.
     pub extra_modify_metadata: bool,
+    /// Every node has a resizer of its own, which leaves volumes alone that cannot be used there.
+    pub per_node: bool,
 }
 
 impl Default for Options {
@@ -49,6 +52,7 @@ impl Default for Options {
             retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
             handle_volume_in_use_error: true,
             extra_modify_metadata: false,
+            per_node: false,
         }
     }
 }
@@ -60,7 +64,15 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         () = shutdown.cancelled() => return,
         identity = driver.ready() => identity,
     };
-    let resizer = Arc::new(Resizer::new(&cluster, driver, options, &identity));
+    let place = if options.per_node {
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            place = Place::find(&driver, options.timeout) => Some(place),
+        }
+    } else {
+        None
+    };
+    let resizer = Arc::new(Resizer { place, ..Resizer::new(&cluster, driver, options, &identity) });
     tokio::select! {
         () = shutdown.cancelled() => return,
         () = resizer.start() => {}
@@ -112,6 +124,8 @@ struct Resizer {
     driver: Driver,
     /// The driver that this resizer was started for.
     name: String,
+    /// Where it is the only resizer, if there are several.
+    place: Option<Place>,
     options: Options,
     recorder: Recorder,
     claims: Cache<PersistentVolumeClaim>,
@@ -136,6 +150,7 @@ impl Resizer {
             claims,
             volumes: cluster.cache(),
             attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
+            place: None,
             memory: Mutex::default(),
             queue: cluster.queue(format!("{name}-pvc"), options.retry),
             cluster: cluster.named("external-resizer"),

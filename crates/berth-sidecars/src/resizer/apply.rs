@@ -75,7 +75,8 @@ impl Resizer {
         let volume = self.volumes.named(claim.spec.as_ref()?.volume_name.as_deref()?).filter(|_| bound)?;
         let spec = volume.spec.as_ref()?;
         let back = spec.claim_ref.as_ref()?;
-        let ours = spec.csi.as_ref()?.driver == self.name;
+        let ours = spec.csi.as_ref()?.driver == self.name
+            && self.place.as_ref().is_none_or(|place| place.reaches(&volume));
         (ours && back.uid == claim.uid() && back.namespace == claim.namespace()).then_some(volume)
     }
 

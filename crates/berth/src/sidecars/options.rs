@@ -246,6 +246,7 @@ impl Resizing {
             retry: work.retry()?,
             handle_volume_in_use_error: self.handle_volume_inuse_error,
             extra_modify_metadata: self.extra_modify_metadata,
+            ..defaults
         })
     }
 }

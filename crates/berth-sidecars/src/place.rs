@@ -1,0 +1,64 @@
+//! Where the driver is, for components that run on every node and work only for their own.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use berth_kube::selectors;
+use k8s_openapi::api::core::v1::PersistentVolume;
+
+use crate::driver::{self, Driver};
+
+/// How long to wait before the driver is asked again where it is.
+const ASKING: Duration = Duration::from_secs(1);
+
+/// A place, as keys and values; `None` if the driver tells of none.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Place(pub(crate) Option<BTreeMap<String, String>>);
+
+impl Place {
+    /// Asks the driver where it is until it tells.
+    pub(crate) async fn find(driver: &Driver, timeout: Duration) -> Self {
+        loop {
+            match driver.node_info(timeout).await {
+                Ok(info) => return Self(info.accessible_topology.map(|place| place.segments)),
+                Err(status) => {
+                    let error = driver::describe(&status);
+                    tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
+                    tokio::time::sleep(ASKING).await;
+                }
+            }
+        }
+    }
+
+    /// Whether a volume can be used here; one that says nothing of places can be everywhere.
+    pub(crate) fn reaches(&self, volume: &PersistentVolume) -> bool {
+        let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
+        match (affinity, &self.0) {
+            // Nothing but the place is known of the node, so a field of it never matches.
+            (Some(affinity), Some(place)) => selectors::node_selector(affinity, "", place),
+            _ => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_reached_from_the_places_of_its_affinity_and_from_everywhere_without_one() {
+        let volume = |affinity: serde_json::Value| -> PersistentVolume {
+            serde_json::from_value(json!({"spec": {"nodeAffinity": affinity}})).unwrap()
+        };
+        let expression = json!({"key": "example.com/node", "operator": "In", "values": ["a"]});
+        let of_a = volume(json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}));
+        let of_all = volume(json!(null));
+        let at = |node: &str| Place(Some([("example.com/node".to_owned(), node.to_owned())].into()));
+        assert!(at("a").reaches(&of_a));
+        assert!(!at("b").reaches(&of_a));
+        assert!(at("b").reaches(&of_all));
+        assert!(Place(None).reaches(&of_a), "a driver that tells of no place has but one");
+    }
+}
