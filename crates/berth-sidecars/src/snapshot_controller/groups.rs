@@ -390,9 +390,13 @@ impl Controller {
         let place = (content.spec.driver.clone(), info.volume_handle.clone());
         let volumes = self.known_groups().volumes.get(&place);
         let volume = if volumes.len() == 1 { volumes.first() } else { None };
-        let (its, snapshot) = creation::member(group, content, &info.volume_handle, volume.map(Arc::as_ref));
-        let Some(its) = self.create_or_find(&its).await? else { return Ok(()) };
+        let (mut its, snapshot) =
+            creation::member(group, content, &info.volume_handle, volume.map(Arc::as_ref));
+        // The snapshot comes first, and the content knows it from its first moment: so it goes with the snapshot, and
+        // the snapshot with the group, whatever happens in between.
         let Some(snapshot) = self.create_or_find(&snapshot).await? else { return Ok(()) };
+        its.spec.volume_snapshot_ref.uid = snapshot.uid();
+        let Some(its) = self.create_or_find(&its).await? else { return Ok(()) };
         let uid = its.spec.volume_snapshot_ref.uid.as_deref().unwrap_or_default();
         if !uid.is_empty() && Some(uid) != snapshot.uid().as_deref() {
             return Err(Failure::refused(format!(

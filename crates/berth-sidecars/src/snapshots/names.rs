@@ -76,3 +76,8 @@ pub(crate) fn member(group_uid: &str, volume_handle: &str) -> (String, String) {
     }
     (format!("snapshot-{hex}"), format!("snapcontent-{hex}"))
 }
+
+/// The content of a group's member, by the name of its VolumeSnapshot.
+pub(crate) fn member_content(snapshot: &str) -> Option<String> {
+    snapshot.strip_prefix("snapshot-").map(|hex| format!("snapcontent-{hex}"))
+}

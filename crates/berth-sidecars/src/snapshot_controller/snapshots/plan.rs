@@ -63,9 +63,9 @@ pub(in crate::snapshot_controller) struct Seen<'a> {
 pub(in crate::snapshot_controller) fn content_name(snapshot: &VolumeSnapshot) -> Option<String> {
     let bound = snapshot.status.as_ref().and_then(|status| status.bound_volume_snapshot_content_name.clone());
     let source = &snapshot.spec.source;
-    bound.or_else(|| source.volume_snapshot_content_name.clone()).or_else(|| {
-        let alone = group_of(snapshot).is_none();
-        alone.then(|| names::content(&snapshot.uid().unwrap_or_default()))
+    bound.or_else(|| source.volume_snapshot_content_name.clone()).or_else(|| match group_of(snapshot) {
+        None => Some(names::content(&snapshot.uid().unwrap_or_default())),
+        Some(_) => names::member_content(&snapshot.name_any()),
     })
 }
 

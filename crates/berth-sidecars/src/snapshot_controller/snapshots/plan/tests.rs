@@ -326,5 +326,8 @@ fn a_content_is_looked_for_by_what_is_bound_given_or_would_be_made() {
     let member = json!({ "metadata": { "ownerReferences": [{
         "apiVersion": "groupsnapshot.storage.k8s.io/v1", "kind": "VolumeGroupSnapshot", "name": "g", "uid": "gu",
     }] } });
-    assert_eq!(content_name(&snapshot(member)), None);
+    assert_eq!(content_name(&snapshot(member.clone())), None, "not made by a group's controller");
+    let mut made = snapshot(member);
+    made.metadata.name = Some("snapshot-0a1b".to_owned());
+    assert_eq!(content_name(&made).as_deref(), Some("snapcontent-0a1b"));
 }
