@@ -27,6 +27,7 @@ use kube::ResourceExt as _;
 use crate::driver::{Driver, Identity};
 use crate::failure::{Failure, settled};
 use crate::names::attacher_finalizer;
+use crate::suspects::Suspects;
 
 pub(crate) use self::plan::capability;
 
@@ -78,7 +79,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         attacher.volume_queue.run(workers, shutdown.clone(), |key| attacher.clone().look_at_volume(key));
     let again = attacher.driver.when_back(&shutdown, || {
         for attachment in attacher.ours.get(&()) {
-            attacher.queue.add(Key::of(attachment.as_ref()));
+            attacher.suspects.again(&attacher.queue, Key::of(attachment.as_ref()));
         }
     });
     tokio::join!(attachments, volumes, attacher.reconcile(), again);
@@ -102,6 +103,7 @@ struct Attacher {
     /// Attachments whose state the driver contradicts: attach them again although they are attached.
     forced: Mutex<HashSet<Key>>,
     queue: Queue<Key>,
+    suspects: Suspects,
     volume_queue: Queue<Key>,
 }
 
@@ -129,6 +131,7 @@ impl Attacher {
             nodes: cluster.cache(),
             forced: Mutex::default(),
             queue: cluster.queue("csi-attacher-va", options.retry),
+            suspects: Suspects::default(),
             volume_queue: cluster.queue("csi-attacher-pv", options.retry),
             cluster: cluster.named("external-attacher"),
             driver,
@@ -194,7 +197,7 @@ impl Attacher {
     }
 
     async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        settled(self.sync(&key).await)
+        self.suspects.look(&self.driver, &self.queue, key.clone(), self.sync(&key)).await
     }
 
     async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {

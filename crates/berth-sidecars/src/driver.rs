@@ -39,6 +39,8 @@ pub use berth_csi::v1::plugin_capability::service::Type as Service;
 const ASKING: Duration = Duration::from_secs(10);
 /// How long to wait before a driver that is not there, or not ready, is probed again.
 const PROBING: Duration = Duration::from_secs(1);
+/// What is said while the driver is away.
+pub(crate) const ABSENT: &str = "the CSI driver does not answer; waiting for it to come back";
 /// A page of ListVolumes may be long.
 const LARGEST_ANSWER: usize = 64 << 20;
 
@@ -124,8 +126,7 @@ impl Driver {
     /// Who the driver is, if it is there; UNAVAILABLE if not.
     pub fn identity(&self) -> Result<Arc<Identity>, Status> {
         let known = self.shared.identity.borrow().clone();
-        known
-            .ok_or_else(|| Status::unavailable("the CSI driver does not answer; waiting for it to come back"))
+        known.ok_or_else(|| Status::unavailable(ABSENT))
     }
 
     /// Changes whenever the driver goes away or comes back.
@@ -303,7 +304,7 @@ where
 }
 
 /// Whether a status was made here, by the transport, rather than sent by the driver.
-fn broke(status: &Status) -> bool {
+pub(crate) fn broke(status: &Status) -> bool {
     std::error::Error::source(status).is_some()
 }
 

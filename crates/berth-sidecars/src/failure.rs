@@ -49,6 +49,16 @@ impl Failure {
         matches!(self, Self::Kube(error) if error.is_conflict())
     }
 
+    /// Whether a call broke on its way to the driver, or back.
+    pub(crate) fn is_broken_call(&self) -> bool {
+        matches!(self, Self::Call(status) if driver::broke(status))
+    }
+
+    /// Whether the driver was not even asked, because it is away.
+    pub(crate) fn is_absence(&self) -> bool {
+        matches!(self, Self::Call(status) if status.message() == driver::ABSENT)
+    }
+
     /// What to do about it, where the driver's own words may not say.
     pub(crate) fn hint(&self) -> &'static str {
         match self.code() {

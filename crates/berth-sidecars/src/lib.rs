@@ -24,6 +24,7 @@ mod size;
 pub mod snapshot_controller;
 pub mod snapshots;
 pub mod snapshotter;
+mod suspects;
 
 use berth_csi::Endpoint;
 use berth_kube::Cluster;

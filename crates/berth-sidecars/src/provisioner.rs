@@ -53,6 +53,7 @@ use self::request::Wanted;
 use self::source::Source;
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
+use crate::suspects::Suspects;
 
 pub use self::capacity::{Capacity, Owner};
 pub use self::metrics::Metrics;
@@ -189,7 +190,9 @@ struct Provisioner {
     /// Held by those who look a source up and protect it; alone by whoever lets one go.
     protecting: tokio::sync::RwLock<()>,
     claim_queue: Queue<Key>,
+    claim_suspects: Suspects,
     volume_queue: Queue<Key>,
+    volume_suspects: Suspects,
     source_queue: Queue<Source>,
 }
 
@@ -252,6 +255,8 @@ impl Provisioner {
             remembered: Mutex::default(),
             protecting: tokio::sync::RwLock::default(),
             claim_queue: cluster.queue("claims", options.retry),
+            claim_suspects: Suspects::default(),
+            volume_suspects: Suspects::default(),
             volume_queue: cluster.queue("volumes", options.retry),
             source_queue: cluster.queue("sources", options.retry),
             cluster: cluster.named("external-provisioner"),
@@ -325,22 +330,24 @@ impl Provisioner {
             }
             for class in self.claims_by_class.values() {
                 for claim in self.claims_by_class.get(&class) {
-                    self.claim_queue.add(Key::of(claim.as_ref()));
+                    self.claim_suspects.again(&self.claim_queue, Key::of(claim.as_ref()));
                 }
             }
-            for volume in self.volumes.list() {
-                self.volume_queue.add(Key::of(volume.as_ref()));
+            for volume in self.volumes.keys() {
+                self.volume_suspects.again(&self.volume_queue, volume);
             }
             self.capacity.iter().for_each(|capacity| capacity.refresh_all());
         }
     }
 
     async fn look_at_claim(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        settled(self.sync_claim(&key).await)
+        let look = self.sync_claim(&key);
+        self.claim_suspects.look(&self.driver, &self.claim_queue, key.clone(), look).await
     }
 
     async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        settled(self.sync_volume(&key).await)
+        let look = self.sync_volume(&key);
+        self.volume_suspects.look(&self.driver, &self.volume_queue, key.clone(), look).await
     }
 
     /// Who the driver is now; refused if it is not the one this provisioner was started for.

@@ -24,7 +24,8 @@ use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
-use crate::failure::{Failure, settled};
+use crate::failure::Failure;
+use crate::suspects::Suspects;
 use crate::place::Place;
 
 /// How a resizer works; the defaults are upstream's.
@@ -81,7 +82,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         resizer.queue.run(resizer.options.workers, shutdown.clone(), |key| resizer.clone().look_at(key));
     let again = resizer.driver.when_back(&shutdown, || {
         for claim in resizer.claims.list() {
-            resizer.queue.add(Key::of(claim.as_ref()));
+            resizer.suspects.again(&resizer.queue, Key::of(claim.as_ref()));
         }
     });
     tokio::join!(work, again);
@@ -135,6 +136,7 @@ struct Resizer {
     attributes: Option<Cache<VolumeAttributesClass>>,
     memory: Mutex<HashMap<String, Memory>>,
     queue: Queue<Key>,
+    suspects: Suspects,
 }
 
 impl Resizer {
@@ -152,6 +154,7 @@ impl Resizer {
             attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
             place: None,
             memory: Mutex::default(),
+            suspects: Suspects::default(),
             queue: cluster.queue(format!("{name}-pvc"), options.retry),
             cluster: cluster.named("external-resizer"),
             driver,
@@ -203,7 +206,7 @@ impl Resizer {
     }
 
     async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        settled(self.sync(&key).await)
+        self.suspects.look(&self.driver, &self.queue, key.clone(), self.sync(&key)).await
     }
 
     fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {

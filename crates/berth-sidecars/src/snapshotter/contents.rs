@@ -15,11 +15,12 @@ use kube::ResourceExt as _;
 use super::plan::{self, Plan, Seen};
 use super::{COMPONENT, Context, csi_name, poll, taken};
 use crate::driver::ControllerCapability;
-use crate::failure::{Failure, settled};
+use crate::failure::Failure;
 use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::names;
 use crate::snapshots::{VolumeSnapshotClass, VolumeSnapshotContent};
+use crate::suspects::Suspects;
 use crate::{edit, finalizers};
 
 /// Works on contents until the cluster's shutdown.
@@ -32,11 +33,14 @@ pub(super) async fn run(context: Arc<Context>) {
     }
     let work = this.queue.run(this.context.options.workers, shutdown, |key| {
         let this = this.clone();
-        async move { settled(this.sync(&key).await) }
+        async move {
+            let (driver, look) = (&this.context.driver, this.sync(&key));
+            this.suspects.look(driver, &this.queue, key.clone(), look).await
+        }
     });
     let again = this.context.driver.when_back(this.context.cluster.shutdown(), || {
         for content in this.ours.get(&()) {
-            this.queue.add(Key::of(content.as_ref()));
+            this.suspects.again(&this.queue, Key::of(content.as_ref()));
         }
     });
     tokio::join!(work, again);
@@ -48,9 +52,12 @@ struct Contents {
     /// The contents of this driver, under one value.
     ours: Index<VolumeSnapshotContent, ()>,
     by_class: Index<VolumeSnapshotContent, String>,
+    /// The contents of this driver that have a snapshot, by its id.
+    by_handle: Index<VolumeSnapshotContent, String>,
     classes: Cache<VolumeSnapshotClass>,
     volumes: Index<PersistentVolume, String>,
     queue: Queue<Key>,
+    suspects: Suspects,
 }
 
 impl Contents {
@@ -60,6 +67,7 @@ impl Contents {
             Some(node) => context.cluster.cache_labelled(&format!("{}={node}", names::MANAGED_BY)),
         };
         let (ours, unready, volumes) = (context.name.clone(), context.name.clone(), context.name.clone());
+        let taken = context.name.clone();
         Self {
             ours: contents.index(
                 move |content: &VolumeSnapshotContent| {
@@ -71,6 +79,10 @@ impl Contents {
                 let class = content.spec.volume_snapshot_class_name.clone();
                 class.filter(|_| seen.ours && !seen.ready).into_iter().collect()
             }),
+            by_handle: contents.index(move |content: &VolumeSnapshotContent| {
+                let handle = content.status.as_ref().and_then(|status| status.snapshot_handle.clone());
+                handle.filter(|_| content.spec.driver == taken).into_iter().collect()
+            }),
             cache: contents,
             classes: context.cluster.cache(),
             volumes: context.cluster.cache::<PersistentVolume>().index(move |volume: &PersistentVolume| {
@@ -78,6 +90,7 @@ impl Contents {
                 let csi = csi.filter(|csi| csi.driver == volumes);
                 csi.map(|csi| csi.volume_handle.clone()).into_iter().collect()
             }),
+            suspects: Suspects::default(),
             queue: context.cluster.queue("csi-snapshotter-content", context.options.retry),
             context,
         }
@@ -154,7 +167,7 @@ impl Contents {
         let handle = request.source_volume_id.clone();
         let made = self.context.driver.create_snapshot(self.context.options.timeout, request).await;
         tell("CreateSnapshot", volume.as_deref(), begun, made.as_ref().err());
-        match made {
+        match made.and_then(|made| self.not_of_another(made, &content)) {
             Ok(mut made) => {
                 // Only a group's own content says which snapshots are its members.
                 made.group_snapshot_id.clear();
@@ -359,6 +372,24 @@ impl Contents {
         })
         .await?;
         Err(failure)
+    }
+
+    /// Refuses a snapshot that another content has: a driver that confuses two must not have the one deleted with the
+    /// other. What was asked for may exist all the same.
+    fn not_of_another(
+        &self,
+        made: Snapshot,
+        content: &VolumeSnapshotContent,
+    ) -> Result<Snapshot, tonic::Status> {
+        let owners = self.by_handle.get(&made.snapshot_id);
+        match owners.iter().map(|owner| owner.name_any()).find(|owner| *owner != content.name_any()) {
+            None => Ok(made),
+            Some(owner) => Err(tonic::Status::aborted(format!(
+                "the CSI driver's answer to CreateSnapshot is snapshot {:?}, which belongs to VolumeSnapshotContent \
+                 {owner}; this is an error of the driver",
+                made.snapshot_id
+            ))),
+        }
     }
 
     /// The PersistentVolume of a handle, under whose name all components hold a volume.

@@ -16,11 +16,12 @@ use kube::ResourceExt as _;
 use super::contents::{annotated_secret, tell};
 use super::plan::{self, Plan, Seen};
 use super::{Context, csi_name, poll, taken};
-use crate::failure::{Failure, settled};
+use crate::failure::Failure;
 use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::names;
 use crate::snapshots::{VolumeGroupSnapshotClass, VolumeGroupSnapshotContent};
+use crate::suspects::Suspects;
 use crate::{edit, finalizers};
 
 /// Works on contents of groups until the cluster's shutdown.
@@ -33,11 +34,14 @@ pub(super) async fn run(context: Arc<Context>) {
     }
     let work = this.queue.run(this.context.options.workers, shutdown, |key| {
         let this = this.clone();
-        async move { settled(this.sync(&key).await) }
+        async move {
+            let (driver, look) = (&this.context.driver, this.sync(&key));
+            this.suspects.look(driver, &this.queue, key.clone(), look).await
+        }
     });
     let again = this.context.driver.when_back(this.context.cluster.shutdown(), || {
         for content in this.ours.get(&()) {
-            this.queue.add(Key::of(content.as_ref()));
+            this.suspects.again(&this.queue, Key::of(content.as_ref()));
         }
     });
     tokio::join!(work, again);
@@ -51,6 +55,7 @@ struct Groups {
     by_class: Index<VolumeGroupSnapshotContent, String>,
     classes: Cache<VolumeGroupSnapshotClass>,
     queue: Queue<Key>,
+    suspects: Suspects,
 }
 
 impl Groups {
@@ -70,6 +75,7 @@ impl Groups {
             }),
             contents,
             classes: context.cluster.cache(),
+            suspects: Suspects::default(),
             queue: context.cluster.queue("csi-snapshotter-groupsnapshotcontent", context.options.retry),
             context,
         }
