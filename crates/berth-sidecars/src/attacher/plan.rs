@@ -62,7 +62,8 @@ pub(super) fn plan(attachment: &VolumeAttachment, attaches: bool, finalizer: &st
 
 /// Whether a change calls for a look: errors, written by ourselves, and what we keep there do not.
 pub(super) fn matters(before: &VolumeAttachment, after: &VolumeAttachment) -> bool {
-    let attached = |attachment: &VolumeAttachment| attachment.status.as_ref().map(|status| status.attached);
+    let attached =
+        |attachment: &VolumeAttachment| attachment.status.as_ref().is_some_and(|status| status.attached);
     before.spec != after.spec
         || before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || attached(before) != attached(after)

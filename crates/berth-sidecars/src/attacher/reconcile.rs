@@ -76,6 +76,7 @@ impl Attacher {
     /// All pages, each within the time of one call.
     async fn published(&self) -> Result<Published, Status> {
         let mut published = Published::new();
+        let mut tokens = HashSet::new();
         let mut starting_token = String::new();
         loop {
             let request = ListVolumesRequest { max_entries: self.options.max_entries, starting_token };
@@ -87,6 +88,11 @@ impl Attacher {
             }
             if page.next_token.is_empty() {
                 return Ok(published);
+            }
+            if !tokens.insert(page.next_token.clone()) {
+                return Err(Status::internal(
+                    "the CSI driver's ListVolumes never ends: it gives a token again",
+                ));
             }
             starting_token = page.next_token;
         }

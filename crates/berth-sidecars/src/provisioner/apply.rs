@@ -122,7 +122,8 @@ impl Provisioner {
             "Provisioning",
             format!("External provisioner is provisioning volume for claim \"{about}\""),
         );
-        match self.create(&claim, &wanted, &secrets).await {
+        let made = self.create(&claim, &wanted, &secrets).await;
+        match made.and_then(|made| self.not_of_another(made, &wanted)) {
             Ok(made) => {
                 let object = volume::saved(&claim, &wanted, &made, identity, &self.identity);
                 self.capacity_changed(&object);
@@ -157,7 +158,25 @@ impl Provisioner {
         made
     }
 
-    /// Asks for the volume; what is not what was asked for is deleted again.
+    /// Refuses a volume that another PersistentVolume has: a driver that confuses two must not have both use one. What
+    /// was asked for may exist all the same.
+    fn not_of_another(&self, made: Volume, wanted: &Wanted) -> Result<Volume, Failure> {
+        let Some(owner) = self.other_owner(&made, wanted) else { return Ok(made) };
+        let text = format!(
+            "the CSI driver's answer to CreateVolume is volume {:?}, which belongs to PersistentVolume {owner}; this is an \
+             error of the driver",
+            made.volume_id
+        );
+        Err(tonic::Status::aborted(text).into())
+    }
+
+    /// The PersistentVolume, other than the one that is to be made, that has a volume.
+    fn other_owner(&self, made: &Volume, wanted: &Wanted) -> Option<String> {
+        let owners = self.volumes_by_handle.get(&made.volume_id);
+        owners.iter().map(|owner| owner.name_any()).find(|owner| *owner != wanted.name)
+    }
+
+    /// Asks for the volume; what is not what was asked for is deleted again, unless it is somebody else's.
     async fn ask_for(&self, wanted: &Wanted, secrets: &BTreeMap<String, String>) -> Result<Volume, Failure> {
         let request = CreateVolumeRequest {
             name: wanted.name.clone(),
@@ -170,6 +189,9 @@ impl Provisioner {
             mutable_parameters: wanted.mutable_parameters.clone(),
         };
         let made = self.driver.create_volume(self.options.timeout, request).await?;
+        if self.other_owner(&made, wanted).is_some() {
+            return Ok(made);
+        }
         let wrong = if made.capacity_bytes != 0 && made.capacity_bytes < wanted.bytes {
             format!(
                 "created volume capacity {} less than requested capacity {}",
