@@ -1,104 +1,23 @@
-//! A driver in memory that fails as told, and a power switch that cuts API server and driver off at any step.
+//! A driver in memory that fails, hangs, crashes and lies as told.
 
 mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
-use berth_apiserver::rest::ApiServer;
 use berth_csi::v1::controller_server::{Controller, ControllerServer};
 use berth_csi::v1::group_controller_server::GroupControllerServer;
 use berth_csi::v1::identity_server::{Identity, IdentityServer};
 use berth_csi::v1::{self, controller_service_capability, plugin_capability};
 use berth_csi::{CallLayer, Metrics};
 use berth_sidecars::driver::{ControllerCapability, Driver, Service};
-use kube::Client;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Notify;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
-use tower::{ServiceExt as _, service_fn};
 
 use crate::bench::DRIVER;
-
-/// Cuts one life of the components off at its n-th step: a write to the API server or a call of the driver.
-#[derive(Clone)]
-pub(crate) struct Power {
-    shared: Arc<Switch>,
-}
-
-struct Switch {
-    steps: AtomicU64,
-    last: u64,
-    /// The last step is done, but nobody hears of it.
-    done: bool,
-    off: CancellationToken,
-}
-
-impl Power {
-    /// Goes off at a step, before it is done or right after.
-    pub(crate) fn until(last: u64, done: bool) -> Self {
-        let off = CancellationToken::new();
-        Self { shared: Arc::new(Switch { steps: AtomicU64::new(0), last, done, off }) }
-    }
-
-    /// Stays on.
-    pub(crate) fn on() -> Self {
-        Self::until(u64::MAX, false)
-    }
-
-    /// Returns when it goes off.
-    pub(crate) async fn off(&self) {
-        self.shared.off.cancelled().await;
-    }
-
-    /// Whether it went off.
-    pub(crate) fn is_off(&self) -> bool {
-        self.shared.off.is_cancelled()
-    }
-
-    /// Counts a step; `Err` if it must not be done, `Ok(true)` if it must be done and not be heard of.
-    fn step(&self) -> Result<bool, ()> {
-        let step = self.shared.steps.fetch_add(1, Ordering::SeqCst) + 1;
-        if self.is_off() || step > self.shared.last {
-            return Err(());
-        }
-        if step < self.shared.last {
-            return Ok(false);
-        }
-        if self.shared.done {
-            return Ok(true);
-        }
-        self.shared.off.cancel();
-        Err(())
-    }
-
-    /// A client whose writes count as steps; events do not.
-    pub(crate) fn client(&self, api: ApiServer) -> Client {
-        let power = self.clone();
-        let service = service_fn(move |request: http::Request<kube::client::Body>| {
-            let (power, api) = (power.clone(), api.clone());
-            async move {
-                let cut = || Err::<_, tower::BoxError>("the power is off".into());
-                let write =
-                    request.method() != http::Method::GET && !request.uri().path().contains("/events");
-                let step = if write { power.step() } else { Ok(false) };
-                let Ok(unheard) = step else { return cut() };
-                if power.is_off() {
-                    return cut();
-                }
-                // Off also when the caller does not wait for the answer, because a write beside this one failed.
-                let _off = unheard.then(|| power.shared.off.clone().drop_guard());
-                let answer = api.oneshot(request).await.map_err(tower::BoxError::from)?;
-                if unheard {
-                    return cut();
-                }
-                Ok(answer)
-            }
-        });
-        Client::new(service, "default")
-    }
-}
+use crate::power::Power;
 
 /// What a driver remembers, whatever happens to its callers.
 #[derive(Default)]
@@ -109,14 +28,32 @@ pub(crate) struct Storage {
     pub(crate) attached: Mutex<BTreeSet<(String, String)>>,
     /// Answers that calls of a method get for a volume, first come first served.
     pub(crate) faults: Mutex<Vec<Fault>>,
-    /// Every call: method and volume.
-    pub(crate) calls: Mutex<Vec<(String, String)>>,
+    /// Every call.
+    pub(crate) calls: Mutex<Vec<Call>>,
     /// Snapshots by name: the volume. Members of a group have the group's name and their number.
     pub(crate) snapshots: Mutex<BTreeMap<String, String>>,
     /// How many of the next answers about snapshots say that they are not ready.
     pub(crate) unready: Mutex<u32>,
     /// What was given as a secret to calls about snapshots.
     pub(crate) secrets: Mutex<Vec<BTreeMap<String, String>>>,
+    /// The mutable parameters of volumes, by name.
+    pub(crate) attributes: Mutex<BTreeMap<String, BTreeMap<String, String>>>,
+    /// Parts of the names of volumes that ListVolumes leaves out.
+    pub(crate) unlisted: Mutex<Vec<String>>,
+    /// Part of the name of the volume that is taken for another one, and its snapshots for others.
+    pub(crate) taken_for_others: Mutex<String>,
+    /// Told of every call.
+    pub(crate) called: Notify,
+    /// Told when the driver crashes.
+    pub(crate) crashed: Notify,
+    lifted: Notify,
+}
+
+/// A call that came.
+pub(crate) struct Call {
+    method: String,
+    volume: String,
+    at: Instant,
 }
 
 /// How a call fails.
@@ -138,8 +75,26 @@ pub(crate) enum FaultKind {
     DoneBut(Code),
     /// No answer.
     Hang,
+    /// Done after this time.
+    Slow(Duration),
+    /// The driver dies, before or after the work.
+    Crash { done: bool },
+    /// Answered with OK, but not what it should be.
+    Lie(Lie),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lie {
     /// A volume smaller than asked for.
     Small,
+    /// An answer with nothing in it.
+    Empty,
+    /// The id of somebody else's volume or snapshot.
+    Another,
+    /// Nothing was done.
+    Idle,
+    /// A list that never ends.
+    Endless,
 }
 
 impl Storage {
@@ -147,8 +102,24 @@ impl Storage {
         self.faults.lock().unwrap().push(Fault { method, volume: volume.to_owned(), kind, times });
     }
 
+    /// Everything works again, and what hangs is answered.
+    pub(crate) fn lift_faults(&self) {
+        self.faults.lock().unwrap().clear();
+        self.lifted.notify_waiters();
+    }
+
     pub(crate) fn count(&self, method: &str) -> usize {
-        self.calls.lock().unwrap().iter().filter(|(called, _)| called == method).count()
+        self.calls.lock().unwrap().iter().filter(|call| call.method == method).count()
+    }
+
+    /// When calls of a method came for a volume.
+    pub(crate) fn times(&self, method: &str, volume: &str) -> Vec<Instant> {
+        let calls = self.calls.lock().unwrap();
+        calls
+            .iter()
+            .filter(|call| call.method == method && call.volume.contains(volume))
+            .map(|call| call.at)
+            .collect()
     }
 
     fn fault(&self, method: &str, volume: &str) -> Option<FaultKind> {
@@ -165,46 +136,58 @@ impl Storage {
 #[derive(Clone)]
 pub(crate) struct Fake {
     storage: Arc<Storage>,
-    power: Power,
 }
 
 impl Fake {
     /// A connection to a driver over `storage`.
     pub(crate) fn driver(storage: &Arc<Storage>, power: &Power) -> Driver {
-        let fake = Self { storage: storage.clone(), power: power.clone() };
-        let routes = Routes::new(IdentityServer::new(fake.clone()))
-            .add_service(ControllerServer::new(fake.clone()))
-            .add_service(GroupControllerServer::new(fake));
         Driver::in_process(berth_csi::in_process(
-            routes,
+            power.calls(Self::routes(storage)),
             &CallLayer::new(Metrics::unregistered(DRIVER), None),
         ))
     }
 
-    /// One call: counts, fails as told, does its work.
+    /// The services of a driver over `storage`.
+    pub(crate) fn routes(storage: &Arc<Storage>) -> Routes {
+        let fake = Self { storage: storage.clone() };
+        Routes::new(IdentityServer::new(fake.clone()))
+            .add_service(ControllerServer::new(fake.clone()))
+            .add_service(GroupControllerServer::new(fake))
+    }
+
+    /// One call: counts, fails as told, does its work, or what a lie calls its work.
     async fn call<T>(
         &self,
         method: &str,
         volume: &str,
-        work: impl FnOnce(bool) -> T,
+        work: impl FnOnce(Option<Lie>) -> T,
     ) -> Result<Response<T>, Status> {
-        let off = || Status::unavailable("the power is off");
-        let unheard = self.power.step().map_err(|()| off())?;
-        self.storage.calls.lock().unwrap().push((method.to_owned(), volume.to_owned()));
-        let fault = self.storage.fault(method, volume);
+        let call = Call { method: method.to_owned(), volume: volume.to_owned(), at: Instant::now() };
+        self.storage.calls.lock().unwrap().push(call);
+        self.storage.called.notify_waiters();
+        let Some(fault) = self.storage.fault(method, volume) else { return Ok(Response::new(work(None))) };
         match fault {
-            Some(FaultKind::Code(code)) => return Err(Status::new(code, "told to")),
-            Some(FaultKind::Hang) => std::future::pending().await,
-            Some(FaultKind::DoneBut(_) | FaultKind::Small) | None => {}
-        }
-        let answer = work(matches!(fault, Some(FaultKind::Small)));
-        if unheard {
-            self.power.shared.off.cancel();
-            return Err(off());
-        }
-        match fault {
-            Some(FaultKind::DoneBut(code)) => Err(Status::new(code, "told to, after the work")),
-            _ => Ok(Response::new(answer)),
+            FaultKind::Code(code) => Err(Status::new(code, "told to")),
+            FaultKind::DoneBut(code) => {
+                work(None);
+                Err(Status::new(code, "told to, after the work"))
+            }
+            FaultKind::Hang => {
+                self.storage.lifted.notified().await;
+                Err(Status::deadline_exceeded("it hung"))
+            }
+            FaultKind::Slow(pause) => {
+                tokio::time::sleep(pause).await;
+                Ok(Response::new(work(None)))
+            }
+            FaultKind::Crash { done } => {
+                if done {
+                    work(None);
+                }
+                self.storage.crashed.notify_waiters();
+                std::future::pending().await
+            }
+            FaultKind::Lie(lie) => Ok(Response::new(work(Some(lie)))),
         }
     }
 }
@@ -250,6 +233,8 @@ impl Controller for Fake {
             ControllerCapability::CloneVolume,
             ControllerCapability::CreateDeleteSnapshot,
             ControllerCapability::ListSnapshots,
+            ControllerCapability::ListVolumes,
+            ControllerCapability::ListVolumesPublishedNodes,
         ];
         let capability = |kind: ControllerCapability| {
             let rpc = controller_service_capability::Rpc { r#type: kind.into() };
@@ -265,17 +250,24 @@ impl Controller for Fake {
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
         let wanted = request.capacity_range.unwrap_or_default().required_bytes;
-        self.call("CreateVolume", &request.name, |small| {
+        self.call("CreateVolume", &request.name, |lie| {
             let mut volumes = self.storage.volumes.lock().unwrap();
-            let bytes =
-                *volumes.entry(request.name.clone()).or_insert(if small { wanted / 2 } else { wanted });
-            let volume = v1::Volume {
-                capacity_bytes: bytes,
-                volume_id: format!("id-{}", request.name),
-                content_source: request.volume_content_source.clone(),
-                ..v1::Volume::default()
-            };
-            v1::CreateVolumeResponse { volume: Some(volume) }
+            if lie == Some(Lie::Another) {
+                let part = self.storage.taken_for_others.lock().unwrap();
+                let (name, bytes) = volumes.iter().find(|(name, _)| name.contains(part.as_str())).unwrap();
+                return created(name, *bytes, None);
+            }
+            if lie == Some(Lie::Idle) {
+                return created(&request.name, wanted, None);
+            }
+            let bytes = if lie == Some(Lie::Small) { wanted / 2 } else { wanted };
+            let bytes = *volumes.entry(request.name.clone()).or_insert(bytes);
+            let mut attributes = self.storage.attributes.lock().unwrap();
+            attributes.entry(request.name.clone()).or_insert(request.mutable_parameters);
+            if lie == Some(Lie::Empty) {
+                return v1::CreateVolumeResponse::default();
+            }
+            created(&request.name, bytes, request.volume_content_source)
         })
         .await
     }
@@ -288,8 +280,11 @@ impl Controller for Fake {
         if self.storage.attached.lock().unwrap().iter().any(|(volume, _)| *volume == id) {
             return Err(Status::failed_precondition("attached"));
         }
-        self.call("DeleteVolume", &id, |_| {
-            self.storage.volumes.lock().unwrap().remove(id.trim_start_matches("id-"));
+        self.call("DeleteVolume", &id, |lie| {
+            if lie != Some(Lie::Idle) {
+                self.storage.volumes.lock().unwrap().remove(id.trim_start_matches("id-"));
+                self.storage.attributes.lock().unwrap().remove(id.trim_start_matches("id-"));
+            }
             v1::DeleteVolumeResponse {}
         })
         .await
@@ -300,12 +295,11 @@ impl Controller for Fake {
         request: Request<v1::ControllerPublishVolumeRequest>,
     ) -> Result<Response<v1::ControllerPublishVolumeResponse>, Status> {
         let request = request.into_inner();
-        self.call("ControllerPublishVolume", &request.volume_id, |_| {
-            self.storage
-                .attached
-                .lock()
-                .unwrap()
-                .insert((request.volume_id.clone(), request.node_id.clone()));
+        self.call("ControllerPublishVolume", &request.volume_id, |lie| {
+            if lie != Some(Lie::Idle) {
+                let place = (request.volume_id.clone(), request.node_id.clone());
+                self.storage.attached.lock().unwrap().insert(place);
+            }
             v1::ControllerPublishVolumeResponse::default()
         })
         .await
@@ -333,13 +327,41 @@ impl Controller for Fake {
     ) -> Result<Response<v1::ControllerExpandVolumeResponse>, Status> {
         let request = request.into_inner();
         let bytes = request.capacity_range.unwrap_or_default().required_bytes;
-        self.call("ControllerExpandVolume", &request.volume_id, |_| {
-            self.storage
-                .volumes
-                .lock()
-                .unwrap()
-                .insert(request.volume_id.trim_start_matches("id-").to_owned(), bytes);
+        self.call("ControllerExpandVolume", &request.volume_id, |lie| {
+            let name = request.volume_id.trim_start_matches("id-").to_owned();
+            let bytes = if lie == Some(Lie::Small) { bytes / 2 } else { bytes };
+            if lie.is_none() {
+                self.storage.volumes.lock().unwrap().insert(name, bytes);
+            }
             v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: false }
+        })
+        .await
+    }
+
+    async fn controller_modify_volume(
+        &self,
+        request: Request<v1::ControllerModifyVolumeRequest>,
+    ) -> Result<Response<v1::ControllerModifyVolumeResponse>, Status> {
+        let request = request.into_inner();
+        self.call("ControllerModifyVolume", &request.volume_id, |_| {
+            let name = request.volume_id.trim_start_matches("id-").to_owned();
+            self.storage.attributes.lock().unwrap().insert(name, request.mutable_parameters.clone());
+            v1::ControllerModifyVolumeResponse {}
+        })
+        .await
+    }
+
+    async fn list_volumes(
+        &self,
+        _: Request<v1::ListVolumesRequest>,
+    ) -> Result<Response<v1::ListVolumesResponse>, Status> {
+        self.call("ListVolumes", "", |lie| {
+            let unlisted = self.storage.unlisted.lock().unwrap();
+            let volumes = self.storage.volumes.lock().unwrap();
+            let listed = volumes.iter().filter(|(name, _)| !unlisted.iter().any(|part| name.contains(part)));
+            let entries = listed.map(|(name, bytes)| self.listed(name, *bytes)).collect();
+            let next_token = if lie == Some(Lie::Endless) { "more".to_owned() } else { String::new() };
+            v1::ListVolumesResponse { entries, next_token }
         })
         .await
     }
@@ -364,4 +386,27 @@ impl Controller for Fake {
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
         self.show_snapshot(request.into_inner()).await
     }
+}
+
+impl Fake {
+    fn listed(&self, name: &str, bytes: i64) -> v1::list_volumes_response::Entry {
+        let attached = self.storage.attached.lock().unwrap();
+        let id = format!("id-{name}");
+        let nodes = attached.iter().filter(|(volume, _)| *volume == id).map(|(_, node)| node.clone());
+        let status = v1::list_volumes_response::VolumeStatus {
+            published_node_ids: nodes.collect(),
+            ..v1::list_volumes_response::VolumeStatus::default()
+        };
+        v1::list_volumes_response::Entry { volume: created(name, bytes, None).volume, status: Some(status) }
+    }
+}
+
+fn created(name: &str, bytes: i64, source: Option<v1::VolumeContentSource>) -> v1::CreateVolumeResponse {
+    let volume = v1::Volume {
+        capacity_bytes: bytes,
+        volume_id: format!("id-{name}"),
+        content_source: source,
+        ..v1::Volume::default()
+    };
+    v1::CreateVolumeResponse { volume: Some(volume) }
 }

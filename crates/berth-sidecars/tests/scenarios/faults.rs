@@ -1,4 +1,4 @@
-//! A driver that refuses, hangs and lies; and death at every step, after which nothing may be left or missing.
+//! A driver that refuses, hangs and loses answers, and objects that go before their time.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,8 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::bench::{Components, Server, patch};
-use crate::fake::{Fake, FaultKind, Power, Storage};
+use crate::fake::{Fake, FaultKind, Lie, Storage};
+use crate::power::Power;
 
 const MARK: &str = "creating.berth.dev/local.berth.dev";
 
@@ -40,119 +41,6 @@ pub(crate) async fn settled(server: &Server, claim: &PersistentVolumeClaim) -> P
     let unmarked = |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| !is_marked(claim));
     server.wait(server.claims(), &claim.name_any(), "unmarked", unmarked).await;
     volume
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn death_at_any_step_of_provisioning_leaves_a_bound_volume_or_none() {
-    for (done, delete) in [(false, false), (true, false), (false, true), (true, true)] {
-        for last in 1.. {
-            let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
-            server.class("fast", json!({})).await;
-            let claim = server.claim("data", "fast", json!({})).await;
-            let power = Power::until(last, done);
-            let components =
-                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-            tokio::select! {
-                () = power.off() => {}
-                _ = settled(&server, &claim) => {}
-            }
-            let died = power.is_off();
-            drop(components);
-            if delete {
-                server.claims().delete("data", &DeleteParams::default()).await.unwrap();
-                unprotect(&server, "data").await;
-            }
-            let power = Power::on();
-            let components =
-                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-            let at = format!("step {last}, done {done}, deleted {delete}");
-            if delete {
-                let gone = |claim: Option<&PersistentVolumeClaim>| claim.is_none();
-                server.wait(server.claims(), "data", "gone", gone).await;
-                let name = format!("pvc-{}", claim.uid().unwrap());
-                if server.api::<PersistentVolume>().get_opt(&name).await.unwrap().is_some() {
-                    server.release(&name).await;
-                    server
-                        .wait(server.api(), &name, "gone", |volume: Option<&PersistentVolume>| {
-                            volume.is_none()
-                        })
-                        .await;
-                }
-                assert!(storage.volumes.lock().unwrap().is_empty(), "a volume without an owner: {at}");
-            } else {
-                settled(&server, &claim).await;
-                assert_eq!(storage.volumes.lock().unwrap().len(), 1, "{at}");
-            }
-            components.stop().await;
-            if !died {
-                assert!(last > 3, "mark, create, save and unmark are steps");
-                break;
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn death_at_any_step_of_attaching_growing_and_deleting_leaves_nothing() {
-    for done in [false, true] {
-        for last in 1.. {
-            let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
-            server.class("fast", json!({ "allowVolumeExpansion": true })).await;
-            let claim = server.claim("data", "fast", json!({})).await;
-            let on = Power::on();
-            let first = Components::start(&on.client(server.server.clone()), &Fake::driver(&storage, &on));
-            let volume = settled(&server, &claim).await.name_any();
-            first.stop().await;
-            server.bind("data").await;
-
-            let power = Power::until(last, done);
-            let doomed =
-                Components::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-            let script = async {
-                server.attachment("at", &volume).await;
-                let attached = |object: Option<&VolumeAttachment>| {
-                    object.and_then(|object| object.status.as_ref()).is_some_and(|status| status.attached)
-                };
-                server.wait(server.api(), "at", "attached", attached).await;
-                let more = json!({ "spec": { "resources": { "requests": { "storage": "32Mi" } } } });
-                patch(&server.claims(), "data", more).await;
-                let grown = |claim: Option<&PersistentVolumeClaim>| {
-                    let status = claim.and_then(|claim| claim.status.as_ref());
-                    let size = status.and_then(|status| status.capacity.as_ref()?.get("storage"));
-                    size.is_some_and(|size| size.0 == "32Mi")
-                };
-                server.wait(server.claims(), "data", "grown", grown).await;
-                server.claims().delete("data", &DeleteParams::default()).await.unwrap();
-                unprotect(&server, "data").await;
-                server.release(&volume).await;
-                server.api::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
-                server
-                    .wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none())
-                    .await;
-                server
-                    .wait(server.api(), &volume, "gone", |object: Option<&PersistentVolume>| object.is_none())
-                    .await;
-            };
-            let next = Power::on();
-            let successor = async {
-                power.off().await;
-                drop(doomed);
-                let driver = Fake::driver(&storage, &next);
-                let components = Components::start(&next.client(server.server.clone()), &driver);
-                std::future::pending::<()>().await;
-                drop(components);
-            };
-            tokio::select! {
-                () = script => {}
-                () = successor => {}
-            }
-            assert!(storage.volumes.lock().unwrap().is_empty(), "step {last}, done {done}");
-            assert!(storage.attached.lock().unwrap().is_empty(), "step {last}, done {done}");
-            if !power.is_off() {
-                break;
-            }
-        }
-    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -224,7 +112,7 @@ async fn a_refusal_is_told_and_leaves_no_mark_and_a_volume_that_is_too_small_is_
     let power = Power::on();
     let components = Components::start(&server.client, &Fake::driver(&storage, &power));
     storage.fail("CreateVolume", "", FaultKind::Code(Code::OutOfRange), 1);
-    storage.fail("CreateVolume", "", FaultKind::Small, 1);
+    storage.fail("CreateVolume", "", FaultKind::Lie(Lie::Small), 1);
     let claim = server.claim("data", "fast", json!({})).await;
     let told = server.event("ProvisioningFailed", "code = OutOfRange").await;
     assert!(told.starts_with("failed to provision volume with StorageClass \"fast\": rpc error: "), "{told}");

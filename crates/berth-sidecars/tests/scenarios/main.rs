@@ -2,14 +2,20 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
+mod acts;
 mod bench;
 mod capacity;
+mod crash;
 mod fake;
 mod faults;
 mod local;
+mod misbehaviour;
 mod nodes;
+mod power;
 mod registration;
 mod snapshot_bench;
 mod snapshot_faults;
 mod snapshots;
+mod socket;
 mod sources;
+mod world;

@@ -9,7 +9,8 @@ use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use serde_json::json;
 
 use crate::bench::{Components, DRIVER, Server};
-use crate::fake::{Fake, Power, Storage};
+use crate::fake::{Fake, Storage};
+use crate::power::Power;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attachment_goes_on_as_soon_as_its_node_knows_the_driver() {

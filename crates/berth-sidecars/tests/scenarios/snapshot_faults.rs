@@ -1,10 +1,9 @@
-//! Snapshots with a driver that refuses, hangs, is slow and loses answers; and death at every step, after which no
-//! snapshot may be left or missing.
+//! Snapshots with a driver that refuses, hangs, is slow, loses answers and takes one for another.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_sidecars::snapshots::{VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent};
+use berth_sidecars::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, PostParams};
 use kube::{Resource as _, ResourceExt as _};
@@ -12,12 +11,13 @@ use serde_json::json;
 use tonic::Code;
 
 use crate::bench::{Server, patch};
-use crate::fake::{Fake, FaultKind, Power, Storage};
+use crate::fake::{Fake, FaultKind, Lie, Storage};
+use crate::power::Power;
 use crate::snapshot_bench::{Running, gone};
 
 const MARK: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
 
-const CODES: [Code; 16] = [
+pub(crate) const CODES: [Code; 16] = [
     Code::Cancelled,
     Code::Unknown,
     Code::InvalidArgument,
@@ -151,117 +151,6 @@ async fn what_is_settled_is_not_written_again_by_a_successor() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn death_at_any_step_of_a_snapshots_life_leaves_nothing_and_loses_nothing() {
-    for done in [false, true] {
-        for last in 1.. {
-            let (server, storage) = bench().await;
-            let power = Power::until(last, done);
-            let doomed =
-                Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-            let script = async {
-                server.snapshot("snap", "data").await;
-                server.ready("snap").await;
-                assert_eq!(storage.snapshots.lock().unwrap().len(), 1, "step {last}, done {done}");
-                delete(&server, "snap").await;
-            };
-            let next = Power::on();
-            let successor = async {
-                power.off().await;
-                drop(doomed);
-                let _next =
-                    Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
-                std::future::pending::<()>().await;
-            };
-            tokio::select! {
-                () = script => {}
-                () = successor => {}
-            }
-            assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}, done {done}");
-            assert!(server.contents().await.is_empty(), "step {last}, done {done}");
-            if !power.is_off() {
-                assert!(last > 8, "the steps are counted");
-                break;
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn death_at_any_step_with_the_snapshot_deleted_meanwhile_leaves_nothing() {
-    for done in [false, true] {
-        for last in 1.. {
-            let (server, storage) = bench().await;
-            let power = Power::until(last, done);
-            let doomed =
-                Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-            server.snapshot("snap", "data").await;
-            tokio::select! {
-                () = power.off() => {}
-                _ = server.ready("snap") => {}
-            }
-            let died = power.is_off();
-            drop(doomed);
-            server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
-            let next = Power::on();
-            let running = Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
-            server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-            running.stop().await;
-            assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}, done {done}");
-            assert!(server.contents().await.is_empty(), "step {last}, done {done}");
-            if !died {
-                break;
-            }
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn death_at_any_step_of_a_groups_life_leaves_nothing_and_loses_nothing() {
-    for last in 1.. {
-        let done = last % 2 == 0;
-        let (server, storage) = bench().await;
-        server.made_claim("more").await;
-        let power = Power::until(last, done);
-        let doomed = Running::start(&power.client(server.server.clone()), &Fake::driver(&storage, &power));
-        let script = async {
-            server
-                .group("all", json!({ "source": { "selector": { "matchLabels": { "app": "db" } } } }))
-                .await;
-            server.group_ready("all").await;
-            let members = server.snapshots().list(&kube::api::ListParams::default()).await.unwrap().items;
-            assert_eq!(members.len(), 2, "step {last}");
-            for member in &members {
-                server.ready(&member.name_any()).await;
-            }
-            server.groups().delete("all", &DeleteParams::default()).await.unwrap();
-            server.wait(server.groups(), "all", "gone", gone::<VolumeGroupSnapshot>).await;
-            for member in &members {
-                server.wait(server.snapshots(), &member.name_any(), "gone", gone::<VolumeSnapshot>).await;
-            }
-        };
-        let next = Power::on();
-        let successor = async {
-            power.off().await;
-            drop(doomed);
-            let _next = Running::start(&next.client(server.server.clone()), &Fake::driver(&storage, &next));
-            std::future::pending::<()>().await;
-        };
-        tokio::select! {
-            () = script => {}
-            () = successor => {}
-        }
-        assert!(storage.snapshots.lock().unwrap().is_empty(), "step {last}");
-        assert!(
-            server.contents().await.is_empty() && server.group_contents().await.is_empty(),
-            "step {last}"
-        );
-        if !power.is_off() {
-            break;
-        }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
     let (server, storage) = bench().await;
     let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
@@ -377,4 +266,26 @@ async fn a_given_handle_that_the_driver_does_not_know_is_told() {
     let orphan = server.api::<VolumeSnapshotContent>().get("orphan").await.unwrap();
     assert_eq!(orphan.metadata.deletion_timestamp, None);
     assert_eq!(storage.count("DeleteSnapshot"), 0);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
+    let (server, storage) = bench().await;
+    for name in ["one", "two"] {
+        storage.snapshots.lock().unwrap().insert(name.to_owned(), "id-data".to_owned());
+    }
+    storage.fail("ListSnapshots", "id-two", FaultKind::Lie(Lie::Another), u32::MAX);
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let back = json!({ "name": "snap", "namespace": "default" });
+    let spec = json!({ "source": { "snapshotHandle": "id-two" }, "volumeSnapshotRef": back });
+    server.content("given", spec).await;
+    server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
+    let told = "can not find snapshot for snapshotID id-two";
+    server.event("SnapshotContentCheckandUpdateFailed", told).await;
+    storage.lift_faults();
+    server.ready("snap").await;
+    delete(&server, "snap").await;
+    let left: Vec<String> = storage.snapshots.lock().unwrap().keys().cloned().collect();
+    assert_eq!(left, ["one"], "the other one's snapshot is nobody's to delete");
+    running.stop().await;
 }

@@ -12,8 +12,9 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::bench::{Components, Server, local_driver, patch, patch_status};
-use crate::fake::{Fake, FaultKind, Power, Storage};
+use crate::fake::{Fake, FaultKind, Storage};
 use crate::faults::{settled, unprotect};
+use crate::power::Power;
 use crate::snapshot_bench::{Running, from_snapshot, gone};
 
 const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";

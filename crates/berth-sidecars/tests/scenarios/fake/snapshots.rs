@@ -5,7 +5,7 @@ use berth_csi::v1::{self, group_controller_service_capability};
 use berth_sidecars::driver::GroupCapability;
 use tonic::{Request, Response, Status};
 
-use super::{Fake, Storage};
+use super::{Fake, Lie, Storage};
 
 impl Storage {
     /// Whether this answer says ready.
@@ -34,7 +34,16 @@ impl Fake {
         request: v1::CreateSnapshotRequest,
     ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
         self.storage.secrets.lock().unwrap().push(request.secrets.clone());
-        self.call("CreateSnapshot", &request.name, |_| {
+        self.call("CreateSnapshot", &request.name, |lie| {
+            if lie == Some(Lie::Empty) {
+                return v1::CreateSnapshotResponse::default();
+            }
+            if lie == Some(Lie::Another) {
+                let part = self.storage.taken_for_others.lock().unwrap();
+                let all = self.storage.snapshots.lock().unwrap().clone();
+                let (other, _) = all.iter().find(|(_, volume)| volume.contains(part.as_str())).unwrap();
+                return v1::CreateSnapshotResponse { snapshot: self.storage.snapshot(other, true) };
+            }
             self.storage
                 .snapshots
                 .lock()
@@ -62,9 +71,13 @@ impl Fake {
         &self,
         request: v1::ListSnapshotsRequest,
     ) -> Result<Response<v1::ListSnapshotsResponse>, Status> {
-        self.call("ListSnapshots", &request.snapshot_id, |_| {
-            let name = request.snapshot_id.trim_start_matches("id-");
-            let found = self.storage.snapshot(name, self.storage.is_ready());
+        self.call("ListSnapshots", &request.snapshot_id, |lie| {
+            let mut name = request.snapshot_id.trim_start_matches("id-").to_owned();
+            if lie == Some(Lie::Another) {
+                let all = self.storage.snapshots.lock().unwrap();
+                name = all.keys().find(|other| **other != name).cloned().unwrap_or_default();
+            }
+            let found = self.storage.snapshot(&name, self.storage.is_ready());
             let entries = found
                 .into_iter()
                 .map(|snapshot| v1::list_snapshots_response::Entry { snapshot: Some(snapshot) })
@@ -100,7 +113,7 @@ impl GroupController for Fake {
         request: Request<v1::CreateVolumeGroupSnapshotRequest>,
     ) -> Result<Response<v1::CreateVolumeGroupSnapshotResponse>, Status> {
         let request = request.into_inner();
-        self.call("CreateVolumeGroupSnapshot", &request.name, |_| {
+        self.call("CreateVolumeGroupSnapshot", &request.name, |lie| {
             for (number, volume) in request.source_volume_ids.iter().enumerate() {
                 let member = format!("{}/{number}", request.name);
                 self.storage.snapshots.lock().unwrap().insert(member, volume.clone());
@@ -112,7 +125,8 @@ impl GroupController for Fake {
                 ready_to_use,
                 ..v1::VolumeGroupSnapshot::default()
             };
-            v1::CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group) }
+            let group_snapshot = (lie != Some(Lie::Empty)).then_some(group);
+            v1::CreateVolumeGroupSnapshotResponse { group_snapshot }
         })
         .await
     }
