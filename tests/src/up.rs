@@ -17,7 +17,7 @@ use crate::{driver, machine};
 
 pub mod churn;
 pub mod faulty;
-mod kubectl;
+pub mod kubectl;
 mod leftovers;
 
 pub use leftovers::Leftovers;

@@ -104,7 +104,7 @@ impl Machine {
 }
 
 /// kubectl from PATH, or the one that was built for the tests.
-fn program() -> std::path::PathBuf {
+pub fn program() -> std::path::PathBuf {
     let home = std::env::var_os("HOME").unwrap_or_default();
     let built = std::env::var_os("KUBE_BIN")
         .map_or_else(|| std::path::Path::new(&home).join(".cache/kube-testbed/bin"), Into::into)
