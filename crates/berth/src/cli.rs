@@ -51,7 +51,7 @@ enum Command {
     #[command(subcommand, arg_required_else_help = true)]
     Controller(ControllerOf),
 
-    /// Run a CSI driver and tell the node of it.
+    /// Run a CSI driver and tell the node of it; where no controller runs, with a provisioner (--node-deployment).
     #[command(subcommand, arg_required_else_help = true)]
     Node(NodeOf),
 
@@ -126,6 +126,8 @@ struct LocalNode {
     driver: driver::local::Args,
     #[command(flatten)]
     registration: Registration,
+    #[command(flatten)]
+    sidecars: Sidecars,
 }
 
 #[derive(Debug, Subcommand)]
@@ -148,7 +150,7 @@ impl Cli {
                 driver::local::run(args.driver, Beside::controller(args.sidecars, args.registration)).await
             }
             Command::Node(NodeOf::Local(args)) => {
-                driver::local::run(args.driver, Beside::node(args.registration)).await
+                driver::local::run(args.driver, Beside::node(args.sidecars, args.registration)?).await
             }
             Command::Apiserver(args) => apiserver::run(args).await,
             Command::Sidecars(args) => sidecars::run(*args).await,

@@ -12,6 +12,7 @@ mod go;
 pub(crate) mod liveness;
 mod monitoring;
 mod options;
+mod provisioning;
 pub(crate) mod registrar;
 pub(crate) mod replica;
 mod together;
@@ -51,7 +52,7 @@ pub(crate) struct Args {
 /// Runs until SIGTERM.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     args.klog.start();
-    args.together.components()?;
+    args.together.components(&args.kube, &args.election)?;
     let address = args.http.address()?;
     let stop = stop_on_signal()?;
     let mut registry = Registry::default();
@@ -73,7 +74,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         () = stop.cancelled() => return Ok(()),
         identity = driver.ready() => identity,
     };
-    replica.run(args.together.groups(&identity)?, Some(driver), &stop).await
+    let groups = args.together.groups(&identity, &args.kube, &args.election)?;
+    replica.run(groups, Some(driver), &stop).await
 }
 
 /// A token that SIGTERM and SIGINT cancel.

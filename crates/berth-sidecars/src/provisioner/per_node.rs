@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use berth_csi::v1::GetCapacityRequest;
-use berth_kube::Next;
+use berth_kube::{Next, selectors};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -21,7 +21,7 @@ use kube::ResourceExt as _;
 use tokio::time::Instant;
 
 use super::capacity::Room;
-use super::topology::{self, Segment};
+use super::topology::Segment;
 use super::{CONFLICT_PAUSE, Provisioner, request};
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
@@ -132,7 +132,8 @@ impl Here {
     pub(super) fn reaches(&self, volume: &PersistentVolume) -> bool {
         let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
         match (affinity, &self.segment) {
-            (Some(affinity), Some(segment)) => topology::chooses(affinity, segment),
+            // Nothing but the place is known of the node, so a field of it never matches.
+            (Some(affinity), Some(segment)) => selectors::node_selector(affinity, "", segment),
             _ => true,
         }
     }

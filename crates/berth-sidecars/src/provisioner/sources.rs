@@ -10,6 +10,8 @@ use std::time::Duration;
 use berth_csi::v1::{VolumeContentSource, volume_content_source};
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::Api;
+use kube::api::ListParams;
 
 use super::source::{self, Source};
 use super::{Provisioner, claim, matters, request, settled};
@@ -124,7 +126,7 @@ impl Provisioner {
 
     /// Whether a claim that waits has no volume yet, or may have another in the making. One that is not granted the
     /// source must not keep other people's objects.
-    async fn needs_source(&self, claim: &PersistentVolumeClaim) -> bool {
+    pub(super) async fn needs_source(&self, claim: &PersistentVolumeClaim) -> bool {
         let name = request::volume_name(claim, &self.options);
         let waits = claim::is_begun(claim) || !name.is_ok_and(|name| self.volumes.named(&name).is_some());
         waits
@@ -208,6 +210,14 @@ impl Provisioner {
         if !identity.can(ControllerCapability::CreateDeleteSnapshot)
             || !served::wait(&self.cluster, served::SNAPSHOTS, "provisioner", KINDS).await
         {
+            return;
+        }
+        let all: Api<VolumeSnapshot> = Api::all(self.cluster.client().clone());
+        let one = all.list_metadata(&ListParams::default().limit(1)).await;
+        if matches!(one, Err(kube::Error::Api(status)) if status.code == 403) {
+            tracing::warn!(
+                "not allowed to list VolumeSnapshots: a protection that a crash leaves on one stays there"
+            );
             return;
         }
         let (sources, waiting) = (self.source_queue.clone(), self.claim_queue.clone());

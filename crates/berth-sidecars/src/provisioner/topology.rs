@@ -120,26 +120,6 @@ pub(super) fn affinity(places: &[Topology]) -> Option<VolumeNodeAffinity> {
         .then_some(VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: terms }) })
 }
 
-/// Whether a selector of nodes chooses one at this place; as nothing but the place is known, a field never matches.
-pub(super) fn chooses(selector: &NodeSelector, segment: &Segment) -> bool {
-    let matches = |asked: &NodeSelectorRequirement| {
-        let value = segment.get(&asked.key);
-        let values = asked.values.as_deref().unwrap_or_default();
-        match asked.operator.as_str() {
-            "In" => value.is_some_and(|value| values.contains(value)),
-            "NotIn" => value.is_none_or(|value| !values.contains(value)),
-            "Exists" => value.is_some(),
-            "DoesNotExist" => value.is_none(),
-            _ => false,
-        }
-    };
-    selector.node_selector_terms.iter().any(|term| {
-        let expressions = term.match_expressions.as_deref().unwrap_or_default();
-        let fields = term.match_fields.as_deref().unwrap_or_default();
-        fields.is_empty() && !expressions.is_empty() && expressions.iter().all(matches)
-    })
-}
-
 fn csi(terms: Vec<Segment>) -> Vec<Topology> {
     terms.into_iter().map(|segments| Topology { segments }).collect()
 }

@@ -10,9 +10,9 @@ use super::component::Component;
 use super::flags::{Connection, Election, Http, Klog, Kube};
 use super::monitoring::Monitoring;
 use super::options::{
-    Attaching, Capacity, Conversion, Filesystem, Metadata, PerNode, Provisioning, Resizing, Snapshotting,
-    Work, snapshot_controller,
+    Attaching, Conversion, Filesystem, Metadata, Resizing, Snapshotting, Work, snapshot_controller,
 };
+use super::provisioning::{Provisioning, Surroundings, completed};
 use super::replica::{self, Group, Health, Replica};
 use super::{go, stop_on_signal};
 use crate::http::Site;
@@ -47,31 +47,21 @@ pub(crate) struct Provisioner {
     #[command(flatten)]
     conversion: Conversion,
     #[command(flatten)]
-    per_node: PerNode,
-    #[command(flatten)]
-    capacity: Capacity,
-    #[command(flatten)]
     provisioning: Provisioning,
 }
 
 impl Provisioner {
-    fn component(&self) -> anyhow::Result<Component> {
-        self.per_node.check()?;
-        self.capacity.check()?;
-        let options = self.provisioning.options(
-            &self.common.work,
-            &self.filesystem,
-            &self.metadata,
-            &self.conversion,
-            &replica::host_name()?,
-        )?;
-        Ok(Component::Provisioner(options))
+    fn component(&self, surroundings: &Surroundings) -> anyhow::Result<Component> {
+        let common = &self.common;
+        let options = self.provisioning.options(&common.kube, &common.election, surroundings)?;
+        completed(options, &common.work, &self.filesystem, &self.metadata, &self.conversion)
+            .map(Component::Provisioner)
     }
 
     /// Runs until SIGTERM.
     pub(crate) async fn run(self) -> anyhow::Result<()> {
         self.common.klog.start();
-        alone(self.component()?, Some(&self.connection), &self.common).await
+        alone(self.component(&Surroundings::read()?)?, Some(&self.connection), &self.common).await
     }
 }
 

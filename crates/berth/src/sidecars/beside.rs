@@ -55,9 +55,14 @@ impl Beside {
         Self { sidecars: Some(sidecars), registration: Some(registration), always_registered: false }
     }
 
-    /// Nothing but that the node learns of the driver.
-    pub(crate) fn node(registration: Registration) -> Self {
-        Self { sidecars: None, registration: Some(registration), always_registered: true }
+    /// The node learns of the driver; and, if so asked, the sidecars that can run on every node.
+    pub(crate) fn node(sidecars: Sidecars, registration: Registration) -> anyhow::Result<Self> {
+        let per_node = sidecars.together.is_per_node();
+        if !per_node && sidecars.together.tells_capacity() {
+            bail!("--enable-capacity has no effect on a node without --node-deployment; give both, or none");
+        }
+        let sidecars = per_node.then_some(sidecars);
+        Ok(Self { sidecars, registration: Some(registration), always_registered: true })
     }
 
     /// Whether there is nothing at all.
@@ -101,13 +106,14 @@ impl Beside {
 impl Sidecars {
     async fn run(self, driver: Driver, health: Health, stop: &CancellationToken) -> anyhow::Result<()> {
         // A mistake in the flags is told before anything is waited for.
-        self.together.components()?;
+        self.together.components(&self.kube, &self.election)?;
         let replica = Replica::new(&self.kube, &self.election, health).await?;
         let identity = tokio::select! {
             () = stop.cancelled() => return Ok(()),
             identity = driver.ready() => identity,
         };
-        replica.run(self.together.groups(&identity)?, Some(driver), stop).await
+        let groups = self.together.groups(&identity, &self.kube, &self.election)?;
+        replica.run(groups, Some(driver), stop).await
     }
 }
 

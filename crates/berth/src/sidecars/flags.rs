@@ -163,7 +163,6 @@ const ACCEPTED: &[(&str, bool, &str)] = &[
     ("node-list-add-interval", false, NO_RESYNC),
     ("max-grpc-log-length", false, "a call is logged in one line, without its messages"),
     ("cloning-protection-threads", false, NO_POOL),
-    ("capacity-threads", false, NO_POOL),
     ("snapshot-orphan-sweep-interval", false, NO_RESYNC),
     ("retry-crd-interval-max", false, "missing kinds are waited for"),
     ("connection-timeout", false, DEPRECATED),

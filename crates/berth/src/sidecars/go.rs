@@ -95,13 +95,16 @@ pub(crate) fn labels(text: &str) -> Result<Labels, String> {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Gates(pub(crate) BTreeMap<String, bool>);
 
-/// What the gates of the upstream components come to here: none can be switched.
+/// The gate that can be switched.
+const CROSS_NAMESPACE: &str = "CrossNamespaceVolumeDataSource";
+/// All that are in their first stage, of which it is the only one here.
+const ALL_ALPHA: &str = "AllAlpha";
+
+/// What the other gates of the upstream components come to here: none can be switched.
 const GATES: &[(&str, bool, &str)] = &[
-    ("AllAlpha", false, "there are no features to switch"),
     ("AllBeta", false, "there are no features to switch"),
     ("AnnotateFsResize", true, "volumes are always annotated"),
     ("CSIVolumeGroupSnapshot", true, "groups are served if the cluster and the driver know them"),
-    ("CrossNamespaceVolumeDataSource", false, "sources in other namespaces are refused"),
     ("MutableCSINodeAllocatableCount", true, "error codes of attaching are always told"),
     ("RecoverVolumeExpansionFailure", true, "recovery is always on"),
     ("ReleaseLeaderElectionOnExit", true, "the lease is always released"),
@@ -114,7 +117,8 @@ pub(crate) fn gates(text: &str) -> Result<Gates, String> {
     let pairs = text.split(',').map(str::trim).filter(|pair| !pair.is_empty()).map(|pair| {
         let (name, value) =
             pair.split_once('=').ok_or_else(|| format!("{pair:?} misses its value; write {pair}=true"))?;
-        if !GATES.iter().any(|(known, ..)| *known == name) {
+        let mut known = GATES.iter().map(|(known, ..)| *known).chain([CROSS_NAMESPACE, ALL_ALPHA]);
+        if !known.any(|known| known == name) {
             return Err(format!("there is no feature gate {name:?}"));
         }
         Ok((name.to_owned(), switch(value).map_err(|why| format!("{name}: {why}"))?))
@@ -123,6 +127,11 @@ pub(crate) fn gates(text: &str) -> Result<Gates, String> {
 }
 
 impl Gates {
+    /// Whether claims may be made from sources in other namespaces, which grant it.
+    pub(crate) fn cross_namespace_sources(&self) -> bool {
+        self.0.get(CROSS_NAMESPACE).or_else(|| self.0.get(ALL_ALPHA)).copied().unwrap_or_default()
+    }
+
     /// A sentence for each gate that asks for something else than what happens anyway.
     pub(crate) fn without_effect(&self) -> Vec<String> {
         let wanted = self.0.iter().filter_map(|(name, wanted)| {
@@ -189,6 +198,16 @@ mod tests {
         let told = taken.without_effect();
         assert_eq!(told.len(), 1, "{told:?}");
         assert!(told[0].contains("VolumeAttributesClass=false"), "{told:?}");
+        assert!(!taken.cross_namespace_sources());
+        for (text, on) in [
+            ("CrossNamespaceVolumeDataSource=true", true),
+            ("AllAlpha=true", true),
+            ("AllAlpha=true,CrossNamespaceVolumeDataSource=false", false),
+            ("AllAlpha=false", false),
+        ] {
+            let taken = gates(text).unwrap();
+            assert_eq!((taken.cross_namespace_sources(), taken.without_effect().len()), (on, 0), "{text}");
+        }
         assert_eq!(gates("Teleport=true"), Err("there is no feature gate \"Teleport\"".to_owned()));
         assert!(gates("Topology").unwrap_err().contains("Topology=true"));
         assert!(gates("Topology=maybe").unwrap_err().contains("maybe"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use berth_kube::Backoff;
-use berth_sidecars::{attacher, provisioner, resizer, snapshot_controller, snapshotter};
+use berth_sidecars::{attacher, resizer, snapshot_controller, snapshotter};
 use clap::Args;
 
 use super::go;
@@ -30,7 +30,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    fn retry(&self) -> anyhow::Result<Backoff> {
+    pub(crate) fn retry(&self) -> anyhow::Result<Backoff> {
         let (first, longest) = (self.retry_interval_start, self.retry_interval_max);
         if first > longest {
             bail!("--retry-interval-start ({first:?}) is longer than --retry-interval-max ({longest:?})");
@@ -44,7 +44,7 @@ impl Work {
 pub(crate) struct Filesystem {
     /// The filesystem of volumes that name none
     #[arg(long, default_value = "", hide_default_value = true, value_name = "FSTYPE")]
-    default_fstype: String,
+    pub(crate) default_fstype: String,
 }
 
 /// What the driver is told of the objects.
@@ -53,7 +53,7 @@ pub(crate) struct Metadata {
     /// Give the objects' names to the driver as parameters when creating
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    extra_create_metadata: bool,
+    pub(crate) extra_create_metadata: bool,
 }
 
 /// What a restore may do.
@@ -62,137 +62,7 @@ pub(crate) struct Conversion {
     /// Refuse a restore that changes the volume mode, unless the content allows it
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    prevent_volume_mode_conversion: bool,
-}
-
-/// One component per node instead of one per cluster.
-#[derive(Debug, Clone, Default, Args)]
-#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
-pub(crate) struct PerNode {
-    /// Not supported yet
-    #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
-    node_deployment: bool,
-
-    #[arg(long, hide = true, default_value = "true", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
-    node_deployment_immediate_binding: bool,
-
-    #[arg(long, hide = true, default_value = "20s", value_parser = go::duration)]
-    node_deployment_base_delay: Duration,
-
-    #[arg(long, hide = true, default_value = "60s", value_parser = go::duration)]
-    node_deployment_max_delay: Duration,
-}
-
-impl PerNode {
-    /// Refuses what would otherwise be silently missing.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        if self.node_deployment {
-            bail!("--node-deployment is not supported yet; run one instance per cluster");
-        }
-        // Without it these mean nothing.
-        let _ = (
-            self.node_deployment_immediate_binding,
-            self.node_deployment_base_delay,
-            self.node_deployment_max_delay,
-        );
-        Ok(())
-    }
-}
-
-/// CSIStorageCapacity objects.
-#[derive(Debug, Clone, Args)]
-#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
-pub(crate) struct Capacity {
-    /// Not supported yet
-    #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
-    enable_capacity: bool,
-
-    #[arg(long, hide = true, default_value = "1m", value_parser = go::duration)]
-    capacity_poll_interval: Duration,
-
-    #[arg(long, hide = true, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
-    capacity_for_immediate_binding: bool,
-
-    #[arg(long, hide = true, default_value = "1", allow_negative_numbers = true,
-          value_parser = clap::value_parser!(i8).range(-1..=2))]
-    capacity_ownerref_level: i8,
-}
-
-impl Capacity {
-    /// Refuses what would otherwise be silently missing: without capacity objects, pods would wait for ever.
-    pub(crate) fn check(&self) -> anyhow::Result<()> {
-        if self.enable_capacity {
-            bail!(
-                "--enable-capacity is not supported yet; drop it, and set storageCapacity: false in the CSIDriver"
-            );
-        }
-        // Without it these mean nothing.
-        let _ =
-            (self.capacity_poll_interval, self.capacity_for_immediate_binding, self.capacity_ownerref_level);
-        Ok(())
-    }
-}
-
-/// How volumes are made.
-#[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Provisioner")]
-pub(crate) struct Provisioning {
-    /// A volume must be reachable from the selected node's place, not just from one like it
-    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    strict_topology: bool,
-
-    /// Without a selected node, ask for the places that there are in the cluster
-    #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    immediate_topology: bool,
-
-    /// What volumes' names begin with
-    #[arg(long, default_value = "pvc", value_parser = clap::builder::NonEmptyStringValueParser::new(),
-          value_name = "PREFIX")]
-    volume_name_prefix: String,
-
-    /// How much of the claim's UID follows; all of it if -1
-    #[arg(long, default_value = "-1", value_parser = go::uid_length, allow_negative_numbers = true,
-          value_name = "LENGTH")]
-    volume_name_uuid_length: go::UidLength,
-
-    /// Publish volumes with the sole access mode ReadOnlyMany read-only
-    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    controller_publish_readonly: bool,
-}
-
-impl Provisioning {
-    pub(crate) fn options(
-        &self,
-        work: &Work,
-        filesystem: &Filesystem,
-        metadata: &Metadata,
-        conversion: &Conversion,
-        instance: &str,
-    ) -> anyhow::Result<provisioner::Options> {
-        let defaults = provisioner::Options::default();
-        Ok(provisioner::Options {
-            timeout: work.timeout.unwrap_or(defaults.timeout),
-            workers: work.worker_threads.unwrap_or(defaults.workers),
-            retry: work.retry()?,
-            extra_create_metadata: metadata.extra_create_metadata,
-            default_fs_type: filesystem.default_fstype.clone(),
-            strict_topology: self.strict_topology,
-            immediate_topology: self.immediate_topology,
-            volume_name_prefix: self.volume_name_prefix.clone(),
-            volume_name_uuid_length: self.volume_name_uuid_length.0,
-            controller_publish_readonly: self.controller_publish_readonly,
-            prevent_volume_mode_conversion: conversion.prevent_volume_mode_conversion,
-            instance: instance.to_owned(),
-            ..defaults
-        })
-    }
+    pub(crate) prevent_volume_mode_conversion: bool,
 }
 
 /// How volumes are attached.

@@ -1,15 +1,17 @@
 //! The components that one driver needs, chosen and told how to work.
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use berth_sidecars::driver::Identity;
+use berth_sidecars::{resizer, snapshotter};
 use clap::Args;
 
 use super::component::Component;
+use super::flags::{Election, Kube};
 use super::monitoring::Monitoring;
 use super::options::{
-    Attaching, Conversion, Filesystem, Metadata, Provisioning, Resizing, Snapshotting, Work,
-    snapshot_controller,
+    Attaching, Conversion, Filesystem, Metadata, Resizing, Snapshotting, Work, snapshot_controller,
 };
+use super::provisioning::{Provisioning, Surroundings, completed};
 use super::replica::{self, Group, shared_lease};
 
 /// Which components run together, and how.
@@ -58,11 +60,42 @@ enum Which {
 const BY_DEFAULT: [Which; 5] =
     [Which::Provisioner, Which::Attacher, Which::Resizer, Which::Snapshotter, Which::HealthMonitor];
 
+/// Those that can run on every node.
+const PER_NODE: [Which; 3] = [Which::Provisioner, Which::Resizer, Which::Snapshotter];
+
 impl Together {
     /// Says what is wrong with the flags.
-    pub(crate) fn components(&self) -> anyhow::Result<Vec<Component>> {
-        let mut chosen =
-            if self.controllers.is_empty() { BY_DEFAULT.to_vec() } else { self.controllers.clone() };
+    pub(crate) fn components(&self, kube: &Kube, election: &Election) -> anyhow::Result<Vec<Component>> {
+        let surroundings = Surroundings::read()?;
+        if self.is_per_node() {
+            // Whatever runs on every node must know its node, and holds no Lease.
+            self.provisioning.options(kube, election, &surroundings)?;
+        }
+        self.chosen()?.into_iter().map(|which| self.component(which, kube, election, &surroundings)).collect()
+    }
+
+    /// Whether every node has these components of its own.
+    pub(crate) fn is_per_node(&self) -> bool {
+        self.provisioning.is_per_node()
+    }
+
+    /// Whether capacity is to be told.
+    pub(crate) fn tells_capacity(&self) -> bool {
+        self.provisioning.tells_capacity()
+    }
+
+    fn chosen(&self) -> anyhow::Result<Vec<Which>> {
+        let mut chosen = match (self.controllers.as_slice(), self.is_per_node()) {
+            ([], false) => BY_DEFAULT.to_vec(),
+            ([], true) => PER_NODE.to_vec(),
+            (chosen, _) => chosen.to_vec(),
+        };
+        if self.is_per_node() && !chosen.iter().all(|which| PER_NODE.contains(which)) {
+            bail!(
+                "of --controllers only provisioner, resizer and snapshotter can run on every node (--node-deployment); \
+                 run the others once for the cluster"
+            );
+        }
         let mut seen = Vec::new();
         chosen.retain(|which| {
             !seen.contains(which) && {
@@ -70,23 +103,36 @@ impl Together {
                 true
             }
         });
-        chosen.into_iter().map(|which| self.component(which)).collect()
+        Ok(chosen)
     }
 
-    fn component(&self, which: Which) -> anyhow::Result<Component> {
+    fn component(
+        &self,
+        which: Which,
+        kube: &Kube,
+        election: &Election,
+        surroundings: &Surroundings,
+    ) -> anyhow::Result<Component> {
         Ok(match which {
-            Which::Provisioner => Component::Provisioner(self.provisioning.options(
-                &self.work,
-                &self.filesystem,
-                &self.metadata,
-                &self.conversion,
-                &replica::host_name()?,
-            )?),
-            Which::Attacher => Component::Attacher(self.attaching.options(&self.work, &self.filesystem)?),
-            Which::Resizer => Component::Resizer(self.resizing.options(&self.work)?),
-            Which::Snapshotter => {
-                Component::Snapshotter(self.snapshotting.options(&self.work, &self.metadata)?)
+            Which::Provisioner => {
+                let options = self.provisioning.options(kube, election, surroundings)?;
+                Component::Provisioner(completed(
+                    options,
+                    &self.work,
+                    &self.filesystem,
+                    &self.metadata,
+                    &self.conversion,
+                )?)
             }
+            Which::Attacher => Component::Attacher(self.attaching.options(&self.work, &self.filesystem)?),
+            Which::Resizer => Component::Resizer(resizer::Options {
+                per_node: self.is_per_node(),
+                ..self.resizing.options(&self.work)?
+            }),
+            Which::Snapshotter => Component::Snapshotter(snapshotter::Options {
+                node: surroundings.node.clone().filter(|_| self.is_per_node()),
+                ..self.snapshotting.options(&self.work, &self.metadata)?
+            }),
             Which::HealthMonitor => Component::HealthMonitor(self.monitoring.options(&self.work)),
             Which::SnapshotController => {
                 Component::SnapshotController(snapshot_controller(&self.work, &self.conversion, false)?)
@@ -95,9 +141,14 @@ impl Together {
     }
 
     /// What runs beside this driver, under which Leases.
-    pub(crate) fn groups(&self, identity: &Identity) -> anyhow::Result<Vec<Group>> {
+    pub(crate) fn groups(
+        &self,
+        identity: &Identity,
+        kube: &Kube,
+        election: &Election,
+    ) -> anyhow::Result<Vec<Group>> {
         let explicit = !self.controllers.is_empty();
-        let components = replica::needed(self.components()?, identity, explicit)
+        let components = replica::needed(self.components(kube, election)?, identity, explicit)
             .context("change --controllers, or the driver")?;
         let (for_all, own): (Vec<_>, Vec<_>) = components
             .into_iter()

@@ -48,7 +48,7 @@ impl Objects {
             match event {
                 Ok(event) => self.take(event).iter().for_each(|object| changed(object)),
                 Err(error) => {
-                    tracing::warn!(%error, "cannot follow CSIStorageCapacity objects; trying again")
+                    tracing::warn!(%error, "cannot follow CSIStorageCapacity objects; trying again");
                 }
             }
         }

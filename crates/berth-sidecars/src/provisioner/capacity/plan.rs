@@ -71,11 +71,9 @@ impl Frame {
     /// The writes after which there is exactly one object for the place, and it tells of this room.
     pub(super) fn plan(&self, place: &Place, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
         let Some(kept) = kept(there) else { return vec![Write::Create(Box::new(self.object(place, room)))] };
-        let mut wanted = kept.as_ref().clone();
-        self.write_into(&mut wanted, room);
         let same = self.is_owned(kept)
-            && told(kept.capacity.as_ref()) == told(wanted.capacity.as_ref())
-            && told(kept.maximum_volume_size.as_ref()) == told(wanted.maximum_volume_size.as_ref());
+            && tells(kept.capacity.as_ref(), Some(room.available))
+            && tells(kept.maximum_volume_size.as_ref(), room.largest);
         let surplus = there.iter().filter(|object| object.name_any() != kept.name_any());
         let update = (!same).then(|| Write::Update(kept.clone()));
         surplus.cloned().map(Write::Delete).chain(update).collect()
@@ -128,9 +126,13 @@ pub(super) fn kept(there: &[Arc<CSIStorageCapacity>]) -> Option<&Arc<CSIStorageC
     })
 }
 
-/// A quantity as a number of bytes, so that 1Gi is 1024Mi.
-fn told(quantity: Option<&Quantity>) -> Option<Option<i64>> {
-    quantity.map(size::bytes)
+/// Whether a quantity is this many bytes, in whatever unit it tells so.
+fn tells(quantity: Option<&Quantity>, bytes: Option<i64>) -> bool {
+    match (quantity, bytes) {
+        (Some(quantity), Some(bytes)) => size::bytes(quantity) == Some(bytes),
+        (None, None) => true,
+        _ => false,
+    }
 }
 
 #[cfg(test)]

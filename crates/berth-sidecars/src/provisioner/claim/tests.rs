@@ -162,3 +162,45 @@ fn every_code_of_create_volume_has_its_verdict_with_and_without_topology_and_nod
         }
     }
 }
+
+#[test]
+fn a_node_provisions_claims_that_it_is_selected_for_and_tries_to_be_selected_for_free_ones() {
+    let node_mark = "creating.berth.dev/d.example.com_n";
+    let selected = |node: &str| json!({ "metadata": { "annotations": { SELECTED_NODE: node } } });
+    let marked = |mut change: Value| {
+        json_merge(&mut change, json!({ "metadata": { "finalizers": [node_mark] } }));
+        change
+    };
+    let elsewhere = || json!({ "metadata": { "finalizers": ["creating.berth.dev/d.example.com_m"] } });
+    let deleted = |mut change: Value| {
+        json_merge(&mut change, json!({ "metadata": { "deletionTimestamp": "2026-01-01T00:00:00Z" } }));
+        change
+    };
+    let now = || Some(class(DRIVER, "Immediate"));
+    let late = || Some(class(DRIVER, "WaitForFirstConsumer"));
+    let rows = vec![
+        ("waits for the scheduler", json!({}), late(), true, Plan::Nothing),
+        ("selected by the scheduler", selected("n"), late(), true, Plan::Provision),
+        ("another is selected", selected("m"), late(), true, Plan::Nothing),
+        ("free", json!({}), now(), true, Plan::Select),
+        ("free, and not for the taking", json!({}), now(), false, Plan::Nothing),
+        ("selected by itself", selected("n"), now(), true, Plan::Provision),
+        ("selected, though free ones are not for the taking", selected("n"), now(), false, Plan::Provision),
+        ("another was quicker", selected("m"), now(), true, Plan::Nothing),
+        ("class gone", json!({}), None, true, Plan::Nothing),
+        ("begun here, under way", marked(selected("n")), late(), true, Plan::Provision),
+        ("begun here, then another selected", marked(selected("m")), late(), true, Plan::Undo),
+        ("begun here, then another selected, class gone", marked(selected("m")), None, true, Plan::Undo),
+        ("begun here, then given back", marked(json!({})), late(), true, Plan::Undo),
+        ("begun here, then free again", marked(json!({})), now(), true, Plan::Undo),
+        ("begun here, deleted", deleted(marked(selected("n"))), late(), true, Plan::Undo),
+        ("begun elsewhere, deleted", deleted(elsewhere()), now(), true, Plan::Nothing),
+        ("begun elsewhere, free again", elsewhere(), now(), true, Plan::Select),
+    ];
+    for (row, change, class, immediate, expected) in rows {
+        let who = Who { driver: DRIVER, mark: node_mark, node: Some(("n", immediate)) };
+        assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, false), expected, "{row}");
+    }
+    let who = Who { driver: DRIVER, mark: node_mark, node: Some(("n", true)) };
+    assert_eq!(plan(&claim(marked(json!({}))), now().as_ref(), who, VOLUME, true), Plan::Unmark);
+}

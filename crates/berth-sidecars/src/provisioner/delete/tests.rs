@@ -6,6 +6,7 @@ use super::*;
 
 const DRIVER: &str = "d.example.com";
 
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table")]
 struct Row {
     phase: &'static str,
     policy: &'static str,
@@ -14,6 +15,7 @@ struct Row {
     protected: bool,
     deleting: bool,
     attached: bool,
+    reached: bool,
 }
 
 const RELEASED: Row = Row {
@@ -24,6 +26,7 @@ const RELEASED: Row = Row {
     protected: true,
     deleting: false,
     attached: false,
+    reached: true,
 };
 
 fn planned(row: &Row) -> Plan {
@@ -47,7 +50,7 @@ fn planned(row: &Row) -> Plan {
             "2026-01-01T00:00:00Z".parse().unwrap(),
         ));
     }
-    plan(&volume, DRIVER, true, row.attached)
+    plan(&volume, DRIVER, row.reached, row.attached)
 }
 
 #[test]
@@ -78,4 +81,13 @@ fn a_volume_is_deleted_only_if_released_ours_to_delete_and_attached_nowhere() {
     for (name, row, expected) in rows {
         assert_eq!(planned(&row), expected, "{name}");
     }
+}
+
+#[test]
+fn a_nodes_own_provisioner_deletes_only_what_it_reaches_and_keeps_nothing_from_going() {
+    let far = Row { reached: false, ..RELEASED };
+    assert_eq!(planned(&far), Plan::Nothing);
+    assert_eq!(planned(&Row { phase: "Bound", protected: false, ..far }), Plan::Nothing);
+    let retained = Row { policy: "Retain", reached: false, ..RELEASED };
+    assert_eq!(planned(&retained), Plan::Unprotect, "its own node may be gone for ever");
 }

@@ -1,11 +1,109 @@
 //! Which grants allow which reference.
 
-use berth_kube::Key;
+use berth_apiserver::rest::ApiServer;
+use berth_apiserver::store::Store;
+use berth_csi::Endpoint;
+use berth_kube::{Cluster, Key};
+use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
+use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
+use kube::Client;
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
+use crate::driver::{Driver, Identity};
+use crate::names::CLONING_PROTECTION;
+use crate::provisioner::Options;
+use crate::provisioner::source::Source;
 
-fn allows(grant: Value) -> bool {
+const DRIVER: &str = "d.example.com";
+
+async fn make<K>(api: Api<K>, object: Value) -> K
+where
+    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned + Serialize,
+{
+    api.create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
+}
+
+/// A cluster that knows grants, with a claim `golden/image` whose volume is there.
+async fn golden(client: &Client) {
+    let definition = json!({
+        "metadata": { "name": "referencegrants.gateway.networking.k8s.io" },
+        "spec": {
+            "group": "gateway.networking.k8s.io", "scope": "Namespaced",
+            "names": { "kind": "ReferenceGrant", "plural": "referencegrants", "singular": "referencegrant" },
+            "versions": [{ "name": "v1beta1", "served": true, "storage": true, "schema": {
+                "openAPIV3Schema": { "type": "object", "x-kubernetes-preserve-unknown-fields": true },
+            } }],
+        },
+    });
+    make::<CustomResourceDefinition>(Api::all(client.clone()), definition).await;
+    make::<Namespace>(Api::all(client.clone()), json!({ "metadata": { "name": "golden" } })).await;
+    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), "golden");
+    let claim = json!({
+        "metadata": { "name": "image" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": "fast", "volumeName": "v",
+            "resources": { "requests": { "storage": "1Gi" } } },
+    });
+    let claim = make(claims.clone(), claim).await;
+    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let volume = json!({
+        "metadata": { "name": "v" },
+        "spec": { "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" },
+            "csi": { "driver": DRIVER, "volumeHandle": "h" },
+            "claimRef": { "name": "image", "namespace": "golden", "uid": claim.uid() } },
+    });
+    make(volumes.clone(), volume).await;
+    let bound = Patch::Merge(json!({ "status": { "phase": "Bound" } }));
+    claims.patch_status("image", &PatchParams::default(), &bound).await.unwrap();
+    volumes.patch_status("v", &PatchParams::default(), &bound).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_grants_it() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(place.path(), berth_apiserver::store::Options::default()).unwrap();
+    let server = ApiServer::new(store, berth_apiserver::rest::Options::default());
+    server.bootstrap().await.unwrap();
+    let client = Client::new(server, "default");
+    golden(&client).await;
+    let shutdown = CancellationToken::new();
+    let cluster = Cluster::new(client.clone(), shutdown.clone());
+    let nobody: Endpoint = format!("unix://{}/nobody.sock", place.path().display()).parse().unwrap();
+    let identity = Identity { name: DRIVER.to_owned(), ..Identity::default() };
+    let options = Options { cross_namespace_sources: true, ..Options::default() };
+    let provisioner = Provisioner::new(&cluster, Driver::connect(&nobody), options, &identity, None);
+    provisioner.claims.synced().await;
+    provisioner.volumes.synced().await;
+    // As an API server with the gate would keep it.
+    let claim: PersistentVolumeClaim = serde_json::from_value(json!({
+        "metadata": { "name": "copy", "namespace": "dev", "uid": "u" },
+        "spec": { "resources": { "requests": { "storage": "1Gi" } },
+            "dataSourceRef": { "kind": "PersistentVolumeClaim", "name": "image", "namespace": "golden" } },
+        "status": { "phase": "Pending" },
+    }))
+    .unwrap();
+    let source = || Source::of(&claim, true).unwrap();
+    let refused = provisioner.look_up_source(&claim, source()).await.unwrap_err().to_string();
+    assert!(refused.contains("accessing golden/image") && refused.contains("ReferenceGrant"), "{refused}");
+    assert!(!provisioner.needs_source(&claim).await, "nobody may keep other people's claims without a grant");
+
+    let grants: Api<ReferenceGrant> = Api::namespaced(client.clone(), "golden");
+    let grant = json!({
+        "metadata": { "name": "images" },
+        "spec": { "from": [{ "group": "", "kind": "PersistentVolumeClaim", "namespace": "dev" }],
+            "to": [{ "group": "", "kind": "PersistentVolumeClaim" }] },
+    });
+    make(grants, grant).await;
+    assert!(provisioner.needs_source(&claim).await);
+    assert!(provisioner.look_up_source(&claim, source()).await.unwrap().is_some());
+    let kept = Api::<PersistentVolumeClaim>::namespaced(client, "golden").get("image").await.unwrap();
+    assert!(kept.finalizers().iter().any(|finalizer| finalizer == CLONING_PROTECTION));
+    shutdown.cancel();
+}
+
+fn allows(grant: &Value) -> bool {
     let grant: ReferenceGrant = serde_json::from_value(json!({ "metadata": {}, "spec": grant })).unwrap();
     let wanted = Reference {
         group: "snapshot.storage.k8s.io",
@@ -44,7 +142,7 @@ fn a_grant_must_name_the_claims_namespace_and_the_sources_kind_and_may_name_the_
         ("to nothing", vec![from], vec![], false),
     ];
     for (row, from, to, expected) in rows {
-        assert_eq!(allows(json!({ "from": from, "to": to })), expected, "{row}");
+        assert_eq!(allows(&json!({ "from": from, "to": to })), expected, "{row}");
     }
-    assert!(!allows(json!({})));
+    assert!(!allows(&json!({})));
 }

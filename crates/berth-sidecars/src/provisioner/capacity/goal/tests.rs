@@ -11,7 +11,7 @@ fn read<K: serde::de::DeserializeOwned>(object: Value) -> Arc<K> {
 }
 
 /// A node as labels, and as the drivers on it with their keys.
-fn node(name: &str, labels: Value, drivers: Value) -> (Arc<Node>, Arc<CSINode>) {
+fn node(name: &str, labels: &Value, drivers: &Value) -> (Arc<Node>, Arc<CSINode>) {
     let drivers: Vec<Value> = drivers
         .as_object()
         .unwrap()
@@ -30,33 +30,37 @@ fn segment(pairs: &[(&str, &str)]) -> Segment {
 
 #[test]
 fn every_place_that_the_driver_runs_at_is_there_once() {
-    let zone = |name: &str, zone: &str| node(name, json!({ "zone": zone }), json!({ DRIVER: ["zone"] }));
+    let zone = |name: &str, zone: &str| node(name, &json!({ "zone": zone }), &json!({ DRIVER: ["zone"] }));
     let z1 = || segment(&[("zone", "z1")]);
     let rows = [
         ("no nodes", vec![], vec![]),
         ("one", vec![zone("a", "z1")], vec![z1()]),
         ("two at one place", vec![zone("a", "z1"), zone("b", "z1")], vec![z1()]),
         ("two places", vec![zone("a", "z1"), zone("b", "z2")], vec![z1(), segment(&[("zone", "z2")])]),
-        ("another driver's", vec![node("a", json!({ "zone": "z1" }), json!({ "other": ["zone"] }))], vec![]),
-        ("no driver", vec![node("a", json!({ "zone": "z1" }), json!({}))], vec![]),
-        ("label not there yet", vec![node("a", json!({}), json!({ DRIVER: ["zone"] }))], vec![]),
+        (
+            "another driver's",
+            vec![node("a", &json!({ "zone": "z1" }), &json!({ "other": ["zone"] }))],
+            vec![],
+        ),
+        ("no driver", vec![node("a", &json!({ "zone": "z1" }), &json!({}))], vec![]),
+        ("label not there yet", vec![node("a", &json!({}), &json!({ DRIVER: ["zone"] }))], vec![]),
         (
             "no keys: every node",
-            vec![node("a", json!({ "zone": "z1" }), json!({ DRIVER: [] }))],
+            vec![node("a", &json!({ "zone": "z1" }), &json!({ DRIVER: [] }))],
             vec![segment(&[])],
         ),
-        ("null keys", vec![node("a", json!({}), json!({ DRIVER: null }))], vec![segment(&[])]),
+        ("null keys", vec![node("a", &json!({}), &json!({ DRIVER: null }))], vec![segment(&[])]),
         (
             "two keys, in whatever order",
             vec![
-                node("a", json!({ "zone": "z1", "rack": "r1" }), json!({ DRIVER: ["zone", "rack"] })),
-                node("b", json!({ "zone": "z1", "rack": "r1" }), json!({ DRIVER: ["rack", "zone"] })),
+                node("a", &json!({ "zone": "z1", "rack": "r1" }), &json!({ DRIVER: ["zone", "rack"] })),
+                node("b", &json!({ "zone": "z1", "rack": "r1" }), &json!({ DRIVER: ["rack", "zone"] })),
             ],
             vec![segment(&[("rack", "r1"), ("zone", "z1")])],
         ),
         (
             "nodes with different keys",
-            vec![zone("a", "z1"), node("b", json!({ "host": "b" }), json!({ DRIVER: ["host"] }))],
+            vec![zone("a", "z1"), node("b", &json!({ "host": "b" }), &json!({ DRIVER: ["host"] }))],
             vec![segment(&[("host", "b")]), z1()],
         ),
     ];

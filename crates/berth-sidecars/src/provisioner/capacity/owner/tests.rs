@@ -26,7 +26,7 @@ fn client(objects: Vec<(&'static str, Value)>) -> Client {
     Client::new(service, "default")
 }
 
-fn object(kind: &str, name: &str, owners: Value) -> Value {
+fn object(kind: &str, name: &str, owners: &Value) -> Value {
     let version = if kind == "Pod" { "v1" } else { "apps/v1" };
     json!({ "apiVersion": version, "kind": kind,
         "metadata": { "name": name, "namespace": "ns", "uid": format!("uid-{name}"), "ownerReferences": owners } })
@@ -48,10 +48,10 @@ async fn found(client: &Client, level: u8) -> Result<(String, String, String), S
 async fn the_owner_is_the_pod_or_what_is_above_it() {
     let owners = json!([by("Other", "other", false), by("ReplicaSet", "set", true)]);
     let client = client(vec![
-        ("/api/v1/namespaces/ns/pods/pod", object("Pod", "pod", owners)),
+        ("/api/v1/namespaces/ns/pods/pod", object("Pod", "pod", &owners)),
         (
             "/apis/apps/v1/namespaces/ns/replicasets/set",
-            object("ReplicaSet", "set", json!([by("Deployment", "deployment", true)])),
+            object("ReplicaSet", "set", &json!([by("Deployment", "deployment", true)])),
         ),
     ]);
     let owner = |version: &str, kind: &str, name: &str| Ok((version.into(), kind.into(), name.into()));
@@ -62,7 +62,7 @@ async fn the_owner_is_the_pod_or_what_is_above_it() {
 
 #[tokio::test]
 async fn without_an_owner_a_sentence_says_what_to_change() {
-    let alone = client(vec![("/api/v1/namespaces/ns/pods/pod", object("Pod", "pod", json!([])))]);
+    let alone = client(vec![("/api/v1/namespaces/ns/pods/pod", object("Pod", "pod", &json!([])))]);
     assert!(found(&alone, 0).await.is_ok());
     let refused = found(&alone, 1).await.unwrap_err();
     assert_eq!(refused, "Pod pod belongs to nothing; lower --capacity-ownerref-level");

@@ -21,7 +21,12 @@ fn place() -> Place {
 }
 
 /// An object; the later in the alphabet, the younger.
-fn object(name: &str, capacity: Value, largest: Value, owners: &Value) -> Arc<CSIStorageCapacity> {
+fn object(
+    name: &str,
+    capacity: Option<&str>,
+    largest: Option<&str>,
+    owners: &Value,
+) -> Arc<CSIStorageCapacity> {
     let minute = name.bytes().next().unwrap() - b'a' + 10;
     let object = json!({
         "metadata": {
@@ -34,7 +39,7 @@ fn object(name: &str, capacity: Value, largest: Value, owners: &Value) -> Arc<CS
     Arc::new(serde_json::from_value(object).unwrap())
 }
 
-fn owner(uid: &str, controller: Value) -> Value {
+fn owner(uid: &str, controller: Option<bool>) -> Value {
     json!({ "apiVersion": "apps/v1", "kind": "Deployment", "name": "driver", "uid": uid, "controller": controller })
 }
 
@@ -48,35 +53,33 @@ fn plan(frame: &Frame, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<Str
     told.collect()
 }
 
+/// What there is, what the driver answers, and what is written.
+type Row = (&'static str, Room, Vec<Arc<CSIStorageCapacity>>, &'static [&'static str]);
+
 const GIGABYTE: Room = Room { available: 1 << 30, largest: None };
 
 #[test]
 fn what_is_missing_is_made_what_differs_is_updated_and_the_second_is_deleted() {
     let none = || json!([]);
-    let gigabyte = |name: &str| object(name, "1Gi".into(), Value::Null, &none());
+    let gigabyte = |name: &str| object(name, Some("1Gi"), None, &none());
     let limited = Room { largest: Some(1 << 20), ..GIGABYTE };
-    let rows: Vec<(&str, Room, Vec<Arc<CSIStorageCapacity>>, &[&str])> = vec![
+    let rows: Vec<Row> = vec![
         ("none", GIGABYTE, vec![], &["create"]),
         ("the same", GIGABYTE, vec![gigabyte("a")], &[]),
-        ("the same in other units", GIGABYTE, vec![object("a", "1024Mi".into(), Value::Null, &none())], &[]),
-        (
-            "more than there was",
-            GIGABYTE,
-            vec![object("a", "1Mi".into(), Value::Null, &none())],
-            &["update a"],
-        ),
-        ("no capacity told", GIGABYTE, vec![object("a", Value::Null, Value::Null, &none())], &["update a"]),
+        ("the same in other units", GIGABYTE, vec![object("a", Some("1024Mi"), None, &none())], &[]),
+        ("more than there was", GIGABYTE, vec![object("a", Some("1Mi"), None, &none())], &["update a"]),
+        ("no capacity told", GIGABYTE, vec![object("a", None, None, &none())], &["update a"]),
         ("nothing left", Room { available: 0, largest: None }, vec![gigabyte("a")], &["update a"]),
         (
             "nothing left, as told",
             Room { available: 0, largest: None },
-            vec![object("a", "0".into(), Value::Null, &none())],
+            vec![object("a", Some("0"), None, &none())],
             &[],
         ),
         ("a limit comes", limited, vec![gigabyte("a")], &["update a"]),
-        ("a limit stays", limited, vec![object("a", "1Gi".into(), "1Mi".into(), &none())], &[]),
-        ("a limit changes", limited, vec![object("a", "1Gi".into(), "2Mi".into(), &none())], &["update a"]),
-        ("a limit goes", GIGABYTE, vec![object("a", "1Gi".into(), "1Mi".into(), &none())], &["update a"]),
+        ("a limit stays", limited, vec![object("a", Some("1Gi"), Some("1Mi"), &none())], &[]),
+        ("a limit changes", limited, vec![object("a", Some("1Gi"), Some("2Mi"), &none())], &["update a"]),
+        ("a limit goes", GIGABYTE, vec![object("a", Some("1Gi"), Some("1Mi"), &none())], &["update a"]),
         ("two", GIGABYTE, vec![gigabyte("b"), gigabyte("a")], &["delete b"]),
         (
             "three, the oldest wrong",
@@ -92,23 +95,23 @@ fn what_is_missing_is_made_what_differs_is_updated_and_the_second_is_deleted() {
 
 #[test]
 fn an_owner_that_is_missing_is_added_and_others_stay() {
-    let owned = |owners: Value| object("a", "1Gi".into(), Value::Null, &owners);
+    let owned = |owners: Value| object("a", Some("1Gi"), None, &owners);
     let us = || frame(Some("us"));
-    assert_eq!(plan(&us(), GIGABYTE, &[owned(json!([owner("us", true.into())]))]), [""; 0]);
+    assert_eq!(plan(&us(), GIGABYTE, &[owned(json!([owner("us", Some(true))]))]), [""; 0]);
     for (row, owners) in [
         ("none", json!([])),
-        ("somebody else's", json!([owner("them", true.into())])),
-        ("ours, but not as its controller", json!([owner("us", false.into())])),
-        ("ours, unsaid as what", json!([owner("us", Value::Null)])),
+        ("somebody else's", json!([owner("them", Some(true))])),
+        ("ours, but not as its controller", json!([owner("us", Some(false))])),
+        ("ours, unsaid as what", json!([owner("us", None)])),
     ] {
         assert_eq!(plan(&us(), GIGABYTE, &[owned(owners)]), ["update a"], "{row}");
     }
-    let mut object = owned(json!([owner("them", Value::Null)])).as_ref().clone();
+    let mut object = owned(json!([owner("them", None)])).as_ref().clone();
     us().write_into(&mut object, GIGABYTE);
     us().write_into(&mut object, GIGABYTE);
     let owners: Vec<_> = object.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
     assert_eq!(owners, ["them", "us"], "added once, beside the others");
-    assert_eq!(plan(&frame(None), GIGABYTE, &[owned(json!([owner("them", true.into())]))]), [""; 0]);
+    assert_eq!(plan(&frame(None), GIGABYTE, &[owned(json!([owner("them", Some(true))]))]), [""; 0]);
 }
 
 #[test]
@@ -124,7 +127,7 @@ fn a_new_object_says_whose_it_is_of_what_and_how_much() {
                 "labels": {
                     "csi.storage.k8s.io/drivername": "d.example.com", "csi.storage.k8s.io/managed-by": "m",
                 },
-                "ownerReferences": [owner("us", true.into())],
+                "ownerReferences": [owner("us", Some(true))],
             },
             "storageClassName": "fast", "nodeTopology": { "matchLabels": { "zone": "z1" } },
             "capacity": "3Gi", "maximumVolumeSize": "1Gi",
