@@ -6,6 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
+use berth_driver::services;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::sidecars::alone;
@@ -102,6 +103,8 @@ const BY_NAME: &[&str] = &[
 enum ControllerOf {
     /// Volumes on this machine's disk.
     Local(Box<LocalController>),
+    /// Volumes on NFS servers; nothing is mounted, and no privilege needed.
+    Nfs(Box<NfsController>),
 }
 
 #[derive(Debug, clap::Args)]
@@ -114,10 +117,32 @@ struct LocalController {
     sidecars: Sidecars,
 }
 
+#[derive(Debug, clap::Args)]
+struct NfsController {
+    #[command(flatten)]
+    driver: driver::nfs::Args,
+    #[command(flatten)]
+    registration: Registration,
+    #[command(flatten)]
+    sidecars: Sidecars,
+}
+
 #[derive(Debug, Subcommand)]
 enum NodeOf {
     /// Volumes on this machine's disk.
     Local(Box<LocalNode>),
+    /// Volumes on NFS servers.
+    Nfs(Box<NfsNode>),
+}
+
+#[derive(Debug, clap::Args)]
+struct NfsNode {
+    #[command(flatten)]
+    driver: driver::nfs::Args,
+    #[command(flatten)]
+    registration: Registration,
+    #[command(flatten)]
+    sidecars: Sidecars,
 }
 
 #[derive(Debug, clap::Args)]
@@ -134,6 +159,8 @@ struct LocalNode {
 enum Backend {
     /// Volumes on this machine's disk: btrfs subvolumes, loop images or plain directories.
     Local(Box<driver::local::Args>),
+    /// Volumes on NFS servers: each a directory of a share.
+    Nfs(Box<driver::nfs::Args>),
 }
 
 impl Cli {
@@ -151,6 +178,17 @@ impl Cli {
             }
             Command::Node(NodeOf::Local(args)) => {
                 driver::local::run(args.driver, Beside::node(args.sidecars, args.registration)?).await
+            }
+            Command::Driver(Backend::Nfs(args)) => {
+                driver::nfs::run(*args, services::Mode::All, Beside::default()).await
+            }
+            Command::Controller(ControllerOf::Nfs(args)) => {
+                let beside = Beside::controller(args.sidecars, args.registration);
+                driver::nfs::run(args.driver, services::Mode::Controller, beside).await
+            }
+            Command::Node(NodeOf::Nfs(args)) => {
+                let beside = Beside::node(args.sidecars, args.registration)?;
+                driver::nfs::run(args.driver, services::Mode::Node, beside).await
             }
             Command::Apiserver(args) => apiserver::run(args).await,
             Command::Sidecars(args) => sidecars::run(*args).await,

@@ -154,6 +154,20 @@ const LIVENESS_PROBE: &[(&str, Takes)] = &[
     ("metrics-address", Value(":8081")),
 ];
 
+const NFS: &[(&str, Takes)] = &[
+    ("endpoint", Value("unix:///tmp/csi.sock")),
+    ("nodeid", Value("node-1")),
+    ("drivername", Value("nfs.csi.k8s.io")),
+    ("mount-permissions", Value("0777")),
+    ("working-mount-dir", Value("/tmp")),
+    ("default-ondelete-policy", Value("retain")),
+    ("vol-stats-cache-expire-in-minutes", Value("5")),
+    ("remove-archived-volume-path", Switch),
+    ("use-tar-command-in-snapshot", Switch),
+    ("enable-snapshot-compression", Switch),
+    ("v", Value("5")),
+];
+
 const HEALTH_MONITOR: &[(&str, Takes)] = &[
     ("timeout", Value("15s")),
     ("worker-threads", Value("10")),
@@ -204,6 +218,24 @@ fn every_flag_of_every_upstream_component_is_taken_in_every_way_that_go_takes_it
                 [ways[0].clone(), ways[way % ways.len()].clone()].concat()
             });
             let line: Vec<String> = [program.to_owned()].into_iter().chain(words).collect();
+            if let Err(mistake) = parsed(&line) {
+                panic!("{line:?}: {mistake}");
+            }
+        }
+    }
+}
+
+#[test]
+fn every_flag_of_the_nfs_driver_is_taken() {
+    for role in ["driver", "controller", "node"] {
+        for way in 0..6 {
+            let flags = NFS.iter().flat_map(|(flag, takes)| {
+                let ways: Vec<_> =
+                    ways(flag, *takes).into_iter().filter(|way| !way[0].ends_with("=T")).collect();
+                ways[way % ways.len()].clone()
+            });
+            let line: Vec<String> =
+                ["berth", role, "nfs"].map(str::to_owned).into_iter().chain(flags).collect();
             if let Err(mistake) = parsed(&line) {
                 panic!("{line:?}: {mistake}");
             }
