@@ -53,7 +53,7 @@ impl Plan {
             let parsed = Options::parse(options).map_err(|error| invalid(&error))?;
             let target = Target { server: share.server.clone(), path: share.path(), options: parsed };
             target.check().map_err(|error| invalid(&error))?;
-            nfs.share(&target).await.map_err(failed)?.version()
+            Box::pin(nfs.share(&target)).await.map_err(failed)?.version()
         };
         let options = options.iter().filter(|option| !is_for_us(option)).cloned().collect();
         Ok(Self { share: share.clone(), address, version, options })

@@ -49,6 +49,8 @@ pub(super) struct NodeMounts {
     /// The mode that directories get whose volume names none.
     permissions: Option<u32>,
     nfs: Nfs,
+    /// The options of a volume that has none.
+    default_options: Vec<String>,
     /// One at a time mounts or unmounts a share.
     turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
     /// Filesystems that did not answer, and when.
@@ -81,6 +83,7 @@ impl NodeMounts {
             timeout: config.mount_timeout,
             permissions: config.mount_permissions,
             nfs: Nfs::new(),
+            default_options: config.mount_options.clone(),
             turns: Mutex::default(),
             silent: Mutex::default(),
             usages: Mutex::default(),
@@ -89,13 +92,13 @@ impl NodeMounts {
 
     /// Makes sure that the volume's share is mounted, and gives the volume's directory there.
     pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
-        let options = options_of(&place, &how);
+        let options = self.options_of(&place, &how);
         let key = key_of(&place.share, &options);
         let turn = self.turn(&key);
         let _turn = turn.lock().await;
         let root = self.dir.join(&key);
         if !self.is_usable(root.clone()).await? {
-            let plan = Plan::make(&self.nfs, &place.share, &options, self.timeout).await?;
+            let plan = Box::pin(Plan::make(&self.nfs, &place.share, &options, self.timeout)).await?;
             let (this, at) = (self.clone(), root.clone());
             blocking(move || {
                 Dir::ensure(&at, 0o700)?;
@@ -255,7 +258,7 @@ impl NodeMounts {
         });
         let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
         let target = Target { server: share.server.clone(), path: share.path(), options };
-        let share = self.nfs.share(&target).await.map_err(failed)?;
+        let share = Box::pin(self.nfs.share(&target)).await.map_err(failed)?;
         let space = share.space(&share.root()).await.map_err(failed)?;
         let amounts = |total: u64, free: u64, available: u64| Amounts {
             total,
@@ -269,16 +272,18 @@ impl NodeMounts {
     }
 }
 
-/// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries.
-fn options_of(place: &Place, how: &Publication<'_>) -> Vec<String> {
-    let flags = match &how.capability.access {
-        Access::Mount { flags, .. } => flags.clone(),
-        Access::Block => Vec::new(),
-    };
-    let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
-    let all: Vec<String> =
-        flags.into_iter().chain(place.mount_options.iter().cloned()).chain(secret).collect();
-    mount::parse_options(&all).filesystem
+impl NodeMounts {
+    /// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries.
+    fn options_of(&self, place: &Place, how: &Publication<'_>) -> Vec<String> {
+        let flags = match &how.capability.access {
+            Access::Mount { flags, .. } => flags.clone(),
+            Access::Block => Vec::new(),
+        };
+        let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
+        let said = [flags, place.mount_options.clone(), secret].concat();
+        let options = mount::parse_options(&said).filesystem;
+        if options.is_empty() { mount::parse_options(&self.default_options).filesystem } else { options }
+    }
 }
 
 /// What a mounted share is called: the same for all that can share it.

@@ -85,7 +85,8 @@ impl Shares {
             Options::parse(options).map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;
         let target = Target { server: name.server.clone(), path: name.path(), options };
         target.check().map_err(|error| Error::Invalid(error.to_string()))?;
-        let share = self.nfs.share(&target).await.map_err(failed)?;
+        // Connecting is a deep affair, and rare: on the heap it costs the calls that only pass by no stack.
+        let share = Box::pin(self.nfs.share(&target)).await.map_err(failed)?;
         // Only a share that was there is worth listing.
         self.known().entry(name.clone()).or_default();
         Ok(share)

@@ -62,7 +62,7 @@ impl Inner {
         let look = Look { mode: class.look.mode.or(self.config.mount_permissions), ..class.look };
         let built = match &new.source {
             None => None,
-            Some(source) => Some(self.build(&share, &volume, source, look).await?),
+            Some(source) => Some(Box::pin(self.build(&share, &volume, source, look)).await?),
         };
         record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
         match built {
@@ -91,14 +91,14 @@ impl Inner {
                 let from = find_dir(&other, origin.dir.as_str()).await?;
                 let from = from.ok_or_else(|| Error::no_volume(id))?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
-                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
+                Box::pin(other.copy_tree(&from.handle, share, &to.handle)).await.map_err(failed)?;
                 share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
                 to
             }
             ContentSource::Snapshot(id) => {
                 share.remove_tree(&incoming, &key).await.map_err(failed)?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
-                self.restore(id, share, &to.handle).await?;
+                Box::pin(self.restore(id, share, &to.handle)).await?;
                 to
             }
         };

@@ -4,4 +4,5 @@
 mod sanity;
 mod server;
 mod snapshots;
+mod suite;
 mod volumes;

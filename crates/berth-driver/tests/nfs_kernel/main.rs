@@ -1,0 +1,8 @@
+//! The NFS driver with the kernel's own client and server; needs a kernel that has them, as the virtual machine of
+//! `testbed/vm` does, and is run there.
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
+
+mod kernel;
+mod node;
+#[path = "../nfs/suite.rs"]
+mod suite;

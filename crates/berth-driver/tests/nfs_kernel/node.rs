@@ -1,0 +1,139 @@
+//! Volumes at targets, by the kernel's client.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
+use berth_driver::{
+    Backend,
+    backend::{NewVolume, Parameters, Publication, Secrets, Volume},
+    nfs::Nfs,
+};
+use berth_host::mount::{self, Attributes};
+
+use crate::{
+    kernel::{EXPORT, VERSIONS, backend, class, serve},
+    suite,
+};
+
+/// A directory whose mounts go away with it.
+struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// What is mounted here, and as what type.
+    fn mounts(&self) -> Vec<mount::MountInfo> {
+        mount::mounts().unwrap().into_iter().filter(|found| found.target.starts_with(self.path())).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = mount::unmount_below(self.path());
+    }
+}
+
+fn capability(flags: &[&str]) -> VolumeCapability {
+    let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
+    let access = Access::Mount { fs_type: String::new(), flags, group: None };
+    VolumeCapability { access, mode: AccessMode::MultiNodeMultiWriter }
+}
+
+async fn create(backend: &Nfs, version: &str, name: &str) -> Volume {
+    let new = NewVolume {
+        name: name.parse().unwrap(),
+        range: CapacityRange::new(1 << 30, 0).unwrap(),
+        capabilities: vec![capability(&[])],
+        parameters: class(version, &[]),
+        mutable: Parameters::new(),
+        source: None,
+        ephemeral: false,
+    };
+    assert!(backend.find_made(&new).await.unwrap().is_none());
+    backend.create_volume(new).await.unwrap()
+}
+
+/// Publishes as the services do.
+async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> berth_driver::backend::Result<()> {
+    let (capability, secrets) = (capability(&[]), Secrets::default());
+    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
+    let source = backend.publish_source(volume, how).await?;
+    fs::create_dir_all(target).unwrap();
+    let (mounts, target) = (backend.mounts(), target.to_owned());
+    tokio::task::spawn_blocking(move || mounts.bind(&source, &target, Attributes::default())).await.unwrap()
+}
+
+async fn unpublish(backend: &Nfs, target: &Path) {
+    let (mounts, target) = (backend.mounts(), target.to_owned());
+    tokio::task::spawn_blocking(move || mounts.unbind(&target)).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_whole_driver_conforms_in_every_version() {
+    serve();
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let outcome = suite::run(scratch.path(), backend(scratch.path()), &class(version, &[]), "").await;
+        eprintln!("version {version}: {} passed, skipped: {:#?}", outcome.passed, outcome.skipped);
+        assert!(outcome.passed > 60, "{} passed", outcome.passed);
+        assert!(scratch.mounts().is_empty(), "{:?}", scratch.mounts());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_share_is_mounted_once_and_goes_with_its_last_volume() {
+    serve();
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let backend = backend(scratch.path());
+        let name = |number: u32| format!("shared-{}-{number}", version.replace('.', "-"));
+        let (one, two) =
+            (create(&backend, version, &name(1)).await, create(&backend, version, &name(2)).await);
+        let (first, second) = (scratch.path().join("first"), scratch.path().join("second"));
+        publish(&backend, &one, &first).await.unwrap();
+        publish(&backend, &two, &second).await.unwrap();
+        assert_eq!(scratch.mounts().len(), 3, "{:?}", scratch.mounts());
+        fs::write(first.join("file"), "here").unwrap();
+        assert_eq!(fs::read_to_string(Path::new(EXPORT).join(name(1)).join("file")).unwrap(), "here");
+        assert!(!second.join("file").exists());
+        let usage = backend.usage(&one, &first).await.unwrap();
+        assert!(usage.bytes.total > 0, "{usage:?}");
+        unpublish(&backend, &first).await;
+        assert_eq!(scratch.mounts().len(), 2);
+        unpublish(&backend, &second).await;
+        assert!(scratch.mounts().is_empty(), "{:?}", scratch.mounts());
+        for volume in [one, two] {
+            backend.delete_volume(&volume.id).await.unwrap();
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed() {
+    serve();
+    let scratch = Scratch::new();
+    let backend = backend(scratch.path());
+    fs::create_dir_all(Path::new(EXPORT).join("static/dir")).unwrap();
+    std::os::unix::fs::symlink("/etc", Path::new(EXPORT).join("static/evil")).unwrap();
+    let context = |dir: &str| {
+        BTreeMap::from([
+            ("server".to_owned(), "127.0.0.1".to_owned()),
+            ("share".to_owned(), "/".to_owned()),
+            ("subDir".to_owned(), dir.to_owned()),
+        ])
+    };
+    let id = "any-handle".parse().unwrap();
+    let target = scratch.path().join("target");
+    for (dir, works) in [("static/dir", true), ("static/evil", false), ("static/missing", false)] {
+        let volume = backend.volume_on_node(&id, &context(dir)).await.unwrap().unwrap();
+        let published = publish(&backend, &volume, &target).await;
+        assert_eq!(published.is_ok(), works, "{dir}: {published:?}");
+        unpublish(&backend, &target).await;
+    }
+}
