@@ -9,8 +9,8 @@
 # Says "ready" when it serves. Then each line of input is obeyed and answered by "ok": stop and cont (freeze and thaw),
 # kill (as by a crash), start, set key=value (before the next start). It ends, with all it started, when its input does.
 #
-# Version 3 needs a portmapper: rpcbind runs in namespaces of its own, so that several servers live side by side;
-# clients are told the ports.
+# Version 3 needs a portmapper: rpcbind runs in namespaces of its own, so that several servers live side by side, and
+# clients are told the ports. With portmapper=here it can be asked, by whoever is in the same network namespace.
 set -euo pipefail
 
 if [ "${BERTH_NFS_INSIDE:-}" != 1 ]; then
@@ -20,10 +20,10 @@ fi
 
 state=$1 export=$2 port=$3 mount_port=$4
 shift 4
-minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0 cache=0
+minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0 cache=0 portmapper=hidden
 set_key() {
     case $1 in
-        minor=* | protocols=* | access=* | squash=* | secure=* | grace=* | cache=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
+        minor=* | protocols=* | access=* | squash=* | secure=* | grace=* | cache=* | portmapper=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
         *) echo "unknown: $1" >&2; exit 2 ;;
     esac
 }
@@ -32,7 +32,10 @@ for pair in "$@"; do set_key "$pair"; done
 mkdir -p "$state/recovery" "$export"
 mount -t tmpfs none /run
 mkdir -p /run/ganesha /run/rpcbind /run/sendsigs.omit.d
-unshare --net -- rpcbind -f -w >"$state/rpcbind.log" 2>&1 &
+case $portmapper in
+    hidden) unshare --net -- rpcbind -f -w >"$state/rpcbind.log" 2>&1 & ;;
+    here) rpcbind -f -w >"$state/rpcbind.log" 2>&1 & ;;
+esac
 until [ -S /run/rpcbind.sock ]; do sleep 0.02; done
 
 configure() {

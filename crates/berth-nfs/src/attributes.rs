@@ -129,6 +129,21 @@ pub enum Node {
     Character(u32, u32),
 }
 
+pub mod access {
+    //! Rights to a file, to be asked for together.
+
+    /// Reading a file, listing a directory.
+    pub const READ: u32 = 1;
+    /// Finding names in a directory.
+    pub const LOOKUP: u32 = 2;
+    /// Changing what is there.
+    pub const MODIFY: u32 = 4;
+    /// Adding to what is there.
+    pub const EXTEND: u32 = 8;
+    /// Running a file.
+    pub const EXECUTE: u32 = 0x20;
+}
+
 /// Room on a filesystem.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Space {

@@ -57,6 +57,7 @@ pub enum Kind {
 pub struct Reason {
     kind: Kind,
     text: String,
+    status: Option<u32>,
 }
 
 impl Reason {
@@ -65,8 +66,12 @@ impl Reason {
         self.kind
     }
 
+    pub(crate) fn with_status(self, status: u32) -> Self {
+        Self { status: Some(status), ..self }
+    }
+
     pub(crate) fn new(kind: Kind, text: impl Into<String>) -> Self {
-        Self { kind, text: text.into() }
+        Self { kind, text: text.into(), status: None }
     }
 }
 
@@ -86,5 +91,10 @@ impl Error {
     /// What a caller decides by.
     pub fn kind(&self) -> Kind {
         self.reason.kind
+    }
+
+    /// The number of `nfsstat3` or `nfsstat4`, if that is what the server answered.
+    pub fn status(&self) -> Option<u32> {
+        self.reason.status
     }
 }

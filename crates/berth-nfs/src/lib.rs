@@ -25,7 +25,7 @@ mod v4;
 mod xdr;
 
 pub use self::{
-    attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange},
+    attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange, access},
     error::{Error, Kind, Reason, Result},
     name::{Handle, InvalidName, Name},
     options::{InvalidOption, InvalidTarget, Options, Target, Version},

@@ -119,6 +119,8 @@ pub struct Options {
     pub uid: u32,
     /// Our group.
     pub gid: u32,
+    /// Our further groups; the protocol has room for the first sixteen.
+    pub groups: Vec<u32>,
     /// How long the server may be silent before an attempt has failed.
     pub timeout: Duration,
 }
@@ -132,6 +134,7 @@ impl Default for Options {
             reserved_port: None,
             uid: 0,
             gid: 0,
+            groups: Vec::new(),
             timeout: Duration::from_secs(10),
         }
     }

@@ -3,6 +3,8 @@
 mod connection;
 mod dial;
 mod standing;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use self::{
     connection::{Connection, Pending},
@@ -26,6 +28,30 @@ const LONGEST_VERIFIER: usize = 400;
 pub(crate) struct Credential {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    pub(crate) groups: Groups,
+}
+
+/// Further groups: AUTH_SYS has room for sixteen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Groups {
+    numbers: [u32; Self::MOST],
+    count: usize,
+}
+
+impl Groups {
+    const MOST: usize = 16;
+
+    /// The first of these.
+    pub(crate) fn new(groups: &[u32]) -> Self {
+        let count = groups.len().min(Self::MOST);
+        let mut numbers = [0; Self::MOST];
+        numbers[..count].copy_from_slice(&groups[..count]);
+        Self { numbers, count }
+    }
+
+    fn as_slice(&self) -> &[u32] {
+        &self.numbers[..self.count]
+    }
 }
 
 /// A procedure of a service.
@@ -41,7 +67,11 @@ fn request(xid: u32, procedure: Procedure, credential: Credential, arguments: En
     message.u32(xid).u32(CALL).u32(RPC_VERSION);
     message.u32(procedure.program).u32(procedure.version).u32(procedure.number);
     let mut body = Encoder::default();
-    body.u32(0).opaque(b"berth").u32(credential.uid).u32(credential.gid).u32(0);
+    let groups = credential.groups.as_slice();
+    body.u32(0).opaque(b"berth").u32(credential.uid).u32(credential.gid).length(groups.len());
+    for group in groups {
+        body.u32(*group);
+    }
     message.u32(AUTH_SYS).length(body.len()).append(body);
     message.u32(0).u32(0);
     message.append(arguments);

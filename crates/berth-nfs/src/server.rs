@@ -13,7 +13,7 @@ use tokio::{runtime, time::sleep};
 
 use crate::{
     Entry, Error, Handle, Kind, Reason, Result, Share, Target, Version,
-    rpc::{Credential, Endpoint, Standing, random},
+    rpc::{Credential, Endpoint, Groups, Standing, random},
     share::{
         Limits,
         attempt::{Again, Wire, persist},
@@ -63,6 +63,16 @@ impl Nfs {
         Ok(Share::new(server, target.clone(), version, root))
     }
 
+    /// The same share as another user sees it, on a connection of that user's own; nobody is asked.
+    pub fn share_as(&self, share: &Share, uid: u32, gid: u32, groups: &[u32]) -> Share {
+        share.on(|target| {
+            target.options.uid = uid;
+            target.options.gid = gid;
+            target.options.groups = groups.to_vec();
+            self.server(target)
+        })
+    }
+
     fn server(&self, target: &Target) -> Arc<Server> {
         self.tidy();
         let key = Key {
@@ -110,7 +120,8 @@ fn endpoint(target: &Target) -> Endpoint {
 }
 
 fn credential(target: &Target) -> Credential {
-    Credential { uid: target.options.uid, gid: target.options.gid }
+    let options = &target.options;
+    Credential { uid: options.uid, gid: options.gid, groups: Groups::new(&options.groups) }
 }
 
 /// One server, as one user.

@@ -198,6 +198,13 @@ impl Share {
         Self { inner: Arc::new(inner) }
     }
 
+    /// The same share by another connection.
+    pub(crate) fn on(&self, server: impl FnOnce(&mut Target) -> Arc<Server>) -> Self {
+        let mut target = self.inner.target.clone();
+        let server = server(&mut target);
+        Self::new(server, target, self.inner.version, (self.root_entry(), self.inner.limits))
+    }
+
     async fn wire(&self) -> std::result::Result<Wire, Fault> {
         self.inner.server.wire(&self.inner.target, self.inner.version).await
     }
@@ -240,6 +247,12 @@ impl Share {
     pub async fn attributes(&self, of: &Handle) -> Result<Attributes> {
         let known = ask!(self, Yes, attributes(of));
         self.told(known, || "read the attributes of a file".to_owned())
+    }
+
+    /// Which of these rights ([`access`](crate::access)) we have; the server alone knows.
+    pub async fn access(&self, of: &Handle, wanted: u32) -> Result<u32> {
+        let granted = ask!(self, Yes, access(of, wanted));
+        self.told(granted, || "ask for the rights to a file".to_owned())
     }
 
     /// Changes what is to change, and tells what is known then.

@@ -179,7 +179,7 @@ impl From<Fault> for Reason {
             Fault::Malformed(what) => {
                 Self::new(Kind::Protocol, format!("the server's answer makes no sense: {what}"))
             }
-            Fault::Status(status) => Self::new(status.meaning().0, status.to_string()),
+            Fault::Status(status) => Self::new(status.meaning().0, status.to_string()).with_status(status.0),
             Fault::Other(reason) => reason,
         }
     }

@@ -13,6 +13,7 @@ use crate::{
 const GETATTR: u32 = 1;
 const SETATTR: u32 = 2;
 const LOOKUP: u32 = 3;
+const ACCESS: u32 = 4;
 const READLINK: u32 = 5;
 const READ: u32 = 6;
 const WRITE: u32 = 7;
@@ -73,6 +74,14 @@ impl Client {
 
     pub(crate) async fn attributes(&self, file: &Handle) -> Result<Attributes, Fault> {
         Ok(wire::attributes(&mut self.ask(GETATTR, of(file)).await?)?)
+    }
+
+    pub(crate) async fn access(&self, file: &Handle, wanted: u32) -> Result<u32, Fault> {
+        let mut arguments = of(file);
+        arguments.u32(wanted);
+        let mut answer = self.ask(ACCESS, arguments).await?;
+        wire::maybe_attributes(&mut answer)?;
+        Ok(answer.u32()? & wanted)
     }
 
     pub(crate) async fn set_attributes(&self, file: &Handle, change: &Change) -> Result<Attributes, Fault> {

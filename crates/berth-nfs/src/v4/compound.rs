@@ -9,6 +9,7 @@ use crate::{
 
 pub(super) mod op {
     //! Numbers of operations.
+    pub(in crate::v4) const ACCESS: u32 = 3;
     pub(in crate::v4) const CLOSE: u32 = 4;
     pub(in crate::v4) const COMMIT: u32 = 5;
     pub(in crate::v4) const CREATE: u32 = 6;

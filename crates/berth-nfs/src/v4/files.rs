@@ -84,6 +84,17 @@ impl Session {
         self.told(file, attributes::FILE).await?.attributes()
     }
 
+    pub(crate) async fn access(&self, file: &Handle, wanted: u32) -> Result<u32, Fault> {
+        let mut compound = Compound::on(file);
+        compound.op(op::ACCESS).u32(wanted);
+        let mut answer = self.call(compound).await?;
+        answer.take(op::PUTFH)?;
+        let results = answer.take(op::ACCESS)?;
+        // What the server cannot tell is not refused.
+        let supported = results.u32()?;
+        Ok((results.u32()? | !supported) & wanted)
+    }
+
     pub(crate) async fn space(&self, file: &Handle) -> Result<Space, Fault> {
         Ok(self.told(file, attributes::SPACE).await?.space)
     }

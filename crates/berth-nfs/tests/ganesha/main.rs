@@ -5,5 +5,6 @@
 mod failures;
 mod files;
 mod lies;
+mod portmapper;
 mod server;
 mod trees;

@@ -47,6 +47,10 @@ impl Server {
         Self::with(&[])
     }
 
+    pub(crate) fn is_kernel() -> bool {
+        env::var_os(KERNEL).is_some()
+    }
+
     pub(crate) fn with(options: &[&str]) -> Self {
         if let Some(export) = env::var_os(KERNEL) {
             assert!(options.is_empty(), "the kernel's server is as it is");
