@@ -119,6 +119,7 @@ impl Session {
             lost: self.lost.clone(),
             pending: None,
             connection: self.connection.clone(),
+            is_abandoned: false,
         };
         let mut sequence = Encoder::default();
         sequence.u32(op::SEQUENCE).fixed(&slots.session).u32(slot.sequence).u32(slot.number);
@@ -158,6 +159,8 @@ struct Flight {
     pending: Option<Pending>,
     /// Kept, so that the answer can still come when the session itself is dropped.
     connection: Arc<Connection>,
+    /// Nobody wants the answer any more: it is waited for in the background.
+    is_abandoned: bool,
 }
 
 impl Flight {
@@ -202,8 +205,12 @@ impl Drop for Flight {
             lost: self.lost.clone(),
             pending: Some(pending),
             connection: self.connection.clone(),
+            is_abandoned: true,
         };
-        if let Ok(runtime) = runtime::Handle::try_current() {
+        // Once only: a runtime that is ending drops at once what it is given, and that would come here again.
+        if let Ok(runtime) = runtime::Handle::try_current()
+            && !self.is_abandoned
+        {
             runtime.spawn(async move { rest.answer().await.map(drop) });
         } else {
             rest.pending = None;
