@@ -51,6 +51,18 @@ impl Program {
         self.child.id()
     }
 
+    /// What its log is named by.
+    pub fn name(&self) -> String {
+        self.log.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default()
+    }
+
+    /// How many bytes of memory it holds.
+    pub fn resident(&self) -> Result<u64> {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("it has ended")?;
+        Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
+    }
+
     /// Waits until the log holds this, and gives the line.
     pub async fn says(&mut self, text: &str) -> Result<String> {
         let deadline = Instant::now() + PATIENCE;

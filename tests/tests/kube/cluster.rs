@@ -28,11 +28,22 @@ pub(crate) struct Cluster {
     pub(crate) name: String,
     /// The CSI driver's name.
     pub(crate) driver: String,
+    begun: Instant,
 }
 
 impl Cluster {
-    /// A namespace, and objects that make a driver of this name known with a class named like the namespace.
+    /// A namespace, and objects that make a driver known whose volumes are attached, with a class named like the
+    /// namespace.
     pub(crate) async fn start(test: &str, class: Value) -> Result<Self> {
+        Self::with_driver(test, json!({"attachRequired": true}), class).await
+    }
+
+    /// The same for a driver that makes its volumes on their nodes, and tells how much room is there.
+    pub(crate) async fn start_per_node(test: &str, class: Value) -> Result<Self> {
+        Self::with_driver(test, json!({"attachRequired": false, "storageCapacity": true}), class).await
+    }
+
+    async fn with_driver(test: &str, driver_spec: Value, class: Value) -> Result<Self> {
         let kubeconfig = std::env::var_os("KUBECONFIG_REAL")
             .map(PathBuf::from)
             .context("KUBECONFIG_REAL names no cluster; `make test-kube` starts one and runs this")?;
@@ -43,12 +54,13 @@ impl Cluster {
             tempfile::Builder::new().prefix("kube-").rand_bytes(5).tempdir().context("make a directory")?;
         let name = format!("{test}-{}", std::process::id());
         let driver = format!("{name}.berth.test");
-        let cluster = Self { client: Client::try_from(config)?, kubeconfig, dir, name, driver };
+        let (client, begun) = (Client::try_from(config)?, Instant::now());
+        let cluster = Self { client, kubeconfig, dir, name, driver, begun };
         cluster.create(NAMESPACE, json!({"metadata": {"name": cluster.name}})).await?;
         let spec = json!({
-            "attachRequired": true, "podInfoOnMount": true, "fsGroupPolicy": "File",
-            "volumeLifecycleModes": ["Persistent", "Ephemeral"],
+            "podInfoOnMount": true, "fsGroupPolicy": "File", "volumeLifecycleModes": ["Persistent", "Ephemeral"],
         });
+        let spec = merged(spec, driver_spec);
         cluster.create(CSI_DRIVER, json!({"metadata": {"name": cluster.driver}, "spec": spec})).await?;
         cluster.class(&cluster.name, class).await?;
         // Without it no pod is admitted.
@@ -93,6 +105,11 @@ impl Cluster {
         format!("--kubeconfig={}", self.kubeconfig.display())
     }
 
+    /// Notes how long the test has taken to come here.
+    pub(crate) fn step(&self, what: &str) {
+        println!("{:7.1} s  {what}", self.begun.elapsed().as_secs_f64());
+    }
+
     /// Runs kubectl; gives what it printed, or its complaint as the error.
     pub(crate) fn kubectl(&self, args: &[&str]) -> Result<String> {
         let kubeconfig = self.kubeconfig();
@@ -113,12 +130,12 @@ impl Cluster {
             format!("--node-id={node}"),
             format!("--driver-name={}", self.driver),
         ];
-        let args: Vec<&str> = [command, "local", "--attach"]
+        let args: Vec<&str> = [command, "local"]
             .into_iter()
             .chain(own.iter().map(String::as_str))
             .chain(more.iter().copied())
             .collect();
-        let mut program = self.berth(node, &args, &[("NODE_NAME", node)])?;
+        let mut program = self.berth(node, &args, &[("NODE_NAME", node), ("NAMESPACE", &self.name)])?;
         program.says(" ready ").await?;
         Ok(program)
     }
@@ -127,7 +144,29 @@ impl Cluster {
     pub(crate) async fn controller(&self, node: &str, more: &[&str]) -> Result<Program> {
         let kubeconfig = self.kubeconfig();
         let all = "--controllers=provisioner,attacher,resizer,snapshotter,snapshot-controller";
-        self.local("controller", node, &[&[kubeconfig.as_str(), all], more].concat()).await
+        self.local("controller", node, &[&[kubeconfig.as_str(), "--attach", all], more].concat()).await
+    }
+
+    /// Starts `berth node local` with the components that can run on every node.
+    pub(crate) async fn node(&self, node: &str, registry: &Path, more: &[&str]) -> Result<Program> {
+        let (kubeconfig, registry) =
+            (self.kubeconfig(), format!("--plugin-registration-path={}", registry.display()));
+        let own = [
+            kubeconfig.as_str(),
+            &registry,
+            "--node-deployment",
+            "--node-deployment-base-delay=1s",
+            "--enable-capacity",
+            // There is no DaemonSet that the objects could go with.
+            "--capacity-ownerref-level=-1",
+        ];
+        self.local("node", node, &[&own, more].concat()).await
+    }
+
+    /// Starts `berth snapshot-controller` for a driver that is on every node.
+    pub(crate) fn snapshot_controller(&self) -> Result<Program> {
+        let args = ["snapshot-controller", &self.kubeconfig(), "--enable-distributed-snapshotting"];
+        self.berth("snapshot-controller", &args, &[])
     }
 
     /// Where the driver of a node listens.
@@ -327,6 +366,7 @@ impl Cluster {
             );
         }
         for (_, program) in programs {
+            self.step(&format!("{} holds {} MiB", program.name(), program.resident()? >> 20));
             program.stop().await?;
         }
         let mounts = machine::mounts_below(self.dir())?;

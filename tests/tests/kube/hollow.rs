@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use crate::cluster::Cluster;
-use crate::kinds::{ATTACHMENT, CLAIM, CSI_NODE, NODE, POD, text};
+use crate::kinds::{ATTACHMENT, CLAIM, CSI_DRIVER, CSI_NODE, NODE, POD, text};
 
 /// How often a kubelet says that it is alive.
 const HEARTBEAT: Duration = Duration::from_secs(10);
@@ -93,7 +93,12 @@ impl<'a> Hollow<'a> {
         let handle = text(&volume, "/spec/csi/volumeHandle").to_owned();
         let unique = format!("kubernetes.io/csi/{}^{handle}", self.cluster.driver);
         self.in_use(|all| all.push(unique.clone())).await?;
-        let publish_context = self.attached(&volume, &unique).await?;
+        let driver = self.cluster.get(CSI_DRIVER, &self.cluster.driver).await?;
+        let publish_context = if driver["spec"]["attachRequired"] == true {
+            self.attached(&volume, &unique).await?
+        } else {
+            BTreeMap::new()
+        };
 
         let paths = csi::Mounted::paths(&handle, &self.cluster.path(&self.name))?;
         let context = serde_json::from_value(volume["spec"]["csi"]["volumeAttributes"].clone())?;

@@ -31,6 +31,7 @@ pub(crate) const VOLUME: Kind = in_cluster("", "v1", "PersistentVolume");
 const STORAGE: &str = "storage.k8s.io";
 pub(crate) const ATTACHMENT: Kind = in_cluster(STORAGE, "v1", "VolumeAttachment");
 pub(crate) const ATTRIBUTES_CLASS: Kind = in_cluster(STORAGE, "v1", "VolumeAttributesClass");
+pub(crate) const CAPACITY: Kind = in_namespaces(STORAGE, "v1", "CSIStorageCapacity");
 pub(crate) const CLASS: Kind = in_cluster(STORAGE, "v1", "StorageClass");
 pub(crate) const CSI_DRIVER: Kind = in_cluster(STORAGE, "v1", "CSIDriver");
 pub(crate) const CSI_NODE: Kind = in_cluster(STORAGE, "v1", "CSINode");

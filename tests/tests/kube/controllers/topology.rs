@@ -18,7 +18,7 @@ async fn a_class_that_allows_one_place_brings_pod_and_volume_there() -> Result<(
     cluster.class(&here, class).await?;
     let controller = cluster.controller(&here, &["--kind=dir"]).await?;
     // A second node, with a driver of its own and no controller; a pod would rather be there.
-    let other = cluster.local("driver", &there, &["--kind=dir"]).await?;
+    let other = cluster.local("driver", &there, &["--attach", "--kind=dir"]).await?;
     let (allowed, preferred) =
         (Hollow::start(&cluster, &here).await?, Hollow::start(&cluster, &there).await?);
     cluster.claim("data", "16Mi", json!({"storageClassName": here})).await?;
