@@ -71,6 +71,8 @@ pub struct Config {
     pub usage_lifetime: Duration,
     /// What mounts shares on this node.
     pub mount_mode: MountMode,
+    /// What serves shares through FUSE: a program whose `main` begins with `berth_fuse::intercept`.
+    pub fuse_program: PathBuf,
     /// Where shares are mounted on this node, out of everybody's sight.
     pub mount_dir: PathBuf,
     /// How long a server may take to be mounted.
@@ -91,6 +93,8 @@ impl Config {
             compress_snapshots: true,
             usage_lifetime: Duration::from_mins(10),
             mount_mode: MountMode::Kernel,
+            // This program, also if its file has been replaced meanwhile.
+            fuse_program: PathBuf::from("/proc/self/exe"),
             mount_dir,
             mount_timeout: Duration::from_secs(110),
         }

@@ -59,8 +59,7 @@ impl Inner {
         page: &PageRequest,
     ) -> Result<Page<(VolumeId, Vec<Condition>)>> {
         let mut entries = Vec::new();
-        for (position, share, keys) in self.listing(Drawer::Volumes, page).await? {
-            let Some(name) = self.shares.all().into_iter().nth(position) else { break };
+        for (name, share, keys) in self.listing(Drawer::Volumes, page).await? {
             let common = self.share_conditions(&share, &name).await?;
             for key in keys {
                 let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key).await? else {
@@ -76,7 +75,7 @@ impl Inner {
                 }
                 entries.push((parse_id(&volume), conditions));
                 if entries.len() == page.limit {
-                    return Ok(Page { entries, next: Some(token(position, &key)) });
+                    return Ok(Page { entries, next: Some(token(&name, &key)) });
                 }
             }
         }

@@ -11,6 +11,7 @@
 
 use std::fmt;
 
+use super::record::key_of;
 use crate::backend::{Error, Result};
 
 /// Where the driver keeps what it has to remember, in the root of a share.
@@ -79,6 +80,11 @@ impl ShareName {
         let share = share.trim_matches('/');
         check_parts("share", share)?;
         Ok(Self { server: server.to_owned(), share: share.to_owned() })
+    }
+
+    /// A digest, for the tokens of listings.
+    pub(super) fn key(&self) -> String {
+        key_of(&format!("{}#{}", self.server, self.share))
     }
 
     /// The path as servers know it.

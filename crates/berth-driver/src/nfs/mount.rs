@@ -53,7 +53,7 @@ impl Plan {
             let parsed = Options::parse(options).map_err(|error| invalid(&error))?;
             let target = Target { server: share.server.clone(), path: share.path(), options: parsed };
             target.check().map_err(|error| invalid(&error))?;
-            Box::pin(nfs.share(&target)).await.map_err(failed)?.version()
+            nfs.share(&target).await.map_err(failed)?.version()
         };
         let options = options.iter().filter(|option| !is_for_us(option)).cloned().collect();
         Ok(Self { share: share.clone(), address, version, options })
@@ -81,6 +81,12 @@ impl Plan {
         options
     }
 
+    /// The options as the process takes them that serves the share.
+    fn fuse_options(&self) -> Vec<String> {
+        let version = format!("vers={}", self.version);
+        std::iter::once(version).chain(self.options.iter().cloned()).collect()
+    }
+
     /// What the mount is called in the kernel's table.
     fn source(&self) -> String {
         self.share.to_string()
@@ -88,8 +94,9 @@ impl Plan {
 }
 
 impl MountMode {
-    /// Mounts a share at an existing directory; blocks up to the deadline, and no longer.
-    pub(super) fn mount(self, plan: &Plan, at: &Path, deadline: Duration) -> Result<()> {
+    /// Mounts a share at an existing directory; blocks up to the deadline, and no longer. `program` is what serves it
+    /// where the kernel does not.
+    pub(super) fn mount(self, plan: &Plan, at: &Path, deadline: Duration, program: &Path) -> Result<()> {
         match self {
             Self::Kernel => {
                 let (source, options) = (plan.source(), plan.kernel_options());
@@ -97,8 +104,26 @@ impl MountMode {
                 let filesystem = Filesystem { fs_type: "nfs", source: &source, options: &options };
                 remote::mount(filesystem, at, deadline).map_err(|error| refused(&error))
             }
-            Self::Fuse => Err(Error::Unsupported("mounting through FUSE")),
+            Self::Fuse => {
+                let mount = berth_fuse::Mount {
+                    server: plan.share.server.clone(),
+                    path: plan.share.path(),
+                    options: plan.fuse_options(),
+                    at: at.to_owned(),
+                };
+                berth_fuse::start(program, &mount, deadline).map_err(|error| refused_fuse(&error))
+            }
         }
+    }
+}
+
+fn refused_fuse(error: &berth_host::Error) -> Error {
+    match error.errno().map(Errno::from_raw_os_error) {
+        Some(Errno::NODEV | Errno::NXIO) => Error::Precondition(format!(
+            "{}: this kernel has no FUSE; --mount-mode fuse needs /dev/fuse and the kernel module behind it",
+            error.sentence()
+        )),
+        _ => refused(error),
     }
 }
 

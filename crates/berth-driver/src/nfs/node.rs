@@ -13,6 +13,7 @@ use berth_host::{
     mount::{self, Attributes, MountInfo},
     path::Dir,
     remote,
+    usage::Space,
 };
 use berth_nfs::{Nfs, Options, Target};
 use rustix::io::Errno;
@@ -46,6 +47,8 @@ pub(super) struct NodeMounts {
     mode: MountMode,
     dir: PathBuf,
     timeout: Duration,
+    /// What serves shares where the kernel does not.
+    program: PathBuf,
     /// The mode that directories get whose volume names none.
     permissions: Option<u32>,
     nfs: Nfs,
@@ -81,6 +84,7 @@ impl NodeMounts {
             mode: config.mount_mode,
             dir: config.mount_dir.clone(),
             timeout: config.mount_timeout,
+            program: config.fuse_program.clone(),
             permissions: config.mount_permissions,
             nfs: Nfs::new(),
             default_options: config.mount_options.clone(),
@@ -98,11 +102,11 @@ impl NodeMounts {
         let _turn = turn.lock().await;
         let root = self.dir.join(&key);
         if !self.is_usable(root.clone()).await? {
-            let plan = Box::pin(Plan::make(&self.nfs, &place.share, &options, self.timeout)).await?;
+            let plan = Plan::make(&self.nfs, &place.share, &options, self.timeout).await?;
             let (this, at) = (self.clone(), root.clone());
             blocking(move || {
                 Dir::ensure(&at, 0o700)?;
-                this.mode.mount(&plan, &at, this.timeout)
+                this.mode.mount(&plan, &at, this.timeout, &this.program)
             })
             .await?;
         }
@@ -175,7 +179,12 @@ impl NodeMounts {
             if mount::mounts()?.iter().any(is_used) {
                 return Ok(());
             }
-            remote::unmount(&root.target, UNMOUNT)?;
+            if root.fs_type.starts_with("fuse") {
+                // The process behind it is to end now, not when the last copy of this mount namespace does.
+                remote::end(&root.target, UNMOUNT)?;
+            } else {
+                remote::unmount(&root.target, UNMOUNT)?;
+            }
             let _ = std::fs::remove_dir(&root.target);
             self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
         }
@@ -251,6 +260,9 @@ impl NodeMounts {
         let at = path.clone();
         let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
         let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
+        if found.fs_type.starts_with("fuse") {
+            return blocking(move || Ok(usage_of(&remote::space(&path, SPACE)?))).await;
+        }
         let share = parse_share(&found.source)?;
         let told = found.super_options.split(',').filter(|option| {
             ["vers=", "port=", "mountport="].iter().any(|key| option.starts_with(key))
@@ -258,17 +270,24 @@ impl NodeMounts {
         });
         let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
         let target = Target { server: share.server.clone(), path: share.path(), options };
-        let share = Box::pin(self.nfs.share(&target)).await.map_err(failed)?;
+        let share = self.nfs.share(&target).await.map_err(failed)?;
         let space = share.space(&share.root()).await.map_err(failed)?;
-        let amounts = |total: u64, free: u64, available: u64| Amounts {
-            total,
-            used: total.saturating_sub(free),
-            available,
-        };
         Ok(Usage {
             bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
             inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
         })
+    }
+}
+
+fn amounts(total: u64, free: u64, available: u64) -> Amounts {
+    Amounts { total, used: total.saturating_sub(free), available }
+}
+
+/// The server's space as its mount tells it.
+fn usage_of(space: &Space) -> Usage {
+    Usage {
+        bytes: amounts(space.total, space.free, space.available),
+        inodes: Some(amounts(space.inodes_total, space.inodes_free, space.inodes_free)),
     }
 }
 

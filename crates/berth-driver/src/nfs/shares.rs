@@ -29,6 +29,8 @@ struct Known {
     options: Vec<String>,
     /// Options out of a secret, which count besides.
     secret: Vec<String>,
+    /// It has answered, or was named at the start: worth a listing.
+    is_there: bool,
     /// What an earlier process may have left there was looked at.
     swept: bool,
 }
@@ -43,7 +45,8 @@ impl std::fmt::Debug for Known {
 impl Shares {
     /// Those that are known from the start.
     pub(super) fn new(shares: &[ShareName], default_options: Vec<String>) -> Self {
-        let known = shares.iter().map(|share| (share.clone(), Known::default())).collect();
+        let there = || Known { is_there: true, ..Known::default() };
+        let known = shares.iter().map(|share| (share.clone(), there())).collect();
         Self { nfs: Nfs::new(), default_options, known: Mutex::new(known) }
     }
 
@@ -65,9 +68,13 @@ impl Shares {
         self.known().entry(share.clone()).or_default().secret = options;
     }
 
-    /// Every share there is reason to know, in a stable order.
+    /// Every share there is, in an order that stays the same when more of them become known.
     pub(super) fn all(&self) -> Vec<ShareName> {
-        self.known().keys().cloned().collect()
+        let known = self.known();
+        let mut all: Vec<ShareName> =
+            known.iter().filter(|(_, known)| known.is_there).map(|(share, _)| share.clone()).collect();
+        all.sort_by_cached_key(ShareName::key);
+        all
     }
 
     /// Whether this is the first time that it is asked: then leftovers of earlier processes are to be looked for.
@@ -85,10 +92,8 @@ impl Shares {
             Options::parse(options).map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;
         let target = Target { server: name.server.clone(), path: name.path(), options };
         target.check().map_err(|error| Error::Invalid(error.to_string()))?;
-        // Connecting is a deep affair, and rare: on the heap it costs the calls that only pass by no stack.
-        let share = Box::pin(self.nfs.share(&target)).await.map_err(failed)?;
-        // Only a share that was there is worth listing.
-        self.known().entry(name.clone()).or_default();
+        let share = self.nfs.share(&target).await.map_err(failed)?;
+        self.known().entry(name.clone()).or_default().is_there = true;
         Ok(share)
     }
 }

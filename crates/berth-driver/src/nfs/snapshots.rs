@@ -236,7 +236,7 @@ impl Inner {
         page: &PageRequest,
     ) -> Result<Page<Snapshot>> {
         let mut entries = Vec::new();
-        for (position, share, keys) in self.listing(Drawer::Snapshots, page).await? {
+        for (name, share, keys) in self.listing(Drawer::Snapshots, page).await? {
             for key in keys {
                 let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
                 else {
@@ -249,7 +249,7 @@ impl Inner {
                 let is_ready = find_archive(&share, &snapshot).await?.is_some();
                 entries.push(describe(&snapshot, &record, is_ready)?);
                 if entries.len() == page.limit {
-                    return Ok(Page { entries, next: Some(token(position, &key)) });
+                    return Ok(Page { entries, next: Some(token(&name, &key)) });
                 }
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use berth_core::{Access, AccessKind, Capacity, CapacityRange, VolumeId};
 use berth_nfs::{Attributes, Change, Cookie, Entry, Handle, Kind, Share};
-use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 
 use super::{
     Inner, capacity,
@@ -62,7 +62,7 @@ impl Inner {
         let look = Look { mode: class.look.mode.or(self.config.mount_permissions), ..class.look };
         let built = match &new.source {
             None => None,
-            Some(source) => Some(Box::pin(self.build(&share, &volume, source, look)).await?),
+            Some(source) => Some(self.build(&share, &volume, source, look).await?),
         };
         record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
         match built {
@@ -91,14 +91,14 @@ impl Inner {
                 let from = find_dir(&other, origin.dir.as_str()).await?;
                 let from = from.ok_or_else(|| Error::no_volume(id))?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
-                Box::pin(other.copy_tree(&from.handle, share, &to.handle)).await.map_err(failed)?;
+                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
                 share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
                 to
             }
             ContentSource::Snapshot(id) => {
                 share.remove_tree(&incoming, &key).await.map_err(failed)?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
-                Box::pin(self.restore(id, share, &to.handle)).await?;
+                self.restore(id, share, &to.handle).await?;
                 to
             }
         };
@@ -149,14 +149,14 @@ impl Inner {
         let listing = self.listing(Drawer::Volumes, page).await?;
         let mut volumes = Vec::new();
         let mut next = None;
-        for (position, share, keys) in listing {
+        for (name, share, keys) in listing {
             let room = page.limit - volumes.len();
             if room == 0 {
                 break;
             }
             let more = keys.len() > room;
             let taken: Vec<String> = keys.into_iter().take(room).collect();
-            next = taken.last().map(|key| token(position, key)).filter(|_| more);
+            next = taken.last().map(|key| token(&name, key)).filter(|_| more);
             let found: Vec<Option<Volume>> =
                 stream::iter(taken).map(|key| listed(&share, key)).buffered(AT_ONCE).try_collect().await?;
             volumes.extend(found.into_iter().flatten());
@@ -167,16 +167,19 @@ impl Inner {
         Ok(Page { entries: volumes, next })
     }
 
-    /// The keys in one drawer of every known share, from where the page starts; with the share's position.
+    /// The keys in one drawer of every known share, from where the page starts.
     pub(super) async fn listing(
         self: &Arc<Self>,
         drawer: Drawer,
         page: &PageRequest,
-    ) -> Result<Vec<(usize, Share, Vec<String>)>> {
+    ) -> Result<Vec<(ShareName, Share, Vec<String>)>> {
         let (first, after) = page_start(page)?;
+        let names = self.shares.all().into_iter().filter(|name| name.key() >= first);
+        // All at once: one that is gone costs its time, and not everybody's.
+        let shares = join_all(names.map(async |name| (self.visit(&name).await, name))).await;
         let mut listing = Vec::new();
-        for (position, name) in self.shares.all().into_iter().enumerate().skip(first) {
-            let share = match self.visit(&name).await {
+        for (share, name) in shares {
+            let share = match share {
                 Ok(share) => share,
                 // One server that is gone must not hide the volumes of all others.
                 Err(error) => {
@@ -185,10 +188,10 @@ impl Inner {
                 }
             };
             let mut keys = drawer.keys(&share).await?;
-            if position == first {
+            if name.key() == first {
                 keys.retain(|key| key.as_str() > after.as_str());
             }
-            listing.push((position, share, keys));
+            listing.push((name, share, keys));
         }
         Ok(listing)
     }
@@ -204,12 +207,9 @@ impl Inner {
             }
             None => self.shares.all(),
         };
-        let mut free = 0_u64;
-        for share in shares {
-            // What does not answer has no room.
-            free = free.saturating_add(self.free_on(&share).await.unwrap_or(0));
-        }
-        Ok(room_of(free))
+        // What does not answer has no room.
+        let free = join_all(shares.iter().map(|share| self.free_on(share))).await;
+        Ok(room_of(free.into_iter().flatten().fold(0, u64::saturating_add)))
     }
 
     async fn free_on(self: &Arc<Self>, name: &ShareName) -> Result<u64> {
@@ -243,19 +243,18 @@ pub(super) fn parse_id(volume: &VolumeRef) -> VolumeId {
     volume.to_string().parse().expect("an id made of checked parts is an id")
 }
 
-/// What a page's token says: a share's position, and the last key before.
-fn page_start(page: &PageRequest) -> Result<(usize, String)> {
-    let Some(token) = &page.after else { return Ok((0, String::new())) };
-    let parsed = token.split_once('.').and_then(|(position, key)| {
-        let is_key = key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
-        Some((position.parse().ok()?, key.to_owned())).filter(|_| is_key)
-    });
+/// What a page's token says: the share, and the last key before.
+fn page_start(page: &PageRequest) -> Result<(String, String)> {
+    let Some(token) = &page.after else { return Ok(Default::default()) };
+    let is_key = |key: &str| key.len() == 32 && key.bytes().all(|byte| byte.is_ascii_hexdigit());
+    let parsed = token.split_once('.').filter(|(share, key)| is_key(share) && is_key(key));
+    let parsed = parsed.map(|(share, key)| (share.to_owned(), key.to_owned()));
     parsed.ok_or_else(|| Error::Busy(format!("starting_token {token:?} was not given by this driver")))
 }
 
 /// Where the next page starts.
-pub(super) fn token(position: usize, key: &str) -> String {
-    format!("{position}.{key}")
+pub(super) fn token(share: &ShareName, key: &str) -> String {
+    format!("{}.{key}", share.key())
 }
 
 /// How a class and its mount options want the share to be reached.

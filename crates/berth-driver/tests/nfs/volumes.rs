@@ -1,6 +1,7 @@
 //! Volumes: where they are, what becomes of them, and that any process can take over from any other.
 
 use std::{
+    collections::BTreeMap,
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::Path,
@@ -10,7 +11,7 @@ use std::{
 use berth_core::CapacityRange;
 use berth_driver::{
     Backend,
-    backend::{ContentSource, Error, NewVolume, PageRequest, Parameters, Severity},
+    backend::{About, ContentSource, Error, NewVolume, PageRequest, Parameters, Secrets, Severity},
     nfs::{Nfs, OnDelete},
 };
 
@@ -67,6 +68,37 @@ async fn a_volume_is_a_directory_that_any_process_finds_again_and_removes() {
         assert_eq!(names(&server.export().join(".berth/trash")), Vec::<String>::new());
         assert_eq!(names(&server.export().join(".berth/volumes")), Vec::<String>::new());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_secret_or_the_class_says_how_to_reach_the_server() {
+    let server = Server::start("4.2", &[]);
+    let mut config = server.config();
+    let options = std::mem::take(&mut config.mount_options).remove(0);
+    let secrets = Secrets::from(BTreeMap::from([("MountOptions".to_owned(), options.clone())]));
+    assert_eq!(format!("{secrets:?}"), "Secrets");
+    let new = server.new_volume("pvc-1", &[]);
+    let backend = Nfs::new(config.clone()).unwrap();
+    assert!(matches!(backend.find_made(&new).await, Err(Error::Unavailable(_))));
+    backend.heed(About::Class(&new.parameters), &secrets);
+    assert!(!format!("{backend:?}").contains(&options));
+    let volume = backend.create_volume(new).await.unwrap();
+
+    // A deletion says no more than the id, and perhaps a secret.
+    let next = Nfs::new(config.clone()).unwrap();
+    assert!(next.delete_volume(&volume.id).await.is_err());
+    next.heed(About::Volume(&volume.id), &secrets);
+    next.delete_volume(&volume.id).await.unwrap();
+
+    // What the class said is remembered for it.
+    let backend = Nfs::new(config).unwrap();
+    let mut new = server.new_volume("pvc-2", &[("mountOptions", &options)]);
+    assert!(backend.find_made(&new).await.unwrap().is_none());
+    let volume = backend.create_volume(new.clone()).await.unwrap();
+    backend.delete_volume(&volume.id).await.unwrap();
+    new.parameters.insert("mountOptions".into(), "vers=nonsense".into());
+    assert!(matches!(backend.find_made(&new).await, Err(Error::Invalid(_))));
+    backend.drain(SOON).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

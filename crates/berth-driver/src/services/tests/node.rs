@@ -503,6 +503,21 @@ async fn an_inline_volume_comes_and_goes_with_its_pod() {
 }
 
 #[tokio::test]
+async fn an_inline_volume_that_names_existing_storage_is_neither_made_nor_removed() {
+    let by_reference = |fake: &mut Fake| {
+        fake.features = fake.features.with(Feature::Stage, false).with(Feature::InlineByReference, true);
+    };
+    let bench = Bench::with(by_reference, |_| {});
+    let id = bench.volume(create("existing")).await;
+    ok(bench.driver.node_publish_volume(of(bench.inline_request(&id, "target"))).await);
+    fs::write(bench.place.path().join("target/file"), "precious").unwrap();
+    assert_eq!(bench.fake.state().volumes.len(), 1);
+    ok(bench.driver.node_unpublish_volume(of(bench.unpublish_request(&id, "target"))).await);
+    assert_eq!(bench.fake.state().volumes.len(), 1);
+    assert_eq!(fs::read_to_string(bench.fake.files(&id).join("file")).unwrap(), "precious");
+}
+
+#[tokio::test]
 async fn an_inline_volume_that_fails_halfway_leaves_nothing() {
     let bench = Bench::new();
     let request = bench.inline_request("h", "target");
