@@ -15,6 +15,8 @@ use crate::{
 
 /// Entries of one directory that are treated at the same time.
 const ENTRIES: usize = 16;
+/// So often something is done whose answer was lost.
+const TRIES: u32 = 3;
 
 impl Share {
     /// Finds a directory below the share; every component must be a directory, and no symlink is followed.
@@ -49,10 +51,16 @@ impl Share {
 
     /// Makes a directory, or finds what has its name, and tells whether it is new.
     async fn ensure_dir(&self, dir: &Handle, name: &Name, change: &Change) -> Result<(Entry, bool)> {
-        match self.make_dir(dir, name, change).await {
-            Ok(made) => Ok((made, true)),
-            Err(error) if error.kind() == Kind::Exists => Ok((self.lookup(dir, name).await?, false)),
-            Err(error) => Err(error),
+        let mut tries = 1;
+        loop {
+            match self.make_dir(dir, name, change).await {
+                Ok(made) => return Ok((made, true)),
+                Err(error) if error.kind() == Kind::Exists => {
+                    return Ok((self.lookup(dir, name).await?, false));
+                }
+                Err(error) if error.kind() == Kind::Interrupted && tries < TRIES => tries += 1,
+                Err(error) => return Err(error),
+            }
         }
     }
 

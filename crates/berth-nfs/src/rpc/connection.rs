@@ -51,8 +51,9 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Shared {
     calls: Mutex<Calls>,
-    /// Records received so far, and bytes of the present one.
+    /// How often something came, and how often it completed an answer.
     received: AtomicU64,
+    answers: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -86,7 +87,11 @@ impl Connection {
             broken: None,
             used: Instant::now(),
         };
-        let shared = Arc::new(Shared { calls: Mutex::new(calls), received: AtomicU64::new(0) });
+        let shared = Arc::new(Shared {
+            calls: Mutex::new(calls),
+            received: AtomicU64::new(0),
+            answers: AtomicU64::new(0),
+        });
         let (queue, requests) = mpsc::channel(QUEUE);
         let tasks = [
             tokio::spawn(receive(read, shared.clone())),
@@ -180,6 +185,7 @@ pub(crate) struct Pending {
 impl Pending {
     /// Waits for the results. May be called again when a previous wait was dropped.
     pub(crate) async fn results(&mut self) -> Result<Decoder, Fault> {
+        let answers = self.shared.answers.load(Ordering::Relaxed);
         for round in 1..=PATIENCE {
             let before = self.shared.received.load(Ordering::Relaxed);
             match timeout(self.timeout, &mut self.answer).await {
@@ -196,7 +202,12 @@ impl Pending {
                 Err(_) => {}
             }
         }
-        Err(Fault::Silent(self.timeout * PATIENCE))
+        let silent = Fault::Silent(self.timeout * PATIENCE);
+        // All this time one answer was on its way, and more would wait behind it.
+        if self.shared.answers.load(Ordering::Relaxed) == answers {
+            self.shared.give_up(silent.clone());
+        }
+        Err(silent)
     }
 }
 
@@ -236,6 +247,7 @@ async fn receive(mut socket: OwnedReadHalf, shared: Arc<Shared>) {
             Ok(record) => record,
             Err(fault) => return shared.give_up(fault),
         };
+        shared.answers.fetch_add(1, Ordering::Relaxed);
         let mut record = record;
         let Ok(xid) = record.try_get_u32() else {
             return shared.give_up(Fault::Malformed("a record is too short for an answer"));

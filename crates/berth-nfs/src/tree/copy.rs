@@ -12,12 +12,15 @@ use std::{
 };
 
 use bytes::Bytes;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, Semaphore};
 
 use super::walk::{Visitor, walk};
 use crate::{
     Attributes, Change, DirEntry, Entry, FileKind, Handle, Kind, Name, Node, Result, Share, TimeChange,
 };
+
+/// Mebibytes on their way at the same time, of all files together.
+const CHUNKS: usize = 16;
 
 /// What a copy did.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
@@ -39,6 +42,7 @@ impl Share {
             from: self,
             to: other,
             names: Mutex::default(),
+            chunks: Semaphore::new(CHUNKS),
             entries: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
@@ -61,6 +65,8 @@ pub(super) struct Copy<'a> {
     pub(super) to: &'a Share,
     /// Files with several names: the copy of each, once it is there.
     names: Mutex<HashMap<Inode, Arc<OnceCell<Handle>>>>,
+    /// Bounds what is in memory.
+    pub(super) chunks: Semaphore,
     entries: AtomicU64,
     skipped: AtomicU64,
     pub(super) bytes: AtomicU64,

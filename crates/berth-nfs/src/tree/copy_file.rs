@@ -88,6 +88,7 @@ impl Copy<'_> {
         range: Range<u64>,
         find_holes: bool,
     ) -> Result<()> {
+        let _room = self.chunks.acquire().await.expect("nobody closes the semaphore");
         let data = self.read_whole(from, range.clone()).await?;
         let all = 0..data.len();
         for run in if find_holes { runs_of_data(&data) } else { vec![all] } {

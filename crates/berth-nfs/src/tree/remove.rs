@@ -5,15 +5,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{
-    ENTRIES,
+    ENTRIES, TRIES,
     walk::{Visitor, walk},
 };
 use crate::{Cookie, DirEntry, FileKind, Handle, Kind, Name, Reason, Result, Share, status::Fault};
 
 /// Somebody who fills a directory while it is emptied wins after so many rounds.
 const ROUNDS: u32 = 16;
-/// So often something is removed whose answer was lost.
-const TRIES: u32 = 3;
 
 impl Share {
     /// Removes a name with all below it; one that is not there is removed already. Can be repeated after a failure.

@@ -3,9 +3,9 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicU32, AtomicU64, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use berth_nfs::{Change, Cookie, Create, Error, Kind, Name, Nfs, Node, Share, Target, Version};
@@ -16,7 +16,7 @@ use tokio::{
         TcpListener, TcpStream,
         tcp::{OwnedReadHalf, OwnedWriteHalf},
     },
-    sync::Mutex,
+    sync::{Mutex, Notify},
     time::timeout,
 };
 
@@ -269,6 +269,162 @@ async fn a_listed_name_that_leads_elsewhere_is_never_used() {
         let error = share.remove_tree(&share.root(), "dir").await.unwrap_err();
         assert_eq!(error.kind(), Kind::Protocol, "{version}: {}", chain(&error));
         assert!(server.export().join("x").exists());
+    }
+}
+
+/// The first operation of a compound of version 4; the procedure of version 3.
+fn asked(record: &[u8]) -> Option<(u32, u32)> {
+    let word = |at: usize| record.get(at..at + 4).map(|word| u32::from_be_bytes(word.try_into().unwrap()));
+    let credential = word(28)? as usize;
+    match word(16)? {
+        4 => Some((4, word(32 + credential + 8 + 12)?)),
+        version => Some((version, word(20)?)),
+    }
+}
+
+fn accepted(request: &[u8], words: &[u32]) -> Vec<u8> {
+    let mut answer = request[..4].to_vec();
+    for word in [1, 0, 0, 0, 0].iter().chain(words) {
+        answer.extend_from_slice(&word.to_be_bytes());
+    }
+    answer
+}
+
+/// Answers with a status of its own, the next few times.
+struct Moody {
+    status: AtomicU32,
+    times: AtomicU32,
+}
+
+impl Meddle for Moody {
+    fn request(&self, record: &[u8]) -> Option<Vec<u8>> {
+        const SEQUENCE: u32 = 53;
+        const MKDIR: u32 = 9;
+        const PUTFH: u32 = 22;
+        let asked = asked(record)?;
+        if !matches!(asked, (4, SEQUENCE | PUTFH) | (3, MKDIR)) {
+            return None;
+        }
+        self.times.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |times| times.checked_sub(1)).ok()?;
+        let status = self.status.load(Ordering::Relaxed);
+        Some(match asked {
+            (4, operation) => accepted(record, &[status, 0, 1, operation, status]),
+            // And no attributes, before or after.
+            _ => accepted(record, &[status, 0, 0]),
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_forgot_us_or_is_busy_is_asked_again() {
+    const DELAY: u32 = 10008;
+    const GRACE: u32 = 10013;
+    const STALE_CLIENT: u32 = 10022;
+    const BAD_SESSION: u32 = 10052;
+    const DEAD_SESSION: u32 = 10078;
+    let server = Server::start();
+    for version in Version::ALL {
+        let moody = Arc::new(Moody { status: AtomicU32::new(0), times: AtomicU32::new(0) });
+        let mut target = through(&server, version, between(&server, moody.clone()).await);
+        target.options.timeout = Duration::from_secs(20);
+        let share = Nfs::new().share(&target).await.unwrap();
+        let statuses = match version {
+            Version::V3 => &[DELAY][..],
+            Version::V4_0 => &[DELAY, GRACE, STALE_CLIENT],
+            _ => &[DELAY, GRACE, STALE_CLIENT, BAD_SESSION, DEAD_SESSION],
+        };
+        for status in statuses {
+            moody.status.store(*status, Ordering::Relaxed);
+            moody.times.store(2, Ordering::Relaxed);
+            let made = share.make_dir(&share.root(), format!("{version} {status}"), &Change::default()).await;
+            made.unwrap_or_else(|error| panic!("{version} {status}: {}", chain(&error)));
+            assert_eq!(moody.times.load(Ordering::Relaxed), 0);
+        }
+        // But not for ever.
+        moody.status.store(BAD_SESSION, Ordering::Relaxed);
+        moody.times.store(1000, Ordering::Relaxed);
+        share.make_dir(&share.root(), format!("{version} never"), &Change::default()).await.unwrap_err();
+    }
+}
+
+/// Notices who says good-bye.
+struct Listen {
+    heard: Notify,
+}
+
+impl Meddle for Listen {
+    fn request(&self, record: &[u8]) -> Option<Vec<u8>> {
+        const DESTROY_CLIENTID: u32 = 57;
+        if asked(record) == Some((4, DESTROY_CLIENTID)) {
+            self.heard.notify_one();
+        }
+        None
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_nobody_needs_says_good_bye() {
+    let server = Server::start();
+    for version in [Version::V4_1, Version::V4_2] {
+        let listen = Arc::new(Listen { heard: Notify::new() });
+        let target = through(&server, version, between(&server, listen.clone()).await);
+        let nfs = Nfs::new();
+        let share = nfs.share(&target).await.unwrap();
+        drop(nfs);
+        share.attributes(&share.root()).await.unwrap();
+        drop(share);
+        timeout(Duration::from_secs(20), listen.heard.notified()).await.expect("it is heard");
+    }
+}
+
+/// A line of a kilobyte per second, in our direction.
+async fn slow_line(server: &Server) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let (own, port) = (listener.local_addr().unwrap().port(), server.port);
+    tokio::spawn(async move {
+        while let Ok((client, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let (mut from_server, mut to_server) =
+                    TcpStream::connect(("127.0.0.1", port)).await.unwrap().into_split();
+                let (mut from_client, mut to_client) = client.into_split();
+                let up = tokio::io::copy(&mut from_client, &mut to_server);
+                let down = async {
+                    let mut piece = [0; 50];
+                    loop {
+                        let length = from_server.read(&mut piece).await?;
+                        to_client.write_all(&piece[..length]).await?;
+                        if length == 0 {
+                            return Ok(0);
+                        }
+                        tokio::time::sleep(Duration::from_millis(50)).await;
+                    }
+                };
+                tokio::select! {
+                    done = up => done,
+                    done = down => done,
+                }
+            });
+        }
+    });
+    own
+}
+
+#[tokio::test]
+async fn a_slow_line_carries_what_is_small_and_is_not_clogged_by_what_is_large() {
+    let server = Server::start();
+    std::fs::write(server.export().join("large"), vec![1; 1 << 20]).unwrap();
+    let port = slow_line(&server).await;
+    for version in [Version::V3, Version::V4_1] {
+        let mut target = through(&server, version, port);
+        target.options.timeout = Duration::from_millis(300);
+        let share =
+            Nfs::new().share(&target).await.unwrap_or_else(|error| panic!("{version} {}", chain(&error)));
+        let large = share.lookup(&share.root(), "large").await.unwrap().handle;
+        let begun = Instant::now();
+        let error = share.read(&large, 0, 1 << 20).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Unreachable, "{}", chain(&error));
+        assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+        share.make_dirs(&format!("{version}"), &Change::default()).await.unwrap();
     }
 }
 
