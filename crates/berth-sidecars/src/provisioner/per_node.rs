@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use berth_csi::v1::GetCapacityRequest;
-use berth_kube::{Next, selectors};
+use berth_kube::Next;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, StorageClass};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -26,13 +26,12 @@ use super::{CONFLICT_PAUSE, Provisioner, request};
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
 use crate::names::{SELECTED_NODE, creating};
+use crate::place::Place;
 
 /// Who keeps the capacity objects of a whole cluster current.
 const MANAGER: &str = "external-provisioner";
 /// The longest value of a label, and the longest name of a finalizer after its domain.
 const LONGEST_NAME: usize = 63;
-/// How long to wait before the driver is asked again where it is.
-const ASKING: Duration = Duration::from_secs(1);
 
 /// One provisioner among those of all nodes; the defaults are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,8 +67,7 @@ impl PerNode {
 /// This node as the driver sees it, and the claims that it tries to be selected for.
 pub(super) struct Here {
     options: PerNode,
-    /// The place; `None` if the driver tells of none.
-    segment: Option<Segment>,
+    place: Place,
     /// By the claims' UIDs.
     attempts: Mutex<HashMap<String, Attempt>>,
 }
@@ -83,19 +81,8 @@ struct Attempt {
 impl Here {
     /// Asks the driver where it is until it tells.
     pub(super) async fn find(driver: &Driver, options: &PerNode, timeout: Duration) -> Self {
-        loop {
-            match driver.node_info(timeout).await {
-                Ok(info) => {
-                    let segment = info.accessible_topology.map(|place| place.segments);
-                    return Self { options: options.clone(), segment, attempts: Mutex::default() };
-                }
-                Err(status) => {
-                    let error = crate::driver::describe(&status);
-                    tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
-                    tokio::time::sleep(ASKING).await;
-                }
-            }
-        }
+        let place = Place::find(driver, timeout).await;
+        Self { options: options.clone(), place, attempts: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -109,7 +96,7 @@ impl Here {
 
     /// The place, empty if the driver tells of none.
     pub(super) fn segment(&self) -> Segment {
-        self.segment.clone().unwrap_or_default()
+        self.place.0.clone().unwrap_or_default()
     }
 
     /// Node and CSINode as they will be, or are: there is no need to watch all of them for one.
@@ -130,12 +117,7 @@ impl Here {
 
     /// Whether a volume can be used here; one that says nothing of places can be everywhere.
     pub(super) fn reaches(&self, volume: &PersistentVolume) -> bool {
-        let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
-        match (affinity, &self.segment) {
-            // Nothing but the place is known of the node, so a field of it never matches.
-            (Some(affinity), Some(segment)) => selectors::node_selector(affinity, "", segment),
-            _ => true,
-        }
+        self.place.reaches(volume)
     }
 
     /// How long to wait before the next attempt to be selected for a claim; begins to wait if not yet begun.

@@ -42,6 +42,8 @@ pub(crate) struct Storage {
     pub(crate) unlisted: Mutex<Vec<String>>,
     /// Part of the name of the volume that is taken for another one, and its snapshots for others.
     pub(crate) taken_for_others: Mutex<String>,
+    /// Where volumes were asked for, call by call; `None` if the driver knows no places.
+    pub(crate) places: Mutex<Option<Vec<v1::TopologyRequirement>>>,
     /// Told of every call.
     pub(crate) called: Notify,
     /// Told when the driver crashes.
@@ -213,8 +215,11 @@ impl Identity for Fake {
             let service = plugin_capability::Service { r#type: service.into() };
             v1::PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) }
         };
-        let capabilities =
+        let mut capabilities =
             [Service::ControllerService, Service::GroupControllerService].map(capability).to_vec();
+        if self.storage.places.lock().unwrap().is_some() {
+            capabilities.push(capability(Service::VolumeAccessibilityConstraints));
+        }
         Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
     }
 }
@@ -250,6 +255,9 @@ impl Controller for Fake {
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
         let wanted = request.capacity_range.unwrap_or_default().required_bytes;
+        if let Some(places) = self.storage.places.lock().unwrap().as_mut() {
+            places.extend(request.accessibility_requirements.clone());
+        }
         self.call("CreateVolume", &request.name, |lie| {
             let mut volumes = self.storage.volumes.lock().unwrap();
             if lie == Some(Lie::Another) {

@@ -5,6 +5,7 @@
 mod acts;
 mod bench;
 mod capacity;
+mod claims;
 mod crash;
 mod fake;
 mod faults;

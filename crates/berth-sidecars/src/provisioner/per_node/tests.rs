@@ -6,7 +6,7 @@ use super::*;
 
 fn here(segment: Option<&[(&str, &str)]>) -> Here {
     let segment = segment.map(|pairs| pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect());
-    Here { options: PerNode::new("n1"), segment, attempts: Mutex::default() }
+    Here { options: PerNode::new("n1"), place: Place(segment), attempts: Mutex::default() }
 }
 
 #[test]
