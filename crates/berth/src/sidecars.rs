@@ -8,7 +8,7 @@ pub(crate) mod alone;
 pub(crate) mod beside;
 mod component;
 mod flags;
-mod go;
+pub(crate) mod go;
 pub(crate) mod liveness;
 mod monitoring;
 mod options;
@@ -29,7 +29,7 @@ use self::replica::{Health, Replica};
 use crate::http::Site;
 
 /// How long a probe of the driver may take before it counts as dead.
-const PROBING: Duration = Duration::from_secs(3);
+pub(crate) const PROBING: Duration = Duration::from_secs(3);
 
 /// Everything that a CSI driver needs beside it: makes, attaches, grows, changes, snapshots and watches over its volumes.
 #[derive(Debug, clap::Args)]

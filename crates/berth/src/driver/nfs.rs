@@ -12,7 +12,7 @@ use clap::Args as ClapArgs;
 
 use super::Common;
 use crate::logging;
-use crate::sidecars::beside::Beside;
+use crate::sidecars::{beside::Beside, go};
 
 /// How long a stopping driver goes on removing deleted data and writing snapshots; whoever starts next goes on with it.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -81,12 +81,12 @@ struct Upstream {
     vol_stats_cache_expire_in_minutes: u64,
 
     /// Let an archived directory replace an older one of the same name
-    #[arg(long, default_value = "false", default_missing_value = "true",
+    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     remove_archived_volume_path: bool,
 
     /// Compress snapshots
-    #[arg(long, default_value = "true", default_missing_value = "true",
+    #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     enable_snapshot_compression: bool,
 
@@ -95,16 +95,27 @@ struct Upstream {
     working_mount_dir: Option<PathBuf>,
 
     /// Taken and without effect: snapshots need no program
-    #[arg(long, hide = true, default_missing_value = "true", num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set)]
+    #[arg(long, hide = true, default_missing_value = "true", value_parser = go::switch, num_args = 0..=1,
+          require_equals = true, action = clap::ArgAction::Set)]
     use_tar_command_in_snapshot: Option<bool>,
 }
 
+/// A [`MountMode`] on the command line.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum MountModeArg {
+pub(crate) enum MountModeArg {
     /// The kernel's NFS client
     Kernel,
     /// The client that the controller uses, through FUSE: needs no NFS in the kernel
     Fuse,
+}
+
+impl From<MountModeArg> for MountMode {
+    fn from(mode: MountModeArg) -> Self {
+        match mode {
+            MountModeArg::Kernel => Self::Kernel,
+            MountModeArg::Fuse => Self::Fuse,
+        }
+    }
 }
 
 /// As Go reads a number: octal with a leading 0, hexadecimal with 0x, else decimal.
@@ -165,10 +176,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     config.compress_snapshots = upstream.enable_snapshot_compression;
     config.usage_lifetime =
         Duration::from_secs(upstream.vol_stats_cache_expire_in_minutes.saturating_mul(60));
-    config.mount_mode = match volumes.mount_mode {
-        MountModeArg::Kernel => MountMode::Kernel,
-        MountModeArg::Fuse => MountMode::Fuse,
-    };
+    config.mount_mode = volumes.mount_mode.into();
     config.mount_timeout = Duration::from_secs(volumes.mount_timeout_seconds);
     Ok(config)
 }
