@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-kube test-crash demo bench clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -37,6 +37,7 @@ lint: deps ## check format, clippy and docs, warnings being errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
+	cargo clippy -p berth-driver --test nfs_kernel --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
@@ -46,6 +47,11 @@ test: lint ## everything that must pass: lint, all tests, csi-sanity, a short cr
 sanity: deps ## csi-sanity against every kind of local volume
 	cargo build --locked -p berth
 	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
+
+# What cargo builds is run in the machine.
+VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh", "--"]
+test-vm: deps ## the NFS driver with the kernel's NFS client and server, in a virtual machine that has them: csi-sanity by every version
+	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-driver --test nfs_kernel -- --test-threads=1 --nocapture
 
 # The real servers run beside whatever else does, with a state, a network and a kubelet's directory of their own.
 KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443 KUBELET_PORT=7449 KUBELET_ROOT=/var/lib/kube-testbed

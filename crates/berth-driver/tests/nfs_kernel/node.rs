@@ -1,17 +1,22 @@
 //! Volumes at targets, by the kernel's client.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
 use berth_driver::{
     Backend,
-    backend::{NewVolume, Parameters, Publication, Secrets, Volume},
+    backend::{Error, NewVolume, Parameters, Publication, Secrets, Volume},
     nfs::Nfs,
 };
 use berth_host::mount::{self, Attributes};
 
 use crate::{
-    kernel::{EXPORT, VERSIONS, backend, class, serve},
+    kernel::{self, EXPORT, VERSIONS, backend, class, serve},
     suite,
 };
 
@@ -135,5 +140,77 @@ async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed(
         let published = publish(&backend, &volume, &target).await;
         assert_eq!(published.is_ok(), works, "{dir}: {published:?}");
         unpublish(&backend, &target).await;
+    }
+}
+
+async fn is_bound(backend: &Nfs, target: &Path) -> bool {
+    let (mounts, target) = (backend.mounts(), target.to_owned());
+    tokio::task::spawn_blocking(move || mounts.is_bound(&target)).await.unwrap().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stale_volume_is_found_out_and_published_again() {
+    serve();
+    for version in VERSIONS {
+        let scratch = Scratch::new();
+        let backend = backend(scratch.path());
+        let name = format!("stale-{}", version.replace('.', "-"));
+        let volume = create(&backend, version, &name).await;
+        let target = scratch.path().join("target");
+        publish(&backend, &volume, &target).await.unwrap();
+        assert!(is_bound(&backend, &target).await);
+        // Restored from a backup, say: the same path, another directory.
+        let dir = Path::new(EXPORT).join(&name);
+        fs::remove_dir(&dir).unwrap();
+        fs::create_dir(&dir).unwrap();
+        assert!(!is_bound(&backend, &target).await, "version {version}");
+        unpublish(&backend, &target).await;
+        publish(&backend, &volume, &target).await.unwrap();
+        fs::write(target.join("file"), "new").unwrap();
+        assert_eq!(fs::read_to_string(dir.join("file")).unwrap(), "new");
+        unpublish(&backend, &target).await;
+        backend.delete_volume(&volume.id).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_is_gone_holds_nobody_up() {
+    serve();
+    let soon = Duration::from_secs(60);
+    for version in ["3", "4.2"] {
+        let scratch = Scratch::new();
+        let backend = backend(scratch.path());
+        let name = |number: u32| format!("gone-{}-{number}", version.replace('.', "-"));
+        let (one, two) =
+            (create(&backend, version, &name(1)).await, create(&backend, version, &name(2)).await);
+        let (first, second) = (scratch.path().join("first"), scratch.path().join("second"));
+        publish(&backend, &one, &first).await.unwrap();
+        kernel::run("rpc.nfsd", &["0"]);
+        let begun = Instant::now();
+        let gone = async {
+            let refused = publish(&backend, &two, &second).await;
+            assert!(matches!(refused, Err(Error::Unavailable(_))), "{refused:?}");
+            assert!(is_bound(&backend, &first).await, "it is there, if silent");
+            assert!(backend.usage(&one, &first).await.is_err());
+            let health = backend.volume_health(&one.id).await.unwrap();
+            assert_eq!(health[0].reason, "ServerUnreachable");
+            unpublish(&backend, &first).await;
+            assert!(!is_bound(&backend, &first).await);
+        };
+        let ended = tokio::time::timeout(Duration::from_secs(120), gone).await;
+        kernel::run(
+            "rpc.nfsd",
+            &["-V", "3", "-V", "4", "-V", "4.1", "-V", "4.2", "-L", "10", "-G", "10", "8"],
+        );
+        fs::write("/proc/fs/nfsd/v4_end_grace", "Y").unwrap();
+        ended.expect("no call outlives its deadline");
+        eprintln!("version {version}: without a server for {:?}", begun.elapsed());
+        tokio::time::timeout(soon, publish(&backend, &two, &second)).await.unwrap().unwrap();
+        fs::write(second.join("file"), "back").unwrap();
+        unpublish(&backend, &second).await;
+        for volume in [one, two] {
+            backend.delete_volume(&volume.id).await.unwrap();
+        }
+        assert!(scratch.mounts().is_empty(), "{:?}", scratch.mounts());
     }
 }
