@@ -3,8 +3,8 @@
 mod attach;
 mod capacity;
 mod change;
+mod distributed;
 mod groups;
-mod per_node;
 mod snapshots;
 mod topology;
 mod volumes;

@@ -23,6 +23,8 @@ pub(super) enum Shape {
     NodeAndSidecars,
     /// `berth driver local`, and each component under its upstream name.
     AsUpstream,
+    /// `berth node local` with the components that can run on every node, as the manifests have it.
+    PerNode,
 }
 
 /// The programs of one driver.
@@ -58,16 +60,19 @@ impl<'a> Deployment<'a> {
 
     /// Starts the driver's process, for the first time or again.
     pub(super) async fn start_driver(&mut self) -> Result<()> {
-        let (cluster, registry) = (self.cluster, registry());
+        let (cluster, registry) = (self.cluster, option("plugin-registration-path", &registry()));
         let started = match self.shape {
             Shape::OneProcess => {
                 let socket = option("kubelet-registration-path", &self.socket);
                 let kubeconfig = cluster.kubeconfig();
-                let args = ["--kind=image", COMPONENTS, &kubeconfig, &registry, &socket];
+                let args = ["--kind=image", "--attach", COMPONENTS, &kubeconfig, &registry, &socket];
                 cluster.local("controller", HERE, &args).await
             }
-            Shape::NodeAndSidecars => cluster.local("node", HERE, &["--kind=image", &registry]).await,
-            Shape::AsUpstream => cluster.local("driver", HERE, &["--kind=image"]).await,
+            Shape::NodeAndSidecars => {
+                cluster.local("node", HERE, &["--kind=image", "--attach", &registry]).await
+            }
+            Shape::AsUpstream => cluster.local("driver", HERE, &["--kind=image", "--attach"]).await,
+            Shape::PerNode => cluster.node(HERE, &self::registry(), &["--kind=image"]).await,
         };
         self.driver = Some(started?);
         Ok(())
@@ -87,6 +92,7 @@ impl<'a> Deployment<'a> {
         };
         match self.shape {
             Shape::OneProcess => Ok(Vec::new()),
+            Shape::PerNode => Ok(vec![self.cluster.snapshot_controller()?]),
             Shape::NodeAndSidecars => Ok(vec![start("sidecars", &[&address, COMPONENTS])?]),
             Shape::AsUpstream => {
                 let names = ["csi-provisioner", "csi-attacher", "csi-resizer", "csi-snapshotter"];
@@ -101,7 +107,8 @@ impl<'a> Deployment<'a> {
 
     fn registrar(&self, address: &str) -> Result<Program> {
         let path = option("kubelet-registration-path", &self.socket);
-        self.cluster.berth("registrar", &["csi-node-driver-registrar", address, &path, &registry()], &[])
+        let registry = option("plugin-registration-path", &registry());
+        self.cluster.berth("registrar", &["csi-node-driver-registrar", address, &path, &registry], &[])
     }
 
     /// Stops everything, and checks that nothing of the driver is left on the machine.
@@ -113,29 +120,38 @@ impl<'a> Deployment<'a> {
             "the driver still has {volumes:?}, {snapshots:?}"
         );
         for program in self.beside.drain(..).chain(self.driver.take()) {
+            let (name, held) = (program.name(), program.resident()? >> 20);
+            self.cluster.step(&format!("{name} holds {held} MiB"));
             program.stop().await?;
         }
         let staged = machine::mounts_below(
             &kubelet_root().join("plugins/kubernetes.io/csi").join(&self.cluster.driver),
         )?;
         ensure!(staged.is_empty(), "still staged: {staged:?}");
-        let is_csi = |target: &PathBuf| target.to_string_lossy().contains("/volumes/kubernetes.io~csi/");
-        let mounted: Vec<_> =
-            machine::mounts_below(&kubelet_root().join("pods"))?.into_iter().filter(is_csi).collect();
+        let mounted: Vec<_> = machine::mounts_below(&kubelet_root().join("pods"))?
+            .into_iter()
+            .filter(|target| is_of(target, &self.cluster.driver))
+            .collect();
         ensure!(mounted.is_empty(), "still mounted: {mounted:?}");
-        let socket = kubelet_root().join(format!("plugins_registry/{}-reg.sock", self.cluster.driver));
+        let socket = registry().join(format!("{}-reg.sock", self.cluster.driver));
         ensure!(!socket.exists(), "{} is still there", socket.display());
         Ok(())
     }
 }
 
 /// Where the kubelet keeps what it has.
-fn kubelet_root() -> PathBuf {
+pub(super) fn kubelet_root() -> PathBuf {
     std::env::var_os("KUBELET_ROOT").map_or_else(|| "/var/lib/kubelet".into(), PathBuf::from)
 }
 
-fn registry() -> String {
-    option("plugin-registration-path", &kubelet_root().join("plugins_registry"))
+fn registry() -> PathBuf {
+    kubelet_root().join("plugins_registry")
+}
+
+/// Whether this is a volume of the driver in a pod: the kubelet keeps notes beside what it has mounted.
+fn is_of(target: &Path, driver: &str) -> bool {
+    let notes = target.with_file_name("vol_data.json");
+    std::fs::read_to_string(notes).is_ok_and(|notes| notes.contains(&format!("{driver:?}")))
 }
 
 fn option(name: &str, value: &Path) -> String {
