@@ -16,7 +16,7 @@ use crate::http::{Ready, Site, Unwell};
 use crate::logging;
 use crate::sidecars::beside::Beside;
 use crate::sidecars::replica::Health;
-use crate::sidecars::stop_on_signal;
+use crate::sidecars::{PROBING, liveness, stop_on_signal};
 
 /// What every driver can be told.
 #[derive(Debug, Args)]
@@ -83,19 +83,22 @@ async fn serve(
         within.measure(&mut registry);
         within
     });
+    let stop = stop_on_signal()?;
+    let listener = Listener::bind(&common.endpoint).await?;
+    let endpoint = listener.endpoint().clone();
     if let Some(address) = &common.http_endpoint {
         let told = health.clone();
-        let site = ["/healthz", "/livez", "/readyz"]
-            .into_iter()
-            .fold(Site::new(registry), |site, path| site.check(path, ready(backend.clone())));
-        site.check("/healthz/leader-election", move || told.leader_election())
+        // Alive is who can be reached as others reach it: a driver whose socket was removed needs a restart.
+        let alive = || liveness::healthy(endpoint.clone(), PROBING);
+        Site::new(registry)
+            .check("/healthz", alive())
+            .check("/livez", alive())
+            .check("/readyz", ready(backend))
+            .check("/healthz/leader-election", move || told.leader_election())
             .serve(address)
             .await
             .with_context(|| format!("serve HTTP on {address}"))?;
     }
-    let stop = stop_on_signal()?;
-    let listener = Listener::bind(&common.endpoint).await?;
-    let endpoint = listener.endpoint().clone();
     tracing::info!(driver = name, %endpoint, version = env!("CARGO_PKG_VERSION"), "ready");
     // What is beside calls the driver until it is done, so the driver ends after it.
     let mut beside = tokio::spawn(beside.run(within, endpoint, health, stop));

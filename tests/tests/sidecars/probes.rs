@@ -51,3 +51,25 @@ async fn the_registrar_introduces_the_driver_and_takes_its_socket_away_again() {
     registrar.terminate();
     assert!(registrar.ended().await.success());
 }
+
+#[tokio::test]
+async fn a_driver_whose_socket_is_gone_says_that_it_is_not_well() {
+    let cluster = Cluster::start().await;
+    let own = cluster.driver_args();
+    let args: Vec<&str> = ["driver", "local", "--http-endpoint=127.0.0.1:0"]
+        .into_iter()
+        .chain(own.iter().map(String::as_str))
+        .collect();
+    let mut driver = cluster.berth("driver", &args, &[]);
+    let http = driver.http().await;
+    driver.says(" ready ").await;
+    for check in ["/healthz", "/livez", "/readyz"] {
+        assert_eq!(get(&http, check), (200, "ok".to_owned()), "{check}");
+    }
+    fs::remove_file(cluster.path("csi.sock")).unwrap();
+    for (check, status) in [("/healthz", 500), ("/livez", 500), ("/readyz", 200)] {
+        assert_eq!(get(&http, check).0, status, "{check}");
+    }
+    driver.terminate();
+    assert!(driver.ended().await.success());
+}
