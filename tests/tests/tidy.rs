@@ -15,7 +15,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-host", &["berth-core"]),
     ("berth-journal", &["berth-host"]),
     ("berth-nfs", &["berth-core"]),
-    ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal", "berth-nfs"]),
+    ("berth-fuse", &["berth-host", "berth-nfs"]),
+    ("berth-driver", &["berth-core", "berth-csi", "berth-fuse", "berth-host", "berth-journal", "berth-nfs"]),
     ("berth-apiserver", &["berth-host", "berth-journal"]),
     ("berth-kube", &["berth-core"]),
     ("berth-controllers", &["berth-core", "berth-kube"]),
@@ -26,6 +27,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         &[
             "berth-core",
             "berth-csi",
+            "berth-fuse",
             "berth-host",
             "berth-nfs",
             "berth-driver",

@@ -20,6 +20,7 @@ pub mod mount;
 pub mod ownership;
 pub mod path;
 pub mod remote;
+pub mod serving;
 pub mod usage;
 
 pub use error::{Change, Error, Result};

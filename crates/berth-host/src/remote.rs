@@ -31,6 +31,7 @@ use rustix::{
 use crate::{
     error::{Change, Error, Result},
     mount::{Attributes, MountInfo, add_attributes, listed_at},
+    usage::Space,
 };
 
 /// How long a killed child may take to end.
@@ -47,6 +48,11 @@ pub struct Filesystem<'a> {
     pub source: &'a str,
     /// Its options, one each.
     pub options: &'a [String],
+}
+
+/// Whether the kernel can mount filesystems of this type, be it by a module that it loads for that.
+pub fn kernel_has(fs_type: &str) -> bool {
+    fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
 /// Mounts `filesystem` at the existing directory `target`; errno `ETIMEDOUT` at the deadline.
@@ -148,6 +154,32 @@ pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
     outcome.map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
 }
 
+/// The space of the filesystem mounted at `path`, by asking the other machine through it; errno `ETIMEDOUT` at the
+/// deadline.
+pub fn space(path: &Path, deadline: Duration) -> Result<Space> {
+    let place = c_path(path)?;
+    let said = hear_child(deadline, |answer| {
+        let space = Space::from(rustix::fs::statvfs(&*place)?);
+        let numbers = [space.total, space.free, space.available, space.inodes_total, space.inodes_free];
+        for number in numbers {
+            rustix::io::write(answer, &number.to_ne_bytes())?;
+        }
+        Ok(())
+    });
+    let doing = || format!("ask for the free space of {}", path.display());
+    let said = said.map_err(|failure| failure.while_doing(doing()))?;
+    let mut numbers =
+        said.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()));
+    let mut next = || numbers.next().ok_or_else(|| Error::new(doing(), Errno::IO));
+    Ok(Space {
+        total: next()?,
+        free: next()?,
+        available: next()?,
+        inodes_total: next()?,
+        inodes_free: next()?,
+    })
+}
+
 /// Whether something is mounted exactly at `path`, by the kernel's table.
 pub fn is_mounted(path: &Path) -> Result<bool> {
     Ok(mounted_at(path)?.is_some())
@@ -163,12 +195,22 @@ pub fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
 
 /// Takes away everything mounted at `target`: as usual, else by force, else out of sight until its last user is gone.
 pub fn unmount(target: &Path, deadline: Duration) -> Result<Change> {
+    unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
+}
+
+/// As [`unmount`], but by force from the beginning: whoever still uses it, if only because its mount namespace is a
+/// copy of this one, gets errors from now on.
+pub fn end(target: &Path, deadline: Duration) -> Result<Change> {
+    unmount_by(target, &[UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
+}
+
+fn unmount_by(target: &Path, ways: &[UnmountFlags], deadline: Duration) -> Result<Change> {
     let mut change = Change::AlreadyTrue;
     let place = c_path(target)?;
     while is_mounted(target)? {
         let mut last = Ok(());
-        for flags in [UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH] {
-            last = in_child(deadline, |_| rustix::mount::unmount(&*place, flags | UnmountFlags::NOFOLLOW));
+        for flags in ways {
+            last = in_child(deadline, |_| rustix::mount::unmount(&*place, *flags | UnmountFlags::NOFOLLOW));
             if last.is_ok() {
                 break;
             }
@@ -221,13 +263,21 @@ fn error_number(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
-/// Runs `work` in a child until the deadline. What it writes to its pipe is kept, up to what a pipe holds.
-///
-/// `work` runs in a copy of this process in which no other thread goes on: it must neither allocate nor take a lock.
+/// Runs `work` in a child until the deadline. What it writes to its pipe is told if it fails.
 fn in_child(
     deadline: Duration,
     work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
 ) -> std::result::Result<(), Failure> {
+    hear_child(deadline, work).map(drop)
+}
+
+/// Runs `work` in a child until the deadline. What it writes to its pipe is kept, up to what a pipe holds.
+///
+/// `work` runs in a copy of this process in which no other thread goes on: it must neither allocate nor take a lock.
+fn hear_child(
+    deadline: Duration,
+    work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
+) -> std::result::Result<Vec<u8>, Failure> {
     let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
     // SAFETY: the child makes system calls with what was prepared before, and ends without running any destructor or
     // handler of this process.
@@ -245,11 +295,11 @@ fn in_child(
     };
     drop(write_end);
     let code = wait(child, deadline)?;
-    if code == 0 {
-        return Ok(());
-    }
     let mut said = Vec::new();
     let _ = io::Read::by_ref(&mut std::fs::File::from(read_end)).take(4096).read_to_end(&mut said);
+    if code == 0 {
+        return Ok(said);
+    }
     Err(Failure { errno: Errno::from_raw_os_error(code), said: sentences(&said) })
 }
 
@@ -342,6 +392,7 @@ mod tests {
             std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&target).unwrap().permissions());
         assert_eq!(mode & 0o7777, 0o751);
         probe(&target, SOON).unwrap();
+        assert_eq!(space(&target, SOON).unwrap().total, 1 << 20);
         assert_eq!(unmount(&target, SOON).unwrap(), Change::Made);
         assert_eq!(unmount(&target, SOON).unwrap(), Change::AlreadyTrue);
         assert!(!is_mounted(&target).unwrap() && !is_mounted(&scratch.0.path().join("none/such")).unwrap());

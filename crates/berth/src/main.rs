@@ -25,6 +25,8 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
     berth_host::container::intercept();
+    // And so is whatever serves an NFS share through FUSE.
+    berth_fuse::intercept();
     let command = cli::parse(std::env::args_os());
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {
