@@ -182,7 +182,9 @@ impl Options {
             },
             ("port", Some(value)) => self.port = port(option, value)?,
             ("mountport", Some(value)) => self.mount_port = port(option, value)?,
-            ("mountvers", Some("3")) | ("sec", Some("sys")) | ("xprtsec", Some("none")) => {}
+            ("mountvers", Some("3")) | ("xprtsec", Some("none")) => {}
+            // Several may be offered.
+            ("sec", Some(value)) if value.split(':').any(|flavor| flavor == "sys") => {}
             ("mountvers", _) => {
                 return Err(InvalidOption(format!("{option}: only version 3 of MOUNT is spoken")));
             }
@@ -264,6 +266,7 @@ mod tests {
         assert_eq!(Options::parse(["v4.2"]).unwrap().versions, [Version::V4_2]);
         assert_eq!(Options::parse(["vers=4,minorversion=1"]).unwrap().versions, [Version::V4_1]);
         assert_eq!(Options::parse(["vers=4"]).unwrap().versions.len(), 3);
+        assert!(Options::parse(["sec=krb5p:sys"]).is_ok());
         assert!(
             Options::parse(["sec=sys", "nconnect=8", "x-systemd.automount", "_netdev", "fsc=tag"]).is_ok()
         );

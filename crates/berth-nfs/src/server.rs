@@ -86,14 +86,12 @@ impl Nfs {
 
     /// Starts what closes idle connections, once.
     fn tidy(&self) {
+        let Ok(runtime) = runtime::Handle::try_current() else { return };
         if self.pool.tidied.swap(true, Ordering::Relaxed) {
             return;
         }
         let pool = Arc::downgrade(&self.pool);
-        if runtime::Handle::try_current().is_err() {
-            return;
-        }
-        tokio::spawn(async move {
+        runtime.spawn(async move {
             loop {
                 sleep(IDLE / 2).await;
                 let Some(pool) = pool.upgrade() else { return };

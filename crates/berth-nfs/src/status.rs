@@ -14,12 +14,14 @@ impl Status {
     pub(crate) const NXIO: Self = Self(6);
     pub(crate) const CROSS_DEVICE: Self = Self(18);
     pub(crate) const INVALID: Self = Self(22);
+    pub(crate) const BAD_COOKIE: Self = Self(10003);
     pub(crate) const NOT_SUPPORTED: Self = Self(10004);
     pub(crate) const DELAY: Self = Self(10008);
     pub(crate) const EXPIRED: Self = Self(10011);
     pub(crate) const GRACE: Self = Self(10013);
     pub(crate) const MINOR_VERSION: Self = Self(10021);
     pub(crate) const STALE_CLIENT: Self = Self(10022);
+    pub(crate) const NOT_SAME: Self = Self(10027);
     pub(crate) const ILLEGAL: Self = Self(10044);
     pub(crate) const BAD_SESSION: Self = Self(10052);
     pub(crate) const BAD_SLOT: Self = Self(10053);

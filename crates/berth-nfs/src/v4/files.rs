@@ -225,7 +225,11 @@ impl Session {
         attributes::ENTRY.write(arguments);
         let mut answer = self.call(compound).await?;
         answer.take(op::PUTFH)?;
-        let results = answer.take(op::READDIR)?;
+        let results = match answer.take(op::READDIR) {
+            // The verifier is no longer that of the directory.
+            Err(Fault::Status(Status::NOT_SAME)) => return Err(Fault::Status(Status::BAD_COOKIE)),
+            other => other?,
+        };
         let verifier = results.fixed()?;
         let mut listing = Listing::default();
         let mut position = 0;

@@ -88,6 +88,24 @@ async fn a_share_survives_the_death_and_return_of_its_server() {
 }
 
 #[tokio::test]
+async fn a_server_that_comes_back_with_other_handles_is_found_again() {
+    let mut server = Server::start();
+    for version in Version::ALL {
+        let (nfs, target) = (Nfs::new(), server.target(version));
+        let old = nfs.share(&target).await.unwrap();
+        server.tell("kill");
+        fs::remove_dir_all(server.export()).unwrap();
+        fs::create_dir(server.export()).unwrap();
+        server.tell("start");
+        let error = old.make_dirs("x", &Change::default()).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Stale, "{version}: {}", chain(&error));
+        let new = nfs.share(&target).await.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));
+        new.make_dirs("x", &Change::default()).await.unwrap();
+        assert!(server.export().join("x").exists());
+    }
+}
+
+#[tokio::test]
 async fn what_the_server_forgot_before_it_was_on_disk_is_noticed() {
     let mut server = Server::start();
     for version in Version::ALL {

@@ -347,15 +347,18 @@ async fn a_server_that_forgot_us_or_is_busy_is_asked_again() {
     }
 }
 
-/// Notices who says good-bye.
+/// Notices an operation that is asked for.
 struct Listen {
+    operation: u32,
     heard: Notify,
 }
 
+const DESTROY_SESSION: u32 = 44;
+const DESTROY_CLIENTID: u32 = 57;
+
 impl Meddle for Listen {
     fn request(&self, record: &[u8]) -> Option<Vec<u8>> {
-        const DESTROY_CLIENTID: u32 = 57;
-        if asked(record) == Some((4, DESTROY_CLIENTID)) {
+        if asked(record) == Some((4, self.operation)) {
             self.heard.notify_one();
         }
         None
@@ -366,7 +369,7 @@ impl Meddle for Listen {
 async fn a_session_that_nobody_needs_says_good_bye() {
     let server = Server::start();
     for version in [Version::V4_1, Version::V4_2] {
-        let listen = Arc::new(Listen { heard: Notify::new() });
+        let listen = Arc::new(Listen { operation: DESTROY_CLIENTID, heard: Notify::new() });
         let target = through(&server, version, between(&server, listen.clone()).await);
         let nfs = Nfs::new();
         let share = nfs.share(&target).await.unwrap();
@@ -375,6 +378,20 @@ async fn a_session_that_nobody_needs_says_good_bye() {
         drop(share);
         timeout(Duration::from_secs(20), listen.heard.notified()).await.expect("it is heard");
     }
+}
+
+#[tokio::test]
+async fn a_connection_that_nobody_uses_is_closed_and_made_again() {
+    let server = Server::start();
+    let listen = Arc::new(Listen { operation: DESTROY_SESSION, heard: Notify::new() });
+    let target = through(&server, Version::V4_1, between(&server, listen.clone()).await);
+    let nfs = Nfs::new();
+    let share = nfs.share(&target).await.unwrap();
+    // The clock jumps to whatever is waited for next.
+    tokio::time::pause();
+    timeout(Duration::from_secs(3600), listen.heard.notified()).await.expect("it is closed");
+    tokio::time::resume();
+    share.attributes(&share.root()).await.unwrap();
 }
 
 /// A line of a kilobyte per second, in our direction.
