@@ -29,7 +29,8 @@ mod suspects;
 use berth_csi::Endpoint;
 use berth_kube::Cluster;
 
-/// Runs every component that a driver needs beside it, with upstream's defaults, until the cluster's shutdown. Capacity
+/// Runs every component that a driver needs beside it, with upstream's defaults, until the cluster's shutdown; the
+/// snapshot controller, of which a cluster has one, is not among them. Capacity
 /// is told while the CSIDriver says that the scheduler is to read it.
 pub async fn run(cluster: Cluster, endpoint: Endpoint) {
     let driver = driver::Driver::connect(&endpoint);
@@ -41,7 +42,6 @@ pub async fn run(cluster: Cluster, endpoint: Endpoint) {
         attacher::run(cluster.clone(), driver.clone(), attacher::Options::default()),
         resizer::run(cluster.clone(), driver.clone(), resizer::Options::default()),
         snapshotter::run(cluster.clone(), driver.clone(), snapshotter::Options::default()),
-        health_monitor::run(cluster.clone(), driver, health_monitor::Options::default()),
-        snapshot_controller::run(cluster, snapshot_controller::Options::default()),
+        health_monitor::run(cluster, driver, health_monitor::Options::default()),
     );
 }

@@ -67,6 +67,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         listen: "127.0.0.1:0".parse().context("parse a constant")?,
         kubeconfig: None,
         node_name: "berth".to_owned(),
+        drivers: vec![stack::drivers::Choice::Local],
     })
 }
 

@@ -159,11 +159,7 @@ pub(crate) async fn stop_containers(runtime: &Runtime, grace: Duration) -> usize
 
 /// Takes all volumes away from below a data directory; gives how many mounts there were.
 pub(crate) async fn take_volumes_away(data_dir: &Path) -> anyhow::Result<usize> {
-    let mut taken = 0;
-    if data_dir.join(stack::LOCAL).exists() {
-        let (_local, driver) = stack::open_local(data_dir, "berth").await?;
-        taken += driver.take_down().await.context("take the driver's volumes away")?;
-    }
+    let mut taken = stack::drivers::take_down(data_dir).await?;
     // Only the node's: a person may have mounted a disk for the rest.
     let node = data_dir.join(stack::NODE);
     if node.exists() {

@@ -1,4 +1,4 @@
-//! Everything on one machine in one process: API server, control loops, sidecars, the local driver, a node.
+//! Everything on one machine in one process: API server, control loops, sidecars, drivers, a node.
 //!
 //! What lies in the data directory:
 //!
@@ -6,10 +6,12 @@
 //! |---|---|
 //! | `apiserver/` | objects, certificates, kubeconfig |
 //! | `local/` | the local driver's volumes and snapshots |
+//! | `nfs/` | what the NFS driver has mounted |
 //! | `node/` | the kubelet's layout: pods, plugins, registration sockets, logs |
 //! | `running.json` | who runs here, and where its API is |
 //! | `timeline.jsonl` | the steps of every volume |
 
+pub(crate) mod drivers;
 pub(crate) mod objects;
 mod pods;
 
@@ -25,22 +27,19 @@ use berth_apiserver::collect;
 use berth_apiserver::rest::{self, ApiServer};
 use berth_apiserver::server::Server;
 use berth_apiserver::store::{self, Store};
-use berth_core::{NodeId, names};
-use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::local::{self, Local};
-use berth_driver::{Driver, Feature, services};
+use berth_csi::Endpoint;
 use berth_host::path::Dir;
 use berth_kube::Cluster;
 use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_node::runtime::Runtime;
-use berth_sidecars::registrar;
+use berth_sidecars::snapshot_controller;
 use k8s_openapi::api::storage::v1::CSINode;
-use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::drivers::Choice;
 use self::pods::NodePods;
 use crate::machine::{self, RUNNING, Running};
 use crate::timeline::Keeper;
@@ -49,8 +48,6 @@ use crate::timeline::Keeper;
 const START: Duration = Duration::from_secs(60);
 /// Where the node lies in the data directory.
 pub(crate) const NODE: &str = "node";
-/// The local driver's directory in the data directory.
-pub(crate) const LOCAL: &str = "local";
 /// How long pods get to end when everything stops; what does not obey is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
@@ -66,6 +63,7 @@ pub(crate) struct Options {
     /// Besides the one in the data directory.
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) node_name: String,
+    pub(crate) drivers: Vec<Choice>,
 }
 
 /// All roles of one machine, running.
@@ -73,11 +71,11 @@ pub(crate) struct Stack {
     pub(crate) running: Running,
     pub(crate) client: kube::Client,
     runtime: Runtime,
-    local: Local,
+    drivers: Vec<drivers::Running>,
     loops: CancellationToken,
     serving: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
-    servers: Vec<JoinHandle<()>>,
+    server: JoinHandle<()>,
     pods: Arc<NodePods>,
     data: Dir,
     _lock: std::fs::File,
@@ -101,7 +99,7 @@ impl Stack {
         let pods = Arc::new(NodePods::default());
         let (api, server, kubeconfig) = serve_api(&data_dir, &options, &serving, pods.clone()).await?;
         let address = server.address();
-        let mut servers = vec![tokio::spawn(server.run(serving.clone()))];
+        let server = tokio::spawn(server.run(serving.clone()));
         let running = Running {
             pid: std::process::id(),
             address,
@@ -120,15 +118,16 @@ impl Stack {
             tokio::spawn(berth_controllers::run(cluster.clone())),
         ];
         // The driver needs none of them.
-        let objects = tokio::spawn(objects::ensure(client.clone()));
+        let objects = tokio::spawn(objects::ensure(client.clone(), options.drivers.clone()));
         progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
 
-        let (local, endpoint, server) = serve_local(&data_dir, &layout, &options.node_name, &serving).await?;
-        servers.push(server);
-        progress(
-            &format!("driver {}: volumes are {} by default", names::LOCAL_DRIVER, local.default_kind()),
-            begun.elapsed(),
-        );
+        let mut drivers = Vec::new();
+        for choice in &options.drivers {
+            let driver =
+                drivers::Running::start(choice, &data_dir, &layout, &options.node_name, &serving).await?;
+            progress(&format!("driver {}: {}", driver.name, driver.remark), begun.elapsed());
+            drivers.push(driver);
+        }
 
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
@@ -146,15 +145,38 @@ impl Stack {
         .context("start the node")?;
         let runtime = node.runtime().clone();
         pods.set(node).await;
-        tasks.push(tokio::spawn(introduce(layout, endpoint.clone(), loops.clone())));
-        tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), Endpoint::Unix(endpoint))));
+        tasks.push(tokio::spawn(snapshot_controller::run(
+            cluster.clone(),
+            snapshot_controller::Options::default(),
+        )));
+        for driver in &drivers {
+            tasks.push(driver.introduce(&layout, loops.clone()));
+            let endpoint = Endpoint::Unix(driver.socket.clone());
+            tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), endpoint)));
+        }
         timeout(START, node_ready(&cluster, &options.node_name))
             .await
             .context("the node does not get ready")?;
-        let registered = driver_registered(&cluster, &options.node_name);
-        timeout(START, registered).await.context("the node does not take the driver")?;
+        for driver in &drivers {
+            let registered = driver_registered(&cluster, &options.node_name, &driver.name);
+            timeout(START, registered)
+                .await
+                .with_context(|| format!("the node does not take the driver {}", driver.name))?;
+        }
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
-        Ok(Self { running, client, runtime, pods, local, loops, serving, tasks, servers, data, _lock: lock })
+        Ok(Self {
+            running,
+            client,
+            runtime,
+            pods,
+            drivers,
+            loops,
+            serving,
+            tasks,
+            servers,
+            data,
+            _lock: lock,
+        })
     }
 
     /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.
@@ -171,11 +193,10 @@ impl Stack {
         }
         machine::stop_containers(&self.runtime, GRACE).await;
         self.serving.cancel();
-        for server in self.servers {
-            let _ = server.await;
+        let _ = self.server.await;
+        for driver in self.drivers {
+            driver.stop(DRAIN).await;
         }
-        self.local.drain(DRAIN).await;
-        drop(self.local);
         machine::take_volumes_away(self.data.path()).await?;
         let _ = self.data.remove_file(RUNNING);
         Ok(())
@@ -220,72 +241,13 @@ async fn serve_api(
     Ok((api, server, kubeconfig))
 }
 
-/// The local driver over its volumes, as it was left.
-pub(crate) async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Driver>)> {
-    let directory = data_dir.join(LOCAL);
-    let node: NodeId = node.parse().context("the node's name cannot be the driver's node id")?;
-    let mut config = local::Config::new(directory.clone(), node);
-    config.features = config.features.with(Feature::Attach, true);
-    let local = Local::open(config).await.with_context(|| format!("open {}", directory.display()))?;
-    let config = services::Config {
-        name: names::LOCAL_DRIVER.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        state_dir: directory.join("state"),
-        private_dir: directory,
-        mode: services::Mode::All,
-        default_page: 1000,
-        check_volume_lifecycle: false,
-    };
-    let driver = Driver::new(config, Arc::new(local.clone()))?;
-    Ok((local, driver))
-}
-
-async fn serve_local(
-    data_dir: &Path,
-    layout: &Layout,
-    node: &str,
-    serving: &CancellationToken,
-) -> anyhow::Result<(Local, PathBuf, JoinHandle<()>)> {
-    let (local, driver) = open_local(data_dir, node).await?;
-    driver.recover().await.context("undo what a crash left half done")?;
-    let socket = layout.plugins().join(names::LOCAL_DRIVER).join("csi.sock");
-    let endpoint = Endpoint::Unix(socket.clone());
-    Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
-    let listener = Listener::bind(&endpoint).await.context("listen for CSI calls")?;
-    let layer = CallLayer::new(Metrics::register(&mut Registry::default(), names::LOCAL_DRIVER), None);
-    let stop = serving.clone().cancelled_owned();
-    let server = tokio::spawn(async move {
-        if let Err(error) = berth_csi::serve(listener, driver.routes(), layer, stop).await {
-            tracing::error!(%error, "the driver ended badly");
-        }
-    });
-    Ok((local, socket, server))
-}
-
-/// Lets the node know of the driver, for as long as both are there.
-async fn introduce(layout: Layout, endpoint: PathBuf, shutdown: CancellationToken) {
-    let options =
-        registrar::Options { directory: layout.registry(), driver: names::LOCAL_DRIVER.to_owned(), endpoint };
-    while !shutdown.is_cancelled() {
-        if let Err(error) = registrar::serve(options.clone(), shutdown.clone()).await {
-            tracing::warn!(%error, "the driver is not registered; trying again");
-            tokio::select! {
-                () = shutdown.cancelled() => {}
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
-            }
-        }
-    }
-}
-
-/// Returns when the node knows the local driver; a claim before that would have to be tried again.
-async fn driver_registered(cluster: &Cluster, node: &str) {
+/// Returns when the node knows the driver; a claim before that would have to be tried again.
+async fn driver_registered(cluster: &Cluster, node: &str, driver: &str) {
     let (registered, mut wait) = tokio::sync::watch::channel(false);
-    let node = node.to_owned();
+    let (node, name) = (node.to_owned(), driver.to_owned());
     cluster.cache::<CSINode>().subscribe(move |_, known| {
         let drivers = known.filter(|known| known.metadata.name.as_deref() == Some(&node));
-        if drivers
-            .is_some_and(|known| known.spec.drivers.iter().any(|driver| driver.name == names::LOCAL_DRIVER))
-        {
+        if drivers.is_some_and(|known| known.spec.drivers.iter().any(|driver| driver.name == name)) {
             registered.send_replace(true);
         }
     });

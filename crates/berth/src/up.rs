@@ -6,11 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use berth_core::names;
 use clap::Args as ClapArgs;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::driver::nfs::MountModeArg;
 use crate::logging;
 use crate::machine::{self, Running};
+use crate::stack::drivers::{Choice, NfsChoice};
 use crate::stack::{self, Stack};
 
 /// Where detached output goes, in the data directory.
@@ -36,6 +39,13 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
 
+    /// A driver to run; may be given several times
+    #[arg(long = "driver", value_enum, default_values_t = [DriverArg::Local], value_name = "BACKEND")]
+    drivers: Vec<DriverArg>,
+
+    #[command(flatten)]
+    nfs: NfsArgs,
+
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
     detach: bool,
@@ -44,12 +54,58 @@ pub(crate) struct Args {
     logging: logging::Logging,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+enum DriverArg {
+    /// Volumes on this machine's disk
+    Local,
+    /// Volumes on NFS servers
+    Nfs,
+}
+
+/// How the NFS driver runs.
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "The NFS driver")]
+struct NfsArgs {
+    /// Its name, as it stands in StorageClass.provisioner
+    #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
+    driver_name: String,
+
+    /// What mounts shares [default: the kernel if it has an NFS client, else FUSE]
+    #[arg(long, value_enum)]
+    mount_mode: Option<MountModeArg>,
+
+    /// How servers are reached of which no class says it, such as port=20049,vers=4.1
+    #[arg(long, value_name = "OPTIONS")]
+    default_mount_options: Option<String>,
+}
+
+impl Args {
+    fn drivers(&self) -> Vec<Choice> {
+        let mut chosen: Vec<Choice> = Vec::new();
+        for driver in &self.drivers {
+            let choice = match driver {
+                DriverArg::Local => Choice::Local,
+                DriverArg::Nfs => Choice::Nfs(NfsChoice {
+                    name: self.nfs.driver_name.clone(),
+                    mount_mode: self.nfs.mount_mode.map(Into::into),
+                    mount_options: self.nfs.default_mount_options.iter().cloned().collect(),
+                }),
+            };
+            if !chosen.contains(&choice) {
+                chosen.push(choice);
+            }
+        }
+        chosen
+    }
+}
+
 /// Runs until SIGTERM or SIGINT; detached, returns when everything is ready.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     machine::require_root("up")?;
     if args.detach {
         return detach(&args).await;
     }
+    let drivers = args.drivers();
     let logging = args.logging.quieter("warn,berth_csi=error");
     let timeline = logging::start(&logging);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -59,6 +115,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         listen: args.listen,
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
+        drivers,
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.place.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {

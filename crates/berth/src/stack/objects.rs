@@ -1,4 +1,4 @@
-//! The objects that are there from the start: the local driver's, and its classes.
+//! The objects that are there from the start: the drivers', and their classes.
 
 use futures_util::future::try_join_all;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams};
@@ -7,47 +7,64 @@ use serde_json::{Value, json};
 
 use berth_core::names;
 
+use super::drivers::Choice;
+
 /// The default class.
 pub(crate) const CLASS: &str = "berth-local";
+/// The class of snapshots on NFS servers; which server volumes are on, only a person knows.
+const NFS_CLASS: &str = "berth-nfs";
 
-/// Creates what is missing. What a person changed stays changed, except for the driver's own object, which tells how
-/// this version of the driver wants to be used.
-pub(crate) async fn ensure(client: Client) -> Result<(), kube::Error> {
+/// Creates what is missing. What a person changed stays changed, except for the drivers' own objects, which tell how
+/// this version of them wants to be used.
+pub(crate) async fn ensure(client: Client, drivers: Vec<Choice>) -> Result<(), kube::Error> {
     let client = &client;
     let definitions = berth_sidecars::snapshots::definitions().into_iter().map(|definition| {
         create(client, "apiextensions.k8s.io", "v1", "CustomResourceDefinition", definition)
     });
-    let snapshots = async {
+    let definitions = async {
         try_join_all(definitions).await?;
-        let (one, group) = (
-            snapshot_class("snapshot", "VolumeSnapshotClass"),
-            snapshot_class("groupsnapshot", "VolumeGroupSnapshotClass"),
-        );
-        tokio::try_join!(
-            create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", one),
-            create(client, "groupsnapshot.storage.k8s.io", "v1", "VolumeGroupSnapshotClass", group),
-        )
+        try_join_all(drivers.iter().map(|driver| snapshot_classes(client, driver))).await
     };
-    let class = create(client, "storage.k8s.io", "v1", "StorageClass", storage_class());
-    tokio::try_join!(driver(client), class, snapshots)?;
+    let objects = try_join_all(drivers.iter().map(|choice| driver(client, choice)));
+    let class = async {
+        if drivers.contains(&Choice::Local) {
+            create(client, "storage.k8s.io", "v1", "StorageClass", storage_class()).await?;
+        }
+        Ok(())
+    };
+    tokio::try_join!(objects, class, definitions)?;
     Ok(())
 }
 
-async fn driver(client: &Client) -> Result<(), kube::Error> {
+async fn snapshot_classes(client: &Client, driver: &Choice) -> Result<(), kube::Error> {
+    let one = snapshot_class("snapshot", "VolumeSnapshotClass", driver);
+    create(client, "snapshot.storage.k8s.io", "v1", "VolumeSnapshotClass", one).await?;
+    // No two directories of a server can be copied at the same instant.
+    if *driver == Choice::Local {
+        let group = snapshot_class("groupsnapshot", "VolumeGroupSnapshotClass", driver);
+        create(client, "groupsnapshot.storage.k8s.io", "v1", "VolumeGroupSnapshotClass", group).await?;
+    }
+    Ok(())
+}
+
+async fn driver(client: &Client, choice: &Choice) -> Result<(), kube::Error> {
+    let name = choice.name();
+    // Whatever can be mounted from everywhere need not be attached first.
+    let is_local = *choice == Choice::Local;
     let driver = json!({
         "apiVersion": "storage.k8s.io/v1",
         "kind": "CSIDriver",
-        "metadata": { "name": names::LOCAL_DRIVER },
+        "metadata": { "name": name },
         "spec": {
-            "attachRequired": true,
-            "podInfoOnMount": true,
+            "attachRequired": is_local,
+            "podInfoOnMount": is_local,
             "fsGroupPolicy": "File",
             "volumeLifecycleModes": ["Persistent", "Ephemeral"],
         },
     });
     let parameters = PatchParams::apply("berth").force();
     let api = api(client, "storage.k8s.io", "v1", "CSIDriver");
-    api.patch(names::LOCAL_DRIVER, &parameters, &Patch::Apply(driver)).await?;
+    api.patch(name, &parameters, &Patch::Apply(driver)).await?;
     Ok(())
 }
 
@@ -63,13 +80,14 @@ fn storage_class() -> Value {
 }
 
 /// The default class of snapshots or of groups of them, by the first word of the kind's API group.
-fn snapshot_class(group: &str, kind: &str) -> Value {
+fn snapshot_class(group: &str, kind: &str, driver: &Choice) -> Value {
+    let name = if *driver == Choice::Local { CLASS } else { NFS_CLASS };
     let default = format!("{group}.storage.kubernetes.io/is-default-class");
     json!({
         "apiVersion": format!("{group}.storage.k8s.io/v1"),
         "kind": kind,
-        "metadata": { "name": CLASS, "annotations": { default: "true" } },
-        "driver": names::LOCAL_DRIVER,
+        "metadata": { "name": name, "annotations": { default: "true" } },
+        "driver": driver.name(),
         "deletionPolicy": "Delete",
     })
 }
