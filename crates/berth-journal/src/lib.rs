@@ -31,7 +31,7 @@ use self::rewrite::Rewrite;
 const HEADER: &str = "berth-journal 1\n";
 /// Room is allocated ahead, and filled with zeros, in steps of this.
 const STEP: u64 = 1 << 20;
-const ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 /// What only removals may use, so that a full disk can be emptied.
 const RESERVE: u64 = 64 << 10;
 /// Below this size rewriting is not worth it.

@@ -10,7 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use kube::ResourceExt;
 use tokio::sync::watch;
 
-use crate::{Key, cluster::Kind, objects::Objects};
+use crate::{
+    Key,
+    cluster::Kind,
+    objects::{Objects, Taken},
+};
 
 type Subscriber<K> = Box<dyn Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync>;
 
@@ -208,8 +212,9 @@ impl<K: Kind> Cache<K> {
         let before = {
             let mut objects = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner);
             match objects.put(key, revision(object.as_ref()), object.clone()) {
-                Some(before) => before,
-                None => return,
+                Taken::Not => return,
+                Taken::First => None,
+                Taken::InsteadOf(before) => Some(before),
             }
         };
         // A new object of the same name is told as what it is: one gone, one come.

@@ -27,6 +27,17 @@ enum State<K> {
     Asleep(Box<[u8]>),
 }
 
+/// What became of an object that was handed in.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Taken<K> {
+    /// Nothing: there is one at least as new.
+    Not,
+    /// It is the first of its key.
+    First,
+    /// It took the place of this one.
+    InsteadOf(Arc<K>),
+}
+
 impl<K: Kind> Held<K> {
     fn object(&self) -> Arc<K> {
         match &self.state {
@@ -64,21 +75,21 @@ impl<K: Kind> Objects<K> {
         self.all.len()
     }
 
-    /// Takes an object in and returns the one before; refused, as `None`, if there is one at least as new.
-    pub(crate) fn put(&mut self, key: Key, revision: u64, object: Arc<K>) -> Option<Option<Arc<K>>> {
-        let before = match self.all.get(&key) {
-            Some(held) if held.revision >= revision => return None,
-            Some(held) => Some((held.object(), matches!(held.state, State::Awake(_)))),
-            None => None,
+    /// Takes an object in, unless there is one at least as new.
+    pub(crate) fn put(&mut self, key: Key, revision: u64, object: Arc<K>) -> Taken<K> {
+        let (taken, was_awake) = match self.all.get(&key) {
+            Some(held) if held.revision >= revision => return Taken::Not,
+            Some(held) => (Taken::InsteadOf(held.object()), matches!(held.state, State::Awake(_))),
+            None => (Taken::First, false),
         };
-        if self.limit < usize::MAX && !before.as_ref().is_some_and(|(_, was_awake)| *was_awake) {
+        if self.limit < usize::MAX && !was_awake {
             self.awake.push_back(key.clone());
         }
         self.all.insert(key, Held { revision, state: State::Awake(object) });
         while self.awake.len() > self.limit {
             self.put_one_to_sleep();
         }
-        Some(before.map(|(object, _)| object))
+        taken
     }
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
@@ -119,15 +130,19 @@ mod tests {
         let mut objects = Objects::new(2);
         for number in 0..10 {
             let name = format!("n{number}");
-            assert_eq!(objects.put(Key::cluster(name.as_str()), 1, object(&name, 1)), Some(None));
+            assert_eq!(objects.put(Key::cluster(name.as_str()), 1, object(&name, 1)), Taken::First);
         }
         assert_eq!((objects.len(), asleep(&objects)), (10, 8));
         for number in 0..10 {
             let name = format!("n{number}");
             assert_eq!(objects.get(&Key::cluster(name.as_str())), Some(object(&name, 1)));
         }
-        assert_eq!(objects.put(Key::cluster("n0"), 1, object("n0", 1)), None, "no older than what is known");
-        assert_eq!(objects.put(Key::cluster("n0"), 2, object("n0", 2)), Some(Some(object("n0", 1))));
+        assert_eq!(
+            objects.put(Key::cluster("n0"), 1, object("n0", 1)),
+            Taken::Not,
+            "no older than what is known"
+        );
+        assert_eq!(objects.put(Key::cluster("n0"), 2, object("n0", 2)), Taken::InsteadOf(object("n0", 1)));
         assert_eq!(objects.remove(&Key::cluster("n0")), Some(object("n0", 2)));
         assert_eq!(objects.remove(&Key::cluster("n1")), Some(object("n1", 1)));
         assert_eq!(objects.len(), 8);
