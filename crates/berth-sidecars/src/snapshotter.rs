@@ -16,18 +16,20 @@ mod groups;
 mod plan;
 mod poll;
 mod taken;
+mod worker;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cluster, Recorder};
-use k8s_openapi::api::core::v1::SecretReference;
+use berth_kube::{Backoff, Cache, Cluster, Index, Recorder};
+use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
+use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, GroupCapability, Identity};
 use crate::failure::Failure;
 use crate::secrets;
-use crate::snapshots::served;
+use crate::snapshots::{VolumeGroupSnapshotContent, VolumeSnapshotContent, names, served};
 
 /// How a snapshotter works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -89,22 +91,20 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     }
     let takes_groups = options.node.is_none()
         && identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
-    let context = Arc::new(Context {
-        recorder: Recorder::new(&cluster, &format!("csi-snapshotter {}", identity.name), ""),
-        cluster: cluster.named("csi-snapshotter"),
-        driver,
-        name: identity.name.clone(),
-        options,
-    });
+    let context = Arc::new(Context::new(&cluster, driver, &identity.name, options));
     let pause = context.options.kinds;
     let snapshots = async {
         if served::wait(&cluster, served::SNAPSHOTS, COMPONENT, pause).await {
-            contents::run(context.clone()).await;
+            let contents = match &context.options.node {
+                None => cluster.cache::<VolumeSnapshotContent>(),
+                Some(node) => cluster.cache_labelled(&format!("{}={node}", names::MANAGED_BY)),
+            };
+            worker::run(context.clone(), contents).await;
         }
     };
     let groups = async {
         if takes_groups && served::wait(&cluster, served::GROUPS, COMPONENT, pause).await {
-            groups::run(context.clone()).await;
+            worker::run(context.clone(), cluster.cache::<VolumeGroupSnapshotContent>()).await;
         }
     };
     tokio::join!(snapshots, groups);
@@ -118,9 +118,35 @@ struct Context {
     name: String,
     options: Options,
     recorder: Recorder,
+    volumes: Cache<PersistentVolume>,
+    /// The driver's volumes by its ids of them.
+    by_handle: Index<PersistentVolume, String>,
 }
 
 impl Context {
+    fn new(cluster: &Cluster, driver: Driver, name: &str, options: Options) -> Self {
+        let volumes = cluster.cache::<PersistentVolume>();
+        let of = name.to_owned();
+        Self {
+            recorder: Recorder::new(cluster, &format!("csi-snapshotter {name}"), ""),
+            cluster: cluster.named("csi-snapshotter"),
+            driver,
+            name: name.to_owned(),
+            options,
+            by_handle: volumes.index(move |volume: &PersistentVolume| {
+                let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
+                let csi = csi.filter(|csi| csi.driver == of);
+                csi.map(|csi| csi.volume_handle.clone()).into_iter().collect()
+            }),
+            volumes,
+        }
+    }
+
+    /// The PersistentVolume of a handle, under whose name all components hold a volume.
+    fn volume_of(&self, handle: &str) -> Option<String> {
+        self.by_handle.get(handle).first().map(|volume| volume.name_any())
+    }
+
     /// Who the driver is now; refused if it is not the one this snapshotter was started for.
     fn driver_now(&self) -> Result<Arc<Identity>, Failure> {
         let identity = self.driver.identity()?;
