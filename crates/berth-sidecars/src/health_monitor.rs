@@ -10,6 +10,7 @@
 mod news;
 mod nodes;
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -100,8 +101,8 @@ struct Monitor {
     source: String,
     claims: Cache<PersistentVolumeClaim>,
     volumes: Cache<PersistentVolume>,
-    /// The bound volumes of this driver, under one value.
-    ours: Index<PersistentVolume, ()>,
+    /// The bound volumes of this driver, by its ids of them.
+    by_handle: Index<PersistentVolume, String>,
     memory: Mutex<Memory>,
 }
 
@@ -113,8 +114,8 @@ impl Monitor {
             recorder: Recorder::new(cluster, &source, ""),
             source,
             claims: cluster.cache(),
-            ours: volumes.index(move |volume: &PersistentVolume| {
-                watched(volume, &of).map(|_| ()).into_iter().collect()
+            by_handle: volumes.index(move |volume: &PersistentVolume| {
+                watched(volume, &of).map(|(handle, ..)| handle.to_owned()).into_iter().collect()
             }),
             volumes,
             memory: Mutex::default(),
@@ -167,34 +168,38 @@ impl Monitor {
         }
     }
 
+    /// Asks for all volumes, and looks only at those that are ill, or were: the others are not even read.
     async fn round(&self, calls: HealthCalls) -> Result<(), Failure> {
         self.check_driver()?;
         let conditions = calls == HealthCalls::ListConditions;
         let listed = self.driver.list_health(self.options.timeout, conditions).await?;
-        for volume in self.ours.get(&()) {
-            let Some((handle, claim)) = self.claim_of(&volume) else { continue };
-            let known_as_ill = || self.memory().is_ill(&claim.uid().unwrap_or_default());
-            let health = match listed.get(handle) {
-                Some(health) => health.clone(),
-                // Upstream says nothing of what is not listed either.
-                None if conditions => continue,
-                // It may have slipped through between two pages.
-                None if known_as_ill() => {
-                    match self.driver.get_health(self.options.timeout, handle, false).await {
-                        Ok(health) => health,
-                        Err(status) => {
-                            tracing::warn!(
-                                volume = volume.name_any(),
-                                error = status.message(),
-                                "asking for its health failed"
-                            );
-                            continue;
-                        }
-                    }
+        for (handle, health) in listed.iter().filter(|(_, health)| **health != Health::Well) {
+            for volume in self.by_handle.get(handle) {
+                if let Some((_, claim)) = self.claim_of(&volume) {
+                    self.tell(&claim, health);
                 }
-                None => Health::Well,
-            };
-            self.tell(&claim, &health);
+            }
+        }
+        let ill = self.memory().ill();
+        for key in ill {
+            let claim = self.claims.get(&key);
+            let name = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
+            let Some(volume) = name.and_then(|name| self.volumes.named(&name)) else { continue };
+            let Some((handle, claim)) = self.claim_of(&volume) else { continue };
+            match listed.get(handle) {
+                Some(Health::Ill(_)) => {}
+                Some(Health::Well) => self.tell(&claim, &Health::Well),
+                // What older drivers do not list they do not know.
+                None if conditions => {}
+                // It may only have slipped through between two pages.
+                None => match self.driver.get_health(self.options.timeout, handle, false).await {
+                    Ok(health) => self.tell(&claim, &health),
+                    Err(status) => {
+                        let volume = volume.name_any();
+                        tracing::warn!(volume, error = status.message(), "asking for its health failed");
+                    }
+                },
+            }
         }
         Ok(())
     }
@@ -204,17 +209,25 @@ impl Monitor {
         let interval = self.options.interval;
         let retry = Backoff { first: interval, longest: interval.max(Duration::from_mins(5)) };
         let queue: Queue<Key> = self.cluster.queue("csi-monitor-pv-queue", retry);
-        let (added, name) = (queue.clone(), self.name.clone());
+        let count = Arc::new(AtomicUsize::new(0));
+        let (added, name, counted) = (queue.clone(), self.name.clone(), count.clone());
         self.volumes.subscribe(move |before, after| {
             let is = |volume: Option<&Arc<PersistentVolume>>| {
                 volume.is_some_and(|volume| watched(volume, &name).is_some())
             };
-            if let Some(volume) = after.filter(|_| is(after) && !is(before)) {
-                added.add(Key::of(volume.as_ref()));
+            match (is(before), after.filter(|_| is(after))) {
+                (false, Some(volume)) => {
+                    counted.fetch_add(1, Ordering::Relaxed);
+                    added.add(Key::of(volume.as_ref()));
+                }
+                (true, None) => {
+                    counted.fetch_sub(1, Ordering::Relaxed);
+                }
+                (true, Some(_)) | (false, None) => {}
             }
         });
         let work = |key: Key| {
-            let this = self.clone();
+            let (this, count) = (self.clone(), count.clone());
             async move {
                 let Some(volume) = this.volumes.get(&key) else { return Ok(Next::Done) };
                 if watched(&volume, &this.name).is_none() {
@@ -226,7 +239,7 @@ impl Monitor {
                     let health = this.driver.get_health(this.options.timeout, handle, condition).await?;
                     this.tell(&claim, &health);
                 }
-                let count = this.ours.get(&()).len();
+                let count = count.load(Ordering::Relaxed);
                 Ok::<_, Failure>(Next::After(pause(interval, count, this.options.workers)))
             }
         };
@@ -250,7 +263,8 @@ impl Monitor {
     }
 
     fn tell(&self, claim: &PersistentVolumeClaim, health: &Health) {
-        let news = self.memory().hear(&claim.uid().unwrap_or_default(), health, Timestamp::now());
+        let (uid, key) = (claim.uid().unwrap_or_default(), Key::of(claim));
+        let news = self.memory().hear(&uid, &key, health, Timestamp::now());
         match news {
             Some(News::Abnormal(wrong)) => self.recorder.warning(claim, ABNORMAL, wrong),
             Some(News::Normal) => {

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use berth_kube::Key;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Event;
 
@@ -17,7 +18,8 @@ const REMINDER: Duration = Duration::from_mins(50);
 
 /// What was last told of a claim as wrong, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Told {
+struct Told {
+    claim: Key,
     wrong: String,
     at: Timestamp,
 }
@@ -40,30 +42,34 @@ pub(super) enum News {
 impl Memory {
     /// What events of ours that are still there told.
     pub(super) fn from_events(events: Vec<Event>) -> Self {
-        let mut last: HashMap<String, (Timestamp, Option<String>)> = HashMap::new();
+        let mut last: HashMap<String, (Timestamp, Option<Told>)> = HashMap::new();
         for event in events {
-            let wrong = match event.reason.as_deref() {
-                Some(ABNORMAL) => Some(event.message.unwrap_or_default()),
+            let at = event.last_timestamp.map(|time| time.0).or(event.event_time.map(|time| time.0));
+            let about = event.involved_object;
+            let (Some(uid), Some(at)) = (about.uid, at) else { continue };
+            let told = match event.reason.as_deref() {
+                Some(ABNORMAL) => Some(Told {
+                    claim: Key::new(about.namespace.unwrap_or_default(), about.name.unwrap_or_default()),
+                    wrong: event.message.unwrap_or_default(),
+                    at,
+                }),
                 Some(NORMAL) => None,
                 _ => continue,
             };
-            let at = event.last_timestamp.map(|time| time.0).or(event.event_time.map(|time| time.0));
-            let (Some(uid), Some(at)) = (event.involved_object.uid, at) else { continue };
             if last.get(&uid).is_none_or(|(known, _)| *known <= at) {
-                last.insert(uid, (at, wrong));
+                last.insert(uid, (at, told));
             }
         }
-        let told = last.into_iter().filter_map(|(uid, (at, wrong))| Some((uid, Told { wrong: wrong?, at })));
-        Self { told: told.collect() }
+        Self { told: last.into_iter().filter_map(|(uid, (_, told))| Some((uid, told?))).collect() }
     }
 
-    /// Whether something was told as wrong.
-    pub(super) fn is_ill(&self, uid: &str) -> bool {
-        self.told.contains_key(uid)
+    /// The claims of which something was told as wrong.
+    pub(super) fn ill(&self) -> Vec<Key> {
+        self.told.values().map(|told| told.claim.clone()).collect()
     }
 
     /// Remembers how a claim's volume is, and says what is to be told of it.
-    pub(super) fn hear(&mut self, uid: &str, health: &Health, now: Timestamp) -> Option<News> {
+    pub(super) fn hear(&mut self, uid: &str, claim: &Key, health: &Health, now: Timestamp) -> Option<News> {
         match (health, self.told.get(uid)) {
             (Health::Well, None) => None,
             (Health::Well, Some(_)) => {
@@ -76,7 +82,8 @@ impl Memory {
                 None
             }
             (Health::Ill(wrong), _) => {
-                self.told.insert(uid.to_owned(), Told { wrong: wrong.clone(), at: now });
+                let told = Told { claim: claim.clone(), wrong: wrong.clone(), at: now };
+                self.told.insert(uid.to_owned(), told);
                 Some(News::Abnormal(wrong.clone()))
             }
         }
@@ -98,6 +105,10 @@ mod tests {
         Timestamp::from_second(minute * 60).unwrap()
     }
 
+    fn claim() -> Key {
+        Key::new("n", "c")
+    }
+
     fn ill(wrong: &str) -> Health {
         Health::Ill(wrong.to_owned())
     }
@@ -117,11 +128,11 @@ mod tests {
             (75, Health::Well, None),
             (80, ill("gone"), abnormal("gone")),
         ] {
-            assert_eq!(memory.hear("a", &health, at(minute)), expected, "after {minute} minutes");
+            assert_eq!(memory.hear("a", &claim(), &health, at(minute)), expected, "after {minute} minutes");
         }
-        assert_eq!(memory.hear("b", &Health::Well, at(80)), None, "another claim is its own");
+        assert_eq!(memory.hear("b", &claim(), &Health::Well, at(80)), None, "another claim is its own");
         memory.forget("a");
-        assert_eq!(memory.hear("a", &Health::Well, at(85)), None);
+        assert_eq!(memory.hear("a", &claim(), &Health::Well, at(85)), None);
     }
 
     #[test]
@@ -129,6 +140,8 @@ mod tests {
         let event = |uid: &str, reason: &str, message: &str, minute: i64| {
             let mut event = Event { reason: Some(reason.to_owned()), ..Event::default() };
             event.involved_object.uid = Some(uid.to_owned());
+            event.involved_object.name = Some(uid.to_owned());
+            event.involved_object.namespace = Some("n".to_owned());
             event.message = Some(message.to_owned());
             event.last_timestamp = Some(Time(at(minute)));
             event
@@ -139,9 +152,9 @@ mod tests {
             event("b", ABNORMAL, "slow", 10),
             event("c", "NodeFailed", "Pods: …", 10),
         ]);
-        assert!(memory.is_ill("a") && !memory.is_ill("b") && !memory.is_ill("c"));
-        assert_eq!(memory.hear("a", &ill("slow"), at(15)), None);
-        assert_eq!(memory.hear("a", &Health::Well, at(20)), Some(News::Normal));
-        assert_eq!(memory.hear("b", &Health::Well, at(20)), None);
+        assert_eq!(memory.ill(), [Key::new("n", "a")]);
+        assert_eq!(memory.hear("a", &claim(), &ill("slow"), at(15)), None);
+        assert_eq!(memory.hear("a", &claim(), &Health::Well, at(20)), Some(News::Normal));
+        assert_eq!(memory.hear("b", &claim(), &Health::Well, at(20)), None);
     }
 }
