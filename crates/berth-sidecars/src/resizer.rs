@@ -25,8 +25,8 @@ use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
 use crate::failure::Failure;
-use crate::suspects::Suspects;
 use crate::place::Place;
+use crate::suspects::Suspects;
 
 /// How a resizer works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -81,8 +81,8 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let work =
         resizer.queue.run(resizer.options.workers, shutdown.clone(), |key| resizer.clone().look_at(key));
     let again = resizer.driver.when_back(&shutdown, || {
-        for claim in resizer.claims.list() {
-            resizer.suspects.again(&resizer.queue, Key::of(claim.as_ref()));
+        for claim in resizer.claims.keys() {
+            resizer.suspects.again(&resizer.queue, claim);
         }
     });
     tokio::join!(work, again);
@@ -221,3 +221,6 @@ impl Resizer {
         self.memory().get(&claim.uid().unwrap_or_default()).copied().unwrap_or_default()
     }
 }
+
+#[cfg(test)]
+mod tests;
