@@ -15,7 +15,7 @@ use berth_host::{
     remote,
     usage::Space,
 };
-use berth_nfs::{Nfs, Options, Target};
+use berth_nfs::{Nfs, Options, Share, Target};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 
@@ -40,6 +40,9 @@ const UNMOUNT: Duration = Duration::from_secs(10);
 const LOOKUP: Duration = Duration::from_secs(30);
 /// How long a server may take to tell its space.
 const SPACE: Duration = Duration::from_secs(10);
+/// How long what is in a volume may be counted; what takes longer is not tried again for a while.
+const COUNT: Duration = Duration::from_secs(3);
+const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
 
 /// The shares mounted on this node.
 #[derive(Debug)]
@@ -59,6 +62,8 @@ pub(super) struct NodeMounts {
     /// Filesystems that did not answer, and when.
     silent: Mutex<HashMap<(u32, u32), Instant>>,
     usages: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
+    /// Volumes that are too large to be counted, and since when.
+    too_large: Mutex<HashMap<VolumeId, Instant>>,
 }
 
 /// A volume, as far as a node has to know it.
@@ -91,6 +96,7 @@ impl NodeMounts {
             turns: Mutex::default(),
             silent: Mutex::default(),
             usages: Mutex::default(),
+            too_large: Mutex::default(),
         }
     }
 
@@ -233,7 +239,7 @@ impl Mounts for NodeMounts {
 }
 
 impl Inner {
-    /// The space of the volume's share, by asking the server and not the kernel, which would wait for it.
+    /// What the volume takes and its share has left, by asking the server and not the kernel, which would wait for it.
     pub(super) async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {
         let mounts = &self.mounts;
         let usages = || mounts.usages.lock().unwrap_or_else(PoisonError::into_inner);
@@ -241,7 +247,7 @@ impl Inner {
         if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
             return Ok(usage);
         }
-        let measured = tokio::time::timeout(SPACE, mounts.measure(path.to_owned())).await;
+        let measured = tokio::time::timeout(SPACE, mounts.measure(&volume.id, path.to_owned())).await;
         match measured
             .unwrap_or_else(|_| Err(Error::Unavailable("the server does not tell its space".to_owned())))
         {
@@ -256,7 +262,7 @@ impl Inner {
 }
 
 impl NodeMounts {
-    async fn measure(&self, path: PathBuf) -> Result<Usage> {
+    async fn measure(&self, id: &VolumeId, path: PathBuf) -> Result<Usage> {
         let at = path.clone();
         let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
         let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
@@ -272,10 +278,30 @@ impl NodeMounts {
         let target = Target { server: share.server.clone(), path: share.path(), options };
         let share = self.nfs.share(&target).await.map_err(failed)?;
         let space = share.space(&share.root()).await.map_err(failed)?;
-        Ok(Usage {
+        let whole = Usage {
             bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
             inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
+        };
+        // The kernel tells which directory of the share is mounted there, so the share found by it is the volume.
+        let Some(counted) = self.count(id, &share).await else { return Ok(whole) };
+        let files = counted.files + counted.directories;
+        Ok(Usage {
+            bytes: Amounts { used: counted.used, ..whole.bytes },
+            inodes: whole.inodes.map(|inodes| Amounts { used: files, ..inodes }),
         })
+    }
+
+    /// What is in the volume, unless that takes too long; then the share as a whole has to do.
+    async fn count(&self, id: &VolumeId, volume: &Share) -> Option<berth_nfs::tree::Usage> {
+        let too_large = || self.too_large.lock().unwrap_or_else(PoisonError::into_inner);
+        if too_large().get(id).is_some_and(|since| since.elapsed() < TOO_LARGE) {
+            return None;
+        }
+        let counted = tokio::time::timeout(COUNT, volume.usage(&volume.root())).await;
+        if counted.is_err() {
+            too_large().insert(id.clone(), Instant::now());
+        }
+        counted.ok()?.ok()
     }
 }
 
