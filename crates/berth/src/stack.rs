@@ -173,7 +173,7 @@ impl Stack {
             loops,
             serving,
             tasks,
-            servers,
+            server,
             data,
             _lock: lock,
         })
