@@ -1,9 +1,10 @@
 //! Makes volumes for claims and deletes those that are released.
 //!
-//! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment, CSINode and Node (drivers with
-//! topology), VolumeSnapshot (drivers with snapshots), VolumeAttributesClass, VolumeSnapshotContent and Secret (one at a
-//! time). Writes:
-//! PersistentVolume (create, finalizer, delete), claims' finalizers and `selected-node`, finalizers of sources.
+//! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment (drivers that attach), CSINode and Node
+//! (drivers with topology, unless every node has its own provisioner), VolumeSnapshot (drivers with snapshots),
+//! VolumeAttributesClass, VolumeSnapshotContent and Secret (one at a time), ReferenceGrant (for a source in another
+//! namespace). Writes: PersistentVolume (create, finalizer, delete), claims' finalizers and `selected-node`, finalizers
+//! of sources. With capacity, what `capacity.rs` says besides.
 //! Events on claims: `Provisioning`, `ProvisioningSucceeded`, `ProvisioningFailed`; on volumes: `VolumeFailedDelete`.
 //!
 //! # No volume without an owner
@@ -17,10 +18,11 @@
 //! It is a finalizer and not an annotation because an annotation would go with the claim. It carries no data because
 //! claims belong to their users: a request recorded there could be forged to reach other people's secrets, snapshots
 //! and volumes. What is asked for is remembered in memory, so that retries are the same, and computed anew after a
-//! restart; classes cannot be changed, so it is the same but for topology. It names the driver, so two provisioners
-//! never touch each other's. Another provisioner that takes over ignores it, uses the same volume name and so finds the
-//! same volume. Only a claim that was being provisioned at the moment of a kill and is never seen by Berth again keeps
-//! the finalizer; an orderly stop waits for the calls under way and leaves none.
+//! restart; classes cannot be changed, so it is the same but for topology. It names the driver, and the node
+//! if every node has its own provisioner, so two provisioners never touch each other's. Another provisioner that takes
+//! over ignores it, uses the same volume name and so finds the same volume. Only a claim that was being provisioned at
+//! the moment of a kill and is never seen by Berth again keeps the finalizer; an orderly stop waits for the calls under
+//! way and leaves none.
 
 mod apply;
 mod capacity;

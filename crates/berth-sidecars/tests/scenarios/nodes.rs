@@ -23,14 +23,14 @@ struct Place {
     name: &'static str,
     backend: Local,
     driver: Driver,
-    _place: TempDir,
+    _directory: TempDir,
 }
 
 impl Place {
     async fn new(name: &'static str, mebibytes: u64) -> Self {
         let place = tempfile::tempdir().unwrap();
         let (backend, driver) = pools(place.path(), name, &[("fast", mebibytes)]).await;
-        Self { name, backend, driver, _place: place }
+        Self { name, backend, driver, _directory: place }
     }
 
     fn start(&self, server: &Server, change: impl FnOnce(&mut PerNode)) -> Provisioner {
