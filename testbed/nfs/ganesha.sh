@@ -4,7 +4,7 @@
 #   ganesha.sh STATE EXPORT PORT MOUNT_PORT [key=value…]
 #
 # EXPORT is served as /export (version 4) and under its own path (version 3); STATE keeps what the server writes down.
-# Keys: minor=0,1,2  protocols=3,4  access=RW  squash=None  secure=false  grace=0 (seconds)  cache=0 (seconds that the
+# Keys: pseudo=/export  minor=0,1,2  protocols=3,4  access=RW  squash=None  secure=false  grace=0 (seconds)  cache=0 (seconds that the
 # server may remember a file's attributes, and so not see what a test does to it on the disk).
 # Says "ready" when it serves. Then each line of input is obeyed and answered by "ok": stop and cont (freeze and thaw),
 # kill (as by a crash), start, set key=value (before the next start). It ends, with all it started, when its input does.
@@ -20,10 +20,10 @@ fi
 
 state=$1 export=$2 port=$3 mount_port=$4
 shift 4
-minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0 cache=0 portmapper=hidden
+pseudo=/export minor=0,1,2 protocols=3,4 access=RW squash=None secure=false grace=0 cache=0 portmapper=hidden
 set_key() {
     case $1 in
-        minor=* | protocols=* | access=* | squash=* | secure=* | grace=* | cache=* | portmapper=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
+        pseudo=* | minor=* | protocols=* | access=* | squash=* | secure=* | grace=* | cache=* | portmapper=*) printf -v "${1%%=*}" %s "${1#*=}" ;;
         *) echo "unknown: $1" >&2; exit 2 ;;
     esac
 }
@@ -61,7 +61,7 @@ EXPORT_DEFAULTS { SecType = sys; }
 EXPORT {
     Export_Id = 1;
     Path = "$export";
-    Pseudo = "/export";
+    Pseudo = "$pseudo";
     Protocols = $protocols;
     Access_Type = $access;
     Squash = $squash;

@@ -10,6 +10,7 @@ pub mod csi;
 pub mod disk;
 pub mod driver;
 pub mod machine;
+pub mod nfs;
 pub mod observe;
 pub mod program;
 pub mod table;

@@ -34,6 +34,8 @@ pub struct Machine {
     child: Option<Child>,
     dir: TempDir,
     data: PathBuf,
+    /// Further words of the command line of `berth up`.
+    args: Vec<String>,
     stopped_well: bool,
 }
 
@@ -51,6 +53,13 @@ impl Machine {
         Self::run(machine)
     }
 
+    /// A machine with further words on its command line.
+    pub fn start_with(args: &[&str]) -> Result<Self> {
+        let mut machine = Self::new()?;
+        machine.args = args.iter().map(ToString::to_string).collect();
+        Self::run(machine)
+    }
+
     /// A directory for a machine, and nothing that runs yet.
     pub fn new() -> Result<Self> {
         // The path stays short: a socket's may have 107 bytes.
@@ -61,7 +70,7 @@ impl Machine {
         if fs::hard_link(&binary, &own).is_err() {
             fs::copy(&binary, &own).context("copy the binary")?;
         }
-        Ok(Self { child: None, data: dir.path().join("data"), dir, stopped_well: false })
+        Ok(Self { child: None, data: dir.path().join("data"), dir, args: Vec::new(), stopped_well: false })
     }
 
     fn run(mut self) -> Result<Self> {
@@ -79,7 +88,7 @@ impl Machine {
     pub fn begin(&mut self) -> Result<()> {
         let log = fs::File::create(self.dir.path().join("up.log")).context("open the log")?;
         let mut up = self.command(&["up", "--listen", "127.0.0.1:0", "--node-name", NODE]);
-        up.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        up.args(&self.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(up.spawn().context("start berth up")?);
         self.stopped_well = false;
         Ok(())

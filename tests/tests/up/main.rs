@@ -5,6 +5,7 @@ mod commands;
 mod crash;
 mod drivers;
 mod examples;
+mod nfs;
 mod pods;
 
 use anyhow::{Result, ensure};

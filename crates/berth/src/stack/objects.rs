@@ -49,6 +49,10 @@ async fn snapshot_classes(client: &Client, driver: &Choice) -> Result<(), kube::
 
 async fn driver(client: &Client, choice: &Choice) -> Result<(), kube::Error> {
     let name = choice.name();
+    // A driver under a name of one's own is used as one's own object says, or as Kubernetes assumes where there is none.
+    if ![names::LOCAL_DRIVER, names::NFS_DRIVER].contains(&name) {
+        return Ok(());
+    }
     // Whatever can be mounted from everywhere need not be attached first.
     let is_local = *choice == Choice::Local;
     let driver = json!({
@@ -111,3 +115,6 @@ fn api(client: &Client, group: &str, version: &str, kind: &str) -> Api<DynamicOb
     let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind));
     Api::all_with(client.clone(), &resource)
 }
+
+#[cfg(test)]
+mod tests;
