@@ -197,7 +197,7 @@ impl Attacher {
     }
 
     async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        self.suspects.look(&self.driver, &self.queue, key.clone(), self.sync(&key)).await
+        self.suspects.look(&self.driver, &self.queue, key.clone(), Box::pin(self.sync(&key))).await
     }
 
     async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {

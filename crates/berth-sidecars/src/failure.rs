@@ -96,7 +96,8 @@ pub(crate) fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
 /// Whether a code means that the driver is certainly not working on it any more.
 ///
 /// Provisioning draws the line elsewhere than [`code::is_final`]: RESOURCE_EXHAUSTED is what a driver answers when there
-/// is no room at a place, and the scheduler must be free to choose another.
+/// is no room at a place, and the scheduler must be free to choose another. And ALREADY_EXISTS says that there is a
+/// volume of this name, if not as asked for: names are claims' own, so it must not be forgotten.
 pub(crate) fn is_final_for_provisioning(code: Code) -> bool {
-    code == Code::ResourceExhausted || code::is_final(code)
+    code == Code::ResourceExhausted || (code != Code::AlreadyExists && code::is_final(code))
 }

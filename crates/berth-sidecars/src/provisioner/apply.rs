@@ -326,19 +326,32 @@ impl Provisioner {
             Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
                 let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
                 if let Err(status) = self.driver.delete_volume(self.options.timeout, request).await {
-                    let failure = Failure::from(status);
-                    self.recorder.warning(live.as_ref(), "ProvisioningFailed", failure.sentence());
-                    return Err(failure);
+                    return self.not_undone(&live, "", status.into());
                 }
             }
             // Somebody made a PersistentVolume for it by hand.
             Ok(_) => {}
-            Err(failure) if !failure.code().is_none_or(is_final_for_provisioning) => return Err(failure),
+            Err(failure) if !failure.code().is_none_or(is_final_for_provisioning) => {
+                let text = format!("whether there is a volume {name} to delete is not known: ");
+                return self.not_undone(&live, &text, failure);
+            }
             Err(failure) => tracing::debug!(error = failure.sentence(), volume = name, "no volume to undo"),
         }
         self.unmark(&live).await?;
         self.let_go_of_source(&live);
         Ok(Next::Done)
+    }
+
+    /// Tells why a claim that is deleted, or given to another, stays as it is.
+    fn not_undone(
+        &self,
+        claim: &PersistentVolumeClaim,
+        what: &str,
+        failure: Failure,
+    ) -> Result<Next, Failure> {
+        let text = format!("{what}{}{}", failure.sentence(), failure.hint());
+        self.recorder.warning(claim, "ProvisioningFailed", text);
+        Err(failure)
     }
 
     /// Looks up everything that the request needs. `relaxed`: for a claim that is not to be provisioned any more, so

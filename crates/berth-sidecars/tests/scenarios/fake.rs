@@ -401,10 +401,7 @@ impl Fake {
         let attached = self.storage.attached.lock().unwrap();
         let id = format!("id-{name}");
         let nodes = attached.iter().filter(|(volume, _)| *volume == id).map(|(_, node)| node.clone());
-        let status = v1::list_volumes_response::VolumeStatus {
-            published_node_ids: nodes.collect(),
-            ..v1::list_volumes_response::VolumeStatus::default()
-        };
+        let status = v1::list_volumes_response::VolumeStatus { published_node_ids: nodes.collect() };
         v1::list_volumes_response::Entry { volume: created(name, bytes, None).volume, status: Some(status) }
     }
 }

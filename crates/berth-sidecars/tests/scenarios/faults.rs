@@ -106,6 +106,27 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_volume_that_was_made_otherwise_than_it_is_asked_for_now_is_not_forgotten() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    let components = Components::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    // As after a death, if the class was made anew with other parameters meanwhile.
+    storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::AlreadyExists), u32::MAX);
+    server.claim("data", "fast", json!({})).await;
+    server.event("ProvisioningFailed", "code = AlreadyExists").await;
+    server.claims().delete("data", &DeleteParams::default()).await.unwrap();
+    unprotect(&server, "data").await;
+    server.event("ProvisioningFailed", "whether there is a volume pvc-").await;
+    assert!(is_marked(&server.claims().get("data").await.unwrap()));
+    storage.lift_faults();
+    server
+        .wait(server.claims(), "data", "gone", |claim: Option<&PersistentVolumeClaim>| claim.is_none())
+        .await;
+    assert!(storage.volumes.lock().unwrap().is_empty());
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_refusal_is_told_and_leaves_no_mark_and_a_volume_that_is_too_small_is_deleted() {
     let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
     server.class("fast", json!({})).await;

@@ -150,6 +150,8 @@ fn every_code_of_create_volume_has_its_verdict_with_and_without_topology_and_nod
                 Code::Cancelled | Code::DeadlineExceeded | Code::Unavailable | Code::Aborted => {
                     Verdict::InBackground
                 }
+                // There is a volume of the claim's name: it must not be forgotten.
+                Code::AlreadyExists => Verdict::InBackground,
                 Code::ResourceExhausted if topology && selected => Verdict::Reschedule,
                 Code::InvalidArgument => Verdict::Infeasible,
                 _ => Verdict::Finished,
