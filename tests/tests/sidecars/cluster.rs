@@ -71,9 +71,12 @@ impl Program {
         self.child.wait().unwrap();
     }
 
+    pub(crate) fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap()
+    }
+
     pub(crate) fn terminate(&self) {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap();
-        rustix::process::kill_process(pid, Signal::TERM).unwrap();
+        rustix::process::kill_process(self.pid(), Signal::TERM).unwrap();
     }
 
     pub(crate) async fn ended(&mut self) -> ExitStatus {

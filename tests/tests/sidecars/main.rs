@@ -5,6 +5,8 @@
 
 mod beside;
 mod cluster;
+mod crash;
+mod gate;
 mod health;
 mod metrics;
 mod names;
