@@ -174,11 +174,11 @@ async fn plant_odd_things(share: &Share, top: &Path) {
     fs::hard_link(top.join("setuid"), top.join("dir 3/same")).unwrap();
     fs::hard_link(top.join("setuid"), top.join("dir 7/same again")).unwrap();
     fs::set_permissions(top.join("dir 5"), fs::Permissions::from_mode(0o2500)).unwrap();
-    let big: Vec<u8> = (0..5_000_001_u32).map(|n| (n % 249) as u8).collect();
+    let big: Vec<u8> = (0..2_500_001_u32).map(|n| (n % 249) as u8).collect();
     fs::write(top.join("big"), big).unwrap();
     let sparse = fs::File::create(top.join("sparse")).unwrap();
-    sparse.set_len(50 << 20).unwrap();
-    std::os::unix::fs::FileExt::write_at(&sparse, b"in the middle", 20 << 20).unwrap();
+    sparse.set_len(8 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_at(&sparse, b"in the middle", 4 << 20).unwrap();
 }
 
 #[tokio::test]
