@@ -1,0 +1,32 @@
+//! What there is from the start, on an API server of its own.
+
+use berth_apiserver::rest::{self, ApiServer};
+use berth_apiserver::store::{self, Store};
+use kube::ResourceExt as _;
+
+use super::*;
+
+#[tokio::test]
+async fn the_local_driver_comes_with_default_classes_of_volumes_snapshots_and_groups() {
+    let place = tempfile::tempdir().unwrap();
+    let (store, _) = Store::open(place.path(), store::Options::default()).unwrap();
+    let server = ApiServer::new(store, rest::Options::default());
+    assert!(server.bootstrap().await.is_ok());
+    let client = Client::new(server, "default");
+    // What is there already is left alone.
+    for _ in 0..2 {
+        ensure(client.clone(), vec![Choice::Local]).await.unwrap();
+    }
+    for (group, kind, default) in [
+        ("storage.k8s.io", "StorageClass", "storageclass.kubernetes.io/is-default-class"),
+        ("snapshot.storage.k8s.io", "VolumeSnapshotClass", "snapshot.storage.kubernetes.io/is-default-class"),
+        (
+            "groupsnapshot.storage.k8s.io",
+            "VolumeGroupSnapshotClass",
+            "groupsnapshot.storage.kubernetes.io/is-default-class",
+        ),
+    ] {
+        let class = api(&client, group, "v1", kind).get(CLASS).await.unwrap();
+        assert_eq!(class.annotations()[default], "true", "{kind}");
+    }
+}
