@@ -13,6 +13,7 @@ pub mod machine;
 pub mod nfs;
 pub mod observe;
 pub mod program;
+pub mod sanity;
 pub mod table;
 mod testbed;
 pub mod times;

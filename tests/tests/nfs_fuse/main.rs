@@ -1,0 +1,5 @@
+//! The NFS driver as it is run: the controller as nobody, the node by FUSE, against a real server in user space.
+
+mod data;
+mod sanity;
+mod world;
