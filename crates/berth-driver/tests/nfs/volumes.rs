@@ -313,3 +313,53 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
     let unhealthy = backend.list_unhealthy(PageRequest { after: None, limit: 10 }).await.unwrap();
     assert_eq!(unhealthy.entries.len(), 1);
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_replicas_that_make_and_delete_the_same_volumes_agree() {
+    let server = Server::start("4.2", &[]);
+    let (one, two) = (server.backend(), server.backend());
+    for round in 0..5 {
+        let new =
+            server.new_volume(&format!("pvc-{round}"), &[("subDir", "team/shared/${pv.metadata.name}")]);
+        let (first, second) = tokio::join!(one.create_volume(new.clone()), two.create_volume(new.clone()));
+        let (first, second) = (first.unwrap(), second.unwrap());
+        assert_eq!(first.id, second.id);
+        assert_eq!(two.find_made(&new).await.unwrap().unwrap().capacity, first.capacity);
+        let (first, second) = tokio::join!(one.delete_volume(&first.id), two.delete_volume(&first.id));
+        assert!(first.is_ok() || second.is_ok());
+        assert!(one.volume(&server_id(&server, round)).await.unwrap().is_none());
+    }
+    one.drain(SOON).await;
+    two.drain(SOON).await;
+    assert_eq!(names(&server.export()), Vec::<String>::new());
+}
+
+fn server_id(server: &Server, round: u32) -> berth_core::VolumeId {
+    let share = server.share();
+    let share = share.trim_start_matches('/');
+    format!("127.0.0.1#{share}#team/shared/pvc-{round}#pvc-{round}#").parse().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_is_used_again_and_one_that_is_read_only_is_told() {
+    for version in VERSIONS {
+        let mut server = Server::start(version, &[]);
+        let backend = server.backend();
+        let volume = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
+        server.tell("kill");
+        let failed = backend.create_volume(server.new_volume("pvc-2", &[])).await;
+        assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
+        server.tell("start");
+        backend.create_volume(server.new_volume("pvc-2", &[])).await.unwrap();
+
+        server.tell("kill");
+        server.tell("set access=RO");
+        server.tell("start");
+        let refused = backend.create_volume(server.new_volume("pvc-3", &[])).await;
+        assert!(matches!(refused, Err(Error::Precondition(_))), "{refused:?}");
+        let health = backend.volume_health(&volume.id).await.unwrap();
+        assert_eq!((health[0].severity, health[0].reason), (Severity::Degraded, "ReadOnly"), "{health:?}");
+        assert!(backend.delete_volume(&volume.id).await.is_err());
+        assert!(server.export().join("pvc-1").is_dir());
+    }
+}
