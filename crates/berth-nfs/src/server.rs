@@ -123,10 +123,8 @@ fn credential(target: &Target) -> Credential {
 }
 
 /// One server, as one user.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Server {
-    /// What version 4 servers know us by.
-    name: String,
     v3: Standing<v3::Client>,
     /// By minor version.
     v4: [Standing<v4::Session>; 3],
@@ -136,19 +134,6 @@ pub(crate) struct Server {
     roots: Mutex<HashMap<String, (Handle, Limits)>>,
     /// Whether the server sees us on a port below 1024.
     reserved_port: AtomicBool,
-}
-
-impl Default for Server {
-    fn default() -> Self {
-        Self {
-            name: format!("berth {} {:016x}", std::process::id(), random()),
-            v3: Standing::default(),
-            v4: Default::default(),
-            versions: Mutex::default(),
-            roots: Mutex::default(),
-            reserved_port: AtomicBool::new(false),
-        }
-    }
 }
 
 impl Server {
@@ -162,7 +147,10 @@ impl Server {
     pub(crate) async fn wire(&self, target: &Target, version: Version) -> std::result::Result<Wire, Fault> {
         let (endpoint, credential) = (endpoint(target), credential(target));
         if let Some(minor) = version.minor() {
-            let make = || v4::Session::open(&endpoint, credential, minor, &self.name);
+            let make = || async {
+                let name = format!("berth {} {:016x}", std::process::id(), random());
+                v4::Session::open(&endpoint, credential, minor, &name).await
+            };
             return Ok(Wire::V4(self.v4[minor as usize].get(make).await?));
         }
         let make = || async {

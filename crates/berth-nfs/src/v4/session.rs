@@ -1,7 +1,7 @@
 //! Our standing with a server: a client id, and from version 4.1 on a session, on one connection.
 //!
-//! A session lives as long as its connection. When either is gone both are made anew under the same name and a new
-//! verifier, by which the server knows that what it still holds of the old one can go.
+//! A session lives as long as its connection. When either is gone both are made anew, under a new name: the old one is
+//! destroyed by its farewell or forgotten when its lease is over, and neither can get into the way of the new one.
 
 use std::{
     sync::{
