@@ -238,8 +238,7 @@ impl Publisher {
             let queue = self.queue.clone();
             nodes.subscribe(move |before, after| {
                 // Every node's status changes all the time.
-                let labels = |node: &Arc<Node>| node.metadata.labels.clone();
-                if before.map(labels) != after.map(labels) {
+                if before.map(|node| &node.metadata.labels) != after.map(|node| &node.metadata.labels) {
                     queue.add(Item::Goal);
                 }
             });
@@ -263,24 +262,34 @@ impl Publisher {
 impl Publisher {
     /// A volume was made or deleted at these places.
     pub(super) fn refresh_places(&self, affinity: &VolumeNodeAffinity) {
-        let segments = goal::segments_of(affinity);
-        self.refresh(|place| segments.contains(&place.segment));
+        let goal = self.goal();
+        for segment in goal::segments_of(affinity) {
+            let classes = goal.iter().flat_map(|goal| goal.classes.keys());
+            self.refresh(
+                goal.as_ref(),
+                classes.map(|class| Place { class: class.clone(), segment: segment.clone() }),
+            );
+        }
     }
 
     /// A volume of a class was made or deleted somewhere, or could not be made.
     pub(super) fn refresh_class(&self, class: &str) {
-        self.refresh(|place| place.class == class);
+        let goal = self.goal();
+        let segments = goal.iter().flat_map(|goal| &goal.segments);
+        self.refresh(
+            goal.as_ref(),
+            segments.map(|segment| Place { class: class.to_owned(), segment: segment.clone() }),
+        );
     }
 
     /// The driver was away.
     pub(super) fn refresh_all(&self) {
-        self.refresh(|_| true);
+        let goal = self.goal();
+        self.refresh(goal.as_ref(), goal.iter().flat_map(Goal::places));
     }
 
-    fn refresh(&self, concerned: impl Fn(&Place) -> bool) {
-        let goal = self.goal();
-        let places = goal.iter().flat_map(Goal::places).filter(concerned);
-        for question in places.filter_map(|place| goal.as_ref()?.question(&place)) {
+    fn refresh(&self, goal: Option<&Goal>, places: impl Iterator<Item = Place>) {
+        for question in places.filter_map(|place| goal?.question(&place)) {
             self.queue.add(Item::Question(question));
         }
     }

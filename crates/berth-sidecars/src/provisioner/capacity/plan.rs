@@ -83,8 +83,12 @@ impl Frame {
     pub(super) fn write_into(&self, object: &mut CSIStorageCapacity, room: Room) {
         object.capacity = Some(size::quantity(room.available));
         object.maximum_volume_size = room.largest.map(size::quantity);
-        if !self.is_owned(object) {
-            object.metadata.owner_references.get_or_insert_default().extend(self.owner.clone());
+        if let Some(owner) = self.owner.as_ref().filter(|_| !self.is_owned(object)) {
+            let owners = object.metadata.owner_references.get_or_insert_default();
+            owners.retain(|known| known.uid != owner.uid);
+            // There may be but one controller; whoever was it before stays an owner.
+            owners.iter_mut().for_each(|known| known.controller = None);
+            owners.push(owner.clone());
         }
     }
 

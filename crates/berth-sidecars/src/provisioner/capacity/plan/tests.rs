@@ -106,11 +106,22 @@ fn an_owner_that_is_missing_is_added_and_others_stay() {
     ] {
         assert_eq!(plan(&us(), GIGABYTE, &[owned(owners)]), ["update a"], "{row}");
     }
-    let mut object = owned(json!([owner("them", None)])).as_ref().clone();
-    us().write_into(&mut object, GIGABYTE);
-    us().write_into(&mut object, GIGABYTE);
-    let owners: Vec<_> = object.owner_references().iter().map(|owner| owner.uid.as_str()).collect();
-    assert_eq!(owners, ["them", "us"], "added once, beside the others");
+    for owners in [
+        json!([owner("them", Some(true))]),
+        json!([owner("them", None)]),
+        json!([owner("us", None), owner("them", Some(true))]),
+    ] {
+        let mut object = owned(owners).as_ref().clone();
+        us().write_into(&mut object, GIGABYTE);
+        us().write_into(&mut object, GIGABYTE);
+        let owners: Vec<_> =
+            object.owner_references().iter().map(|owner| (owner.uid.as_str(), owner.controller)).collect();
+        assert_eq!(
+            owners,
+            [("them", None), ("us", Some(true))],
+            "once, beside the others, as the only controller"
+        );
+    }
     assert_eq!(plan(&frame(None), GIGABYTE, &[owned(json!([owner("them", Some(true))]))]), [""; 0]);
 }
 
