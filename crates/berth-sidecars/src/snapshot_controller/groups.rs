@@ -314,6 +314,12 @@ impl Controller {
             (Step::MarkContent, Some(content)) => {
                 edit::object(&self.cluster, content, |content| {
                     content.annotations_mut().insert(names::GROUP_BEING_DELETED.to_owned(), "yes".to_owned());
+                    // One that was bound only now may not be kept yet, and would go without its group.
+                    let status = content.status.as_ref();
+                    let taken = status.is_some_and(|status| status.volume_group_snapshot_handle.is_some());
+                    if taken && content.metadata.deletion_timestamp.is_none() {
+                        finalizers::add(content, names::GROUP_CONTENT);
+                    }
                 })
                 .await?;
                 Ok(Some(group.clone()))

@@ -121,6 +121,12 @@ impl Controller {
             (Step::MarkContent, Some(content)) => {
                 edit::object(&self.cluster, content, |content| {
                     content.annotations_mut().insert(names::BEING_DELETED.to_owned(), "yes".to_owned());
+                    // One that was bound only now may not be kept yet, and would go without its snapshot.
+                    let taken =
+                        content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
+                    if taken && content.metadata.deletion_timestamp.is_none() {
+                        finalizers::add(content, names::CONTENT);
+                    }
                 })
                 .await?;
                 Ok(Some(snapshot.clone()))

@@ -297,7 +297,8 @@ impl<C: Content> Worker<C> {
         let live = self.context.cluster.fetch::<C>(&Key::of(content.as_ref())).await?;
         let Some(live) = live.filter(|live| live.uid() == content.uid()) else { return Ok(Next::Done) };
         if plan::plan(live.seen(&self.context.name)) != Plan::Delete {
-            return Ok(Next::Done);
+            // The cache has it now too, and nothing else brings it back: a status that was cleared is our own write.
+            return Ok(Next::After(Duration::ZERO));
         }
         if let Err(failure) = self.call_delete(&live).await {
             let why = format!("{}{}", failure.sentence(), failure.hint());

@@ -289,3 +289,24 @@ async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
     assert_eq!(left, ["one"], "the other one's snapshot is nobody's to delete");
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_given_snapshot_goes_with_its_object_though_its_content_was_not_kept_yet() {
+    let (server, storage) = bench().await;
+    storage.snapshots.lock().unwrap().insert("given".to_owned(), "id-data".to_owned());
+    let first = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let back = json!({ "name": "snap", "namespace": "default" });
+    let spec = json!({ "source": { "snapshotHandle": "id-given" }, "volumeSnapshotRef": back });
+    server.content("given", spec).await;
+    server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
+    server.ready("snap").await;
+    first.stop().await;
+    // As a life leaves it that ends between binding a content and keeping it.
+    let contents = server.api::<VolumeSnapshotContent>();
+    patch(&contents, "given", json!({ "metadata": { "finalizers": null } })).await;
+    server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
+    let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
+    assert!(storage.snapshots.lock().unwrap().is_empty() && server.contents().await.is_empty());
+    second.stop().await;
+}
