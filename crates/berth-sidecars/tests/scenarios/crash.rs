@@ -2,7 +2,7 @@
 //! before anybody hears of it. Whatever happens meanwhile, in the end nothing is left that no object owns, and nothing
 //! is missing.
 //!
-//! `BERTH_SIDECARS_KILLS=2` kills the successor at every of its steps too.
+//! `BERTH_SIDECARS_KILLS=2` kills the successor too, at each kind of its steps.
 
 use std::collections::BTreeSet;
 
@@ -68,16 +68,18 @@ impl Suite {
         lives
     }
 
-    /// Dies at every step after these deaths, and `depth - 1` times again. A step that was not seen before adds itself.
-    async fn die_everywhere(&mut self, before: &[&Cut], depth: usize) {
+    /// Dies at every step after these deaths. A step that was not seen before adds itself. If `twice`, the successor dies
+    /// too, at the first step of each kind.
+    async fn die_everywhere(&mut self, before: &[&Cut], twice: bool) {
         let seen = self.run(before).await;
-        if depth == 0 || seen.len() <= before.len() {
+        if seen.len() <= before.len() {
             return;
         }
         let mut steps = seen[before.len()].clone();
         let mut visited = BTreeSet::new();
+        let most = if before.is_empty() { usize::MAX } else { 1 };
         while let Some(step) = steps.difference(&visited).next().cloned() {
-            for (number, done) in (1..).flat_map(|number| [(number, false), (number, true)]) {
+            for (number, done) in (1..=most).flat_map(|number| [(number, false), (number, true)]) {
                 let cut = Cut { step: step.clone(), number, done };
                 let deaths: Vec<&Cut> = before.iter().copied().chain([&cut]).collect();
                 let lives = self.run(&deaths).await;
@@ -85,8 +87,8 @@ impl Suite {
                 if lives.len() <= deaths.len() {
                     break;
                 }
-                if depth > 1 {
-                    Box::pin(self.die_everywhere(&deaths, depth - 1)).await;
+                if twice {
+                    Box::pin(self.die_everywhere(&deaths, false)).await;
                 }
             }
             visited.insert(step);
@@ -99,11 +101,11 @@ impl Suite {
 }
 
 async fn dies_everywhere(act: Act) {
-    let depth = if std::env::var("BERTH_SIDECARS_KILLS").is_ok_and(|kills| kills == "2") { 2 } else { 1 };
+    let twice = std::env::var("BERTH_SIDECARS_KILLS").is_ok_and(|kills| kills == "2");
     for meanwhile in [Meanwhile::Nothing, Meanwhile::TakeBack] {
         if meanwhile == Meanwhile::Nothing || act.taken_back() != act.after() {
             let world = World::start().await;
-            Suite { world, act, meanwhile, runs: 0 }.die_everywhere(&[], depth).await;
+            Suite { world, act, meanwhile, runs: 0 }.die_everywhere(&[], twice).await;
         }
     }
 }
