@@ -68,8 +68,9 @@ test-kube: ## on real Kubernetes: compare the API server and run the loops (LEVE
 			up $$level; \
 			case $$level in \
 			control) \
-				cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$?; \
-				cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$? ;; \
+				cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$?; \
+				down; up control; \
+				cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$? ;; \
 			*) $(CARGO) test --locked -p berth-e2e --test kube -- --test-threads=1 $$level:: || result=$$? ;; \
 			esac; \
 			down; \
