@@ -141,6 +141,20 @@ pub(crate) async fn until_told(server: &Server, expected: &[Told]) -> Vec<CSISto
     there.into_values().collect()
 }
 
+/// Waits for a line of the metrics: an object is there a moment before whoever made it hears of it.
+async fn until_measured(registry: &Registry, line: &str) {
+    let mut text = String::new();
+    let waiting = async {
+        while !text.contains(line) {
+            tokio::task::yield_now().await;
+            text.clear();
+            prometheus_client::encoding::text::encode(&mut text, registry).unwrap();
+        }
+    };
+    let in_time = tokio::time::timeout(PATIENCE, waiting).await;
+    assert!(in_time.is_ok(), "{line} is not in\n{text}");
+}
+
 async fn make(server: &Server, object: Value) -> CSIStorageCapacity {
     objects(server).create(&PostParams::default(), &serde_json::from_value(object).unwrap()).await.unwrap()
 }
@@ -180,14 +194,12 @@ async fn each_class_that_waits_has_one_object_per_place_with_labels_owner_and_li
         assert_eq!((owner.kind.as_str(), Some(&owner.uid)), ("Pod", pod.uid().as_ref()));
         assert_eq!(owner.controller, Some(true));
     }
-    let mut text = String::new();
-    prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
     for line in [
         "csistoragecapacities_desired_goal 3",
         "csistoragecapacities_desired_current 3",
         "csistoragecapacities_obsolete 0",
     ] {
-        assert!(text.contains(line), "{line} is not in\n{text}");
+        until_measured(&registry, line).await;
     }
     running.stop().await;
 }

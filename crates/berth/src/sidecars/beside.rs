@@ -150,3 +150,31 @@ async fn introduce(driver: &Driver, (directory, endpoint): (PathBuf, PathBuf), s
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        sidecars: Sidecars,
+        #[command(flatten)]
+        registration: Registration,
+    }
+
+    fn node(words: &[&str]) -> anyhow::Result<Beside> {
+        let line = Line::try_parse_from(["program"].iter().chain(words)).unwrap();
+        Beside::node(line.sidecars, line.registration)
+    }
+
+    #[test]
+    fn a_node_has_sidecars_only_if_every_node_has_and_says_so_where_a_flag_would_do_nothing() {
+        assert!(node(&[]).unwrap().sidecars.is_none());
+        assert!(node(&["--node-deployment", "--enable-capacity"]).unwrap().sidecars.is_some());
+        let refused = node(&["--enable-capacity"]).unwrap_err().to_string();
+        assert!(refused.contains("--node-deployment"), "{refused}");
+    }
+}

@@ -164,3 +164,32 @@ impl Together {
         Ok(groups)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Debug, Parser)]
+    struct Line {
+        #[command(flatten)]
+        together: Together,
+    }
+
+    fn chosen(words: &[&str]) -> Result<Vec<Which>, String> {
+        let line = Line::try_parse_from(["program"].iter().chain(words)).unwrap();
+        line.together.chosen().map_err(|refused| refused.to_string())
+    }
+
+    #[test]
+    fn on_every_node_run_only_those_that_can() {
+        assert_eq!(chosen(&[]), Ok(BY_DEFAULT.to_vec()));
+        assert_eq!(chosen(&["--node-deployment"]), Ok(PER_NODE.to_vec()));
+        let twice = ["--node-deployment", "--controllers=provisioner,csi-provisioner"];
+        assert_eq!(chosen(&twice), Ok(vec![Which::Provisioner]));
+        let refused = chosen(&["--node-deployment", "--controllers=provisioner,attacher"]).unwrap_err();
+        assert!(refused.contains("--controllers") && refused.contains("--node-deployment"), "{refused}");
+        assert!(chosen(&["--controllers=provisioner,attacher"]).is_ok());
+    }
+}
