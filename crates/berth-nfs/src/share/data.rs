@@ -8,12 +8,27 @@ use super::{Share, attempt::ask};
 use crate::{Handle, Kind, Reason, Result, status::Fault};
 
 /// What was written to a file and not yet committed.
-#[derive(Debug)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unstable {
     /// The server is the same for all of it, as far as its verifier tells.
     On([u8; 8]),
     /// The server restarted between two writes.
     Lost,
+}
+
+/// What is being committed; unless that succeeds, it is still to be.
+struct Committing<'a> {
+    share: &'a Share,
+    file: &'a Handle,
+    seen: Option<Unstable>,
+}
+
+impl Drop for Committing<'_> {
+    fn drop(&mut self) {
+        if let Some(seen) = self.seen {
+            self.share.remember(self.file, seen);
+        }
+    }
 }
 
 impl Share {
@@ -32,11 +47,7 @@ impl Share {
         if let Ok(written) = &written
             && !written.durable
         {
-            let mut files = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner);
-            let seen = files.entry(of.clone()).or_insert(Unstable::On(written.verifier));
-            if matches!(seen, Unstable::On(verifier) if *verifier != written.verifier) {
-                *seen = Unstable::Lost;
-            }
+            self.remember(of, Unstable::On(written.verifier));
         }
         if durable && written.as_ref().is_ok_and(|written| !written.durable) {
             written = Err(Fault::Malformed("it wrote to memory what it was asked to write to disk"));
@@ -44,18 +55,26 @@ impl Share {
         self.told(written, || "write to a file".to_owned()).map(|written| written.count)
     }
 
-    /// Brings what was written to disk; [`Kind::Interrupted`] means that the server lost some of it, and to write it
-    /// again.
+    fn remember(&self, file: &Handle, now: Unstable) {
+        let mut files = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = files.entry(file.clone()).or_insert(now);
+        if *seen != now {
+            *seen = Unstable::Lost;
+        }
+    }
+
+    /// Brings what was written to disk, by whomever; [`Kind::Interrupted`] means that the server lost some of what
+    /// was written through this share, and to write it again.
     pub async fn commit(&self, of: &Handle) -> Result<()> {
         let seen = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner).remove(of);
-        let Some(seen) = seen else { return Ok(()) };
-        let lost = || {
-            let text = "the server restarted before it wrote the file to disk: write it again";
-            Fault::Other(Reason::new(Kind::Interrupted, text))
-        };
-        let done = ask!(self, Yes, commit(of)).and_then(|verifier| match seen {
-            Unstable::On(before) if before == verifier => Ok(()),
-            Unstable::On(_) | Unstable::Lost => Err(lost()),
+        let mut committing = Committing { share: self, file: of, seen };
+        let done = ask!(self, Yes, commit(of)).and_then(|verifier| match committing.seen.take() {
+            None => Ok(()),
+            Some(Unstable::On(before)) if before == verifier => Ok(()),
+            Some(_) => {
+                let text = "the server restarted before it wrote the file to disk: write it again";
+                Err(Fault::Other(Reason::new(Kind::Interrupted, text)))
+            }
         });
         self.told(done, || "write a file to disk".to_owned())
     }

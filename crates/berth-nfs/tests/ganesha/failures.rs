@@ -122,6 +122,25 @@ async fn what_the_server_forgot_before_it_was_on_disk_is_noticed() {
     }
 }
 
+#[tokio::test]
+async fn a_commit_that_failed_or_was_dropped_is_still_to_be_done() {
+    let mut server = Server::start();
+    for version in [Version::V3, Version::V4_1] {
+        let share = Nfs::new().share(&impatient(&server, version)).await.unwrap();
+        let name = format!("file {version}");
+        let file = share.create(&share.root(), &name, Create::New, &Change::default()).await.unwrap().handle;
+        share.write(&file, 0, Bytes::from_static(b"perhaps"), false).await.unwrap();
+        server.tell("stop");
+        assert!(timeout(Duration::from_millis(100), share.commit(&file)).await.is_err());
+        assert_eq!(share.commit(&file).await.unwrap_err().kind(), Kind::Unreachable);
+        server.tell("kill");
+        server.tell("start");
+        let lost = share.commit(&file).await.unwrap_err();
+        assert_eq!(lost.kind(), Kind::Interrupted, "{version}: {}", chain(&lost));
+        share.commit(&file).await.unwrap();
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_goes_on_through_repeated_crashes_of_the_server() {
     let mut server = Server::start();
