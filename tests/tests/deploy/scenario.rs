@@ -25,15 +25,20 @@ pub(crate) async fn play(cluster: &Cluster) {
     groups_are_taken(cluster).await;
 }
 
-/// A claim as the scheduler leaves it, with more fields in its spec.
+/// A claim as the scheduler leaves it for the first node, with more fields in its spec.
 async fn claim(cluster: &Cluster, name: &str, more: Value) {
+    claim_on(cluster, NODES[0], name, more).await;
+}
+
+/// The same for any node.
+async fn claim_on(cluster: &Cluster, node: &str, name: &str, more: Value) {
     let mut spec = json!({
         "storageClassName": CLASS, "accessModes": ["ReadWriteOnce"],
         "resources": {"requests": {"storage": "1Mi"}},
     });
     spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     let metadata = json!({
-        "annotations": {"volume.kubernetes.io/selected-node": NODES[0]}, "labels": {"app": "db"},
+        "annotations": {"volume.kubernetes.io/selected-node": node}, "labels": {"app": "db"},
     });
     cluster.create(&At::claim(name), json!({"metadata": metadata, "spec": spec})).await;
 }
@@ -137,29 +142,34 @@ async fn a_claim_that_binds_at_once_finds_a_node(cluster: &Cluster) {
     bound(cluster, "at-once").await;
 }
 
-async fn counted_up(cluster: &Cluster, name: &str, reason: &str) -> bool {
-    cluster.events(name).await.iter().any(|(why, count, _)| why == reason && *count > 1)
+/// Waits until an event about something is counted up; meanwhile touches what is to be touched.
+async fn until_counted_up(cluster: &Cluster, name: &str, reason: &str, touched: Option<&At>) {
+    for round in 0.. {
+        let events = cluster.events(name).await;
+        if events.iter().any(|(why, count, _)| why == reason && *count > 1) {
+            return;
+        }
+        assert!(round < 2000, "{events:?}");
+        if let Some(at) = touched {
+            cluster.merge(at, json!({"metadata": {"labels": {"round": round.to_string()}}})).await;
+        }
+        pause().await;
+    }
 }
 
 async fn what_fails_is_told_again(cluster: &Cluster) {
-    let source = |name: &str| json!({"dataSource": {"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name}});
-    claim(cluster, "of-nothing", source("nothing")).await;
+    let source = |name: &str| {
+        let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name});
+        json!({"dataSource": source})
+    };
     // Nobody works for this claim, which keeps its source.
-    claim(cluster, "of-nobody", source("then")).await;
-    let nowhere = json!({"metadata": {"annotations": {"volume.kubernetes.io/selected-node": "nowhere"}}});
-    cluster.merge(&At::claim("of-nobody"), nowhere).await;
+    claim_on(cluster, "nowhere", "of-nobody", source("then")).await;
+    claim(cluster, "of-nothing", source("nothing")).await;
+    until_counted_up(cluster, "of-nothing", "ProvisioningFailed", None).await;
     let at = At::snapshot("then");
     cluster.ask_to_delete(&at).await;
-    for round in 0.. {
-        let told = counted_up(cluster, "of-nothing", "ProvisioningFailed").await;
-        if told && counted_up(cluster, "then", "SnapshotDeletePending").await {
-            break;
-        }
-        assert!(round < 2000, "{:?} {:?}", cluster.events("of-nothing").await, cluster.events("then").await);
-        // Somebody who touches it makes the controller look again.
-        cluster.merge(&at, json!({"metadata": {"labels": {"round": round.to_string()}}})).await;
-        pause().await;
-    }
+    // Somebody who touches it makes the controller look again.
+    until_counted_up(cluster, "then", "SnapshotDeletePending", Some(&at)).await;
     cluster.delete(&At::claim("of-nothing")).await;
     cluster.delete(&At::claim("of-nobody")).await;
     cluster.gone(&at).await;
