@@ -87,7 +87,9 @@ impl Frame {
             let owners = object.metadata.owner_references.get_or_insert_default();
             owners.retain(|known| known.uid != owner.uid);
             // There may be but one controller; whoever was it before stays an owner.
-            owners.iter_mut().for_each(|known| known.controller = None);
+            for known in owners.iter_mut() {
+                known.controller = None;
+            }
             owners.push(owner.clone());
         }
     }
