@@ -1,6 +1,7 @@
 //! The ways in which Berth's programs can be arranged around a kubelet.
 
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use berth_e2e::machine;
@@ -27,7 +28,10 @@ pub(super) enum Shape {
     PerNode,
 }
 
-/// The programs of one driver.
+/// How long a kubelet may take to let volumes go after a test that failed.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// The programs of one driver; dropped before its end, it ends the test's pods while somebody can still unmount for them.
 pub(super) struct Deployment<'a> {
     cluster: &'a Cluster,
     shape: Shape,
@@ -111,6 +115,10 @@ impl<'a> Deployment<'a> {
         self.cluster.berth("registrar", &["csi-node-driver-registrar", address, &path, &registry], &[])
     }
 
+    fn staged(&self) -> Result<Vec<PathBuf>> {
+        machine::mounts_below(&kubelet_root().join("plugins/kubernetes.io/csi").join(&self.cluster.driver))
+    }
+
     /// Stops everything, and checks that nothing of the driver is left on the machine.
     pub(super) async fn finish(mut self) -> Result<()> {
         let csi = self.cluster.csi(HERE)?;
@@ -124,9 +132,7 @@ impl<'a> Deployment<'a> {
             self.cluster.step(&format!("{name} holds {held} MiB"));
             program.stop().await?;
         }
-        let staged = machine::mounts_below(
-            &kubelet_root().join("plugins/kubernetes.io/csi").join(&self.cluster.driver),
-        )?;
+        let staged = self.staged()?;
         ensure!(staged.is_empty(), "still staged: {staged:?}");
         let mounted: Vec<_> = machine::mounts_below(&kubelet_root().join("pods"))?
             .into_iter()
@@ -136,6 +142,22 @@ impl<'a> Deployment<'a> {
         let socket = registry().join(format!("{}-reg.sock", self.cluster.driver));
         ensure!(!socket.exists(), "{} is still there", socket.display());
         Ok(())
+    }
+}
+
+impl Drop for Deployment<'_> {
+    fn drop(&mut self) {
+        if self.driver.is_none() {
+            return;
+        }
+        let grace = format!("--timeout={}s", GRACE.as_secs());
+        if let Err(error) = self.cluster.kubectl(&["delete", "pods", "--all", &grace]) {
+            eprintln!("could not clean up after a test: {error:#}");
+        }
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline && self.staged().is_ok_and(|staged| !staged.is_empty()) {
+            std::thread::sleep(Duration::from_millis(100));
+        }
     }
 }
 
