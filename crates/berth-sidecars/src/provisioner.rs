@@ -213,17 +213,7 @@ impl Provisioner {
         let volumes = cluster.cache::<PersistentVolume>();
         let claims = cluster.cache::<PersistentVolumeClaim>();
         let (driver_name, own_mark) = (name.clone(), mark.clone());
-        let capacity = options.capacity.as_ref().and_then(|capacity| {
-            if !identity.can(ControllerCapability::GetCapacity) {
-                tracing::warn!("capacity is not told: the driver does not announce GET_CAPACITY");
-                return None;
-            }
-            let topology = identity.has_topology();
-            let publisher =
-                Publisher::new(cluster, &driver, &name, topology, &options, capacity, here.as_ref());
-            options.metrics.count_objects_of(&publisher);
-            Some(publisher)
-        });
+        let capacity = publisher(cluster, &driver, &options, identity, here.as_ref());
         Self {
             recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
             identity: own_identity(&name, node),
@@ -243,13 +233,7 @@ impl Provisioner {
             }),
             volumes,
             classes: cluster.cache(),
-            attachments: identity.attaches().then(|| {
-                let attachments = cluster.cache::<VolumeAttachment>();
-                let volume = |attachment: &VolumeAttachment| {
-                    attachment.spec.source.persistent_volume_name.clone().into_iter().collect()
-                };
-                (attachments.clone(), attachments.index(volume))
-            }),
+            attachments: identity.attaches().then(|| attachments(cluster)),
             places: watches_places.then(|| (cluster.cache(), cluster.cache())),
             capacity,
             mark,
@@ -371,6 +355,32 @@ impl Provisioner {
     fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
         self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Who tells of capacity, if anybody is to and the driver can.
+fn publisher(
+    cluster: &Cluster,
+    driver: &Driver,
+    options: &Options,
+    identity: &Identity,
+    here: Option<&Here>,
+) -> Option<Arc<Publisher>> {
+    let capacity = options.capacity.as_ref()?;
+    if !identity.can(ControllerCapability::GetCapacity) {
+        tracing::warn!("capacity is not told: the driver does not announce GET_CAPACITY");
+        return None;
+    }
+    let publisher = Publisher::new(cluster, driver, identity, options, capacity, here);
+    options.metrics.count_objects_of(&publisher);
+    Some(publisher)
+}
+
+/// All attachments, and by volume.
+fn attachments(cluster: &Cluster) -> (Cache<VolumeAttachment>, Index<VolumeAttachment, String>) {
+    let all = cluster.cache::<VolumeAttachment>();
+    let by_volume =
+        all.index(|attachment| attachment.spec.source.persistent_volume_name.clone().into_iter().collect());
+    (all, by_volume)
 }
 
 /// How this process is called in the attributes of the volumes it makes.

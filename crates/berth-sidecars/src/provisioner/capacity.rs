@@ -31,7 +31,7 @@ use self::plan::{Frame, Write};
 use super::per_node::Here;
 use super::settled;
 use super::topology::Segment;
-use crate::driver::Driver;
+use crate::driver::{Driver, Identity};
 use crate::failure::Failure;
 
 pub use self::owner::Owner;
@@ -132,15 +132,14 @@ impl Publisher {
     pub(super) fn new(
         cluster: &Cluster,
         driver: &Driver,
-        name: &str,
-        topology: bool,
+        identity: &Identity,
         options: &super::Options,
         capacity: &Capacity,
         here: Option<&Here>,
     ) -> Arc<Self> {
         let places = match here {
             Some(here) => Places::Fixed(here.segment()),
-            None if topology => Places::Watched(cluster.cache(), cluster.cache()),
+            None if identity.has_topology() => Places::Watched(cluster.cache(), cluster.cache()),
             None => Places::Fixed(Segment::new()),
         };
         // A question that fails is asked at least as often as one that does not.
@@ -151,7 +150,7 @@ impl Publisher {
             classes: cluster.cache(),
             cluster: cluster.named("external-provisioner"),
             driver: driver.clone(),
-            name: name.to_owned(),
+            name: identity.name.clone(),
             options: capacity.clone(),
             timeout: options.timeout,
             places,
