@@ -138,6 +138,12 @@ impl Nfs {
         let shares = config.shares.iter().map(|text| parse_share(text)).collect::<Result<Vec<_>>>()?;
         let shares = Shares::new(&shares, config.mount_options.clone());
         let mounts = Arc::new(NodeMounts::new(&config));
+        // On a thread of its own, which may wait: nobody uses them, so it is soon done.
+        let tidying = mounts.clone();
+        let tidied = std::thread::spawn(move || tidying.release_unused()).join();
+        if let Ok(Err(error)) = tidied {
+            tracing::warn!(%error, "a share stays mounted that nobody uses");
+        }
         Ok(Self(Arc::new(Inner {
             shares,
             building: Building::default(),

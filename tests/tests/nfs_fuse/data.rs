@@ -184,6 +184,29 @@ async fn a_mount_whose_process_died_is_made_again() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_share_that_nobody_uses_does_not_stay_mounted() -> Result<()> {
+    let server = Server::start("4.1")?;
+    let node = server.drive(Part::Node).await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    let volume = create(&server, &csi, "volume").await?;
+    let gone = create(&server, &csi, "gone").await?;
+    gone.delete(&csi).await?;
+    ensure!(gone.publish(&csi).await.is_err(), "a volume that is gone is not published");
+    server.nothing_left().await?;
+    // As of a driver that was killed before it had bound anything.
+    volume.publish(&csi).await?;
+    machine::run("umount", &[&volume.target.display().to_string()])?;
+    ensure!(server.serving()?.len() == 1, "the share is mounted still");
+    node.stop().await?;
+    let node = server.drive(Part::Node).await?;
+    server.nothing_left().await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    volume.unpublish(&csi).await?;
+    volume.delete(&csi).await?;
+    node.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_driver_answers_while_a_server_does_not() -> Result<()> {
     let mut server = Server::start("4.1")?;
     let node = server.drive(Part::Node).await?;

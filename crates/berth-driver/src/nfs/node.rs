@@ -192,9 +192,26 @@ impl NodeMounts {
                 remote::unmount(&root.target, UNMOUNT)?;
             }
             let _ = std::fs::remove_dir(&root.target);
-            self.turns.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
         }
         Ok(())
+    }
+
+    /// Unmounts shares that nobody has at a target: of a driver that was killed before it got that far.
+    pub(super) fn release_unused(&self) -> Result<()> {
+        let Ok(here) = std::fs::canonicalize(&self.dir) else { return Ok(()) };
+        for root in mount::mounts()?.iter().filter(|mount| mount.target.parent() == Some(&here)) {
+            self.release(root.device)?;
+        }
+        Ok(())
+    }
+
+    /// Unmounts the share of a volume that could not be bound, unless it has other users.
+    fn release_root(&self, root: &Path) {
+        let released = remote::mounted_at(root).map_err(Error::from);
+        let released = released.and_then(|found| found.map_or(Ok(()), |found| self.release(found.device)));
+        if let Err(error) = released {
+            tracing::warn!(%error, "a share stays mounted that nobody uses");
+        }
     }
 }
 
@@ -211,15 +228,26 @@ impl Mounts for NodeMounts {
             .strip_prefix(&self.dir)
             .map_err(|_| Error::State(format!("{} is on no share", source.display())))?;
         let mut parts = relative.components();
-        let root = parts.next().map(|key| self.dir.join(key)).unwrap_or_default();
-        if !remote::is_mounted(&root)? {
-            // The last other user of the share went away just now.
-            return Err(Error::Busy("the share was unmounted meanwhile; try again".to_owned()));
-        }
-        let below = parts.as_path();
-        remote::bind(&root, below, target, attributes, LOOKUP).map_err(|error| match refused(&error) {
-            Error::NotFound { .. } => Error::NotFound { what: "directory", id: below.display().to_string() },
-            other => other,
+        let key = parts.next().map(|key| key.as_os_str().to_string_lossy()).unwrap_or_default();
+        let (root, below) = (self.dir.join(&*key), parts.as_path());
+        let bound = {
+            // What is being bound has no user yet that anybody could see.
+            let turn = self.turn(&key);
+            let _turn = turn.blocking_lock();
+            if !remote::is_mounted(&root)? {
+                // The last other user of the share went away just now.
+                return Err(Error::Busy("the share was unmounted meanwhile; try again".to_owned()));
+            }
+            remote::bind(&root, below, target, attributes, LOOKUP)
+        };
+        bound.map_err(|error| {
+            self.release_root(&root);
+            match refused(&error) {
+                Error::NotFound { .. } => {
+                    Error::NotFound { what: "directory", id: below.display().to_string() }
+                }
+                other => other,
+            }
         })
     }
 
@@ -344,8 +372,9 @@ fn key_of(share: &ShareName, options: &[String]) -> String {
 }
 
 fn is_stale(error: &berth_host::Error) -> bool {
-    // A FUSE mount whose server is gone says that it is not connected.
-    [Errno::STALE, Errno::NOTCONN].map(|errno| Some(errno.raw_os_error())).contains(&error.errno())
+    // A FUSE mount whose process is gone says that it is not connected, or, while it goes, that it was aborted.
+    let gone = [Errno::STALE, Errno::NOTCONN, Errno::CONNABORTED];
+    gone.map(|errno| Some(errno.raw_os_error())).contains(&error.errno())
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {

@@ -74,12 +74,12 @@ fn what_was_written_survives_a_server_that_dies_before_it_is_on_disk() {
         let mut server = Server::start(&[]);
         let mounted = server.mount(version, "hard");
         let mut file = OpenOptions::new().write(true).create_new(true).open(mounted.path("file")).unwrap();
-        file.write_all(&[b'a'; 300_000]).unwrap();
+        file.write_all(&vec![b'a'; 300_000]).unwrap();
         server.tell("kill");
         // As if the server had lost what was in its memory.
         OpenOptions::new().write(true).open(server.export().join("file")).unwrap().set_len(0).unwrap();
         server.tell("start");
-        file.write_all_at(&[b'b'; 100_000], 300_000).unwrap();
+        file.write_all_at(&vec![b'b'; 100_000], 300_000).unwrap();
         file.sync_all().unwrap();
         let there = fs::read(server.export().join("file")).unwrap();
         let expected = [vec![b'a'; 300_000], vec![b'b'; 100_000]].concat();
