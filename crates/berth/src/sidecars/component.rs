@@ -119,7 +119,7 @@ impl Component {
             (Self::Resizer(options), Some(driver)) => resizer::run(cluster, driver, options).await,
             (Self::Snapshotter(options), Some(driver)) => snapshotter::run(cluster, driver, options).await,
             (Self::HealthMonitor(options), Some(driver)) => {
-                health_monitor::run(cluster, driver, options).await
+                health_monitor::run(cluster, driver, options).await;
             }
             (_, None) => unreachable!("every component but the snapshot controller is given a driver"),
         }
