@@ -215,11 +215,7 @@ impl Elector {
     async fn acquire(&self, seen: &mut Option<Seen>, shutdown: &CancellationToken) -> Option<Instant> {
         let mut told = false;
         loop {
-            let attempt = timeout(self.options.renew, self.attempt(seen));
-            let outcome = tokio::select! {
-                () = shutdown.cancelled() => return None,
-                outcome = attempt => outcome,
-            };
+            let outcome = self.attempt_until(seen, shutdown).await?;
             match outcome {
                 Ok(Ok(Some(asked))) => return Some(asked),
                 Ok(Ok(None)) if !told => {
@@ -236,6 +232,23 @@ impl Elector {
                 () = tokio::time::sleep(pause) => {}
             }
         }
+    }
+
+    /// One attempt; nothing if told to stop meanwhile, and then what a write under way took is given back.
+    async fn attempt_until(
+        &self,
+        seen: &mut Option<Seen>,
+        shutdown: &CancellationToken,
+    ) -> Option<Result<kube::Result<Option<Instant>>, tokio::time::error::Elapsed>> {
+        let mut attempt = std::pin::pin!(timeout(self.options.renew, self.attempt(seen)));
+        tokio::select! {
+            outcome = &mut attempt => return Some(outcome),
+            () = shutdown.cancelled() => {}
+        }
+        if let Ok(Ok(Ok(Some(_)))) = timeout(RELEASING, attempt).await {
+            self.release().await;
+        }
+        None
     }
 
     /// Works and renews; whether the work ended in order, with the Lease still held.
