@@ -76,12 +76,14 @@ test-kube: ## on real Kubernetes: compare the API server and run the loops (LEVE
 			down; \
 		done; exit $$result
 
-test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk and of `berth up`; SEED to repeat one
+test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth
 	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test crash -- --nocapture
 	BERTH_UP_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test up -- --nocapture nothing_is_lost_or_left_by_kills
+	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
+	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test sidecars -- --nocapture killed_at_any_step
 
 demo: build ## walk one volume through its life, from claim to pod and away again, with times
 	@$(AS_ROOT) target/$(STATIC)/release/berth demo
