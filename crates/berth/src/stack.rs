@@ -131,18 +131,7 @@ impl Stack {
 
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
-        let node = Node::start(node::Options {
-            cluster: cluster.clone(),
-            name: options.node_name.clone(),
-            directory: layout.root().to_owned(),
-            program: std::env::current_exe().context("find this program")?,
-            labels: BTreeMap::new(),
-            address: None,
-            environment: Vec::new(),
-            hidden: vec![data_dir.clone()],
-        })
-        .await
-        .context("start the node")?;
+        let node = start_node(&cluster, &options.node_name, &layout, &data_dir).await?;
         let runtime = node.runtime().clone();
         pods.set(node).await;
         tasks.push(tokio::spawn(snapshot_controller::run(
@@ -154,29 +143,9 @@ impl Stack {
             let endpoint = Endpoint::Unix(driver.socket.clone());
             tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), endpoint)));
         }
-        timeout(START, node_ready(&cluster, &options.node_name))
-            .await
-            .context("the node does not get ready")?;
-        for driver in &drivers {
-            let registered = driver_registered(&cluster, &options.node_name, &driver.name);
-            timeout(START, registered)
-                .await
-                .with_context(|| format!("the node does not take the driver {}", driver.name))?;
-        }
+        all_ready(&cluster, &options.node_name, &drivers).await?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
-        Ok(Self {
-            running,
-            client,
-            runtime,
-            pods,
-            drivers,
-            loops,
-            serving,
-            tasks,
-            server,
-            data,
-            _lock: lock,
-        })
+        Ok(Self { running, client, runtime, pods, drivers, loops, serving, tasks, server, data, _lock: lock })
     }
 
     /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.
@@ -239,6 +208,31 @@ async fn serve_api(
         credentials.write_kubeconfig(path, &format!("https://{}", server.address()))?;
     }
     Ok((api, server, kubeconfig))
+}
+
+async fn start_node(cluster: &Cluster, name: &str, layout: &Layout, data_dir: &Path) -> anyhow::Result<Node> {
+    let options = node::Options {
+        cluster: cluster.clone(),
+        name: name.to_owned(),
+        directory: layout.root().to_owned(),
+        program: std::env::current_exe().context("find this program")?,
+        labels: BTreeMap::new(),
+        address: None,
+        environment: Vec::new(),
+        hidden: vec![data_dir.to_owned()],
+    };
+    Node::start(options).await.context("start the node")
+}
+
+/// Returns when the node takes pods and knows every driver.
+async fn all_ready(cluster: &Cluster, node: &str, drivers: &[drivers::Running]) -> anyhow::Result<()> {
+    timeout(START, node_ready(cluster, node)).await.context("the node does not get ready")?;
+    for driver in drivers {
+        timeout(START, driver_registered(cluster, node, &driver.name))
+            .await
+            .with_context(|| format!("the node does not take the driver {}", driver.name))?;
+    }
+    Ok(())
 }
 
 /// Returns when the node knows the driver; a claim before that would have to be tried again.

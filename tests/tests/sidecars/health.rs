@@ -29,7 +29,8 @@ async fn a_volume_whose_data_is_gone_is_told_on_its_claim_and_so_is_that_it_is_b
     let cluster = Cluster::start().await;
     let _driver = cluster.driver().await;
     let (address, kubeconfig) = (cluster.csi_address(), cluster.kubeconfig());
-    let _sidecars = cluster.berth("sidecars", &["sidecars", &address, &kubeconfig, "--controllers=provisioner"], &[]);
+    let _sidecars =
+        cluster.berth("sidecars", &["sidecars", &address, &kubeconfig, "--controllers=provisioner"], &[]);
     let volume = cluster.volume_of(&cluster.claim("data").await).await;
     bind(&cluster, &volume.name_any()).await;
     let words = [address.as_str(), &kubeconfig, "--list-volumes-interval=100ms", "-v=5"];

@@ -109,7 +109,8 @@ async fn all_components_together_show_the_metrics_that_upstream_s_show() {
     snapshots.create(&PostParams::default(), &snapshot).await.unwrap();
 
     let deadline = std::time::Instant::now() + PATIENCE;
-    let created = "operation_name=\"CreateSnapshotAndReady\",snapshot_type=\"dynamic\",operation_status=\"success\"";
+    let created =
+        "operation_name=\"CreateSnapshotAndReady\",snapshot_type=\"dynamic\",operation_status=\"success\"";
     let page = loop {
         let (_, page) = get(&http, "/metrics");
         if page.contains(created) {

@@ -183,10 +183,10 @@ impl Stage {
             }
             unreachable!("a watch does not end")
         };
-        match tokio::time::timeout(PATIENCE, Box::pin(found)).await {
-            Ok(event) => event,
-            Err(_elapsed) => panic!("there is no event {reason}: {:#?}", self.events().await),
-        }
+        let Ok(event) = tokio::time::timeout(PATIENCE, Box::pin(found)).await else {
+            panic!("there is no event {reason}: {:#?}", self.events().await)
+        };
+        event
     }
 
     /// Starts a monitor that asks again at once.
