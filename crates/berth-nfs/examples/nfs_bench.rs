@@ -1,6 +1,6 @@
 //! Measures the client on Ganesha: how many directories per second it makes, changes and removes, by version.
 //!
-//! `cargo run --release -p berth-nfs --example bench`, as root; `ROUNDS` for more than 500 of each.
+//! `cargo run --release -p berth-nfs --example nfs_bench`, as root; `ROUNDS` for more than 500 of each.
 
 #![expect(clippy::unwrap_used, reason = "a measurement says by a panic what went wrong")]
 
