@@ -202,7 +202,8 @@ impl Journal {
         fdatasync(self.file.as_fd()).map_err(|error| {
             // The kernel drops the dirty pages of a failed fsync: what is on disk is unknown from here on.
             self.broken = Some(format!("fsync: {error}"));
-            self.failed(&error.into())
+            // Also where a thin disk has no room: it is too late to take the change back.
+            Error::Broken(format!("write the journal {}: {error}", self.name))
         })
     }
 
