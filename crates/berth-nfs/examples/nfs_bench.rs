@@ -10,6 +10,9 @@ use berth_nfs::{Change, Create, Share, Version};
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 
+#[path = "../../../testbed/nfs/ganesha.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod ganesha;
 #[path = "../tests/ganesha/server.rs"]
 #[expect(dead_code, reason = "a measurement needs less than the tests")]
 mod server;

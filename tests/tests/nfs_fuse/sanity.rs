@@ -1,26 +1,15 @@
 //! csi-sanity against the whole NFS driver: every spec, and only those skipped that ask for what NFS cannot have.
 
+#[path = "../../../testbed/nfs/cannot.rs"]
+mod cannot;
+
 use std::{fs, io::Write as _};
 
 use anyhow::{Result, ensure};
 use berth_e2e::sanity;
 
+use self::cannot::CANNOT;
 use crate::world::{Part, Server};
-
-/// What NFS cannot have, by the words of the specs that are about it: there is nothing to attach, to stage, to grow on a
-/// node or to modify; an archive is a snapshot of one volume, and is wherever the share is.
-const CANNOT: [&str; 10] = [
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "volume lifecycle",
-    "NodeStageVolume",
-    "NodeUnstageVolume",
-    "NodeExpandVolume",
-    "volume attribute class",
-    "ModifyVolume",
-    "GroupController Service",
-    "accessibility requirements",
-];
 
 async fn conforms(version: &'static str) -> Result<()> {
     let server = Server::start(version)?;

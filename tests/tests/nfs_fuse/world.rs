@@ -52,10 +52,7 @@ impl Server {
 
     /// The parameters of a class of volumes on this server.
     pub(crate) fn parameters(&self) -> Vec<(&'static str, String)> {
-        let share = match self.version {
-            "3" => self.export().display().to_string(),
-            _ => "/export".to_owned(),
-        };
+        let share = self.nfs.share(self.version);
         let options = format!("vers={},{}", self.version, self.nfs.options);
         vec![("server", "127.0.0.1".to_owned()), ("share", share), ("mountOptions", options)]
     }

@@ -1,5 +1,8 @@
 //! csi-sanity, the CSI community's conformance suite, against a driver in this process.
 
+#[path = "../../../../testbed/nfs/cannot.rs"]
+mod cannot;
+
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
@@ -7,22 +10,9 @@ use berth_driver::{Driver, backend::Parameters, nfs::Nfs, services};
 use prometheus_client::registry::Registry;
 use serde_json::Value;
 
-const PATIENCE: Duration = Duration::from_mins(10);
+use self::cannot::CANNOT;
 
-/// What NFS cannot have: volumes are not attached, staged, grown on a node, bound to a place, changed after they were
-/// made, or snapshotted together. Specs of these skip themselves, and no others.
-const CANNOT: [&str; 10] = [
-    "ControllerPublishVolume",
-    "ControllerUnpublishVolume",
-    "volume lifecycle",
-    "NodeStageVolume",
-    "NodeUnstageVolume",
-    "NodeExpandVolume",
-    "volume attribute class",
-    "ModifyVolume",
-    "GroupController Service",
-    "accessibility requirements",
-];
+const PATIENCE: Duration = Duration::from_mins(10);
 
 /// What the suite found.
 pub(crate) struct Outcome {

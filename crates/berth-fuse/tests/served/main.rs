@@ -3,5 +3,8 @@
 
 mod failures;
 mod files;
+#[path = "../../../../testbed/nfs/ganesha.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod ganesha;
 mod rights;
 mod world;

@@ -81,7 +81,7 @@ async fn pass(client: TcpStream, port: u16, meddle: Arc<impl Meddle>) -> std::io
 /// Stands between us and the server's NFS port; returns its own.
 async fn between(server: &Server, meddle: Arc<impl Meddle>) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (own, port) = (listener.local_addr().unwrap().port(), server.port);
+    let (own, port) = (listener.local_addr().unwrap().port(), server.port());
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             tokio::spawn(pass(client, port, meddle.clone()));
@@ -397,7 +397,7 @@ async fn a_connection_that_nobody_uses_is_closed_and_made_again() {
 /// A line of a kilobyte per second, in our direction.
 async fn slow_line(server: &Server) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let (own, port) = (listener.local_addr().unwrap().port(), server.port);
+    let (own, port) = (listener.local_addr().unwrap().port(), server.port());
     tokio::spawn(async move {
         while let Ok((client, _)) = listener.accept().await {
             tokio::spawn(async move {

@@ -4,6 +4,9 @@
 
 mod failures;
 mod files;
+#[path = "../../../../testbed/nfs/ganesha.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod ganesha;
 mod lies;
 mod portmapper;
 mod server;
