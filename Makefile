@@ -26,9 +26,11 @@ help: ## list the targets
 deps: ## install what the tests need and this machine lacks
 	@testbed/deps.sh
 
+BUILD := CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --locked --target $(STATIC) -p berth
+
 build: ## build the release binary, static: target/<machine>-unknown-linux-musl/release/berth
 	@testbed/deps.sh release
-	CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --release --locked --target $(STATIC) -p berth
+	$(BUILD) --release
 
 fmt: ## format the code
 	cargo fmt --all
@@ -85,14 +87,16 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test sidecars -- --nocapture killed_at_any_step
 
-demo: build ## walk one volume through its life, from claim to pod and away again, with times
-	@$(AS_ROOT) target/$(STATIC)/release/berth demo
+demo: ## build quickly, and walk one volume through its life, from claim to pod and away again, with times
+	@testbed/deps.sh release
+	$(BUILD) --profile quick
+	@$(AS_ROOT) target/$(STATIC)/quick/berth demo
 
 bench: deps build ## measure the release binary
-	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench
+	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench
 
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
-	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --release --locked -p berth-e2e --bin bench_up
+	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_up
 
 bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less
 	@testbed/deps.sh kube
@@ -100,9 +104,9 @@ bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims p
 	export $(KUBE) BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth; . testbed/kube/env.sh; export KUBECONFIG_REAL=$$KUBECONFIG; \
 		down() { PURGE=1 testbed/kube/down.sh; }; down; trap down EXIT; \
 		KCM_ARGS="--kube-api-qps=1000 --kube-api-burst=1000" testbed/kube/up.sh controllers; \
-		LIFTED=1 $(CARGO) run --release --locked -p berth-e2e --bin bench_sidecars; \
+		LIFTED=1 $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_sidecars; \
 		down; testbed/kube/up.sh controllers; \
-		$(CARGO) run --release --locked -p berth-e2e --bin bench_sidecars
+		$(CARGO) run --profile quick --locked -p berth-e2e --bin bench_sidecars
 
 bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KUBE_BINARIES (or the usual place) has them
 	cargo build --release --locked -p berth-apiserver --example bench
