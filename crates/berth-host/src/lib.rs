@@ -6,6 +6,7 @@
 
 pub mod allocator;
 pub mod btrfs;
+pub mod code;
 pub mod container;
 pub mod copy;
 mod error;

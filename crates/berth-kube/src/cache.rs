@@ -3,7 +3,7 @@
 //! Guarantees: `get` never goes back in time for an object; a write made through [`crate::Cluster`] is visible here as
 //! soon as the write returns; subscribers hear of every change exactly once, in order, after it is visible.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, hash_map::Entry};
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
@@ -127,24 +127,27 @@ impl<K: Kind> Cache<K> {
         &self,
         of: impl Fn(&K) -> Vec<V> + Send + Sync + 'static,
     ) -> Index<K, V> {
-        let keys: Arc<RwLock<HashMap<V, HashSet<Key>>>> = Arc::default();
+        let keys: Arc<RwLock<HashMap<V, Keys>>> = Arc::default();
         let index = Index { cache: self.clone(), keys: keys.clone() };
         self.subscribe(move |before, after| {
             let mut keys = keys.write().unwrap_or_else(PoisonError::into_inner);
             if let Some(before) = before {
                 let key = Key::of(before.as_ref());
                 for value in of(before) {
-                    if let Some(set) = keys.get_mut(&value) {
-                        set.remove(&key);
-                        if set.is_empty() {
-                            keys.remove(&value);
-                        }
+                    if keys.get_mut(&value).is_some_and(|found| found.remove(&key)) {
+                        keys.remove(&value);
                     }
                 }
             }
             if let Some(after) = after {
                 for value in of(after) {
-                    keys.entry(value).or_default().insert(Key::of(after.as_ref()));
+                    let key = Key::of(after.as_ref());
+                    match keys.entry(value) {
+                        Entry::Occupied(mut found) => found.get_mut().insert(key),
+                        Entry::Vacant(place) => {
+                            place.insert(Keys::One(key));
+                        }
+                    }
                 }
             }
         });
@@ -250,7 +253,44 @@ impl<K: Kind> Cache<K> {
 /// Objects of a cache by a value derived from them.
 pub struct Index<K, V> {
     cache: Cache<K>,
-    keys: Arc<RwLock<HashMap<V, HashSet<Key>>>>,
+    keys: Arc<RwLock<HashMap<V, Keys>>>,
+}
+
+/// Who has a value. Mostly it is one, and a set takes as much room as ten.
+enum Keys {
+    One(Key),
+    Many(HashSet<Key>),
+}
+
+impl Keys {
+    fn insert(&mut self, key: Key) {
+        match self {
+            Self::One(known) if *known == key => {}
+            Self::One(known) => *self = Self::Many(HashSet::from([known.clone(), key])),
+            Self::Many(keys) => {
+                keys.insert(key);
+            }
+        }
+    }
+
+    /// Says whether nobody is left.
+    fn remove(&mut self, key: &Key) -> bool {
+        match self {
+            Self::One(known) => known == key,
+            Self::Many(keys) => {
+                keys.remove(key);
+                keys.is_empty()
+            }
+        }
+    }
+
+    fn iter(&self) -> impl Iterator<Item = &Key> {
+        let (one, many) = match self {
+            Self::One(key) => (Some(key), None),
+            Self::Many(keys) => (None, Some(keys)),
+        };
+        one.into_iter().chain(many.into_iter().flatten())
+    }
 }
 
 impl<K, V> Clone for Index<K, V> {
@@ -266,7 +306,7 @@ impl<K: Kind, V: Hash + Eq + Clone> Index<K, V> {
         V: std::borrow::Borrow<Q>,
     {
         let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        keys.get(value).into_iter().flatten().filter_map(|key| self.cache.get(key)).collect()
+        keys.get(value).into_iter().flat_map(Keys::iter).filter_map(|key| self.cache.get(key)).collect()
     }
 
     /// All values that some object has.

@@ -1,10 +1,13 @@
 //! The objects of a cache, of which a frugal one keeps only the last changed ready to read.
 //!
 //! A typed volume takes five kilobytes, mostly room for the thirty kinds of storage that it is not; its JSON takes
-//! one. Ten thousand volumes rest most of the time, so those that have not changed lately are kept as JSON.
+//! more than one, and most of that stands in every other volume's, too. Ten thousand volumes rest most of the time, so
+//! those that have not changed lately are kept as JSON, compressed by what one of them looks like.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+
+use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
 
 use crate::{Key, cluster::Kind};
 
@@ -15,6 +18,8 @@ pub(crate) struct Objects<K> {
     awake: VecDeque<Key>,
     /// How many may be awake.
     limit: usize,
+    /// The JSON of the first that went to sleep: what the others are compressed by.
+    typical: Box<[u8]>,
 }
 
 struct Held<K> {
@@ -39,11 +44,13 @@ pub(crate) enum Taken<K> {
 }
 
 impl<K: Kind> Held<K> {
-    fn object(&self) -> Arc<K> {
+    fn object(&self, typical: &[u8]) -> Arc<K> {
         match &self.state {
             State::Awake(object) => object.clone(),
-            State::Asleep(json) => {
-                Arc::new(serde_json::from_slice(json).expect("what was written as JSON can be read"))
+            State::Asleep(compressed) => {
+                let json = decompress_size_prepended_with_dict(compressed, typical)
+                    .expect("what was compressed can be read");
+                Arc::new(serde_json::from_slice(&json).expect("what was written as JSON can be read"))
             }
         }
     }
@@ -52,11 +59,11 @@ impl<K: Kind> Held<K> {
 impl<K: Kind> Objects<K> {
     /// None yet; of those to come so many are kept ready.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { all: HashMap::new(), awake: VecDeque::new(), limit }
+        Self { all: HashMap::new(), awake: VecDeque::new(), limit, typical: Box::default() }
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
-        self.all.get(key).map(Held::object)
+        self.all.get(key).map(|held| held.object(&self.typical))
     }
 
     pub(crate) fn contains(&self, key: &Key) -> bool {
@@ -68,7 +75,7 @@ impl<K: Kind> Objects<K> {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = Arc<K>> {
-        self.all.values().map(Held::object)
+        self.all.values().map(|held| held.object(&self.typical))
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -79,7 +86,9 @@ impl<K: Kind> Objects<K> {
     pub(crate) fn put(&mut self, key: Key, revision: u64, object: Arc<K>) -> Taken<K> {
         let (taken, was_awake) = match self.all.get(&key) {
             Some(held) if held.revision >= revision => return Taken::Not,
-            Some(held) => (Taken::InsteadOf(held.object()), matches!(held.state, State::Awake(_))),
+            Some(held) => {
+                (Taken::InsteadOf(held.object(&self.typical)), matches!(held.state, State::Awake(_)))
+            }
             None => (Taken::First, false),
         };
         if self.limit < usize::MAX && !was_awake {
@@ -93,7 +102,7 @@ impl<K: Kind> Objects<K> {
     }
 
     pub(crate) fn remove(&mut self, key: &Key) -> Option<Arc<K>> {
-        self.all.remove(key).map(|held| held.object())
+        self.all.remove(key).map(|held| held.object(&self.typical))
     }
 
     fn put_one_to_sleep(&mut self) {
@@ -102,7 +111,10 @@ impl<K: Kind> Objects<K> {
             && let State::Awake(object) = state
             && let Ok(json) = serde_json::to_vec(object.as_ref())
         {
-            *state = State::Asleep(json.into());
+            if self.typical.is_empty() {
+                self.typical = json.clone().into();
+            }
+            *state = State::Asleep(compress_prepend_size_with_dict(&json, &self.typical).into());
         }
     }
 }

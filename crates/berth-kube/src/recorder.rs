@@ -4,6 +4,7 @@
 //! up the first one, at most once a second.
 
 use std::collections::HashMap;
+use std::hash::{BuildHasher as _, RandomState};
 use std::time::Duration;
 
 use jiff::Timestamp;
@@ -111,18 +112,6 @@ pub fn reference<K: Kind>(object: &K) -> ObjectReference {
     }
 }
 
-#[derive(PartialEq, Eq, Hash)]
-struct Same {
-    uid: Option<String>,
-    kind: Option<String>,
-    name: Option<String>,
-    namespace: Option<String>,
-    field_path: Option<String>,
-    severity: Severity,
-    reason: String,
-    message: String,
-}
-
 struct Known {
     /// `None` while the event is not written yet.
     event: String,
@@ -133,18 +122,13 @@ struct Known {
 }
 
 async fn write(client: Client, source: EventSource, mut receiver: mpsc::Receiver<Told>) {
-    let mut known: HashMap<Same, Known> = HashMap::new();
+    // By what is the same of equal events: thousands are remembered, and their texts would take megabytes.
+    let mut known: HashMap<u64, Known> = HashMap::new();
+    let hasher = RandomState::new();
     while let Some(told) = receiver.recv().await {
-        let same = Same {
-            uid: told.about.uid.clone(),
-            kind: told.about.kind.clone(),
-            name: told.about.name.clone(),
-            namespace: told.about.namespace.clone(),
-            field_path: told.about.field_path.clone(),
-            severity: told.severity,
-            reason: told.reason.clone(),
-            message: told.message.clone(),
-        };
+        let about = &told.about;
+        let object = (&about.uid, &about.kind, &about.name, &about.namespace, &about.field_path);
+        let same = hasher.hash_one((object, told.severity, &told.reason, &told.message));
         let now = Instant::now();
         if let Some(known) = known.get_mut(&same).filter(|known| now - known.first < SAME) {
             known.count += 1;

@@ -6,7 +6,7 @@ use http::Request;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::request::Request as Requests;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::cluster::{Cluster, Kind, trimmed};
 use crate::{Error, Key, Result};
@@ -59,6 +59,24 @@ impl Cluster {
         }
     }
 
+    /// Takes one finalizer off an object if it still is this one (by uid), whatever others change at the same time; "not
+    /// there" is success. Only for kinds that Kubernetes has built in: others know no such patch.
+    pub async fn remove_finalizer<K: Kind>(&self, object: &K, finalizer: &str) -> Result<()> {
+        let key = Key::of(object);
+        let patch = Patch::Strategic(json!({
+            "metadata": { "uid": object.uid(), "$deleteFromPrimitiveList/finalizers": [finalizer] },
+        }));
+        match self.send_patch::<K>("", &key, &patch).await {
+            Err(error) if error.is_not_found() => Ok(()),
+            Err(error) if error.is_conflict() => match self.fetch::<K>(&key).await? {
+                // Another one of that name, which is none of the caller's business.
+                Some(other) if other.uid() != object.uid() => Ok(()),
+                _ => Err(error),
+            },
+            sent => sent.map(|_| ()),
+        }
+    }
+
     /// The object as it is now, by a request rather than from a cache: for decisions that must not rest on old data.
     pub async fn fetch<K: Kind>(&self, key: &Key) -> Result<Option<Arc<K>>> {
         let parameters = kube::api::GetParams::default();
@@ -89,17 +107,25 @@ impl Cluster {
         };
         difference["metadata"]["resourceVersion"] = before.resource_version().into();
         difference["metadata"]["uid"] = before.uid().into();
+        self.send_patch(subresource, &key, &Patch::Merge(difference)).await
+    }
+
+    async fn send_patch<K: Kind>(
+        &self,
+        subresource: &str,
+        key: &Key,
+        patch: &Patch<Value>,
+    ) -> Result<Arc<K>> {
         let parameters =
             PatchParams { field_manager: Some(self.component.to_string()), ..PatchParams::default() };
-        let patch = Patch::Merge(difference);
-        let requests = requests::<K>(&key);
+        let requests = requests::<K>(key);
         let request = if subresource.is_empty() {
-            requests.patch(&key.name, &parameters, &patch)
+            requests.patch(&key.name, &parameters, patch)
         } else {
-            requests.patch_subresource(subresource, &key.name, &parameters, &patch)
+            requests.patch_subresource(subresource, &key.name, &parameters, patch)
         }
-        .map_err(|source| built::<K>("patch", &key, source))?;
-        self.send("patch", &key, request).await
+        .map_err(|source| built::<K>("patch", key, source))?;
+        self.send("patch", key, request).await
     }
 
     async fn send<K: Kind>(

@@ -249,14 +249,7 @@ impl Attacher {
         if !self.by_volume.get(key.name.as_str()).is_empty() {
             return Ok(Next::Done);
         }
-        let freed =
-            self.cluster.update(volume.as_ref(), |volume| finalizers::remove(volume, &self.finalizer)).await;
-        match freed {
-            Err(error) if error.is_not_found() => {}
-            freed => {
-                freed?;
-            }
-        }
+        self.cluster.remove_finalizer(volume.as_ref(), &self.finalizer).await?;
         Ok(Next::Done)
     }
 }

@@ -14,9 +14,6 @@ use crate::finalizers;
 use crate::names::{DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONER_FINALIZER};
 use crate::secrets::{self, Purpose};
 
-/// How often a finalizer is tried to be taken away at once when somebody else was quicker.
-const FREE_TRIES: u32 = 5;
-
 impl Provisioner {
     pub(super) async fn sync_volume(&self, key: &Key) -> Result<Next, Failure> {
         let Some(volume) = self.volumes.get(key) else { return Ok(Next::Done) };
@@ -93,21 +90,7 @@ impl Provisioner {
         deleted?;
         self.capacity_changed(volume);
         self.cluster.delete(volume).await?;
-        // Others take their finalizers away at the same time; that is no reason to ask the driver once more.
-        for tries in 1.. {
-            let left = self.cluster.fetch::<PersistentVolume>(&Key::of(volume)).await?;
-            let Some(left) = left.filter(|left| left.uid() == volume.uid()) else { break };
-            let freed =
-                self.cluster.update(left.as_ref(), |left| finalizers::remove(left, PROVISIONER_FINALIZER));
-            match freed.await {
-                Err(error) if error.is_not_found() => break,
-                Err(error) if error.is_conflict() && tries < FREE_TRIES => {}
-                freed => {
-                    freed?;
-                    break;
-                }
-            }
-        }
+        self.cluster.remove_finalizer(volume, PROVISIONER_FINALIZER).await?;
         Ok(Next::Done)
     }
 
