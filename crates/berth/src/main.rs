@@ -25,7 +25,7 @@ static ALLOCATOR: Allocator = Allocator;
 
 /// By then a role has started.
 const STARTED: Duration = Duration::from_secs(2);
-const NOW_AND_THEN: Duration = Duration::from_secs(60);
+const NOW_AND_THEN: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.

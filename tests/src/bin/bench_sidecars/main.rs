@@ -106,9 +106,8 @@ async fn without_limits(
 ) -> Result<()> {
     let (claims, filled, full) = (number("CLAIMS", 1000)?, number("FILLED", 2400)?, number("FULL", 10_000)?);
     let (load, mut observer) = (Load::new(client), Observer::of_volumes(client).await?);
-    let mut memory = Figures::beside(OTHER, "Resident memory, driver included");
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    memory.add("idle", resident(program)?, Some(at_most_mb(15.0)), Some("242 MB".into()));
+    let mut memory = Figures::beside(OTHER, "Resident memory at rest, driver included");
+    memory.add("idle", resident(program).await?, Some(at_most_mb(15.0)), Some("242 MB".into()));
 
     let mut figures = Figures::beside(OTHER, "Without limits on requests to the API");
     let below = |time: u64| Some(Target::Below(Quantity::Seconds(Duration::from_secs(time).as_secs_f64())));
@@ -123,21 +122,25 @@ async fn without_limits(
 
     load.bind(0..filled, &mut observer).await?;
     let name = format!("{} claims", count(filled));
-    memory.add(name, resident(program)?, Some(at_most_mb(30.0)), Some("358 MB".into()));
+    memory.add(name, resident(program).await?, Some(at_most_mb(30.0)), Some("358 MB".into()));
     let more = load.bind(filled..full, &mut observer).await?;
     figures.add(format!("{} more claims bound", count(full - filled)), seconds(more), None, None);
     let name = format!("{} claims", count(full));
-    memory.add(name, resident(program)?, Some(at_most_mb(60.0)), Some("400 MB for each of four".into()));
+    memory.add(
+        name,
+        resident(program).await?,
+        Some(at_most_mb(60.0)),
+        Some("400 MB for each of four".into()),
+    );
 
     let renewals = renewals(client).await?;
     program.kill()?;
     *program = again()?;
     program.says(" ready ").await?;
-    tokio::time::sleep(Duration::from_secs(20)).await;
-    memory.add("the same, after a restart", resident(program)?, Some(at_most_mb(60.0)), None);
+    memory.add("the same, after a restart", resident(program).await?, Some(at_most_mb(60.0)), None);
     let gone = load.unbind(0..full, &mut observer).await?;
     figures.add(format!("{} claims gone", count(full)), seconds(gone), None, None);
-    memory.add("afterwards", resident(program)?, None, None);
+    memory.add("afterwards", resident(program).await?, None, None);
     println!("{figures}\n{memory}\n  {renewals} renewals of leases in {LEASE:?}, at most 4 wanted");
     Ok(())
 }
@@ -182,7 +185,9 @@ async fn renewals(client: &Client) -> Result<u64> {
     Ok(renewed)
 }
 
-fn resident(program: &Program) -> Result<Quantity> {
+/// What a program takes at rest: it gives back what a load left within ten seconds.
+async fn resident(program: &Program) -> Result<Quantity> {
+    tokio::time::sleep(Duration::from_secs(20)).await;
     let kibibytes = u32::try_from(program.resident()? >> 10)?;
     let figure = Quantity::Megabytes(f64::from(kibibytes) * 1024.0 / 1e6);
     // The tables come at the end; whoever waits for them sees that it goes on.
