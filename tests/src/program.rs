@@ -47,8 +47,8 @@ impl Program {
     }
 
     /// Its process id.
-    pub fn pid(&self) -> u32 {
-        self.child.id()
+    pub fn pid(&self) -> Pid {
+        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has an id")
     }
 
     /// What its log is named by.
@@ -58,7 +58,7 @@ impl Program {
 
     /// How many bytes of memory it holds.
     pub fn resident(&self) -> Result<u64> {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id()))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("it has ended")?;
         Ok(line.trim().trim_end_matches(" kB").parse::<u64>()? << 10)
     }
@@ -78,6 +78,13 @@ impl Program {
         }
     }
 
+    /// Where it serves HTTP.
+    pub async fn http(&mut self) -> Result<String> {
+        let line = self.says("serving HTTP").await?;
+        let address = line.split_once("address=").and_then(|(_, rest)| rest.split_whitespace().next());
+        Ok(address.with_context(|| format!("no address in {line:?}"))?.to_owned())
+    }
+
     /// Kills it as a power cut would.
     pub fn kill(&mut self) -> Result<()> {
         self.child.kill()?;
@@ -88,8 +95,7 @@ impl Program {
 
     /// Asks it to stop, and checks that it ends well.
     pub async fn stop(mut self) -> Result<()> {
-        let pid = i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).context("a child has an id")?;
-        rustix::process::kill_process(pid, Signal::TERM)?;
+        rustix::process::kill_process(self.pid(), Signal::TERM)?;
         let status = self.ended().await?;
         self.stopped_well = status.success();
         ensure!(status.success(), "it ended with {status}");

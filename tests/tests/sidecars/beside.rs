@@ -27,7 +27,7 @@ async fn a_controller_makes_and_deletes_volumes_in_one_process_and_serves_its_so
     assert_eq!(cluster.on_disk(), 1);
     cluster.held("berth-sidecars-local-berth-dev", |holder| holder == "controller-0").await;
 
-    let http = controller.http().await;
+    let http = controller.http().await.unwrap();
     assert_eq!(get(&http, "/healthz").0, 200);
     let (_, metrics) = get(&http, "/metrics");
     for metric in [
@@ -43,12 +43,11 @@ async fn a_controller_makes_and_deletes_volumes_in_one_process_and_serves_its_so
         &["livenessprobe", &cluster.csi_address(), "--http-endpoint=127.0.0.1:0"],
         &[],
     );
-    assert_eq!(get(&probe.http().await, "/healthz").0, 200);
+    assert_eq!(get(&probe.http().await.unwrap(), "/healthz").0, 200);
 
     release(&cluster.client, &volume.name_any()).await;
     assert_eq!(cluster.on_disk(), 0);
-    controller.terminate();
-    assert!(controller.ended().await.success());
+    controller.stop().await.unwrap();
     cluster.held("berth-sidecars-local-berth-dev", str::is_empty).await;
     assert!(!cluster.path("csi.sock").exists());
 }
@@ -67,7 +66,7 @@ async fn a_node_introduces_its_driver_by_its_own_socket() {
         .collect();
     let mut node = cluster.berth("node", &args, &[]);
     let socket = directory.join("local.berth.dev-reg.sock");
-    node.says("waiting for the node to register the driver").await;
+    node.says("waiting for the node to register the driver").await.unwrap();
     let endpoint = berth_csi::Endpoint::Unix(socket.clone());
     let info = loop {
         let mut client = RegistrationClient::new(berth_csi::connect(&endpoint));
@@ -77,7 +76,6 @@ async fn a_node_introduces_its_driver_by_its_own_socket() {
         }
     };
     assert_eq!(info.endpoint, cluster.path("csi.sock").display().to_string());
-    node.terminate();
-    assert!(node.ended().await.success());
+    node.stop().await.unwrap();
     assert!(!socket.exists());
 }

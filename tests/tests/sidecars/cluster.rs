@@ -2,104 +2,22 @@
 
 use std::fs;
 use std::io::{Read as _, Write as _};
-use std::path::{Path, PathBuf};
-use std::process::{Child, ExitStatus, Stdio};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use berth_e2e::{driver, machine};
+use berth_e2e::driver;
+use berth_e2e::program::Program;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Api, Client, Config, ResourceExt as _};
-use rustix::process::{Pid, Signal};
 use serde_json::json;
 use tempfile::TempDir;
 
 /// How long anything may take before a test gives up.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 pub(crate) const DRIVER: &str = "local.berth.dev";
-
-/// A program of the test; killed when dropped, and its log shown if the test fails.
-pub(crate) struct Program {
-    child: Child,
-    log: PathBuf,
-}
-
-impl Program {
-    /// Starts a program, by default the binary under test, with its output in `log`.
-    pub(crate) fn start(program: &Path, args: &[&str], environment: &[(&str, &str)], log: PathBuf) -> Self {
-        let file = fs::File::create(&log).unwrap();
-        let mut command = machine::command(program);
-        command.args(args).stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
-        for name in ["KUBECONFIG", "POD_NAME", "POD_NAMESPACE", "BERTH_LOG", "CSI_ENDPOINT"] {
-            command.env_remove(name);
-        }
-        command.envs(environment.iter().copied());
-        Self { child: command.spawn().unwrap(), log }
-    }
-
-    pub(crate) fn log(&self) -> String {
-        fs::read_to_string(&self.log).unwrap_or_default()
-    }
-
-    /// Waits until the log holds this, and gives the line.
-    pub(crate) async fn says(&mut self, text: &str) -> String {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            let log = self.log();
-            if let Some(line) = log.lines().find(|line| line.contains(text)) {
-                return line.to_owned();
-            }
-            if let Some(status) = self.child.try_wait().unwrap() {
-                panic!("it ended with {status} without saying {text:?}:\n{log}");
-            }
-            assert!(Instant::now() < deadline, "it does not say {text:?}:\n{log}");
-            pause().await;
-        }
-    }
-
-    /// Where it serves HTTP.
-    pub(crate) async fn http(&mut self) -> String {
-        let line = self.says("serving HTTP").await;
-        let (_, rest) = line.split_once("address=").unwrap();
-        rest.split_whitespace().next().unwrap().to_owned()
-    }
-
-    pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    pub(crate) fn pid(&self) -> Pid {
-        i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).unwrap()
-    }
-
-    pub(crate) fn terminate(&self) {
-        rustix::process::kill_process(self.pid(), Signal::TERM).unwrap();
-    }
-
-    pub(crate) async fn ended(&mut self) -> ExitStatus {
-        let deadline = Instant::now() + PATIENCE;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status;
-            }
-            assert!(Instant::now() < deadline, "it does not end:\n{}", self.log());
-            pause().await;
-        }
-    }
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("--- {}\n{}", self.log.display(), self.log());
-        }
-    }
-}
 
 /// An API server with a class of the local driver's volumes, and a directory for everything.
 pub(crate) struct Cluster {
@@ -115,8 +33,9 @@ impl Cluster {
         let dir = tempfile::Builder::new().prefix("sc-").rand_bytes(5).tempdir().unwrap();
         let data = dir.path().join("api").display().to_string();
         let args = ["apiserver", "--listen", "127.0.0.1:0", "--data-dir", &data];
-        let mut server = Program::start(&driver::binary().unwrap(), &args, &[], dir.path().join("api.log"));
-        server.says("ready: kubectl").await;
+        let mut server =
+            Program::start(&driver::binary().unwrap(), &args, &[], dir.path().join("api.log")).unwrap();
+        server.says("ready: kubectl").await.unwrap();
         let read = Kubeconfig::read_from(dir.path().join("api/kubeconfig")).unwrap();
         let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await.unwrap();
         let cluster = Self { server, client: Client::try_from(config).unwrap(), dir };
@@ -155,14 +74,14 @@ impl Cluster {
         let own = self.driver_args();
         let args: Vec<&str> = ["driver", "local"].into_iter().chain(own.iter().map(String::as_str)).collect();
         let mut driver = self.berth("driver", &args, &[]);
-        driver.says("ready").await;
+        driver.says("ready").await.unwrap();
         driver
     }
 
     /// Starts `berth` with a log of this name.
     pub(crate) fn berth(&self, log: &str, args: &[&str], environment: &[(&str, &str)]) -> Program {
         let binary = driver::binary().unwrap();
-        Program::start(&binary, args, environment, self.path(&format!("{log}.log")))
+        Program::start(&binary, args, environment, self.path(&format!("{log}.log"))).unwrap()
     }
 
     /// Starts `berth` by another name, through a link.
@@ -171,7 +90,7 @@ impl Cluster {
         if !link.exists() {
             std::os::unix::fs::symlink(driver::binary().unwrap(), &link).unwrap();
         }
-        Program::start(&link, args, &[], self.path(&format!("{name}.log")))
+        Program::start(&link, args, &[], self.path(&format!("{name}.log"))).unwrap()
     }
 
     /// A claim that the provisioner is asked to make a volume for, as Kubernetes' binder asks.

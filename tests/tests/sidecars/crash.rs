@@ -8,6 +8,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
+use berth_e2e::program::Program;
 use berth_sidecars::snapshots::{self, VolumeSnapshot, VolumeSnapshotContent};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::Client;
@@ -16,7 +17,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Cluster, DRIVER, PATIENCE, Program, pause};
+use crate::cluster::{Cluster, DRIVER, PATIENCE, pause};
 use crate::gate::Gate;
 
 /// Starts `berth sidecars`, with the snapshot controller.
@@ -116,7 +117,7 @@ async fn killed_at_any_step_of_a_volumes_life_it_leaves_nothing_and_loses_nothin
     let cluster = Cluster::start().await;
     let loops = furnish(&cluster.client).await;
     let _loops = loops.drop_guard();
-    let mut driver = cluster.driver().await;
+    let driver = cluster.driver().await;
     let socket = cluster.path("csi.sock");
     for done in [false, true] {
         for last in (1..).step_by(every) {
@@ -150,6 +151,5 @@ async fn killed_at_any_step_of_a_volumes_life_it_leaves_nothing_and_loses_nothin
             }
         }
     }
-    driver.terminate();
-    assert!(driver.ended().await.success());
+    driver.stop().await.unwrap();
 }

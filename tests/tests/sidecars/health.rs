@@ -34,7 +34,7 @@ async fn a_volume_whose_data_is_gone_is_told_on_its_claim_and_so_is_that_it_is_b
     let volume = cluster.volume_of(&cluster.claim("data").await).await;
     bind(&cluster, &volume.name_any()).await;
     let words = [address.as_str(), &kubeconfig, "--list-volumes-interval=100ms", "-v=5"];
-    let mut monitor = cluster.by_name("csi-external-health-monitor-controller", &words);
+    let monitor = cluster.by_name("csi-external-health-monitor-controller", &words);
 
     let stored = fs::read_dir(cluster.path("volumes/volumes")).unwrap().next().unwrap().unwrap().path();
     let aside = cluster.path("aside");
@@ -44,6 +44,5 @@ async fn a_volume_whose_data_is_gone_is_told_on_its_claim_and_so_is_that_it_is_b
     fs::rename(&aside, &stored).unwrap();
     let well = event(&cluster, "VolumeConditionNormal").await;
     assert_eq!(well, "The Volume returns to the healthy state");
-    monitor.terminate();
-    assert!(monitor.ended().await.success());
+    monitor.stop().await.unwrap();
 }

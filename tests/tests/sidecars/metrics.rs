@@ -96,7 +96,7 @@ async fn all_components_together_show_the_metrics_that_upstream_s_show() {
         "--http-endpoint=127.0.0.1:0",
     ];
     let mut sidecars = cluster.berth("sidecars", &args, &[("POD_NAME", "sidecars-0")]);
-    let http = sidecars.http().await;
+    let http = sidecars.http().await.unwrap();
     let claim = cluster.claim("data").await;
     let volume = cluster.volume_of(&claim).await;
     bind(&cluster, &volume.name_any()).await;
@@ -139,6 +139,5 @@ async fn all_components_together_show_the_metrics_that_upstream_s_show() {
         assert!(std::time::Instant::now() < deadline, "the deletion is not counted");
         pause().await;
     }
-    sidecars.terminate();
-    assert!(sidecars.ended().await.success());
+    sidecars.stop().await.unwrap();
 }

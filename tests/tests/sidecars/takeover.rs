@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::{Cluster, Program};
+use berth_e2e::program::Program;
+
+use crate::cluster::Cluster;
 
 const LEASE: &str = "berth-sidecars-local-berth-dev";
 
@@ -28,21 +30,21 @@ async fn when_the_leader_is_killed_the_other_takes_over_and_when_it_is_stopped_a
     let mut first = replica(&cluster, "first", &["sidecars"]);
     cluster.held(LEASE, |holder| holder == "first").await;
     let mut second = replica(&cluster, "second", &["sidecars"]);
-    second.says("standing by").await;
+    second.says("standing by").await.unwrap();
     cluster.volume_of(&cluster.claim("a").await).await;
 
-    first.kill();
+    first.kill().unwrap();
     let claim = cluster.claim("b").await;
     let lease = cluster.held(LEASE, |holder| holder == "second").await;
     assert_eq!(lease.lease_transitions, Some(1));
     cluster.volume_of(&claim).await;
 
     let mut third = replica(&cluster, "third", &["sidecars"]);
-    third.says("standing by").await;
+    third.says("standing by").await.unwrap();
     let told = Instant::now();
-    second.terminate();
-    assert!(second.ended().await.success());
-    assert!(second.log().contains("released the lease"), "{}", second.log());
+    second.stop().await.unwrap();
+    let said = std::fs::read_to_string(cluster.path("second.log")).unwrap();
+    assert!(said.contains("released the lease"), "{said}");
     // Without a release it would be 8 s at least, the lease's duration.
     cluster.held(LEASE, |holder| holder == "third").await;
     assert!(told.elapsed() < Duration::from_secs(6), "it took {:?}", told.elapsed());
@@ -61,11 +63,10 @@ async fn a_component_alone_holds_the_lease_that_upstream_would() {
         ("csi-snapshotter", "external-snapshotter-leader-local-berth-dev"),
         ("csi-external-health-monitor-controller", "external-health-monitor-leader-local-berth-dev"),
     ] {
-        let mut alone = replica(&cluster, command, &[command]);
+        let alone = replica(&cluster, command, &[command]);
         let held = cluster.held(lease, |holder| holder == command).await;
         assert_eq!(held.lease_duration_seconds, Some(8));
-        alone.terminate();
-        assert!(alone.ended().await.success());
+        alone.stop().await.unwrap();
         cluster.held(lease, str::is_empty).await;
     }
 }

@@ -29,7 +29,7 @@ pub(crate) async fn release(client: &Client, volume: &str) {
 #[tokio::test]
 async fn a_volume_is_made_for_a_claim_and_deleted_when_it_is_released() {
     let cluster = Cluster::start().await;
-    let mut driver = cluster.driver().await;
+    let driver = cluster.driver().await;
     let mut sidecars = cluster.berth(
         "sidecars",
         &["sidecars", &cluster.csi_address(), &cluster.kubeconfig(), "-v=5", "--http-endpoint=127.0.0.1:0"],
@@ -40,7 +40,7 @@ async fn a_volume_is_made_for_a_claim_and_deleted_when_it_is_released() {
     assert_eq!(volume.annotations()["pv.kubernetes.io/provisioned-by"], DRIVER);
     assert_eq!(cluster.on_disk(), 1);
 
-    let http = sidecars.http().await;
+    let http = sidecars.http().await.unwrap();
     assert_eq!(get(&http, "/healthz").0, 200);
     assert_eq!(get(&http, "/healthz/leader-election").0, 200);
     let (_, metrics) = get(&http, "/metrics");
@@ -50,10 +50,8 @@ async fn a_volume_is_made_for_a_claim_and_deleted_when_it_is_released() {
 
     release(&cluster.client, &volume.name_any()).await;
     assert_eq!(cluster.on_disk(), 0);
-    sidecars.terminate();
-    assert!(sidecars.ended().await.success());
-    driver.terminate();
-    assert!(driver.ended().await.success());
+    sidecars.stop().await.unwrap();
+    driver.stop().await.unwrap();
 }
 
 #[tokio::test]
@@ -61,11 +59,11 @@ async fn a_driver_that_comes_late_and_restarts_is_waited_for() {
     let cluster = Cluster::start().await;
     let args = ["sidecars", &cluster.csi_address(), &cluster.kubeconfig(), "--controllers=provisioner"];
     let mut sidecars = cluster.berth("sidecars", &args, &[]);
-    sidecars.says("the CSI driver is not ready").await;
+    sidecars.says("the CSI driver is not ready").await.unwrap();
     let mut driver = cluster.driver().await;
     cluster.volume_of(&cluster.claim("first").await).await;
     assert!(!sidecars.log().contains("csi-attacher"), "it was not asked for");
-    driver.kill();
+    driver.kill().unwrap();
     let second = cluster.claim("second").await;
     let _driver = cluster.driver().await;
     cluster.volume_of(&second).await;
