@@ -5,11 +5,13 @@
 
 mod access;
 mod capacity;
+mod claim_field;
 mod id;
 pub mod names;
 mod topology;
 
 pub use access::{Access, AccessKind, AccessMode, VolumeCapability};
 pub use capacity::{Capacity, CapacityRange, InvalidCapacity};
+pub use claim_field::ClaimField;
 pub use id::{GroupSnapshotId, InvalidId, Name, NodeId, SnapshotId, VolumeId};
 pub use topology::Topology;

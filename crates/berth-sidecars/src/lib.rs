@@ -29,14 +29,18 @@ mod suspects;
 use berth_csi::Endpoint;
 use berth_kube::Cluster;
 
-/// Runs every component that a driver needs beside it, with upstream's defaults, until the cluster's shutdown; the
-/// snapshot controller, of which a cluster has one, is not among them. Capacity
-/// is told while the CSIDriver says that the scheduler is to read it.
+/// Runs every component that a driver needs beside it, until the cluster's shutdown; the snapshot controller, of which a
+/// cluster has one, is not among them. All is as upstream's defaults have it, but that the driver is told the claims'
+/// names, and capacity while the CSIDriver says that the scheduler is to read it.
 pub async fn run(cluster: Cluster, endpoint: Endpoint) {
     let driver = driver::Driver::connect(&endpoint);
     let capacity =
         provisioner::Capacity { only_if_announced: true, ..provisioner::Capacity::new("kube-system") };
-    let provisioning = provisioner::Options { capacity: Some(capacity), ..provisioner::Options::default() };
+    let provisioning = provisioner::Options {
+        capacity: Some(capacity),
+        extra_create_metadata: true,
+        ..provisioner::Options::default()
+    };
     tokio::join!(
         provisioner::run(cluster.clone(), driver.clone(), provisioning),
         attacher::run(cluster.clone(), driver.clone(), attacher::Options::default()),

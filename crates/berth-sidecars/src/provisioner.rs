@@ -18,7 +18,8 @@
 //! It is a finalizer and not an annotation because an annotation would go with the claim. It carries no data because
 //! claims belong to their users: a request recorded there could be forged to reach other people's secrets, snapshots
 //! and volumes. What is asked for is remembered in memory, so that retries are the same, and computed anew after a
-//! restart; classes cannot be changed, so it is the same but for topology. It names the driver, and the node
+//! restart; classes cannot be changed, so it is the same but for topology, and for labels and annotations of the claim
+//! that a class asks for (`${pvc.metadata.labels['KEY']}`) and a person changes just then. It names the driver, and the node
 //! if every node has its own provisioner, so two provisioners never touch each other's. Another provisioner that takes
 //! over ignores it, uses the same volume name and so finds the same volume. Only a claim that was being provisioned at
 //! the moment of a kill and is never seen by Berth again keeps the finalizer; an orderly stop waits for the calls under
@@ -71,7 +72,8 @@ pub struct Options {
     pub workers: usize,
     /// When a failed item is tried again.
     pub retry: Backoff,
-    /// Claim and volume names are given to the driver as parameters.
+    /// Claim and volume names are given to the driver as parameters, and what its class asks of the claim's labels and
+    /// annotations.
     pub extra_create_metadata: bool,
     /// The filesystem of classes that name none.
     pub default_fs_type: String,
@@ -395,6 +397,7 @@ fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> boo
     let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
     before.spec != after.spec
         || before.metadata.annotations != after.metadata.annotations
+        || before.metadata.labels != after.metadata.labels
         || before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || phase(before) != phase(after)
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth_core::{Name, names::KUBERNETES_PARAMETER_PREFIX};
+use berth_core::{ClaimField, Name, names::KUBERNETES_PARAMETER_PREFIX};
 
 use super::id::{OnDelete, ShareName, SubPath, VolumeRef, check_name};
 use crate::backend::{Error, Parameters, Result};
@@ -18,8 +18,6 @@ pub(super) const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
-const CLAIM_LABEL: &str = "csi.storage.k8s.io/pvc/labels/";
-const CLAIM_ANNOTATION: &str = "csi.storage.k8s.io/pvc/annotations/";
 
 /// A StorageClass's parameters, read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -115,7 +113,7 @@ impl Class {
     /// What the node is told about the volume: all parameters, and the directory that came of them.
     pub(super) fn context(parameters: &Parameters, volume: &VolumeRef) -> BTreeMap<String, String> {
         let mut context = parameters.clone();
-        context.retain(|key, _| !key.starts_with(CLAIM_LABEL) && !key.starts_with(CLAIM_ANNOTATION));
+        context.retain(|key, _| !ClaimField::is_parameter(key));
         let key = context.keys().find(|key| key.eq_ignore_ascii_case(SUB_DIR)).cloned();
         context.insert(key.unwrap_or_else(|| SUB_DIR.to_owned()), volume.dir.to_string());
         context
@@ -234,16 +232,13 @@ fn value_of(variable: &str, volume: &str, parameters: &Parameters) -> Result<Str
         // The provisioner calls the volume what Kubernetes will call it.
         "pv.metadata.name" => (VOLUME_NAME.to_owned(), Some(volume)),
         _ => {
-            let label = indexed(variable, "pvc.metadata.labels").map(|key| format!("{CLAIM_LABEL}{key}"));
-            let annotation =
-                indexed(variable, "pvc.metadata.annotations").map(|key| format!("{CLAIM_ANNOTATION}{key}"));
-            let key = label.or(annotation).ok_or_else(|| {
+            let field = ClaimField::parse(variable).ok_or_else(|| {
                 Error::Invalid(format!(
                     "subDir: ${{{variable}}} is none of ${{pvc.metadata.name}}, ${{pvc.metadata.namespace}}, \
                      ${{pv.metadata.name}}, ${{pvc.metadata.labels['KEY']}}, ${{pvc.metadata.annotations['KEY']}}"
                 ))
             })?;
-            (key, None)
+            (field.parameter(), None)
         }
     };
     let value = parameters.get(&key).map(String::as_str).or(fallback).unwrap_or_default();
@@ -254,13 +249,6 @@ fn value_of(variable: &str, volume: &str, parameters: &Parameters) -> Result<Str
         )));
     }
     Ok(value.to_owned())
-}
-
-/// The key in `NAME['key']` or `NAME["key"]`.
-fn indexed<'a>(variable: &'a str, name: &str) -> Option<&'a str> {
-    let index = variable.strip_prefix(name)?.strip_prefix('[')?.strip_suffix(']')?;
-    let quoted = |quote: char| index.strip_prefix(quote)?.strip_suffix(quote);
-    quoted('\'').or_else(|| quoted('"')).filter(|key| !key.is_empty())
 }
 
 #[cfg(test)]

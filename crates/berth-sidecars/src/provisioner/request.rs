@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::ClaimField;
 use berth_csi::kubernetes::{self, Access};
 use berth_csi::v1::{TopologyRequirement, VolumeCapability, VolumeContentSource};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, SecretReference};
@@ -76,6 +77,8 @@ pub(super) fn wanted(
         parameters.insert(format!("{RESERVED}pvc/name"), claim.name_any());
         parameters.insert(format!("{RESERVED}pvc/namespace"), claim.namespace().unwrap_or_default());
         parameters.insert(format!("{RESERVED}pv/name"), name.clone());
+        let asked = claim_fields(&parameters, claim);
+        parameters.extend(asked);
     }
     if let Some(attributes) = attributes.filter(|attributes| attributes.driver_name != identity.name) {
         return Err(Failure::refused(format!(
@@ -204,6 +207,23 @@ fn stripped(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, St
         }
     }
     Ok(own)
+}
+
+/// The labels and annotations of a claim that the driver's parameters ask for; nobody is told any other.
+fn claim_fields(
+    parameters: &BTreeMap<String, String>,
+    claim: &PersistentVolumeClaim,
+) -> BTreeMap<String, String> {
+    let asked = parameters.values().flat_map(|template| ClaimField::in_template(template));
+    asked
+        .filter_map(|field| {
+            let value = match field {
+                ClaimField::Label(key) => claim.labels().get(key),
+                ClaimField::Annotation(key) => claim.annotations().get(key),
+            };
+            Some((field.parameter(), value?.clone()))
+        })
+        .collect()
 }
 
 #[cfg(test)]

@@ -50,7 +50,8 @@ pub(crate) struct Filesystem {
 /// What the driver is told of the objects.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Metadata {
-    /// Give the objects' names to the driver as parameters when creating
+    /// Give the objects' names to the driver as parameters when creating, and the labels and annotations of the claim
+    /// that the class's parameters ask for, as `${pvc.metadata.labels['KEY']}`
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     pub(crate) extra_create_metadata: bool,

@@ -19,7 +19,10 @@ fn claim(spec: &Value) -> PersistentVolumeClaim {
     for (key, value) in spec.as_object().unwrap() {
         all[key] = value.clone();
     }
-    let metadata = json!({ "name": "c", "namespace": "ns", "uid": "a-b-c" });
+    let metadata = json!({
+        "name": "c", "namespace": "ns", "uid": "a-b-c",
+        "labels": { "app": "web", "tier": "front" }, "annotations": { "dir": "x/y" },
+    });
     serde_json::from_value(json!({ "metadata": metadata, "spec": all })).unwrap()
 }
 
@@ -72,6 +75,22 @@ fn parameters_of_kubernetes_are_not_the_drivers() {
     assert_eq!(told["csi.storage.k8s.io/pvc/name"], "c");
     assert_eq!(told["csi.storage.k8s.io/pvc/namespace"], "ns");
     assert_eq!(told["csi.storage.k8s.io/pv/name"], "pvc-a-b-c");
+}
+
+#[test]
+fn a_driver_is_told_the_labels_and_annotations_that_its_class_asks_for_and_no_others() {
+    let parameters = json!({
+        "subDir": "${pvc.metadata.labels['app']}/${pvc.metadata.annotations['dir']}-${pvc.metadata.labels['none']}",
+    });
+    let told = |options: &Options| {
+        let wanted = asked(&json!({}), &parameters, options).unwrap();
+        let named = |key: &String| key.contains("/labels/") || key.contains("/annotations/");
+        wanted.parameters.into_iter().filter(|(key, _)| named(key)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&Options::default()), []);
+    let all = told(&Options { extra_create_metadata: true, ..Options::default() });
+    let pair = |key: &str, value: &str| (format!("csi.storage.k8s.io/pvc/{key}"), value.to_owned());
+    assert_eq!(all, [pair("annotations/dir", "x/y"), pair("labels/app", "web")]);
 }
 
 #[test]
