@@ -5,6 +5,7 @@
 //! - [`in_process`]: the same services for callers in the same process, without a socket.
 //! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
 //! - [`code`]: which answers are final.
+//! - [`progress`]: how far a work is that goes on after its answer.
 //! - [`registration`]: how a driver introduces itself to a node.
 //! - [`kubernetes`]: access modes and volume modes of Kubernetes as capabilities of CSI.
 
@@ -14,6 +15,7 @@ pub mod code;
 mod endpoint;
 pub mod kubernetes;
 mod metrics;
+pub mod progress;
 pub mod registration;
 mod transport;
 pub mod v1;

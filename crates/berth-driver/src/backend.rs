@@ -505,6 +505,10 @@ pub trait Backend: Send + Sync + 'static {
     async fn snapshot(&self, _id: &SnapshotId) -> Result<Option<Snapshot>> {
         Err(Error::Unsupported("snapshots"))
     }
+    /// How far a snapshot is that is not ready, in words for people, such as "copied 1 GiB of 4 GiB (25 %)".
+    fn snapshot_progress(&self, _id: &SnapshotId) -> Option<String> {
+        None
+    }
     /// Takes a snapshot of a volume that exists.
     async fn create_snapshot(
         &self,

@@ -17,6 +17,7 @@ mod id;
 mod mount;
 mod node;
 mod parameters;
+mod progress;
 mod record;
 mod restore;
 mod shares;
@@ -67,6 +68,8 @@ pub struct Config {
     pub keep_archived: Option<Duration>,
     /// Snapshots become `.tar.gz`, else `.tar`.
     pub compress_snapshots: bool,
+    /// How long a caller waits for a snapshot before it is told that it is not ready yet.
+    pub snapshot_patience: Duration,
     /// How long a volume's usage is told again before it is measured again.
     pub usage_lifetime: Duration,
     /// What mounts shares on this node.
@@ -91,6 +94,7 @@ impl Config {
             replace_archived: false,
             keep_archived: None,
             compress_snapshots: true,
+            snapshot_patience: Duration::from_secs(3),
             usage_lifetime: Duration::from_mins(10),
             mount_mode: MountMode::Kernel,
             // This program, also if its file has been replaced meanwhile.
@@ -280,6 +284,10 @@ impl Backend for Nfs {
 
     async fn delete_snapshot(&self, id: &SnapshotId) -> Result<()> {
         self.0.delete_snapshot(id).await
+    }
+
+    fn snapshot_progress(&self, id: &SnapshotId) -> Option<String> {
+        self.0.snapshot_progress(id)
     }
 
     async fn list_snapshots(&self, source: Option<&VolumeId>, page: PageRequest) -> Result<Page<Snapshot>> {

@@ -3,7 +3,8 @@
 //! Reads: VolumeSnapshotContent, VolumeSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass,
 //! PersistentVolume; Secret one at a time. Writes: contents' status, finalizer and `…-being-created` annotation.
 //! Events on contents: `SnapshotCreationFailed`, `SnapshotContentCheckandUpdateFailed`, `SnapshotDeleteError`, and the
-//! same of groups: `GroupSnapshotCreationFailed`, …
+//! same of groups: `GroupSnapshotCreationFailed`, … The first two are told on the VolumeSnapshot, too, where people look,
+//! and so is how far a snapshot is that is not ready (`SnapshotProgress`), if the driver tells it beside its answer.
 //!
 //! Before CreateSnapshot a content is marked as being created, and given its finalizer in the same write; the mark stays
 //! until the driver has finally answered and the answer is saved, and a marked content is not let go. So whoever finds a

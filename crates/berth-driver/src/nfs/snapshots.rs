@@ -6,12 +6,13 @@
 
 use std::{
     collections::HashMap,
+    convert::Infallible,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, SystemTime},
 };
 
 use berth_core::{AccessKind, Name, SnapshotId, VolumeId};
-use berth_nfs::{Change, Cookie, Create, Entry, Kind, Share};
+use berth_nfs::{Change, Cookie, Create, Entry, Handle, Kind, Share};
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
@@ -20,14 +21,13 @@ use super::{
     capacity,
     id::{SnapshotRef, SubPath, VolumeRef},
     parameters::snapshot_share,
+    progress::Progress,
     record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
     shares::{failed, find_dir, found},
     volumes::{parse_id, token},
 };
 use crate::backend::{Error, Page, PageRequest, Parameters, Result, Snapshot};
 
-/// How long a caller waits for an archive before it is told that the snapshot is not ready yet.
-const PATIENCE: Duration = Duration::from_secs(3);
 const COMPRESSED: &str = ".tar.gz";
 const PLAIN: &str = ".tar";
 
@@ -40,12 +40,21 @@ struct Build {
     ended: watch::Receiver<bool>,
     /// Why it failed, for the next who asks.
     failure: Mutex<Option<Error>>,
+    progress: Progress,
     abort: Mutex<Option<AbortHandle>>,
 }
 
 impl Building {
     fn map(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets go of one that has failed and has told so: whoever asks next begins anew.
+    fn forget(&self, key: &str, build: &Arc<Build>) {
+        let mut builds = self.map();
+        if builds.get(key).is_some_and(|known| Arc::ptr_eq(known, build)) {
+            builds.remove(key);
+        }
     }
 }
 
@@ -133,8 +142,11 @@ impl Inner {
         }
         let build = self.begin(share, snapshot, &record);
         let mut ended = build.ended.clone();
-        let has_ended = tokio::time::timeout(PATIENCE, ended.wait_for(|ended| *ended)).await.is_ok();
-        if let Some(failure) = build.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        let has_ended =
+            tokio::time::timeout(self.config.snapshot_patience, ended.wait_for(|ended| *ended)).await.is_ok();
+        let failure = build.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(failure) = failure {
+            self.building.forget(&key(snapshot), &build);
             return Err(failure);
         }
         let record = read_record(share, snapshot).await?.unwrap_or(record);
@@ -147,16 +159,24 @@ impl Inner {
             return build.clone();
         }
         let (end, ended) = watch::channel(false);
-        let build = Arc::new(Build { ended, failure: Mutex::default(), abort: Mutex::default() });
+        let build = Arc::new(Build {
+            ended,
+            failure: Mutex::default(),
+            progress: Progress::default(),
+            abort: Mutex::default(),
+        });
         building.insert(key(snapshot), build.clone());
         let (inner, share, snapshot) = (self.clone(), share.clone(), snapshot.clone());
         let (record, told) = (record.clone(), build.clone());
         let task = self.tasks.spawn(async move {
-            if let Err(error) = inner.write_archive(&share, &snapshot, record).await {
-                tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
-                *told.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            match inner.write_archive(&share, &snapshot, record, &told.progress).await {
+                Ok(()) => inner.building.forget(&key(&snapshot), &told),
+                // It stays until somebody has been told, however late the failure came.
+                Err(error) => {
+                    tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
+                    *told.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                }
             }
-            inner.building.map().remove(&key(&snapshot));
             end.send_replace(true);
         });
         *build.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
@@ -168,6 +188,7 @@ impl Inner {
         share: &Share,
         snapshot: &SnapshotRef,
         record: SnapshotRecord,
+        progress: &Progress,
     ) -> Result<()> {
         let id: VolumeId = record
             .source
@@ -182,7 +203,11 @@ impl Inner {
         let aside = format!("{key}.{}", nonce());
         let file =
             share.create(&incoming, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
-        let packed = match pack(&from, &dir.handle, share, &file.handle, record.compressed).await {
+        let packed = tokio::select! {
+            packed = pack(&from, &dir.handle, share, &file.handle, record.compressed, progress) => packed,
+            never = self.measure(&from, &dir.handle, progress) => match never {},
+        };
+        let packed = match packed {
             Ok(packed) => packed,
             Err(error) => {
                 let _ = share.remove(&incoming, &aside).await;
@@ -199,6 +224,21 @@ impl Inner {
         let (place, _) = share.make_dirs(&snapshot.name, &Change::mode(0o755)).await.map_err(failed)?;
         let name = format!("{}{ending}", snapshot.source);
         share.rename(&incoming, &aside, &place.handle, name).await.map_err(failed)
+    }
+
+    /// Finds out how much there is to copy, if that takes so long that somebody will want to know.
+    async fn measure(&self, from: &Share, dir: &Handle, progress: &Progress) -> Infallible {
+        tokio::time::sleep(self.config.snapshot_patience / 3).await;
+        if let Ok(usage) = from.usage(dir).await {
+            progress.set_total(usage.size);
+        }
+        std::future::pending().await
+    }
+
+    /// How far an archive is that this process is writing.
+    pub(super) fn snapshot_progress(&self, id: &SnapshotId) -> Option<String> {
+        let snapshot = SnapshotRef::parse(id.as_str()).ok()?;
+        self.building.map().get(&key(&snapshot)).map(|build| build.progress.words())
     }
 
     pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {

@@ -149,8 +149,14 @@ impl Controller for Driver {
     ) -> Reply<CreateSnapshotResponse> {
         self.need(Feature::Snapshots)?;
         let call = CreateSnapshot::try_from(request.into_inner())?;
-        let snapshot = answer::snapshot(self.ensure_snapshot(call).await?, self.features);
-        Ok(Response::new(CreateSnapshotResponse { snapshot: Some(snapshot) }))
+        let snapshot = self.ensure_snapshot(call).await?;
+        let words = if snapshot.ready { None } else { self.backend.snapshot_progress(&snapshot.id) };
+        let snapshot = answer::snapshot(snapshot, self.features);
+        let mut answer = Response::new(CreateSnapshotResponse { snapshot: Some(snapshot) });
+        if let Some(words) = words {
+            berth_csi::progress::tell(answer.metadata_mut(), &words);
+        }
+        Ok(answer)
     }
 
     async fn delete_snapshot(

@@ -116,6 +116,51 @@ async fn a_snapshot_holds_everything_and_is_restored_as_it_was() {
     }
 }
 
+/// A backend whose callers wait for nothing, and a volume that takes a while to be copied.
+async fn impatient(server: &Server) -> (Nfs, berth_core::VolumeId) {
+    let mut config = server.config();
+    (config.compress_snapshots, config.snapshot_patience) = (false, Duration::from_millis(1));
+    let backend = Nfs::new(config).unwrap();
+    let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
+    for number in 0..64 {
+        fs::write(server.export().join(format!("pvc-1/{number}")), vec![7; 1 << 20]).unwrap();
+    }
+    (backend, source)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_that_takes_long_tells_how_far_it_is_until_it_is_ready() {
+    let server = Server::start("4.2", &[]);
+    let (backend, source) = impatient(&server).await;
+    let name = "snap-1".parse().unwrap();
+    let mut snapshot = backend.create_snapshot(name, &source, &Parameters::new()).await.unwrap();
+    let mut told = Vec::new();
+    while !snapshot.ready {
+        told.extend(backend.snapshot_progress(&snapshot.id));
+        snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
+    }
+    assert!(told.iter().all(|words| words.starts_with("copied ")), "{told:?}");
+    assert!(told.iter().any(|words| words.contains(" of 64 MiB (")), "{told:?}");
+    assert_eq!(backend.snapshot_progress(&snapshot.id), None);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn why_a_snapshot_failed_is_told_also_if_nobody_waited_for_it_then() {
+    let server = Server::start("4.2", &[]);
+    let (backend, source) = impatient(&server).await;
+    let (name, parameters) = ("snap-1".parse().unwrap(), Parameters::new());
+    let begun = backend.create_snapshot(name, &source, &parameters).await.unwrap();
+    assert!(!begun.ready);
+    backend.delete_volume(&source).await.unwrap();
+    backend.drain(SOON).await;
+    // From now on it could be taken.
+    backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
+    let told = backend.snapshot(&begun.id).await;
+    assert!(told.is_err(), "{told:?}");
+    let taken = take(&backend, "snap-1", &source).await;
+    assert!(taken.ready && server.export().join("snap-1/pvc-1.tar").is_file());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_csi_driver_nfs_took_is_restored_and_deleted() {
     let server = Server::start("4.2", &[]);

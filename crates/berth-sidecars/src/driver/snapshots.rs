@@ -11,20 +11,27 @@ use super::wire::Wire;
 use super::{ASKING, Driver, GroupCapability, LARGEST_ANSWER, Shared};
 
 impl Driver {
-    /// CreateSnapshot.
+    /// CreateSnapshot; with it how far the snapshot is, if it is not ready and the driver says.
     pub async fn create_snapshot(
         &self,
         timeout: Duration,
         request: v1::CreateSnapshotRequest,
-    ) -> Result<v1::Snapshot, Status> {
+    ) -> Result<(v1::Snapshot, Option<String>), Status> {
         let mut client = self.controller();
+        let mut progress = None;
         let answer = self
-            .call(timeout, request, |request| async move { client.create_snapshot(request).await })
+            .call(timeout, request, |request| async {
+                let answer = client.create_snapshot(request).await?;
+                progress = berth_csi::progress::told(answer.metadata());
+                Ok(answer)
+            })
             .await?;
         let snapshot = answer.snapshot.filter(|snapshot| !snapshot.snapshot_id.is_empty());
         // Not final: a driver that answers like this has made something.
-        snapshot
-            .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateSnapshot has no snapshot id"))
+        let snapshot = snapshot
+            .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateSnapshot has no snapshot id"))?;
+        let progress = progress.filter(|_| !snapshot.ready_to_use);
+        Ok((snapshot, progress))
     }
 
     /// DeleteSnapshot.

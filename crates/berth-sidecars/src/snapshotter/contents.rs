@@ -3,6 +3,7 @@
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
 use berth_kube::Cache;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt as _;
 use tonic::Status;
 
@@ -43,6 +44,10 @@ impl Content for VolumeSnapshotContent {
 
     fn class_name(&self) -> Option<&str> {
         self.spec.volume_snapshot_class_name.as_deref()
+    }
+
+    fn owner(&self) -> &ObjectReference {
+        &self.spec.volume_snapshot_ref
     }
 
     fn volume_handle(&self) -> Option<&str> {
@@ -117,12 +122,12 @@ impl Content for VolumeSnapshotContent {
         context: &Context,
         mut request: CreateSnapshotRequest,
         secrets: Secrets,
-    ) -> Result<Snapshot, Status> {
+    ) -> Result<(Snapshot, Option<String>), Status> {
         request.secrets = secrets;
-        let mut made = context.driver.create_snapshot(context.options.timeout, request).await?;
+        let (mut made, progress) = context.driver.create_snapshot(context.options.timeout, request).await?;
         // Only a group's own content says which snapshots are its members.
         made.group_snapshot_id.clear();
-        Ok(made)
+        Ok((made, progress))
     }
 
     /// A driver that cannot tell is believed to have it.

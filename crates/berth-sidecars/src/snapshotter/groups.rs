@@ -6,6 +6,7 @@ use berth_csi::v1::{
 };
 use berth_kube::Cache;
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt as _;
 use tonic::Status;
 
@@ -45,6 +46,10 @@ impl Content for VolumeGroupSnapshotContent {
 
     fn class_name(&self) -> Option<&str> {
         self.spec.volume_group_snapshot_class_name.as_deref()
+    }
+
+    fn owner(&self) -> &ObjectReference {
+        &self.spec.volume_group_snapshot_ref
     }
 
     fn volume_handle(&self) -> Option<&str> {
@@ -120,9 +125,10 @@ impl Content for VolumeGroupSnapshotContent {
         context: &Context,
         mut request: CreateVolumeGroupSnapshotRequest,
         secrets: Secrets,
-    ) -> Result<VolumeGroupSnapshot, Status> {
+    ) -> Result<(VolumeGroupSnapshot, Option<String>), Status> {
         request.secrets = secrets;
-        context.driver.create_group_snapshot(context.options.timeout, request).await
+        let made = context.driver.create_group_snapshot(context.options.timeout, request).await?;
+        Ok((made, None))
     }
 
     async fn look_up(

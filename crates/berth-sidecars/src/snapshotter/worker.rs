@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use berth_csi::code;
 use berth_kube::timeline::Step;
-use berth_kube::{Cache, Index, Key, Kind, Next, Queue};
+use berth_kube::{Cache, Index, Key, Kind, Next, Queue, Severity};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::SecretReference;
+use k8s_openapi::api::core::v1::{ObjectReference, SecretReference};
 use kube::ResourceExt as _;
 use tonic::Status;
 
@@ -18,6 +18,9 @@ use crate::failure::Failure;
 use crate::snapshots::SnapshotError;
 use crate::suspects::Suspects;
 use crate::{edit, finalizers};
+
+/// The reason of an event that tells how far something is.
+const PROGRESS: &str = "SnapshotProgress";
 
 /// What a driver is given as secrets.
 pub(super) type Secrets = BTreeMap<String, String>;
@@ -37,6 +40,8 @@ pub(super) trait Content: Kind {
     fn seen(&self, driver: &str) -> Seen;
     /// The driver that it belongs to.
     fn driver(&self) -> &str;
+    /// The object that it belongs to, where people look.
+    fn owner(&self) -> &ObjectReference;
     /// The class that it names.
     fn class_name(&self) -> Option<&str>;
     /// The one volume that it is of, by the driver's id.
@@ -62,12 +67,12 @@ pub(super) trait Content: Kind {
     /// Takes out of its status what is deleted, so that a deletion that is repeated after a crash does not call again.
     fn clear(&mut self);
 
-    /// Takes it.
+    /// Takes it; gives also how far it is, if it is not ready and the driver says.
     fn take(
         context: &Context,
         request: Self::Request,
         secrets: Secrets,
-    ) -> impl Future<Output = Result<Self::Answer, Status>> + Send;
+    ) -> impl Future<Output = Result<(Self::Answer, Option<String>), Status>> + Send;
     /// Asks how it is.
     fn look_up(
         &self,
@@ -229,8 +234,16 @@ impl<C: Content> Worker<C> {
         let begun = Instant::now();
         let made = C::take(&self.context, request, secrets).await;
         tell(C::WORDS.take, volume.as_deref(), begun, made.as_ref().err());
-        match made.and_then(|made| self.not_of_another(made, &content)) {
-            Ok(made) => self.save(&content, &made, true).await,
+        let made = made.and_then(|(made, progress)| Ok((self.not_of_another(made, &content)?, progress)));
+        match made {
+            Ok((made, progress)) => {
+                let next = self.save(&content, &made, true).await?;
+                if let Some(words) = progress {
+                    // One for each answer, so never more than it is asked, ever more seldom.
+                    self.tell_owner(&content, Severity::Normal, PROGRESS, words);
+                }
+                Ok(next)
+            }
             Err(status) => {
                 if code::is_final(status.code()) {
                     self.unmark(&content).await?;
@@ -328,6 +341,14 @@ impl<C: Content> Worker<C> {
         deleted
     }
 
+    /// Tells of something where people look first: on the snapshot or the group itself.
+    fn tell_owner(&self, content: &C, severity: Severity, reason: &str, message: String) {
+        let owner = content.owner();
+        if owner.uid.as_deref().is_some_and(|uid| !uid.is_empty()) {
+            self.context.recorder.tell(owner.clone(), severity, reason, message);
+        }
+    }
+
     async fn unmark(&self, content: &Arc<C>) -> Result<(), Failure> {
         edit::object(&self.context.cluster, content, |content| {
             if content.annotations().contains_key(C::WORDS.mark) {
@@ -361,6 +382,7 @@ impl<C: Content> Worker<C> {
         let known = content.error().and_then(|error| error.message.as_deref());
         if known != Some(message.as_str()) {
             self.context.recorder.warning(content.as_ref(), reason, message.clone());
+            self.tell_owner(content, Severity::Warning, reason, message.clone());
         }
         let now = Timestamp::now();
         edit::status(&self.context.cluster, content, |content| {

@@ -197,6 +197,13 @@ impl Server {
             .collect()
     }
 
+    /// All events for this reason on objects of a kind.
+    pub(crate) async fn events_of(&self, kind: &str, reason: &str) -> Vec<Event> {
+        let events: Api<Event> = Api::all(self.client.clone());
+        let of = format!("involvedObject.kind={kind},reason={reason}");
+        events.list(&ListParams::default().fields(&of)).await.unwrap().items
+    }
+
     /// Waits for an event with this reason whose message contains `text`.
     pub(crate) async fn event(&self, reason: &str, text: &str) -> String {
         let found = tokio::time::timeout(PATIENCE, async {

@@ -119,6 +119,20 @@ async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
     );
     let failures = server.events().await;
     assert!(failures.iter().all(|(reason, _)| !reason.contains("Failed")), "{failures:?}");
+    // The same words again count up the event that is there.
+    server.event("SnapshotProgress", "of many").await;
+    let told = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert_eq!(told[0].metadata.namespace.as_deref(), Some("default"));
+    running.stop().await;
+
+    // One that is ready at once has no progress.
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.snapshot("quick", "data").await;
+    server.ready("quick").await;
+    server.event("SnapshotReady", "default/quick").await;
+    let told = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
+    assert!(told.iter().all(|event| event.involved_object.name.as_deref() == Some("snap")), "{told:?}");
     running.stop().await;
 }
 

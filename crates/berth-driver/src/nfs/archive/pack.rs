@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::{EntryKind, Header, MAX_PIECES, encode, end, padding, stored_length};
 use crate::{
     backend::{Error, Result},
-    nfs::{record::hex, shares::failed},
+    nfs::{progress::Progress, record::hex, shares::failed},
 };
 
 /// How much is read and written at once.
@@ -38,13 +38,15 @@ pub(in crate::nfs) struct Packed {
     pub(in crate::nfs) sha256: String,
 }
 
-/// Packs what is in `dir` into the empty file `to`, which is complete and on disk when this returns.
+/// Packs what is in `dir` into the empty file `to`, which is complete and on disk when this returns; counts what it has
+/// packed.
 pub(in crate::nfs) async fn pack(
     from: &Share,
     dir: &Handle,
     to: &Share,
     file: &Handle,
     compress: bool,
+    progress: &Progress,
 ) -> Result<Packed> {
     let mut packer = Packer {
         from,
@@ -52,6 +54,7 @@ pub(in crate::nfs) async fn pack(
         links: HashMap::new(),
         unpacked: 0,
         xattrs: true,
+        progress,
     };
     let attributes = from.attributes(dir).await.map_err(failed)?;
     let xattrs = packer.xattrs(dir).await?;
@@ -74,6 +77,7 @@ struct Packer<'a> {
     unpacked: u64,
     /// Whether the server has extended attributes.
     xattrs: bool,
+    progress: &'a Progress,
 }
 
 impl Packer<'_> {
@@ -138,7 +142,9 @@ impl Packer<'_> {
                 let mut bytes = encode(&header);
                 bytes.extend_from_slice(&data);
                 bytes.resize(bytes.len() + padding(header.size), 0);
-                self.output.push(bytes.into()).await
+                self.output.push(bytes.into()).await?;
+                self.progress.add(header.size);
+                Ok(())
             }
             Content::Large => self.large(header, &entry.handle, attributes).await,
         }
@@ -158,9 +164,15 @@ impl Packer<'_> {
         let chunks = pieces.into_iter().flat_map(chunks);
         let mut read =
             stream::iter(chunks).map(|chunk| read_exactly(from, file, chunk)).buffered(AT_ONCE / 2);
+        let mut copied = 0;
         while let Some(data) = read.try_next().await? {
+            let bytes = length(&data);
             self.output.push(data).await?;
+            copied += bytes;
+            self.progress.add(bytes);
         }
+        // Holes are copied by not being copied.
+        self.progress.add(header.size.saturating_sub(copied));
         self.output.push(vec![0; padding(stored)].into()).await
     }
 

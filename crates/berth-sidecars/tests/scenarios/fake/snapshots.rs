@@ -34,7 +34,7 @@ impl Fake {
         request: v1::CreateSnapshotRequest,
     ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
         self.storage.secrets.lock().unwrap().push(request.secrets.clone());
-        self.call("CreateSnapshot", &request.name, |lie| {
+        let answer = self.call("CreateSnapshot", &request.name, |lie| {
             if lie == Some(Lie::Empty) {
                 return v1::CreateSnapshotResponse::default();
             }
@@ -51,8 +51,12 @@ impl Fake {
                 .insert(request.name.clone(), request.source_volume_id.clone());
             let snapshot = self.storage.snapshot(&request.name, self.storage.is_ready());
             v1::CreateSnapshotResponse { snapshot }
-        })
-        .await
+        });
+        let mut answer = answer.await?;
+        // Whether or not it is ready: a driver may forget to stop.
+        let words = format!("copied {} of many", request.source_volume_id);
+        berth_csi::progress::tell(answer.metadata_mut(), &words);
+        Ok(answer)
     }
 
     pub(super) async fn drop_snapshot(
