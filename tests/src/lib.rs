@@ -14,6 +14,7 @@ pub mod nfs;
 pub mod observe;
 pub mod program;
 pub mod sanity;
+pub mod slow;
 pub mod table;
 mod testbed;
 pub mod times;

@@ -1,8 +1,12 @@
 //! `berth up --driver nfs`, with a real NFS server.
 
-use anyhow::{Result, ensure};
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, Result, ensure};
 use berth_e2e::{
     nfs::Server,
+    slow::SlowLine,
     up::{Machine, NODE},
 };
 use serde_json::{Value, json};
@@ -68,75 +72,203 @@ fn a_driver_of_another_name_serves_the_tutorials_manifest_as_written() -> Result
     machine.finish()
 }
 
-/// The shapes that csi-driver-nfs's users have: a volume many pods write, one made beforehand, one inline.
+/// A machine with the NFS driver, for volumes on the server behind a port.
+fn machine_at(port: u16) -> Result<Machine> {
+    let options = format!("port={port}");
+    Machine::start_with(&["--driver=nfs", "--mount-mode=fuse", "--default-mount-options", &options])
+}
+
+/// Applies an example of `examples/nfs`, as if the server were at a port.
+fn apply(machine: &Machine, example: &str, port: u16) -> Result<()> {
+    let path = format!("{}/../examples/nfs/{example}.yaml", env!("CARGO_MANIFEST_DIR"));
+    let written = std::fs::read_to_string(&path).with_context(|| path.clone())?;
+    machine.apply(&written.replace("nfsvers=4.1", &format!("nfsvers=4.1,port={port}")))
+}
+
+/// What is on the share, besides the driver's own empty directories.
+fn on_share(server: &Server) -> Result<Vec<String>> {
+    fn look(dir: &Path, below: &str, own: bool, found: &mut Vec<String>) -> Result<()> {
+        for entry in std::fs::read_dir(dir)? {
+            let entry = entry?;
+            let name = format!("{below}{}", entry.file_name().display());
+            let (is_dir, own) = (entry.file_type()?.is_dir(), own || name == ".berth");
+            if !own || !is_dir {
+                found.push(name.clone());
+            }
+            if is_dir {
+                look(&entry.path(), &format!("{name}/"), own, found)?;
+            }
+        }
+        Ok(())
+    }
+    let mut found = Vec::new();
+    look(&server.export(), "", false, &mut found)?;
+    found.sort();
+    Ok(found)
+}
+
+/// Waits until nothing is on the share but this; what is deleted goes in the background.
+fn until_left(machine: &Machine, server: &Server, expected: &[&str]) -> Result<()> {
+    let left = machine.until("nothing else is on the share", || {
+        let left = on_share(server)?;
+        Ok((left == expected).then_some(()))
+    });
+    left.with_context(|| format!("{:?}", on_share(server)))
+}
+
+/// Where the directory of a claim's volume is, as the server sees it.
+fn directory_of(machine: &Machine, server: &Server, claim: &str) -> Result<PathBuf> {
+    machine.wait(&format!("pvc/{claim}"), "jsonpath={.status.phase}=Bound")?;
+    let claim = machine.get(&format!("pvc/{claim}"))?;
+    Ok(server.export().join(text(&claim, "/spec/volumeName")))
+}
+
+/// The shapes that csi-driver-nfs's users have, as they are in `examples/nfs`, from class to nothing left.
 #[test]
-fn volumes_are_shared_static_and_inline_as_csi_driver_nfs_has_them() -> Result<()> {
+fn what_users_of_csi_driver_nfs_have_works_as_written() -> Result<()> {
     let server = Server::start(&[])?;
-    let machine = Machine::start_with(&[
-        "--driver=nfs",
-        "--mount-mode=fuse",
-        "--default-mount-options",
-        &server.options,
-    ])?;
+    let port = server.port();
+    let machine = machine_at(port)?;
     std::fs::create_dir(server.export().join("made-before"))?;
     std::fs::write(server.export().join("made-before/file"), "from before\n")?;
-    let attributes = json!({"server": "127.0.0.1", "share": "/export", "subDir": "made-before",
-                            "mountOptions": server.options});
-    let inline = json!({"driver": "nfs.csi.k8s.io", "volumeAttributes": attributes});
-    let objects = [
-        json!({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "nfs"},
-               "provisioner": "nfs.csi.k8s.io", "parameters": {"server": "127.0.0.1", "share": "/export"},
-               "mountOptions": server.options.split(',').collect::<Vec<_>>()}),
-        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"},
-               "spec": {"storageClassName": "nfs", "accessModes": ["ReadWriteMany"],
-                        "resources": {"requests": {"storage": "1Gi"}}}}),
-        json!({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": "static"},
-               "spec": {"capacity": {"storage": "1Gi"}, "accessModes": ["ReadWriteMany"],
-                        "storageClassName": "", "persistentVolumeReclaimPolicy": "Retain",
-                        "csi": {"driver": "nfs.csi.k8s.io", "volumeHandle": "127.0.0.1#export#made-before##",
-                                "volumeAttributes": attributes}}}),
-        json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "static"},
-               "spec": {"storageClassName": "", "volumeName": "static", "accessModes": ["ReadWriteMany"],
-                        "resources": {"requests": {"storage": "1Gi"}}}}),
-        pod("one", "echo one >> /shared/file"),
-        pod("two", "echo two >> /shared/file"),
-        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "inline"},
-               "spec": {"containers": [{"name": "main", "image": "busybox", "command": ["sleep", "1000000"],
-                                        "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
-                        "terminationGracePeriodSeconds": 1,
-                        "volumes": [{"name": "data", "csi": inline}]}}),
-    ];
-    for object in &objects {
-        machine.apply(&object.to_string())?;
-    }
-    for pod in ["one", "two", "inline"] {
-        machine.ready(pod)?;
-    }
-    let both = machine.until("both pods have written", || {
-        let text = machine.exec("one", "cat /shared/file")?;
-        Ok((text.lines().count() == 2).then_some(text))
+    apply(&machine, "class", port)?;
+    apply(&machine, "deployment", port)?;
+    machine.wait("deployment/deployment-nfs", "condition=Available")?;
+    let hosts = machine.until("both replicas have written", || {
+        let hosts = machine.exec("deploy/deployment-nfs", "cat /mnt/nfs/hosts")?;
+        Ok((hosts.lines().count() == 2).then_some(hosts))
     })?;
-    says(&both, "one")?;
-    says(&both, "two")?;
-    ensure!(machine.exec("two", "cat /static/file")? == "from before\n");
-    ensure!(machine.exec("inline", "cat /data/file")? == "from before\n");
+    for pod in machine.all("pods")? {
+        says(&hosts, text(&pod, "/metadata/name"))?;
+        ensure!(machine.exec(text(&pod, "/metadata/name"), "cat /mnt/nfs/hosts")? == hosts);
+    }
     ensure!(machine.all("volumeattachments")?.is_empty(), "nothing of NFS is attached");
 
-    machine.kubectl(&["delete", "pod", "one", "two", "inline"])?;
-    machine.kubectl(&["delete", "pvc", "shared", "static"])?;
-    machine.kubectl(&["delete", "pv", "static"])?;
+    // Copies are as their source was, whatever becomes of that.
+    apply(&machine, "clone", port)?;
+    machine.ready("nfs-cloning")?;
+    apply(&machine, "snapshot", port)?;
+    machine.wait("volumesnapshot/test-nfs-snapshot", "jsonpath={.status.readyToUse}=true")?;
+    machine.exec("deploy/deployment-nfs", "echo later >> /mnt/nfs/hosts")?;
+    machine.ready("nfs-restored-snapshot")?;
+    for pod in ["nfs-cloning", "nfs-restored-snapshot"] {
+        ensure!(machine.exec(pod, "cat /mnt/nfs/hosts")? == hosts, "{pod}");
+        machine.exec(pod, "echo own > /mnt/nfs/own")?;
+    }
+    let source = machine.exec("deploy/deployment-nfs", "cd /mnt/nfs && cat hosts && ls")?;
+    ensure!(source == format!("{hosts}later\nhosts\n"), "{source}");
+    let content = machine.all("volumesnapshotcontents")?.remove(0);
+    let source = directory_of(&machine, &server, "pvc-deployment-nfs")?;
+    let source = source.file_name().context("no name")?.display();
+    let snapshot = format!("snapshot-{}", text(&content, "/spec/volumeSnapshotRef/uid"));
+    let handle = text(&content, "/status/snapshotHandle");
+    ensure!(handle == format!("127.0.0.1#export#{snapshot}#{snapshot}#{source}"), "{handle}");
+    ensure!(server.export().join(format!("{snapshot}/{source}.tar.gz")).is_file(), "{:?}", on_share(&server));
+
+    check_growth(&machine)?;
+    apply(&machine, "static", port)?;
+    apply(&machine, "inline", port)?;
+    for pod in ["nfs-static", "nfs-inline"] {
+        machine.ready(pod)?;
+        ensure!(machine.exec(pod, "cat /mnt/nfs/file")? == "from before\n", "{pod}");
+    }
+
+    machine.kubectl(&["delete", "deployment", "--all"])?;
+    machine.kubectl(&["delete", "pod,pvc,volumesnapshot", "--all", "--timeout=45s"])?;
+    machine.kubectl(&["delete", "pv", "pv-nfs-static"])?;
     until_empty(&machine)?;
-    ensure!(server.export().join("made-before/file").exists(), "what was kept is gone");
+    ensure!(machine.all("volumesnapshotcontents")?.is_empty());
+    // What nobody made, nobody deletes.
+    until_left(&machine, &server, &["made-before", "made-before/file"])?;
     machine.finish()
 }
 
-fn pod(name: &str, script: &str) -> Value {
-    let script = format!("{script} && exec sleep 1000000");
-    json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
-           "spec": {"terminationGracePeriodSeconds": 1,
-                    "containers": [{"name": "main", "image": "busybox", "command": ["sh", "-c", script],
-                                    "volumeMounts": [{"name": "shared", "mountPath": "/shared"},
-                                                     {"name": "static", "mountPath": "/static"}]}],
-                    "volumes": [{"name": "shared", "persistentVolumeClaim": {"claimName": "shared"}},
-                                {"name": "static", "persistentVolumeClaim": {"claimName": "static"}}]}})
+fn check_growth(machine: &Machine) -> Result<()> {
+    let more = r#"{"spec":{"resources":{"requests":{"storage":"2Gi"}}}}"#;
+    machine.kubectl(&["patch", "pvc/pvc-deployment-nfs", "-p", more])?;
+    machine.wait("pvc/pvc-deployment-nfs", "jsonpath={.status.capacity.storage}=2Gi")?;
+    let claim = machine.get("pvc/pvc-deployment-nfs")?;
+    let volume = machine.get(&format!("pv/{}", text(&claim, "/spec/volumeName")))?;
+    ensure!(volume["spec"]["capacity"]["storage"] == "2Gi", "{volume}");
+    Ok(())
+}
+
+#[test]
+fn a_directory_is_named_after_the_claims_labels_and_annotations() -> Result<()> {
+    let server = Server::start(&[])?;
+    let machine = machine_at(server.port())?;
+    apply(&machine, "templates", server.port())?;
+    machine.ready("nfs-by-label")?;
+    let dir = "default/shop/uploads-pvc-nfs-by-label";
+    ensure!(std::fs::read_to_string(server.export().join(dir).join("file"))? == "here\n");
+    let volume = machine.all("pv")?.remove(0);
+    let csi = &volume["spec"]["csi"];
+    let handle = format!("127.0.0.1#export#{dir}#{}#", text(&volume, "/metadata/name"));
+    ensure!(text(csi, "/volumeHandle") == handle, "{csi}");
+    let attributes = csi["volumeAttributes"].as_object().context("no attributes")?;
+    ensure!(attributes["subDir"] == dir && attributes["csi.storage.k8s.io/pvc/name"] == "pvc-nfs-by-label");
+    ensure!(!attributes.keys().any(|key| key.contains("/labels/") || key.contains("/annotations/")), "{csi}");
+
+    // A claim that has not what its class asks for is told so, and gets its volume when it has.
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "bare", "annotations": {"example.com/kind": "uploads"}},
+        "spec": {"storageClassName": "nfs-by-label", "accessModes": ["ReadWriteMany"],
+                 "resources": {"requests": {"storage": "1Gi"}}}});
+    machine.apply(&claim.to_string())?;
+    let why = machine.event("PersistentVolumeClaim", "bare", "ProvisioningFailed")?;
+    says(&why, "${pvc.metadata.labels['app']}")?;
+    ensure!(!server.export().join("default/uploads-bare").exists());
+    machine.kubectl(&["label", "pvc/bare", "app=late"])?;
+    machine.wait("pvc/bare", "jsonpath={.status.phase}=Bound")?;
+    ensure!(server.export().join("default/late/uploads-bare").is_dir(), "{:?}", on_share(&server)?);
+
+    machine.kubectl(&["delete", "pod,pvc", "--all"])?;
+    until_empty(&machine)?;
+    until_left(&machine, &server, &[])?;
+    machine.finish()
+}
+
+#[test]
+fn a_snapshot_tells_in_events_how_far_it_is_or_why_it_failed() -> Result<()> {
+    let server = Server::start(&[])?;
+    let line = SlowLine::to(server.port(), 2 << 20)?;
+    let machine = machine_at(line.port)?;
+    apply(&machine, "class", line.port)?;
+    let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},
+        "spec": {"storageClassName": "nfs-csi", "accessModes": ["ReadWriteMany"],
+                 "resources": {"requests": {"storage": "1Gi"}}}});
+    machine.apply(&claim.to_string())?;
+    let dir = directory_of(&machine, &server, "data")?;
+    let mut noise = std::fs::File::open("/dev/urandom")?.take(16 << 20);
+    std::io::copy(&mut noise, &mut std::fs::File::create(dir.join("noise"))?)?;
+
+    machine.apply(&snapshot("slow", "csi-nfs-snapclass"))?;
+    machine.until("an event tells of all that there is", || {
+        let described = machine.describe("volumesnapshot/slow")?;
+        Ok(described.contains(" of 16 MiB (").then_some(()))
+    })?;
+    let words = machine.event("VolumeSnapshot", "slow", "SnapshotProgress")?;
+    ensure!(words.starts_with("copied "), "{words}");
+    line.hurry();
+    machine.wait("volumesnapshot/slow", "jsonpath={.status.readyToUse}=true")?;
+
+    machine.apply(
+        "apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\nmetadata: {name: odd}\n\
+         driver: nfs.csi.k8s.io\nparameters: {colour: red}\ndeletionPolicy: Delete\n",
+    )?;
+    machine.apply(&snapshot("failed", "odd"))?;
+    let why = machine.event("VolumeSnapshot", "failed", "SnapshotCreationFailed")?;
+    says(&why, "\"colour\"")?;
+    says(&machine.describe("volumesnapshot/failed")?, "SnapshotCreationFailed")?;
+
+    machine.kubectl(&["delete", "volumesnapshot,pvc", "--all", "--timeout=45s"])?;
+    until_empty(&machine)?;
+    until_left(&machine, &server, &[])?;
+    machine.finish()
+}
+
+fn snapshot(name: &str, class: &str) -> String {
+    json!({"apiVersion": "snapshot.storage.k8s.io/v1", "kind": "VolumeSnapshot", "metadata": {"name": name},
+           "spec": {"volumeSnapshotClassName": class, "source": {"persistentVolumeClaimName": "data"}}})
+    .to_string()
 }

@@ -6,11 +6,13 @@ use super::{Cluster, kubectls};
 
 fn manifests() -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let entries = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let all = [directory.clone(), directory.join("nfs")];
+    let entries = all.iter().flat_map(|directory| std::fs::read_dir(directory).unwrap());
+    let paths = entries.map(|entry| entry.unwrap().path());
     let mut found: Vec<_> =
-        entries.filter(|path| path.extension().is_some_and(|extension| extension == "yaml")).collect();
+        paths.filter(|path| path.extension().is_some_and(|extension| extension == "yaml")).collect();
     found.sort();
-    assert!(found.len() >= 6, "{found:?}");
+    assert!(found.len() >= 14, "{found:?}");
     found
 }
 

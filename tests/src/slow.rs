@@ -1,0 +1,85 @@
+//! A slow line: a port of this machine behind which another one is, so many bytes a second away.
+
+use std::{
+    io::{Read as _, Write as _},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result};
+
+/// So much is passed on at once.
+const PIECE: usize = 16 << 10;
+
+/// A line that is cut when it is dropped.
+#[derive(Debug)]
+pub struct SlowLine {
+    /// Where it begins.
+    pub port: u16,
+    state: Arc<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    a_byte_takes: Duration,
+    hurries: AtomicBool,
+    is_cut: AtomicBool,
+}
+
+impl SlowLine {
+    /// A line to a port that takes so much each second, each way, of every connection.
+    pub fn to(port: u16, bytes_per_second: u32) -> Result<Self> {
+        let listener = TcpListener::bind("127.0.0.1:0").context("open a slow line")?;
+        let state = Arc::new(State {
+            a_byte_takes: Duration::from_secs(1) / bytes_per_second,
+            hurries: AtomicBool::new(false),
+            is_cut: AtomicBool::new(false),
+        });
+        let line = Self { port: listener.local_addr()?.port(), state: state.clone() };
+        thread::spawn(move || {
+            while let Ok((near, _)) = listener.accept() {
+                if state.is_cut.load(Ordering::SeqCst) {
+                    return;
+                }
+                let Ok(far) = TcpStream::connect(("127.0.0.1", port)) else { continue };
+                let (Ok(back), Ok(forth)) = (near.try_clone(), far.try_clone()) else { continue };
+                let (there, here) = (state.clone(), state.clone());
+                thread::spawn(move || carry(near, far, &there));
+                thread::spawn(move || carry(forth, back, &here));
+            }
+        });
+        Ok(line)
+    }
+
+    /// Takes from now on as much as comes.
+    pub fn hurry(&self) {
+        self.state.hurries.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Drop for SlowLine {
+    fn drop(&mut self) {
+        self.state.is_cut.store(true, Ordering::SeqCst);
+        // Whoever waits for a connection looks up.
+        let _ = TcpStream::connect(("127.0.0.1", self.port));
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, state: &State) {
+    let mut piece = vec![0; PIECE];
+    while let Ok(length @ 1..) = from.read(&mut piece) {
+        if !state.hurries.load(Ordering::SeqCst) {
+            thread::sleep(state.a_byte_takes * u32::try_from(length).unwrap_or(u32::MAX));
+        }
+        if state.is_cut.load(Ordering::SeqCst) || to.write_all(&piece[..length]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Both);
+    let _ = from.shutdown(Shutdown::Both);
+}
