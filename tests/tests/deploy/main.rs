@@ -6,6 +6,7 @@
 mod cluster;
 mod door;
 mod manifests;
+mod nfs;
 mod pods;
 mod roles;
 mod scenario;

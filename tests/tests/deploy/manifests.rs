@@ -14,6 +14,9 @@ use crate::cluster::Cluster;
 /// The only kind in `deploy/` that the embedded API server does not serve.
 const NOT_SERVED: &str = "PodDisruptionBudget";
 
+/// The directories that a person applies.
+pub(crate) const DRIVERS: [&str; 2] = ["local", "nfs"];
+
 /// Objects in the order in which they are applied.
 pub(crate) struct Manifests(Vec<Value>);
 
@@ -54,12 +57,14 @@ async fn every_object_is_taken_by_the_api_server_with_no_field_unknown() {
     let cluster = Cluster::start().await;
     cluster.apply(&Manifests::build("snapshot-crds").served(), &[]);
     cluster.apply(&Manifests::build("base").served(), &[]);
-    let local = Manifests::build("local");
-    let taken = cluster.apply(&local.served(), &["--dry-run=server", "--validate=strict"]);
-    assert_eq!(taken.lines().count(), local.served().len(), "{taken}");
+    for driver in DRIVERS {
+        let all = Manifests::build(driver).served();
+        let taken = cluster.apply(&all, &["--dry-run=server", "--validate=strict"]);
+        assert_eq!(taken.lines().count(), all.len(), "{taken}");
+    }
 
     // A mistake would be seen.
-    let mut wrong = local.get("CSIDriver", "local.berth.dev").clone();
+    let mut wrong = Manifests::build("local").get("CSIDriver", "local.berth.dev").clone();
     wrong["spec"]["attachRequire"] = json!(false);
     let refused = cluster.try_apply(&[wrong], &["--dry-run=server", "--validate=strict"]).unwrap_err();
     assert!(refused.to_string().contains("attachRequire"), "{refused:#}");
@@ -67,19 +72,20 @@ async fn every_object_is_taken_by_the_api_server_with_no_field_unknown() {
 
 #[test]
 fn what_the_embedded_api_server_does_not_serve_has_only_fields_that_its_kind_has() {
-    let local = Manifests::build("local");
-    let budgets: Vec<&Value> = local.of_kind(NOT_SERVED).collect();
-    assert_eq!(budgets.len(), 1);
-    for budget in budgets {
-        let typed: PodDisruptionBudget = serde_json::from_value(budget.clone()).unwrap();
-        assert_eq!(&serde_json::to_value(typed).unwrap(), budget);
+    for (driver, count) in [("local", 1), ("nfs", 2)] {
+        let manifests = Manifests::build(driver);
+        let budgets: Vec<&Value> = manifests.of_kind(NOT_SERVED).collect();
+        assert_eq!(budgets.len(), count, "{driver}");
+        for budget in budgets {
+            let typed: PodDisruptionBudget = serde_json::from_value(budget.clone()).unwrap();
+            assert_eq!(&serde_json::to_value(typed).unwrap(), budget);
+        }
     }
 }
 
 #[test]
 fn everything_says_to_what_it_belongs_and_in_which_namespace_it_is() {
-    let local = Manifests::build("local");
-    for object in &local.0 {
+    for object in DRIVERS.iter().flat_map(|driver| Manifests::build(driver).0) {
         let metadata = &object["metadata"];
         assert_eq!(metadata["labels"]["app.kubernetes.io/part-of"], "berth", "{object:#}");
         let lives = ["Deployment", "DaemonSet", "Role", "RoleBinding", "ServiceAccount", NOT_SERVED];

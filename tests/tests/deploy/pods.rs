@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::manifests::Manifests;
+use crate::manifests::{DRIVERS, Manifests};
 
 /// The workloads, each with the spec of its pods.
 fn workloads(manifests: &Manifests) -> Vec<(&str, &Value)> {
@@ -13,9 +13,9 @@ fn workloads(manifests: &Manifests) -> Vec<(&str, &Value)> {
 
 #[test]
 fn every_container_has_a_read_only_root_requests_probes_and_a_fixed_image() {
-    let local = Manifests::build("local");
-    let workloads = workloads(&local);
-    assert_eq!(workloads.len(), 2);
+    let all = DRIVERS.map(Manifests::build);
+    let workloads: Vec<_> = all.iter().flat_map(workloads).collect();
+    assert_eq!(workloads.len(), 5);
     for (name, spec) in workloads {
         assert!(
             spec["priorityClassName"].as_str().is_some_and(|class| class.ends_with("-critical")),
@@ -37,12 +37,12 @@ fn every_container_has_a_read_only_root_requests_probes_and_a_fixed_image() {
     }
 }
 
-/// The profile "restricted" of the Pod Security Standards, as far as a pod without volumes can break it.
+/// The profile "restricted" of the Pod Security Standards, as far as these pods can break it.
 #[test]
 fn all_pods_but_the_drivers_fit_restricted_pod_security() {
-    let local = Manifests::build("local");
+    let all = DRIVERS.map(Manifests::build);
     let (mut restricted, mut privileged) = (Vec::new(), Vec::new());
-    for (name, spec) in workloads(&local) {
+    for (name, spec) in all.iter().flat_map(workloads) {
         let containers = spec["containers"].as_array().unwrap();
         assert!(spec["initContainers"].is_null(), "{name}: look at these too");
         if containers.iter().any(|container| container["securityContext"]["privileged"] == true) {
@@ -50,8 +50,11 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
             continue;
         }
         restricted.push(name);
-        for host in ["hostNetwork", "hostPID", "hostIPC", "volumes"] {
+        for host in ["hostNetwork", "hostPID", "hostIPC"] {
             assert!(spec[host].is_null(), "{name}: {host}");
+        }
+        for volume in spec["volumes"].as_array().into_iter().flatten() {
+            assert!(volume["emptyDir"].is_object(), "{name}: {volume}");
         }
         let pod = &spec["securityContext"];
         assert_eq!(pod["runAsNonRoot"], true, "{name}");
@@ -64,5 +67,7 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
             assert!(container["ports"].as_array().unwrap().iter().all(|port| port["hostPort"].is_null()));
         }
     }
-    assert_eq!((restricted, privileged), (vec!["berth-snapshot-controller"], vec!["berth-local"]));
+    let twice = "berth-snapshot-controller";
+    assert_eq!(restricted, [twice, "berth-nfs-controller", twice]);
+    assert_eq!(privileged, ["berth-local", "berth-nfs-node"]);
 }

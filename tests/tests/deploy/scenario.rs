@@ -43,14 +43,14 @@ async fn claim_on(cluster: &Cluster, node: &str, name: &str, more: Value) {
     cluster.create(&At::claim(name), json!({"metadata": metadata, "spec": spec})).await;
 }
 
-async fn bound(cluster: &Cluster, name: &str) -> At {
+pub(crate) async fn bound(cluster: &Cluster, name: &str) -> At {
     let bound = |claim: &Value| claim["status"]["phase"] == "Bound";
     let claim = cluster.until(&At::claim(name), "gets bound", bound).await;
     At::volume(claim["spec"]["volumeName"].as_str().unwrap())
 }
 
 /// Deletes a claim, and waits until its volume is gone too.
-async fn forget(cluster: &Cluster, name: &str) {
+pub(crate) async fn forget(cluster: &Cluster, name: &str) {
     let volume = bound(cluster, name).await;
     cluster.delete(&At::claim(name)).await;
     cluster.gone(&volume).await;
@@ -143,7 +143,7 @@ async fn a_claim_that_binds_at_once_finds_a_node(cluster: &Cluster) {
 }
 
 /// Waits until an event about something is counted up; meanwhile touches what is to be touched.
-async fn until_counted_up(cluster: &Cluster, name: &str, reason: &str, touched: Option<&At>) {
+pub(crate) async fn until_counted_up(cluster: &Cluster, name: &str, reason: &str, touched: Option<&At>) {
     for round in 0.. {
         let events = cluster.events(name).await;
         if events.iter().any(|(why, count, _)| why == reason && *count > 1) {

@@ -18,19 +18,27 @@ use crate::scenario;
 pub(crate) const NODES: [&str; 2] = ["node-1", "node-2"];
 
 /// Starts the only container of a workload as the kubelet would for a pod on a node, but for paths and ports.
-fn start(cluster: &Cluster, workload: &Value, node: &str, door: &Door, more: &[&str]) -> Program {
+pub(crate) fn start(cluster: &Cluster, workload: &Value, node: &str, door: &Door, more: &[&str]) -> Program {
     let name = format!("{}-{node}", workload["metadata"]["name"].as_str().unwrap());
     let dir = cluster.path(node);
     fs::create_dir_all(dir.join("kubelet/plugins_registry")).unwrap();
     let container = &workload["spec"]["template"]["spec"]["containers"][0];
-    let (kubelet, data) = (dir.join("kubelet").display().to_string(), dir.join("data").display().to_string());
+    let place = |name: &str| {
+        fs::create_dir_all(dir.join(name)).unwrap();
+        dir.join(name).display().to_string()
+    };
+    let places = [
+        ("/var/lib/kubelet", place("kubelet")),
+        ("/var/lib/berth", place("data")),
+        ("/run/berth", place("run")),
+    ];
     let mut args: Vec<String> = container["args"]
         .as_array()
         .unwrap()
         .iter()
         .map(|arg| {
-            let arg = arg.as_str().unwrap();
-            let arg = arg.replace("/var/lib/kubelet", &kubelet).replace("/var/lib/berth/local", &data);
+            let arg = arg.as_str().unwrap().to_owned();
+            let arg = places.iter().fold(arg, |arg, (there, here)| arg.replace(there, here));
             if arg.starts_with("--http-endpoint=") { "--http-endpoint=127.0.0.1:0".to_owned() } else { arg }
         })
         .collect();
