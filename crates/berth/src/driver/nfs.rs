@@ -105,7 +105,9 @@ struct Upstream {
 pub(crate) enum MountModeArg {
     /// The kernel's NFS client
     Kernel,
-    /// The client that the controller uses, through FUSE: needs no NFS in the kernel
+    /// The client that the controller uses, through FUSE: needs no NFS in the kernel. Locks of files hold on this node
+    /// only. Each share is served by a process that outlives the driver, but not its container: pods whose share has lost
+    /// its process must be started again
     Fuse,
 }
 
