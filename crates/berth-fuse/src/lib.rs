@@ -24,7 +24,7 @@ mod wire;
 use std::{
     ffi::{OsStr, OsString},
     os::{
-        fd::{AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, OwnedFd},
         unix::ffi::OsStringExt as _,
     },
     path::{Path, PathBuf},
@@ -191,6 +191,7 @@ fn mount_device(device: &OwnedFd, target: &Target, at: &Path) -> Result<(), Erro
         "subtype=nfs".to_owned(),
     ];
     let source = target.to_string();
-    let filesystem = Mountable { fs_type: "fuse", source: &source, options: &options };
+    let file = Some(device.as_fd());
+    let filesystem = Mountable { fs_type: "fuse", source: &source, options: &options, file };
     Ok(remote::mount(filesystem, at, MOUNT)?)
 }

@@ -21,6 +21,7 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::atomic::{AtomicU64, Ordering},
+    time::Duration,
 };
 
 use rustix::{
@@ -37,6 +38,9 @@ use crate::{
 const BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// How often, and after what time, a lock is tried again before somebody else has it.
+const LOCK_ATTEMPTS: u32 = 20;
+const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// A directory held open; its path is only for messages and for tools that want one.
 #[derive(Debug)]
@@ -272,8 +276,17 @@ impl Dir {
         let fd = self
             .open_beneath(name, flags, Mode::RUSR | Mode::WUSR, BENEATH)
             .doing("open the lock file", &path)?;
-        rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive).doing("lock", &path)?;
-        Ok(fd.into())
+        let mut attempts = LOCK_ATTEMPTS;
+        loop {
+            match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+                // A child of who had it, on its way from fork to exec or to closing what it does not need.
+                Err(Errno::WOULDBLOCK) if attempts > 0 => {
+                    attempts -= 1;
+                    std::thread::sleep(LOCK_PAUSE);
+                }
+                locked => return locked.map(|()| fd.into()).doing("lock", &path),
+            }
+        }
     }
 
     /// A new file under a name nobody uses, of which `name` is a part.

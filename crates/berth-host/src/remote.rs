@@ -9,7 +9,7 @@ use std::{
     ffi::{CStr, CString},
     io::{self, Read as _},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
@@ -25,7 +25,10 @@ use rustix::{
         fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
     },
     pipe::{PipeFlags, pipe_with},
-    process::{Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, waitpid},
+    process::{
+        Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, set_parent_process_death_signal,
+        waitpid,
+    },
 };
 
 use crate::{
@@ -38,6 +41,8 @@ use crate::{
 const KILL_GRACE: Duration = Duration::from_secs(2);
 /// How much of what the kernel says about a mount is kept.
 const LOG: usize = 1024;
+/// Before it are standard input, output and error.
+const FIRST_OWN: RawFd = 3;
 
 /// A filesystem on another machine.
 #[derive(Debug, Clone, Copy)]
@@ -48,6 +53,8 @@ pub struct Filesystem<'a> {
     pub source: &'a str,
     /// Its options, one each.
     pub options: &'a [String],
+    /// An open file that the options name by its number.
+    pub file: Option<BorrowedFd<'a>>,
 }
 
 /// Whether the kernel can mount filesystems of this type, be it by a module that it loads for that.
@@ -59,7 +66,7 @@ pub fn kernel_has(fs_type: &str) -> bool {
 ///
 /// A kernel that does not know the type is errno `ENODEV`. Errors carry what the kernel said about the mount.
 pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> Result<()> {
-    let Filesystem { fs_type, source, options } = filesystem;
+    let Filesystem { fs_type, source, options, file } = filesystem;
     let doing = || format!("mount {source}");
     let text = |text: &str| CString::new(text).map_err(|_| Error::new(doing(), Errno::INVAL));
     let (fs_type, name) = (text(fs_type)?, text(source)?);
@@ -71,7 +78,7 @@ pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> R
         })
         .collect::<Result<Vec<_>>>()?;
     let target = c_path(target)?;
-    let outcome = in_child(deadline, |log| {
+    let outcome = hear_child(deadline, file, |log| {
         let context = fsopen(&*fs_type, FsOpenFlags::FSOPEN_CLOEXEC)?;
         let made = (|| {
             fsconfig_set_string(&context, c"source", &*name)?;
@@ -92,7 +99,7 @@ pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> R
         })?;
         put(&tree, &target)
     });
-    outcome.map_err(|failure| failure.while_doing(doing()))
+    outcome.map(drop).map_err(|failure| failure.while_doing(doing()))
 }
 
 /// Makes the directory `below`, which is below the mount at `root`, also appear at the existing directory `target`.
@@ -158,7 +165,7 @@ pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
 /// deadline.
 pub fn space(path: &Path, deadline: Duration) -> Result<Space> {
     let place = c_path(path)?;
-    let said = hear_child(deadline, |answer| {
+    let said = hear_child(deadline, None, |answer| {
         let space = Space::from(rustix::fs::statvfs(&*place)?);
         let numbers = [space.total, space.free, space.available, space.inodes_total, space.inodes_free];
         for number in numbers {
@@ -268,14 +275,17 @@ fn in_child(
     deadline: Duration,
     work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
 ) -> std::result::Result<(), Failure> {
-    hear_child(deadline, work).map(drop)
+    hear_child(deadline, None, work).map(drop)
 }
 
 /// Runs `work` in a child until the deadline. What it writes to its pipe is kept, up to what a pipe holds.
 ///
 /// `work` runs in a copy of this process in which no other thread goes on: it must neither allocate nor take a lock.
+/// Of this process's open files it has `file` alone: another one may be a lock, which would be held for as long as
+/// the child waits, whoever has let go of it here.
 fn hear_child(
     deadline: Duration,
+    file: Option<BorrowedFd<'_>>,
     work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
 ) -> std::result::Result<Vec<u8>, Failure> {
     let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
@@ -284,7 +294,9 @@ fn hear_child(
     let child = match unsafe { libc::fork() } {
         -1 => return Err(error_number(&io::Error::last_os_error()).into()),
         0 => {
-            let code = match work(&write_end) {
+            let code = match alone(&[Some(write_end.as_raw_fd()), file.map(|file| file.as_raw_fd())])
+                .and_then(|()| work(&write_end))
+            {
                 Ok(()) => 0,
                 Err(errno) => errno.raw_os_error(),
             };
@@ -301,6 +313,32 @@ fn hear_child(
         return Ok(said);
     }
     Err(Failure { errno: Errno::from_raw_os_error(code), said: sentences(&said) })
+}
+
+/// In a child: keeps none of its parent's files but these and the first three, and ends when the parent does, as there
+/// is nobody then to end it at its deadline.
+fn alone(keep: &[Option<RawFd>; 2]) -> std::result::Result<(), Errno> {
+    set_parent_process_death_signal(Some(Signal::KILL))?;
+    let mut next = FIRST_OWN;
+    loop {
+        let kept = keep.iter().flatten().copied().filter(|&file| file >= next).min();
+        if kept != Some(next) {
+            let last = kept.map_or(RawFd::MAX, |file| file - 1);
+            close_range(next, last)?;
+        }
+        match kept {
+            Some(file) => next = file + 1,
+            None => return Ok(()),
+        }
+    }
+}
+
+fn close_range(first: RawFd, last: RawFd) -> std::result::Result<(), Errno> {
+    // SAFETY: the files are this child's copies, and nothing of it uses them.
+    match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
+        0 => Ok(()),
+        _ => Err(error_number(&io::Error::last_os_error())),
+    }
 }
 
 /// What the kernel logs: one message a line, a letter for its level, a space, the text.
@@ -372,7 +410,8 @@ mod tests {
 
     fn tmpfs(at: &Path) {
         let options = ["size=1m".to_owned()];
-        mount(Filesystem { fs_type: "tmpfs", source: "test", options: &options }, at, SOON).unwrap();
+        mount(Filesystem { fs_type: "tmpfs", source: "test", options: &options, file: None }, at, SOON)
+            .unwrap();
     }
 
     #[test]
@@ -419,11 +458,11 @@ mod tests {
         let scratch = Scratch::new();
         let target = scratch.dir("target");
         let options = ["nonsense=1".to_owned()];
-        let odd = Filesystem { fs_type: "tmpfs", source: "test", options: &options };
+        let odd = Filesystem { fs_type: "tmpfs", source: "test", options: &options, file: None };
         let error = mount(odd, &target, SOON).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::INVAL.raw_os_error()));
         assert!(error.to_string().contains("nonsense"), "{error}");
-        let unknown = Filesystem { fs_type: "nosuchfs", source: "test", options: &[] };
+        let unknown = Filesystem { fs_type: "nosuchfs", source: "test", options: &[], file: None };
         assert_eq!(mount(unknown, &target, SOON).unwrap_err().errno(), Some(Errno::NODEV.raw_os_error()));
     }
 
@@ -438,6 +477,56 @@ mod tests {
         });
         assert_eq!(outcome.unwrap_err().errno, Errno::TIMEDOUT);
         assert!(begun.elapsed() < KILL_GRACE);
+    }
+
+    /// Processes that a thread of this process has started and that have not ended.
+    fn children() -> usize {
+        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+        let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
+        tasks.map(|task| of(task.unwrap()).map_or(0, |all| all.split_whitespace().count())).sum()
+    }
+
+    #[test]
+    fn a_child_that_waits_holds_no_lock_of_its_parent() {
+        let scratch = Scratch::new();
+        let dir = crate::path::Dir::open(scratch.0.path()).unwrap();
+        let lock = dir.lock_exclusively("lock").unwrap();
+        let before = children();
+        let waiting = std::thread::spawn(|| {
+            in_child(Duration::from_secs(2), |_| {
+                loop {
+                    // SAFETY: waits for a signal.
+                    unsafe { libc::pause() };
+                }
+            })
+        });
+        while children() == before && !waiting.is_finished() {
+            std::thread::yield_now();
+        }
+        drop(lock);
+        dir.lock_exclusively("lock").expect("nobody has it any more");
+        assert!(!waiting.is_finished(), "the child was not there to hold it");
+        assert_eq!(waiting.join().unwrap().unwrap_err().errno, Errno::TIMEDOUT);
+    }
+
+    #[test]
+    fn a_child_has_the_file_that_it_needs_and_no_other() {
+        let (read_end, write_end) = pipe_with(PipeFlags::empty()).unwrap();
+        let said = hear_child(SOON, Some(write_end.as_fd()), |answer| {
+            for file in FIRST_OWN..1024 {
+                // SAFETY: asks whether it is open; nobody else uses this copy.
+                if unsafe { libc::fcntl(file, libc::F_GETFD) } >= 0 {
+                    rustix::io::write(answer, &file.to_ne_bytes())?;
+                }
+            }
+            Ok(())
+        });
+        let mut open: Vec<RawFd> =
+            said.ok().unwrap().chunks(4).map(|file| RawFd::from_ne_bytes(file.try_into().unwrap())).collect();
+        assert_eq!(open.len(), 2, "{open:?}");
+        open.retain(|file| *file != write_end.as_raw_fd());
+        assert_eq!(open.len(), 1, "the file, and where it answers");
+        drop(read_end);
     }
 
     #[test]

@@ -101,7 +101,8 @@ impl MountMode {
             Self::Kernel => {
                 let (source, options) = (plan.source(), plan.kernel_options());
                 // One type for all versions; "nfs4" is another name for it.
-                let filesystem = Filesystem { fs_type: "nfs", source: &source, options: &options };
+                let filesystem =
+                    Filesystem { fs_type: "nfs", source: &source, options: &options, file: None };
                 remote::mount(filesystem, at, deadline).map_err(|error| refused(&error))
             }
             Self::Fuse => {
