@@ -30,11 +30,21 @@ pub(crate) struct Ganesha {
 
 impl Ganesha {
     /// Starts one on free ports, with settings as the script takes them.
-    #[expect(clippy::disallowed_methods, reason = "a test runs its server")]
     pub(crate) fn start(settings: &[&str]) -> io::Result<Self> {
+        Self::start_on(settings, |_| Ok(()))
+    }
+
+    /// As [`Ganesha::start`], after something was done to the directory that it is to serve.
+    #[expect(clippy::disallowed_methods, reason = "a test runs its server")]
+    pub(crate) fn start_on(
+        settings: &[&str],
+        prepare: impl FnOnce(&Path) -> io::Result<()>,
+    ) -> io::Result<Self> {
         let dir = tempfile::tempdir()?;
         // Users other than root are to reach what is served.
         fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o755))?;
+        fs::create_dir(dir.path().join("export"))?;
+        prepare(&dir.path().join("export"))?;
         let (port, mount_port) = (free_port()?, free_port()?);
         let mut process = Command::new(script()?)
             .args([dir.path().join("state"), dir.path().join("export")])

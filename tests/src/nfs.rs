@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 
 use self::ganesha::Ganesha;
+use crate::machine;
 
 /// An NFS server; it ends when it is dropped.
 #[derive(Debug)]
@@ -24,6 +25,26 @@ impl Server {
         let ganesha = Ganesha::start(settings).context("start the NFS server")?;
         let options = ganesha.options();
         Ok(Self { ganesha, options })
+    }
+
+    /// As [`Server::start`], serving a filesystem of its own, of so many MiB.
+    pub fn start_on_disk(settings: &[&str], mib: u64) -> Result<Self> {
+        let ganesha = Ganesha::start_on(settings, |export| {
+            let image = export.with_file_name("disk.img");
+            std::fs::File::create(&image)?.set_len(mib << 20)?;
+            let (image, export) = (image.display().to_string(), export.display().to_string());
+            let made = machine::run("mkfs.ext4", &["-q", "-F", "-m", "0", &image]);
+            let made = made.and_then(|_| machine::run("mount", &["-o", "loop", &image, &export]));
+            made.map(drop).map_err(std::io::Error::other)
+        });
+        let ganesha = ganesha.context("start the NFS server")?;
+        let options = ganesha.options();
+        Ok(Self { ganesha, options })
+    }
+
+    /// Where it listens.
+    pub fn port(&self) -> u16 {
+        self.ganesha.port
     }
 
     /// Tells it to stop, cont, kill or start.

@@ -8,6 +8,8 @@
 //! method that did not leaves nothing behind, or something that its own restart removes; every method can be
 //! called again after a crash at any point.
 
+mod error;
+
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
@@ -23,6 +25,7 @@ use berth_core::{
 
 use berth_host::mount::{self, Attributes};
 
+pub use self::error::{Error, Result};
 use crate::Features;
 
 /// Parameters as the StorageClass (or VolumeAttributesClass, or snapshot class) gives them.
@@ -60,76 +63,6 @@ pub enum About<'a> {
     Volume(&'a VolumeId),
     /// A snapshot.
     Snapshot(&'a SnapshotId),
-}
-
-/// What every method returns.
-pub type Result<T> = std::result::Result<T, Error>;
-
-/// Why a backend could not do what it was asked. Each variant is one row of the spec's error tables.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The request can never work; the message names the field, parameter or option.
-    #[error("{0}")]
-    Invalid(String),
-    /// A volume, snapshot, group or node that is not there.
-    #[error("{what} {id:?} does not exist")]
-    NotFound {
-        /// "volume", "snapshot", …
-        what: &'static str,
-        /// The id asked for.
-        id: String,
-    },
-    /// Something of that name or at that path is there and is different.
-    #[error("{0}")]
-    Conflict(String),
-    /// Not in the state that the call needs, such as in use or not staged.
-    #[error("{0}")]
-    Precondition(String),
-    /// No size in the range can be had.
-    #[error("{0}")]
-    OutOfRange(String),
-    /// No room, or a limit is reached.
-    #[error("{0}")]
-    Exhausted(String),
-    /// Another operation on the same thing is under way.
-    #[error("{0}")]
-    Busy(String),
-    /// This backend cannot do it.
-    #[error("{0} is not supported by this driver")]
-    Unsupported(&'static str),
-    /// What the storage is on does not answer.
-    #[error("{0}")]
-    Unavailable(String),
-    /// The storage does not let the driver do it.
-    #[error("{0}")]
-    Denied(String),
-    /// The machine said no.
-    #[error(transparent)]
-    Host(#[from] berth_host::Error),
-    /// The driver's own records could not be written or read.
-    #[error("{0}")]
-    State(String),
-}
-
-impl From<berth_journal::Error> for Error {
-    fn from(error: berth_journal::Error) -> Self {
-        match error {
-            berth_journal::Error::Full(_) => Self::Exhausted(error.to_string()),
-            berth_journal::Error::Broken(_) => Self::State(error.to_string()),
-        }
-    }
-}
-
-impl Error {
-    /// A volume that is not there.
-    pub fn no_volume(id: &VolumeId) -> Self {
-        Self::NotFound { what: "volume", id: id.to_string() }
-    }
-
-    /// A snapshot that is not there.
-    pub fn no_snapshot(id: &SnapshotId) -> Self {
-        Self::NotFound { what: "snapshot", id: id.to_string() }
-    }
 }
 
 /// Where a volume's first content comes from.
@@ -445,6 +378,10 @@ pub trait Backend: Send + Sync + 'static {
     async fn create_volume(&self, new: NewVolume) -> Result<Volume>;
     /// Removes a volume that exists; `Precondition` if something still needs it.
     async fn delete_volume(&self, id: &VolumeId) -> Result<()>;
+    /// Removes what a creation or deletion that failed may have left of a volume that does not exist.
+    async fn clear_volume(&self, _id: &VolumeId) -> Result<()> {
+        Ok(())
+    }
 
     /// Volumes in the order of their ids.
     async fn list_volumes(&self, _page: PageRequest) -> Result<Page<Volume>> {
@@ -593,8 +530,13 @@ pub trait Backend: Send + Sync + 'static {
     ) -> Result<NodeExpansion> {
         Err(Error::Unsupported("expanding"))
     }
-    /// What is wrong with a volume on this node.
-    async fn node_health(&self, _volume: &Volume, _staging: Option<&Path>) -> Result<Vec<Condition>> {
+    /// What is wrong with a volume on this node, where it is staged and published.
+    async fn node_health(
+        &self,
+        _volume: &Volume,
+        _staging: Option<&Path>,
+        _targets: &[PathBuf],
+    ) -> Result<Vec<Condition>> {
         Err(Error::Unsupported("health"))
     }
     /// What is wrong with the storage on this node.

@@ -381,7 +381,12 @@ impl Backend for Local {
         self.0.blocking(move |inner| inner.expand_on_node(&id, staging.as_deref(), range)).await
     }
 
-    async fn node_health(&self, volume: &Volume, staging: Option<&Path>) -> Result<Vec<Condition>> {
+    async fn node_health(
+        &self,
+        volume: &Volume,
+        staging: Option<&Path>,
+        _: &[PathBuf],
+    ) -> Result<Vec<Condition>> {
         let (id, staging) = (volume.id.clone(), staging.map(Path::to_owned));
         self.0.blocking(move |inner| inner.node_health(&id, staging.as_deref())).await
     }

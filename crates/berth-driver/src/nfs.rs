@@ -240,6 +240,10 @@ impl Backend for Nfs {
         self.0.delete_volume(id).await
     }
 
+    async fn clear_volume(&self, id: &VolumeId) -> Result<()> {
+        self.0.clear_volume(id).await
+    }
+
     async fn list_volumes(&self, page: PageRequest) -> Result<Page<Volume>> {
         self.0.list_volumes(&page).await
     }
@@ -323,8 +327,13 @@ impl Backend for Nfs {
         self.0.usage(volume, path).await
     }
 
-    async fn node_health(&self, volume: &Volume, _: Option<&std::path::Path>) -> Result<Vec<Condition>> {
-        self.0.volume_health(&volume.id).await
+    async fn node_health(
+        &self,
+        volume: &Volume,
+        _: Option<&std::path::Path>,
+        targets: &[PathBuf],
+    ) -> Result<Vec<Condition>> {
+        self.0.node_health(&volume.id, targets).await
     }
 
     async fn storage_health(&self) -> Result<Vec<Condition>> {

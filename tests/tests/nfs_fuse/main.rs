@@ -1,5 +1,9 @@
 //! The NFS driver as it is run: the controller as nobody, the node by FUSE, against a real server in user space.
 
+mod calls;
 mod data;
+mod hostile;
+mod proxy;
 mod sanity;
+mod scene;
 mod world;

@@ -35,7 +35,17 @@ impl Server {
         Ok(Self { nfs: nfs::Server::start(&[])?, version })
     }
 
-    /// `stop` and `cont`.
+    /// As [`Server::start`], serving a filesystem of its own, of so many MiB.
+    pub(crate) fn start_on_disk(version: &'static str, mib: u64) -> Result<Self> {
+        Ok(Self { nfs: nfs::Server::start_on_disk(&[], mib)?, version })
+    }
+
+    /// Where the server listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.nfs.port()
+    }
+
+    /// `stop`, `cont`, `kill`, `start`, `set key=value`.
     pub(crate) fn tell(&mut self, command: &str) -> Result<()> {
         self.nfs.tell(command)
     }
@@ -127,7 +137,9 @@ impl Server {
     pub(crate) async fn nothing_left(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let (mounts, serving) = (machine::mounts_below(&self.dir())?, self.serving()?);
+            let (mut mounts, serving) = (machine::mounts_below(&self.dir())?, self.serving()?);
+            // The server's own disk.
+            mounts.retain(|target| *target != self.export());
             if mounts.is_empty() && serving.is_empty() {
                 return Ok(());
             }

@@ -1,9 +1,10 @@
 //! What is wrong with volumes and their servers: gone, stale, read-only, full.
 
-use std::sync::Arc;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use berth_core::VolumeId;
 use berth_nfs::{Change, Kind, Share};
+use futures_util::future::join_all;
 
 use super::{
     Inner,
@@ -14,9 +15,17 @@ use super::{
 };
 use crate::backend::{Condition, Error, Page, PageRequest, Result, Severity};
 
+/// Who asks how something is wants to know it soon: a server that takes longer is not there.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 impl Inner {
     pub(super) async fn volume_health(self: &Arc<Self>, id: &VolumeId) -> Result<Vec<Condition>> {
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
+        let asked = tokio::time::timeout(PATIENCE, self.ask_about(id, &volume)).await;
+        asked.unwrap_or_else(|_| Ok(vec![unreachable_share(&volume.share, &too_slow())]))
+    }
+
+    async fn ask_about(self: &Arc<Self>, id: &VolumeId, volume: &VolumeRef) -> Result<Vec<Condition>> {
         let share = match self.visit(&volume.share).await {
             Ok(share) => share,
             Err(error) => return Ok(vec![unreachable_share(&volume.share, &error)]),
@@ -25,11 +34,30 @@ impl Inner {
             Ok(Some(_)) => self.share_conditions(&share, &volume.share).await,
             Ok(None) => {
                 let record: Option<VolumeRecord> =
-                    record::read(&share, Drawer::Volumes, &key(&volume)).await?;
-                record.map(|_| vec![missing(&volume)]).ok_or_else(|| Error::no_volume(id))
+                    record::read(&share, Drawer::Volumes, &key(volume)).await?;
+                record.map(|_| vec![missing(volume)]).ok_or_else(|| Error::no_volume(id))
             }
             Err(error) => Ok(vec![unreachable_share(&volume.share, &error)]),
         }
+    }
+
+    /// What is wrong with a volume where it is published, and on its server.
+    pub(super) async fn node_health(
+        self: &Arc<Self>,
+        id: &VolumeId,
+        targets: &[PathBuf],
+    ) -> Result<Vec<Condition>> {
+        let seen = join_all(targets.iter().map(|target| self.mounts.condition_at(target.clone())));
+        // A volume that somebody else named is known by where it is published alone.
+        let is_ours = targets.is_empty() || VolumeRef::parse(id.as_str()).is_ok();
+        let asked = async { if is_ours { self.volume_health(id).await } else { Ok(Vec::new()) } };
+        let (seen, asked) = tokio::join!(seen, asked);
+        let mut conditions = Vec::new();
+        for condition in seen {
+            conditions.extend(condition?);
+        }
+        conditions.extend(asked?);
+        Ok(conditions)
     }
 
     /// What is wrong with a share that answers.
@@ -83,15 +111,24 @@ impl Inner {
     }
 
     pub(super) async fn storage_health(self: &Arc<Self>) -> Result<Vec<Condition>> {
-        let mut conditions = Vec::new();
-        for name in self.shares.all() {
-            match self.visit(&name).await {
-                Ok(share) => conditions.extend(self.share_conditions(&share, &name).await?),
-                Err(error) => conditions.push(unreachable_share(&name, &error)),
+        let names = self.shares.all();
+        // All at once: one that is gone costs its time, and not everybody's.
+        let shares = join_all(names.iter().map(async |name| {
+            let asked = async {
+                let share = self.visit(name).await?;
+                self.share_conditions(&share, name).await
+            };
+            match tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(too_slow())) {
+                Ok(conditions) => conditions,
+                Err(error) => vec![unreachable_share(name, &error)],
             }
-        }
-        Ok(conditions)
+        }));
+        Ok(shares.await.into_iter().flatten().collect())
     }
+}
+
+fn too_slow() -> Error {
+    Error::Unavailable(format!("it did not answer within {} s", PATIENCE.as_secs()))
 }
 
 fn missing(volume: &VolumeRef) -> Condition {

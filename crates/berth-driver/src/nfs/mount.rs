@@ -41,7 +41,7 @@ impl Plan {
         deadline: Duration,
     ) -> Result<Self> {
         let found = tokio::time::timeout(deadline, Self::find(nfs, share, options)).await;
-        found.map_err(|_| Error::Unavailable(format!("{share} does not answer")))?
+        found.map_err(|_| not_answering(share, &format!("within {deadline:?}")))?
     }
 
     async fn find(nfs: &Nfs, share: &ShareName, options: &[String]) -> Result<Self> {
@@ -144,6 +144,10 @@ pub(super) fn refused(error: &berth_host::Error) -> Error {
             | Errno::IO,
         ) => Error::Unavailable(sentence),
         Some(Errno::PERM | Errno::ACCESS) => Error::Denied(sentence),
+        Some(Errno::ROFS) => {
+            Error::Precondition(format!("{sentence}; let the server export it with the option `rw`"))
+        }
+        Some(Errno::NOSPC | Errno::DQUOT) => Error::Exhausted(sentence),
         Some(Errno::INVAL | Errno::PROTONOSUPPORT) => Error::Invalid(sentence),
         Some(Errno::NOENT | Errno::NOTDIR) => Error::NotFound { what: "directory", id: sentence },
         Some(Errno::LOOP | Errno::XDEV) => Error::Precondition(format!(
@@ -151,6 +155,27 @@ pub(super) fn refused(error: &berth_host::Error) -> Error {
         )),
         _ => Error::State(sentence),
     }
+}
+
+/// As [`refused`], about something on a share that is mounted.
+pub(super) fn refused_by(share: &dyn std::fmt::Display, error: &berth_host::Error) -> Error {
+    let is_stale = error.errno() == Some(Errno::STALE.raw_os_error());
+    match refused(error) {
+        Error::Unavailable(why) if is_stale => {
+            Error::Unavailable(format!("{share} no longer knows the directory ({why}); publish it again"))
+        }
+        Error::Unavailable(why) => not_answering(share, &format!("({why})")),
+        Error::Precondition(why) => Error::Precondition(format!("{share}: {why}")),
+        Error::Exhausted(why) => Error::Exhausted(format!("{share}: {why}; make room there")),
+        other => other,
+    }
+}
+
+/// A server that said nothing.
+pub(super) fn not_answering(share: &dyn std::fmt::Display, how: &str) -> Error {
+    Error::Unavailable(format!(
+        "{share} did not answer {how}; see whether the server runs, and repeat the call"
+    ))
 }
 
 /// Whether only the kernel's client can do it: Kerberos and TLS.

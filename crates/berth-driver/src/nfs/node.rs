@@ -18,17 +18,18 @@ use berth_host::{
 use berth_nfs::{Nfs, Options, Share, Target};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::RwLock;
 
 use super::{
     Config, Inner,
     id::ShareName,
-    mount::{MountMode, Plan, refused},
+    mount::{MountMode, Plan, not_answering, refused_by},
     parameters::{MOUNT_OPTIONS_SECRET, Place, options_in},
     parse_share,
     record::hex,
     shares::failed,
 };
-use crate::backend::{Amounts, Error, Mounts, Publication, Result, Usage, Volume};
+use crate::backend::{Amounts, Condition, Error, Mounts, Publication, Result, Severity, Usage, Volume};
 
 /// How long a mount is asked whether it is of use.
 const PROBE: Duration = Duration::from_secs(3);
@@ -39,10 +40,14 @@ const UNMOUNT: Duration = Duration::from_secs(10);
 /// How long a directory on a mounted share may take to be found.
 const LOOKUP: Duration = Duration::from_secs(30);
 /// How long a server may take to tell its space.
-const SPACE: Duration = Duration::from_secs(10);
+const SPACE: Duration = Duration::from_secs(3);
 /// How long what is in a volume may be counted; what takes longer is not tried again for a while.
 const COUNT: Duration = Duration::from_secs(3);
 const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
+
+/// One at a time mounts or unmounts a share, and nobody meanwhile uses it. It holds when, and why, the last one could
+/// not mount it.
+type Turn = Arc<RwLock<Option<(Instant, String)>>>;
 
 /// The shares mounted on this node.
 #[derive(Debug)]
@@ -57,13 +62,30 @@ pub(super) struct NodeMounts {
     nfs: Nfs,
     /// The options of a volume that has none.
     default_options: Vec<String>,
-    /// One at a time mounts or unmounts a share.
-    turns: Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>,
-    /// Filesystems that did not answer, and when.
-    silent: Mutex<HashMap<(u32, u32), Instant>>,
+    turns: Mutex<HashMap<String, Turn>>,
+    /// Filesystems that did not answer, whose they are, and when that was.
+    silent: Mutex<HashMap<(u32, u32), (String, Instant)>>,
     usages: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
     /// Volumes that are too large to be counted, and since when.
     too_large: Mutex<HashMap<VolumeId, Instant>>,
+}
+
+/// How a share is mounted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    Absent,
+    Stale,
+    Usable,
+}
+
+/// What is heard of something mounted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Answer {
+    Well,
+    Stale,
+    /// Nothing, within the time it was given.
+    None,
+    Error(String),
 }
 
 /// A volume, as far as a node has to know it.
@@ -104,23 +126,13 @@ impl NodeMounts {
     pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
         let options = self.options_of(&place, &how);
         let key = key_of(&place.share, &options);
-        let turn = self.turn(&key);
-        let _turn = turn.lock().await;
         let root = self.dir.join(&key);
-        if !self.is_usable(root.clone()).await? {
-            let plan = Plan::make(&self.nfs, &place.share, &options, self.timeout).await?;
-            let (this, at) = (self.clone(), root.clone());
-            blocking(move || {
-                Dir::ensure(&at, 0o700)?;
-                this.mode.mount(&plan, &at, this.timeout, &this.program)
-            })
-            .await?;
-        }
+        let _stays = self.mounted(&key, &root, &place.share, &options).await?;
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
         if let Some(mode) = place.mode.or(self.permissions).filter(|_| !how.read_only) {
-            let (root, below) = (root.clone(), below.clone());
+            let (root, below, share) = (root.clone(), below.clone(), place.share.clone());
             blocking(move || {
-                remote::ensure_mode(&root, &below, mode, LOOKUP).map_err(|error| refused(&error))
+                remote::ensure_mode(&root, &below, mode, LOOKUP).map_err(|error| refused_by(&share, &error))
             })
             .await?;
         }
@@ -128,49 +140,145 @@ impl NodeMounts {
         Ok(if below.as_os_str().is_empty() { root } else { root.join(below) })
     }
 
-    /// Whether the share is mounted and answers; one whose handle is stale is taken away.
-    async fn is_usable(self: &Arc<Self>, root: PathBuf) -> Result<bool> {
+    /// Makes sure that the share is mounted and answers. It stays mounted for as long as the guard is held.
+    async fn mounted(
+        self: &Arc<Self>,
+        key: &str,
+        root: &Path,
+        share: &ShareName,
+        options: &[String],
+    ) -> Result<impl Drop + use<>> {
+        let turn = self.turn(key);
+        let asked = Instant::now();
+        let stays = turn.clone().read_owned().await;
+        if self.standing(root, share).await? == Standing::Usable {
+            return Ok(stays);
+        }
+        drop(stays);
+        let mut alone = turn.write_owned().await;
+        // Otherwise each of a hundred callers would wait for its own deadline, one after the other.
+        if let Some((at, why)) = &*alone
+            && *at > asked
+        {
+            return Err(Error::Unavailable(why.clone()));
+        }
+        let mounted = self.ensure_mounted(root, share, options).await;
+        if let Err(Error::Unavailable(why)) = &mounted {
+            *alone = Some((Instant::now(), why.clone()));
+        }
+        mounted?;
+        Ok(alone.downgrade())
+    }
+
+    async fn ensure_mounted(
+        self: &Arc<Self>,
+        root: &Path,
+        share: &ShareName,
+        options: &[String],
+    ) -> Result<()> {
+        match self.standing(root, share).await? {
+            Standing::Usable => return Ok(()),
+            Standing::Stale => {
+                let root = root.to_owned();
+                blocking(move || Ok(remote::unmount(&root, UNMOUNT).map(drop)?)).await?;
+            }
+            Standing::Absent => {}
+        }
+        let plan = Plan::make(&self.nfs, share, options, self.timeout).await?;
+        let (this, at) = (self.clone(), root.to_owned());
+        blocking(move || {
+            Dir::ensure(&at, 0o700)?;
+            this.mode.mount(&plan, &at, this.timeout, &this.program)
+        })
+        .await?;
+        self.note_answer(&share.to_string());
+        Ok(())
+    }
+
+    /// Whether the share is mounted and of use; a server that does not answer is an error.
+    async fn standing(self: &Arc<Self>, root: &Path, share: &ShareName) -> Result<Standing> {
+        let (this, root, share) = (self.clone(), root.to_owned(), share.clone());
         blocking(move || {
             if !remote::is_mounted(&root)? {
-                return Ok(false);
+                return Ok(Standing::Absent);
             }
             match remote::probe(&root, PROBE) {
-                Ok(()) => Ok(true),
-                Err(error) if is_stale(&error) => {
-                    remote::unmount(&root, UNMOUNT)?;
-                    Ok(false)
+                Ok(()) => {
+                    this.note_answer(&share.to_string());
+                    Ok(Standing::Usable)
                 }
-                Err(error) => Err(refused(&error)),
+                Err(error) if is_stale(&error) => Ok(Standing::Stale),
+                Err(error) => Err(refused_by(&share, &error)),
             }
         })
         .await
     }
 
-    fn turn(&self, key: &str) -> Arc<tokio::sync::Mutex<()>> {
+    fn turn(&self, key: &str) -> Turn {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.entry(key.to_owned()).or_default().clone()
     }
 
-    fn silent(&self) -> MutexGuard<'_, HashMap<(u32, u32), Instant>> {
+    fn silent(&self) -> MutexGuard<'_, HashMap<(u32, u32), (String, Instant)>> {
         self.silent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether what is mounted there is stale; one that does not answer is not, and is left in peace for a while.
-    fn is_stale_at(&self, target: &Path, found: &MountInfo) -> bool {
-        if self.silent().get(&found.device).is_some_and(|since| since.elapsed() < SILENCE) {
-            return false;
+    /// Whether a filesystem did not answer a moment ago.
+    fn is_silent(&self, found: &MountInfo) -> bool {
+        self.silent().get(&found.device).is_some_and(|(_, since)| since.elapsed() < SILENCE)
+    }
+
+    fn note_silent(&self, found: &MountInfo) {
+        let server = server_of(&found.source).to_owned();
+        self.silent().insert(found.device, (server, Instant::now()));
+    }
+
+    /// A server answers: whatever of it was left in peace can be asked again.
+    fn note_answer(&self, share: &str) {
+        self.silent().retain(|_, (server, _)| server != server_of(share));
+    }
+
+    /// Asks what is mounted there whether it is of use; one that did not answer is left in peace for a while.
+    fn ask(&self, target: &Path, found: &MountInfo) -> Answer {
+        if self.is_silent(found) {
+            return Answer::None;
         }
         match remote::probe(target, PROBE) {
             Ok(()) => {
                 self.silent().remove(&found.device);
-                false
+                Answer::Well
             }
             Err(error) if error.errno() == Some(Errno::TIMEDOUT.raw_os_error()) => {
-                self.silent().insert(found.device, Instant::now());
-                false
+                self.note_silent(found);
+                Answer::None
             }
-            Err(error) => is_stale(&error),
+            Err(error) if is_stale(&error) => Answer::Stale,
+            Err(error) => Answer::Error(error.sentence()),
         }
+    }
+
+    /// What is wrong with a volume at a target, as far as can be seen there.
+    pub(super) async fn condition_at(self: &Arc<Self>, target: PathBuf) -> Result<Option<Condition>> {
+        let this = self.clone();
+        blocking(move || {
+            let place = target.display();
+            let unusable =
+                |reason, message| Ok(Some(Condition { severity: Severity::Inaccessible, reason, message }));
+            let Some(found) = remote::mounted_at(&target)? else {
+                return unusable("NotMounted", format!("nothing is mounted at {place}; start the pod again"));
+            };
+            let source = &found.source;
+            match this.ask(&target, &found) {
+                Answer::Well => Ok(None),
+                Answer::None => unusable("ServerUnreachable", format!("{source} does not answer at {place}")),
+                Answer::Stale => unusable(
+                    "StaleHandle",
+                    format!("the server no longer knows what of {source} is at {place}; start the pod again"),
+                ),
+                Answer::Error(why) => unusable("ShareUnusable", why),
+            }
+        })
+        .await
     }
 
     /// Unmounts shares of a filesystem that nobody has at a target any more.
@@ -180,7 +288,7 @@ impl NodeMounts {
         for root in mount::mounts()?.iter().filter(shared) {
             let Some(key) = root.target.file_name().and_then(|name| name.to_str()) else { continue };
             let turn = self.turn(key);
-            let _turn = turn.blocking_lock();
+            let _alone = turn.blocking_write();
             let is_used = |mount: &MountInfo| mount.device == device && !mount.target.starts_with(&here);
             if mount::mounts()?.iter().any(is_used) {
                 return Ok(());
@@ -219,7 +327,7 @@ impl Mounts for NodeMounts {
     fn is_bound(&self, target: &Path) -> Result<bool> {
         match remote::mounted_at(target)? {
             None => Ok(false),
-            Some(found) => Ok(!self.is_stale_at(target, &found)),
+            Some(found) => Ok(!matches!(self.ask(target, &found), Answer::Stale)),
         }
     }
 
@@ -233,16 +341,17 @@ impl Mounts for NodeMounts {
         let bound = {
             // What is being bound has no user yet that anybody could see.
             let turn = self.turn(&key);
-            let _turn = turn.blocking_lock();
-            if !remote::is_mounted(&root)? {
+            let _stays = turn.blocking_read();
+            let Some(found) = remote::mounted_at(&root)? else {
                 // The last other user of the share went away just now.
                 return Err(Error::Busy("the share was unmounted meanwhile; try again".to_owned()));
-            }
-            remote::bind(&root, below, target, attributes, LOOKUP)
+            };
+            let bound = remote::bind(&root, below, target, attributes, LOOKUP);
+            bound.map_err(|error| refused_by(&found.source, &error))
         };
         bound.map_err(|error| {
             self.release_root(&root);
-            match refused(&error) {
+            match error {
                 Error::NotFound { .. } => {
                     Error::NotFound { what: "directory", id: below.display().to_string() }
                 }
@@ -275,10 +384,7 @@ impl Inner {
         if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
             return Ok(usage);
         }
-        let measured = tokio::time::timeout(SPACE, mounts.measure(&volume.id, path.to_owned())).await;
-        match measured
-            .unwrap_or_else(|_| Err(Error::Unavailable("the server does not tell its space".to_owned())))
-        {
+        match mounts.measure(&volume.id, path.to_owned()).await {
             Ok(usage) => {
                 usages().insert(volume.id.clone(), (Instant::now(), usage));
                 Ok(usage)
@@ -294,8 +400,21 @@ impl NodeMounts {
         let at = path.clone();
         let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
         let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
+        if self.is_silent(&found) {
+            return Err(not_answering(&found.source, "a moment ago"));
+        }
+        let measured = self.measure_mount(id, path, &found).await;
+        if let Err(Error::Unavailable(_)) = &measured {
+            self.note_silent(&found);
+        }
+        measured
+    }
+
+    async fn measure_mount(&self, id: &VolumeId, path: PathBuf, found: &MountInfo) -> Result<Usage> {
         if found.fs_type.starts_with("fuse") {
-            return blocking(move || Ok(usage_of(&remote::space(&path, SPACE)?))).await;
+            let source = found.source.clone();
+            let space = move || remote::space(&path, SPACE).map_err(|error| refused_by(&source, &error));
+            return blocking(move || Ok(usage_of(&space()?))).await;
         }
         let share = parse_share(&found.source)?;
         let told = found.super_options.split(',').filter(|option| {
@@ -304,8 +423,13 @@ impl NodeMounts {
         });
         let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
         let target = Target { server: share.server.clone(), path: share.path(), options };
-        let share = self.nfs.share(&target).await.map_err(failed)?;
-        let space = share.space(&share.root()).await.map_err(failed)?;
+        let asked = tokio::time::timeout(SPACE, async {
+            let share = self.nfs.share(&target).await.map_err(failed)?;
+            let space = share.space(&share.root()).await.map_err(failed)?;
+            Ok((share, space))
+        });
+        let late = || not_answering(&target, &format!("within {SPACE:?}"));
+        let (share, space) = asked.await.unwrap_or_else(|_| Err(late()))?;
         let whole = Usage {
             bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
             inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
@@ -369,6 +493,11 @@ fn key_of(share: &ShareName, options: &[String]) -> String {
         sum.update([0]);
     }
     hex(&sum.finalize()[..16])
+}
+
+/// The server in `server:/path`.
+fn server_of(share: &str) -> &str {
+    share.split_once(":/").map_or(share, |(server, _)| server)
 }
 
 fn is_stale(error: &berth_host::Error) -> bool {

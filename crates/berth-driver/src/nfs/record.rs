@@ -230,7 +230,14 @@ pub(super) async fn write<T: Serialize>(share: &Share, drawer: Drawer, key: &str
     let name = format!("{key}{ENDING}");
     match share.create(&dir, &name, Create::New, &Change::mode(0o600)).await {
         // A reader takes what is not whole for nothing, which it is until this returns.
-        Ok(file) => write_all(share, &file.handle, &text).await,
+        Ok(file) => {
+            let written = write_all(share, &file.handle, &text).await;
+            // A server that went away cannot be asked now; the call that is repeated replaces it.
+            if matches!(&written, Err(error) if !matches!(error, Error::Unavailable(_))) {
+                let _ = share.remove(&dir, &name).await;
+            }
+            written
+        }
         Err(error) if error.kind() == Kind::Exists => replace(share, &dir, &name, &text).await,
         Err(error) => Err(failed(error)),
     }

@@ -8,12 +8,16 @@ use std::{
     collections::BTreeMap,
     error::Error as _,
     sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
 };
 
 use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
 
 use super::id::ShareName;
 use crate::backend::{Error, Result};
+
+/// How long leftovers that could not be removed are left alone.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// How shares are reached.
 #[derive(Debug)]
@@ -33,6 +37,8 @@ struct Known {
     is_there: bool,
     /// What an earlier process may have left there was looked at.
     swept: bool,
+    /// Something is left there again, since the server went away in the middle: when to look next.
+    left: Option<Instant>,
 }
 
 /// Options may come from a secret.
@@ -77,10 +83,21 @@ impl Shares {
         all
     }
 
-    /// Whether this is the first time that it is asked: then leftovers of earlier processes are to be looked for.
-    pub(super) fn is_first_visit(&self, share: &ShareName) -> bool {
+    /// Whether leftovers are to be looked for: the first time that it is asked, and after something was left.
+    pub(super) fn is_to_be_swept(&self, share: &ShareName) -> bool {
         let mut known = self.known();
-        !std::mem::replace(&mut known.entry(share.clone()).or_default().swept, true)
+        let known = known.entry(share.clone()).or_default();
+        if known.swept && known.left.is_none_or(|due| due > Instant::now()) {
+            return false;
+        }
+        known.swept = true;
+        known.left = None;
+        true
+    }
+
+    /// Remembers that something may be left on a share that should not be: whoever comes next removes it.
+    pub(super) fn note_leftovers(&self, share: &ShareName) {
+        self.known().entry(share.clone()).or_default().left = Some(Instant::now() + PAUSE);
     }
 
     /// Reaches a share.
@@ -102,7 +119,7 @@ impl Shares {
 #[expect(clippy::needless_pass_by_value, reason = "it is what `map_err` hands over")]
 pub(super) fn failed(error: berth_nfs::Error) -> Error {
     let reason = error.source().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let sentence = format!("{error}{reason}");
+    let sentence = format!("{error}{reason}{}", advice(&error));
     match error.kind() {
         Kind::NoSpace | Kind::Quota => Error::Exhausted(sentence),
         Kind::Unreachable | Kind::Interrupted | Kind::Stale => Error::Unavailable(sentence),
@@ -117,6 +134,19 @@ pub(super) fn failed(error: berth_nfs::Error) -> Error {
         | Kind::Unsupported
         | Kind::Protocol
         | Kind::Io => Error::State(sentence),
+    }
+}
+
+/// What somebody can do about it.
+fn advice(error: &berth_nfs::Error) -> &'static str {
+    const NO_SPACE: u32 = 28;
+    match error.kind() {
+        Kind::NoSpace if error.status() == Some(NO_SPACE) => "; make room there, or the filesystem larger",
+        Kind::Quota => "; make room there, or raise the quota",
+        Kind::ReadOnly => "; let the server export it with the option `rw`",
+        Kind::Unreachable | Kind::Interrupted => "; see whether the server runs, and repeat the call",
+        Kind::Stale => "; repeat the call, which looks the share up again",
+        _ => "",
     }
 }
 

@@ -19,14 +19,16 @@ const ABANDONED: Duration = Duration::from_hours(24 * 7);
 const MAX_ARCHIVES: u32 = 1000;
 
 impl Inner {
-    /// Reaches a share; the first time, what earlier processes left there is removed in the background.
+    /// Reaches a share; the first time, what earlier processes left there is removed in the background, and so is
+    /// later what a server left undone by going away.
     pub(super) async fn visit(self: &Arc<Self>, name: &ShareName) -> Result<Share> {
         let share = self.shares.open(name).await?;
-        if self.shares.is_first_visit(name) {
+        if self.shares.is_to_be_swept(name) {
             let (inner, name, share) = (self.clone(), name.clone(), share.clone());
             self.tasks.spawn(async move {
                 if let Err(error) = inner.sweep(&share).await {
                     tracing::warn!(share = %name, %error, "what was deleted before is not all removed yet");
+                    inner.shares.note_leftovers(&name);
                 }
             });
         }
@@ -58,22 +60,44 @@ impl Inner {
     }
 
     /// Takes a directory out of sight at once, and removes it in the background.
-    pub(super) async fn discard(self: &Arc<Self>, share: &Share, parent: &Handle, name: &str) -> Result<()> {
-        let trash = Drawer::Trash.ensure(share).await?;
+    pub(super) async fn discard(
+        self: &Arc<Self>,
+        share: &Share,
+        volume: &VolumeRef,
+        parent: &Handle,
+        name: &str,
+    ) -> Result<()> {
+        let in_place = async || share.remove_tree(parent, name).await.map_err(failed);
+        let trash = match Drawer::Trash.ensure(share).await {
+            Ok(trash) => trash,
+            // A full disk is one on which things are deleted.
+            Err(Error::Exhausted(_)) => return in_place().await,
+            Err(error) => return Err(error),
+        };
         let aside = nonce();
         match share.rename(parent, name, &trash, &aside).await {
             Ok(()) => {}
             Err(error) if error.kind() == Kind::NotFound => return Ok(()),
-            // Another filesystem below the share, or a server that moves no directories: then where it is.
-            Err(error) if matches!(error.kind(), Kind::Invalid | Kind::Unsupported | Kind::Io) => {
-                return share.remove_tree(parent, name).await.map_err(failed);
+            // Another filesystem below the share, no room for a name, or a server that moves no directories.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    Kind::Invalid | Kind::Unsupported | Kind::Io | Kind::NoSpace | Kind::Quota
+                ) =>
+            {
+                return in_place().await;
             }
-            Err(error) => return Err(failed(error)),
+            Err(error) => {
+                // Perhaps it was done.
+                self.shares.note_leftovers(&volume.share);
+                return Err(failed(error));
+            }
         }
-        let share = share.clone();
+        let (inner, share, name) = (self.clone(), share.clone(), volume.share.clone());
         self.tasks.spawn(async move {
             if let Err(error) = share.remove_tree(&trash, &aside).await.map_err(failed) {
-                tracing::warn!(%error, "a deleted directory is not all removed yet");
+                tracing::warn!(share = %name, %error, "a deleted directory is not all removed yet");
+                inner.shares.note_leftovers(&name);
             }
         });
         Ok(())
@@ -98,7 +122,7 @@ impl Inner {
             // A rename would replace a directory that happens to be empty.
             match share.lookup(&above, archived.name()).await {
                 Ok(_) if attempt == 0 && self.config.replace_archived => {
-                    self.discard(share, &above, archived.name()).await?;
+                    self.discard(share, volume, &above, archived.name()).await?;
                 }
                 Ok(_) => continue,
                 Err(error) if error.kind() == Kind::NotFound => {}

@@ -65,11 +65,25 @@ impl Inner {
             Some(source) => Some(self.build(&share, &volume, source, look).await?),
         };
         record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
-        match built {
-            None => make_directory(&share, &volume.dir, look).await?,
-            Some(incoming) => put_in_place(&share, &incoming, &key(&volume), &volume.dir).await?,
+        let made = match built {
+            None => make_directory(&share, &volume.dir, look).await,
+            Some(incoming) => put_in_place(&share, &incoming, &key(&volume), &volume.dir).await,
+        };
+        if let Err(error) = made {
+            self.forget_unmade(&share, &volume, &error).await;
+            return Err(error);
         }
         Ok(describe(parse_id(&volume), &volume, Some(record)))
+    }
+
+    /// Removes the record of a volume that could not be made: nobody may ever ask for it again. A server that went away
+    /// cannot be asked now, but its caller repeats the call.
+    async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
+        let is_gone = !matches!(why, Error::Unavailable(_))
+            && matches!(find_dir(share, volume.dir.as_str()).await, Ok(None));
+        if is_gone && let Err(error) = record::remove(share, Drawer::Volumes, &key(volume)).await {
+            tracing::warn!(volume.id = %volume, %error, "a record of no volume stays");
+        }
     }
 
     /// Builds a volume's first content aside, and gives the directory it is in; what an earlier attempt left is used.
@@ -115,10 +129,18 @@ impl Inner {
         match policy {
             OnDelete::Retain => return Ok(()),
             OnDelete::Archive => self.archive(&share, &volume, &parent).await?,
-            OnDelete::Delete => self.discard(&share, &parent, volume.dir.name()).await?,
+            OnDelete::Delete => self.discard(&share, &volume, &parent, volume.dir.name()).await?,
         }
         prune(&share, &volume.dir).await;
         Ok(())
+    }
+
+    /// Removes the record of a volume whose directory is not there.
+    pub(super) async fn clear_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
+        // What cannot be an id of ours has left nothing.
+        let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(()) };
+        let share = self.visit(&volume.share).await?;
+        record::remove(&share, Drawer::Volumes, &key(&volume)).await
     }
 
     pub(super) async fn expand_volume(
@@ -187,7 +209,13 @@ impl Inner {
                     continue;
                 }
             };
-            let mut keys = drawer.keys(&share).await?;
+            let mut keys = match drawer.keys(&share).await {
+                Ok(keys) => keys,
+                Err(error) => {
+                    tracing::warn!(share = %name, %error, "a share is left out of a listing");
+                    continue;
+                }
+            };
             if name.key() == first {
                 keys.retain(|key| key.as_str() > after.as_str());
             }

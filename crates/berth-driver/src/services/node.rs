@@ -89,7 +89,10 @@ impl Node for Driver {
         let call = NodeHealth::try_from(request.into_inner())?;
         let volume = self.known_here(&self.ledger.backend_id(&call.id)).await?;
         let staging = self.ledger.staged(&volume.id).map(|staged| staged.path);
-        let conditions = self.backend.node_health(&volume, staging.as_deref()).await?;
+        let published = self.ledger.published(&volume.id).into_iter();
+        let mounted = published.filter(|published| published.phase == Phase::Mounted);
+        let targets: Vec<_> = mounted.map(|published| published.target).collect();
+        let conditions = self.backend.node_health(&volume, staging.as_deref(), &targets).await?;
         let volume_health = Some(answer::volume_health(&call.id, conditions));
         Ok(Response::new(NodeGetVolumeHealthResponse { volume_health }))
     }

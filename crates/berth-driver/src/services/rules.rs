@@ -3,7 +3,8 @@
 use std::{collections::BTreeMap, path::Path};
 
 use berth_core::{
-    AccessKind, AccessMode, Capacity, CapacityRange, VolumeCapability, names::KUBERNETES_PARAMETER_PREFIX,
+    Access, AccessKind, AccessMode, Capacity, CapacityRange, VolumeCapability,
+    names::KUBERNETES_PARAMETER_PREFIX,
 };
 
 use crate::{
@@ -19,6 +20,11 @@ pub(super) fn check_mode(capability: &VolumeCapability, features: Features) -> R
         matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
     if needs_feature && !features.has(Feature::SingleNodeMultiWriter) {
         return Err(Error::Invalid(format!("access mode {mode:?} is not supported by this driver")));
+    }
+    // Whoever gives files away opens them, on a server that may not answer.
+    if matches!(capability.access, Access::Mount { group: Some(_), .. }) && !features.has(Feature::MountGroup)
+    {
+        return Err(Error::Invalid("volume_mount_group is not supported by this driver".to_owned()));
     }
     Ok(())
 }
@@ -148,7 +154,7 @@ pub(super) fn check_outside(private: &Path, field: &str, path: &Path) -> Result<
 mod tests {
     use std::sync::Arc;
 
-    use berth_core::{Access, Topology};
+    use berth_core::Topology;
     use berth_csi::v1;
 
     use super::*;

@@ -105,7 +105,7 @@ impl Driver {
     pub(super) async fn ensure_no_volume(&self, id: &VolumeId, secrets: &Secrets) -> Result<()> {
         let _guard = self.lock_volume(id)?;
         self.backend.heed(About::Volume(id), secrets);
-        let Some(volume) = self.backend.volume(id).await? else { return Ok(()) };
+        let Some(volume) = self.backend.volume(id).await? else { return self.backend.clear_volume(id).await };
         if let Some(attachment) = volume.attachments.first() {
             return Err(Error::Precondition(format!(
                 "volume {id:?} is attached to node {:?}",

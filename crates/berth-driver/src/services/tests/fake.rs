@@ -394,7 +394,7 @@ impl Backend for Fake {
         })
     }
 
-    async fn node_health(&self, _: &Volume, _: Option<&Path>) -> Result<Vec<Condition>> {
+    async fn node_health(&self, _: &Volume, _: Option<&Path>, _: &[PathBuf]) -> Result<Vec<Condition>> {
         self.enter("node_health").map(|_| vec![sick()])
     }
 
