@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench bench-nfs clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -97,6 +97,11 @@ bench: deps build ## measure the release binary
 
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_up
+
+BENCH_VM := testbed/vm/vm.sh --mem 3G --timeout 1800 --env NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh --env DIRECTORIES --env VERSION
+bench-nfs: deps ## measure the NFS driver in the virtual machine, beside mounting by programs as csi-driver-nfs does: create, delete, publish, 10,000 volumes on one share; DIRECTORIES for less, VERSION for 4.0 or 4.2
+	cargo build --release --locked -p berth-driver --example bench_nfs
+	$(BENCH_VM) -- $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release/examples/bench_nfs
 
 bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less
 	@testbed/deps.sh kube

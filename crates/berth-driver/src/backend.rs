@@ -383,6 +383,11 @@ pub trait Backend: Send + Sync + 'static {
         Ok(())
     }
 
+    /// Whether a pair of a context or of a class's parameters is so, by what the volume is known to have.
+    fn agrees(&self, _volume: &Volume, known: &Parameters, (key, value): (&str, &str)) -> bool {
+        known.get(key).is_some_and(|known| known == value)
+    }
+
     /// Volumes in the order of their ids.
     async fn list_volumes(&self, _page: PageRequest) -> Result<Page<Volume>> {
         Err(Error::Unsupported("listing volumes"))

@@ -244,6 +244,10 @@ impl Backend for Nfs {
         self.0.clear_volume(id).await
     }
 
+    fn agrees(&self, volume: &Volume, known: &Parameters, pair: (&str, &str)) -> bool {
+        parameters::agrees(volume, known, pair)
+    }
+
     async fn list_volumes(&self, page: PageRequest) -> Result<Page<Volume>> {
         self.0.list_volumes(&page).await
     }

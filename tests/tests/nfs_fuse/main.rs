@@ -6,4 +6,5 @@ mod hostile;
 mod proxy;
 mod sanity;
 mod scene;
+mod upstream;
 mod world;

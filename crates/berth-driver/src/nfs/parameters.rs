@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use berth_core::{ClaimField, Name, names::KUBERNETES_PARAMETER_PREFIX};
 
 use super::id::{OnDelete, ShareName, SubPath, VolumeRef, check_name};
-use crate::backend::{Error, Parameters, Result};
+use crate::backend::{Error, Parameters, Result, Volume};
 
 const SERVER: &str = "server";
 const SHARE: &str = "share";
@@ -127,6 +127,17 @@ pub(super) fn context_of(volume: &VolumeRef) -> BTreeMap<String, String> {
         (SHARE.to_owned(), volume.share.path()),
         (SUB_DIR.to_owned(), volume.dir.to_string()),
     ])
+}
+
+/// Whether a pair is so, by what a volume is known to have. Of one that somebody else made no more is known than where
+/// it is, so that nothing else can be said against it.
+pub(super) fn agrees(volume: &Volume, known: &Parameters, (key, value): (&str, &str)) -> bool {
+    let place = [SERVER, SHARE, SUB_DIR].iter().any(|name| key.eq_ignore_ascii_case(name));
+    match known.iter().chain(&volume.context).find(|(name, _)| name.eq_ignore_ascii_case(key)) {
+        Some((_, known)) if place => known.trim_matches('/') == value.trim_matches('/'),
+        Some((_, known)) => known == value,
+        None => volume.parameters.is_empty(),
+    }
 }
 
 /// The share that a snapshot class wants snapshots on, where it names one, and how it is reached.
@@ -383,6 +394,28 @@ mod tests {
             let Err(Error::Invalid(sentence)) = place(id, pairs) else { panic!("{pairs:?}") };
             assert!(sentence.contains(word), "{sentence}");
         }
+    }
+
+    #[test]
+    fn nothing_is_held_against_a_volume_but_what_is_known_of_it() {
+        let reference = VolumeRef::parse("nfs#e#team/app#pvc-1#").unwrap();
+        let known = |parameters: &[(&str, &str)]| {
+            let mut volume =
+                crate::nfs::node::volume(&"nfs#e#team/app#pvc-1#".parse().unwrap(), &context_of(&reference));
+            volume.parameters = std::sync::Arc::new(map(parameters));
+            volume
+        };
+        let agree = |volume: &Volume, pair| agrees(volume, &volume.context, pair);
+        let adopted = known(&[]);
+        for pair in
+            [("server", "nfs"), ("Share", "/e/"), ("subDir", "/team/app"), ("mountPermissions", "0777")]
+        {
+            assert!(agree(&adopted, pair), "{pair:?}");
+        }
+        for pair in [("server", "other"), ("share", "/"), ("subdir", "team/other")] {
+            assert!(!agree(&adopted, pair), "{pair:?}");
+        }
+        assert!(!agree(&known(&[("server", "nfs")]), ("mountPermissions", "0777")));
     }
 
     #[test]

@@ -13,6 +13,9 @@ use crate::{
     call::{Places, volumes::CreateVolume},
 };
 
+/// In a PersistentVolume's attributes: who had it made.
+const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
+
 /// Refuses modes that were not announced.
 pub(super) fn check_mode(capability: &VolumeCapability, features: Features) -> Result<()> {
     let mode = capability.mode;
@@ -66,16 +69,17 @@ fn different_key<'a>(one: &'a Parameters, other: &'a Parameters) -> Option<&'a s
     missing_in(one, other).or_else(|| missing_in(other, one)).map(|(key, _)| key.as_str())
 }
 
-/// The first pair of `given` that is not so in `known`, leaving aside those that Kubernetes adds by itself.
-pub(super) fn disagreement<'a>(
-    given: &'a BTreeMap<String, String>,
-    known: &BTreeMap<String, String>,
-) -> Option<&'a str> {
+/// The first pair of `given` that is not so, leaving aside those that Kubernetes adds by itself.
+pub(super) fn disagreement(
+    given: &BTreeMap<String, String>,
+    agrees: impl Fn((&str, &str)) -> bool,
+) -> Option<&str> {
+    let is_added = |key: &str| key.starts_with(KUBERNETES_PARAMETER_PREFIX) || key == PROVISIONER_IDENTITY;
     given
         .iter()
-        .filter(|(key, _)| !key.starts_with(KUBERNETES_PARAMETER_PREFIX))
-        .find(|(key, value)| known.get(*key) != Some(*value))
-        .map(|(key, _)| key.as_str())
+        .map(|(key, value)| (key.as_str(), value.as_str()))
+        .find(|pair| !is_added(pair.0) && !agrees(*pair))
+        .map(|(key, _)| key)
 }
 
 /// Refuses sizes that cannot hold what the source holds.
@@ -241,9 +245,11 @@ mod tests {
     #[test]
     fn what_is_given_has_to_be_so_and_what_is_not_given_does_not_matter() {
         let known = map(&[("a", "1"), ("b", "2")]);
-        assert_eq!(disagreement(&map(&[("a", "1"), ("csi.storage.k8s.io/x", "y")]), &known), None);
-        assert_eq!(disagreement(&map(&[("a", "2")]), &known), Some("a"));
-        assert_eq!(disagreement(&map(&[("c", "")]), &known), Some("c"));
+        let agrees = |(key, value): (&str, &str)| known.get(key).is_some_and(|known| known == value);
+        let added = [("csi.storage.k8s.io/x", "y"), (PROVISIONER_IDENTITY, "z")];
+        assert_eq!(disagreement(&map(&[&[("a", "1")][..], &added].concat()), agrees), None);
+        assert_eq!(disagreement(&map(&[("a", "2")]), agrees), Some("a"));
+        assert_eq!(disagreement(&map(&[("c", "")]), agrees), Some("c"));
     }
 
     #[test]

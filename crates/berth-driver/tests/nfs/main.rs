@@ -5,6 +5,7 @@
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod ganesha;
 mod sanity;
+mod served;
 mod server;
 mod snapshots;
 mod suite;

@@ -3,14 +3,13 @@
 #[path = "../../../../testbed/nfs/cannot.rs"]
 mod cannot;
 
-use std::{fs, path::Path, sync::Arc, time::Duration};
+use std::{fs, path::Path, time::Duration};
 
-use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::{Driver, backend::Parameters, nfs::Nfs, services};
-use prometheus_client::registry::Registry;
+use berth_driver::{backend::Parameters, nfs::Nfs};
 use serde_json::Value;
 
 use self::cannot::CANNOT;
+use crate::served::Served;
 
 const PATIENCE: Duration = Duration::from_mins(10);
 
@@ -24,30 +23,12 @@ pub(crate) struct Outcome {
 pub(crate) async fn run(dir: &Path, backend: Nfs, parameters: &Parameters, skip: &str) -> Outcome {
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../.tools/bin/csi-sanity");
     assert!(program.is_file(), "there is no csi-sanity: build it first with `make deps`");
-    let config = services::Config {
-        name: "nfs.csi.k8s.io".to_owned(),
-        version: "1".to_owned(),
-        state_dir: dir.join("driver"),
-        private_dir: dir.join("driver"),
-        mode: services::Mode::All,
-        default_page: 1000,
-        check_volume_lifecycle: false,
-    };
-    let driver = Driver::new(config, Arc::new(backend.clone())).unwrap();
-    driver.recover().await.unwrap();
-    let socket = dir.join("csi.sock");
-    let listener = Listener::bind(&Endpoint::Unix(socket.clone())).await.unwrap();
-    let layer = CallLayer::new(Metrics::register(&mut Registry::default(), "nfs"), None);
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let routes = driver.routes();
-    let serving = tokio::spawn(async move {
-        berth_csi::serve(listener, routes, layer, async { drop(stopped.await) }).await
-    });
+    let served = Served::start(dir, backend).await;
     let yaml: Vec<String> = parameters.iter().map(|(key, value)| format!("{key}: {value:?}")).collect();
     fs::write(dir.join("parameters.yaml"), yaml.join("\n")).unwrap();
     let report = dir.join("report.json");
     let mut args = vec![
-        format!("--csi.endpoint=unix://{}", socket.display()),
+        format!("--csi.endpoint=unix://{}", served.socket.display()),
         format!("--csi.mountdir={}", dir.join("mount").display()),
         format!("--csi.stagingdir={}", dir.join("staging").display()),
         format!("--csi.testvolumeparameters={}", dir.join("parameters.yaml").display()),
@@ -63,10 +44,7 @@ pub(crate) async fn run(dir: &Path, backend: Nfs, parameters: &Parameters, skip:
         berth_host::exec::run_accepting(program.to_str().unwrap(), args, PATIENCE, &[0, 1])
     });
     let output = ran.await.unwrap().unwrap();
-    let _ = stop.send(());
-    serving.await.unwrap().unwrap();
-    assert_eq!(driver.take_down().await.unwrap(), 0, "the suite left something published");
-    backend.drain(Duration::from_secs(20)).await;
+    assert_eq!(served.end().await, 0, "the suite left something published");
     let text = fs::read_to_string(&report).unwrap();
     let outcome = read(&text, skip);
     assert_eq!(

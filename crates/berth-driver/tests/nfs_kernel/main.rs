@@ -2,7 +2,11 @@
 //! `testbed/vm` does, and is run there.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod caller;
+mod hostile;
 mod kernel;
 mod node;
+#[path = "../nfs/served.rs"]
+mod served;
 #[path = "../nfs/suite.rs"]
 mod suite;

@@ -21,19 +21,19 @@ use crate::{
 };
 
 /// A directory whose mounts go away with it.
-struct Scratch(tempfile::TempDir);
+pub(crate) struct Scratch(tempfile::TempDir);
 
 impl Scratch {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
 
-    fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
     /// What is mounted here, and as what type.
-    fn mounts(&self) -> Vec<mount::MountInfo> {
+    pub(crate) fn mounts(&self) -> Vec<mount::MountInfo> {
         mount::mounts().unwrap().into_iter().filter(|found| found.target.starts_with(self.path())).collect()
     }
 }
@@ -200,11 +200,7 @@ async fn a_server_that_is_gone_holds_nobody_up() {
             assert!(!is_bound(&backend, &first).await);
         };
         let ended = tokio::time::timeout(Duration::from_secs(120), gone).await;
-        kernel::run(
-            "rpc.nfsd",
-            &["-V", "3", "-V", "4", "-V", "4.1", "-V", "4.2", "-L", "10", "-G", "10", "8"],
-        );
-        fs::write("/proc/fs/nfsd/v4_end_grace", "Y").unwrap();
+        kernel::start_again();
         ended.expect("no call outlives its deadline");
         eprintln!("version {version}: without a server for {:?}", begun.elapsed());
         tokio::time::timeout(soon, publish(&backend, &two, &second)).await.unwrap().unwrap();

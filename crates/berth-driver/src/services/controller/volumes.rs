@@ -182,7 +182,7 @@ impl Driver {
             ("parameters", &call.parameters, &volume.parameters),
             ("mutable_parameters", &call.mutable, &volume.mutable),
         ] {
-            if let Some(key) = rules::disagreement(given, known) {
+            if let Some(key) = rules::disagreement(given, |pair| self.backend.agrees(&volume, known, pair)) {
                 return Ok(Some(format!("{field}: {key:?} is not what the volume has")));
             }
         }

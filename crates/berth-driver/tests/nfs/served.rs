@@ -1,0 +1,58 @@
+//! A driver over an NFS backend, served on a socket as it is in a cluster.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
+use berth_driver::{Driver, nfs::Nfs, services};
+use prometheus_client::registry::Registry;
+use tokio::{sync::oneshot, task::JoinHandle};
+
+const SOON: Duration = Duration::from_secs(20);
+
+/// A driver that takes calls.
+pub(crate) struct Served {
+    driver: Arc<Driver>,
+    backend: Nfs,
+    pub(crate) socket: PathBuf,
+    stop: oneshot::Sender<()>,
+    serving: JoinHandle<()>,
+}
+
+impl Served {
+    /// Begins to serve, with everything that the driver keeps below `dir`.
+    pub(crate) async fn start(dir: &Path, backend: Nfs) -> Self {
+        let config = services::Config {
+            name: "nfs.csi.k8s.io".to_owned(),
+            version: "1".to_owned(),
+            state_dir: dir.join("driver"),
+            private_dir: dir.join("driver"),
+            mode: services::Mode::All,
+            default_page: 1000,
+            check_volume_lifecycle: false,
+        };
+        let driver = Driver::new(config, Arc::new(backend.clone())).unwrap();
+        driver.recover().await.unwrap();
+        let socket = dir.join("csi.sock");
+        let listener = Listener::bind(&Endpoint::Unix(socket.clone())).await.unwrap();
+        let layer = CallLayer::new(Metrics::register(&mut Registry::default(), "nfs"), None);
+        let (stop, stopped) = oneshot::channel::<()>();
+        let routes = driver.routes();
+        let serving = tokio::spawn(async move {
+            berth_csi::serve(listener, routes, layer, async { drop(stopped.await) }).await.unwrap();
+        });
+        Self { driver, backend, socket, stop, serving }
+    }
+
+    /// Serves no more, takes down what is published, and tells how much that was.
+    pub(crate) async fn end(self) -> usize {
+        let _ = self.stop.send(());
+        self.serving.await.unwrap();
+        let published = self.driver.take_down().await.unwrap();
+        self.backend.drain(SOON).await;
+        published
+    }
+}
