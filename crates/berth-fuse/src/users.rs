@@ -16,7 +16,6 @@ const BELIEVED: Duration = Duration::from_millis(500);
 /// More than these are forgotten, and asked for again.
 const MOST: usize = 1024;
 const SIGKILL: u64 = 1 << 8;
-const PF_EXITING: u64 = 4;
 
 /// The share as each user sees it.
 #[derive(Debug)]
@@ -95,10 +94,10 @@ pub(crate) fn is_killed(pid: u32) -> Option<bool> {
 
 /// Whether this thread is on its way out, so that nobody will see the answer.
 pub(crate) fn is_exiting(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // The name, in parentheses, may hold anything.
-    let flags = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(6));
-    flags.and_then(|flags| flags.parse::<u64>().ok()).is_some_and(|flags| flags & PF_EXITING != 0)
+    // Who ends has given its memory back before it closes its files. Its flags would tell, too, but /proc/PID/stat waits
+    // for a program that is being started, which closes files as well, and would wait for us.
+    let memory = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+    memory.split_whitespace().next() == Some("0")
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ use rustix::{
     io::Errno,
 };
 
-use crate::world::{Mounted, Server, until};
+use crate::world::{Mounted, PATIENCE, Server, command, until};
 
 const VERSIONS: [&str; 4] = ["3", "4.0", "4.1", "4.2"];
 
@@ -31,6 +31,18 @@ fn each_version(test: impl Fn(&Server, &Mounted)) {
             if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) }.unwrap();
         }
     }
+}
+
+#[test]
+fn a_program_is_started_while_a_file_is_open() {
+    each_version(|_, mounted| {
+        // Not handed down, it is closed by the kernel in the middle of the start.
+        let mut open = File::create(mounted.path("file")).unwrap();
+        open.write_all(b"content").unwrap();
+        let (tell, told) = std::sync::mpsc::channel();
+        std::thread::spawn(move || tell.send(command("true").status()));
+        assert!(told.recv_timeout(PATIENCE).expect("it starts").unwrap().success());
+    });
 }
 
 fn names(dir: &Path) -> Vec<String> {
