@@ -526,11 +526,11 @@ pub trait Backend: Send + Sync + 'static {
     async fn usage(&self, _volume: &Volume, _path: &Path) -> Result<Usage> {
         Err(Error::Unsupported("usage"))
     }
-    /// Grows what is on the volume to the volume's size.
+    /// Grows what is on the volume to the volume's size, seen at the path where it is staged, or else published.
     async fn expand_on_node(
         &self,
         _volume: &Volume,
-        _staging: Option<&Path>,
+        _at: &Path,
         _range: CapacityRange,
     ) -> Result<NodeExpansion> {
         Err(Error::Unsupported("expanding"))

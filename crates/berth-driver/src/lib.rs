@@ -10,6 +10,7 @@
 pub mod backend;
 pub mod call;
 mod features;
+mod image;
 mod ledger;
 pub mod local;
 mod locks;

@@ -374,11 +374,11 @@ impl Backend for Local {
     async fn expand_on_node(
         &self,
         volume: &Volume,
-        staging: Option<&Path>,
+        at: &Path,
         range: CapacityRange,
     ) -> Result<NodeExpansion> {
-        let (id, staging) = (volume.id.clone(), staging.map(Path::to_owned));
-        self.0.blocking(move |inner| inner.expand_on_node(&id, staging.as_deref(), range)).await
+        let (id, at) = (volume.id.clone(), at.to_owned());
+        self.0.blocking(move |inner| inner.expand_on_node(&id, &at, range)).await
     }
 
     async fn node_health(

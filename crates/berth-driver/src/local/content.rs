@@ -23,16 +23,15 @@ use super::{
     kind::{Kind, Tuning},
     record::Key,
 };
-use crate::backend::{Error, Result};
+use crate::{
+    backend::{Error, Result},
+    image::{IMAGE, TOOL_DEADLINE},
+};
 
 /// The directory or subvolume of a volume that is not an image.
 pub(super) const DATA: &str = "data";
-/// The file of a volume that is an image.
-pub(super) const IMAGE: &str = "image";
 /// A copy of a directory is tried this often while its files keep changing.
 const TRIES: usize = 5;
-/// How long a tool may work on an image.
-pub(super) const TOOL_DEADLINE: std::time::Duration = std::time::Duration::from_secs(120);
 
 /// Something to be copied: a volume or snapshot, and where the copy goes.
 #[derive(Debug)]

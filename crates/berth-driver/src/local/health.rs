@@ -7,12 +7,15 @@ use berth_host::{mount, usage};
 
 use super::{
     Inner,
-    content::{DATA, IMAGE},
+    content::DATA,
     kind::Kind,
     record::{Key, VOLUME, VolumeRecord},
     volumes::page_start,
 };
-use crate::backend::{Condition, Error, Page, PageRequest, Result, Severity};
+use crate::{
+    backend::{Condition, Error, Page, PageRequest, Result, Severity},
+    image::{IMAGE, UNIT},
+};
 
 impl Inner {
     pub(super) fn volume_health(&self, id: &VolumeId) -> Result<Vec<Condition>> {
@@ -160,7 +163,7 @@ impl Inner {
         let data = self.volume_dir(key).and_then(|dir| Ok(dir.dir(DATA)?)).ok()?;
         let quota = berth_host::btrfs::quota_usage(&data).ok()?;
         let left = quota.limit?.saturating_sub(quota.referenced);
-        (left < super::volumes::UNIT).then(|| Condition {
+        (left < UNIT).then(|| Condition {
             severity: Severity::Degraded,
             reason: "Full",
             message: "no space is left on the volume".to_owned(),

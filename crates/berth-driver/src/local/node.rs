@@ -21,12 +21,14 @@ use berth_host::{
 
 use super::{
     Inner, Walk,
-    content::{DATA, IMAGE, TOOL_DEADLINE, image_path},
+    content::{DATA, image_path},
     kind::{Kind, Tunable, Tuning},
     record::{Key, VOLUME, VolumeRecord},
-    volumes::parse_filesystem,
 };
-use crate::backend::{Amounts, Error, NodeExpansion, Result, StagedVolume, Usage};
+use crate::{
+    backend::{Amounts, Error, NodeExpansion, Result, StagedVolume, Usage},
+    image::{self, IMAGE, TOOL_DEADLINE},
+};
 
 const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
 /// A walk through a volume is repeated when it is this many times older than it took.
@@ -77,9 +79,10 @@ impl Inner {
         if mount::is_mount_point(staging)? {
             return self.confirm_staged(key, &image, staging);
         }
-        let wanted = if fs_type.is_empty() { None } else { Some(parse_filesystem(fs_type)?) };
-        let found = prepare(&image, wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4), wanted)?;
-        let options = mount_options(found, flags, read_only);
+        let wanted = image::parse_filesystem(fs_type)?;
+        let default = wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4);
+        let (found, _) = image::prepare(&image, default, wanted)?;
+        let options = image::mount_options(found, flags, read_only);
         std::fs::create_dir_all(staging)
             .map_err(|error| berth_host::Error::new(format!("make {}", staging.display()), error))?;
         self.mount_image(key, &image, staging, found, &options)?;
@@ -130,7 +133,7 @@ impl Inner {
             return Ok(());
         }
         match format::grow_mounted(filesystem, staging) {
-            Err(error) if grows_only_unmounted(filesystem, &error) => {}
+            Err(error) if image::grows_only_unmounted(filesystem, &error) => {}
             grown => return Ok(grown.map(|_| ())?),
         }
         mount::unmount(staging)?;
@@ -291,7 +294,7 @@ impl Inner {
     pub(super) fn expand_on_node(
         &self,
         id: &VolumeId,
-        staging: Option<&Path>,
+        staging: &Path,
         range: CapacityRange,
     ) -> Result<NodeExpansion> {
         let (key, record) = self.existing_volume(id)?;
@@ -314,18 +317,15 @@ impl Inner {
         if let Some(device) = self.devices.writable(key, &image)? {
             loopdev::refresh_capacity(device.number())?;
         }
-        let (AccessKind::Mount, Some(staging)) = (record.access, staging) else {
+        if record.access == AccessKind::Block {
             return Ok(NodeExpansion::Done(size));
-        };
+        }
         let Content::Filesystem(filesystem) = format::probe(&image)? else {
             return Err(Error::Precondition("the volume holds no filesystem that could grow".to_owned()));
         };
         match format::grow_mounted(filesystem, staging) {
             Ok(_) => Ok(NodeExpansion::Done(size)),
-            // ext4 grows mounted only for those with CAP_SYS_RESOURCE.
-            Err(error)
-                if filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied =>
-            {
+            Err(error) if image::grows_only_unmounted(filesystem, &error) => {
                 tracing::info!(
                     volume.id = %id,
                     "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
@@ -423,52 +423,6 @@ impl Inner {
 /// Whose image a path is.
 fn key_of_image(image: &Path) -> Option<Key> {
     Key::from_hex(image.parent()?.file_name()?.to_str()?)
-}
-
-/// Makes sure that the image holds a filesystem; formats it only if it is provably blank.
-fn prepare(image: &Path, default: Filesystem, wanted: Option<Filesystem>) -> Result<Filesystem> {
-    match format::probe(image)? {
-        Content::Blank => {
-            format::make(image, default, TOOL_DEADLINE)?;
-            Ok(default)
-        }
-        Content::Filesystem(found) if wanted.is_none_or(|wanted| wanted == found) => Ok(found),
-        Content::Filesystem(found) => Err(Error::Invalid(format!(
-            "the volume holds {}, and fs_type asks for {}; it is not formatted again",
-            found.as_str(),
-            wanted.map_or("", Filesystem::as_str)
-        ))),
-        Content::Other(what) => Err(Error::Precondition(format!(
-            "the volume is not blank and holds no filesystem that is known here ({what}); it is not formatted"
-        ))),
-    }
-}
-
-/// ext4 grows mounted only for those with CAP_SYS_RESOURCE.
-fn grows_only_unmounted(filesystem: Filesystem, error: &berth_host::Error) -> bool {
-    filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied
-}
-
-/// What the caller asks for, and what an image needs.
-fn mount_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> mount::Options {
-    let mut options = mount::parse_options(flags);
-    options.attributes.read_only |= read_only;
-    let mut ensure = |option: &str, opposite: &str| {
-        if !options.filesystem.iter().any(|given| given == option || given == opposite) {
-            options.filesystem.push(option.to_owned());
-        }
-    };
-    match filesystem {
-        // What is deleted inside goes back to the disk; btrfs does so by itself.
-        Filesystem::Ext4 => ensure("discard", "nodiscard"),
-        Filesystem::Xfs => {
-            ensure("discard", "nodiscard");
-            // A restored volume has its source's UUID.
-            ensure("nouuid", "nouuid");
-        }
-        Filesystem::Btrfs => {}
-    }
-    options
 }
 
 fn busy(error: berth_host::Error, path: &Path) -> Error {

@@ -34,7 +34,7 @@ impl Inner {
         Ok(Room {
             available,
             largest_volume: Some(available.min(self.config.max_volume_size)),
-            smallest_volume: Some(Capacity::new(super::volumes::UNIT)),
+            smallest_volume: Some(Capacity::new(crate::image::UNIT)),
         })
     }
 

@@ -14,12 +14,13 @@ use berth_journal as journal;
 
 use super::{
     Inner,
-    content::{self, Capture, IMAGE},
+    content::{self, Capture},
     record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
     volumes::{into_page, page_start, to_json},
 };
-use crate::backend::{
-    BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot,
+use crate::{
+    backend::{BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot},
+    image::IMAGE,
 };
 
 /// The length of a piece where changed blocks are listed in pieces of one length.

@@ -12,7 +12,6 @@ use berth_journal::{GroupCommit, Journal};
 
 use super::{
     Config, Inner,
-    content::IMAGE,
     devices::Devices,
     kind::Kind,
     record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
@@ -22,6 +21,7 @@ use super::{
 use crate::{
     Feature,
     backend::{Error, Result},
+    image::IMAGE,
 };
 
 const JOURNAL: &str = "volumes.journal";

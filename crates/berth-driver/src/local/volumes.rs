@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use berth_core::{
-    Access, AccessKind, Capacity, CapacityRange, Name, NodeId, VolumeCapability, VolumeId,
+    AccessKind, Capacity, CapacityRange, Name, NodeId, VolumeCapability, VolumeId,
     names::KUBERNETES_PARAMETER_PREFIX,
 };
 use berth_host::{
@@ -20,14 +20,12 @@ use super::{
     kind::{Kind, Tuning},
     record::{AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
 };
-use crate::backend::{
-    Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
+use crate::{
+    backend::{
+        Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
+    },
+    image::{choose_growth, choose_size, filesystem_asked},
 };
-
-/// Sizes are multiples of this, the block size of every filesystem here.
-pub(super) const UNIT: u64 = 4096;
-/// The size of a volume for which none is asked.
-const DEFAULT_SIZE: Capacity = Capacity::gibibytes(1);
 
 /// Where a new volume's first content comes from, looked up.
 #[derive(Debug)]
@@ -141,17 +139,8 @@ impl Inner {
         let least = [
             origin.map_or(0, |origin| origin.size),
             filesystem.filter(|_| access == AccessKind::Mount).map_or(0, format::minimum_size),
-            UNIT,
         ];
-        let least = Capacity::new(least.into_iter().max().unwrap_or(UNIT));
-        let size = new.range.choose(DEFAULT_SIZE.max(least)).max(least).round_up(UNIT);
-        if new.range.limit().is_some_and(|limit| size > limit) {
-            return Err(Error::OutOfRange(format!(
-                "the volume needs {} bytes (a multiple of {UNIT}, at least {}), which is above limit_bytes",
-                size.bytes(),
-                least.bytes()
-            )));
-        }
+        let size = choose_size(&new.range, least.into_iter().max().unwrap_or(0))?;
         if size > self.config.max_volume_size {
             return Err(Error::OutOfRange(format!(
                 "{size} is above the largest volume this driver makes, {}",
@@ -313,15 +302,7 @@ impl Inner {
         range: CapacityRange,
     ) -> Result<Expanded> {
         let (key, record) = self.existing_volume(id)?;
-        let wanted =
-            range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(record.size)).round_up(UNIT);
-        if range.limit().is_some_and(|limit| wanted > limit) {
-            return Err(Error::OutOfRange(format!(
-                "the volume has {} bytes and would need {}, which is above limit_bytes; volumes never shrink",
-                record.size,
-                wanted.bytes()
-            )));
-        }
+        let wanted = choose_growth(&range, record.size)?;
         if wanted > self.config.max_volume_size {
             return Err(Error::OutOfRange(format!(
                 "{wanted} is above the largest volume this driver makes, {}",
@@ -411,29 +392,6 @@ impl Inner {
             attachments: record.attachments.iter().filter_map(AttachmentRecord::attachment).collect(),
         }
     }
-}
-
-/// The filesystem that the capabilities ask for on an image; raw volumes have none.
-fn filesystem_asked(capabilities: &[VolumeCapability]) -> Result<Option<Filesystem>> {
-    let mut asked = None;
-    for capability in capabilities {
-        let Access::Mount { fs_type, .. } = &capability.access else { return Ok(None) };
-        let fs = if fs_type.is_empty() { Filesystem::Ext4 } else { parse_filesystem(fs_type)? };
-        if asked.is_some_and(|asked| asked != fs) {
-            return Err(Error::Invalid(
-                "the volume capabilities ask for two different filesystems".to_owned(),
-            ));
-        }
-        asked = Some(fs);
-    }
-    Ok(asked.or(Some(Filesystem::Ext4)))
-}
-
-/// Reads a filesystem type as it stands in a capability.
-pub(super) fn parse_filesystem(fs_type: &str) -> Result<Filesystem> {
-    fs_type.parse().map_err(|_| {
-        Error::Invalid(format!("fs_type {fs_type:?} cannot be made here; an image takes ext4, xfs or btrfs"))
-    })
 }
 
 /// The journal key of a volume.

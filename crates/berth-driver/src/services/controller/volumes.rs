@@ -186,7 +186,8 @@ impl Driver {
                 return Ok(Some(format!("{field}: {key:?} is not what the volume has")));
             }
         }
-        match self.check_new(&call.parameters, &call.mutable, &call.capabilities).await {
+        // What it was made with counts, also where the caller does not repeat it.
+        match self.check_new(&volume.parameters, &call.mutable, &call.capabilities).await {
             Ok(()) => Ok(None),
             Err(Error::Invalid(message)) => Ok(Some(message)),
             Err(other) => Err(other),

@@ -19,7 +19,7 @@ impl Driver {
     /// Makes sure that what is on the volume has the volume's size.
     pub(super) async fn ensure_grown(&self, id: &VolumeId, call: &NodeExpand) -> Result<Capacity> {
         let _guard = self.lock_volume(id)?;
-        let volume = self.volume(id).await?;
+        let volume = self.known_here(id).await?;
         if let Some(capability) = &call.capability {
             rules::check_kind(&volume, capability.access.kind())?;
         }
@@ -28,8 +28,8 @@ impl Driver {
             // A remount that failed between unstaging and staging: this call comes to finish it.
             Some(staged) if staged.phase != Phase::Mounted => NodeExpansion::NeedsRemount,
             _ => {
-                let path = staged.as_ref().map(|staged| staged.path.as_path());
-                self.backend.expand_on_node(&volume, path, call.range).await?
+                let at = staged.as_ref().map_or(call.path.as_path(), |staged| &staged.path);
+                self.backend.expand_on_node(&volume, at, call.range).await?
             }
         };
         match (expansion, staged) {

@@ -380,12 +380,7 @@ impl Backend for Fake {
         Ok(Usage { bytes: amounts(100), inodes: Some(amounts(u64::MAX)) })
     }
 
-    async fn expand_on_node(
-        &self,
-        volume: &Volume,
-        _: Option<&Path>,
-        _: CapacityRange,
-    ) -> Result<NodeExpansion> {
+    async fn expand_on_node(&self, volume: &Volume, _: &Path, _: CapacityRange) -> Result<NodeExpansion> {
         let state = self.enter("expand_on_node")?;
         Ok(if state.needs_remount {
             NodeExpansion::NeedsRemount

@@ -1,0 +1,136 @@
+//! What every backend needs whose volumes are images: files that hold a filesystem, used through loop devices.
+//!
+//! An image is formatted only if it is provably blank, and beside itself (`berth_host::format`), so that a crash leaves
+//! either no filesystem or a whole one; anything unknown on it is left alone.
+
+use std::{path::Path, time::Duration};
+
+use berth_core::{Access, Capacity, CapacityRange, VolumeCapability};
+use berth_host::{
+    format::{self, Content, Filesystem},
+    mount,
+};
+
+use crate::backend::{Error, Result};
+
+/// What an image is called in its volume's directory.
+pub(crate) const IMAGE: &str = "image";
+/// Sizes are multiples of this, the block size of every filesystem here.
+pub(crate) const UNIT: u64 = 4096;
+/// The size of a volume for which none is asked.
+pub(crate) const DEFAULT_SIZE: Capacity = Capacity::gibibytes(1);
+/// How long a tool may work on an image.
+pub(crate) const TOOL_DEADLINE: Duration = Duration::from_secs(120);
+
+/// The filesystem that the capabilities ask for on an image; raw volumes have none.
+pub(crate) fn filesystem_asked(capabilities: &[VolumeCapability]) -> Result<Option<Filesystem>> {
+    let mut asked = None;
+    for capability in capabilities {
+        let Access::Mount { fs_type, .. } = &capability.access else { return Ok(None) };
+        let fs = parse_filesystem(fs_type)?.unwrap_or(Filesystem::Ext4);
+        if asked.is_some_and(|asked| asked != fs) {
+            return Err(Error::Invalid(
+                "the volume capabilities ask for two different filesystems".to_owned(),
+            ));
+        }
+        asked = Some(fs);
+    }
+    Ok(asked.or(Some(Filesystem::Ext4)))
+}
+
+/// Reads a filesystem type as it stands in a capability, where it says one.
+pub(crate) fn parse_filesystem(fs_type: &str) -> Result<Option<Filesystem>> {
+    if fs_type.is_empty() {
+        return Ok(None);
+    }
+    fs_type.parse().map(Some).map_err(|_| {
+        Error::Invalid(format!("fs_type {fs_type:?} cannot be made here; an image takes ext4, xfs or btrfs"))
+    })
+}
+
+/// The size of a new volume that holds at least `least` bytes.
+pub(crate) fn choose_size(range: &CapacityRange, least: u64) -> Result<Capacity> {
+    let least = Capacity::new(least.max(UNIT));
+    let size = range.choose(DEFAULT_SIZE.max(least)).max(least).round_up(UNIT);
+    if range.limit().is_some_and(|limit| size > limit) {
+        return Err(Error::OutOfRange(format!(
+            "the volume needs {} bytes (a multiple of {UNIT}, at least {}), which is above limit_bytes",
+            size.bytes(),
+            least.bytes()
+        )));
+    }
+    Ok(size)
+}
+
+/// The size of a volume of `now` bytes after it has grown into the range.
+pub(crate) fn choose_growth(range: &CapacityRange, now: u64) -> Result<Capacity> {
+    let wanted = range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(now)).round_up(UNIT);
+    if range.limit().is_some_and(|limit| wanted > limit) {
+        return Err(Error::OutOfRange(format!(
+            "the volume has {now} bytes and would need {}, which is above limit_bytes; volumes never shrink",
+            wanted.bytes()
+        )));
+    }
+    Ok(wanted)
+}
+
+/// Makes sure that the image holds a filesystem, and the one that is wanted if one is; formats it with `default` only
+/// if it is provably blank, and tells whether it did.
+pub(crate) fn prepare(
+    image: &Path,
+    default: Filesystem,
+    wanted: Option<Filesystem>,
+) -> Result<(Filesystem, berth_host::Change)> {
+    match format::probe(image)? {
+        Content::Blank => {
+            format::make(image, default, TOOL_DEADLINE)?;
+            Ok((default, berth_host::Change::Made))
+        }
+        found => Ok((recognise(found, wanted)?, berth_host::Change::AlreadyTrue)),
+    }
+}
+
+/// The filesystem that was found, if it is one that can be mounted, and the one that is wanted if one is.
+pub(crate) fn recognise(found: Content, wanted: Option<Filesystem>) -> Result<Filesystem> {
+    match found {
+        Content::Filesystem(found) if wanted.is_none_or(|wanted| wanted == found) => Ok(found),
+        Content::Filesystem(found) => Err(Error::Invalid(format!(
+            "the volume holds {}, and fs_type asks for {}; it is not formatted again",
+            found.as_str(),
+            wanted.map_or("", Filesystem::as_str)
+        ))),
+        Content::Blank => {
+            Err(Error::Precondition("the volume is blank, and not formatted to be read only".to_owned()))
+        }
+        Content::Other(what) => Err(Error::Precondition(format!(
+            "the volume is not blank and holds no filesystem that is known here ({what}); it is not formatted"
+        ))),
+    }
+}
+
+/// ext4 grows mounted only for those with CAP_SYS_RESOURCE.
+pub(crate) fn grows_only_unmounted(filesystem: Filesystem, error: &berth_host::Error) -> bool {
+    filesystem == Filesystem::Ext4 && error.kind() == std::io::ErrorKind::PermissionDenied
+}
+
+/// What the caller asks for, and what an image needs.
+pub(crate) fn mount_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> mount::Options {
+    let mut options = mount::parse_options(flags);
+    options.attributes.read_only |= read_only;
+    let mut ensure = |option: &str, opposite: &str| {
+        if !options.filesystem.iter().any(|given| given == option || given == opposite) {
+            options.filesystem.push(option.to_owned());
+        }
+    };
+    match filesystem {
+        // What is deleted inside goes back to the disk; btrfs does so by itself.
+        Filesystem::Ext4 => ensure("discard", "nodiscard"),
+        Filesystem::Xfs => {
+            ensure("discard", "nodiscard");
+            // A restored volume has its source's UUID.
+            ensure("nouuid", "nouuid");
+        }
+        Filesystem::Btrfs => {}
+    }
+    options
+}
