@@ -52,11 +52,6 @@ impl Server {
         self.ganesha.tell(command).with_context(|| format!("tell the NFS server: {command}"))
     }
 
-    /// Where it listens.
-    pub fn port(&self) -> u16 {
-        self.ganesha.port
-    }
-
     /// What it serves.
     pub fn export(&self) -> PathBuf {
         self.ganesha.export()
