@@ -46,8 +46,8 @@ async fn claim(cluster: &Cluster, name: &str, source: Option<Value>) {
     cluster.create(&At::claim(name), json!({"metadata": metadata, "spec": spec})).await;
 }
 
-fn from_snapshot(name: &str) -> Option<Value> {
-    Some(json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name}))
+fn from_snapshot(name: &str) -> Value {
+    json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": name})
 }
 
 /// All that a cluster asks of NFS volumes, once.
@@ -67,7 +67,7 @@ async fn play(cluster: &Cluster, server: &Server) {
         json!({"volumeSnapshotClassName": "berth-nfs", "source": {"persistentVolumeClaimName": "data"}});
     cluster.create(&at, json!({"spec": spec})).await;
     cluster.until(&at, "gets ready", |it| it["status"]["readyToUse"] == true).await;
-    claim(cluster, "restored", from_snapshot("then")).await;
+    claim(cluster, "restored", Some(from_snapshot("then"))).await;
     claim(cluster, "cloned", Some(json!({"kind": "PersistentVolumeClaim", "name": "data"}))).await;
     for copy in ["restored", "cloned"] {
         bound(cluster, copy).await;
@@ -75,7 +75,7 @@ async fn play(cluster: &Cluster, server: &Server) {
         assert_eq!(fs::read_to_string(file).unwrap(), "precious", "{copy}");
     }
 
-    claim(cluster, "of-nothing", from_snapshot("nothing")).await;
+    claim(cluster, "of-nothing", Some(from_snapshot("nothing"))).await;
     until_counted_up(cluster, "of-nothing", "ProvisioningFailed", None).await;
     cluster.delete(&At::claim("of-nothing")).await;
     cluster.delete(&at).await;
