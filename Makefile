@@ -51,8 +51,10 @@ sanity: deps ## csi-sanity against every kind of local volume
 	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
 
 # What cargo builds is run in the machine.
-VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh", "--"]
+VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh", \
+	"--env", "BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth", "--"]
 test-vm: deps ## the NFS driver with the kernel's NFS client and server, in a virtual machine that has them: csi-sanity by every version
+	cargo build --locked -p berth
 	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-driver --test nfs_kernel -- --test-threads=1 --nocapture
 
 # The real servers run beside whatever else does, with a state, a network and a kubelet's directory of their own.

@@ -1,4 +1,4 @@
-//! The NFS backend: volumes are directories on shares of NFS servers, in the place of csi-driver-nfs.
+//! The NFS backend: volumes are directories on shares of NFS servers, in the place of csi-driver-nfs, or images in them.
 //!
 //! The controller mounts nothing and keeps nothing: it speaks to servers as a user-space client (`berth-nfs`), all
 //! about a volume is in its id (`id.rs`), and what an id does not hold is on the share itself (`record.rs`). So any
@@ -9,43 +9,48 @@
 //! away. A snapshot's archive appears by a rename, too. A crash leaves at most a record of nothing, which counts for
 //! nothing, and something in `.berth`, which whoever comes next goes on with or removes.
 //!
-//! The node (`node.rs`, `mount.rs`) mounts a share once for each set of options and binds directories of it.
+//! The node (`node.rs`, `mount.rs`) mounts a share once for each set of options and binds directories of it. Images
+//! (`content.rs`, `images.rs`) are mounted by loop devices, of one node at a time (`claims.rs`).
 
 mod archive;
+mod claims;
+mod content;
 mod health;
 mod id;
+mod images;
 mod mount;
 mod node;
 mod parameters;
 mod progress;
+mod quota;
 mod record;
 mod restore;
 mod shares;
 mod snapshots;
 mod upkeep;
 mod volumes;
+mod worker;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use berth_core::{
-    AccessKind, Capacity, CapacityRange, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
-};
+use berth_core::{Capacity, CapacityRange, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId};
 use tokio_util::task::TaskTracker;
 
-pub use self::{id::OnDelete, mount::MountMode};
+pub use self::{id::OnDelete, mount::MountMode, worker::intercept};
 use self::{
     id::{ShareName, SnapshotRef, VolumeRef},
     node::NodeMounts,
     parameters::{Class, MOUNT_OPTIONS_SECRET, Place, options_in},
+    quota::Exports,
     shares::Shares,
     snapshots::Building,
 };
 use crate::{
     Backend, Feature, Features,
     backend::{
-        About, Condition, Error, Expanded, Mounts, NewVolume, NodeInfo, Page, PageRequest, Parameters,
-        Publication, Result, Room, Secrets, Snapshot, Usage, Volume,
+        About, Condition, Error, Expanded, Mounts, NewVolume, NodeExpansion, NodeInfo, Page, PageRequest,
+        Parameters, Publication, Result, Room, Secrets, Snapshot, Usage, Volume,
     },
 };
 
@@ -56,6 +61,8 @@ pub struct Config {
     pub node: NodeId,
     /// Shares (`server:/path`) whose volumes are listed even if no call has named them.
     pub shares: Vec<String>,
+    /// Shares that are directories of this machine, as `server:/path=/directory`: their volumes get project quotas.
+    pub export_roots: Vec<String>,
     /// How shares are reached of which no call has said it.
     pub mount_options: Vec<String>,
     /// The mode of directories whose class names none; 755 if `None`.
@@ -74,8 +81,9 @@ pub struct Config {
     pub usage_lifetime: Duration,
     /// What mounts shares on this node.
     pub mount_mode: MountMode,
-    /// What serves shares through FUSE: a program whose `main` begins with `berth_fuse::intercept`.
-    pub fuse_program: PathBuf,
+    /// What serves shares through FUSE and works on images: a program whose `main` begins with `berth_fuse::intercept`
+    /// and [`intercept`].
+    pub program: PathBuf,
     /// Where shares are mounted on this node, out of everybody's sight.
     pub mount_dir: PathBuf,
     /// How long a server may take to be mounted.
@@ -88,6 +96,7 @@ impl Config {
         Self {
             node,
             shares: Vec::new(),
+            export_roots: Vec::new(),
             mount_options: Vec::new(),
             mount_permissions: None,
             on_delete: None,
@@ -98,15 +107,14 @@ impl Config {
             usage_lifetime: Duration::from_mins(10),
             mount_mode: MountMode::Kernel,
             // This program, also if its file has been replaced meanwhile.
-            fuse_program: PathBuf::from("/proc/self/exe"),
+            program: PathBuf::from("/proc/self/exe"),
             mount_dir,
             mount_timeout: Duration::from_secs(110),
         }
     }
 }
 
-/// All that NFS volumes can do. They are directories: there is nothing to attach or to stage, and nothing to grow on a
-/// node.
+/// All that NFS volumes can do. There is nothing to attach or to stage.
 const FEATURES: Features = Features::new(&[
     Feature::Volumes,
     Feature::ListVolumes,
@@ -115,6 +123,7 @@ const FEATURES: Features = Features::new(&[
     Feature::Snapshots,
     Feature::Clone,
     Feature::ControllerExpand,
+    Feature::NodeExpand,
     Feature::Stats,
     Feature::Health,
     Feature::SingleNodeMultiWriter,
@@ -129,6 +138,7 @@ pub struct Nfs(Arc<Inner>);
 struct Inner {
     config: Config,
     shares: Shares,
+    exports: Exports,
     /// Snapshots whose archives are being written by this process.
     building: Building,
     /// Everything that goes on behind an answer.
@@ -141,15 +151,18 @@ impl Nfs {
     pub fn new(config: Config) -> Result<Self> {
         let shares = config.shares.iter().map(|text| parse_share(text)).collect::<Result<Vec<_>>>()?;
         let shares = Shares::new(&shares, config.mount_options.clone());
-        let mounts = Arc::new(NodeMounts::new(&config));
+        let exports = Exports::new(&config.export_roots)?;
+        let mounts = NodeMounts::new(&config);
         // On a thread of its own, which may wait: nobody uses them, so it is soon done.
         let tidying = mounts.clone();
         let tidied = std::thread::spawn(move || tidying.release_unused()).join();
         if let Ok(Err(error)) = tidied {
             tracing::warn!(%error, "a share stays mounted that nobody uses");
         }
+        mounts.release_unused_images();
         Ok(Self(Arc::new(Inner {
             shares,
+            exports,
             building: Building::default(),
             tasks: TaskTracker::new(),
             mounts,
@@ -213,10 +226,9 @@ impl Backend for Nfs {
         _: &Parameters,
         capabilities: &[VolumeCapability],
     ) -> Result<()> {
-        if capabilities.iter().any(|capability| capability.access.kind() == AccessKind::Block) {
-            return Err(Error::Invalid("NFS volumes are directories: block access cannot be had".to_owned()));
-        }
-        Class::parse(parameters)?.share().map(|_| ())
+        let class = Class::parse(parameters)?;
+        class.kind.check(capabilities)?;
+        class.share().map(|_| ())
     }
 
     async fn find_volume(&self, _: &Name) -> Result<Option<Volume>> {
@@ -329,6 +341,15 @@ impl Backend for Nfs {
 
     async fn usage(&self, volume: &Volume, path: &std::path::Path) -> Result<Usage> {
         self.0.usage(volume, path).await
+    }
+
+    async fn expand_on_node(
+        &self,
+        _: &Volume,
+        at: &std::path::Path,
+        range: CapacityRange,
+    ) -> Result<NodeExpansion> {
+        self.0.mounts.grow(at, range).await
     }
 
     async fn node_health(

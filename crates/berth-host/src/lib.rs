@@ -20,6 +20,7 @@ pub mod loopdev;
 pub mod mount;
 pub mod ownership;
 pub mod path;
+pub mod quota;
 pub mod remote;
 pub mod serving;
 pub mod usage;

@@ -153,6 +153,18 @@ pub fn attached_below(dir: &Path) -> Result<Vec<Attached>> {
     attached(|backing| backing.starts_with(&dir))
 }
 
+/// Whether a device is attached to a file below `dir`, by its name alone: neither the file nor the device is asked, so
+/// that the answer does not wait for a disk that is far away. `dir` is to have no symbolic link in it.
+pub fn is_backing_below(dir: &Path) -> Result<bool> {
+    for number in numbers()? {
+        let backing = backing_name(number).doing("read the backing file of", name(number))?;
+        if backing.is_some_and(|backing| backing.starts_with(dir)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Detaches the device; one that is not attached is `AlreadyTrue`.
 ///
 /// The kernel takes the order also for a device in use, and carries it out when the last user is gone. Until then
@@ -228,10 +240,7 @@ pub fn is_in_use(path: &Path) -> Result<bool> {
 
 fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<Attached>> {
     let mut found = Vec::new();
-    for entry in fs::read_dir("/sys/block").doing("list", "/sys/block")? {
-        let entry = entry.doing("list", "/sys/block")?;
-        let number = entry.file_name().to_str().and_then(|name| name.strip_prefix("loop")?.parse().ok());
-        let Some(number) = number else { continue };
+    for number in numbers()? {
         let backing = backing_name(number).doing("read the backing file of", name(number))?;
         if let Some(backing) = backing.filter(|backing| wanted(backing)) {
             found.extend(inspect(number, backing)?);
@@ -239,6 +248,18 @@ fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<Attached>> {
     }
     found.sort_by_key(|device| device.number);
     Ok(found)
+}
+
+/// The devices there are, attached or not.
+fn numbers() -> Result<Vec<u32>> {
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/sys/block").doing("list", "/sys/block")? {
+        let entry = entry.doing("list", "/sys/block")?;
+        numbers.extend(
+            entry.file_name().to_str().and_then(|name| name.strip_prefix("loop")?.parse::<u32>().ok()),
+        );
+    }
+    Ok(numbers)
 }
 
 /// What is attached, or `None` where it no longer is.

@@ -3,6 +3,7 @@
 mod calls;
 mod data;
 mod hostile;
+mod images;
 mod proxy;
 mod sanity;
 mod scene;

@@ -27,6 +27,8 @@ pub(crate) enum Part {
     Controller,
     /// Everything, as root, with shares mounted through FUSE.
     Node,
+    /// The same once more, as on another machine.
+    Other,
 }
 
 impl Server {
@@ -77,6 +79,7 @@ impl Server {
         self.dir().join(match part {
             Part::Controller => "controller",
             Part::Node => "node",
+            Part::Other => "other",
         })
     }
 
@@ -87,13 +90,13 @@ impl Server {
         let (endpoint, state) = (self.endpoint(part), home.join("state").display().to_string());
         let share = self.parameters();
         let (options, share) = (share[2].1.clone(), format!("{}:{}", share[0].1, share[1].1));
-        let mut args =
-            vec!["driver", "nfs", "--node-id", "node-1", "--endpoint", &endpoint, "--state-dir", &state];
+        let id = if part == Part::Other { "node-2" } else { "node-1" };
+        let mut args = vec!["driver", "nfs", "--node-id", id, "--endpoint", &endpoint, "--state-dir", &state];
         args.extend(["--share", &share, "--default-mount-options", &options]);
         let binary = binary()?;
         let log = self.dir().join(format!("{}.log", home.file_name().unwrap_or_default().display()));
         let program = match part {
-            Part::Node => {
+            Part::Node | Part::Other => {
                 args.extend(["--mount-mode", "fuse"]);
                 Program::start(&binary, &args, &[], log)?
             }
@@ -133,17 +136,21 @@ impl Server {
         Ok(found)
     }
 
-    /// Waits until nothing is mounted and no process serves a share.
+    /// Waits until nothing is mounted, no loop device is left and no process serves a share.
     pub(crate) async fn nothing_left(&self) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let (mut mounts, serving) = (machine::mounts_below(&self.dir())?, self.serving()?);
             // The server's own disk.
             mounts.retain(|target| *target != self.export());
-            if mounts.is_empty() && serving.is_empty() {
+            let loops = machine::loops_below(&self.dir())?.len();
+            if mounts.is_empty() && serving.is_empty() && loops == 0 {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "still mounted: {mounts:?}; still serving: {serving:?}");
+            ensure!(
+                Instant::now() < deadline,
+                "still mounted: {mounts:?}; still serving: {serving:?}; loop devices: {loops}"
+            );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

@@ -3,17 +3,21 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use berth_core::VolumeId;
-use berth_nfs::{Change, Kind, Share};
+use berth_nfs::{Change, Entry, Kind, Share};
 use futures_util::future::join_all;
 
 use super::{
     Inner,
     id::{PRIVATE, ShareName, VolumeRef},
+    parameters::VolumeKind,
     record::{self, Drawer, VolumeRecord},
-    shares::find_dir,
+    shares::{find_dir, found},
     volumes::{key, parse_id, token},
 };
-use crate::backend::{Condition, Error, Page, PageRequest, Result, Severity};
+use crate::{
+    backend::{Condition, Error, Page, PageRequest, Result, Severity},
+    image::IMAGE,
+};
 
 /// Who asks how something is wants to know it soon: a server that takes longer is not there.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -31,11 +35,15 @@ impl Inner {
             Err(error) => return Ok(vec![unreachable_share(&volume.share, &error)]),
         };
         match find_dir(&share, volume.dir.as_str()).await {
-            Ok(Some(_)) => self.share_conditions(&share, &volume.share).await,
-            Ok(None) => {
+            Ok(directory) => {
                 let record: Option<VolumeRecord> =
                     record::read(&share, Drawer::Volumes, &key(volume)).await?;
-                record.map(|_| vec![missing(volume)]).ok_or_else(|| Error::no_volume(id))
+                match directory {
+                    Some(directory) if is_whole(&share, &directory, record.as_ref()).await? => {
+                        self.share_conditions(&share, &volume.share).await
+                    }
+                    _ => record.map(|_| vec![missing(volume)]).ok_or_else(|| Error::no_volume(id)),
+                }
             }
             Err(error) => Ok(vec![unreachable_share(&volume.share, &error)]),
         }
@@ -95,8 +103,8 @@ impl Inner {
                 };
                 let Ok(volume) = VolumeRef::parse(&record.id) else { continue };
                 let conditions = match find_dir(&share, volume.dir.as_str()).await? {
-                    Some(_) => common.clone(),
-                    None => vec![missing(&volume)],
+                    Some(directory) if is_whole(&share, &directory, Some(&record)).await? => common.clone(),
+                    _ => vec![missing(&volume)],
                 };
                 if conditions.is_empty() {
                     continue;
@@ -129,6 +137,14 @@ impl Inner {
 
 fn too_slow() -> Error {
     Error::Unavailable(format!("it did not answer within {} s", PATIENCE.as_secs()))
+}
+
+/// Whether what makes the volume is in its directory.
+async fn is_whole(share: &Share, directory: &Entry, record: Option<&VolumeRecord>) -> Result<bool> {
+    match record.map(|record| VolumeKind::of(&record.parameters)) {
+        Some(VolumeKind::Image) => Ok(found(share.lookup(&directory.handle, IMAGE).await)?.is_some()),
+        Some(VolumeKind::Directory) | None => Ok(true),
+    }
 }
 
 fn missing(volume: &VolumeRef) -> Condition {

@@ -2,13 +2,13 @@
 //! the targets. Whatever may wait for a server has a deadline, and nothing is remembered but what the kernel knows.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
 };
 
-use berth_core::{Access, AccessKind, Capacity, VolumeId};
+use berth_core::{Access, AccessKind, Capacity, NodeId, VolumeId};
 use berth_host::{
     mount::{self, Attributes, MountInfo},
     path::Dir,
@@ -24,7 +24,7 @@ use super::{
     Config, Inner,
     id::ShareName,
     mount::{MountMode, Plan, not_answering, refused_by},
-    parameters::{MOUNT_OPTIONS_SECRET, Place, options_in},
+    parameters::{MOUNT_OPTIONS_SECRET, Place, VolumeKind, options_in},
     parse_share,
     record::hex,
     shares::failed,
@@ -36,11 +36,11 @@ const PROBE: Duration = Duration::from_secs(3);
 /// How long a mount that did not answer is not asked again.
 const SILENCE: Duration = Duration::from_secs(30);
 /// How long one attempt to unmount may take.
-const UNMOUNT: Duration = Duration::from_secs(10);
+pub(super) const UNMOUNT: Duration = Duration::from_secs(10);
 /// How long a directory on a mounted share may take to be found.
-const LOOKUP: Duration = Duration::from_secs(30);
+pub(super) const LOOKUP: Duration = Duration::from_secs(30);
 /// How long a server may take to tell its space.
-const SPACE: Duration = Duration::from_secs(3);
+pub(super) const SPACE: Duration = Duration::from_secs(3);
 /// How long what is in a volume may be counted; what takes longer is not tried again for a while.
 const COUNT: Duration = Duration::from_secs(3);
 const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
@@ -52,17 +52,24 @@ type Turn = Arc<RwLock<Option<(Instant, String)>>>;
 /// The shares mounted on this node.
 #[derive(Debug)]
 pub(super) struct NodeMounts {
+    /// Itself, for what goes on behind an answer.
+    pub(super) this: Weak<Self>,
+    pub(super) node: NodeId,
     mode: MountMode,
     dir: PathBuf,
-    timeout: Duration,
-    /// What serves shares where the kernel does not.
-    program: PathBuf,
+    /// Where images are brought up (`images.rs`).
+    pub(super) images: PathBuf,
+    pub(super) timeout: Duration,
+    /// What serves shares where the kernel does not, and works on images.
+    pub(super) program: PathBuf,
     /// The mode that directories get whose volume names none.
-    permissions: Option<u32>,
-    nfs: Nfs,
+    pub(super) permissions: Option<u32>,
+    pub(super) nfs: Nfs,
     /// The options of a volume that has none.
     default_options: Vec<String>,
     turns: Mutex<HashMap<String, Turn>>,
+    /// Images that nobody uses and that could not be taken down yet.
+    pub(super) settling: Mutex<HashSet<String>>,
     /// Filesystems that did not answer, whose they are, and when that was.
     silent: Mutex<HashMap<(u32, u32), (String, Instant)>>,
     usages: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
@@ -106,30 +113,52 @@ pub(super) fn volume(id: &VolumeId, context: &BTreeMap<String, String>) -> Volum
 
 impl NodeMounts {
     /// Nothing is mounted, or what an earlier process left.
-    pub(super) fn new(config: &Config) -> Self {
-        Self {
+    pub(super) fn new(config: &Config) -> Arc<Self> {
+        Arc::new_cyclic(|this| Self {
+            this: this.clone(),
+            node: config.node.clone(),
             mode: config.mount_mode,
             dir: config.mount_dir.clone(),
+            // Not among the shares: what is bound there counts as a use of one.
+            images: config.mount_dir.with_file_name("images"),
             timeout: config.mount_timeout,
-            program: config.fuse_program.clone(),
+            program: config.program.clone(),
             permissions: config.mount_permissions,
             nfs: Nfs::new(),
             default_options: config.mount_options.clone(),
             turns: Mutex::default(),
+            settling: Mutex::default(),
             silent: Mutex::default(),
             usages: Mutex::default(),
             too_large: Mutex::default(),
+        })
+    }
+
+    /// Makes sure that the volume is mounted, and gives where.
+    pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
+        match place.kind {
+            VolumeKind::Directory => self.directory_source(place, how).await,
+            VolumeKind::Image => self.image_source(place, how).await,
         }
     }
 
-    /// Makes sure that the volume's share is mounted, and gives the volume's directory there.
-    pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
-        let options = self.options_of(&place, &how);
+    /// Makes sure that the volume's share is mounted, and gives its root, which stays for as long as the guard is held.
+    pub(super) async fn share_root(
+        self: &Arc<Self>,
+        place: &Place,
+        how: &Publication<'_>,
+    ) -> Result<(PathBuf, impl Drop + use<>)> {
+        let options = self.options_of(place, how);
         let key = key_of(&place.share, &options);
         let root = self.dir.join(&key);
-        let _stays = self.mounted(&key, &root, &place.share, &options).await?;
+        let stays = self.mounted(&key, &root, &place.share, &options).await?;
+        Ok((root, stays))
+    }
+
+    async fn directory_source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
+        let (root, _stays) = self.share_root(&place, &how).await?;
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
-        if let Some(mode) = place.mode.or(self.permissions).filter(|_| !how.read_only) {
+        if let Some(mode) = place.look.mode.or(self.permissions).filter(|_| !how.read_only) {
             let (root, below, share) = (root.clone(), below.clone(), place.share.clone());
             blocking(move || {
                 remote::ensure_mode(&root, &below, mode, LOOKUP).map_err(|error| refused_by(&share, &error))
@@ -214,7 +243,7 @@ impl NodeMounts {
         .await
     }
 
-    fn turn(&self, key: &str) -> Turn {
+    pub(super) fn turn(&self, key: &str) -> Turn {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.entry(key.to_owned()).or_default().clone()
     }
@@ -282,7 +311,7 @@ impl NodeMounts {
     }
 
     /// Unmounts shares of a filesystem that nobody has at a target any more.
-    fn release(&self, device: (u32, u32)) -> Result<()> {
+    pub(super) fn release(&self, device: (u32, u32)) -> Result<()> {
         let here = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let shared = |mount: &&MountInfo| mount.device == device && mount.target.parent() == Some(&here);
         for root in mount::mounts()?.iter().filter(shared) {
@@ -332,6 +361,30 @@ impl Mounts for NodeMounts {
     }
 
     fn bind(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+        match self.home_at(source) {
+            Some(home) => self.bind_image(&home, target, attributes),
+            None => self.bind_share(source, target, attributes),
+        }
+    }
+
+    fn unbind(&self, target: &Path) -> Result<()> {
+        let mut taken = Vec::new();
+        while let Some(found) = remote::mounted_at(target)? {
+            remote::unmount(target, UNMOUNT)?;
+            taken.push(found);
+        }
+        for found in taken {
+            if let Err(error) = self.release(found.device).and_then(|()| self.release_mounted(&found)) {
+                tracing::warn!(%error, "a share stays mounted that nobody uses");
+            }
+        }
+        Ok(())
+    }
+}
+
+impl NodeMounts {
+    /// Makes a directory of a mounted share appear at a target.
+    pub(super) fn bind_share(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
         let relative = source
             .strip_prefix(&self.dir)
             .map_err(|_| Error::State(format!("{} is on no share", source.display())))?;
@@ -359,26 +412,18 @@ impl Mounts for NodeMounts {
             }
         })
     }
-
-    fn unbind(&self, target: &Path) -> Result<()> {
-        let mut devices = Vec::new();
-        while let Some(found) = remote::mounted_at(target)? {
-            remote::unmount(target, UNMOUNT)?;
-            devices.push(found.device);
-        }
-        for device in devices {
-            if let Err(error) = self.release(device) {
-                tracing::warn!(%error, "a share stays mounted that nobody uses");
-            }
-        }
-        Ok(())
-    }
 }
 
 impl Inner {
     /// What the volume takes and its share has left, by asking the server and not the kernel, which would wait for it.
     pub(super) async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {
         let mounts = &self.mounts;
+        if let Some(usage) = mounts.image_usage(path).await? {
+            return Ok(usage);
+        }
+        if let Some(usage) = self.quota_usage(volume.id.as_str()).await? {
+            return Ok(usage);
+        }
         let usages = || mounts.usages.lock().unwrap_or_else(PoisonError::into_inner);
         let known = usages().get(&volume.id).copied();
         if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
@@ -462,7 +507,7 @@ fn amounts(total: u64, free: u64, available: u64) -> Amounts {
 }
 
 /// The server's space as its mount tells it.
-fn usage_of(space: &Space) -> Usage {
+pub(super) fn usage_of(space: &Space) -> Usage {
     Usage {
         bytes: amounts(space.total, space.free, space.available),
         inodes: Some(amounts(space.inodes_total, space.inodes_free, space.inodes_free)),
@@ -471,7 +516,7 @@ fn usage_of(space: &Space) -> Usage {
 
 impl NodeMounts {
     /// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries.
-    fn options_of(&self, place: &Place, how: &Publication<'_>) -> Vec<String> {
+    pub(super) fn options_of(&self, place: &Place, how: &Publication<'_>) -> Vec<String> {
         let flags = match &how.capability.access {
             Access::Mount { flags, .. } => flags.clone(),
             Access::Block => Vec::new(),
@@ -506,7 +551,9 @@ fn is_stale(error: &berth_host::Error) -> bool {
     gone.map(|errno| Some(errno.raw_os_error())).contains(&error.errno())
 }
 
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
     tokio::task::spawn_blocking(work)
         .await
         .unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))

@@ -2,22 +2,94 @@
 
 use std::collections::BTreeMap;
 
-use berth_core::{ClaimField, Name, names::KUBERNETES_PARAMETER_PREFIX};
+use berth_core::{
+    AccessKind, AccessMode, ClaimField, Name, VolumeCapability, names::KUBERNETES_PARAMETER_PREFIX,
+};
+use serde::{Deserialize, Serialize};
 
 use super::id::{OnDelete, ShareName, SubPath, VolumeRef, check_name};
-use crate::backend::{Error, Parameters, Result, Volume};
+use crate::{
+    backend::{Error, Parameters, Result, Volume},
+    image,
+};
 
 const SERVER: &str = "server";
 const SHARE: &str = "share";
 const SUB_DIR: &str = "subdir";
 const MOUNT_OPTIONS: &str = "mountoptions";
 const MOUNT_PERMISSIONS: &str = "mountpermissions";
+const KIND: &str = "kind";
+const UID: &str = "uid";
+const GID: &str = "gid";
 /// The name of the secret with mount options.
 pub(super) const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
 
 const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
 const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
 const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
+
+/// What a volume is on its share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum VolumeKind {
+    /// A directory, as csi-driver-nfs has them: its size is told and not enforced.
+    #[default]
+    Directory,
+    /// A file in a directory, with a filesystem in it: its size is enforced, and one node writes it at a time.
+    Image,
+}
+
+impl VolumeKind {
+    fn parse(text: &str) -> Result<Self> {
+        match text.to_ascii_lowercase().as_str() {
+            "" | "directory" => Ok(Self::Directory),
+            "image" => Ok(Self::Image),
+            _ => Err(Error::Invalid(format!("kind {text:?} is none of directory, image"))),
+        }
+    }
+
+    /// The kind of a volume that was made with these parameters; what makes no sense is a directory.
+    pub(super) fn of(parameters: &Parameters) -> Self {
+        let found = parameters.iter().find(|(key, _)| key.eq_ignore_ascii_case(KIND));
+        found.and_then(|(_, value)| Self::parse(value).ok()).unwrap_or_default()
+    }
+
+    /// Refuses to make a volume of this kind out of another.
+    pub(super) fn check_source(self, source: Self) -> Result<()> {
+        match (self, source) {
+            (Self::Directory, Self::Image) => Err(Error::Invalid(
+                "the source is an image: a volume made of it needs a class with kind: image".to_owned(),
+            )),
+            (Self::Image, Self::Directory) => Err(Error::Invalid(
+                "the source is a directory: a volume made of it cannot be of kind image".to_owned(),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses a use that no volume of this kind can be put to.
+    pub(super) fn check(self, capabilities: &[VolumeCapability]) -> Result<()> {
+        let refuse = |why: &str| Err(Error::Invalid(why.to_owned()));
+        if capabilities.iter().any(|capability| capability.access.kind() == AccessKind::Block) {
+            return match self {
+                Self::Directory => refuse("NFS volumes are directories: block access cannot be had"),
+                Self::Image => refuse("kind image is for filesystems: block access cannot be had on NFS"),
+            };
+        }
+        if self == Self::Directory {
+            return Ok(());
+        }
+        let shared =
+            |mode| matches!(mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter);
+        if capabilities.iter().any(|capability| shared(capability.mode)) {
+            return refuse(
+                "kind image cannot be used by several nodes while one writes (ReadWriteMany): its filesystem belongs to \
+                 one node at a time; take ReadWriteOnce, or kind directory",
+            );
+        }
+        image::filesystem_asked(capabilities).map(|_| ())
+    }
+}
 
 /// A StorageClass's parameters, read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -26,6 +98,8 @@ pub(super) struct Class {
     share: String,
     sub_dir: String,
     on_delete: String,
+    /// What its volumes are.
+    pub(super) kind: VolumeKind,
     /// How the directory looks.
     pub(super) look: Look,
     /// How the share is reached.
@@ -33,7 +107,7 @@ pub(super) struct Class {
 }
 
 /// How a volume's directory looks; what is `None` is left as it is made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct Look {
     pub(super) mode: Option<u32>,
     pub(super) uid: Option<u32>,
@@ -47,7 +121,8 @@ pub(super) struct Place {
     /// The share itself if `None`.
     pub(super) dir: Option<SubPath>,
     pub(super) mount_options: Vec<String>,
-    pub(super) mode: Option<u32>,
+    pub(super) kind: VolumeKind,
+    pub(super) look: Look,
 }
 
 impl Class {
@@ -64,14 +139,15 @@ impl Class {
                     class.on_delete.clone_from(value);
                 }
                 MOUNT_PERMISSIONS => class.look.mode = parse_mode(value)?,
-                "uid" => class.look.uid = parse_id(key, value)?,
-                "gid" => class.look.gid = parse_id(key, value)?,
+                UID => class.look.uid = parse_id(key, value)?,
+                GID => class.look.gid = parse_id(key, value)?,
+                KIND => class.kind = VolumeKind::parse(value)?,
                 MOUNT_OPTIONS => class.mount_options = options_in(value),
                 known if known.starts_with(KUBERNETES_PARAMETER_PREFIX) => {}
                 _ => {
                     return Err(Error::Invalid(format!(
-                        "parameter {key:?} is none of server, share, subDir, onDelete, mountPermissions, mountOptions, \
-                         uid, gid"
+                        "parameter {key:?} is none of server, share, subDir, onDelete, kind, mountPermissions, \
+                         mountOptions, uid, gid"
                     )));
                 }
             }
@@ -170,14 +246,20 @@ impl Place {
             found.map(|(_, value)| value.as_str()).filter(|value| !value.is_empty())
         };
         let mount_options = get(MOUNT_OPTIONS).map(options_in).unwrap_or_default();
-        let mode = get(MOUNT_PERMISSIONS).map(parse_mode).transpose()?.flatten();
+        let id_of = |key| get(key).map(|value| parse_id(key, value)).transpose().map(Option::flatten);
+        let look = Look {
+            mode: get(MOUNT_PERMISSIONS).map(parse_mode).transpose()?.flatten(),
+            uid: id_of(UID)?,
+            gid: id_of(GID)?,
+        };
+        let kind = get(KIND).map(VolumeKind::parse).transpose()?.unwrap_or_default();
         let Some(server) = get(SERVER) else {
             let volume = VolumeRef::parse(id).map_err(|_| {
                 Error::Invalid(
                     "volume_context: server is missing: give the name of the NFS server".to_owned(),
                 )
             })?;
-            return Ok(Self { share: volume.share, dir: Some(volume.dir), mount_options, mode });
+            return Ok(Self { share: volume.share, dir: Some(volume.dir), mount_options, kind, look });
         };
         let share = get(SHARE).ok_or_else(|| {
             Error::Invalid("volume_context: share is missing: give the exported directory".to_owned())
@@ -189,7 +271,7 @@ impl Place {
                 Some(SubPath::new("volume_context: subDir", &expand(text, name, context)?)?)
             }
         };
-        Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, mode })
+        Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, kind, look })
     }
 }
 
@@ -306,7 +388,7 @@ mod tests {
             refused(&[("server", "nfs"), ("share", "/e"), (key, value)])
         };
         assert!(with("sevrer", "x").contains("\"sevrer\""));
-        assert!(with("kind", "btrfs").contains("\"kind\""));
+        assert!(with("kind", "btrfs").contains("none of directory, image"));
         assert!(with("onDelete", "shred").contains("shred"));
         assert!(with("mountPermissions", "0999").contains("0999"));
         assert!(with("mountPermissions", "77777").contains("77777"));
@@ -317,6 +399,39 @@ mod tests {
         assert!(with("subDir", "a#b").contains('#'));
         assert!(refused(&[("share", "/e")]).contains("server is missing"));
         assert!(refused(&[("server", "n s"), ("share", "/e")]).contains("n s"));
+    }
+
+    fn used(mode: AccessMode, access: berth_core::Access) -> VolumeCapability {
+        VolumeCapability { access, mode }
+    }
+
+    #[test]
+    fn an_image_is_for_one_writing_node_and_a_directory_for_all() {
+        let mounted = |fs_type: &str| berth_core::Access::Mount {
+            fs_type: fs_type.to_owned(),
+            flags: vec![],
+            group: None,
+        };
+        for mode in AccessMode::ALL {
+            let shared = matches!(mode, AccessMode::MultiNodeMultiWriter | AccessMode::MultiNodeSingleWriter);
+            let checked = VolumeKind::Image.check(&[used(mode, mounted(""))]);
+            assert_eq!(checked.is_err(), shared, "{mode:?}: {checked:?}");
+            assert!(VolumeKind::Directory.check(&[used(mode, mounted("ntfs"))]).is_ok(), "{mode:?}");
+        }
+        let once = AccessMode::SingleNodeWriter;
+        for fs_type in ["", "ext4", "xfs", "btrfs"] {
+            assert!(VolumeKind::Image.check(&[used(once, mounted(fs_type))]).is_ok(), "{fs_type}");
+        }
+        for (uses, word) in [
+            (vec![used(once, mounted("ntfs"))], "ntfs"),
+            (vec![used(once, mounted("ext4")), used(once, mounted("xfs"))], "two different"),
+            (vec![used(once, berth_core::Access::Block)], "block"),
+            (vec![used(once, mounted("")), used(AccessMode::MultiNodeMultiWriter, mounted(""))], "one node"),
+        ] {
+            let Err(Error::Invalid(sentence)) = VolumeKind::Image.check(&uses) else { panic!("{uses:?}") };
+            assert!(sentence.contains(word), "{sentence}");
+        }
+        assert!(VolumeKind::Directory.check(&[used(once, berth_core::Access::Block)]).is_err());
     }
 
     #[test]
@@ -383,7 +498,7 @@ mod tests {
         assert_eq!((whole.share.path().as_str(), whole.dir), ("/", None));
         let listed =
             place("nfs#e#pvc-1##", &[("mountPermissions", "0770"), ("mountOptions", "vers=3")]).unwrap();
-        assert_eq!((listed.dir.unwrap().as_str(), listed.mode), ("pvc-1", Some(0o770)));
+        assert_eq!((listed.dir.unwrap().as_str(), listed.look.mode), ("pvc-1", Some(0o770)));
         assert_eq!(listed.mount_options, ["vers=3"]);
         for (id, pairs, word) in [
             ("static", &[][..], "server is missing"),

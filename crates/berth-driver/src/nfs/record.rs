@@ -4,6 +4,7 @@
 //! .berth/volumes/<key>.json     size, class and source of a volume
 //! .berth/snapshots/<key>.json   of what a snapshot was taken, and when; its archive is at <name>/<source>.tar.gz
 //! .berth/archived/<key>.json    since when an archived directory is one
+//! .berth/projects/<id>.json     which volume a project of the server's filesystem belongs to
 //! .berth/incoming/              being built; renamed into place when whole
 //! .berth/trash/                 being removed, in the background
 //! ```
@@ -17,6 +18,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     id::PRIVATE,
+    parameters::VolumeKind,
     shares::{failed, find_dir, found},
 };
 use crate::backend::{ContentSource, Error, Parameters, Result};
@@ -34,6 +36,8 @@ pub(super) enum Drawer {
     Snapshots,
     /// Records of archived directories.
     Archived,
+    /// Records of projects.
+    Projects,
     /// What is being built.
     Incoming,
     /// What is being removed.
@@ -49,6 +53,9 @@ pub(super) struct VolumeRecord {
     pub(super) parameters: Parameters,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) source: Option<SourceRecord>,
+    /// The number of its project, where its size is a quota of the server's filesystem (`quota.rs`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) project: Option<u32>,
 }
 
 /// Where a volume's first content came from.
@@ -71,6 +78,9 @@ pub(super) struct SnapshotRecord {
     pub(super) created: u64,
     /// Whether the archive is compressed.
     pub(super) compressed: bool,
+    /// What it was taken of.
+    #[serde(default)]
+    pub(super) kind: VolumeKind,
     /// What is known of the archive since it is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) archive: Option<ArchiveRecord>,
@@ -119,6 +129,7 @@ impl Drawer {
             Self::Volumes => "volumes",
             Self::Snapshots => "snapshots",
             Self::Archived => "archived",
+            Self::Projects => "projects",
             Self::Incoming => "incoming",
             Self::Trash => "trash",
         };
@@ -144,30 +155,40 @@ impl Drawer {
     /// The names in it, sorted.
     pub(super) async fn names(self, share: &Share) -> Result<Vec<String>> {
         let Some(drawer) = self.find(share).await? else { return Ok(Vec::new()) };
-        let mut names = Vec::new();
-        let mut next = Some(Cookie::default());
-        while let Some(cookie) = next {
-            let page = share.read_dir(&drawer.handle, cookie).await.map_err(failed)?;
-            names.extend(page.entries.iter().filter_map(|entry| entry.name.to_str().map(str::to_owned)));
-            next = page.next;
-        }
-        names.sort_unstable();
-        names.dedup();
-        Ok(names)
+        names_in(share, &drawer.handle).await
     }
 
     /// The keys of the records in it, sorted.
     pub(super) async fn keys(self, share: &Share) -> Result<Vec<String>> {
-        let mut names = self.names(share).await?;
-        names.retain_mut(|name| match name.strip_suffix(ENDING) {
-            Some(key) if !key.starts_with('.') => {
-                name.truncate(key.len());
-                true
-            }
-            _ => false,
-        });
-        Ok(names)
+        let names = self.names(share).await?;
+        Ok(keys_among(names).into_iter().filter(|key| !key.starts_with('.')).collect())
     }
+}
+
+/// The names in a directory, sorted.
+pub(super) async fn names_in(share: &Share, dir: &Handle) -> Result<Vec<String>> {
+    let mut names = Vec::new();
+    let mut next = Some(Cookie::default());
+    while let Some(cookie) = next {
+        let page = share.read_dir(dir, cookie).await.map_err(failed)?;
+        names.extend(page.entries.iter().filter_map(|entry| entry.name.to_str().map(str::to_owned)));
+        next = page.next;
+    }
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
+}
+
+/// The keys of those names that are records.
+pub(super) fn keys_among(mut names: Vec<String>) -> Vec<String> {
+    names.retain_mut(|name| match name.strip_suffix(ENDING) {
+        Some(key) => {
+            name.truncate(key.len());
+            true
+        }
+        None => false,
+    });
+    names
 }
 
 /// The key of an id.
@@ -224,23 +245,42 @@ pub(super) async fn read_in<T: DeserializeOwned>(
 
 /// Writes a record, on disk when it returns; who reads meanwhile sees the old one, the new one or none.
 pub(super) async fn write<T: Serialize>(share: &Share, drawer: Drawer, key: &str, record: &T) -> Result<()> {
-    let text =
-        serde_json::to_vec(record).map_err(|error| Error::State(format!("write a record: {error}")))?;
-    let dir = drawer.ensure(share).await?;
+    write_in(share, &drawer.ensure(share).await?, key, record).await
+}
+
+/// As [`write`], in a directory that is open.
+pub(super) async fn write_in<T: Serialize>(share: &Share, dir: &Handle, key: &str, record: &T) -> Result<()> {
+    if write_new(share, dir, key, record).await? {
+        return Ok(());
+    }
+    replace(share, dir, &format!("{key}{ENDING}"), &to_json(record)?).await
+}
+
+/// Writes a record unless there is one, and tells whether it did; of several who try at once, one does.
+pub(super) async fn write_new<T: Serialize>(
+    share: &Share,
+    dir: &Handle,
+    key: &str,
+    record: &T,
+) -> Result<bool> {
     let name = format!("{key}{ENDING}");
-    match share.create(&dir, &name, Create::New, &Change::mode(0o600)).await {
+    match share.create(dir, &name, Create::New, &Change::mode(0o600)).await {
         // A reader takes what is not whole for nothing, which it is until this returns.
         Ok(file) => {
-            let written = write_all(share, &file.handle, &text).await;
+            let written = write_all(share, &file.handle, &to_json(record)?).await;
             // A server that went away cannot be asked now; the call that is repeated replaces it.
             if matches!(&written, Err(error) if !matches!(error, Error::Unavailable(_))) {
-                let _ = share.remove(&dir, &name).await;
+                let _ = share.remove(dir, &name).await;
             }
-            written
+            written.map(|()| true)
         }
-        Err(error) if error.kind() == Kind::Exists => replace(share, &dir, &name, &text).await,
+        Err(error) if error.kind() == Kind::Exists => Ok(false),
         Err(error) => Err(failed(error)),
     }
+}
+
+fn to_json<T: Serialize>(record: &T) -> Result<Vec<u8>> {
+    serde_json::to_vec(record).map_err(|error| Error::State(format!("write a record: {error}")))
 }
 
 async fn replace(share: &Share, dir: &Handle, name: &str, text: &[u8]) -> Result<()> {
@@ -273,7 +313,12 @@ async fn write_all(share: &Share, file: &Handle, text: &[u8]) -> Result<()> {
 /// Removes a record; one that is not there is removed already.
 pub(super) async fn remove(share: &Share, drawer: Drawer, key: &str) -> Result<()> {
     let Some(dir) = drawer.find(share).await? else { return Ok(()) };
-    found(share.remove(&dir.handle, format!("{key}{ENDING}")).await).map(drop)
+    remove_in(share, &dir.handle, key).await
+}
+
+/// As [`remove`], in a directory that is open.
+pub(super) async fn remove_in(share: &Share, dir: &Handle, key: &str) -> Result<()> {
+    found(share.remove(dir, format!("{key}{ENDING}")).await).map(drop)
 }
 
 /// The time, in seconds since 1970.

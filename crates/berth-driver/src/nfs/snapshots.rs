@@ -19,8 +19,9 @@ use super::{
     Inner,
     archive::pack::pack,
     capacity,
+    content::AtRest,
     id::{SnapshotRef, SubPath, VolumeRef},
-    parameters::snapshot_share,
+    parameters::{VolumeKind, snapshot_share},
     progress::Progress,
     record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
     shares::{failed, find_dir, found},
@@ -28,6 +29,8 @@ use super::{
 };
 use crate::backend::{Error, Page, PageRequest, Parameters, Result, Snapshot};
 
+/// What is being done, in sentences that refuse it.
+const SNAPSHOT: &str = "a snapshot";
 const COMPRESSED: &str = ".tar.gz";
 const PLAIN: &str = ".tar";
 
@@ -119,11 +122,19 @@ impl Inner {
         let volume = VolumeRef::parse(source.as_str()).map_err(|_| Error::no_volume(source))?;
         let snapshot = self.planned(name, &volume, parameters)?;
         let share = self.visit(&snapshot.share).await?;
+        let from = self.visit(&volume.share).await?;
+        let kind = self.volume_kind(&from, &volume).await?;
+        if kind == VolumeKind::Image {
+            // Told before anything is written down.
+            let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(source))?;
+            AtRest::check(&from, &dir.handle, SNAPSHOT).await?;
+        }
         let record = SnapshotRecord {
             id: snapshot.to_string(),
             source: source.to_string(),
             created: now(),
             compressed: self.config.compress_snapshots,
+            kind,
             archive: None,
         };
         record::write(&share, Drawer::Snapshots, &key(&snapshot), &record).await?;
@@ -203,11 +214,21 @@ impl Inner {
         let aside = format!("{key}.{}", nonce());
         let file =
             share.create(&incoming, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
-        let packed = tokio::select! {
-            packed = pack(&from, &dir.handle, share, &file.handle, record.compressed, progress) => packed,
-            never = self.measure(&from, &dir.handle, progress) => match never {},
+        let packing = async {
+            let at_rest = match record.kind {
+                VolumeKind::Directory => None,
+                VolumeKind::Image => Some(AtRest::check(&from, &dir.handle, SNAPSHOT).await?),
+            };
+            let packed = tokio::select! {
+                packed = pack(&from, &dir.handle, share, &file.handle, record.compressed, progress) => packed?,
+                never = self.measure(&from, &dir.handle, progress) => match never {},
+            };
+            if let Some(at_rest) = at_rest {
+                at_rest.confirm(&from, SNAPSHOT).await?;
+            }
+            Ok(packed)
         };
-        let packed = match packed {
+        let packed = match packing.await {
             Ok(packed) => packed,
             Err(error) => {
                 let _ = share.remove(&incoming, &aside).await;
@@ -311,6 +332,13 @@ pub(super) async fn expected_digest(share: &Share, snapshot: &SnapshotRef) -> Re
     let record = read_record(share, snapshot).await?;
     let record = record.filter(|record| record.id == snapshot.to_string());
     Ok(record.and_then(|record| record.archive).map(|archive| archive.sha256))
+}
+
+/// What a snapshot was taken of; one that another driver took is of a directory.
+pub(super) async fn kind_of(share: &Share, snapshot: &SnapshotRef) -> Result<VolumeKind> {
+    let record = read_record(share, snapshot).await?;
+    let record = record.filter(|record| record.id == snapshot.to_string());
+    Ok(record.map(|record| record.kind).unwrap_or_default())
 }
 
 /// The archive in its place, compressed or not.

@@ -26,7 +26,7 @@ impl Inner {
         if self.shares.is_to_be_swept(name) {
             let (inner, name, share) = (self.clone(), name.clone(), share.clone());
             self.tasks.spawn(async move {
-                if let Err(error) = inner.sweep(&share).await {
+                if let Err(error) = inner.sweep(&share, &name).await {
                     tracing::warn!(share = %name, %error, "what was deleted before is not all removed yet");
                     inner.shares.note_leftovers(&name);
                 }
@@ -35,13 +35,14 @@ impl Inner {
         Ok(share)
     }
 
-    async fn sweep(&self, share: &Share) -> Result<()> {
+    async fn sweep(&self, share: &Share, name: &ShareName) -> Result<()> {
         if let Some(trash) = Drawer::Trash.find(share).await? {
             for name in Drawer::Trash.names(share).await? {
                 share.remove_tree(&trash.handle, &name).await.map_err(failed)?;
             }
         }
         self.remove_abandoned(share).await?;
+        self.sweep_projects(share, name).await?;
         self.remove_expired(share).await
     }
 

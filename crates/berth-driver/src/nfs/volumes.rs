@@ -8,13 +8,18 @@ use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 
 use super::{
     Inner, capacity,
-    id::{OnDelete, ShareName, SubPath, VolumeRef},
-    parameters::{Class, Look, context_of},
+    content::{self, AtRest},
+    id::{OnDelete, ShareName, SnapshotRef, SubPath, VolumeRef},
+    parameters::{Class, Look, VolumeKind, context_of},
     record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
     shares::{failed, find_dir},
+    snapshots::kind_of,
 };
-use crate::backend::{
-    ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Room, Volume,
+use crate::{
+    backend::{
+        ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Room, Volume,
+    },
+    image,
 };
 
 /// What `mkdir -p` under the usual umask gives.
@@ -34,8 +39,12 @@ impl Inner {
         let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key(&volume)).await? else {
             return Ok(None);
         };
-        let directory = find_dir(&share, volume.dir.as_str()).await?;
-        Ok(directory.map(|_| describe(parse_id(&volume), &volume, Some(record))))
+        if find_dir(&share, volume.dir.as_str()).await?.is_none() {
+            return Ok(None);
+        }
+        // Whoever made it may have been killed before it got its limit.
+        self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
+        Ok(Some(describe(parse_id(&volume), &volume, Some(record))))
     }
 
     pub(super) async fn volume(self: &Arc<Self>, id: &VolumeId) -> Result<Option<Volume>> {
@@ -53,16 +62,25 @@ impl Inner {
         let class = Class::parse(&new.parameters)?;
         let volume = class.volume(&new.name, &new.parameters, self.config.on_delete)?;
         let share = self.visit(&volume.share).await?;
-        let record = VolumeRecord {
+        let mut record = VolumeRecord {
             id: volume.to_string(),
-            capacity: new.range.choose(Capacity::ZERO).bytes(),
+            capacity: planned_size(&new, class.kind)?,
             parameters: new.parameters,
             source: new.source.as_ref().map(SourceRecord::from),
+            project: None,
         };
+        if class.kind == VolumeKind::Directory {
+            self.allot(&share, &volume, &mut record).await?;
+        }
         let look = Look { mode: class.look.mode.or(self.config.mount_permissions), ..class.look };
-        let built = match &new.source {
-            None => None,
-            Some(source) => Some(self.build(&share, &volume, source, look).await?),
+        let built = match (class.kind, &new.source) {
+            (VolumeKind::Directory, None) => None,
+            (VolumeKind::Directory, Some(source)) => {
+                Some(self.build_directory(&share, &volume, source, look, &record).await?)
+            }
+            (VolumeKind::Image, source) => {
+                Some(self.build_image(&share, &volume, source.as_ref(), &mut record.capacity).await?)
+            }
         };
         record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
         let made = match built {
@@ -73,6 +91,7 @@ impl Inner {
             self.forget_unmade(&share, &volume, &error).await;
             return Err(error);
         }
+        self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
         Ok(describe(parse_id(&volume), &volume, Some(record)))
     }
 
@@ -86,44 +105,102 @@ impl Inner {
         }
     }
 
-    /// Builds a volume's first content aside, and gives the directory it is in; what an earlier attempt left is used.
-    async fn build(
+    /// Builds a copied directory aside, and gives where it is.
+    async fn build_directory(
         self: &Arc<Self>,
         share: &Share,
         volume: &VolumeRef,
         source: &ContentSource,
         look: Look,
+        record: &VolumeRecord,
     ) -> Result<Handle> {
+        let (incoming, copy) = self.copy(share, volume, source, Some(record)).await?;
+        apply(share, &copy, look, None).await?;
+        Ok(incoming)
+    }
+
+    /// Builds an image aside, blank or copied, and gives where it is; a copy is as long as its source at least.
+    async fn build_image(
+        self: &Arc<Self>,
+        share: &Share,
+        volume: &VolumeRef,
+        source: Option<&ContentSource>,
+        size: &mut u64,
+    ) -> Result<Handle> {
+        let Some(source) = source else {
+            refuse_content(share, &volume.dir).await?;
+            let incoming = Drawer::Incoming.ensure(share).await?;
+            let dir = new_directory(share, &incoming, &key(volume)).await?;
+            content::make_blank(share, &dir.handle, *size).await?;
+            return Ok(incoming);
+        };
+        let (incoming, copy) = self.copy(share, volume, source, None).await?;
+        *size = content::adopt_copy(share, &copy.handle, *size).await?;
+        Ok(incoming)
+    }
+
+    /// Copies a volume's first content to a directory in `.berth/incoming`; what an earlier attempt left is used. Where
+    /// it is for a directory, the volume's record says how much that may take.
+    async fn copy(
+        self: &Arc<Self>,
+        share: &Share,
+        volume: &VolumeRef,
+        source: &ContentSource,
+        directory: Option<&VolumeRecord>,
+    ) -> Result<(Handle, Entry)> {
         refuse_content(share, &volume.dir).await?;
         let incoming = Drawer::Incoming.ensure(share).await?;
         let key = key(volume);
         let path = format!("{}/{key}", Drawer::Incoming.path());
-        let from = match source {
+        let kind = if directory.is_some() { VolumeKind::Directory } else { VolumeKind::Image };
+        let limit = async || match directory {
+            Some(record) => self.limit(share, volume, &path, record).await,
+            None => Ok(()),
+        };
+        let to = match source {
             ContentSource::Volume(id) => {
                 let origin = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
                 let other = self.visit(&origin.share).await?;
                 let from = find_dir(&other, origin.dir.as_str()).await?;
                 let from = from.ok_or_else(|| Error::no_volume(id))?;
+                kind.check_source(self.volume_kind(&other, &origin).await?)?;
                 let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
+                limit().await?;
+                let at_rest = match kind {
+                    VolumeKind::Directory => None,
+                    VolumeKind::Image => Some(AtRest::check(&other, &from.handle, "a clone").await?),
+                };
                 other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
+                if let Some(at_rest) = at_rest {
+                    at_rest.confirm(&other, "a clone").await?;
+                }
                 share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
                 to
             }
             ContentSource::Snapshot(id) => {
-                share.remove_tree(&incoming, &key).await.map_err(failed)?;
-                let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
+                let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
+                kind.check_source(kind_of(&self.visit(&snapshot.share).await?, &snapshot).await?)?;
+                let to = new_directory(share, &incoming, &key).await?;
+                limit().await?;
                 self.restore(id, share, &to.handle).await?;
                 to
             }
         };
-        apply(share, &from, look, None).await?;
-        Ok(incoming)
+        Ok((incoming, to))
+    }
+
+    /// What a volume is, by its record.
+    pub(super) async fn volume_kind(&self, share: &Share, volume: &VolumeRef) -> Result<VolumeKind> {
+        let record = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
+        Ok(record.map(|record| VolumeKind::of(&record.parameters)).unwrap_or_default())
     }
 
     pub(super) async fn delete_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
         let share = self.visit(&volume.share).await?;
         let policy = volume.on_delete().or(self.config.on_delete).unwrap_or_default();
+        // Before its record is gone, so that a deletion that was cut short is begun again.
+        self.free_project(&share, &volume).await?;
         record::remove(&share, Drawer::Volumes, &key(&volume)).await?;
         let Some(parent) = parent_of(&share, &volume.dir).await? else { return Ok(()) };
         match policy {
@@ -156,14 +233,26 @@ impl Inner {
             capacity: 0,
             parameters: Parameters::new(),
             source: None,
+            project: None,
         });
-        let wanted = range.required().map_or(record.capacity, Capacity::bytes);
+        let kind = VolumeKind::of(&record.parameters);
+        let wanted = match kind {
+            VolumeKind::Directory => range.required().map_or(record.capacity, Capacity::bytes),
+            VolumeKind::Image => {
+                let wanted = image::choose_growth(&range, record.capacity)?.bytes();
+                let dir = find_dir(&share, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(id))?;
+                let image = content::find(&share, &dir.handle).await?;
+                content::ensure_size(&share, &image, wanted).await?
+            }
+        };
         if wanted > record.capacity {
             record.capacity = wanted;
+            self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
             record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
         }
         // A directory has no size of its own: there is nothing to do on the node.
-        Ok(Expanded { capacity: capacity(record.capacity), node_expansion_required: false })
+        let node_expansion_required = kind == VolumeKind::Image;
+        Ok(Expanded { capacity: capacity(record.capacity), node_expansion_required })
     }
 
     /// Those that have a record, share by share.
@@ -329,6 +418,24 @@ fn look_of(attributes: &Attributes) -> Change {
         gid: Some(attributes.gid),
         ..Change::default()
     }
+}
+
+/// The size of a new volume, as far as its source does not decide it.
+fn planned_size(new: &NewVolume, kind: VolumeKind) -> Result<u64> {
+    match kind {
+        VolumeKind::Directory => Ok(new.range.choose(Capacity::ZERO).bytes()),
+        VolumeKind::Image => {
+            let filesystem = image::filesystem_asked(&new.capabilities)?;
+            let least = filesystem.map_or(0, berth_host::format::minimum_size);
+            Ok(image::choose_size(&new.range, least)?.bytes())
+        }
+    }
+}
+
+/// An empty directory, in the place of whatever has its name.
+async fn new_directory(share: &Share, parent: &Handle, name: &str) -> Result<Entry> {
+    share.remove_tree(parent, name).await.map_err(failed)?;
+    share.make_dir(parent, name, &Change::mode(0o700)).await.map_err(failed)
 }
 
 async fn make_directory(share: &Share, dir: &SubPath, look: Look) -> Result<()> {

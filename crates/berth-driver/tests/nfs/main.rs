@@ -4,6 +4,7 @@
 #[path = "../../../../testbed/nfs/ganesha.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod ganesha;
+mod images;
 mod sanity;
 mod served;
 mod server;

@@ -1,11 +1,17 @@
 //! The kernel's NFS server, for all tests of this process.
 
-use std::{path::Path, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
+use berth_core::{AccessMode, CapacityRange};
 use berth_driver::{
-    backend::Parameters,
+    Backend as _,
+    backend::{NewVolume, Parameters, Publication, Result, Secrets, Volume},
     nfs::{Config, Nfs},
 };
+use berth_host::mount::{self, Attributes};
 
 /// Served as `/` by version 4, by its own path by version 3.
 pub(crate) const EXPORT: &str = "/srv/berth-nfs";
@@ -55,8 +61,79 @@ pub(crate) fn class(version: &str, more: &[(&str, &str)]) -> Parameters {
     own.iter().chain(more).map(|&(key, value)| (key.to_owned(), value.to_owned())).collect()
 }
 
-pub(crate) fn backend(dir: &Path) -> Nfs {
+pub(crate) fn config(dir: &Path) -> Config {
     let mut config = Config::new(dir.join("shares"), "node-1".parse().unwrap());
-    config.mount_timeout = Duration::from_secs(30);
-    Nfs::new(config).unwrap()
+    config.mount_timeout = Duration::from_secs(60);
+    config
+}
+
+pub(crate) fn backend(dir: &Path) -> Nfs {
+    Nfs::new(config(dir)).unwrap()
+}
+
+/// A directory whose mounts go away with it.
+pub(crate) struct Scratch(tempfile::TempDir);
+
+impl Scratch {
+    pub(crate) fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// What is mounted here, and as what type.
+    pub(crate) fn mounts(&self) -> Vec<mount::MountInfo> {
+        mount::mounts().unwrap().into_iter().filter(|found| found.target.starts_with(self.path())).collect()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = mount::unmount_below(self.path());
+    }
+}
+
+pub(crate) fn capability(mode: AccessMode) -> berth_core::VolumeCapability {
+    let access = berth_core::Access::Mount { fs_type: String::new(), flags: Vec::new(), group: None };
+    berth_core::VolumeCapability { access, mode }
+}
+
+/// A volume to be made, of so many mebibytes.
+pub(crate) fn new_volume(name: &str, mebibytes: i64, mode: AccessMode, parameters: Parameters) -> NewVolume {
+    NewVolume {
+        name: name.parse().unwrap(),
+        range: CapacityRange::new(mebibytes << 20, 0).unwrap(),
+        capabilities: vec![capability(mode)],
+        parameters,
+        mutable: Parameters::new(),
+        source: None,
+        ephemeral: false,
+    }
+}
+
+/// Publishes as the services do.
+pub(crate) async fn publish_as(
+    backend: &Nfs,
+    volume: &Volume,
+    target: &Path,
+    mode: AccessMode,
+) -> Result<()> {
+    let (capability, secrets) = (capability(mode), Secrets::default());
+    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
+    let source = backend.publish_source(volume, how).await?;
+    std::fs::create_dir_all(target).unwrap();
+    let (mounts, target) = (backend.mounts(), target.to_owned());
+    tokio::task::spawn_blocking(move || mounts.bind(&source, &target, Attributes::default())).await.unwrap()
+}
+
+pub(crate) async fn unpublish(backend: &Nfs, target: &Path) {
+    let (mounts, target) = (backend.mounts(), target.to_owned());
+    tokio::task::spawn_blocking(move || mounts.unbind(&target)).await.unwrap().unwrap();
+}
+
+/// The `berth` that works on images, given by who starts the machine.
+pub(crate) fn program() -> PathBuf {
+    std::env::var("BERTH_BIN").expect("BERTH_BIN names the berth that was built").into()
 }

@@ -4,8 +4,10 @@
 
 mod caller;
 mod hostile;
+mod images;
 mod kernel;
 mod node;
+mod quota;
 #[path = "../nfs/served.rs"]
 mod served;
 #[path = "../nfs/suite.rs"]

@@ -7,76 +7,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
+use berth_core::AccessMode;
 use berth_driver::{
     Backend,
-    backend::{Error, NewVolume, Parameters, Publication, Secrets, Volume},
+    backend::{Error, Volume},
     nfs::Nfs,
 };
-use berth_host::mount::{self, Attributes};
 
 use crate::{
-    kernel::{self, EXPORT, VERSIONS, backend, class, serve},
+    kernel::{self, EXPORT, Scratch, VERSIONS, backend, class, new_volume, publish_as, serve, unpublish},
     suite,
 };
 
-/// A directory whose mounts go away with it.
-pub(crate) struct Scratch(tempfile::TempDir);
-
-impl Scratch {
-    pub(crate) fn new() -> Self {
-        Self(tempfile::tempdir().unwrap())
-    }
-
-    pub(crate) fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    /// What is mounted here, and as what type.
-    pub(crate) fn mounts(&self) -> Vec<mount::MountInfo> {
-        mount::mounts().unwrap().into_iter().filter(|found| found.target.starts_with(self.path())).collect()
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        let _ = mount::unmount_below(self.path());
-    }
-}
-
-fn capability(flags: &[&str]) -> VolumeCapability {
-    let flags = flags.iter().map(|&flag| flag.to_owned()).collect();
-    let access = Access::Mount { fs_type: String::new(), flags, group: None };
-    VolumeCapability { access, mode: AccessMode::MultiNodeMultiWriter }
-}
-
 async fn create(backend: &Nfs, version: &str, name: &str) -> Volume {
-    let new = NewVolume {
-        name: name.parse().unwrap(),
-        range: CapacityRange::new(1 << 30, 0).unwrap(),
-        capabilities: vec![capability(&[])],
-        parameters: class(version, &[]),
-        mutable: Parameters::new(),
-        source: None,
-        ephemeral: false,
-    };
+    let new = new_volume(name, 1024, AccessMode::MultiNodeMultiWriter, class(version, &[]));
     assert!(backend.find_made(&new).await.unwrap().is_none());
     backend.create_volume(new).await.unwrap()
 }
 
-/// Publishes as the services do.
 async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> berth_driver::backend::Result<()> {
-    let (capability, secrets) = (capability(&[]), Secrets::default());
-    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
-    let source = backend.publish_source(volume, how).await?;
-    fs::create_dir_all(target).unwrap();
-    let (mounts, target) = (backend.mounts(), target.to_owned());
-    tokio::task::spawn_blocking(move || mounts.bind(&source, &target, Attributes::default())).await.unwrap()
-}
-
-async fn unpublish(backend: &Nfs, target: &Path) {
-    let (mounts, target) = (backend.mounts(), target.to_owned());
-    tokio::task::spawn_blocking(move || mounts.unbind(&target)).await.unwrap().unwrap();
+    publish_as(backend, volume, target, AccessMode::MultiNodeMultiWriter).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

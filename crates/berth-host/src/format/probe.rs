@@ -5,7 +5,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Seek as _, SeekFrom},
-    os::unix::fs::{FileExt as _, FileTypeExt as _, OpenOptionsExt as _},
+    os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
@@ -48,7 +48,7 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
 
 /// Says what is on a regular file or block device.
 ///
-/// `Blank` is proven, never guessed: no data in the file, or nothing but zeros in all of it. A block device is read
+/// `Blank` is proven, never guessed: no block or no data in the file, or nothing but zeros in all of it. A block device is read
 /// from end to end for that. What cannot be read is an error.
 pub fn probe(image_or_device: &Path) -> Result<Content> {
     let (file, sparse) = open(image_or_device)?;
@@ -146,6 +146,10 @@ fn ext_variant(head: &[u8]) -> Content {
 
 fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
     let end = file.seek(SeekFrom::End(0))?;
+    // On a share that does not tell its holes all of it would have to be read.
+    if sparse && end > HEAD as u64 && file.metadata()?.blocks() == 0 {
+        return Ok(true);
+    }
     let zeros = vec![0; CHUNK];
     let mut buffer = vec![0; CHUNK];
     let mut position = 0;

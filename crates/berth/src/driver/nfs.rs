@@ -55,6 +55,11 @@ struct Volumes {
     #[arg(long = "share", value_name = "SERVER:/PATH")]
     shares: Vec<String>,
 
+    /// On an NFS server's own host: the directory that it exports as a share. Volumes there, if they are directories, get
+    /// a project quota of their size; the filesystem is ext4 or xfs, mounted with prjquota. May be given several times
+    #[arg(long = "export-root", value_name = "SERVER:/PATH=DIR")]
+    export_roots: Vec<String>,
+
     /// How the controller reaches servers of which no call says it, such as port=20049,vers=4.1
     #[arg(long, value_name = "OPTIONS")]
     default_mount_options: Option<String>,
@@ -168,6 +173,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     };
     let mut config = Config::new(std::path::absolute(&volumes.state_dir)?.join("shares"), node);
     config.shares.clone_from(&volumes.shares);
+    config.export_roots.clone_from(&volumes.export_roots);
     config.mount_options = volumes.default_mount_options.iter().cloned().collect();
     config.mount_permissions = Some(upstream.mount_permissions).filter(|mode| *mode > 0);
     config.on_delete =

@@ -1,0 +1,96 @@
+//! Who uses an image: a file beside it for each node that does, so that no two kernels ever write one filesystem.
+//!
+//! Kubernetes does not keep a volume that is not attached from being used on two nodes at once, ReadWriteOnce or not. So
+//! a node says first that it is going to use an image, and then looks who else does: of two that come at the same time
+//! at least one sees the other. What a node has said stays until it has really let go. A node that is gone for good
+//! has to be unsaid by a person, who alone can know that it is.
+
+use berth_nfs::{Handle, Share};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    record::{self, key_of, keys_among, names_in},
+    shares::found,
+};
+use crate::backend::{Error, Result};
+
+const PREFIX: &str = ".used-by-";
+
+/// A node's use of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Claim {
+    /// The node.
+    pub(super) node: String,
+    /// Where it has the image: two places of one node would be as bad as two nodes.
+    pub(super) place: String,
+    pub(super) read_only: bool,
+    /// In seconds since 1970.
+    pub(super) since: u64,
+}
+
+impl Claim {
+    fn key(&self) -> String {
+        format!("{PREFIX}{}", key_of(&format!("{}\0{}", self.node, self.place)))
+    }
+
+    /// Says that the image in `dir` is used, unless somebody else's use forbids it.
+    pub(super) async fn take(&self, share: &Share, dir: &Handle) -> Result<()> {
+        match record::write_in(share, dir, &self.key(), self).await {
+            // Through a share that cannot be written nobody writes.
+            Err(Error::Precondition(_)) if self.read_only => return Ok(()),
+            written => written?,
+        }
+        let others = claims(share, dir, &self.key()).await?;
+        let in_the_way = others.into_iter().find(|other| !self.read_only || !other.1.read_only);
+        let Some((key, other)) = in_the_way else { return Ok(()) };
+        self.give_back(share, dir).await?;
+        Err(Error::Precondition(format!(
+            "the image is in use {} and belongs to one node at a time; if that node is gone for good, remove the file \
+             {key}.json from the volume's directory on the share",
+            other.shown()
+        )))
+    }
+
+    /// Says that the image is no longer used.
+    pub(super) async fn give_back(&self, share: &Share, dir: &Handle) -> Result<()> {
+        match record::remove_in(share, dir, &self.key()).await {
+            Err(Error::Precondition(_)) if self.read_only => Ok(()),
+            removed => removed,
+        }
+    }
+
+    fn shown(&self) -> String {
+        let how = if self.read_only { "for reading " } else { "" };
+        format!("{how}on node {:?}", self.node)
+    }
+}
+
+/// Refuses to do something to an image that somebody writes.
+pub(super) async fn refuse_written(share: &Share, dir: &Handle, doing: &str) -> Result<()> {
+    let writer = claims(share, dir, "").await?.into_iter().find(|(_, claim)| !claim.read_only);
+    match writer {
+        None => Ok(()),
+        Some((_, claim)) => Err(Error::Precondition(format!(
+            "{doing} needs the image at rest, and it is in use {}: stop the pods that use the volume",
+            claim.shown()
+        ))),
+    }
+}
+
+/// All claims but one, with their keys.
+async fn claims(share: &Share, dir: &Handle, but: &str) -> Result<Vec<(String, Claim)>> {
+    let mut claims = Vec::new();
+    for key in keys_among(names_in(share, dir).await?) {
+        if !key.starts_with(PREFIX) || key == but {
+            continue;
+        }
+        if let Some(claim) = record::read_in(share, dir, &key).await? {
+            claims.push((key, claim));
+        } else if found(share.lookup(dir, format!("{key}.json")).await)?.is_some() {
+            // Being written, or damaged: the worst is assumed.
+            let unknown = Claim { node: "unknown".into(), place: String::new(), read_only: false, since: 0 };
+            claims.push((key, unknown));
+        }
+    }
+    Ok(claims)
+}

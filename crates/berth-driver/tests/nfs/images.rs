@@ -1,0 +1,147 @@
+//! Volumes that are images, from the controller's side.
+
+use std::{fs, os::unix::fs::MetadataExt as _};
+
+use berth_core::{AccessMode, CapacityRange};
+use berth_driver::{
+    Backend,
+    backend::{ContentSource, Error, NewVolume, Parameters, Severity},
+};
+
+use crate::server::{Server, VERSIONS, mounted};
+
+fn new_image(server: &Server, name: &str, more: &[(&str, &str)]) -> NewVolume {
+    let more: Vec<_> = [("kind", "image")].iter().chain(more).copied().collect();
+    let mut new = server.new_volume(name, &more);
+    new.capabilities = vec![mounted()];
+    new.capabilities[0].mode = AccessMode::SingleNodeWriter;
+    new
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
+    for version in VERSIONS {
+        let server = Server::start(version, &[]);
+        let backend = server.backend();
+        let new = new_image(&server, "pvc-1", &[("subDir", "team/data")]);
+        assert!(backend.find_made(&new).await.unwrap().is_none());
+        let volume = backend.create_volume(new.clone()).await.unwrap();
+        assert_eq!((volume.capacity.bytes(), volume.context["kind"].as_str()), (1 << 30, "image"));
+        let image = fs::metadata(server.export().join("team/data/image")).unwrap();
+        assert_eq!((image.len(), image.blocks(), image.mode() & 0o777), (1 << 30, 0, 0o600));
+        let found = server.backend().find_made(&new).await.unwrap().unwrap();
+        assert_eq!((found.id, found.capacity), (volume.id.clone(), volume.capacity));
+
+        // As if its maker had been killed before the last step, and in the middle of another attempt.
+        let key = fs::read_dir(server.export().join(".berth/volumes"))
+            .unwrap()
+            .next()
+            .unwrap()
+            .unwrap()
+            .file_name();
+        let key = key.to_str().unwrap().replace(".json", "");
+        let aside = server.export().join(".berth/incoming").join(key);
+        fs::rename(server.export().join("team/data"), &aside).unwrap();
+        fs::write(aside.join("image"), "half").unwrap();
+        fs::write(aside.join("stray"), "").unwrap();
+        let next = server.backend();
+        assert!(next.find_made(&new).await.unwrap().is_none());
+        next.create_volume(new).await.unwrap();
+        let names: Vec<_> = fs::read_dir(server.export().join("team/data")).unwrap().collect();
+        assert_eq!(names.len(), 1, "{names:?}");
+        assert_eq!(fs::metadata(server.export().join("team/data/image")).unwrap().len(), 1 << 30);
+
+        // A directory that has something in it is nobody's image.
+        let taken = new_image(&server, "pvc-2", &[("subDir", "team/data")]);
+        assert!(matches!(next.create_volume(taken).await, Err(Error::Conflict(_))));
+        assert_eq!(fs::metadata(server.export().join("team/data/image")).unwrap().len(), 1 << 30);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_grows_and_its_loss_is_told() {
+    let server = Server::start("4.2", &[]);
+    let backend = server.backend();
+    let volume = backend.create_volume(new_image(&server, "pvc-1", &[])).await.unwrap();
+    let image = server.export().join("pvc-1/image");
+    for bytes in [3 << 30, 3 << 30, 2 << 30] {
+        let grown =
+            server.backend().expand_volume(&volume.id, CapacityRange::new(bytes, 0).unwrap()).await.unwrap();
+        assert!(grown.node_expansion_required);
+        assert_eq!((grown.capacity.bytes(), fs::metadata(&image).unwrap().len()), (3 << 30, 3 << 30));
+    }
+    // Not all of it was done the last time.
+    fs::File::options().write(true).open(&image).unwrap().set_len(1 << 30).unwrap();
+    backend.expand_volume(&volume.id, CapacityRange::new(3 << 30, 0).unwrap()).await.unwrap();
+    assert_eq!(fs::metadata(&image).unwrap().len(), 3 << 30);
+    let odd =
+        backend.expand_volume(&volume.id, CapacityRange::new((3 << 30) + 1, (3 << 30) + 2).unwrap()).await;
+    assert!(matches!(odd, Err(Error::OutOfRange(_))), "{odd:?}");
+    assert!(backend.volume_health(&volume.id).await.unwrap().is_empty());
+    fs::remove_file(&image).unwrap();
+    let health = backend.volume_health(&volume.id).await.unwrap();
+    assert_eq!(health[0].severity, Severity::DataLoss);
+    let grown = backend.expand_volume(&volume.id, CapacityRange::new(4 << 30, 0).unwrap()).await;
+    assert!(matches!(grown, Err(Error::Precondition(_))), "{grown:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
+    for version in VERSIONS {
+        let server = Server::start(version, &[]);
+        let backend = server.backend();
+        let source = backend.create_volume(new_image(&server, "source", &[])).await.unwrap();
+        let dir = server.export().join("source");
+        let image = fs::File::options().write(true).open(dir.join("image")).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&image, b"data", 512 << 20).unwrap();
+        let copy = |name: &str, source| NewVolume { source: Some(source), ..new_image(&server, name, &[]) };
+        let claim = |read_only: bool| {
+            let text = format!(r#"{{"node":"node-9","place":"/x","read_only":{read_only},"since":0}}"#);
+            fs::write(dir.join(".used-by-other.json"), text).unwrap();
+        };
+        let snap = async |name: &str| {
+            backend.create_snapshot(name.parse().unwrap(), &source.id, &Parameters::new()).await
+        };
+        claim(false);
+        let clone = copy("clone", ContentSource::Volume(source.id.clone()));
+        for refused in [backend.create_volume(clone.clone()).await.err(), snap("snap").await.err()] {
+            let Some(Error::Precondition(sentence)) = refused else { panic!("{refused:?}") };
+            assert!(sentence.contains("node-9"), "{sentence}");
+        }
+        assert!(!server.export().join(".berth/snapshots").exists(), "nothing is written down");
+        fs::write(dir.join(".used-by-other.json"), "half").unwrap();
+        assert!(snap("snap").await.is_err(), "who cannot be read may write");
+
+        // Those who only read do no harm, and do not read the copy.
+        claim(true);
+        let snapshot = snap("snap").await.unwrap();
+        assert!(snapshot.ready && snapshot.size.bytes() >= 1 << 30, "{snapshot:?}");
+        backend.create_volume(clone).await.unwrap();
+        backend.create_volume(copy("restored", ContentSource::Snapshot(snapshot.id))).await.unwrap();
+        for name in ["clone", "restored"] {
+            let dir = server.export().join(name);
+            let mut names: Vec<_> =
+                fs::read_dir(&dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+            names.sort();
+            assert_eq!(names, ["copied", "image"], "{name}");
+            let image = fs::File::open(dir.join("image")).unwrap();
+            let mut data = [0; 4];
+            std::os::unix::fs::FileExt::read_exact_at(&image, &mut data, 512 << 20).unwrap();
+            assert_eq!(&data, b"data");
+            let seen = image.metadata().unwrap();
+            assert!(
+                seen.len() == 1 << 30 && seen.blocks() * 512 < 1 << 20,
+                "{name}: {} blocks",
+                seen.blocks()
+            );
+        }
+        let directory = backend.create_volume(server.new_volume("directory", &[])).await.unwrap();
+        let wrong = copy("wrong", ContentSource::Volume(directory.id));
+        assert!(matches!(backend.create_volume(wrong).await, Err(Error::Invalid(_))));
+        let wrong = NewVolume {
+            source: Some(ContentSource::Volume(source.id.clone())),
+            ..server.new_volume("wrong", &[])
+        };
+        assert!(matches!(backend.create_volume(wrong).await, Err(Error::Invalid(_))));
+    }
+}
