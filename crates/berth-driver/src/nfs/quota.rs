@@ -166,13 +166,11 @@ impl Inner {
     pub(super) async fn free_project(&self, share: &Share, volume: &VolumeRef) -> Result<()> {
         let known = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
         let Some(project) = known.and_then(|record| record.project) else { return Ok(()) };
-        match self.export(share, &volume.share).await? {
-            Some(export) => self.forget_project(share, export, project).await,
-            None => {
-                tracing::warn!(volume.id = %volume, "a deleted volume's project quota stays: this driver has no --export-root");
-                Ok(())
-            }
+        if let Some(export) = self.export(share, &volume.share).await? {
+            return self.forget_project(share, export, project).await;
         }
+        tracing::warn!(volume.id = %volume, "a deleted volume's project quota stays: there is no --export-root");
+        Ok(())
     }
 
     async fn forget_project(&self, share: &Share, export: &Export, project: u32) -> Result<()> {

@@ -18,10 +18,16 @@ fn new_image(server: &Server, name: &str, more: &[(&str, &str)]) -> NewVolume {
     new
 }
 
+/// Lets a server see what was done behind its back.
+fn forget(server: &mut Server) {
+    server.tell("kill");
+    server.tell("start");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
     for version in VERSIONS {
-        let server = Server::start(version, &[]);
+        let mut server = Server::start(version, &[]);
         let backend = server.backend();
         let new = new_image(&server, "pvc-1", &[("subDir", "team/data")]);
         assert!(backend.find_made(&new).await.unwrap().is_none());
@@ -44,6 +50,7 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
         fs::rename(server.export().join("team/data"), &aside).unwrap();
         fs::write(aside.join("image"), "half").unwrap();
         fs::write(aside.join("stray"), "").unwrap();
+        forget(&mut server);
         let next = server.backend();
         assert!(next.find_made(&new).await.unwrap().is_none());
         next.create_volume(new).await.unwrap();
@@ -60,7 +67,7 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_grows_and_its_loss_is_told() {
-    let server = Server::start("4.2", &[]);
+    let mut server = Server::start("4.2", &[]);
     let backend = server.backend();
     let volume = backend.create_volume(new_image(&server, "pvc-1", &[])).await.unwrap();
     let image = server.export().join("pvc-1/image");
@@ -79,6 +86,7 @@ async fn an_image_grows_and_its_loss_is_told() {
     assert!(matches!(odd, Err(Error::OutOfRange(_))), "{odd:?}");
     assert!(backend.volume_health(&volume.id).await.unwrap().is_empty());
     fs::remove_file(&image).unwrap();
+    forget(&mut server);
     let health = backend.volume_health(&volume.id).await.unwrap();
     assert_eq!(health[0].severity, Severity::DataLoss);
     let grown = backend.expand_volume(&volume.id, CapacityRange::new(4 << 30, 0).unwrap()).await;
@@ -114,8 +122,11 @@ async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
 
         // Those who only read do no harm, and do not read the copy.
         claim(true);
-        let snapshot = snap("snap").await.unwrap();
-        assert!(snapshot.ready && snapshot.size.bytes() >= 1 << 30, "{snapshot:?}");
+        let mut snapshot = snap("snap").await.unwrap();
+        while !snapshot.ready {
+            snapshot = snap("snap").await.unwrap();
+        }
+        assert!(snapshot.size.bytes() >= 1 << 30, "{snapshot:?}");
         backend.create_volume(clone).await.unwrap();
         backend.create_volume(copy("restored", ContentSource::Snapshot(snapshot.id))).await.unwrap();
         for name in ["clone", "restored"] {
