@@ -48,7 +48,7 @@ async fn a_server_that_is_frozen_holds_nobody_up() -> Result<()> {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
         scene.bad.tell("stop")?;
         let reader = scene.read()?;
-        check_absence(&scene.storm().await)?;
+        check_absence(&Box::pin(scene.storm()).await)?;
         let stats = scene.caller.make(&scene.share, (Kind::Stats, "used"), DEADLINE).await;
         ensure!(code(&stats) == Code::Unavailable && stats.took < AT_ONCE, "{stats:?}");
         scene.bad.tell("cont")?;
@@ -63,7 +63,7 @@ async fn a_server_that_is_killed_is_used_again_when_it_is_back() -> Result<()> {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
         scene.bad.tell("kill")?;
         let reader = scene.read()?;
-        check_absence(&scene.storm().await)?;
+        check_absence(&Box::pin(scene.storm()).await)?;
         scene.bad.tell("start")?;
         scene.converges(reader).await?;
     }
@@ -86,7 +86,7 @@ async fn a_server_that_comes_back_with_other_handles_is_found_again() -> Result<
             stale.as_ref().is_err_and(|error| error.kind() == ErrorKind::StaleNetworkFileHandle),
             "{stale:?}"
         );
-        for outcome in scene.storm().await {
+        for outcome in Box::pin(scene.storm()).await {
             let right = match outcome.call.0 {
                 Kind::Health => told(&outcome).iter().any(|reason| reason == "StaleHandle"),
                 Kind::Stats => matches!(code(&outcome), Code::Ok | Code::Unavailable),
@@ -110,7 +110,7 @@ async fn a_server_that_is_read_only_says_so_and_can_still_be_read() -> Result<()
             scene.bad.tell(command)?;
         }
         let reader = scene.read()?;
-        for outcome in scene.storm().await {
+        for outcome in Box::pin(scene.storm()).await {
             let right = match outcome.call.0 {
                 Kind::Publish | Kind::Unpublish | Kind::Stats => code(&outcome) == Code::Ok,
                 Kind::Health => told(&outcome) == ["ReadOnly"],
@@ -133,11 +133,11 @@ async fn a_server_that_is_read_only_says_so_and_can_still_be_read() -> Result<()
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_full_says_so_and_deleting_helps() -> Result<()> {
     let scene = Scene::set(Server::start_on_disk("4.1", 24)?, None).await?;
-    let filler = scene.bad.export().join("filler");
-    let filled = fill(&filler);
+    let ballast = scene.bad.export().join("ballast");
+    let filled = fill(&ballast);
     ensure!(filled == ErrorKind::StorageFull, "{filled:?}");
     let reader = scene.read()?;
-    for outcome in scene.storm().await {
+    for outcome in Box::pin(scene.storm()).await {
         let right = match outcome.call.0 {
             Kind::Create | Kind::Snapshot => code(&outcome) == Code::ResourceExhausted,
             // A few bytes may fit into what a file has already.
@@ -149,7 +149,7 @@ async fn a_server_that_is_full_says_so_and_deleting_helps() -> Result<()> {
     }
     let refused = fs::write(scene.share.target("used").join("new"), vec![0; 64 << 10]);
     ensure!(refused.is_err_and(|error| error.kind() == ErrorKind::StorageFull), "who writes hears of it");
-    fs::remove_file(&filler)?;
+    fs::remove_file(&ballast)?;
     scene.converges(reader).await
 }
 
@@ -174,7 +174,7 @@ async fn a_server_that_is_slow_is_waited_for_until_the_deadline() -> Result<()> 
     let scene = Scene::set(server, Some(proxy.port())).await?;
     proxy.slow(1 << 10);
     let reader = scene.read()?;
-    for outcome in scene.storm().await {
+    for outcome in Box::pin(scene.storm()).await {
         let right = match outcome.call.0 {
             Kind::Unpublish => code(&outcome) == Code::Ok,
             _ => matches!(code(&outcome), Code::Ok | Code::DeadlineExceeded | Code::Unavailable),

@@ -103,10 +103,10 @@ impl Scene {
             caller.until_done(&share, (Kind::Publish, name)).await;
         }
         let beside = seen_beside(&bad)?;
-        let (before, _good) = (Footprint::of(driver.pid())?, good);
-        let scene = Self { bad, share, caller, _good, well, driver, before, beside };
+        let before = Footprint::of(id(&driver))?;
+        let scene = Self { bad, share, caller, _good: good, well, driver, before, beside };
         scene.one_good_round().await;
-        let before = Footprint::of(scene.driver.pid())?;
+        let before = Footprint::of(id(&scene.driver))?;
         Ok(Self { before, ..scene })
     }
 
@@ -209,8 +209,8 @@ impl Scene {
         loop {
             // Whoever comes next to a share removes what is left there.
             let _ = self.caller.make(&self.share, (Kind::Get, "nobody"), DEADLINE).await;
-            let (left, now) = (left_on(&self.bad.export())?, Footprint::of(self.driver.pid())?);
-            let stuck = stuck(self.driver.pid())?;
+            let (left, now) = (left_on(&self.bad.export())?, Footprint::of(id(&self.driver))?);
+            let stuck = stuck(id(&self.driver))?;
             if left.is_empty() && now.within(self.before) && stuck.is_empty() {
                 break;
             }
@@ -255,6 +255,10 @@ impl Drop for Reader {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+fn id(driver: &Program) -> u32 {
+    driver.pid().as_raw_nonzero().get().unsigned_abs()
 }
 
 fn children(pid: u32) -> Result<Vec<u32>> {

@@ -141,15 +141,16 @@ impl Server {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let (mut mounts, serving) = (machine::mounts_below(&self.dir())?, self.serving()?);
+            let mut loops = machine::loops_below(&self.dir())?;
             // The server's own disk.
             mounts.retain(|target| *target != self.export());
-            let loops = machine::loops_below(&self.dir())?.len();
-            if mounts.is_empty() && serving.is_empty() && loops == 0 {
+            loops.retain(|found| found.backing != self.export().with_file_name("disk.img"));
+            if mounts.is_empty() && serving.is_empty() && loops.is_empty() {
                 return Ok(());
             }
             ensure!(
                 Instant::now() < deadline,
-                "still mounted: {mounts:?}; still serving: {serving:?}; loop devices: {loops}"
+                "still mounted: {mounts:?}; still serving: {serving:?}; loop devices: {loops:?}"
             );
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

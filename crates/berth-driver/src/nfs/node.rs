@@ -49,6 +49,9 @@ const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
 /// not mount it.
 type Turn = Arc<RwLock<Option<(Instant, String)>>>;
 
+/// When a share was looked at last, and what was found: its standing, or why it did not answer.
+type Probe = Arc<tokio::sync::Mutex<Option<(Instant, std::result::Result<Standing, String>)>>>;
+
 /// The shares mounted on this node.
 #[derive(Debug)]
 pub(super) struct NodeMounts {
@@ -70,6 +73,7 @@ pub(super) struct NodeMounts {
     turns: Mutex<HashMap<String, Turn>>,
     /// Images that nobody uses and that could not be taken down yet.
     pub(super) settling: Mutex<HashSet<String>>,
+    probes: Mutex<HashMap<String, Probe>>,
     /// Filesystems that did not answer, whose they are, and when that was.
     silent: Mutex<HashMap<(u32, u32), (String, Instant)>>,
     usages: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
@@ -128,6 +132,7 @@ impl NodeMounts {
             default_options: config.mount_options.clone(),
             turns: Mutex::default(),
             settling: Mutex::default(),
+            probes: Mutex::default(),
             silent: Mutex::default(),
             usages: Mutex::default(),
             too_large: Mutex::default(),
@@ -180,7 +185,7 @@ impl NodeMounts {
         let turn = self.turn(key);
         let asked = Instant::now();
         let stays = turn.clone().read_owned().await;
-        if self.standing(root, share).await? == Standing::Usable {
+        if self.standing_since(asked, key, root, share).await? == Standing::Usable {
             return Ok(stays);
         }
         drop(stays);
@@ -222,6 +227,34 @@ impl NodeMounts {
         .await?;
         self.note_answer(&share.to_string());
         Ok(())
+    }
+
+    /// As [`NodeMounts::standing`]; of many who ask at once one finds out, for all that had asked before it began.
+    async fn standing_since(
+        self: &Arc<Self>,
+        asked: Instant,
+        key: &str,
+        root: &Path,
+        share: &ShareName,
+    ) -> Result<Standing> {
+        let probe = {
+            let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+            probes.entry(key.to_owned()).or_default().clone()
+        };
+        let mut last = probe.lock().await;
+        if let Some((begun, found)) = &*last
+            && *begun > asked
+        {
+            return found.clone().map_err(Error::Unavailable);
+        }
+        let begun = Instant::now();
+        let found = self.standing(root, share).await;
+        *last = match &found {
+            Ok(standing) => Some((begun, Ok(*standing))),
+            Err(Error::Unavailable(why)) => Some((begun, Err(why.clone()))),
+            Err(_) => None,
+        };
+        found
     }
 
     /// Whether the share is mounted and of use; a server that does not answer is an error.
@@ -314,11 +347,16 @@ impl NodeMounts {
     pub(super) fn release(&self, device: (u32, u32)) -> Result<()> {
         let here = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let shared = |mount: &&MountInfo| mount.device == device && mount.target.parent() == Some(&here);
-        for root in mount::mounts()?.iter().filter(shared) {
+        let is_used = |mount: &MountInfo| mount.device == device && !mount.target.starts_with(&here);
+        let mounts = mount::mounts()?;
+        if mounts.iter().any(is_used) {
+            return Ok(());
+        }
+        for root in mounts.iter().filter(shared) {
             let Some(key) = root.target.file_name().and_then(|name| name.to_str()) else { continue };
             let turn = self.turn(key);
             let _alone = turn.blocking_write();
-            let is_used = |mount: &MountInfo| mount.device == device && !mount.target.starts_with(&here);
+            // Again, now that nobody can bind it.
             if mount::mounts()?.iter().any(is_used) {
                 return Ok(());
             }

@@ -16,6 +16,9 @@ use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
 use super::id::ShareName;
 use crate::backend::{Error, Result};
 
+/// How long a share that was reached is taken to be there, without a word to its server: a call reaches it several
+/// times, and many calls come at once. Short enough that nobody meets a server that came back with other handles.
+const FRESH: Duration = Duration::from_millis(200);
 /// How long leftovers that could not be removed are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 
@@ -35,6 +38,8 @@ struct Known {
     secret: Vec<String>,
     /// It has answered, or was named at the start: worth a listing.
     is_there: bool,
+    /// As it was reached last.
+    open: Option<(Instant, Share)>,
     /// What an earlier process may have left there was looked at.
     swept: bool,
     /// Something is left there again, since the server went away in the middle: when to look next.
@@ -64,14 +69,20 @@ impl Shares {
     pub(super) fn learn(&self, share: &ShareName, options: Vec<String>) {
         let mut known = self.known();
         let known = known.entry(share.clone()).or_default();
-        if !options.is_empty() {
+        if !options.is_empty() && known.options != options {
             known.options = options;
+            known.open = None;
         }
     }
 
     /// Remembers what a secret says about reaching a share.
     pub(super) fn learn_secret(&self, share: &ShareName, options: Vec<String>) {
-        self.known().entry(share.clone()).or_default().secret = options;
+        let mut known = self.known();
+        let known = known.entry(share.clone()).or_default();
+        if known.secret != options {
+            known.secret = options;
+            known.open = None;
+        }
     }
 
     /// Every share there is, in an order that stays the same when more of them become known.
@@ -103,6 +114,9 @@ impl Shares {
     /// Reaches a share.
     pub(super) async fn open(&self, name: &ShareName) -> Result<Share> {
         let known = self.known().get(name).cloned().unwrap_or_default();
+        if let Some((_, share)) = known.open.filter(|(since, _)| since.elapsed() < FRESH) {
+            return Ok(share);
+        }
         let options = [known.options, known.secret].concat();
         let options = if options.is_empty() { &self.default_options } else { &options };
         let options =
@@ -110,7 +124,10 @@ impl Shares {
         let target = Target { server: name.server.clone(), path: name.path(), options };
         target.check().map_err(|error| Error::Invalid(error.to_string()))?;
         let share = self.nfs.share(&target).await.map_err(failed)?;
-        self.known().entry(name.clone()).or_default().is_there = true;
+        let mut known = self.known();
+        let known = known.entry(name.clone()).or_default();
+        known.is_there = true;
+        known.open = Some((Instant::now(), share.clone()));
         Ok(share)
     }
 }
