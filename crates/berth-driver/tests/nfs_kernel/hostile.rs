@@ -11,8 +11,7 @@ use tonic::{Code, Status};
 
 use crate::{
     caller::Caller,
-    kernel::{self, EXPORT, backend, serve},
-    node::Scratch,
+    kernel::{self, EXPORT, Scratch, backend, serve},
     served::Served,
 };
 
