@@ -144,7 +144,7 @@ impl NodeMounts {
             }
             return Ok(home.volume());
         }
-        let (root, _stays) = self.share_root(&place, &how).await?;
+        let (root, stays) = self.share_root(&place, &how).await?;
         let claim = Claim {
             node: self.node.to_string(),
             place: home.dir.display().to_string(),
@@ -164,7 +164,10 @@ impl NodeMounts {
             look: Look { mode: place.look.mode.or(self.permissions), ..place.look },
         };
         let target = target(&place.share, &self.options_of(&place, &how))?;
-        if let Err(error) = self.bring_up(&home, &root, note, &target, work).await {
+        let brought_up = self.bring_up(&home, &root, note, &target, work).await;
+        // Taking it down unmounts the share if nobody else has it.
+        drop(stays);
+        if let Err(error) = brought_up {
             self.take_down(&home).await;
             return Err(error);
         }

@@ -18,7 +18,7 @@ use crate::backend::{Error, Result};
 
 /// How long a share that was reached is taken to be there, without a word to its server: a call reaches it several
 /// times, and many calls come at once. Short enough that nobody meets a server that came back with other handles.
-const FRESH: Duration = Duration::from_millis(200);
+const FRESH: Duration = Duration::from_millis(20);
 /// How long leftovers that could not be removed are left alone.
 const PAUSE: Duration = Duration::from_secs(5);
 
