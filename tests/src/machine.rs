@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::ErrorKind,
     path::{Path, PathBuf},
     process::{Command, Output},
     time::Duration,
@@ -83,14 +84,22 @@ pub fn clear_below(dir: &Path) -> Result<()> {
     anyhow::bail!("{} is still in use; loop devices: {:?}", dir.display(), loops_below(dir)?)
 }
 
-/// Every path below `dir`, relative, with type, size and link target: what "nothing changed" is judged by.
+/// Every path below `dir`, relative, with type, size and link target: what "nothing changed" is judged by. What goes away
+/// meanwhile, as from a driver's trash, is not there.
 pub fn listing(dir: &Path) -> Result<Vec<String>> {
     let mut lines = Vec::new();
     let mut pending = vec![dir.to_path_buf()];
     while let Some(here) = pending.pop() {
-        for entry in fs::read_dir(&here).with_context(|| format!("list {}", here.display()))? {
+        let entries = match fs::read_dir(&here) {
+            Err(error) if error.kind() == ErrorKind::NotFound && here != dir => continue,
+            entries => entries.with_context(|| format!("list {}", here.display()))?,
+        };
+        for entry in entries {
             let path = entry?.path();
-            let meta = fs::symlink_metadata(&path)?;
+            let meta = match fs::symlink_metadata(&path) {
+                Err(error) if error.kind() == ErrorKind::NotFound => continue,
+                meta => meta?,
+            };
             let name = path.strip_prefix(dir).expect("an entry lies below its directory").display();
             let kind = meta.file_type();
             if kind.is_dir() {
