@@ -42,7 +42,7 @@ use crate::backend::{Error, NodeExpansion, Publication, Result, Secrets, Usage};
 const NOTE: &str = "use.json";
 /// How long until something is tried again that could not be taken down, at first and at most.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(60);
+const LAST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Others may write to the share: what they put in an image's place leads nowhere.
 const PLAIN_FILES: Attributes = Attributes {
