@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, TcpListener, TcpStream},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -13,8 +13,13 @@ use std::{
 
 use anyhow::{Context as _, Result};
 
-/// So much is passed on at once.
-const PIECE: usize = 16 << 10;
+/// So much is passed on at once, at most.
+const PIECE: usize = 256 << 10;
+/// How often a piece is passed on by a line that is slow.
+const TICK: Duration = Duration::from_millis(50);
+const TICKS_PER_SECOND: usize = 20;
+/// As much as comes.
+const UNLIMITED: usize = usize::MAX;
 
 /// A line that is cut when it is dropped.
 #[derive(Debug)]
@@ -26,20 +31,16 @@ pub struct SlowLine {
 
 #[derive(Debug)]
 struct State {
-    a_byte_takes: Duration,
-    hurries: AtomicBool,
+    bytes_per_second: AtomicUsize,
     is_cut: AtomicBool,
 }
 
 impl SlowLine {
-    /// A line to a port that takes so much each second, each way, of every connection.
-    pub fn to(port: u16, bytes_per_second: u32) -> Result<Self> {
+    /// A line to a port, which is not slow yet.
+    pub fn to(port: u16) -> Result<Self> {
         let listener = TcpListener::bind("127.0.0.1:0").context("open a slow line")?;
-        let state = Arc::new(State {
-            a_byte_takes: Duration::from_secs(1) / bytes_per_second,
-            hurries: AtomicBool::new(false),
-            is_cut: AtomicBool::new(false),
-        });
+        let state =
+            Arc::new(State { bytes_per_second: AtomicUsize::new(UNLIMITED), is_cut: AtomicBool::new(false) });
         let line = Self { port: listener.local_addr()?.port(), state: state.clone() };
         thread::spawn(move || {
             while let Ok((near, _)) = listener.accept() {
@@ -56,9 +57,14 @@ impl SlowLine {
         Ok(line)
     }
 
+    /// Takes from now on so much each second, each way, of every connection.
+    pub fn slow_down(&self, bytes_per_second: usize) {
+        self.state.bytes_per_second.store(bytes_per_second, Ordering::SeqCst);
+    }
+
     /// Takes from now on as much as comes.
     pub fn hurry(&self) {
-        self.state.hurries.store(true, Ordering::SeqCst);
+        self.state.bytes_per_second.store(UNLIMITED, Ordering::SeqCst);
     }
 }
 
@@ -72,9 +78,12 @@ impl Drop for SlowLine {
 
 fn carry(mut from: TcpStream, mut to: TcpStream, state: &State) {
     let mut piece = vec![0; PIECE];
-    while let Ok(length @ 1..) = from.read(&mut piece) {
-        if !state.hurries.load(Ordering::SeqCst) {
-            thread::sleep(state.a_byte_takes * u32::try_from(length).unwrap_or(u32::MAX));
+    loop {
+        let rate = state.bytes_per_second.load(Ordering::SeqCst);
+        let most = (rate / TICKS_PER_SECOND).clamp(1, PIECE);
+        let Ok(length @ 1..) = from.read(&mut piece[..most]) else { break };
+        if rate != UNLIMITED {
+            thread::sleep(TICK);
         }
         if state.is_cut.load(Ordering::SeqCst) || to.write_all(&piece[..length]).is_err() {
             break;

@@ -28,6 +28,7 @@ mod restore;
 mod shares;
 mod snapshots;
 mod upkeep;
+mod usage;
 mod volumes;
 mod worker;
 

@@ -13,24 +13,16 @@ use berth_csi::v1;
 use berth_e2e::{Csi, machine};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::world::{Part, Server};
+use crate::{
+    calls::capability,
+    world::{Part, Server},
+};
 
 /// A volume and where it is published.
 struct Published {
     id: String,
     context: HashMap<String, String>,
     target: PathBuf,
-}
-
-fn capability() -> v1::VolumeCapability {
-    v1::VolumeCapability {
-        access_type: Some(v1::volume_capability::AccessType::Mount(
-            v1::volume_capability::MountVolume::default(),
-        )),
-        access_mode: Some(v1::volume_capability::AccessMode {
-            mode: v1::volume_capability::access_mode::Mode::MultiNodeMultiWriter.into(),
-        }),
-    }
 }
 
 async fn create(server: &Server, csi: &Csi, name: &str) -> Result<Published> {

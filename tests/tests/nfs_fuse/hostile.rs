@@ -4,12 +4,11 @@
 use std::{fs, io::ErrorKind, time::Duration};
 
 use anyhow::{Result, ensure};
-use berth_e2e::machine;
+use berth_e2e::{machine, slow::SlowLine};
 use tonic::Code;
 
 use crate::{
     calls::{Kind, Outcome},
-    proxy::Proxy,
     scene::{DEADLINE, PATIENT, Scene},
     world::Server,
 };
@@ -170,9 +169,9 @@ fn fill(path: &std::path::Path) -> ErrorKind {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_server_that_is_slow_is_waited_for_until_the_deadline() -> Result<()> {
     let server = Server::start("4.1")?;
-    let proxy = Proxy::start(server.port()).await?;
-    let scene = Scene::set(server, Some(proxy.port())).await?;
-    proxy.slow(1 << 10);
+    let line = SlowLine::to(server.port())?;
+    let scene = Scene::set(server, Some(line.port)).await?;
+    line.slow_down(1 << 10);
     let reader = scene.read()?;
     for outcome in Box::pin(scene.storm()).await {
         let right = match outcome.call.0 {
@@ -181,6 +180,6 @@ async fn a_server_that_is_slow_is_waited_for_until_the_deadline() -> Result<()> 
         };
         ensure!(right, "{outcome:?}");
     }
-    proxy.fast();
+    line.hurry();
     scene.converges(reader).await
 }

@@ -4,7 +4,6 @@ mod calls;
 mod data;
 mod hostile;
 mod images;
-mod proxy;
 mod sanity;
 mod scene;
 mod upstream;

@@ -231,7 +231,8 @@ fn a_directory_is_named_after_the_claims_labels_and_annotations() -> Result<()> 
 #[test]
 fn a_snapshot_tells_in_events_how_far_it_is_or_why_it_failed() -> Result<()> {
     let server = Server::start(&[])?;
-    let line = SlowLine::to(server.port(), 2 << 20)?;
+    let line = SlowLine::to(server.port())?;
+    line.slow_down(2 << 20);
     let machine = machine_at(line.port)?;
     apply(&machine, "class", line.port)?;
     let claim = json!({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "data"},

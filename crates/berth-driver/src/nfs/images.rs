@@ -30,11 +30,12 @@ use super::{
     claims::Claim,
     id::{ShareName, SubPath},
     mount::refused,
-    node::{LOOKUP, NodeMounts, SPACE, UNMOUNT, blocking, usage_of},
+    node::{LOOKUP, NodeMounts, UNMOUNT, blocking},
     parameters::{Look, Place, VolumeKind},
     parse_share,
     record::{key_of, now},
     shares::{failed, find_dir},
+    usage::{SPACE, usage_of},
     worker::Work,
 };
 use crate::backend::{Error, NodeExpansion, Publication, Result, Secrets, Usage};

@@ -1,0 +1,127 @@
+//! What volumes take, asked on a node: of the filesystem in an image, of a project, or of the server. None of it waits for
+//! a server that does not answer.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::PoisonError,
+    time::{Duration, Instant},
+};
+
+use berth_core::VolumeId;
+use berth_host::{mount::MountInfo, remote, usage::Space};
+use berth_nfs::{Options, Share, Target};
+
+use super::{
+    Inner,
+    mount::{not_answering, refused_by},
+    node::{NodeMounts, blocking},
+    parse_share,
+    shares::failed,
+};
+use crate::backend::{Amounts, Error, Result, Usage, Volume};
+
+/// How long a server may take to tell its space.
+pub(super) const SPACE: Duration = Duration::from_secs(3);
+/// How long what is in a volume may be counted; what takes longer is not tried again for a while.
+const COUNT: Duration = Duration::from_secs(3);
+const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
+
+impl Inner {
+    /// What the volume takes and its share has left, by asking the server and not the kernel, which would wait for it.
+    pub(super) async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {
+        let mounts = &self.mounts;
+        if let Some(usage) = mounts.image_usage(path).await? {
+            return Ok(usage);
+        }
+        if let Some(usage) = self.quota_usage(volume.id.as_str()).await? {
+            return Ok(usage);
+        }
+        let usages = || mounts.usages.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = usages().get(&volume.id).copied();
+        if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
+            return Ok(usage);
+        }
+        match mounts.measure(&volume.id, path.to_owned()).await {
+            Ok(usage) => {
+                usages().insert(volume.id.clone(), (Instant::now(), usage));
+                Ok(usage)
+            }
+            // An old answer is better than none, and the server's absence shows elsewhere.
+            Err(error) => known.map(|(_, usage)| usage).ok_or(error),
+        }
+    }
+}
+
+impl NodeMounts {
+    async fn measure(&self, id: &VolumeId, path: PathBuf) -> Result<Usage> {
+        let at = path.clone();
+        let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
+        let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
+        if self.is_silent(&found) {
+            return Err(not_answering(&found.source, "a moment ago"));
+        }
+        let measured = self.measure_mount(id, path, &found).await;
+        if let Err(Error::Unavailable(_)) = &measured {
+            self.note_silent(&found);
+        }
+        measured
+    }
+
+    async fn measure_mount(&self, id: &VolumeId, path: PathBuf, found: &MountInfo) -> Result<Usage> {
+        if found.fs_type.starts_with("fuse") {
+            let source = found.source.clone();
+            let space = move || remote::space(&path, SPACE).map_err(|error| refused_by(&source, &error));
+            return blocking(move || Ok(usage_of(&space()?))).await;
+        }
+        let share = parse_share(&found.source)?;
+        let told = found.super_options.split(',').filter(|option| {
+            ["vers=", "port=", "mountport="].iter().any(|key| option.starts_with(key))
+                && !option.ends_with("=0")
+        });
+        let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
+        let target = Target { server: share.server.clone(), path: share.path(), options };
+        let asked = tokio::time::timeout(SPACE, async {
+            let share = self.nfs.share(&target).await.map_err(failed)?;
+            let space = share.space(&share.root()).await.map_err(failed)?;
+            Ok((share, space))
+        });
+        let late = || not_answering(&target, &format!("within {SPACE:?}"));
+        let (share, space) = asked.await.unwrap_or_else(|_| Err(late()))?;
+        let whole = Usage {
+            bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
+            inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
+        };
+        // The kernel tells which directory of the share is mounted there, so the share found by it is the volume.
+        let Some(counted) = self.count(id, &share).await else { return Ok(whole) };
+        let files = counted.files + counted.directories;
+        Ok(Usage {
+            bytes: Amounts { used: counted.used, ..whole.bytes },
+            inodes: whole.inodes.map(|inodes| Amounts { used: files, ..inodes }),
+        })
+    }
+
+    /// What is in the volume, unless that takes too long; then the share as a whole has to do.
+    async fn count(&self, id: &VolumeId, volume: &Share) -> Option<berth_nfs::tree::Usage> {
+        let too_large = || self.too_large.lock().unwrap_or_else(PoisonError::into_inner);
+        if too_large().get(id).is_some_and(|since| since.elapsed() < TOO_LARGE) {
+            return None;
+        }
+        let counted = tokio::time::timeout(COUNT, volume.usage(&volume.root())).await;
+        if counted.is_err() {
+            too_large().insert(id.clone(), Instant::now());
+        }
+        counted.ok()?.ok()
+    }
+}
+
+fn amounts(total: u64, free: u64, available: u64) -> Amounts {
+    Amounts { total, used: total.saturating_sub(free), available }
+}
+
+/// The server's space as its mount tells it.
+pub(super) fn usage_of(space: &Space) -> Usage {
+    Usage {
+        bytes: amounts(space.total, space.free, space.available),
+        inodes: Some(amounts(space.inodes_total, space.inodes_free, space.inodes_free)),
+    }
+}
