@@ -12,6 +12,7 @@
 //! The node (`node.rs`, `mount.rs`) mounts a share once for each set of options and binds directories of it. Images
 //! (`content.rs`, `images.rs`) are mounted by loop devices, of one node at a time (`claims.rs`).
 
+mod ahead;
 mod archive;
 mod claims;
 mod content;

@@ -145,17 +145,20 @@ impl Server {
 
     /// A connection that speaks this version.
     pub(crate) async fn wire(&self, target: &Target, version: Version) -> std::result::Result<Wire, Fault> {
-        let (endpoint, credential) = (endpoint(target), credential(target));
         if let Some(minor) = version.minor() {
-            let make = || async {
+            let make = || {
+                let (endpoint, credential) = (endpoint(target), credential(target));
                 let name = format!("berth {} {:016x}", std::process::id(), random());
-                v4::Session::open(&endpoint, credential, minor, &name).await
+                async move { v4::Session::open(&endpoint, credential, minor, &name).await }
             };
             return Ok(Wire::V4(self.v4[minor as usize].get(make).await?));
         }
-        let make = || async {
-            let port = v3::mount::nfs_port(target, &endpoint, credential).await?;
-            v3::Client::open(&Endpoint { port, ..endpoint.clone() }, credential).await
+        let make = || {
+            let (target, endpoint, credential) = (target.clone(), endpoint(target), credential(target));
+            async move {
+                let port = v3::mount::nfs_port(&target, &endpoint, credential).await?;
+                v3::Client::open(&Endpoint { port, ..endpoint }, credential).await
+            }
         };
         Ok(Wire::V3(self.v3.get(make).await?))
     }

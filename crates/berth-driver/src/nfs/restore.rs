@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::{
     Inner,
+    ahead::begin,
     archive::{Decoder, EntryKind, Event, Header, pack::write_all},
     id::SnapshotRef,
     record::hex,
@@ -57,7 +58,10 @@ impl Inner {
 async fn unpack(from: &Share, archive: &Entry, to: &Share, root: &Handle) -> Result<String> {
     let size = archive.attributes.size;
     let mut chunks = stream::iter((0..size).step_by(usize::try_from(CHUNK).unwrap_or(usize::MAX)))
-        .map(|start| read_exactly(from, &archive.handle, start, CHUNK.min(size - start)))
+        .map(|start| {
+            let (from, file) = (from.clone(), archive.handle.clone());
+            begin(async move { read_exactly(&from, &file, start, CHUNK.min(size - start)).await })
+        })
         .buffered(AT_ONCE);
     let mut sum = Sha256::new();
     let mut inflate = Inflate::Unknown;
@@ -180,7 +184,7 @@ impl<'a> Tree<'a> {
                 if self.sent.len() >= AT_ONCE {
                     self.sent.try_next().await?;
                 }
-                self.sent.push(Box::pin(async move { write_all(&share, &file, offset, data).await }));
+                self.sent.push(begin(async move { write_all(&share, &file, offset, data).await }));
                 Ok(())
             }
             Event::EntryEnd => self.entry_end().await,

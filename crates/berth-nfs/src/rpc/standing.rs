@@ -1,8 +1,12 @@
 //! Something that is made when needed, used by many, made again when broken and dropped when idle.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
-use tokio::{sync::Mutex, time::Instant};
+use tokio::sync::watch;
 
 use crate::status::Fault;
 
@@ -17,58 +21,77 @@ pub(crate) trait Idle {
 /// A place for one of these.
 #[derive(Debug)]
 pub(crate) struct Standing<T> {
-    slot: Mutex<Slot<T>>,
+    slot: Arc<Mutex<Slot<T>>>,
 }
 
+type Made<T> = Result<Arc<T>, Fault>;
+
+/// No caller ever holds anything that another one waits for, not even its turn: callers are often left half done, to be
+/// gone on with or not, while the same task waits for a call of somebody else.
 #[derive(Debug)]
-struct Slot<T> {
-    current: Option<Arc<T>>,
-    failed: Option<(Instant, Fault)>,
+enum Slot<T> {
+    Empty,
+    Making(watch::Receiver<Option<Made<T>>>),
+    Made(Arc<T>),
 }
 
 impl<T> Default for Standing<T> {
     fn default() -> Self {
-        Self { slot: Mutex::new(Slot { current: None, failed: None }) }
+        Self { slot: Arc::new(Mutex::new(Slot::Empty)) }
     }
 }
 
-impl<T: Idle> Standing<T> {
-    /// What stands here, made if necessary: by one caller, while the others wait and share its success or failure.
-    pub(crate) async fn get<F>(&self, make: impl FnOnce() -> F) -> Result<Arc<T>, Fault>
+impl<T: Idle + Send + Sync + 'static> Standing<T> {
+    /// What stands here, made if necessary: once, by a task of its own, whose success or failure all who wait share.
+    pub(crate) async fn get<F>(&self, make: impl FnOnce() -> F) -> Made<T>
     where
-        F: Future<Output = Result<T, Fault>>,
+        F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
-        let asked = Instant::now();
-        let mut slot = self.slot.lock().await;
-        if let Some(current) = slot.current.as_ref().filter(|current| current.is_alive()) {
-            return Ok(current.clone());
-        }
-        slot.current = None;
-        // Otherwise each of a hundred callers would wait for its own timeout, one after the other.
-        if let Some((at, fault)) = &slot.failed
-            && *at > asked
-        {
-            return Err(fault.clone());
-        }
-        match make().await {
-            Ok(new) => {
-                let new = Arc::new(new);
-                slot.current = Some(new.clone());
-                Ok(new)
+        let mut making = {
+            let mut slot = lock(&self.slot);
+            match &*slot {
+                Slot::Made(current) if current.is_alive() => return Ok(current.clone()),
+                // Closed only if its maker panicked or its runtime is gone.
+                Slot::Making(making) if making.has_changed().is_ok() => making.clone(),
+                _ => self.begin(&mut slot, make()),
             }
-            Err(fault) => {
-                slot.failed = Some((Instant::now(), fault.clone()));
-                Err(fault)
-            }
+        };
+        match making.wait_for(Option::is_some).await.as_deref() {
+            Ok(Some(result)) => result.clone(),
+            _ => Err(Fault::Closed),
         }
+    }
+
+    fn begin(
+        &self,
+        slot: &mut Slot<T>,
+        make: impl Future<Output = Result<T, Fault>> + Send + 'static,
+    ) -> watch::Receiver<Option<Made<T>>> {
+        let (end, making) = watch::channel(None);
+        *slot = Slot::Making(making.clone());
+        let place = self.slot.clone();
+        tokio::spawn(async move {
+            let result = make.await.map(Arc::new);
+            *lock(&place) = result.clone().map_or(Slot::Empty, Slot::Made);
+            end.send_replace(Some(result));
+        });
+        making
     }
 
     /// Drops what was not used for so long; tells whether anything stands here still.
     pub(crate) fn drop_idle(&self, longest: Duration) -> bool {
-        let Ok(mut slot) = self.slot.try_lock() else { return true };
-        if slot.current.as_ref().is_some_and(|current| !current.is_alive() || current.idle_for() >= longest) {
-            slot.current = None;
+        let mut slot = lock(&self.slot);
+        let is_idle = match &*slot {
+            Slot::Made(current) => !current.is_alive() || current.idle_for() >= longest,
+            Slot::Empty | Slot::Making(_) => false,
+        };
+        if is_idle {
+            *slot = Slot::Empty;
         }
-        slot.current.is_some()
+        !matches!(*slot, Slot::Empty)
     }
+}
+
+fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

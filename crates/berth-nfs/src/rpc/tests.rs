@@ -9,7 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use futures_util::future::join_all;
+use futures_util::{FutureExt as _, future::join_all};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -239,10 +239,12 @@ impl Idle for Thing {
 async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
     let standing = Standing::<Thing>::default();
     let attempts = AtomicU32::new(0);
-    let failing = || async {
+    let failing = || {
         attempts.fetch_add(1, Ordering::Relaxed);
-        tokio::time::sleep(Duration::from_secs(10)).await;
-        Err(Fault::Silent(Duration::from_secs(10)))
+        async {
+            tokio::time::sleep(Duration::from_secs(10)).await;
+            Err(Fault::Silent(Duration::from_secs(10)))
+        }
     };
     let begun = Instant::now();
     for result in join_all((0..100).map(|_| standing.get(failing))).await {
@@ -251,14 +253,36 @@ async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
     assert_eq!(begun.elapsed(), Duration::from_secs(10));
     assert_eq!(attempts.load(Ordering::Relaxed), 1);
 
-    let working = || async {
+    let working = || {
         attempts.fetch_add(1, Ordering::Relaxed);
-        Ok(Thing { alive: true })
+        async { Ok(Thing { alive: true }) }
     };
     let things: Vec<Arc<Thing>> =
         join_all((0..100).map(|_| standing.get(working))).await.into_iter().map(Result::unwrap).collect();
     assert!(things.iter().all(|thing| Arc::ptr_eq(thing, &things[0])));
     assert_eq!(attempts.load(Ordering::Relaxed), 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_is_left_half_done_holds_up_no_other() {
+    let standing = Standing::<Thing>::default();
+    let failing = || async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        Err(Fault::Silent(Duration::from_secs(10)))
+    };
+    // Both have begun to wait, and are never gone on with.
+    let mut left = [Box::pin(standing.get(failing)), Box::pin(standing.get(failing))];
+    for half_done in &mut left {
+        assert!(half_done.now_or_never().is_none());
+    }
+    let soon = Duration::from_secs(11);
+    assert!(tokio::time::timeout(soon, standing.get(failing)).await.unwrap().is_err());
+    let working = || async { Ok(Thing { alive: true }) };
+    let mut left = Box::pin(standing.get(working));
+    assert!((&mut left).now_or_never().is_none());
+    for _ in 0..2 {
+        assert!(tokio::time::timeout(soon, standing.get(working)).await.unwrap().is_ok());
+    }
 }
 
 #[tokio::test]

@@ -15,7 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::{EntryKind, Header, MAX_PIECES, encode, end, padding, stored_length};
 use crate::{
     backend::{Error, Result},
-    nfs::{progress::Progress, record::hex, shares::failed},
+    nfs::{ahead::begin, progress::Progress, record::hex, shares::failed},
 };
 
 /// How much is read and written at once.
@@ -89,7 +89,8 @@ impl Packer<'_> {
             let mut entries = entries_of(self.from, &dir).await?;
             entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
             let from = self.from;
-            let mut ready = stream::iter(entries).map(|entry| ahead(from, entry)).buffered(AT_ONCE);
+            let mut ready =
+                stream::iter(entries).map(|entry| begin(ahead(from.clone(), entry))).buffered(AT_ONCE);
             let mut below = Vec::new();
             while let Some((entry, content)) = ready.try_next().await? {
                 let path = [path.as_slice(), entry.name.as_bytes()].concat();
@@ -162,8 +163,11 @@ impl Packer<'_> {
         self.output.push(encode(&header).into()).await?;
         let from = self.from;
         let chunks = pieces.into_iter().flat_map(chunks);
-        let mut read =
-            stream::iter(chunks).map(|chunk| read_exactly(from, file, chunk)).buffered(AT_ONCE / 2);
+        let read = |chunk| {
+            let (from, file) = (from.clone(), file.clone());
+            begin(async move { read_exactly(&from, &file, chunk).await })
+        };
+        let mut read = stream::iter(chunks).map(read).buffered(AT_ONCE / 2);
         let mut copied = 0;
         while let Some(data) = read.try_next().await? {
             let bytes = length(&data);
@@ -203,13 +207,13 @@ enum Content {
     Large,
 }
 
-async fn ahead(from: &Share, entry: DirEntry) -> Result<(DirEntry, Content)> {
+async fn ahead(from: Share, entry: DirEntry) -> Result<(DirEntry, Content)> {
     let attributes = &entry.attributes;
     let content = match attributes.kind {
         FileKind::Symlink => Content::Link(from.read_link(&entry.handle).await.map_err(failed)?),
         FileKind::File if attributes.size == 0 => Content::Whole(Bytes::new()),
         FileKind::File if attributes.size <= SMALL => {
-            Content::Whole(read_exactly(from, &entry.handle, 0..attributes.size).await?)
+            Content::Whole(read_exactly(&from, &entry.handle, 0..attributes.size).await?)
         }
         FileKind::File => Content::Large,
         _ => Content::Nothing,
@@ -379,7 +383,7 @@ impl Output {
         if self.sent.len() >= AT_ONCE / 2 {
             self.sent.try_next().await?;
         }
-        self.sent.push(Box::pin(async move { write_all(&share, &file, offset, chunk).await }));
+        self.sent.push(begin(async move { write_all(&share, &file, offset, chunk).await }));
         Ok(())
     }
 
