@@ -18,7 +18,7 @@ use std::{
 
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
-    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
@@ -105,7 +105,7 @@ pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> R
 /// Makes the directory `below`, which is below the mount at `root`, also appear at the existing directory `target`.
 ///
 /// No symbolic link in `below` is followed, and nothing leads out of `root`: errno `ELOOP` or `EXDEV`. An empty `below`
-/// is the root itself.
+/// is the root itself. Where nothing is mounted at `root`: errno `ENXIO`.
 pub fn bind(
     root: &Path,
     below: &Path,
@@ -116,6 +116,11 @@ pub fn bind(
     let (place, top, to) = (c_path(below)?, c_path(root)?, c_path(target)?);
     let outcome = in_child(deadline, |_| {
         let top = rustix::fs::open(&*top, DIRECTORY, Mode::empty())?;
+        let as_known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+        let found = rustix::fs::statx(&top, c"", as_known, StatxFlags::empty())?;
+        if !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
+            return Err(Errno::NXIO);
+        }
         let directory = if place.is_empty() {
             top
         } else {
@@ -194,6 +199,13 @@ pub fn is_mounted(path: &Path) -> Result<bool> {
 
 /// What is mounted exactly at `path`, by the kernel's table; a path that leads nowhere has nothing.
 pub fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
+    // A directory's list of names asks nobody what is mounted on them, and is shorter than the kernel's table.
+    if let (Some(parent), Some(name)) = (path.parent(), path.file_name())
+        && let Ok(names) = std::fs::read_dir(parent)
+        && !names.filter_map(std::result::Result::ok).any(|entry| entry.file_name() == name)
+    {
+        return Ok(None);
+    }
     match listed_at(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         found => found,
@@ -460,6 +472,16 @@ mod tests {
             assert!(matches!(errno, Some(Errno::LOOP | Errno::XDEV | Errno::NOTDIR)), "{below}: {error:?}");
             assert!(!is_mounted(&target).unwrap());
         }
+    }
+
+    #[test]
+    fn a_directory_that_nothing_is_mounted_at_is_no_share() {
+        let scratch = Scratch::new();
+        let (share, target) = (scratch.dir("share"), scratch.dir("target"));
+        scratch.dir("share/dir");
+        let error = bind(&share, Path::new("dir"), &target, Attributes::default(), SOON).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::NXIO.raw_os_error()));
+        assert!(!is_mounted(&target).unwrap());
     }
 
     #[test]

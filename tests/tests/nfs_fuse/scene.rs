@@ -49,12 +49,13 @@ const BEFORE: [&str; 6] = ["used", "idle", "grown", "kept", "doomed", "leaving"]
 
 /// A driver and its servers; all gone when the test is, however it ends.
 pub(crate) struct Scene {
+    /// Before the servers: it ends with what it mounts, and only then is everything unmounted.
+    driver: Program,
     pub(crate) bad: Server,
     pub(crate) share: Share,
     pub(crate) caller: Caller,
     _good: Server,
     well: Share,
-    driver: Program,
     before: Footprint,
     beside: Vec<Seen>,
 }

@@ -174,6 +174,12 @@ fn print(rows: &[Row]) {
     }
 }
 
+fn middle(rates: &[f64]) -> f64 {
+    let mut sorted = rates.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    sorted[sorted.len() / 2]
+}
+
 /// Makes volume after volume on one share.
 async fn many(berth: &Caller, directories: usize) {
     println!("\n{:32} {:>12}", "CreateVolume with so many there", "per second");
@@ -184,9 +190,12 @@ async fn many(berth: &Caller, directories: usize) {
         eprintln!("{} volumes", (thousand + 1) * THOUSAND);
         println!("{:>32} {:>12.1}", thousand * THOUSAND, rates[thousand]);
     }
-    if let [first, .., last] = rates[..] {
-        let holds = if last >= 0.75 * first { "ok" } else { "MISSED" };
-        println!("{:32} {:>11.2}x {:>19} {holds}", "the last to the first", last / first, "≥ 0.75x");
+    if rates.len() > 1 {
+        // Of each half the middle one: whatever else the machine does shows in single steps.
+        let (first, last) = rates.split_at(rates.len() / 2);
+        let ratio = middle(last) / middle(first);
+        let holds = if ratio >= 0.75 { "ok" } else { "MISSED" };
+        println!("{:32} {ratio:>11.2}x {:>19} {holds}", "the later half to the earlier", "≥ 0.75x");
     }
 }
 

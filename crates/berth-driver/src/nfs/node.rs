@@ -425,13 +425,18 @@ impl NodeMounts {
             // What is being bound has no user yet that anybody could see.
             let turn = self.turn(&key);
             let _stays = turn.blocking_read();
-            let Some(found) = remote::mounted_at(&root)? else {
-                // The last other user of the share went away just now.
-                return Err(Error::Busy("the share was unmounted meanwhile; try again".to_owned()));
-            };
-            let bound = remote::bind(&root, below, target, attributes, LOOKUP);
-            bound.map_err(|error| refused_by(&found.source, &error))
+            remote::bind(&root, below, target, attributes, LOOKUP)
         };
+        let bound = bound.map_err(|error| {
+            if error.errno() == Some(Errno::NXIO.raw_os_error()) {
+                // The last other user of the share went away just now.
+                return Error::Busy("the share was unmounted meanwhile; try again".to_owned());
+            }
+            match remote::mounted_at(&root) {
+                Ok(Some(found)) => refused_by(&found.source, &error),
+                _ => refused_by(&root.display(), &error),
+            }
+        });
         bound.map_err(|error| {
             self.release_root(&root);
             match error {
