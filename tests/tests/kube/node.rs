@@ -3,6 +3,7 @@
 mod deployment;
 mod image;
 mod manifests;
+mod nfs;
 mod uses;
 
 use anyhow::{Context as _, Result, ensure};

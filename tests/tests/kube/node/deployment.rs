@@ -12,7 +12,7 @@ use crate::cluster::Cluster;
 use crate::kinds::{CSI_NODE, NODE};
 
 /// The testbed's only node.
-const HERE: &str = "testbed";
+pub(super) const HERE: &str = "testbed";
 const COMPONENTS: &str = "--controllers=provisioner,attacher,resizer,snapshotter,snapshot-controller";
 
 /// Which programs run.

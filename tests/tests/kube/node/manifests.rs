@@ -16,29 +16,33 @@ use crate::kinds::{CLAIM, CLASS, POD, SNAPSHOT, SNAPSHOT_CONTENT, text};
 const TOOLS: [&str; 5] = ["mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"];
 const DRIVERS: &str = "app.kubernetes.io/name=berth-local";
 
-/// The manifests in the cluster; they are taken away when this is dropped.
-struct Applied {
+/// A directory of `deploy/` in the cluster; it is taken away when this is dropped.
+pub(super) struct Applied {
     kubeconfig: String,
     file: PathBuf,
+    workloads: &'static [&'static str],
 }
 
 impl Applied {
-    /// Applies them, but for the places of the kubelet and of the data, and waits until all their pods are ready.
-    fn apply(cluster: &Cluster) -> Result<Self> {
-        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/local");
-        let built = machine::run("kubectl", &["kustomize", dir])?
-            .replace("/var/lib/kubelet", &kubelet_root().display().to_string())
-            .replace("/var/lib/berth/local", &cluster.path("data").display().to_string());
-        let file = cluster.path("local.yaml");
-        fs::write(&file, built)?;
-        let applied = Self { kubeconfig: cluster.kubeconfig(), file };
+    /// Applies it, but for the kubelet's place and what `edit` changes, and waits until these workloads' pods are ready.
+    pub(super) fn apply(
+        cluster: &Cluster,
+        name: &str,
+        workloads: &'static [&'static str],
+        edit: impl FnOnce(String) -> String,
+    ) -> Result<Self> {
+        let dir = format!("{}/../deploy/{name}", env!("CARGO_MANIFEST_DIR"));
+        let built = machine::run("kubectl", &["kustomize", &dir])?;
+        let file = cluster.path(&format!("{name}.yaml"));
+        fs::write(&file, edit(built.replace("/var/lib/kubelet", &kubelet_root().display().to_string())))?;
+        let applied = Self { kubeconfig: cluster.kubeconfig(), file, workloads };
         applied.kubectl(&["apply", "-f", &applied.file.display().to_string()])?;
         applied.ready()?;
         Ok(applied)
     }
 
-    fn ready(&self) -> Result<()> {
-        for workload in ["daemonset/berth-local", "deployment/berth-snapshot-controller"] {
+    pub(super) fn ready(&self) -> Result<()> {
+        for workload in self.workloads {
             let waited = self.kubectl(&["rollout", "status", "--timeout=120s", workload]);
             if let Err(error) = waited {
                 let pods = self.kubectl(&["describe", "pods"])?;
@@ -48,12 +52,21 @@ impl Applied {
         Ok(())
     }
 
-    /// Kills the drivers' pods, whose DaemonSet makes others.
-    fn kill_drivers(&self) -> Result<()> {
-        self.kubectl(&["delete", "pods", "-l", DRIVERS, "--force", "--grace-period=0"]).map(drop)
+    /// Makes sure that nobody was refused anything.
+    pub(super) fn allowed(&self) -> Result<()> {
+        for workload in self.workloads {
+            let logs = self.kubectl(&["logs", workload, "--all-pods=true", "--tail=-1"])?;
+            ensure!(!logs.to_lowercase().contains("forbidden"), "{logs}");
+        }
+        Ok(())
     }
 
-    fn kubectl(&self, args: &[&str]) -> Result<String> {
+    /// Kills the pods with a label, whose workload makes others.
+    pub(super) fn kill(&self, label: &str) -> Result<()> {
+        self.kubectl(&["delete", "pods", "-l", label, "--force", "--grace-period=0"]).map(drop)
+    }
+
+    pub(super) fn kubectl(&self, args: &[&str]) -> Result<String> {
         let args = [&[self.kubeconfig.as_str(), "-n", "berth-system"], args].concat();
         machine::run("kubectl", &args)
     }
@@ -74,7 +87,10 @@ async fn a_volume_lives_by_the_manifests_alone() -> Result<()> {
     cluster.with_snapshots().await?;
     image::import(&cluster.path("images"), "berth", &[])?;
     image::import(&cluster.path("images"), "berth-node", &TOOLS)?;
-    let applied = Applied::apply(&cluster)?;
+    let data = cluster.path("data").display().to_string();
+    let workloads = &["daemonset/berth-local", "deployment/berth-snapshot-controller"];
+    let applied =
+        Applied::apply(&cluster, "local", workloads, |all| all.replace("/var/lib/berth/local", &data))?;
     cluster.step("the manifests' pods are ready");
     let rooms = applied.kubectl(&["get", "csistoragecapacities", "-o", "name"])?;
     ensure!(!rooms.is_empty(), "nobody tells how much room there is");
@@ -92,7 +108,7 @@ async fn a_volume_lives_by_the_manifests_alone() -> Result<()> {
     cluster.step("the pod runs");
     let before = size(&cluster, "writer")?;
 
-    applied.kill_drivers()?;
+    applied.kill(DRIVERS)?;
     cluster.patch(CLAIM, "data", json!({"spec": {"resources": {"requests": {"storage": "400Mi"}}}})).await?;
     ensure!(exec(&cluster, "writer", "cat /data/file")? == "kept\n", "a pod needs no driver to read");
     let pending =
@@ -112,10 +128,7 @@ async fn a_volume_lives_by_the_manifests_alone() -> Result<()> {
     let left = fs::read_dir(cluster.path("data/volumes"))?.count();
     ensure!(left == 0, "{left} volumes are left on the disk");
     applied.ready()?;
-    for of in [DRIVERS, "app.kubernetes.io/name=berth-snapshot-controller"] {
-        let logs = applied.kubectl(&["logs", "-l", of, "--tail=-1"])?;
-        ensure!(!logs.to_lowercase().contains("forbidden"), "{logs}");
-    }
+    applied.allowed()?;
     drop(applied);
     cluster.delete(CLASS, "manifests").await?;
     cluster.finish(Vec::new()).await

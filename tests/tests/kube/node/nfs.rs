@@ -1,0 +1,131 @@
+//! `deploy/nfs` on real Kubernetes: volumes of a server beside the cluster, in pods that its kubelet runs.
+//!
+//! The kernel here need not know NFS, so the nodes mount by FUSE, as the manifests' README says.
+
+use std::fs;
+
+use anyhow::{Context as _, Result, ensure};
+use berth_e2e::nfs::Server;
+use serde_json::{Value, json};
+
+use super::deployment::HERE;
+use super::manifests::Applied;
+use super::{exec, image, ready, running};
+use crate::cluster::{Cluster, merged};
+use crate::kinds::{CLAIM, CLASS, NODE, POD, SNAPSHOT, SNAPSHOT_CONTENT, VOLUME, text};
+
+const WORKLOADS: &[&str] =
+    &["daemonset/berth-nfs-node", "deployment/berth-nfs-controller", "deployment/berth-snapshot-controller"];
+const CONTROLLERS: &str = "app.kubernetes.io/name=berth-nfs-controller";
+const STATE: &str = "/var/lib/berth/nfs";
+
+/// The manifests with another place for the shares, and the argument for FUSE beside that of the place.
+fn edited(manifests: &str, state: &str) -> String {
+    let mut edited = String::new();
+    for line in manifests.lines() {
+        edited.extend([&line.replace(STATE, state), "\n"]);
+        if let Some((indentation, _)) = line.split_once("--state-dir=") {
+            edited.extend([indentation, "--mount-mode=fuse\n"]);
+        }
+    }
+    edited
+}
+
+/// The container of a pod, on whichever node there is.
+fn anywhere(script: &str) -> Value {
+    merged(running(script), json!({"nodeSelector": {}}))
+}
+
+#[tokio::test]
+async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
+    let cluster = Cluster::start("nfs", json!({})).await?;
+    cluster.with_snapshots().await?;
+    image::import(&cluster.path("images"), "berth", &[])?;
+    let server = Server::start(&[])?;
+    let node = cluster.get(NODE, HERE).await?;
+    let address = text(&node, "/status/addresses/0/address").to_owned();
+    let state = cluster.path("nfs").display().to_string();
+    let applied = Applied::apply(&cluster, "nfs", WORKLOADS, |all| edited(&all, &state))?;
+    cluster.step("the manifests' pods are ready");
+
+    let place = json!({"server": address, "share": server.share("4.1")});
+    let options = format!("vers=4.1,{}", server.options);
+    let class = json!({
+        "metadata": {"name": "nfs"}, "provisioner": "nfs.csi.k8s.io", "allowVolumeExpansion": true,
+        "parameters": merged(place.clone(), json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"})),
+        "mountOptions": options.split(',').collect::<Vec<_>>(),
+    });
+    cluster.create(CLASS, class).await?;
+    let shared = json!({"storageClassName": "nfs", "accessModes": ["ReadWriteMany"]});
+    cluster.claim("data", "1Gi", shared.clone()).await?;
+    let script = "set -e; echo kept > /data/file; while :; do date >> /data/log; sync; sleep 1; done";
+    cluster.pod("writer", "data", anywhere(script)).await?;
+    ready(&cluster, "writer").await?;
+    cluster.pod("reader", "data", anywhere("exec sleep 1000000")).await?;
+    ready(&cluster, "reader").await?;
+    cluster.step("two pods share a volume");
+    ensure!(exec(&cluster, "reader", "cat /data/file")? == "kept\n");
+    let dir = server.export().join(&cluster.name).join("data");
+    ensure!(fs::read_to_string(dir.join("file"))? == "kept\n", "it is a directory of its claim's name");
+
+    applied.kill(CONTROLLERS)?;
+    cluster.patch(CLAIM, "data", json!({"spec": {"resources": {"requests": {"storage": "2Gi"}}}})).await?;
+    let grown = |claim: &Value| text(claim, "/status/capacity/storage") == "2Gi";
+    cluster.until(CLAIM, "data", "has its new size", grown).await?;
+    cluster.step("the volume has grown, by other controllers");
+
+    let content = restored(&cluster, &shared).await?;
+    inline(&cluster, merged(place, json!({"mountOptions": options}))).await?;
+    for pod in ["writer", "reader", "later", "inline"] {
+        cluster.delete(POD, pod).await?;
+    }
+    for pod in ["writer", "reader", "later", "inline"] {
+        cluster.gone(POD, pod).await?;
+    }
+    cluster.step("the pods are gone");
+    cluster.delete(SNAPSHOT, "then").await?;
+    cluster.gone(SNAPSHOT_CONTENT, &content).await?;
+    for claim in ["data", "restored"] {
+        let volume = cluster.get(CLAIM, claim).await?;
+        let volume = text(&volume, "/spec/volumeName").to_owned();
+        cluster.delete_claim(claim).await?;
+        cluster.gone(VOLUME, &volume).await?;
+    }
+    cluster.step("the volumes are gone");
+    let left: Vec<_> = fs::read_dir(server.export().join(&cluster.name))?.collect();
+    ensure!(left.is_empty(), "{left:?} are left on the share");
+    applied.ready()?;
+    applied.allowed()?;
+    drop(applied);
+    cluster.delete(CLASS, "nfs").await?;
+    cluster.finish(Vec::new()).await
+}
+
+/// Takes a snapshot and restores it into another pod; gives its content's name.
+async fn restored(cluster: &Cluster, shared: &Value) -> Result<String> {
+    let spec = json!({
+        "volumeSnapshotClassName": "berth-nfs", "source": {"persistentVolumeClaimName": "data"},
+    });
+    cluster.create(SNAPSHOT, json!({"metadata": {"name": "then"}, "spec": spec})).await?;
+    let taken =
+        cluster.until(SNAPSHOT, "then", "gets ready", |it| it["status"]["readyToUse"] == true).await?;
+    exec(cluster, "writer", "echo changed > /data/file")?;
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "then"});
+    cluster.claim("restored", "2Gi", merged(shared.clone(), json!({"dataSource": source}))).await?;
+    cluster.pod("later", "restored", anywhere("exec sleep 1000000")).await?;
+    ready(cluster, "later").await?;
+    ensure!(exec(cluster, "later", "cat /data/file")? == "kept\n");
+    cluster.step("a snapshot is restored");
+    Ok(text(&taken, "/status/boundVolumeSnapshotContentName").to_owned())
+}
+
+/// A pod that names the share itself sees all of it.
+async fn inline(cluster: &Cluster, attributes: Value) -> Result<()> {
+    let volume = json!({"name": "data", "csi": {"driver": "nfs.csi.k8s.io", "volumeAttributes": attributes}});
+    cluster.pod("inline", "", merged(anywhere("exec sleep 1000000"), json!({"volumes": [volume]}))).await?;
+    ready(cluster, "inline").await.context("the pod with a volume of its own")?;
+    let seen = exec(cluster, "inline", &format!("cat /data/{}/data/file", cluster.name))?;
+    ensure!(seen == "changed\n", "{seen:?}");
+    cluster.step("a pod has the share itself");
+    Ok(())
+}
