@@ -137,11 +137,16 @@ fn claims(server: &Server, name: &str) -> Result<usize> {
     Ok(names.iter().filter(|name| name.to_string_lossy().starts_with(".used-by-")).count())
 }
 
-/// Waits until no node uses the image of a volume. A loop device that somebody else on this machine looks at just then is
-/// let go of a little later.
+/// Waits until no node uses the image of a volume.
 async fn let_go(server: &Server, name: &str, what: &str) -> Result<()> {
+    until_used_by(0, server, name, what).await
+}
+
+/// Waits until so many nodes use the image of a volume. A loop device that somebody else on this machine looks at just then
+/// is let go of a little later.
+async fn until_used_by(nodes: usize, server: &Server, name: &str, what: &str) -> Result<()> {
     let deadline = std::time::Instant::now() + Duration::from_secs(60);
-    while claims(server, name)? > 0 {
+    while claims(server, name)? != nodes {
         ensure!(std::time::Instant::now() < deadline, "{what}");
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -207,6 +212,7 @@ async fn a_volume_grows_while_it_is_used_or_when_it_is_used_next() -> Result<()>
             Err(status) if fs_type == "ext4" => {
                 refused(Err::<(), _>(status), Code::FailedPrecondition, "only while it is not mounted")?;
                 csi.unpublish(&volume.id, &at).await?;
+                let_go(&server, fs_type, "nobody uses it").await?;
                 volume.publish(&csi, &at).await?;
             }
             Err(status) => return Err(status.into()),
@@ -236,15 +242,18 @@ async fn one_node_at_a_time_writes_and_many_read() -> Result<()> {
     refused(read.publish(&there, &far).await, Code::FailedPrecondition, "node-1")?;
     ensure!(claims(&server, "pvc-1")? == 1, "who is refused says nothing");
     here.unpublish(&volume.id, &near).await?;
+    let_go(&server, "pvc-1", "it is free for another node").await?;
 
     volume.publish(&there, &far).await?;
     ensure!(fs::read_to_string(far.join("file"))? == "from here", "it moves with what is in it");
     there.unpublish(&volume.id, &far).await?;
+    let_go(&server, "pvc-1", "it is free for readers").await?;
     read.publish(&there, &far).await?;
     read.publish(&here, &near).await?;
     ensure!(fs::read_to_string(near.join("file"))? == "from here", "both read");
     ensure!(fs::write(near.join("file"), "x").is_err(), "and write nothing");
     here.unpublish(&volume.id, &near).await?;
+    until_used_by(1, &server, "pvc-1", "one of the readers is gone").await?;
     refused(volume.publish(&here, &near).await, Code::FailedPrecondition, "for reading on node \"node-2\"")?;
     there.unpublish(&volume.id, &far).await?;
     here.delete(&volume.id).await?;
@@ -270,6 +279,7 @@ async fn snapshots_and_clones_are_taken_at_rest_and_used_beside_their_source() -
     let clone = like("clone", csi::from_volume(&volume.id));
     refused(make(&csi, clone.clone()).await, Code::FailedPrecondition, "stop the pods")?;
     csi.unpublish(&volume.id, &at).await?;
+    let_go(&server, "source", "it is at rest").await?;
 
     let mut snapshot = csi.snapshot("snap", &volume.id).await?;
     while !snapshot.ready_to_use {
