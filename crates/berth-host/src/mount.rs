@@ -25,7 +25,7 @@ use rustix::{
     },
 };
 
-pub(crate) use self::mountinfo::listed_at;
+pub(crate) use self::mountinfo::{layers_at, listed_at};
 pub use self::{
     mountinfo::{MountInfo, mount_of, mounts},
     options::{Atime, Attributes, Options, parse_options},

@@ -3,46 +3,38 @@
 //! Every call that could wait for the other machine is made by a child process that does nothing else: it is killed at
 //! the deadline, and no thread of this process ever waits in the kernel. What is mounted is read from the kernel's
 //! table, which asks nobody.
-#![expect(unsafe_code, reason = "a child is forked that makes system calls and exits")]
+
+mod child;
 
 use std::{
     ffi::{CStr, CString},
-    io::{self, Read as _},
+    io,
     os::{
-        fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd, RawFd},
+        fd::{AsFd as _, BorrowedFd, OwnedFd},
         unix::ffi::OsStrExt as _,
     },
     path::Path,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxAttributes, StatxFlags},
+    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
     mount::{
         FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
         fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
     },
-    pipe::{PipeFlags, pipe_with},
-    process::{
-        Pid, PidfdFlags, Signal, WaitOptions, kill_process, pidfd_open, set_parent_process_death_signal,
-        waitpid,
-    },
 };
 
+use self::child::{hear_child, in_child};
 use crate::{
     error::{Change, Error, Result},
-    mount::{Attributes, MountInfo, add_attributes, listed_at},
+    mount::{Attributes, MountInfo, add_attributes, layers_at, listed_at},
     usage::Space,
 };
 
-/// How long a killed child may take to end.
-const KILL_GRACE: Duration = Duration::from_secs(2);
 /// How much of what the kernel says about a mount is kept.
 const LOG: usize = 1024;
-/// Before it are standard input, output and error.
-const FIRST_OWN: RawFd = 3;
 
 /// A filesystem on another machine.
 #[derive(Debug, Clone, Copy)]
@@ -117,10 +109,7 @@ pub fn bind(
     let outcome = in_child(deadline, |_| {
         let top = rustix::fs::open(&*top, DIRECTORY, Mode::empty())?;
         let as_known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        let found = rustix::fs::statx(&top, c"", as_known, StatxFlags::empty())?;
-        if !found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) {
-            return Err(Errno::NXIO);
-        }
+        mount_root(rustix::fs::statx(&top, c"", as_known, StatxFlags::empty())?)?;
         let directory = if place.is_empty() {
             top
         } else {
@@ -156,12 +145,16 @@ pub fn ensure_mode(root: &Path, below: &Path, mode: u32, deadline: Duration) -> 
     outcome.map_err(|failure| failure.while_doing(doing()))
 }
 
-/// Asks what is mounted at `path` for its attributes: an error is the other machine's, or errno `ETIMEDOUT`.
+/// Asks what is mounted at `path` for its attributes: an error is the other machine's, or errno `ETIMEDOUT`. Where nothing
+/// is mounted: errno `ENXIO`.
 pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
     let place = c_path(path)?;
     let outcome = in_child(deadline, |_| {
         let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
-        rustix::fs::statx(CWD, &*place, flags, StatxFlags::MODE | StatxFlags::MTIME).map(drop)
+        match rustix::fs::statx(CWD, &*place, flags, StatxFlags::MODE | StatxFlags::MTIME) {
+            Err(Errno::NOENT) => Err(Errno::NXIO),
+            found => mount_root(found?),
+        }
     });
     outcome.map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
 }
@@ -212,6 +205,14 @@ pub fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
     }
 }
 
+/// Everything that is mounted at `path`, one on the other.
+pub fn all_mounted_at(path: &Path) -> Result<Vec<MountInfo>> {
+    match layers_at(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        found => found,
+    }
+}
+
 /// Takes away everything mounted at `target`: as usual, else by force, else out of sight until its last user is gone.
 pub fn unmount(target: &Path, deadline: Duration) -> Result<Change> {
     unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
@@ -229,24 +230,32 @@ pub fn end(target: &Path, deadline: Duration) -> Result<Change> {
 }
 
 fn unmount_by(target: &Path, ways: &[UnmountFlags], deadline: Duration) -> Result<Change> {
-    let mut change = Change::AlreadyTrue;
     let place = c_path(target)?;
-    while is_mounted(target)? {
-        let mut last = Ok(());
-        for flags in ways {
-            last = in_child(deadline, |_| rustix::mount::unmount(&*place, *flags | UnmountFlags::NOFOLLOW));
-            // Out of sight is enough: what is still to be written may wait for the other machine long after.
-            if last.is_err() && !is_mounted(target)? {
-                last = Ok(());
+    let mut last = Ok(Change::AlreadyTrue);
+    for &flags in ways {
+        let outcome = in_child(deadline, |_| {
+            let mut removed = false;
+            loop {
+                match rustix::mount::unmount(&*place, flags | UnmountFlags::NOFOLLOW) {
+                    Ok(()) => removed = true,
+                    // There was nothing below it.
+                    Err(Errno::INVAL) if removed => return Ok(()),
+                    failed => return failed,
+                }
             }
-            if last.is_ok() {
-                break;
+        });
+        match outcome {
+            Ok(()) => return Ok(Change::Made),
+            // Nothing is mounted there. Or it went out of sight, which is enough: what is still to be written may wait for
+            // the other machine long after.
+            Err(failure) if !is_mounted(target)? => {
+                let was_mounted = last.is_err() || !matches!(failure.errno, Errno::INVAL | Errno::NOENT);
+                return Ok(if was_mounted { Change::Made } else { Change::AlreadyTrue });
             }
+            Err(failure) => last = Err(failure),
         }
-        last.map_err(|failure| failure.while_doing(format!("unmount {}", target.display())))?;
-        change = Change::Made;
     }
-    Ok(change)
+    last.map_err(|failure| failure.while_doing(format!("unmount {}", target.display())))
 }
 
 const DIRECTORY: OFlags =
@@ -256,23 +265,8 @@ const READABLE: OFlags =
 const BENEATH: ResolveFlags =
     ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
 
-/// Why a child did not do its work.
-struct Failure {
-    errno: Errno,
-    /// What the kernel said besides.
-    said: String,
-}
-
-impl From<Errno> for Failure {
-    fn from(errno: Errno) -> Self {
-        Self { errno, said: String::new() }
-    }
-}
-
-impl Failure {
-    fn while_doing(self, doing: String) -> Error {
-        Error::new(doing + &self.said, self.errno)
-    }
+fn mount_root(found: Statx) -> std::result::Result<(), Errno> {
+    if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) { Ok(()) } else { Err(Errno::NXIO) }
 }
 
 /// Puts a detached mount at `target`.
@@ -289,117 +283,6 @@ fn c_path(path: &Path) -> Result<CString> {
 
 fn error_number(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
-}
-
-/// Runs `work` in a child until the deadline. What it writes to its pipe is told if it fails.
-fn in_child(
-    deadline: Duration,
-    work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
-) -> std::result::Result<(), Failure> {
-    hear_child(deadline, None, work).map(drop)
-}
-
-/// Runs `work` in a child until the deadline. What it writes to its pipe is kept, up to what a pipe holds.
-///
-/// `work` runs in a copy of this process in which no other thread goes on: it must neither allocate nor take a lock.
-/// Of this process's open files it has `file` alone: another one may be a lock, which would be held for as long as
-/// the child waits, whoever has let go of it here.
-fn hear_child(
-    deadline: Duration,
-    file: Option<BorrowedFd<'_>>,
-    work: impl FnOnce(&OwnedFd) -> std::result::Result<(), Errno>,
-) -> std::result::Result<Vec<u8>, Failure> {
-    let (read_end, write_end) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
-    // SAFETY: the child makes system calls with what was prepared before, and ends without running any destructor or
-    // handler of this process.
-    let child = match unsafe { libc::fork() } {
-        -1 => return Err(error_number(&io::Error::last_os_error()).into()),
-        0 => {
-            let code = match alone(&[Some(write_end.as_raw_fd()), file.map(|file| file.as_raw_fd())])
-                .and_then(|()| work(&write_end))
-            {
-                Ok(()) => 0,
-                Err(errno) => errno.raw_os_error(),
-            };
-            // SAFETY: ends this child, at once.
-            unsafe { libc::_exit(code.min(255)) }
-        }
-        number => Pid::from_raw(number).ok_or(Errno::SRCH)?,
-    };
-    drop(write_end);
-    let code = wait(child, deadline)?;
-    let mut said = Vec::new();
-    let _ = io::Read::by_ref(&mut std::fs::File::from(read_end)).take(4096).read_to_end(&mut said);
-    if code == 0 {
-        return Ok(said);
-    }
-    Err(Failure { errno: Errno::from_raw_os_error(code), said: sentences(&said) })
-}
-
-/// In a child: keeps none of its parent's files but these and the first three, and ends when the parent does, as there
-/// is nobody then to end it at its deadline.
-fn alone(keep: &[Option<RawFd>; 2]) -> std::result::Result<(), Errno> {
-    set_parent_process_death_signal(Some(Signal::KILL))?;
-    let mut next = FIRST_OWN;
-    loop {
-        let kept = keep.iter().flatten().copied().filter(|&file| file >= next).min();
-        if kept != Some(next) {
-            let last = kept.map_or(RawFd::MAX, |file| file - 1);
-            close_range(next, last)?;
-        }
-        match kept {
-            Some(file) => next = file + 1,
-            None => return Ok(()),
-        }
-    }
-}
-
-fn close_range(first: RawFd, last: RawFd) -> std::result::Result<(), Errno> {
-    // SAFETY: the files are this child's copies, and nothing of it uses them.
-    match unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } {
-        0 => Ok(()),
-        _ => Err(error_number(&io::Error::last_os_error())),
-    }
-}
-
-/// What the kernel logs: one message a line, a letter for its level, a space, the text.
-fn sentences(said: &[u8]) -> String {
-    let text = String::from_utf8_lossy(said);
-    let lines: Vec<&str> = text.lines().filter_map(|line| line.get(2..)).map(str::trim).collect();
-    if lines.is_empty() { String::new() } else { format!(" ({})", lines.join("; ")) }
-}
-
-/// The exit code of a child, which is killed at the deadline.
-fn wait(child: Pid, deadline: Duration) -> std::result::Result<i32, Errno> {
-    let exit = pidfd_open(child, PidfdFlags::empty())?;
-    if !ends(&exit, deadline) {
-        let _ = kill_process(child, Signal::KILL);
-        if ends(&exit, KILL_GRACE) {
-            let _ = waitpid(Some(child), WaitOptions::empty());
-        } else {
-            // Stuck where not even a kill reaches it; somebody has to see it end one day.
-            std::thread::spawn(move || waitpid(Some(child), WaitOptions::empty()));
-        }
-        return Err(Errno::TIMEDOUT);
-    }
-    match waitpid(Some(child), WaitOptions::empty())? {
-        Some((_, status)) => Ok(status.exit_status().unwrap_or(Errno::INTR.raw_os_error())),
-        None => Err(Errno::CHILD),
-    }
-}
-
-fn ends(exit: &OwnedFd, within: Duration) -> bool {
-    let deadline = Instant::now() + within;
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = Timespec::try_from(left).ok();
-        match poll(&mut [PollFd::new(exit, PollFlags::IN)], timeout.as_ref()) {
-            Ok(0) => return false,
-            Ok(_) => return true,
-            Err(Errno::INTR) if !left.is_zero() => {}
-            Err(_) => return exit.as_raw_fd() < 0,
-        }
-    }
 }
 
 #[cfg(test)]
@@ -495,69 +378,6 @@ mod tests {
         assert!(error.to_string().contains("nonsense"), "{error}");
         let unknown = Filesystem { fs_type: "nosuchfs", source: "test", options: &[], file: None };
         assert_eq!(mount(unknown, &target, SOON).unwrap_err().errno(), Some(Errno::NODEV.raw_os_error()));
-    }
-
-    #[test]
-    fn a_child_that_waits_is_killed_at_the_deadline() {
-        let begun = Instant::now();
-        let outcome = in_child(Duration::from_millis(50), |_| {
-            loop {
-                // SAFETY: waits for a signal.
-                unsafe { libc::pause() };
-            }
-        });
-        assert_eq!(outcome.unwrap_err().errno, Errno::TIMEDOUT);
-        assert!(begun.elapsed() < KILL_GRACE);
-    }
-
-    /// Processes that a thread of this process has started and that have not ended.
-    fn children() -> usize {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
-        tasks.map(|task| of(task.unwrap()).map_or(0, |all| all.split_whitespace().count())).sum()
-    }
-
-    #[test]
-    fn a_child_that_waits_holds_no_lock_of_its_parent() {
-        let scratch = Scratch::new();
-        let dir = crate::path::Dir::open(scratch.0.path()).unwrap();
-        let lock = dir.lock_exclusively("lock").unwrap();
-        let before = children();
-        let waiting = std::thread::spawn(|| {
-            in_child(Duration::from_secs(2), |_| {
-                loop {
-                    // SAFETY: waits for a signal.
-                    unsafe { libc::pause() };
-                }
-            })
-        });
-        while children() == before && !waiting.is_finished() {
-            std::thread::yield_now();
-        }
-        drop(lock);
-        dir.lock_exclusively("lock").expect("nobody has it any more");
-        assert!(!waiting.is_finished(), "the child was not there to hold it");
-        assert_eq!(waiting.join().unwrap().unwrap_err().errno, Errno::TIMEDOUT);
-    }
-
-    #[test]
-    fn a_child_has_the_file_that_it_needs_and_no_other() {
-        let (read_end, write_end) = pipe_with(PipeFlags::empty()).unwrap();
-        let said = hear_child(SOON, Some(write_end.as_fd()), |answer| {
-            for file in FIRST_OWN..1024 {
-                // SAFETY: asks whether it is open; nobody else uses this copy.
-                if unsafe { libc::fcntl(file, libc::F_GETFD) } >= 0 {
-                    rustix::io::write(answer, &file.to_ne_bytes())?;
-                }
-            }
-            Ok(())
-        });
-        let mut open: Vec<RawFd> =
-            said.ok().unwrap().chunks(4).map(|file| RawFd::from_ne_bytes(file.try_into().unwrap())).collect();
-        assert_eq!(open.len(), 2, "{open:?}");
-        open.retain(|file| *file != write_end.as_raw_fd());
-        assert_eq!(open.len(), 1, "the file, and where it answers");
-        drop(read_end);
     }
 
     #[test]

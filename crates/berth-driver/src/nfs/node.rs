@@ -252,18 +252,14 @@ impl NodeMounts {
     /// Whether the share is mounted and of use; a server that does not answer is an error.
     async fn standing(self: &Arc<Self>, root: &Path, share: &ShareName) -> Result<Standing> {
         let (this, root, share) = (self.clone(), root.to_owned(), share.clone());
-        blocking(move || {
-            if !remote::is_mounted(&root)? {
-                return Ok(Standing::Absent);
+        blocking(move || match remote::probe(&root, PROBE) {
+            Ok(()) => {
+                this.note_answer(&share.to_string());
+                Ok(Standing::Usable)
             }
-            match remote::probe(&root, PROBE) {
-                Ok(()) => {
-                    this.note_answer(&share.to_string());
-                    Ok(Standing::Usable)
-                }
-                Err(error) if is_stale(&error) => Ok(Standing::Stale),
-                Err(error) => Err(refused_by(&share, &error)),
-            }
+            Err(error) if is_absent(&error) => Ok(Standing::Absent),
+            Err(error) if is_stale(&error) => Ok(Standing::Stale),
+            Err(error) => Err(refused_by(&share, &error)),
         })
         .await
     }
@@ -398,10 +394,9 @@ impl Mounts for NodeMounts {
     }
 
     fn unbind(&self, target: &Path) -> Result<()> {
-        let mut taken = Vec::new();
-        while let Some(found) = remote::mounted_at(target)? {
+        let taken = remote::all_mounted_at(target)?;
+        if !taken.is_empty() {
             remote::unmount(target, UNMOUNT)?;
-            taken.push(found);
         }
         for found in taken {
             if let Err(error) = self.release(found.device).and_then(|()| self.release_mounted(&found)) {
@@ -428,7 +423,7 @@ impl NodeMounts {
             remote::bind(&root, below, target, attributes, LOOKUP)
         };
         let bound = bound.map_err(|error| {
-            if error.errno() == Some(Errno::NXIO.raw_os_error()) {
+            if is_absent(&error) {
                 // The last other user of the share went away just now.
                 return Error::Busy("the share was unmounted meanwhile; try again".to_owned());
             }
@@ -478,6 +473,11 @@ fn key_of(share: &ShareName, options: &[String]) -> String {
 /// The server in `server:/path`.
 fn server_of(share: &str) -> &str {
     share.split_once(":/").map_or(share, |(server, _)| server)
+}
+
+/// Whether nothing is mounted where something was expected.
+fn is_absent(error: &berth_host::Error) -> bool {
+    error.errno() == Some(Errno::NXIO.raw_os_error())
 }
 
 fn is_stale(error: &berth_host::Error) -> bool {

@@ -52,17 +52,25 @@ pub fn mount_of(target: &Path) -> Result<Option<MountInfo>> {
 
 /// As `mount_of`, by name alone: a filesystem that has failed or lost its server does not answer for itself.
 pub(crate) fn listed_at(target: &Path) -> Result<Option<MountInfo>> {
-    let target = plain(target);
-    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return Ok(None) };
-    let parent = fs::canonicalize(if parent == Path::new("") { Path::new(".") } else { parent })
-        .doing("resolve", parent)?;
-    Ok(topmost(mounts()?, &parent.join(name)))
+    Ok(topmost(layers_at(target)?))
 }
 
-fn topmost(mounts: Vec<MountInfo>, target: &Path) -> Option<MountInfo> {
-    let here: Vec<_> = mounts.into_iter().filter(|mount| mount.target == target).collect();
-    let covered: Vec<_> = here.iter().map(|mount| mount.parent).collect();
-    here.into_iter().rfind(|mount| !covered.contains(&mount.id))
+/// Everything mounted at a place, by name alone.
+pub(crate) fn layers_at(target: &Path) -> Result<Vec<MountInfo>> {
+    let target = plain(target);
+    let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return Ok(Vec::new()) };
+    let parent = fs::canonicalize(if parent == Path::new("") { Path::new(".") } else { parent })
+        .doing("resolve", parent)?;
+    Ok(layers(mounts()?, &parent.join(name)))
+}
+
+fn layers(mounts: Vec<MountInfo>, target: &Path) -> Vec<MountInfo> {
+    mounts.into_iter().filter(|mount| mount.target == target).collect()
+}
+
+fn topmost(layers: Vec<MountInfo>) -> Option<MountInfo> {
+    let covered: Vec<_> = layers.iter().map(|mount| mount.parent).collect();
+    layers.into_iter().rfind(|mount| !covered.contains(&mount.id))
 }
 
 fn parse(table: &[u8]) -> io::Result<Vec<MountInfo>> {
@@ -212,7 +220,7 @@ mod tests {
             ..line(&format!("{id} {parent} 0:5 / /x rw - tmpfs t rw"))
         };
         let table = vec![at(5, 4, "/x"), at(3, 1, "/x"), at(4, 3, "/x"), at(9, 1, "/y")];
-        assert_eq!(topmost(table.clone(), Path::new("/x")).map(|mount| mount.id), Some(5));
-        assert_eq!(topmost(table, Path::new("/z")), None);
+        assert_eq!(topmost(layers(table.clone(), Path::new("/x"))).map(|mount| mount.id), Some(5));
+        assert_eq!(topmost(layers(table, Path::new("/z"))), None);
     }
 }
