@@ -201,6 +201,10 @@ impl Inner {
         record: SnapshotRecord,
         progress: &Progress,
     ) -> Result<()> {
+        // Whoever began this has looked before, and another may have ended meanwhile. What is told to be ready stays as it is.
+        if find_archive(share, snapshot).await?.is_some() {
+            return Ok(());
+        }
         let id: VolumeId = record
             .source
             .parse()
@@ -235,8 +239,9 @@ impl Inner {
                 return Err(error);
             }
         };
-        if read_record(share, snapshot).await?.is_none_or(|now| now.id != record.id) {
-            // Deleted meanwhile, through another replica.
+        let deleted = read_record(share, snapshot).await?.is_none_or(|now| now.id != record.id);
+        if deleted || find_archive(share, snapshot).await?.is_some() {
+            // Deleted or completed meanwhile, through another replica.
             return share.remove(&incoming, &aside).await.map_err(failed);
         }
         let archive = Some(ArchiveRecord { unpacked: packed.unpacked, sha256: packed.sha256 });
