@@ -17,15 +17,20 @@ use crate::kinds::{CLAIM, CLASS, NODE, POD, SNAPSHOT, SNAPSHOT_CONTENT, VOLUME, 
 const WORKLOADS: &[&str] =
     &["daemonset/berth-nfs-node", "deployment/berth-nfs-controller", "deployment/berth-snapshot-controller"];
 const CONTROLLERS: &str = "app.kubernetes.io/name=berth-nfs-controller";
-const STATE: &str = "/var/lib/berth/nfs";
 
-/// The manifests with another place for the shares, and the argument for FUSE beside that of the place.
-fn edited(manifests: &str, state: &str) -> String {
+/// The manifests with the arguments for FUSE, and for a server on a port of its own, beside arguments that are there.
+fn edited(manifests: &str, options: &str) -> String {
+    let beside = [
+        ("--state-dir=", "--mount-mode=fuse".to_owned()),
+        ("--extra-create-metadata", format!("--default-mount-options={options}")),
+    ];
     let mut edited = String::new();
     for line in manifests.lines() {
-        edited.extend([&line.replace(STATE, state), "\n"]);
-        if let Some((indentation, _)) = line.split_once("--state-dir=") {
-            edited.extend([indentation, "--mount-mode=fuse\n"]);
+        edited.extend([line, "\n"]);
+        for (there, new) in &beside {
+            if let Some((indentation, _)) = line.split_once(there) {
+                edited.extend([indentation, new, "\n"]);
+            }
         }
     }
     edited
@@ -44,12 +49,11 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
     let server = Server::start(&[])?;
     let node = cluster.get(NODE, HERE).await?;
     let address = text(&node, "/status/addresses/0/address").to_owned();
-    let state = cluster.path("nfs").display().to_string();
-    let applied = Applied::apply(&cluster, "nfs", WORKLOADS, |all| edited(&all, &state))?;
+    let options = format!("vers=4.1,{}", server.options);
+    let applied = Applied::apply(&cluster, "nfs", WORKLOADS, |all| edited(&all, &options))?;
     cluster.step("the manifests' pods are ready");
 
     let place = json!({"server": address, "share": server.share("4.1")});
-    let options = format!("vers=4.1,{}", server.options);
     let class = json!({
         "metadata": {"name": "nfs"}, "provisioner": "nfs.csi.k8s.io", "allowVolumeExpansion": true,
         "parameters": merged(place.clone(), json!({"subDir": "${pvc.metadata.namespace}/${pvc.metadata.name}"})),
