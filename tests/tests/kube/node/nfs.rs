@@ -96,8 +96,9 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
         cluster.gone(VOLUME, &volume).await?;
     }
     cluster.step("the volumes are gone");
-    let left: Vec<_> = fs::read_dir(server.export().join(&cluster.name))?.collect();
-    ensure!(left.is_empty(), "{left:?} are left on the share");
+    let names = fs::read_dir(server.export())?.map(|entry| entry.map(|entry| entry.file_name()));
+    let left = names.collect::<Result<Vec<_>, _>>()?;
+    ensure!(left == [".berth"], "{left:?} are left on the share");
     applied.ready()?;
     applied.allowed()?;
     drop(applied);
