@@ -11,14 +11,16 @@ export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
 # A static binary runs everywhere, and is a quarter smaller in memory than one with shared libraries.
 STATIC := $(shell uname -m)-unknown-linux-musl
 
-# The tests mount and format, so what cargo builds is run as root.
+# The tests mount and format, so what cargo builds is run as root. One that hangs is to fail, and not to keep the others.
 ifneq ($(shell id -u),0)
-CARGO := cargo --config 'target."cfg(unix)".runner = ["sudo", "-E", "env", "PATH=$(PATH)"]'
+RUNNER := "sudo", "-E", "env", "PATH=$(PATH)"
 AS_ROOT := sudo env PATH=$(PATH)
 else
-CARGO := cargo
+RUNNER := "env"
 AS_ROOT :=
 endif
+CARGO := cargo --config 'target."cfg(unix)".runner = [$(RUNNER)]'
+LIMITED := cargo --config 'target."cfg(unix)".runner = [$(RUNNER), "timeout", "--foreground", "--kill-after=10", "900"]'
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -44,7 +46,7 @@ lint: deps ## check format, clippy and docs, warnings being errors
 
 test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
 	cargo build --locked -p berth
-	$(CARGO) test --workspace --locked --no-fail-fast
+	$(LIMITED) test --workspace --locked --no-fail-fast
 
 sanity: deps ## csi-sanity against every kind of local volume
 	cargo build --locked -p berth

@@ -57,7 +57,8 @@ impl Drop for Call {
         let name = code::grpc_name(code);
         // The level is part of a callsite, hence one statement for each.
         match code {
-            Code::Ok if only_reads(rpc) => {
+            // A caller finds out by asking what a driver has not.
+            Code::Ok | Code::Unimplemented if only_reads(rpc) => {
                 tracing::debug!(parent: &self.span, rpc, duration_ms, code = name, "{rpc} finished with {name}");
             }
             Code::Ok => {
