@@ -200,7 +200,10 @@ fn a_directory_is_named_after_the_claims_labels_and_annotations() -> Result<()> 
     apply(&machine, "templates", server.port())?;
     machine.ready("nfs-by-label")?;
     let dir = "default/shop/uploads-pvc-nfs-by-label";
-    ensure!(std::fs::read_to_string(server.export().join(dir).join("file"))? == "here\n");
+    let file = server.export().join(dir).join("file");
+    machine.until("the pod has written", || {
+        Ok(std::fs::read_to_string(&file).ok().filter(|written| written == "here\n").map(drop))
+    })?;
     let volume = machine.all("pv")?.remove(0);
     let csi = &volume["spec"]["csi"];
     let handle = format!("127.0.0.1#export#{dir}#{}#", text(&volume, "/metadata/name"));
