@@ -25,7 +25,7 @@ use rustix::{
     },
 };
 
-pub(crate) use self::mountinfo::{layers_at, listed_at};
+pub(crate) use self::mountinfo::{layers_at, topmost};
 pub use self::{
     mountinfo::{MountInfo, mount_of, mounts},
     options::{Atime, Attributes, Options, parse_options},
@@ -114,7 +114,7 @@ pub fn unmount_below(top: &Path) -> Result<usize> {
 pub fn is_mount_point(path: &Path) -> Result<bool> {
     match observe(path) {
         Ok(seen) => Ok(seen.is_some_and(|seen| seen.is_root)),
-        Err(_) => Ok(listed_at(path)?.is_some()),
+        Err(_) => Ok(mountinfo::listed_at(path)?.is_some()),
     }
 }
 

@@ -29,7 +29,7 @@ use rustix::{
 use self::child::{hear_child, in_child};
 use crate::{
     error::{Change, Error, Result},
-    mount::{Attributes, MountInfo, add_attributes, layers_at, listed_at},
+    mount::{Attributes, MountInfo, add_attributes, layers_at, topmost},
     usage::Space,
 };
 
@@ -192,21 +192,18 @@ pub fn is_mounted(path: &Path) -> Result<bool> {
 
 /// What is mounted exactly at `path`, by the kernel's table; a path that leads nowhere has nothing.
 pub fn mounted_at(path: &Path) -> Result<Option<MountInfo>> {
-    // A directory's list of names asks nobody what is mounted on them, and is shorter than the kernel's table.
-    if let (Some(parent), Some(name)) = (path.parent(), path.file_name())
-        && let Ok(names) = std::fs::read_dir(parent)
-        && !names.filter_map(std::result::Result::ok).any(|entry| entry.file_name() == name)
-    {
-        return Ok(None);
-    }
-    match listed_at(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        found => found,
-    }
+    Ok(topmost(all_mounted_at(path)?))
 }
 
-/// Everything that is mounted at `path`, one on the other.
+/// Everything that is mounted at `path`, one on the other, by the kernel's table.
 pub fn all_mounted_at(path: &Path) -> Result<Vec<MountInfo>> {
+    // A directory's list of names asks nobody what is mounted on them, and is shorter than the table.
+    if let (Some(parent), Some(name)) = (path.parent(), path.file_name())
+        && let Ok(mut names) = std::fs::read_dir(parent)
+        && !names.any(|entry| entry.map_or(true, |entry| entry.file_name() == name))
+    {
+        return Ok(Vec::new());
+    }
     match layers_at(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         found => found,

@@ -422,19 +422,15 @@ impl NodeMounts {
             let _stays = turn.blocking_read();
             remote::bind(&root, below, target, attributes, LOOKUP)
         };
-        let bound = bound.map_err(|error| {
-            if is_absent(&error) {
-                // The last other user of the share went away just now.
-                return Error::Busy("the share was unmounted meanwhile; try again".to_owned());
-            }
-            match remote::mounted_at(&root) {
-                Ok(Some(found)) => refused_by(&found.source, &error),
-                _ => refused_by(&root.display(), &error),
-            }
-        });
         bound.map_err(|error| {
+            let found = remote::mounted_at(&root).ok().flatten();
+            let source = found.map_or_else(|| root.display().to_string(), |found| found.source);
             self.release_root(&root);
-            match error {
+            match refused_by(&source, &error) {
+                // The last other user of the share went away just now.
+                _ if is_absent(&error) => {
+                    Error::Busy("the share was unmounted meanwhile; try again".to_owned())
+                }
                 Error::NotFound { .. } => {
                     Error::NotFound { what: "directory", id: below.display().to_string() }
                 }

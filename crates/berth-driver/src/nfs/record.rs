@@ -23,6 +23,8 @@ use super::{
 };
 use crate::backend::{ContentSource, Error, Parameters, Result};
 
+/// How often a record is looked for that is replaced all the time.
+const TRIES: u32 = 10;
 /// Longer than any record.
 const MAX_RECORD: u32 = 64 << 10;
 const ENDING: &str = ".json";
@@ -228,19 +230,28 @@ pub(super) async fn read_in<T: DeserializeOwned>(
     dir: &Handle,
     key: &str,
 ) -> Result<Option<T>> {
-    let Some(file) = found(share.lookup(dir, format!("{key}{ENDING}")).await)? else { return Ok(None) };
+    let name = format!("{key}{ENDING}");
+    let mut tries = 1;
+    loop {
+        let Some(file) = found(share.lookup(dir, &name).await)? else { return Ok(None) };
+        match content(share, &file.handle).await {
+            // Another was put in its place after it was found.
+            Err(error) if error.kind() == Kind::Stale && tries < TRIES => tries += 1,
+            text => return Ok(found(text)?.and_then(|text| serde_json::from_slice(&text).ok())),
+        }
+    }
+}
+
+async fn content(share: &Share, file: &Handle) -> berth_nfs::Result<Vec<u8>> {
     let mut text = Vec::new();
     loop {
         let offset = u64::try_from(text.len()).unwrap_or(u64::MAX);
-        let Some((bytes, is_end)) = found(share.read(&file.handle, offset, MAX_RECORD).await)? else {
-            return Ok(None);
-        };
+        let (bytes, is_end) = share.read(file, offset, MAX_RECORD).await?;
         text.extend_from_slice(&bytes);
         if is_end || bytes.is_empty() || text.len() > usize::try_from(MAX_RECORD).unwrap_or(usize::MAX) {
-            break;
+            return Ok(text);
         }
     }
-    Ok(serde_json::from_slice(&text).ok())
 }
 
 /// Writes a record, on disk when it returns; who reads meanwhile sees the old one, the new one or none.

@@ -129,6 +129,23 @@ async fn impatient(server: &Server) -> (Nfs, berth_core::VolumeId) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_archive_that_another_completed_meanwhile_stays_as_it_is() {
+    let server = Server::start("4.2", &[]);
+    let (backend, source) = impatient(&server).await;
+    let name = "snap-1".parse().unwrap();
+    let snapshot = backend.create_snapshot(name, &source, &Parameters::new()).await.unwrap();
+    assert!(!snapshot.ready && backend.snapshot_progress(&snapshot.id).is_some());
+    let archive = server.export().join("snap-1/pvc-1.tar");
+    fs::create_dir(server.export().join("snap-1")).unwrap();
+    fs::write(&archive, "another's").unwrap();
+    while backend.snapshot_progress(&snapshot.id).is_some() {
+        assert!(backend.snapshot(&snapshot.id).await.unwrap().unwrap().ready);
+    }
+    assert_eq!(fs::read_to_string(&archive).unwrap(), "another's");
+    assert_eq!(fs::read_dir(server.export().join(".berth/incoming")).unwrap().count(), 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_takes_long_tells_how_far_it_is_until_it_is_ready() {
     let server = Server::start("4.2", &[]);
     let (backend, source) = impatient(&server).await;

@@ -68,7 +68,8 @@ fn layers(mounts: Vec<MountInfo>, target: &Path) -> Vec<MountInfo> {
     mounts.into_iter().filter(|mount| mount.target == target).collect()
 }
 
-fn topmost(layers: Vec<MountInfo>) -> Option<MountInfo> {
+/// The one of a place's layers that is seen.
+pub(crate) fn topmost(layers: Vec<MountInfo>) -> Option<MountInfo> {
     let covered: Vec<_> = layers.iter().map(|mount| mount.parent).collect();
     layers.into_iter().rfind(|mount| !covered.contains(&mount.id))
 }

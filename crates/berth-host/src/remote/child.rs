@@ -73,7 +73,13 @@ pub(super) fn hear_child<W: FnOnce(&OwnedFd) -> Result<(), Errno>>(
     let stack = Stack::take()?;
     // SAFETY: the job, and all that it borrows, stays until the child has ended, or is stuck in the kernel with a kill
     // pending and will never come back to use it.
-    let child = unsafe { start(run::<W>, &stack, (&raw mut job).cast()) }?;
+    let child = match unsafe { start(run::<W>, &stack, (&raw mut job).cast()) } {
+        Ok(child) => child,
+        Err(errno) => {
+            stack.give_back();
+            return Err(errno.into());
+        }
+    };
     let code = child.wait(deadline, stack)?;
     // The child's copy is closed; with ours, what it wrote has an end.
     drop(write_end);
@@ -270,7 +276,7 @@ impl Stack {
         unsafe { self.base.as_ptr().cast::<u8>().add(Self::SIZE).cast() }
     }
 
-    /// For the next child, now that this one has ended.
+    /// For the next child, now that there is none on it.
     fn give_back(self) {
         STACKS.lock().unwrap_or_else(PoisonError::into_inner).push(self);
     }
