@@ -85,6 +85,14 @@ async fn a_server_that_comes_back_with_other_handles_is_found_again() -> Result<
             stale.as_ref().is_err_and(|error| error.kind() == ErrorKind::StaleNetworkFileHandle),
             "{stale:?}"
         );
+        // Who hears that the files are gone has heard the server.
+        let [stats, health] = [Kind::Stats, Kind::Health].map(|kind| (kind, "used"));
+        let stats = scene.caller.make(&scene.share, stats, DEADLINE).await;
+        let health = scene.caller.make(&scene.share, health, DEADLINE).await;
+        ensure!(
+            code(&stats) == Code::Unavailable && told(&health) == ["StaleHandle"],
+            "{stats:?} {health:?}"
+        );
         for outcome in Box::pin(scene.storm()).await {
             let right = match outcome.call.0 {
                 Kind::Health => told(&outcome).iter().any(|reason| reason == "StaleHandle"),

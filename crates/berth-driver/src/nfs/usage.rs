@@ -9,7 +9,8 @@ use std::{
 
 use berth_core::VolumeId;
 use berth_host::{mount::MountInfo, remote, usage::Space};
-use berth_nfs::{Options, Share, Target};
+use berth_nfs::{Kind, Options, Share, Target};
+use rustix::io::Errno;
 
 use super::{
     Inner,
@@ -52,6 +53,25 @@ impl Inner {
     }
 }
 
+/// Why a mount could not be measured. A server that refuses is there: it may be asked the next moment, and whoever asks how
+/// the volume is has to hear what it says.
+enum Unmeasured {
+    Silence(Error),
+    Refusal(Error),
+}
+
+impl Unmeasured {
+    fn new(is_silence: bool, error: Error) -> Self {
+        if is_silence { Self::Silence(error) } else { Self::Refusal(error) }
+    }
+}
+
+impl From<Error> for Unmeasured {
+    fn from(error: Error) -> Self {
+        Self::Refusal(error)
+    }
+}
+
 impl NodeMounts {
     async fn measure(&self, id: &VolumeId, path: PathBuf) -> Result<Usage> {
         let at = path.clone();
@@ -60,18 +80,27 @@ impl NodeMounts {
         if self.is_silent(&found) {
             return Err(not_answering(&found.source, "a moment ago"));
         }
-        let measured = self.measure_mount(id, path, &found).await;
-        if let Err(Error::Unavailable(_)) = &measured {
-            self.note_silent(&found);
-        }
-        measured
+        self.measure_mount(id, path, &found).await.map_err(|unmeasured| match unmeasured {
+            Unmeasured::Silence(error) => {
+                self.note_silent(&found);
+                error
+            }
+            Unmeasured::Refusal(error) => error,
+        })
     }
 
-    async fn measure_mount(&self, id: &VolumeId, path: PathBuf, found: &MountInfo) -> Result<Usage> {
+    async fn measure_mount(
+        &self,
+        id: &VolumeId,
+        path: PathBuf,
+        found: &MountInfo,
+    ) -> std::result::Result<Usage, Unmeasured> {
         if found.fs_type.starts_with("fuse") {
-            let source = found.source.clone();
-            let space = move || remote::space(&path, SPACE).map_err(|error| refused_by(&source, &error));
-            return blocking(move || Ok(usage_of(&space()?))).await;
+            let space = blocking(move || Ok(remote::space(&path, SPACE))).await?;
+            return space.map(|space| usage_of(&space)).map_err(|error| {
+                let is_silence = error.errno() == Some(Errno::TIMEDOUT.raw_os_error());
+                Unmeasured::new(is_silence, refused_by(&found.source, &error))
+            });
         }
         let share = parse_share(&found.source)?;
         let told = found.super_options.split(',').filter(|option| {
@@ -80,12 +109,15 @@ impl NodeMounts {
         });
         let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
         let target = Target { server: share.server.clone(), path: share.path(), options };
+        let unheard = |error: berth_nfs::Error| {
+            Unmeasured::new(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted), failed(error))
+        };
         let asked = tokio::time::timeout(SPACE, async {
-            let share = self.nfs.share(&target).await.map_err(failed)?;
-            let space = share.space(&share.root()).await.map_err(failed)?;
+            let share = self.nfs.share(&target).await.map_err(unheard)?;
+            let space = share.space(&share.root()).await.map_err(unheard)?;
             Ok((share, space))
         });
-        let late = || not_answering(&target, &format!("within {SPACE:?}"));
+        let late = || Unmeasured::Silence(not_answering(&target, &format!("within {SPACE:?}")));
         let (share, space) = asked.await.unwrap_or_else(|_| Err(late()))?;
         let whole = Usage {
             bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
