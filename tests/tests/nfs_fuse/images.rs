@@ -228,6 +228,26 @@ async fn a_volume_grows_while_it_is_used_or_when_it_is_used_next() -> Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_directory_is_gone_is_refused_and_holds_up_nobody() -> Result<()> {
+    let server = Server::start("4.1")?;
+    let node = server.drive(Part::Node).await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    let volume = make(&csi, request(&server, "pvc-1", "ext4", 32 * MIB)).await?;
+    let mut gone = Volume { id: volume.id.replace("pvc-1", "gone"), ..volume.clone() };
+    gone.context.insert("subdir".to_owned(), "gone".to_owned());
+    let at = target(&server, "one");
+    let refusal = tokio::time::timeout(Duration::from_secs(60), gone.publish(&csi, &at)).await;
+    refused(refusal.context("it is refused")?, Code::NotFound, "gone")?;
+    server.nothing_left().await?;
+    volume.publish(&csi, &at).await?;
+    csi.unpublish(&volume.id, &at).await?;
+    let_go(&server, "pvc-1", "nobody uses it").await?;
+    csi.delete(&volume.id).await?;
+    server.nothing_left().await?;
+    node.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn one_node_at_a_time_writes_and_many_read() -> Result<()> {
     let server = Server::start("4.1")?;
     let (node, other) = (server.drive(Part::Node).await?, server.drive(Part::Other).await?);
@@ -281,11 +301,7 @@ async fn snapshots_and_clones_are_taken_at_rest_and_used_beside_their_source() -
     csi.unpublish(&volume.id, &at).await?;
     let_go(&server, "source", "it is at rest").await?;
 
-    let mut snapshot = csi.snapshot("snap", &volume.id).await?;
-    while !snapshot.ready_to_use {
-        // The driver lets its caller wait a while each time.
-        snapshot = csi.snapshot("snap", &volume.id).await?;
-    }
+    let snapshot = csi.ready_snapshot("snap", &volume.id).await?;
     ensure!(snapshot.size_bytes == 256 * MIB, "{snapshot:?}");
     let archive = fs::metadata(server.export().join("snap/source.tar.gz"))?;
     ensure!(archive.len() < 32 << 20, "holes take no room: {}", archive.len());

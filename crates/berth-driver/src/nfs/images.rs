@@ -30,7 +30,7 @@ use super::{
     claims::Claim,
     id::{ShareName, SubPath},
     mount::refused,
-    node::{LOOKUP, NodeMounts, UNMOUNT, blocking},
+    node::{LOOKUP, NodeMounts, UNMOUNT, bind_below, blocking},
     parameters::{Look, Place, VolumeKind},
     parse_share,
     record::{key_of, now},
@@ -145,7 +145,6 @@ impl NodeMounts {
             }
             return Ok(home.volume());
         }
-        let (root, stays) = self.share_root(&place, &how).await?;
         let claim = Claim {
             node: self.node.to_string(),
             place: home.dir.display().to_string(),
@@ -165,16 +164,24 @@ impl NodeMounts {
             look: Look { mode: place.look.mode.or(self.permissions), ..place.look },
         };
         let target = target(&place.share, &self.options_of(&place, &how))?;
+        let (root, stays) = self.share_root(&place, &how).await?;
         let brought_up = self.bring_up(&home, &root, note, &target, work).await;
-        // Taking it down unmounts the share if nobody else has it.
+        // Whoever unmounts the share because nobody has it needs it for itself.
         drop(stays);
         if let Err(error) = brought_up {
             self.take_down(&home).await;
+            let this = self.clone();
+            blocking(move || {
+                this.release_root(&root);
+                Ok(())
+            })
+            .await?;
             return Err(error);
         }
         Ok(home.volume())
     }
 
+    /// Whoever calls it sees to it that the share stays mounted.
     async fn bring_up(
         self: &Arc<Self>,
         home: &Home,
@@ -183,7 +190,7 @@ impl NodeMounts {
         target: &Target,
         work: Work,
     ) -> Result<()> {
-        let (this, at, source) = (self.clone(), home.clone(), join(root, &note.dir));
+        let (at, root, below) = (home.clone(), root.to_owned(), PathBuf::from(&note.dir));
         let text = serde_json::to_vec(&note).map_err(|error| Error::State(error.to_string()))?;
         blocking(move || {
             for dir in [at.share(), at.volume()] {
@@ -193,7 +200,7 @@ impl NodeMounts {
             if remote::is_mounted(&at.share())? {
                 return Ok(());
             }
-            this.bind_share(&source, &at.share(), PLAIN_FILES)
+            bind_below(&root, &below, &at.share(), PLAIN_FILES)
         })
         .await?;
         let (share, dir) = self.reach(target, &note.dir).await?;
@@ -272,11 +279,12 @@ impl NodeMounts {
                 let turn = this.turn(&home.key);
                 let _turn = turn.write().await;
                 if matches!(this.settle(&home).await, Ok(Standing::InUse | Standing::Gone)) {
-                    break;
+                    // While nobody else can find that it has to be tried again, and think that somebody does.
+                    this.settling().remove(&home.key);
+                    return;
                 }
                 pause = (pause * 2).min(LAST_PAUSE);
             }
-            this.settling().remove(&home.key);
         });
     }
 
@@ -395,9 +403,4 @@ fn target(share: &ShareName, options: &[String]) -> Result<Target> {
         ))
     })?;
     Ok(Target { server: share.server.clone(), path: share.path(), options })
-}
-
-fn join(root: &Path, below: &str) -> PathBuf {
-    // Joining nothing would add a slash.
-    if below.is_empty() { root.to_owned() } else { root.join(below) }
 }

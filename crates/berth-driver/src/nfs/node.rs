@@ -345,8 +345,13 @@ impl NodeMounts {
             let turn = self.turn(key);
             let _alone = turn.blocking_write();
             // Again, now that nobody can bind it.
-            if mount::mounts()?.iter().any(is_used) {
+            let mounts = mount::mounts()?;
+            if mounts.iter().any(is_used) {
                 return Ok(());
+            }
+            // Whoever found it stale has mounted it anew by now.
+            if !mounts.iter().filter(shared).any(|mount| mount.target == root.target) {
+                continue;
             }
             if root.fs_type.starts_with("fuse") {
                 // The process behind it is to end now, not when the last copy of this mount namespace does.
@@ -369,7 +374,7 @@ impl NodeMounts {
     }
 
     /// Unmounts the share of a volume that could not be bound, unless it has other users.
-    fn release_root(&self, root: &Path) {
+    pub(super) fn release_root(&self, root: &Path) {
         let released = remote::mounted_at(root).map_err(Error::from);
         let released = released.and_then(|found| found.map_or(Ok(()), |found| self.release(found.device)));
         if let Err(error) = released {
@@ -409,7 +414,7 @@ impl Mounts for NodeMounts {
 
 impl NodeMounts {
     /// Makes a directory of a mounted share appear at a target.
-    pub(super) fn bind_share(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+    fn bind_share(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
         let relative = source
             .strip_prefix(&self.dir)
             .map_err(|_| Error::State(format!("{} is on no share", source.display())))?;
@@ -420,23 +425,12 @@ impl NodeMounts {
             // What is being bound has no user yet that anybody could see.
             let turn = self.turn(&key);
             let _stays = turn.blocking_read();
-            remote::bind(&root, below, target, attributes, LOOKUP)
+            bind_below(&root, below, target, attributes)
         };
-        bound.map_err(|error| {
-            let found = remote::mounted_at(&root).ok().flatten();
-            let source = found.map_or_else(|| root.display().to_string(), |found| found.source);
+        if bound.is_err() {
             self.release_root(&root);
-            match refused_by(&source, &error) {
-                // The last other user of the share went away just now.
-                _ if is_absent(&error) => {
-                    Error::Busy("the share was unmounted meanwhile; try again".to_owned())
-                }
-                Error::NotFound { .. } => {
-                    Error::NotFound { what: "directory", id: below.display().to_string() }
-                }
-                other => other,
-            }
-        })
+        }
+        bound
     }
 }
 
@@ -452,6 +446,20 @@ impl NodeMounts {
         let options = mount::parse_options(&said).filesystem;
         if options.is_empty() { mount::parse_options(&self.default_options).filesystem } else { options }
     }
+}
+
+/// Makes a directory of the share that is mounted at `root` appear at a target; the share has to stay mounted meanwhile.
+pub(super) fn bind_below(root: &Path, below: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+    remote::bind(root, below, target, attributes, LOOKUP).map_err(|error| {
+        let found = remote::mounted_at(root).ok().flatten();
+        let source = found.map_or_else(|| root.display().to_string(), |found| found.source);
+        match refused_by(&source, &error) {
+            // The last other user of the share went away just now.
+            _ if is_absent(&error) => Error::Busy("the share was unmounted meanwhile; try again".to_owned()),
+            Error::NotFound { .. } => Error::NotFound { what: "directory", id: below.display().to_string() },
+            other => other,
+        }
+    })
 }
 
 /// What a mounted share is called: the same for all that can share it.

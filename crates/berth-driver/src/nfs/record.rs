@@ -277,14 +277,18 @@ pub(super) async fn write_new<T: Serialize>(
     let name = format!("{key}{ENDING}");
     match share.create(dir, &name, Create::New, &Change::mode(0o600)).await {
         // A reader takes what is not whole for nothing, which it is until this returns.
-        Ok(file) => {
-            let written = write_all(share, &file.handle, &to_json(record)?).await;
-            // A server that went away cannot be asked now; the call that is repeated replaces it.
-            if matches!(&written, Err(error) if !matches!(error, Error::Unavailable(_))) {
-                let _ = share.remove(dir, &name).await;
+        Ok(file) => match write_all(share, &file.handle, &to_json(record)?).await {
+            Ok(()) => Ok(true),
+            // Another put its own in this one's place, or removed it.
+            Err(error) if error.kind() == Kind::Stale => Ok(false),
+            Err(error) => {
+                // A server that went away cannot be asked now; the call that is repeated replaces it.
+                if !matches!(error.kind(), Kind::Unreachable | Kind::Interrupted) {
+                    let _ = share.remove(dir, &name).await;
+                }
+                Err(failed(error))
             }
-            written.map(|()| true)
-        }
+        },
         Err(error) if error.kind() == Kind::Exists => Ok(false),
         Err(error) => Err(failed(error)),
     }
@@ -298,23 +302,20 @@ async fn replace(share: &Share, dir: &Handle, name: &str, text: &[u8]) -> Result
     let aside = format!(".{name}.{}", nonce());
     let file = share.create(dir, &aside, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
     let replaced = match write_all(share, &file.handle, text).await {
-        Ok(()) => share.rename(dir, &aside, dir, name).await.map_err(failed),
+        Ok(()) => share.rename(dir, &aside, dir, name).await,
         Err(error) => Err(error),
     };
     if replaced.is_err() {
         let _ = share.remove(dir, &aside).await;
     }
-    replaced
+    replaced.map_err(failed)
 }
 
-async fn write_all(share: &Share, file: &Handle, text: &[u8]) -> Result<()> {
+async fn write_all(share: &Share, file: &Handle, text: &[u8]) -> berth_nfs::Result<()> {
     let mut rest = Bytes::copy_from_slice(text);
     let mut offset = 0;
     while !rest.is_empty() {
-        let written = share.write(file, offset, rest.clone(), true).await.map_err(failed)?;
-        if written == 0 {
-            return Err(Error::State("the server takes no bytes of a record".to_owned()));
-        }
+        let written = share.write(file, offset, rest.clone(), true).await?;
         offset += u64::from(written);
         rest = rest.slice(usize::try_from(written).unwrap_or(usize::MAX).min(rest.len())..);
     }

@@ -129,6 +129,11 @@ impl Inner {
             let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(source))?;
             AtRest::check(&from, &dir.handle, SNAPSHOT).await?;
         }
+        if let Some(record) = read_record(&share, &snapshot).await?
+            && record.id == snapshot.to_string()
+        {
+            return self.known(&share, &snapshot, record).await;
+        }
         let record = SnapshotRecord {
             id: snapshot.to_string(),
             source: source.to_string(),
@@ -149,7 +154,7 @@ impl Inner {
         record: SnapshotRecord,
     ) -> Result<Snapshot> {
         if find_archive(share, snapshot).await?.is_some() {
-            return describe(snapshot, &record, true);
+            return describe(snapshot, &whole(share, snapshot, record).await?, true);
         }
         let build = self.begin(share, snapshot, &record);
         let mut ended = build.ended.clone();
@@ -160,8 +165,8 @@ impl Inner {
             self.building.forget(&key(snapshot), &build);
             return Err(failure);
         }
-        let record = read_record(share, snapshot).await?.unwrap_or(record);
-        describe(snapshot, &record, has_ended && find_archive(share, snapshot).await?.is_some())
+        let is_ready = has_ended && find_archive(share, snapshot).await?.is_some();
+        describe(snapshot, &whole(share, snapshot, record).await?, is_ready)
     }
 
     fn begin(self: &Arc<Self>, share: &Share, snapshot: &SnapshotRef, record: &SnapshotRecord) -> Arc<Build> {
@@ -280,6 +285,9 @@ impl Inner {
         }
         if read_record(&share, &snapshot).await?.is_some_and(|record| record.id == id.as_str()) {
             record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
+        } else if find_archive(&share, &snapshot).await?.is_none() {
+            // What has that name may be an empty volume.
+            return Err(Error::no_snapshot(id));
         }
         remove_leftovers(&share, &key(&snapshot)).await?;
         let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(()) };
@@ -313,6 +321,7 @@ impl Inner {
                     continue;
                 }
                 let is_ready = find_archive(&share, &snapshot).await?.is_some();
+                let record = if is_ready { whole(&share, &snapshot, record).await? } else { record };
                 entries.push(describe(&snapshot, &record, is_ready)?);
                 if entries.len() == page.limit {
                     return Ok(Page { entries, next: Some(token(&name, &key)) });
@@ -330,6 +339,15 @@ fn key(snapshot: &SnapshotRef) -> String {
 
 async fn read_record(share: &Share, snapshot: &SnapshotRef) -> Result<Option<SnapshotRecord>> {
     record::read(share, Drawer::Snapshots, &key(snapshot)).await
+}
+
+/// A record that says what is known of the archive, if that is in its place: it may have come there after the record was
+/// read.
+async fn whole(share: &Share, snapshot: &SnapshotRef, record: SnapshotRecord) -> Result<SnapshotRecord> {
+    if record.archive.is_some() {
+        return Ok(record);
+    }
+    Ok(read_record(share, snapshot).await?.filter(|now| now.id == record.id).unwrap_or(record))
 }
 
 /// The digest that a snapshot's archive should have, if it is known.

@@ -28,6 +28,7 @@ const ARGUMENT: &str = "__nfs-image";
 /// How the process tells apart what the system said and what it says itself.
 const INVALID: Errno = Errno::BADRQC;
 const PRECONDITION: Errno = Errno::MEDIUMTYPE;
+const BUSY: Errno = Errno::AGAIN;
 
 /// What is to be done.
 #[derive(Debug, Serialize, Deserialize)]
@@ -83,6 +84,7 @@ impl Work {
             match error.errno().map(Errno::from_raw_os_error) {
                 Some(INVALID) => Error::Invalid(error.to_string()),
                 Some(PRECONDITION) => Error::Precondition(error.to_string()),
+                Some(BUSY) => Error::Busy(error.to_string()),
                 Some(Errno::TIMEDOUT | Errno::STALE | Errno::IO | Errno::ACCESS) => refused(&error),
                 _ => error.into(),
             }
@@ -98,6 +100,7 @@ impl Work {
         };
         done.map_err(|error| match error {
             Error::Invalid(sentence) => (INVALID, sentence),
+            Error::Busy(sentence) => (BUSY, sentence),
             Error::Host(host) => (host.errno().map_or(Errno::IO, Errno::from_raw_os_error), host.to_string()),
             other => (PRECONDITION, other.to_string()),
         })
@@ -156,7 +159,7 @@ fn grow_fresh(image: &Path, at: &Path, filesystem: Filesystem) -> Result<()> {
         Err(error) if image::grows_only_unmounted(filesystem, &error) => {}
         grown => return Ok(grown.map(drop)?),
     }
-    let device = mount::mount_of(at)?.and_then(|found| loop_number(&found.source));
+    let device = mount::mount_of(at)?.and_then(|found| loopdev::number_of(&found.source));
     mount::unmount(at)?;
     let device = device.ok_or_else(|| Error::State("an image is on no loop device".to_owned()))?;
     match loopdev::detach(device) {
@@ -196,7 +199,7 @@ fn grow(share: &Path, at: &Path, size: u64) -> Result<()> {
         image.set_len(size).and_then(|()| image.sync_all()).map_err(|error| host("grow", &path, error))?;
     }
     let device = mount::mount_of(at)?.map(|found| found.source).unwrap_or_default();
-    let number = loop_number(&device)
+    let number = loopdev::number_of(&device)
         .ok_or_else(|| Error::Precondition(format!("{} is not the filesystem of an image", at.display())))?;
     loopdev::refresh_capacity(number)?;
     let Content::Filesystem(filesystem) = format::probe(Path::new(&device))? else {
@@ -210,11 +213,6 @@ fn grow(share: &Path, at: &Path, size: u64) -> Result<()> {
         )),
         grown => Ok(grown.map(drop)?),
     }
-}
-
-/// The number of a loop device.
-fn loop_number(device: &str) -> Option<u32> {
-    device.strip_prefix("/dev/loop")?.parse().ok()
 }
 
 fn host(doing: &str, path: &Path, error: io::Error) -> Error {

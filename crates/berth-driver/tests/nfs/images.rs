@@ -124,7 +124,7 @@ async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
         claim(true);
         let mut snapshot = snap("snap").await.unwrap();
         while !snapshot.ready {
-            snapshot = snap("snap").await.unwrap();
+            snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
         }
         assert!(snapshot.size.bytes() >= 1 << 30, "{snapshot:?}");
         backend.create_volume(clone).await.unwrap();

@@ -431,9 +431,6 @@ pub(in crate::nfs) async fn write_all(
 ) -> Result<()> {
     while !data.is_empty() {
         let written = share.write(file, offset, data.clone(), false).await.map_err(failed)?;
-        if written == 0 {
-            return Err(Error::State("the server takes no bytes".to_owned()));
-        }
         offset += u64::from(written);
         data = data.slice(usize::try_from(written).unwrap_or(usize::MAX).min(data.len())..);
     }
