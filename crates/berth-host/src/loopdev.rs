@@ -32,7 +32,7 @@ const CONTROL: &str = "/dev/loop-control";
 const ATTACH_ATTEMPTS: u32 = 100;
 
 /// Whoever merely looks at a device (udev, blkid, our own listing) is gone within this many looks.
-const DETACH_LOOKS: u32 = 20;
+const DETACH_LOOKS: u32 = 100;
 const DETACH_PAUSE: Duration = Duration::from_millis(5);
 
 /// The major number of every loop device; the minor is its N.
@@ -137,32 +137,34 @@ pub fn path_of(number: u32) -> PathBuf {
     Path::new("/dev").join(name(number))
 }
 
+/// The N of `/dev/loopN`.
+pub fn number_of(device: &str) -> Option<u32> {
+    device.strip_prefix("/dev/loop")?.parse().ok()
+}
+
 /// The devices attached to `image`, found by what file it is and not by its name.
 ///
 /// To ask, each attached device is opened for a moment; one that is about to detach does so only afterwards.
-pub fn attached_to(image: &Path) -> Result<Vec<Attached>> {
+#[cfg(test)]
+pub(crate) fn attached_to(image: &Path) -> Result<Vec<Attached>> {
     let Some(identity) = identity_of(image)? else { return Ok(Vec::new()) };
-    let mut found = attached(|_| true)?;
-    found.retain(|device| (device.device, device.inode) == identity);
-    Ok(found)
+    // One that does not even tell its file is on another that is broken: this image could be looked at.
+    let told =
+        attached(|_| true)?.into_iter().filter_map(|(number, backing)| inspect(number, backing).ok()?);
+    Ok(told.filter(|device| (device.device, device.inode) == identity).collect())
 }
 
 /// The devices whose file lies below `dir`, or lay there until it was deleted.
 pub fn attached_below(dir: &Path) -> Result<Vec<Attached>> {
     let dir = fs::canonicalize(dir).unwrap_or_else(|_| dir.to_owned());
-    attached(|backing| backing.starts_with(&dir))
+    let found = attached(|backing| backing.starts_with(&dir))?.into_iter();
+    found.filter_map(|(number, backing)| inspect(number, backing).transpose()).collect()
 }
 
 /// Whether a device is attached to a file below `dir`, by its name alone: neither the file nor the device is asked, so
 /// that the answer does not wait for a disk that is far away. `dir` is to have no symbolic link in it.
 pub fn is_backing_below(dir: &Path) -> Result<bool> {
-    for number in numbers()? {
-        let backing = backing_name(number).doing("read the backing file of", name(number))?;
-        if backing.is_some_and(|backing| backing.starts_with(dir)) {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    Ok(!attached(|backing| backing.starts_with(dir))?.is_empty())
 }
 
 /// Detaches the device; one that is not attached is `AlreadyTrue`.
@@ -238,15 +240,14 @@ pub fn is_in_use(path: &Path) -> Result<bool> {
     }
 }
 
-fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<Attached>> {
+/// The devices that have a file with such a name, in order.
+fn attached(wanted: impl Fn(&Path) -> bool) -> Result<Vec<(u32, PathBuf)>> {
     let mut found = Vec::new();
     for number in numbers()? {
         let backing = backing_name(number).doing("read the backing file of", name(number))?;
-        if let Some(backing) = backing.filter(|backing| wanted(backing)) {
-            found.extend(inspect(number, backing)?);
-        }
+        found.extend(backing.filter(|backing| wanted(backing)).map(|backing| (number, backing)));
     }
-    found.sort_by_key(|device| device.number);
+    found.sort_unstable();
     Ok(found)
 }
 

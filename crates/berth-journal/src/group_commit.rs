@@ -10,6 +10,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -38,8 +39,20 @@ struct Request {
 /// A journal whose writes are durable when they return.
 #[derive(Debug)]
 pub struct GroupCommit {
-    requests: mpsc::Sender<Request>,
+    /// Always there, until it is dropped.
+    requests: Option<mpsc::Sender<Request>>,
     commits: Arc<AtomicU64>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Whoever opens the journal next finds nobody who still closes it.
+impl Drop for GroupCommit {
+    fn drop(&mut self) {
+        self.requests = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
 }
 
 impl GroupCommit {
@@ -48,10 +61,10 @@ impl GroupCommit {
         let (requests, queue) = mpsc::channel();
         let commits = Arc::new(AtomicU64::new(0));
         let counted = commits.clone();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("journal".to_owned())
             .spawn(move || run(journal, &queue, &directories, &counted))?;
-        Ok(Self { requests, commits })
+        Ok(Self { requests: Some(requests), commits, thread: Some(thread) })
     }
 
     /// How often the journal was synced so far, whatever the number of callers.
@@ -72,7 +85,8 @@ impl GroupCommit {
     async fn request(&self, key: String, json: Option<Vec<u8>>, barrier: Barrier) -> Result<(), Error> {
         let (done, answer) = oneshot::channel();
         let gone = || Error::Broken("the journal's thread is gone".to_owned());
-        self.requests.send(Request { key, json, barrier, done }).map_err(|_| gone())?;
+        let requests = self.requests.as_ref().ok_or_else(gone)?;
+        requests.send(Request { key, json, barrier, done }).map_err(|_| gone())?;
         answer.await.map_err(|_| gone())?
     }
 }

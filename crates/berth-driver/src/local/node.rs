@@ -152,16 +152,13 @@ impl Inner {
 
     /// Whether what is mounted at the staging path is this image.
     fn confirm_staged(&self, key: Key, image: &Path, staging: &Path) -> Result<()> {
-        let mounted = mount::mount_of(staging)?;
-        let attached = loopdev::attached_to(image)?;
-        let ours = mounted.and_then(|mounted| {
-            attached.iter().find(|device| mounted.source == loopdev::path_of(device.number).to_string_lossy())
-        });
+        let mounted = mount::mount_of(staging)?.and_then(|mounted| loopdev::number_of(&mounted.source));
+        let ours = mounted.map_or(Ok(None), |number| LoopDevice::open_if_attached(number, image))?;
         let Some(device) = ours else {
             return Err(Error::Precondition(format!("something else is mounted at {}", staging.display())));
         };
         self.devices.update(key, |known| {
-            known.writable = Some(device.number);
+            known.writable = Some(device.number());
             known.mounted_at = Some(staging.to_owned());
         });
         Ok(())
