@@ -1,5 +1,6 @@
 //! `berth down`: stops what `berth up` started, also after it was killed.
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -7,6 +8,7 @@ use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
 use berth_node::{layout::Layout, runtime::Runtime};
 use clap::Args as ClapArgs;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::machine::{self, Place, Running};
 use crate::stack;
@@ -76,7 +78,8 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
     let Ok(process) = process else { return Ok(()) };
     rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("tell it to stop")?;
     let begun = Instant::now();
-    while Running::is_somebody_in(data_dir) {
+    // It lets go of the directory a little before it ends.
+    while Running::is_somebody_in(data_dir) || !has_ended(&process)? {
         if begun.elapsed() > PATIENCE {
             bail!(
                 "process {} does not stop; kill it (kill -9 {}) and run `berth down` again",
@@ -87,6 +90,11 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     Ok(())
+}
+
+fn has_ended(process: &OwnedFd) -> anyhow::Result<bool> {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once))? > 0)
 }
 
 /// Stops containers and takes away mounts that nobody looks after; gives how many there were.

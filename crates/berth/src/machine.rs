@@ -10,7 +10,7 @@ use berth_node::runtime::{Runtime, State};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
-use kube::{Api, Client, Config};
+use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
 
 use crate::stack;
@@ -67,13 +67,6 @@ pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
     Ok(Client::try_from(config)?)
 }
 
-/// Whether the node of a running machine is ready for pods.
-pub(crate) async fn node_is_ready(running: &Running) -> bool {
-    let Ok(client) = client(&running.kubeconfig).await else { return false };
-    let nodes: Api<Node> = Api::all(client);
-    matches!(nodes.get(&running.node).await, Ok(node) if is_ready(&node))
-}
-
 /// Whether a node is ready for pods.
 pub(crate) fn is_ready(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -96,6 +89,9 @@ pub(crate) struct Running {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) node: String,
     pub(crate) started: jiff::Timestamp,
+    /// Everything is there: what the API says of the node may be of an earlier life.
+    #[serde(default)]
+    pub(crate) ready: bool,
 }
 
 impl Running {

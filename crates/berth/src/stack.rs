@@ -32,6 +32,7 @@ use berth_host::path::Dir;
 use berth_kube::Cluster;
 use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
+use berth_node::registration::Drivers;
 use berth_node::runtime::Runtime;
 use berth_sidecars::snapshot_controller;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -100,12 +101,13 @@ impl Stack {
         let (api, server, kubeconfig) = serve_api(&data_dir, &options, &serving, pods.clone()).await?;
         let address = server.address();
         let server = tokio::spawn(server.run(serving.clone()));
-        let running = Running {
+        let mut running = Running {
             pid: std::process::id(),
             address,
             kubeconfig,
             node: options.node_name.clone(),
             started: jiff::Timestamp::now(),
+            ready: false,
         };
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"), begun.elapsed());
@@ -132,7 +134,7 @@ impl Stack {
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
         let node = start_node(&cluster, &options.node_name, &layout, &data_dir).await?;
-        let runtime = node.runtime().clone();
+        let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
         pods.set(node).await;
         tasks.push(tokio::spawn(snapshot_controller::run(
             cluster.clone(),
@@ -143,7 +145,9 @@ impl Stack {
             let endpoint = Endpoint::Unix(driver.socket.clone());
             tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), endpoint)));
         }
-        all_ready(&cluster, &options.node_name, &drivers).await?;
+        all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
+        running.ready = true;
+        data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
         Ok(Self { running, client, runtime, pods, drivers, loops, serving, tasks, server, data, _lock: lock })
     }
@@ -225,10 +229,20 @@ async fn start_node(cluster: &Cluster, name: &str, layout: &Layout, data_dir: &P
 }
 
 /// Returns when the node takes pods and knows every driver.
-async fn all_ready(cluster: &Cluster, node: &str, drivers: &[drivers::Running]) -> anyhow::Result<()> {
+async fn all_ready(
+    cluster: &Cluster,
+    node: &str,
+    registered: &Drivers,
+    drivers: &[drivers::Running],
+) -> anyhow::Result<()> {
     timeout(START, node_ready(cluster, node)).await.context("the node does not get ready")?;
     for driver in drivers {
-        timeout(START, driver_registered(cluster, node, &driver.name))
+        // By both: what the object says may be of an earlier life.
+        let taken = async {
+            registered.wait(&driver.name).await;
+            driver_registered(cluster, node, &driver.name).await;
+        };
+        timeout(START, taken)
             .await
             .with_context(|| format!("the node does not take the driver {}", driver.name))?;
     }

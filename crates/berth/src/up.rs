@@ -156,8 +156,7 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
     let begun = Instant::now();
     loop {
         if let Some(running) = Running::find(&data_dir)
-            && machine::client(&running.kubeconfig).await.is_ok()
-            && machine::node_is_ready(&running).await
+            && running.ready
         {
             print!("{}", screen(&running, &data_dir));
             return Ok(());
