@@ -45,12 +45,15 @@ struct Telling<K> {
     listed: Option<HashMap<Key, u64>>,
     /// The newest version that the list has brought.
     newest: u64,
+    /// How many lists are complete.
+    lists: u64,
 }
 
 impl<K: Kind> Cache<K> {
     /// An empty cache, and not yet synced, that keeps so many objects ready to read.
     pub(crate) fn new(ready: usize) -> Self {
-        let telling = Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: None, newest: 0 });
+        let telling =
+            Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: None, newest: 0, lists: 0 });
         Self {
             shared: Arc::new(Shared {
                 objects: RwLock::new(Objects::new(ready)),
@@ -154,9 +157,20 @@ impl<K: Kind> Cache<K> {
         index
     }
 
+    /// How many lists are complete, for whoever begins to write.
+    pub(crate) fn lists(&self) -> u64 {
+        self.telling().lists
+    }
+
     /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
-    pub(crate) fn observe_write(&self, object: &Arc<K>) {
+    ///
+    /// False if it cannot tell: a list that was completed since the write began may have come before the object or after
+    /// its end, of which nobody would tell again.
+    pub(crate) fn observe_write(&self, object: &Arc<K>, lists: u64) -> bool {
         let mut telling = self.telling();
+        if telling.lists != lists && !self.contains(&Key::of(object.as_ref())) {
+            return false;
+        }
         if revision(object.as_ref()) > telling.seen {
             // A list under way may be older than this write, and must not take it for gone.
             if let Some(listed) = &mut telling.listed {
@@ -164,6 +178,7 @@ impl<K: Kind> Cache<K> {
             }
             self.put(&telling, object);
         }
+        true
     }
 
     /// A list begins.
@@ -187,6 +202,7 @@ impl<K: Kind> Cache<K> {
         let listed = telling.listed.take().unwrap_or_default();
         // The answer to an earlier write must not bring back what the list no longer has.
         telling.seen = telling.seen.max(telling.newest);
+        telling.lists += 1;
         let newest = telling.newest;
         let is_gone = |key: &&Key| listed.get(*key).is_none_or(|version| *version <= newest);
         let gone: Vec<Key> = self.objects().keys().filter(is_gone).cloned().collect();
@@ -318,4 +334,38 @@ impl<K: Kind, V: Hash + Eq + Clone> Index<K, V> {
 /// Kubernetes promises that versions of one kind can be compared as integers.
 fn revision<K: ResourceExt>(object: &K) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn config(version: u64) -> Arc<ConfigMap> {
+        let mut config = ConfigMap::default();
+        config.metadata.name = Some("a".to_owned());
+        config.metadata.resource_version = Some(version.to_string());
+        Arc::new(config)
+    }
+
+    #[test]
+    fn the_answer_to_a_write_does_not_bring_back_what_a_list_since_did_not_have() {
+        let cache = Cache::<ConfigMap>::new(usize::MAX);
+        let key = Key::cluster("a");
+        cache.begin_list();
+        cache.end_list();
+        let lists = cache.lists();
+        // Written, deleted by another, and then listed.
+        cache.begin_list();
+        cache.end_list();
+        assert!(!cache.observe_write(&config(8), lists) && !cache.contains(&key));
+        // Whoever asks again knows.
+        assert!(cache.observe_write(&config(8), cache.lists()) && cache.contains(&key));
+        cache.begin_list();
+        cache.listed(&config(8));
+        cache.end_list();
+        assert!(cache.observe_write(&config(9), lists), "what the list has brought is replaced");
+        assert_eq!(revision(&*cache.get(&key).expect("it is there")), 9);
+    }
 }

@@ -130,23 +130,37 @@ impl Cluster {
         cache
     }
 
-    /// Feeds the answer to a write into the caches of its kind; one with a selector only learns of what it knows, as
-    /// nobody here can tell whether the selector chooses the object.
-    pub(crate) fn observe<K: Kind>(&self, object: &Arc<K>) {
+    /// Those who will want to know the answer to a write that is about to begin.
+    pub(crate) fn observers<K: Kind>(&self) -> Vec<Observer<K>> {
         let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
-        let known: Vec<(bool, Cache<K>)> = caches
+        caches
             .get(&TypeId::of::<K>())
             .and_then(|caches| caches.downcast_ref::<HashMap<Selector, Cache<K>>>())
             .into_iter()
             .flatten()
-            .map(|(selector, cache)| (*selector == Selector::default(), cache.clone()))
-            .collect();
-        drop(caches);
-        for (all, cache) in known {
-            if all || cache.contains(&crate::Key::of(object.as_ref())) {
-                cache.observe_write(object);
-            }
-        }
+            .map(|(selector, cache)| Observer {
+                all: *selector == Selector::default(),
+                lists: cache.lists(),
+                cache: cache.clone(),
+            })
+            .collect()
+    }
+}
+
+/// A cache, as it was when a write began.
+pub(crate) struct Observer<K> {
+    /// It has no selector. One that has only learns of what it knows: nobody here can tell whether the selector chooses
+    /// the object.
+    all: bool,
+    lists: u64,
+    cache: Cache<K>,
+}
+
+impl<K: Kind> Observer<K> {
+    /// Takes in the answer; false if that takes another look at the object.
+    pub(crate) fn observe(&self, object: &Arc<K>) -> bool {
+        let is_ours = self.all || self.cache.contains(&crate::Key::of(object.as_ref()));
+        !is_ours || self.cache.observe_write(object, self.lists)
     }
 }
 

@@ -79,11 +79,7 @@ impl Cluster {
 
     /// The object as it is now, by a request rather than from a cache: for decisions that must not rest on old data.
     pub async fn fetch<K: Kind>(&self, key: &Key) -> Result<Option<Arc<K>>> {
-        let parameters = kube::api::GetParams::default();
-        let request = requests::<K>(key)
-            .get(&key.name, &parameters)
-            .map_err(|source| built::<K>("get", key, source))?;
-        match self.send("get", key, request).await {
+        match self.send("get", key, get::<K>(key)?).await {
             Ok(object) => Ok(Some(object)),
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
@@ -134,12 +130,35 @@ impl Cluster {
         key: &Key,
         request: Request<Vec<u8>>,
     ) -> Result<Arc<K>> {
-        let object: K =
-            self.client.request(request).await.map_err(|source| failed::<K>(action, key, source))?;
-        let object = Arc::new(trimmed(object));
-        self.observe(&object);
+        let mut observers = self.observers::<K>();
+        let object = self.exchange::<K>(action, key, request).await?;
+        let (key, mut newest) = (Key::of(object.as_ref()), object.clone());
+        while !observers.iter().all(|observer| observer.observe(&newest)) {
+            observers = self.observers::<K>();
+            // Boxed: every write would have to have room for it.
+            match Box::pin(self.exchange::<K>("get", &key, get::<K>(&key)?)).await {
+                Ok(now) => newest = now,
+                // Gone, or the watch will tell.
+                Err(_) => break,
+            }
+        }
         Ok(object)
     }
+
+    async fn exchange<K: Kind>(
+        &self,
+        action: &'static str,
+        key: &Key,
+        request: Request<Vec<u8>>,
+    ) -> Result<Arc<K>> {
+        let answer = self.client.request::<K>(request).await;
+        answer.map(|object| Arc::new(trimmed(object))).map_err(|source| failed::<K>(action, key, source))
+    }
+}
+
+fn get<K: Kind>(key: &Key) -> Result<Request<Vec<u8>>> {
+    let request = requests::<K>(key).get(&key.name, &kube::api::GetParams::default());
+    request.map_err(|source| built::<K>("get", key, source))
 }
 
 fn requests<K: Kind>(key: &Key) -> Requests {
