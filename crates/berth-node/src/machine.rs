@@ -456,7 +456,7 @@ impl Machine {
             let wanted = self.wanted();
             (wanted.in_use.clone(), wanted.version)
         };
-        let result = self.try_write_status().await;
+        let result = self.try_write_status(&in_use).await;
         self.written.send_modify(|written| match &result {
             Ok(()) => *written = Written { in_use, version, failed: None },
             Err(error) => written.failed = Some((version, chain(error))),
@@ -464,7 +464,7 @@ impl Machine {
         result
     }
 
-    async fn try_write_status(&self) -> Result<()> {
+    async fn try_write_status(&self, in_use: &BTreeSet<String>) -> Result<()> {
         let mut known = self.node();
         for attempt in 1_u32.. {
             let node = match known.take() {
@@ -482,7 +482,7 @@ impl Machine {
             {
                 self.ensure_csi_node(&node).await?;
             }
-            let now = self.now(None);
+            let now = Now { in_use: in_use.clone(), ..self.now(None) };
             let report = |node: &mut Node| status::report(node, &self.options, &self.facts, &now);
             match self.cluster.update_status(&*node, report).await {
                 // What the cache knows is old, or of a Node that is gone: the next attempt asks.

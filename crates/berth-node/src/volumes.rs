@@ -165,6 +165,7 @@ impl Volumes {
     /// Keeps a pod's volumes from being grown until the guards are dropped: where the kernel grows a filesystem only
     /// unmounted, its mounts are gone for a moment, and a container that starts then would find an empty directory.
     pub async fn steady(&self, pod_uid: &str) -> Vec<OwnedRwLockReadGuard<()>> {
+        // In one order: of two pods, each would else wait for what the other has, and growth before it.
         let names = self.state().placed_of(pod_uid);
         let mut guards = Vec::with_capacity(names.len());
         for name in names {

@@ -118,7 +118,7 @@ impl Reports {
             // The node writes its status often: look once more at once, then leave it to the backoff.
             Err(error) if error.is_conflict() => match self.cluster.fetch::<Node>(&Key::cluster(name)).await?
             {
-                Some(node) => self.patch(&node, changes).await,
+                Some(node) => self.patch(&node, &still_right(&node, changes)).await,
                 None => Ok(()),
             },
             Err(error) if error.is_not_found() => Ok(()),
@@ -141,6 +141,13 @@ impl Reports {
     fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, Waiting>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The changes but those that take away what the node has begun to use; whoever wanted that looks at it again.
+fn still_right(node: &Node, changes: &HashMap<String, bool>) -> HashMap<String, bool> {
+    let in_use = node.status.as_ref().and_then(|status| status.volumes_in_use.as_deref()).unwrap_or_default();
+    let is_right = |(volume, attached): &(&String, &bool)| **attached || !in_use.contains(volume);
+    changes.iter().filter(is_right).map(|(volume, attached)| (volume.clone(), *attached)).collect()
 }
 
 /// The list after the changes. What stays keeps its place, so that a change that is made already writes nothing.

@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
+use kube::api::{Api, ListParams};
 
 use berth_kube::{Key, Next};
 
@@ -55,7 +56,13 @@ impl Controller {
         let Some(volume) = self.still_released(pair).await? else { return Ok(Next::Done) };
         let key = Key::new(NAMESPACE, pod_name(&volume));
         let pod = self.pods.get(&key);
-        let steps = match plan_recycling(&volume, pod.as_deref(), self.users(&volume), Timestamp::now()) {
+        let mut recycling = plan_recycling(&volume, pod.as_deref(), self.users(&volume), Timestamp::now());
+        if matches!(recycling, Recycling::Start(_)) {
+            // What is about to be deleted cannot be had back, and a pod may not be in the cache yet.
+            let users = self.users_by_server(&volume).await?;
+            recycling = plan_recycling(&volume, pod.as_deref(), users, Timestamp::now());
+        }
+        let steps = match recycling {
             Recycling::InUse(pods) => {
                 let message = format!("Volume is used by pods: {}", pods.join(","));
                 vec![News::normal(About::Volume, "VolumeFailedRecycle", message)]
@@ -127,15 +134,28 @@ impl Controller {
         if self.claims.get(&claim).is_some() {
             return Vec::new();
         }
-        let pods = self.pods_by_claim.get(&claim);
-        let mut users: Vec<String> = pods
-            .iter()
-            .filter(|pod| !is_terminated(pod))
-            .map(|pod| Key::of(pod.as_ref()).to_string())
-            .collect();
-        users.sort();
-        users
+        names_of_running(self.pods_by_claim.get(&claim).iter().map(AsRef::as_ref))
     }
+
+    /// As [`Controller::users`], by asking the API server.
+    async fn users_by_server(&self, volume: &PersistentVolume) -> Result<Vec<String>, Error> {
+        let Some(claim) = claim_key(volume) else { return Ok(Vec::new()) };
+        if self.claims.get(&claim).is_some() {
+            return Ok(Vec::new());
+        }
+        let failed = |error| Error::Reclaim(volume.name_any(), format!("list pods: {error}"));
+        let pods: Api<Pod> = Api::namespaced(self.cluster.client().clone(), &claim.namespace);
+        let pods = pods.list(&ListParams::default()).await.map_err(failed)?.items;
+        let uses = |pod: &&Pod| claims::of_pod(pod).iter().any(|used| used.key == claim);
+        Ok(names_of_running(pods.iter().filter(uses)))
+    }
+}
+
+fn names_of_running<'a>(pods: impl Iterator<Item = &'a Pod>) -> Vec<String> {
+    let running = pods.filter(|pod| !is_terminated(pod));
+    let mut names: Vec<String> = running.map(|pod| Key::of(pod).to_string()).collect();
+    names.sort();
+    names
 }
 
 pub(super) fn plan_recycling(

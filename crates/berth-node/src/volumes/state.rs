@@ -1,6 +1,6 @@
 //! What pods want of volumes, and what is there; indexed by pod, by device and by claim.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use berth_kube::Key;
@@ -370,8 +370,8 @@ impl State {
         wishes.volumes.values().filter_map(problem).collect()
     }
 
-    /// The names of the volumes that a pod has, or may have.
-    pub(super) fn placed_of(&self, uid: &str) -> Vec<String> {
+    /// The names of the volumes that a pod has, or may have: each once, in an order that is the same for all pods.
+    pub(super) fn placed_of(&self, uid: &str) -> BTreeSet<String> {
         self.places.get(uid).into_iter().flatten().map(|(placed, _)| placed.spec_name.clone()).collect()
     }
 

@@ -30,7 +30,7 @@ impl Attacher {
             {
                 continue;
             }
-            // Before the list: what is attached meanwhile is in neither, or in both.
+            // Before the list: what is called attached by now is in it.
             let attachments = self.ours.get(&());
             match self.published().await {
                 Ok(published) => {
@@ -58,14 +58,13 @@ impl Attacher {
         };
         let really = published.get(&attached.handle).is_some_and(|nodes| nodes.contains(&attached.node));
         let called = attachment.status.as_ref().is_some_and(|status| status.attached);
-        if really != called {
+        // What is not called attached is being worked on anyway.
+        if called && !really {
             tracing::warn!(
                 attachment = attachment.name_any(),
                 volume = attached.handle,
                 node = attached.node,
-                called,
-                really,
-                "the driver contradicts the attachment; attaching again"
+                "the driver does not have it attached; attaching again"
             );
             let key = Key::of(attachment);
             self.forced().insert(key.clone());

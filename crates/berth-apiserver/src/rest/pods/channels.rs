@@ -36,7 +36,9 @@ const WAITING: usize = 16;
 const PING: Duration = Duration::from_secs(20);
 /// A child may hold the command's output open after it; what it wrote itself has come by then.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long a client may take to say goodbye.
+/// How long a client may take to read what is left, of which the last is how the command ended.
+const DELIVERY: Duration = Duration::from_secs(60);
+/// How long it may then take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// The way the channels are spoken.
@@ -84,10 +86,17 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
             }
         }
     };
-    let goodbye = async {
-        if let Some(status) = status {
-            sink.send(message(STATUS, status.to_string().as_bytes())).await?;
+    if let Some(status) = status {
+        let told = timeout(DELIVERY, sink.send(message(STATUS, status.to_string().as_bytes())));
+        tokio::select! {
+            told = told => match told {
+                Ok(Ok(())) => {}
+                _ => return,
+            },
+            () = shutdown.cancelled() => return,
         }
+    }
+    let goodbye = async {
         sink.send(Message::Close(Some(CloseFrame { code, reason: "".into() }))).await?;
         while let Some(Ok(_)) = stream.next().await {}
         Ok::<(), Error>(())
@@ -157,14 +166,22 @@ async fn output(
         if let Some(ended) = ended.take_if(|_| !stdout.is_open() && !stderr.is_open()) {
             return Ok(ended);
         }
-        let message = tokio::select! {
-            message = stdout.next(), if stdout.is_open() => message,
-            message = stderr.next(), if stderr.is_open() => message,
-            result = &mut exit, if ended.is_none() => {
-                ended = Some(result);
-                None
+        let has_ended = ended.is_some();
+        let said = async {
+            tokio::select! {
+                message = stdout.next(), if stdout.is_open() => message,
+                message = stderr.next(), if stderr.is_open() => message,
+                result = &mut exit, if !has_ended => {
+                    ended = Some(result);
+                    None
+                }
             }
-            () = sleep(QUIET), if ended.is_some() => {
+        };
+        let message = tokio::select! {
+            // Before the quiet after the end: whatever can be read is not over yet, however late we come to it.
+            biased;
+            message = said => message,
+            () = sleep(QUIET), if has_ended => {
                 (stdout.reader, stderr.reader) = (None, None);
                 None
             }
