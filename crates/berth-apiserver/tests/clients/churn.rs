@@ -14,6 +14,8 @@ use super::PATIENCE;
 
 const WRITERS: usize = 16;
 const SLOTS: usize = 40;
+/// How often a writer passes over its slots from making objects to removing them.
+const PASSES: usize = 5;
 /// How long a writer waits before it asks a server again that was not there.
 const AGAIN: Duration = Duration::from_millis(20);
 
@@ -64,7 +66,8 @@ impl Churn {
 
     async fn write(self: Arc<Self>, writer: usize) {
         let api: Api<ConfigMap> = Api::default_namespaced(self.client.clone());
-        let mut round = 0;
+        // Each begins elsewhere, so that they do not end all together where hardly an object is left.
+        let mut round = writer * PASSES * SLOTS / WRITERS;
         while *self.made.borrow() < self.total {
             round += 1;
             let name = format!("c{writer}-{}", round * 7 % SLOTS);
@@ -99,7 +102,7 @@ pub(crate) fn version(map: &ConfigMap) -> String {
 
 async fn change(api: &Api<ConfigMap>, name: &str, round: usize) -> kube::Result<()> {
     // An object lives for some rounds over its slot, then it goes.
-    match round / SLOTS % 5 {
+    match round / SLOTS % PASSES {
         0 => {
             let mut map = ConfigMap::default();
             map.metadata.name = Some(name.to_owned());

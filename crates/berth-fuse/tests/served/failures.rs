@@ -19,8 +19,8 @@ use crate::world::{PATIENCE, Server, command, until};
 fn a_soft_mount_gives_up_on_a_server_that_is_silent() {
     for (version, option, errno) in [("3", "soft", Errno::IO), ("4.1", "softerr", Errno::TIMEDOUT)] {
         let mut server = Server::start(&[]);
-        let mounted = server.mount(version, &format!("{option},timeo=5,retrans=1"));
-        fs::write(mounted.path("file"), "content").unwrap();
+        fs::write(server.export().join("file"), "content").unwrap();
+        let mounted = server.mount(version, &format!("{option},timeo=20,retrans=1"));
         server.tell("stop");
         let begun = Instant::now();
         let error = fs::write(mounted.path("other"), "").unwrap_err();

@@ -308,7 +308,12 @@ mod tests {
         assert_eq!(shim.pid(), me.as_raw_nonzero().get());
         record.failed("two\nlines");
         drop(record);
-        assert!(matches!(find(place.path()).unwrap(), Found::Ended), "the pid lives, but is another's");
+        // A child of another test may have a copy of the file, and so the lock, until it runs its program.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !matches!(find(place.path()).unwrap(), Found::Ended) {
+            assert!(Instant::now() < deadline, "the pid lives, but is another's");
+            thread::sleep(PAUSE);
+        }
         let end = read_status(place.path()).unwrap().end;
         assert!(matches!(end, Some(End::Failed { message, .. }) if message == "two lines"));
     }

@@ -316,18 +316,25 @@ fn ext4_whose_growth_is_cut_off_at_any_point_is_as_it_was() {
     assert!(is_detached(&image));
     resize(&image, 100 * MIB);
     let before = fs::read(&image).unwrap();
-    // Until one run is let through; each attempt is killed a little later than the one before.
+    // Until one run is let through; each attempt is killed a little later than the one before, and soon a fifth later,
+    // as it may take long.
+    let step = Duration::from_micros(1500);
+    let mut deadline = step;
     let mut cut_off = 0;
-    for attempt in 1.. {
-        match grow_unmounted(Filesystem::Ext4, &image, Duration::from_micros(1500 * attempt)) {
+    loop {
+        match grow_unmounted(Filesystem::Ext4, &image, deadline) {
             Ok(growth) => {
                 assert_eq!(growth, Growth::Grown);
                 break;
             }
             Err(error) => {
                 assert_eq!(error.kind(), io::ErrorKind::TimedOut, "{}", error.sentence());
-                assert!(fs::read(&image).unwrap() == before, "attempt {attempt} changed the image");
+                assert!(
+                    fs::read(&image).unwrap() == before,
+                    "cut off after {deadline:?}, it changed the image"
+                );
                 cut_off += 1;
+                deadline += if deadline < Duration::from_millis(50) { step } else { deadline / 5 };
             }
         }
     }

@@ -59,7 +59,8 @@ fn a_limit_bounds_the_rate_until_it_is_cleared() {
         let limited = read_time(device.path());
         assert!(limited > Duration::from_millis(300), "{limited:?} with {limits:?}");
         apply(number, &Limits::default()).unwrap();
-        let unlimited = read_time(device.path());
+        // The best of several: a busy machine is slow at times, and a limit always.
+        let unlimited = (0..10).map(|_| read_time(device.path())).min().unwrap();
         assert!(unlimited < limited / 2, "{unlimited:?} without, {limited:?} with {limits:?}");
     }
 }

@@ -284,7 +284,10 @@ impl Stack {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::AsFd as _;
+    use std::{
+        os::fd::AsFd as _,
+        sync::atomic::{AtomicBool, Ordering},
+    };
 
     use super::*;
 
@@ -292,45 +295,51 @@ mod tests {
 
     #[test]
     fn a_child_that_waits_is_killed_at_the_deadline() {
-        let begun = Instant::now();
-        let outcome = in_child(Duration::from_millis(50), |_| {
-            loop {
-                // SAFETY: waits for a signal.
-                unsafe { libc::pause() };
-            }
-        });
-        assert_eq!(outcome.unwrap_err().errno, Errno::TIMEDOUT);
-        assert!(begun.elapsed() < KILL_GRACE);
-    }
-
-    /// Processes that a thread of this process has started and that have not ended.
-    fn children() -> usize {
-        let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-        let of = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children"));
-        tasks.map(|task| of(task.unwrap()).map_or(0, |all| all.split_whitespace().count())).sum()
-    }
-
-    #[test]
-    fn a_child_that_waits_holds_no_lock_of_its_parent() {
-        let scratch = tempfile::tempdir().unwrap();
-        let dir = crate::path::Dir::open(scratch.path()).unwrap();
-        let lock = dir.lock_exclusively("lock").unwrap();
-        let before = children();
-        let waiting = std::thread::spawn(|| {
-            in_child(Duration::from_secs(2), |_| {
+        let took = || {
+            let begun = Instant::now();
+            let outcome = in_child(Duration::from_millis(50), |_| {
                 loop {
                     // SAFETY: waits for a signal.
                     unsafe { libc::pause() };
                 }
+            });
+            assert_eq!(outcome.unwrap_err().errno, Errno::TIMEDOUT);
+            begun.elapsed()
+        };
+        // A busy machine is slow at times, and who waits for the grace to end is so always.
+        assert!((0..10).any(|_| took() < KILL_GRACE));
+    }
+
+    #[test]
+    fn a_child_that_waits_holds_no_lock_of_its_parent() {
+        // The child's too, as all memory is.
+        static WAITS: AtomicBool = AtomicBool::new(false);
+        static MAY_END: AtomicBool = AtomicBool::new(false);
+        let scratch = tempfile::tempdir().unwrap();
+        let dir = crate::path::Dir::open(scratch.path()).unwrap();
+        let lock = dir.lock_exclusively("lock").unwrap();
+        let waiting = std::thread::spawn(|| {
+            in_child(Duration::from_secs(60), |_| {
+                WAITS.store(true, Ordering::Release);
+                while !MAY_END.load(Ordering::Acquire) {
+                    // SAFETY: waits a millisecond.
+                    unsafe { libc::usleep(1000) };
+                }
+                Ok(())
             })
         });
-        while children() == before && !waiting.is_finished() {
+        while !WAITS.load(Ordering::Acquire) && !waiting.is_finished() {
             std::thread::yield_now();
         }
         drop(lock);
-        dir.lock_exclusively("lock").expect("nobody has it any more");
+        // Another test's child may have it until it runs its program; this one would for as long as it waits.
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while let Err(error) = dir.lock_exclusively("lock") {
+            assert!(Instant::now() < deadline, "somebody has it still: {}", error.sentence());
+        }
         assert!(!waiting.is_finished(), "the child was not there to hold it");
-        assert_eq!(waiting.join().unwrap().unwrap_err().errno, Errno::TIMEDOUT);
+        MAY_END.store(true, Ordering::Release);
+        assert!(waiting.join().unwrap().is_ok());
     }
 
     #[test]

@@ -114,6 +114,20 @@ impl World {
         pieces.into_iter().map(|piece| String::from_utf8(piece.unwrap().to_vec()).unwrap()).collect()
     }
 
+    /// A log, once this is in it: what a container has written gets there a moment later.
+    pub(crate) async fn until_log(&self, pod: &Pod, container: &str, part: &str) -> String {
+        let mut log = String::new();
+        let wait = async {
+            while !log.contains(part) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+                log = self.log(pod, container, false).await;
+            }
+        };
+        let in_time = tokio::time::timeout(PATIENCE, wait).await;
+        assert!(in_time.is_ok(), "{part:?} is not in the log: {log}");
+        log
+    }
+
     /// What a command in a container prints.
     pub(crate) async fn exec(&self, pod: &Pod, container: &str, script: &str) -> String {
         let command = ["sh", "-c", script].map(str::to_owned).to_vec();

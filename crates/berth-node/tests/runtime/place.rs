@@ -123,11 +123,16 @@ pub(crate) fn processes(part: &str) -> Vec<String> {
 }
 
 /// Waits, within limits, for what happens soon after something that could be waited for.
-pub(crate) async fn until(what: &str, mut happened: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, happened: impl FnMut() -> bool) {
+    until_within(SOON, what, happened).await;
+}
+
+/// The same for what takes longer.
+pub(crate) async fn until_within(patience: Duration, what: &str, mut happened: impl FnMut() -> bool) {
     let wait = async {
         while !happened() {
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
     };
-    tokio::time::timeout(SOON, wait).await.unwrap_or_else(|_| panic!("{what}"));
+    tokio::time::timeout(patience, wait).await.unwrap_or_else(|_| panic!("{what}"));
 }

@@ -65,8 +65,11 @@ async fn what_is_wrong_is_told_once_on_the_claim_and_that_it_is_over_whichever_w
         stage.bound_claim("well").await;
         stage.ail("data", Some("the disk is slow"));
         let running = stage.start(|_| {});
+        // Rounds ask about any volume, so they say nothing of what was heard of this one.
+        stage.event_number(ABNORMAL, 1).await;
         stage.rounds(5).await;
         stage.ail("data", Some("the disk is gone"));
+        stage.event_number(ABNORMAL, 2).await;
         stage.rounds(5).await;
         stage.ail("data", None);
         let last = stage.event(NORMAL).await;

@@ -27,7 +27,7 @@ pub(crate) const DRIVER: &str = "local.berth.dev";
 /// The node of these tests.
 pub(crate) const NODE: &str = "node-a";
 /// More than anything here takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An API server in this process.
 #[expect(clippy::struct_field_names, reason = "the server itself, for those who want no client")]

@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
 
-use crate::bench::DRIVER;
+use crate::bench::{DRIVER, PATIENCE};
 use crate::power::Power;
 
 /// What a driver remembers, whatever happens to its callers.
@@ -122,6 +122,21 @@ impl Storage {
             .filter(|call| call.method == method && call.volume.contains(volume))
             .map(|call| call.at)
             .collect()
+    }
+
+    /// Waits until a method was called so often for a volume.
+    pub(crate) async fn until_called(&self, method: &str, volume: &str, times: usize) {
+        let waiting = async {
+            loop {
+                let called = self.called.notified();
+                if self.times(method, volume).len() >= times {
+                    return;
+                }
+                called.await;
+            }
+        };
+        let in_time = tokio::time::timeout(PATIENCE, waiting).await;
+        assert!(in_time.is_ok(), "{method} was called only {} times", self.times(method, volume).len());
     }
 
     fn fault(&self, method: &str, volume: &str) -> Option<FaultKind> {

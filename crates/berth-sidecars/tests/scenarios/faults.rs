@@ -48,25 +48,22 @@ async fn a_hanging_call_for_one_volume_blocks_no_other() {
     let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
     server.class("fast", json!({})).await;
     let stuck = server.claim("stuck", "fast", json!({})).await;
-    storage.fail("CreateVolume", &stuck.uid().unwrap(), FaultKind::Hang, 1);
+    let uid = stuck.uid().unwrap();
+    storage.fail("CreateVolume", &uid, FaultKind::Hang, u32::MAX);
     let power = Power::on();
     let driver = Fake::driver(&storage, &power);
     let components = Components::start_with(&server.client, &driver, |provisioning, _, _| {
         (provisioning.workers, provisioning.timeout) = (2, Duration::from_secs(5));
     });
+    storage.until_called("CreateVolume", &uid, 1).await;
     for name in ["one", "two", "three"] {
         let claim = server.claim(name, "fast", json!({})).await;
         server.provisioned(&claim).await;
     }
-    assert!(
-        server
-            .api::<PersistentVolume>()
-            .get_opt(&format!("pvc-{}", stuck.uid().unwrap()))
-            .await
-            .unwrap()
-            .is_none()
-    );
-    // After its time the call is repeated, and then it works.
+    assert!(server.api::<PersistentVolume>().get_opt(&format!("pvc-{uid}")).await.unwrap().is_none());
+    // After its time the call is repeated, and once the driver answers it works.
+    storage.until_called("CreateVolume", &uid, 2).await;
+    storage.lift_faults();
     settled(&server, &stuck).await;
     components.stop().await;
 }
@@ -84,8 +81,9 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
     assert_eq!(storage.count("CreateVolume"), 3);
 
     // The claim goes while nobody knows whether its volume exists.
-    storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::Unavailable), 3);
+    storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::Unavailable), u32::MAX);
     let claim = server.claim("gone", "fast", json!({})).await;
+    storage.until_called("CreateVolume", &claim.uid().unwrap(), 1).await;
     server
         .wait(server.claims(), "gone", "marked", |claim: Option<&PersistentVolumeClaim>| {
             claim.is_some_and(is_marked)
@@ -93,6 +91,7 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
         .await;
     server.claims().delete("gone", &DeleteParams::default()).await.unwrap();
     unprotect(&server, "gone").await;
+    storage.lift_faults();
     server
         .wait(server.claims(), "gone", "gone", |claim: Option<&PersistentVolumeClaim>| claim.is_none())
         .await;

@@ -358,7 +358,8 @@ async fn what_was_only_said_to_be_attached_is_attached_when_the_driver_is_asked(
     // The driver's own change is nothing that Kubernetes hears of.
     listed(&world, 4).await;
     world.settles(&goals(&subjects, Act::Attach.after()), |_| true, "asked").await;
-    assert_eq!(world.storage.times("ControllerPublishVolume", &bad).len(), 2);
+    // A list that is older than the second call may ask for a third.
+    assert!(world.storage.times("ControllerPublishVolume", &bad).len() >= 2);
     life.stop().await;
 }
 

@@ -62,10 +62,10 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
         let snapshot = server.snapshot(&name(code), "data").await;
         storage.fail("CreateSnapshot", &snapshot.uid().unwrap(), FaultKind::Code(code), 1);
     }
-    let running = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
-        // Long enough to look at what a failure leaves.
-        taking.retry.first = Duration::from_secs(5);
-        taking.retry.longest = Duration::from_secs(5);
+    let first = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
+        // It never tries again, so that what a failure leaves can be looked at.
+        taking.retry.first = Duration::from_hours(1);
+        taking.retry.longest = Duration::from_hours(1);
     });
     for code in CODES {
         let name = name(code);
@@ -89,6 +89,9 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
         let snapshot = server.wait(server.snapshots(), &name, "told", told).await.unwrap();
         assert_eq!(snapshot.status.unwrap().error.unwrap().message, Some(message));
     }
+    assert_eq!(storage.count("CreateSnapshot"), CODES.len());
+    first.stop().await;
+    let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
     for code in CODES {
         let ready = server.ready(&name(code)).await;
         assert_eq!(ready.status.clone().unwrap().error, None, "{code:?}");
@@ -98,7 +101,7 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
         server.wait(server.api(), &content_of(&ready), "unmarked", unmarked).await;
     }
     assert_eq!(storage.count("CreateSnapshot"), 2 * CODES.len());
-    running.stop().await;
+    second.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -168,13 +171,16 @@ async fn what_is_settled_is_not_written_again_by_a_successor() {
 async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
     let (server, storage) = bench().await;
     let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
-    storage.fail("CreateSnapshot", "", FaultKind::DoneBut(Code::DeadlineExceeded), 4);
+    storage.fail("CreateSnapshot", "", FaultKind::DoneBut(Code::DeadlineExceeded), u32::MAX);
     let snapshot = server.snapshot("snap", "data").await;
     let marked = |content: Option<&VolumeSnapshotContent>| {
         content.is_some_and(|content| content.annotations().contains_key(MARK))
     };
+    storage.until_called("CreateSnapshot", &snapshot.uid().unwrap(), 1).await;
     server.wait(server.api(), &content_of(&snapshot), "marked", marked).await;
-    delete(&server, "snap").await;
+    server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
+    storage.lift_faults();
+    server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
     assert!(storage.snapshots.lock().unwrap().is_empty());
     running.stop().await;
 }

@@ -172,7 +172,8 @@ func (w *world) churn(ctx context.Context) {
 	var group sync.WaitGroup
 	for writer := range writers {
 		group.Go(func() {
-			for round := 0; w.made.Load() < w.total; round++ {
+			// Each begins elsewhere, so that they do not end all together where hardly an object is left.
+			for round := writer * 4 * slots / writers; w.made.Load() < w.total; round++ {
 				name := fmt.Sprintf("w%d-%d", writer, round%slots)
 				err := w.change(ctx, name, round)
 				switch {

@@ -26,6 +26,17 @@ impl Bench {
         refreshed.expect("a refresh is asked for").unwrap()
     }
 
+    /// Waits until the node knows a pod of its own: only its watch tells it.
+    async fn knows(&self, pod: &Pod) {
+        let (pods, key) = (self.cluster.cache_where::<Pod>(&format!("spec.nodeName={NODE}")), Key::of(pod));
+        let known = async {
+            while !pods.contains(&key) {
+                tokio::time::sleep(Duration::from_millis(2)).await;
+            }
+        };
+        tokio::time::timeout(PATIENCE, known).await.expect("the pod is known");
+    }
+
     async fn config_map(&self, data: Value) -> Arc<ConfigMap> {
         self.create(json!({ "metadata": { "name": "c", "namespace": "ns" }, "data": data })).await
     }
@@ -88,7 +99,7 @@ async fn what_is_missing_leaves_nothing_behind_and_is_asked_for_again_when_it_co
         .await;
     let created = bench.cluster.fetch::<Pod>(&Key::new("ns", "pod")).await.unwrap().unwrap();
     let uid = created.metadata.uid.clone().unwrap();
-    bench.cluster.cache_where::<Pod>(&format!("spec.nodeName={NODE}")).synced().await;
+    bench.knows(&created).await;
     let volume = volume_of(created.as_ref().clone(), json!({ "configMap": { "name": "c" } }));
     assert_eq!(bench.refused(&volume).await, "configmap \"c\" not found");
     bench.assert_clean();
@@ -147,7 +158,7 @@ async fn a_change_of_the_pods_labels_reaches_it() {
         .create::<Pod>(json!({ "metadata": { "name": "pod", "namespace": "ns", "labels": { "a": "1" } },
             "spec": { "nodeName": NODE, "containers": [{ "name": "main", "image": "none" }] } }))
         .await;
-    bench.cluster.cache_where::<Pod>(&format!("spec.nodeName={NODE}")).synced().await;
+    bench.knows(&created).await;
     let items = json!([{ "path": "labels", "fieldRef": { "fieldPath": "metadata.labels" } }]);
     let volume = volume_of(created.as_ref().clone(), json!({ "downwardAPI": { "items": items } }));
     let path = bench.set_up(&volume).await;
