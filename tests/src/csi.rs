@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context as _, Result};
@@ -237,6 +237,21 @@ impl Csi {
         };
         let answer = self.controller.clone().create_snapshot(request).await?.into_inner();
         answer.snapshot.ok_or_else(|| Status::internal("the answer has no snapshot"))
+    }
+
+    /// As [`Self::snapshot`], repeated until it is ready; the driver lets its caller wait a while each time.
+    pub async fn ready_snapshot(&self, name: &str, source: &str) -> Result<v1::Snapshot, Status> {
+        let deadline = Instant::now() + LONGEST_CALL;
+        loop {
+            let snapshot = self.snapshot(name, source).await?;
+            if snapshot.ready_to_use {
+                return Ok(snapshot);
+            }
+            if Instant::now() > deadline {
+                return Err(Status::deadline_exceeded(format!("it does not become ready: {snapshot:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
     }
 
     /// Deletes a snapshot.

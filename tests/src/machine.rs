@@ -5,11 +5,14 @@ use std::{
     io::ErrorKind,
     path::{Path, PathBuf},
     process::{Command, Output},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
 use rustix::mount::UnmountFlags;
+
+/// How long somebody else on this machine may hold a loop device that is to go.
+const HELD: Duration = Duration::from_secs(30);
 
 /// A loop device and the file behind it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +59,19 @@ pub fn loops_below(dir: &Path) -> Result<Vec<Loop>> {
         }
     }
     Ok(found)
+}
+
+/// Waits until no such loop device is left. One that somebody else on this machine looks at just then goes a little later.
+pub fn until_detached(attached: impl Fn() -> Result<Vec<Loop>>) -> Result<()> {
+    let deadline = Instant::now() + HELD;
+    loop {
+        let left = attached()?;
+        if left.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "still attached: {left:?}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
 }
 
 /// Unmounts everything below `dir` and detaches every loop device with a file there, whatever it takes.

@@ -129,10 +129,14 @@ impl Testbed {
             let left = self.entries(name)?;
             ensure!(left.is_empty(), "in {name} is {left:?}");
         }
-        let (mounts, loops) = (self.foreign_mounts()?, self.foreign_loops()?);
+        let mounts = self.foreign_mounts()?;
         ensure!(mounts.is_empty(), "still mounted: {mounts:?}");
-        ensure!(loops.is_empty(), "still attached: {loops:?}");
-        Ok(())
+        self.until_detached()
+    }
+
+    /// Waits until no loop device is left but the disk's own.
+    pub fn until_detached(&self) -> Result<()> {
+        machine::until_detached(|| self.foreign_loops())
     }
 
     /// Checks that the data directory holds exactly these volumes and snapshots.

@@ -206,9 +206,14 @@ impl Machine {
             ensure!(status.success(), "berth up ended with {status}; {}", self.log_tail());
         }
         self.stopped_well = true;
+        self.nothing_left().context("after berth down")
+    }
+
+    /// Checks that nothing is mounted and nothing runs, and waits for the end of loop devices.
+    pub fn nothing_left(&self) -> Result<()> {
         let left = Leftovers::of(self.dir())?;
-        ensure!(left.is_nothing(), "berth down left {left:#?}");
-        Ok(())
+        ensure!(left.mounts.is_empty() && left.processes.is_empty(), "there is {left:#?}");
+        machine::until_detached(|| machine::loops_below(self.dir()))
     }
 
     /// The objects of a kind in all namespaces.

@@ -101,6 +101,17 @@ impl Machine {
         args.extend(["--", "sh", "-c", script]);
         self.kubectl(&args)
     }
+
+    /// Repeats a script in a pod's container until it prints what is wanted: a pod that is ready may not have written yet.
+    pub fn exec_until(&self, pod: &str, script: &str, wanted: impl Fn(&str) -> bool) -> Result<String> {
+        let mut last = String::new();
+        let found = self.until(&format!("{script:?} prints in {pod} what is wanted"), || {
+            let printed = self.exec(pod, script);
+            last = printed.as_ref().map_or_else(|error| format!("{error:#}"), Clone::clone);
+            Ok(printed.ok().filter(|printed| wanted(printed)))
+        });
+        found.with_context(|| format!("in the end there was {last:?}"))
+    }
 }
 
 /// kubectl from PATH, or the one that was built for the tests.

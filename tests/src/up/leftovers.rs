@@ -28,11 +28,6 @@ impl Leftovers {
     pub fn of(dir: &Path) -> Result<Self> {
         Ok(Self { mounts: mounts_below(dir)?, loops: loops_below(dir)?, processes: processes(dir)? })
     }
-
-    /// Whether there is nothing at all.
-    pub fn is_nothing(&self) -> bool {
-        self.mounts.is_empty() && self.loops.is_empty() && self.processes.is_empty()
-    }
 }
 
 /// Ends every process of a directory, and undoes its mounts and loop devices.
@@ -52,7 +47,9 @@ pub(super) fn clear(dir: &Path) -> Result<()> {
     }
 }
 
+/// Processes of a program below a directory, or in a container that was made there.
 fn processes(dir: &Path) -> Result<Vec<(i32, String)>> {
+    let ours = fs::read_link("/proc/self/ns/mnt")?;
     let mut found = Vec::new();
     let named = format!(" {}", dir.display());
     for entry in fs::read_dir("/proc")? {
@@ -60,10 +57,12 @@ fn processes(dir: &Path) -> Result<Vec<(i32, String)>> {
         let Some(pid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
         let path = entry.path();
         let of_program = fs::read_link(path.join("exe")).is_ok_and(|exe| exe.starts_with(dir));
-        // A container sees its machine's directory as a mount of its own; this process does not.
+        // A container has mounts of its own: an overlay over the host's root, and there its machine's directory.
+        // The host's root may be an overlay, too, but not over itself.
         let in_container = || {
-            fs::read_to_string(path.join("mountinfo"))
-                .is_ok_and(|mounts| mounts.contains("- overlay ") && mounts.contains(&named))
+            fs::read_link(path.join("ns/mnt")).is_ok_and(|theirs| theirs != ours)
+                && fs::read_to_string(path.join("mountinfo"))
+                    .is_ok_and(|mounts| mounts.contains(",lowerdir=/,") && mounts.contains(&named))
         };
         if of_program || in_container() {
             let words = fs::read(path.join("cmdline")).unwrap_or_default();

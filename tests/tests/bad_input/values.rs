@@ -175,7 +175,7 @@ async fn filesystems_and_mount_options_are_not_passed_on_unread() -> Result<()> 
         let status = answer.err().with_context(|| format!("{flag} was taken"))?;
         ensure!(status.code() == Code::InvalidArgument, "{flag}: {status}");
         ensure!(berth_e2e::machine::mounts_below(&mounted.staging)?.is_empty(), "{flag} left a mount");
-        ensure!(berth_e2e::machine::loops_below(bed.data())?.is_empty(), "{flag} left a loop device");
+        bed.until_detached().with_context(|| format!("{flag} left a loop device"))?;
     }
     let in_order = bed.mount(&volume).await.context("after the refused options")?;
     bed.csi.unmount(&in_order).await?;

@@ -10,10 +10,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result, ensure};
-use berth_e2e::{DiskType, Kind, MIB, Shape, Testbed, content};
+use berth_csi::v1;
+use berth_e2e::{DiskType, Kind, MIB, Mounted, Shape, Testbed, content, driver::PATIENCE};
 use rustix::io::Errno;
 
 use crate::{BTRFS, DIR, IMAGE_BTRFS, IMAGE_EXT4, IMAGE_XFS, bytes_used};
@@ -138,7 +140,7 @@ async fn statistics_are_of_the_volume_and_not_of_the_disk() -> Result<()> {
         let before = bytes_used(&bed, &mounted).await?;
         content::write(&mounted.target.join("file"), &content::bytes(1, 10 << 20))?;
         content::write(&in_noisy.target.join("file"), &content::bytes(1, 30 << 20))?;
-        let after = bytes_used(&bed, &mounted).await?;
+        let after = until_used(&bed, &mounted, &before).await?;
         let used = after.used - before.used;
         ensure!((10 * MIB..12 * MIB).contains(&used), "{shape:?}: 10 MiB written, {used} bytes more in use");
         if shape.kind != Kind::Dir {
@@ -151,6 +153,19 @@ async fn statistics_are_of_the_volume_and_not_of_the_disk() -> Result<()> {
         crate::finish(bed, &[&volume, &noisy]).await?;
     }
     Ok(())
+}
+
+/// Waits until a volume has not in use what it had before: what took long to count is not counted again at once.
+async fn until_used(bed: &Testbed, mounted: &Mounted, before: &v1::VolumeUsage) -> Result<v1::VolumeUsage> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let now = bytes_used(bed, mounted).await?;
+        if now.used != before.used {
+            return Ok(now);
+        }
+        ensure!(Instant::now() < deadline, "still {} bytes are in use", now.used);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
 }
 
 /// Rewrites one block of one file for as long as it is left alone.

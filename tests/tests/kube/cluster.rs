@@ -370,8 +370,8 @@ impl Cluster {
             program.stop().await?;
         }
         let mounts = machine::mounts_below(self.dir())?;
-        let loops = machine::loops_below(self.dir())?;
-        ensure!(mounts.is_empty() && loops.is_empty(), "still mounted: {mounts:?}; attached: {loops:?}");
+        ensure!(mounts.is_empty(), "still mounted: {mounts:?}");
+        machine::until_detached(|| machine::loops_below(self.dir()))?;
         self.delete(CLASS, &self.name).await?;
         self.delete(CSI_DRIVER, &self.driver).await?;
         self.delete(NAMESPACE, &self.name).await

@@ -225,14 +225,8 @@ async fn copy(world: &World, id: &str, dir: &str, number: usize) -> Result<()> {
 /// A snapshot lies where csi-driver-nfs looks for it, and is unpacked as it does that.
 async fn pack(world: &World, id: &str, dir: &str, archive: &str, number: usize) -> Result<()> {
     let name = format!("snapshot-{number}");
-    let request = v1::CreateSnapshotRequest {
-        source_volume_id: id.to_owned(),
-        name: name.clone(),
-        ..Default::default()
-    };
-    let taken = world.csi.controller.clone().create_snapshot(request).await?.into_inner();
-    let taken = taken.snapshot.context("a snapshot is taken")?;
-    ensure!(taken.ready_to_use && taken.source_volume_id == id, "{taken:?}");
+    let taken = world.csi.ready_snapshot(&name, id).await?;
+    ensure!(taken.source_volume_id == id, "{taken:?}");
     ensure!(taken.snapshot_id == world.id(&format!("SERVER#SHARE#{name}#{name}#{archive}")), "{taken:?}");
     let (packed, unpacked) = (
         world.server.export().join(&name).join(format!("{archive}.tar.gz")),

@@ -41,13 +41,17 @@ async fn when_the_leader_is_killed_the_other_takes_over_and_when_it_is_stopped_a
 
     let mut third = replica(&cluster, "third", &["sidecars"]);
     third.says("standing by").await.unwrap();
-    let told = Instant::now();
     second.stop().await.unwrap();
+    let stopped = Instant::now();
     let said = std::fs::read_to_string(cluster.path("second.log")).unwrap();
     assert!(said.contains("released the lease"), "{said}");
     // Without a release it would be 8 s at least, the lease's duration.
-    cluster.held(LEASE, |holder| holder == "third").await;
-    assert!(told.elapsed() < Duration::from_secs(6), "it took {:?}", told.elapsed());
+    let by_third = |holder: &str| {
+        assert_ne!(holder, "second", "who has ended holds the lease");
+        holder == "third"
+    };
+    cluster.held(LEASE, by_third).await;
+    assert!(stopped.elapsed() < Duration::from_secs(6), "it took {:?}", stopped.elapsed());
     cluster.volume_of(&cluster.claim("c").await).await;
     assert!(cluster.server_log().contains("ready"));
 }

@@ -112,9 +112,11 @@ struct Anchor {
 
 impl Anchor {
     fn of(machine: &Machine) -> Result<Self> {
+        // The pod runs as soon as its shell does, and that counts the life first.
+        let process = machine.until("the anchor sleeps", || Ok(process(machine).ok()))?;
         let mounts = Leftovers::of(machine.dir())?.mounts;
         ensure!(mounts.len() >= 2, "the anchor's volume is not mounted: {mounts:?}");
-        Ok(Self { process: process(machine)?, mounts })
+        Ok(Self { process, mounts })
     }
 
     fn check(&self, machine: &Machine) -> Result<()> {

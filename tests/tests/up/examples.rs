@@ -94,8 +94,8 @@ fn projected_files_follow_their_objects() -> Result<()> {
     ] {
         machine.until(&format!("{path} is {new}"), || Ok((read(path)? == new).then_some(())))?;
     }
-    // Within a second when the machine is idle; tests share it.
-    ensure!(begun.elapsed().as_secs() < 10, "the files changed after {:?}", begun.elapsed());
+    // Within a second when the machine is idle; tests share it. Who looks only now and then looks once a minute.
+    ensure!(begun.elapsed().as_secs() < 45, "the files changed after {:?}", begun.elapsed());
     machine.finish()
 }
 
@@ -134,7 +134,7 @@ fn a_class_that_waits_gives_the_volume_to_the_pods_node() -> Result<()> {
     let machine = Machine::start()?;
     machine.apply_example("local.yaml")?;
     machine.ready("writer")?;
-    ensure!(machine.exec("writer", "cat /data/log")?.lines().count() == 1);
+    machine.exec_until("writer", "cat /data/log", |log| log.lines().count() == 1)?;
     let claim = machine.get("pvc/data")?;
     check_provisioned(&machine, &claim, "1Gi")?;
     let annotations = &claim["metadata"]["annotations"];

@@ -61,7 +61,9 @@ fn a_driver_of_another_name_serves_the_tutorials_manifest_as_written() -> Result
 
     // The pod wrote to the server, and what the server has is what the pod sees.
     let directory = server.export().join(&name);
-    ensure!(directory.join("podfile").exists(), "the pod's file is not in {}", directory.display());
+    machine.until(&format!("the pod's file is in {}", directory.display()), || {
+        Ok(directory.join("podfile").exists().then_some(()))
+    })?;
     std::fs::write(directory.join("from-the-server"), "hello\n")?;
     let pod = the_only_pod(&machine)?;
     ensure!(machine.exec(&pod, "cat /tmp/data/from-the-server")? == "hello\n");
@@ -134,10 +136,8 @@ fn what_users_of_csi_driver_nfs_have_works_as_written() -> Result<()> {
     apply(&machine, "class", port)?;
     apply(&machine, "deployment", port)?;
     machine.wait("deployment/deployment-nfs", "condition=Available")?;
-    let hosts = machine.until("both replicas have written", || {
-        let hosts = machine.exec("deploy/deployment-nfs", "cat /mnt/nfs/hosts")?;
-        Ok((hosts.lines().count() == 2).then_some(hosts))
-    })?;
+    let both = |hosts: &str| hosts.lines().count() == 2;
+    let hosts = machine.exec_until("deploy/deployment-nfs", "cat /mnt/nfs/hosts", both)?;
     for pod in machine.all("pods")? {
         says(&hosts, text(&pod, "/metadata/name"))?;
         ensure!(machine.exec(text(&pod, "/metadata/name"), "cat /mnt/nfs/hosts")? == hosts);

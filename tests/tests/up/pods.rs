@@ -30,7 +30,9 @@ fn logs_are_read_followed_and_kept_from_the_container_before() -> Result<()> {
     ensure!(wait(&mut follow)?.success());
     machine.wait("pod/talks", "jsonpath={.status.containerStatuses[0].restartCount}=1")?;
     machine.ready("talks")?;
-    says(&machine.kubectl(&["logs", "talks"])?, "life 2")?;
+    machine.until("the second life has printed all", || {
+        Ok((machine.kubectl(&["logs", "talks"]).ok().as_deref() == Some("life 2\nto stderr\n")).then_some(()))
+    })?;
     let before = machine.kubectl(&["logs", "talks", "--previous"])?;
     ensure!(before == "life 1\nto stderr\n", "{before}");
     let status = machine.get("pod/talks")?;
@@ -116,17 +118,15 @@ fn a_deployment_replaces_a_pod_and_the_claim_stays() -> Result<()> {
     let first = machine.all("pods")?.remove(0);
     let first = text(&first, "/metadata/name");
     ensure!(first.starts_with("web-"), "{first}");
+    machine.exec_until("deployment/web", "cat /data/log", |lives| lives == "life\n")?;
     machine.delete(&format!("pod/{first}"))?;
     machine.wait("deployment/web", "condition=Available")?;
-    let lives = machine.exec("deployment/web", "cat /data/log")?;
-    ensure!(lives == "life\nlife\n", "{lives}");
+    machine.exec_until("deployment/web", "cat /data/log", |lives| lives == "life\nlife\n")?;
     // A new template is a new pod, on the same volume.
     machine.kubectl(&["set", "env", "deployment/web", "VERSION=2"])?;
     machine.kubectl(&["rollout", "status", "deployment/web", "--timeout=45s"])?;
-    machine.until("the new pod wrote", || {
-        Ok((machine.exec("deployment/web", "cat /data/log; echo $VERSION")? == "life\nlife\nlife\n2\n")
-            .then_some(()))
-    })?;
+    let script = "cat /data/log; echo $VERSION";
+    machine.exec_until("deployment/web", script, |printed| printed == "life\nlife\nlife\n2\n")?;
     machine.kubectl(&["delete", "deployment/web", "pvc/data"])?;
     until_empty(&machine)?;
     machine.finish()
