@@ -104,14 +104,26 @@ fn run(mut journal: Journal, queue: &mpsc::Receiver<Request>, directories: &[Dir
             gather(queue, &mut batch, released, took / 2);
         }
         let start = Instant::now();
-        let outcome = commit(&mut journal, &batch, directories);
+        let mut outcome = commit(&mut journal, &batch, directories);
+        released = batch.len();
+        if matches!(outcome, Err(Error::Full(_))) {
+            // What empties the disk must not fail with what fills it.
+            let (puts, removals) = batch.drain(..).partition(|request: &Request| request.json.is_some());
+            let puts: Vec<Request> = puts;
+            answer(puts, &outcome);
+            batch = removals;
+            outcome = commit(&mut journal, &batch, directories);
+        }
         took = start.elapsed();
         commits.fetch_add(1, Ordering::Relaxed);
-        released = batch.len();
-        for request in batch.drain(..) {
-            // A caller that is gone has nothing to be told; its change is done all the same.
-            let _ = request.done.send(outcome.clone());
-        }
+        answer(batch.drain(..), &outcome);
+    }
+}
+
+fn answer(requests: impl IntoIterator<Item = Request>, outcome: &Result<(), Error>) {
+    for request in requests {
+        // A caller that is gone has nothing to be told; its change is done all the same.
+        let _ = request.done.send(outcome.clone());
     }
 }
 

@@ -61,6 +61,10 @@ pub enum Entry<'a> {
 pub struct Damage {
     /// Lines set aside.
     pub lines: usize,
+    /// Something of this journal was set aside at an earlier start, and nobody has removed it since.
+    pub earlier: bool,
+    /// It was not there, or not even its beginning.
+    pub new: bool,
 }
 
 /// Why a journal could not be read or written.
@@ -117,7 +121,8 @@ impl Journal {
         on_record: &mut dyn FnMut(&str, &[u8]),
     ) -> Result<(Self, Damage), Error> {
         dir.remove_file(&format!("{name}.new"))?;
-        if !dir.exists(name)? {
+        let exists = dir.exists(name)?;
+        if !exists {
             dir.write_atomically(name, HEADER.as_bytes())?;
         }
         let mut journal = Self {
@@ -133,7 +138,8 @@ impl Journal {
             broken: None,
         };
         let broken = |error: io::Error| Error::Broken(format!("read the journal {name}: {error}"));
-        let bad = journal.index().map_err(broken)?;
+        let earlier = journal.has_set_aside()?;
+        let (has_header, bad) = journal.index().map_err(broken)?;
         for line in &bad {
             journal.set_aside(line)?;
         }
@@ -141,7 +147,9 @@ impl Journal {
         if !bad.is_empty() {
             journal.rewrite_now()?;
         }
-        Ok((journal, Damage { lines: bad.len() }))
+        // So that a disk that fills up from now on can be emptied; one that is full has to do without.
+        let _ = journal.allocate(journal.length + RESERVE);
+        Ok((journal, Damage { lines: bad.len(), earlier, new: !exists || !has_header }))
     }
 
     /// Appends the entries in one write. They survive a killed process at once, a power cut after [`Journal::sync`].
@@ -298,9 +306,11 @@ impl Journal {
         self.length > SMALL && self.live_bytes * 2 < self.length
     }
 
-    /// Reads the file once, notes where each key's last line is, and returns the lines that make no sense.
-    fn index(&mut self) -> io::Result<Vec<Vec<u8>>> {
+    /// Reads the file once, notes where each key's last line is, and returns whether it begins as a journal does and the
+    /// lines that make no sense.
+    fn index(&mut self) -> io::Result<(bool, Vec<Vec<u8>>)> {
         let mut bad = Vec::new();
+        let mut has_header = false;
         let mut reader = BufReader::with_capacity(1 << 18, self.file.try_clone()?);
         let mut line = Vec::new();
         let (mut offset, mut end) = (0u64, 0u64);
@@ -321,7 +331,7 @@ impl Journal {
                 Some((key, value)) => {
                     self.track(&key, value.map(|_| span));
                 }
-                None if offset == 0 && line == HEADER.as_bytes() => {}
+                None if offset == 0 && line == HEADER.as_bytes() => has_header = true,
                 None => bad.push(line.clone()),
             }
             offset += length as u64;
@@ -329,7 +339,7 @@ impl Journal {
         }
         self.length = end;
         ftruncate(self.file.as_fd(), end)?;
-        Ok(bad)
+        Ok((has_header, bad))
     }
 
     fn replay(&self, on_record: &mut dyn FnMut(&str, &[u8])) -> io::Result<()> {
@@ -415,6 +425,15 @@ impl Journal {
             return Err(self.failed(&error.into()));
         }
         Ok(())
+    }
+
+    fn has_set_aside(&self) -> Result<bool, Error> {
+        if !self.dir.exists(CORRUPT)? {
+            return Ok(false);
+        }
+        let prefix = format!("{}-", self.name);
+        let entries = Dir::open(&self.dir.child_path(CORRUPT))?.entries()?;
+        Ok(entries.iter().any(|entry| entry.name.to_str().is_some_and(|name| name.starts_with(&prefix))))
     }
 
     fn set_aside(&self, line: &[u8]) -> Result<(), Error> {

@@ -77,7 +77,9 @@ impl Inner {
     ) -> Result<()> {
         let image = self.image(key)?;
         if mount::is_mount_point(staging)? {
-            return self.confirm_staged(key, &image, staging);
+            let filesystem = record.filesystem.unwrap_or(Filesystem::Ext4);
+            let options = image::mount_options(filesystem, flags, read_only);
+            return self.confirm_staged(key, &image, staging, options.attributes.read_only);
         }
         let wanted = image::parse_filesystem(fs_type)?;
         let default = wanted.or(record.filesystem).unwrap_or(Filesystem::Ext4);
@@ -151,7 +153,7 @@ impl Inner {
     }
 
     /// Whether what is mounted at the staging path is this image.
-    fn confirm_staged(&self, key: Key, image: &Path, staging: &Path) -> Result<()> {
+    fn confirm_staged(&self, key: Key, image: &Path, staging: &Path, read_only: bool) -> Result<()> {
         let mounted = mount::mount_of(staging)?.and_then(|mounted| loopdev::number_of(&mounted.source));
         let ours = mounted.map_or(Ok(None), |number| LoopDevice::open_if_attached(number, image))?;
         let Some(device) = ours else {
@@ -160,6 +162,7 @@ impl Inner {
         self.devices.update(key, |known| {
             known.writable = Some(device.number());
             known.mounted_at = Some(staging.to_owned());
+            known.staged_read_only = read_only;
         });
         Ok(())
     }

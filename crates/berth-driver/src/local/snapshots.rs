@@ -70,8 +70,10 @@ impl Inner {
     pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
         let Some(key) = Key::parse(SNAPSHOT, id.as_str()) else { return Ok(()) };
         self.journal.remove(format!("{SNAPSHOT}-{key}")).await?;
+        self.blocking(move |inner| Ok(inner.trash.discard(&inner.snapshots, &key.to_string())?)).await?;
+        // Not before: whoever takes one of the same name now would have it discarded.
         self.state().remove_snapshot(key);
-        self.blocking(move |inner| Ok(inner.trash.discard(&inner.snapshots, &key.to_string())?)).await
+        Ok(())
     }
 
     pub(super) fn list_snapshots(

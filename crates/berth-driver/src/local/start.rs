@@ -8,7 +8,7 @@ use std::{
 use berth_core::Topology;
 use berth_host::{btrfs, copy, freeze, loopdev, mount, path::Dir, usage};
 
-use berth_journal::{GroupCommit, Journal};
+use berth_journal::{Damage, GroupCommit, Journal};
 
 use super::{
     Config, Inner,
@@ -51,7 +51,8 @@ pub(super) fn open(config: Config) -> Result<Inner> {
             unreadable += 1;
         }
     })?;
-    let intact = damage.lines == 0 && unreadable == 0;
+    // Also if they were lost as a whole, or damaged when somebody was killed who was about to see to it.
+    let intact = damage == Damage::default() && unreadable == 0;
     discard_all(&incoming, &trash)?;
     keep_only(&volumes, |key| state.volume(key).is_some(), &trash, &lost, intact)?;
     keep_only(&snapshots, |key| state.snapshot(key).is_some(), &trash, &lost, intact)?;
@@ -148,7 +149,8 @@ fn discard_all(dir: &Dir, trash: &Trash) -> Result<()> {
     Ok(())
 }
 
-/// Removes what has no record: half-made or half-deleted. After damage to the records it is set aside instead.
+/// Removes what has no record: half-made or half-deleted. After damage to the records, until somebody removes what was
+/// set aside of them, it is kept instead.
 fn keep_only(dir: &Dir, known: impl Fn(Key) -> bool, trash: &Trash, lost: &Dir, intact: bool) -> Result<()> {
     for entry in dir.entries()? {
         let Some(name) = entry.name.to_str() else { continue };
@@ -160,7 +162,7 @@ fn keep_only(dir: &Dir, known: impl Fn(Key) -> bool, trash: &Trash, lost: &Dir, 
             trash.discard(dir, name)?;
         } else {
             let kept = lost.child_path(name);
-            tracing::error!(kept_in = %kept.display(), "data without a record is kept, because records were damaged");
+            tracing::error!(kept_in = %kept.display(), "data without a record is kept, because records were damaged or lost");
             if let Err(error) = dir.rename(name, lost, name) {
                 tracing::error!(error = error.sentence(), "it stays where it is");
             }

@@ -132,6 +132,36 @@ async fn a_damaged_record_costs_no_data_and_no_other_volume() {
 }
 
 #[tokio::test]
+async fn records_that_are_lost_as_a_whole_cost_no_data() {
+    let dir = tempfile::tempdir().unwrap();
+    let state = dir.path().join("state");
+    for (name, lose) in [
+        ("gone", (&|| fs::remove_dir_all(&state).unwrap()) as &dyn Fn()),
+        ("empty", &|| fs::write(state.join("volumes.journal"), "").unwrap()),
+        ("zeros", &|| fs::write(state.join("volumes.journal"), [0; 8192]).unwrap()),
+        // As if the one who set a record aside was killed before it kept the data.
+        ("earlier", &|| {
+            fs::create_dir(state.join("corrupt")).unwrap();
+            fs::write(state.join("corrupt/volumes.journal-1"), "").unwrap();
+            let journal = fs::read_to_string(state.join("volumes.journal")).unwrap();
+            let others: Vec<&str> = journal.lines().filter(|line| !line.contains("earlier")).collect();
+            fs::write(state.join("volumes.journal"), others.join("\n") + "\n").unwrap();
+        }),
+    ] {
+        let local = open(dir.path()).await;
+        let volume = local.create_volume(named(name, 8)).await.unwrap();
+        fs::write(data_of(&local, &volume).await.join("file"), name).unwrap();
+        drop(local);
+        lose();
+        let local = open(dir.path()).await;
+        assert_eq!(ids(&local).await, Vec::<String>::new(), "{name}");
+        let key = volume.id.as_str().strip_prefix("vol-").unwrap();
+        let kept = fs::read_to_string(dir.path().join("lost").join(key).join("data/file"));
+        assert_eq!(kept.unwrap(), name);
+    }
+}
+
+#[tokio::test]
 async fn missing_data_is_reported_as_data_loss_and_never_made_anew() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;

@@ -243,17 +243,19 @@ impl Inner {
     pub(super) async fn delete_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
         let Some(key) = Key::parse(VOLUME, id.as_str()) else { return Ok(()) };
         self.journal.remove(volume_key(key)).await?;
-        self.state().remove_volume(key);
         self.walks().remove(&key);
-        self.blocking(move |inner| {
+        let discarded = self.blocking(move |inner| {
             let name = key.to_string();
             if let Err(error) = inner.devices.release(key, &content::image_path(&inner.volumes, key)) {
                 // Someone outside Kubernetes holds the device; the kernel lets go of it and of the file with him.
                 tracing::warn!(volume.id = %key, error = error.sentence(), "a deleted volume's device is still in use");
             }
             Ok(inner.trash.discard(&inner.volumes, &name)?)
-        })
-        .await
+        });
+        discarded.await?;
+        // Not before: whoever makes one of the same name now would have its data discarded.
+        self.state().remove_volume(key);
+        Ok(())
     }
 
     pub(super) async fn attach(
