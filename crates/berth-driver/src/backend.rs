@@ -322,6 +322,8 @@ pub trait Mounts: Send + Sync {
     fn bind(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
         Ok(mount::bind(source, target, attributes)?)
     }
+    /// What [`Backend::publish_source`] gave could not be put at a target: it is kept no longer for that one's sake.
+    fn let_go(&self, _source: &Path) {}
     /// Takes away whatever is mounted at the target.
     fn unbind(&self, target: &Path) -> Result<()> {
         mount::unmount(target)?;

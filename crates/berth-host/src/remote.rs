@@ -210,8 +210,15 @@ pub fn all_mounted_at(path: &Path) -> Result<Vec<MountInfo>> {
     }
 }
 
-/// Takes away everything mounted at `target`: as usual, else by force, else out of sight until its last user is gone.
+/// Takes away everything mounted at `target`: as usual, else out of sight until its last user is gone.
+///
+/// Not by force: that would end what others do on the same filesystem, wherever they have it mounted.
 pub fn unmount(target: &Path, deadline: Duration) -> Result<Change> {
+    unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::DETACH], deadline)
+}
+
+/// As [`unmount`], but before it goes out of sight, by force: for the last mount of a filesystem.
+pub fn unmount_last(target: &Path, deadline: Duration) -> Result<Change> {
     unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
 }
 

@@ -18,6 +18,31 @@ use crate::{
     world::{Part, Server},
 };
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_target_in_use_goes_out_of_sight_and_the_share_stays_with_the_others() -> Result<()> {
+    let server = Server::start("4.1")?;
+    let node = server.drive(Part::Node).await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    let (held, other) = (create(&server, &csi, "held").await?, create(&server, &csi, "other").await?);
+    for volume in [&held, &other] {
+        volume.publish(&csi).await?;
+        fs::write(volume.target.join("file"), "kept")?;
+    }
+    let file = fs::File::open(held.target.join("file"))?;
+    held.unpublish(&csi).await?;
+    ensure!(!held.target.exists(), "it is out of sight");
+    ensure!(fs::read_to_string(other.target.join("file"))? == "kept", "whoever else has the share reads");
+    fs::write(other.target.join("file"), "changed")?;
+    ensure!(std::io::read_to_string(&file)? == "kept", "and so does who has it open");
+    drop(file);
+    other.unpublish(&csi).await?;
+    for volume in [held, other] {
+        volume.delete(&csi).await?;
+    }
+    server.nothing_left().await?;
+    node.stop().await
+}
+
 /// A volume and where it is published.
 struct Published {
     id: String,

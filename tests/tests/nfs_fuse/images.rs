@@ -228,7 +228,7 @@ async fn a_volume_grows_while_it_is_used_or_when_it_is_used_next() -> Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_whose_directory_is_gone_is_refused_and_holds_up_nobody() -> Result<()> {
+async fn a_volume_that_cannot_be_published_is_refused_and_holds_up_nobody() -> Result<()> {
     let server = Server::start("4.1")?;
     let node = server.drive(Part::Node).await?;
     let csi = Csi::connect(&server.endpoint(Part::Node))?;
@@ -239,6 +239,13 @@ async fn a_volume_whose_directory_is_gone_is_refused_and_holds_up_nobody() -> Re
     let refusal = tokio::time::timeout(Duration::from_secs(60), gone.publish(&csi, &at)).await;
     refused(refusal.context("it is refused")?, Code::NotFound, "gone")?;
     server.nothing_left().await?;
+    // So is one whose target is somebody else's, after the image was brought up for it.
+    fs::create_dir_all(&at)?;
+    fs::write(at.join("file"), "somebody's")?;
+    refused(volume.publish(&csi, &at).await, Code::FailedPrecondition, "not empty")?;
+    let_go(&server, "pvc-1", "it is free for another node").await?;
+    server.nothing_left().await?;
+    fs::remove_file(at.join("file"))?;
     volume.publish(&csi, &at).await?;
     csi.unpublish(&volume.id, &at).await?;
     let_go(&server, "pvc-1", "nobody uses it").await?;

@@ -223,18 +223,13 @@ impl NodeMounts {
 
     /// Makes the filesystem appear at a target.
     pub(super) fn bind_image(&self, home: &Home, target: &Path, attributes: Attributes) -> Result<()> {
-        let bound = {
-            let turn = self.turn(&home.key);
-            let _turn = turn.blocking_write();
-            if !remote::is_mounted(&home.volume())? {
-                return Err(Error::Busy("the image was unmounted meanwhile; try again".to_owned()));
-            }
-            remote::bind(&home.volume(), Path::new(""), target, attributes, LOOKUP)
-        };
-        bound.map_err(|error| {
-            self.release_image(home);
-            refused(&error)
-        })
+        let turn = self.turn(&home.key);
+        let _turn = turn.blocking_write();
+        if !remote::is_mounted(&home.volume())? {
+            return Err(Error::Busy("the image was unmounted meanwhile; try again".to_owned()));
+        }
+        let bound = remote::bind(&home.volume(), Path::new(""), target, attributes, LOOKUP);
+        bound.map_err(|error| refused(&error))
     }
 
     /// Takes down the image of a filesystem that was just taken from a target, unless another has it.
@@ -245,7 +240,7 @@ impl NodeMounts {
         Ok(())
     }
 
-    fn release_image(&self, home: &Home) {
+    pub(super) fn release_image(&self, home: &Home) {
         let (Some(this), Ok(runtime)) = (self.this.upgrade(), tokio::runtime::Handle::try_current()) else {
             return;
         };

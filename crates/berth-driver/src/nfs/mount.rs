@@ -179,7 +179,7 @@ pub(super) fn not_answering(share: &dyn std::fmt::Display, how: &str) -> Error {
 }
 
 /// Whether only the kernel's client can do it: Kerberos and TLS.
-fn needs_kernel(option: &str) -> bool {
+pub(super) fn needs_kernel(option: &str) -> bool {
     option.strip_prefix("sec=").is_some_and(|flavour| !matches!(flavour, "sys" | "none"))
         || option.strip_prefix("xprtsec=").is_some_and(|how| how != "none")
 }

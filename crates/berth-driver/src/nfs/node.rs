@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    ffi::OsStr,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
     time::{Duration, Instant},
@@ -23,7 +24,7 @@ use super::{
     Config,
     id::ShareName,
     mount::{MountMode, Plan, refused_by},
-    parameters::{MOUNT_OPTIONS_SECRET, Place, VolumeKind, options_in},
+    parameters::{MOUNT_OPTIONS_SECRET, Place, VolumeKind, check_secret_options, options_in},
     record::hex,
 };
 use crate::backend::{Condition, Error, Mounts, Publication, Result, Severity, Usage, Volume};
@@ -133,6 +134,8 @@ impl NodeMounts {
 
     /// Makes sure that the volume is mounted, and gives where.
     pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
+        let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
+        check_secret_options(&secret)?;
         match place.kind {
             VolumeKind::Directory => self.directory_source(place, how).await,
             VolumeKind::Image => self.image_source(place, how).await,
@@ -357,7 +360,7 @@ impl NodeMounts {
                 // The process behind it is to end now, not when the last copy of this mount namespace does.
                 remote::end(&root.target, UNMOUNT)?;
             } else {
-                remote::unmount(&root.target, UNMOUNT)?;
+                remote::unmount_last(&root.target, UNMOUNT)?;
             }
             let _ = std::fs::remove_dir(&root.target);
         }
@@ -398,6 +401,17 @@ impl Mounts for NodeMounts {
         }
     }
 
+    fn let_go(&self, source: &Path) {
+        match self.home_at(source) {
+            Some(home) => self.release_image(&home),
+            None => {
+                if let Ok((root, _)) = self.on_share(source) {
+                    self.release_root(&root);
+                }
+            }
+        }
+    }
+
     fn unbind(&self, target: &Path) -> Result<()> {
         let taken = remote::all_mounted_at(target)?;
         if !taken.is_empty() {
@@ -415,22 +429,21 @@ impl Mounts for NodeMounts {
 impl NodeMounts {
     /// Makes a directory of a mounted share appear at a target.
     fn bind_share(&self, source: &Path, target: &Path, attributes: Attributes) -> Result<()> {
+        let (root, below) = self.on_share(source)?;
+        // What is being bound has no user yet that anybody could see.
+        let turn = self.turn(&root.file_name().map(OsStr::to_string_lossy).unwrap_or_default());
+        let _stays = turn.blocking_read();
+        bind_below(&root, below, target, attributes)
+    }
+
+    /// The root of the mounted share that a directory is on, and where it is below that.
+    fn on_share<'a>(&self, source: &'a Path) -> Result<(PathBuf, &'a Path)> {
         let relative = source
             .strip_prefix(&self.dir)
             .map_err(|_| Error::State(format!("{} is on no share", source.display())))?;
         let mut parts = relative.components();
-        let key = parts.next().map(|key| key.as_os_str().to_string_lossy()).unwrap_or_default();
-        let (root, below) = (self.dir.join(&*key), parts.as_path());
-        let bound = {
-            // What is being bound has no user yet that anybody could see.
-            let turn = self.turn(&key);
-            let _stays = turn.blocking_read();
-            bind_below(&root, below, target, attributes)
-        };
-        if bound.is_err() {
-            self.release_root(&root);
-        }
-        bound
+        let key = parts.next().map(|key| key.as_os_str().to_owned()).unwrap_or_default();
+        Ok((self.dir.join(key), parts.as_path()))
     }
 }
 

@@ -5,9 +5,13 @@ use std::collections::BTreeMap;
 use berth_core::{
     AccessKind, AccessMode, ClaimField, Name, VolumeCapability, names::KUBERNETES_PARAMETER_PREFIX,
 };
+use berth_nfs::Options;
 use serde::{Deserialize, Serialize};
 
-use super::id::{OnDelete, ShareName, SubPath, VolumeRef, check_name};
+use super::{
+    id::{OnDelete, ShareName, SubPath, VolumeRef, check_name},
+    mount::needs_kernel,
+};
 use crate::{
     backend::{Error, Parameters, Result, Volume},
     image,
@@ -278,6 +282,14 @@ impl Place {
 /// Mount options as a class or secret has them, commas between; whoever reads them splits them.
 pub(super) fn options_in(text: &str) -> Vec<String> {
     if text.trim().is_empty() { Vec::new() } else { vec![text.to_owned()] }
+}
+
+/// Refuses options out of a secret that nobody can use, without a word of what they are.
+pub(super) fn check_secret_options(options: &[String]) -> Result<()> {
+    let options = options.iter().flat_map(|text| text.split(',')).filter(|option| !needs_kernel(option));
+    Options::parse(options).map(drop).map_err(|_| {
+        Error::Invalid("mountOptions in the secret: one of them is no mount option of NFS".to_owned())
+    })
 }
 
 /// Octal, as chmod takes it; 0 and nothing leave the mode alone.

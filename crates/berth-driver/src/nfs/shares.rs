@@ -13,7 +13,7 @@ use std::{
 
 use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
 
-use super::id::ShareName;
+use super::{id::ShareName, parameters::check_secret_options};
 use crate::backend::{Error, Result};
 
 /// How long a share that was reached is taken to be there, without a word to its server: a call reaches it several
@@ -117,6 +117,7 @@ impl Shares {
         if let Some((_, share)) = known.open.filter(|(since, _)| since.elapsed() < FRESH) {
             return Ok(share);
         }
+        check_secret_options(&known.secret)?;
         let options = [known.options, known.secret].concat();
         let options = if options.is_empty() { &self.default_options } else { &options };
         let options =

@@ -259,23 +259,20 @@ impl Inner {
     pub(super) async fn list_volumes(self: &Arc<Self>, page: &PageRequest) -> Result<Page<Volume>> {
         let listing = self.listing(Drawer::Volumes, page).await?;
         let mut volumes = Vec::new();
-        let mut next = None;
+        let mut last = None;
         for (name, share, keys) in listing {
             let room = page.limit - volumes.len();
-            if room == 0 {
-                break;
-            }
             let more = keys.len() > room;
             let taken: Vec<String> = keys.into_iter().take(room).collect();
-            next = taken.last().map(|key| token(&name, key)).filter(|_| more);
+            last = taken.last().map(|key| token(&name, key)).or(last);
             let found: Vec<Option<Volume>> =
                 stream::iter(taken).map(|key| listed(&share, key)).buffered(AT_ONCE).try_collect().await?;
             volumes.extend(found.into_iter().flatten());
             if more {
-                break;
+                return Ok(Page { entries: volumes, next: last });
             }
         }
-        Ok(Page { entries: volumes, next })
+        Ok(Page { entries: volumes, next: None })
     }
 
     /// The keys in one drawer of every known share, from where the page starts.

@@ -14,7 +14,11 @@ use berth_host::{
     loopdev::{self, LoopDevice},
     mount, serving,
 };
-use rustix::io::Errno;
+use rustix::{
+    event::{PollFd, PollFlags, Timespec, poll},
+    io::Errno,
+    process::{Signal, set_parent_process_death_signal},
+};
 use serde::{Deserialize, Serialize};
 
 use super::{content::COPIED, mount::refused, parameters::Look};
@@ -60,12 +64,23 @@ pub fn intercept() {
     if std::env::args_os().nth(1).is_none_or(|argument| argument != ARGUMENT) {
         return;
     }
-    let done = told().and_then(|work| work.perform());
+    let done = alone().and_then(|()| told()).and_then(|work| work.perform());
     serving::answer(match &done {
         Ok(()) => Ok(()),
         Err((errno, sentence)) => Err((errno.raw_os_error(), sentence)),
     });
     std::process::exit(i32::from(done.is_err()));
+}
+
+/// Ends this process with the driver that started it: the next one would work on the same files beside it.
+fn alone() -> Outcome<()> {
+    let failed = |errno: Errno| (errno, "watch over the driver".to_owned());
+    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed)?;
+    // It may have ended before that; then nobody reads what is said here.
+    let said = std::io::stdout();
+    let mut reader = [PollFd::new(&said, PollFlags::empty())];
+    poll(&mut reader, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_err(failed)?;
+    if reader[0].revents().contains(PollFlags::ERR) { Err(failed(Errno::PIPE)) } else { Ok(()) }
 }
 
 type Outcome<T> = std::result::Result<T, (Errno, String)>;

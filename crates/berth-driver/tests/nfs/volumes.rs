@@ -98,6 +98,14 @@ async fn a_secret_or_the_class_says_how_to_reach_the_server() {
     backend.delete_volume(&volume.id).await.unwrap();
     new.parameters.insert("mountOptions".into(), "vers=nonsense".into());
     assert!(matches!(backend.find_made(&new).await, Err(Error::Invalid(_))));
+
+    // A secret that makes no sense stays one.
+    let secrets = Secrets::from(BTreeMap::from([("mountOptions".to_owned(), "hard,key=TOKEN".to_owned())]));
+    backend.heed(About::Volume(&volume.id), &secrets);
+    let Err(Error::Invalid(sentence)) = backend.delete_volume(&volume.id).await else {
+        panic!("it is refused")
+    };
+    assert!(sentence.contains("secret") && !sentence.contains("TOKEN"), "{sentence}");
     backend.drain(SOON).await;
 }
 
@@ -247,35 +255,36 @@ async fn volumes_are_listed_page_by_page_and_the_share_tells_its_room() {
     let server = Server::start("4.2", &[]);
     let backend = server.backend();
     let mut made = Vec::new();
+    fs::create_dir(server.export().join("other")).unwrap();
+    let other = format!("{}/other", server.share());
     for number in 0..7 {
-        made.push(
-            backend
-                .create_volume(server.new_volume(&format!("pvc-{number}"), &[]))
-                .await
-                .unwrap()
-                .id
-                .to_string(),
-        );
+        let on_other = [("share", other.as_str())];
+        let parameters: &[(&str, &str)] = if number < 5 { &[] } else { &on_other };
+        let new = server.new_volume(&format!("pvc-{number}"), parameters);
+        made.push(backend.create_volume(new).await.unwrap().id.to_string());
     }
     fs::remove_dir(server.export().join("pvc-3")).unwrap();
     made.remove(3);
     made.sort();
     let mut config = server.config();
-    config.shares = vec![format!("127.0.0.1:{}", server.share())];
-    // A process that no call has told of the share.
+    config.shares = [server.share(), other].map(|share| format!("127.0.0.1:{share}")).to_vec();
+    // A process that no call has told of the shares.
     let backend = Nfs::new(config).unwrap();
-    let (mut all, mut after) = (Vec::new(), None);
-    loop {
-        let page = backend.list_volumes(PageRequest { after, limit: 2 }).await.unwrap();
-        assert!(page.entries.len() <= 2);
-        all.extend(page.entries.iter().map(|volume| volume.id.to_string()));
-        after = page.next;
-        if after.is_none() {
-            break;
+    // A page may end in a share, or with it.
+    for limit in 1..=made.len() {
+        let (mut all, mut after) = (Vec::new(), None);
+        loop {
+            let page = backend.list_volumes(PageRequest { after, limit }).await.unwrap();
+            assert!(page.entries.len() <= limit);
+            all.extend(page.entries.iter().map(|volume| volume.id.to_string()));
+            after = page.next;
+            if after.is_none() {
+                break;
+            }
         }
+        all.sort();
+        assert_eq!(all, made, "{limit}");
     }
-    all.sort();
-    assert_eq!(all, made);
     let odd = PageRequest { after: Some("nonsense".into()), limit: 2 };
     assert!(matches!(backend.list_volumes(odd).await, Err(Error::Busy(_))));
     let all = backend.room(&Parameters::new(), None).await.unwrap();

@@ -81,7 +81,14 @@ impl Driver {
         let how = Publication { staging, capability, read_only, secrets };
         let source = self.backend.publish_source(volume, how).await?;
         let mounts = Arc::clone(&self.mounts);
-        self.blocking(move |ledger| bind(ledger, &*mounts, &source, &wanted)).await
+        self.blocking(move |ledger| {
+            let bound = bind(ledger, &*mounts, &source, &wanted);
+            if bound.is_err() {
+                mounts.let_go(&source);
+            }
+            bound
+        })
+        .await
     }
 
     /// The spec's table of second publications.
