@@ -181,6 +181,13 @@ impl<K: Kind> Cache<K> {
         true
     }
 
+    /// Nothing comes any more, and nobody is told.
+    pub(crate) fn end(&self) {
+        let subscribers = std::mem::take(&mut self.telling().subscribers);
+        // What they hold may be the last of another cache.
+        drop(subscribers);
+    }
+
     /// A list begins.
     pub(crate) fn begin_list(&self) {
         let mut telling = self.telling();

@@ -126,7 +126,12 @@ impl Cluster {
             label_selector: given(selector.labels),
             ..watcher::Config::default()
         };
-        tokio::spawn(follow(Api::all(self.client.clone()), config, cache.clone(), self.shutdown.clone()));
+        let (api, shutdown, followed) = (Api::all(self.client.clone()), self.shutdown.clone(), cache.clone());
+        tokio::spawn(async move {
+            follow(api, config, &followed, shutdown).await;
+            // Those who listen often hold other caches, and these hold their listeners: without this, none would go.
+            followed.end();
+        });
         cache
     }
 
@@ -178,7 +183,12 @@ fn ready<K: Kind>() -> usize {
     if PER_VOLUME.contains(&&*K::kind(&())) { 128 } else { usize::MAX }
 }
 
-async fn follow<K: Kind>(api: Api<K>, config: watcher::Config, cache: Cache<K>, shutdown: CancellationToken) {
+async fn follow<K: Kind>(
+    api: Api<K>,
+    config: watcher::Config,
+    cache: &Cache<K>,
+    shutdown: CancellationToken,
+) {
     let mut events = std::pin::pin!(watcher(api, config));
     let mut failures = 0_u32;
     loop {
@@ -190,7 +200,7 @@ async fn follow<K: Kind>(api: Api<K>, config: watcher::Config, cache: Cache<K>, 
             None => return,
             Some(Ok(event)) => {
                 failures = 0;
-                take(&cache, event);
+                take(cache, event);
             }
             Some(Err(error)) => {
                 let wait = Duration::from_millis(10_u64 << failures.min(10));

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use crate::cluster::{Cluster, Kind};
+use crate::write::within;
 
 /// Whether an event is good or bad news.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -150,7 +151,7 @@ async fn write(client: Client, source: EventSource, mut receiver: mpsc::Receiver
             event.metadata.namespace.clone().unwrap_or_default(),
         );
         let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-        match api.create(&PostParams::default(), &event).await {
+        match within(api.create(&PostParams::default(), &event)).await {
             Ok(_) => {
                 known.insert(same, Known { event: name, namespace, count: 1, written: now, first: now });
             }
@@ -163,7 +164,8 @@ async fn write(client: Client, source: EventSource, mut receiver: mpsc::Receiver
 async fn count_up(client: &Client, known: &Known) {
     let api: Api<Event> = Api::namespaced(client.clone(), &known.namespace);
     let patch = serde_json::json!({ "count": known.count, "lastTimestamp": Time(Timestamp::now()) });
-    if let Err(error) = api.patch(&known.event, &PatchParams::default(), &Patch::Merge(patch)).await {
+    let counted = within(api.patch(&known.event, &PatchParams::default(), &Patch::Merge(patch))).await;
+    if let Err(error) = counted {
         tracing::debug!(%error, "an event could not be counted up");
     }
 }

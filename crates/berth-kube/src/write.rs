@@ -1,6 +1,7 @@
 //! Writes: each changes only what the caller changed, and only if nobody else changed the object meanwhile.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use http::Request;
 use kube::ResourceExt;
@@ -10,6 +11,9 @@ use serde_json::{Map, Value, json};
 
 use crate::cluster::{Cluster, Kind, trimmed};
 use crate::{Error, Key, Result};
+
+/// How long an API server works on a request at most.
+const LONGEST: Duration = Duration::from_secs(60);
 
 impl Cluster {
     /// Changes an object's metadata or spec: sends what `change` changed, refused (conflict) if the object is not as
@@ -50,7 +54,7 @@ impl Cluster {
         let request = requests::<K>(&key)
             .delete(&key.name, parameters)
             .map_err(|source| built::<K>("delete", &key, source))?;
-        match self.client.request_text(request).await {
+        match Box::pin(within(self.client.request_text(request))).await {
             Ok(_) => Ok(()),
             Err(source) => match failed::<K>("delete", &key, source) {
                 error if error.is_not_found() => Ok(()),
@@ -135,8 +139,7 @@ impl Cluster {
         let (key, mut newest) = (Key::of(object.as_ref()), object.clone());
         while !observers.iter().all(|observer| observer.observe(&newest)) {
             observers = self.observers::<K>();
-            // Boxed: every write would have to have room for it.
-            match Box::pin(self.exchange::<K>("get", &key, get::<K>(&key)?)).await {
+            match self.exchange::<K>("get", &key, get::<K>(&key)?).await {
                 Ok(now) => newest = now,
                 // Gone, or the watch will tell.
                 Err(_) => break,
@@ -151,7 +154,8 @@ impl Cluster {
         key: &Key,
         request: Request<Vec<u8>>,
     ) -> Result<Arc<K>> {
-        let answer = self.client.request::<K>(request).await;
+        // Boxed: whoever writes would have to have room for all of it, in every place where it does.
+        let answer = Box::pin(within(self.client.request::<K>(request))).await;
         answer.map(|object| Arc::new(trimmed(object))).map_err(|source| failed::<K>(action, key, source))
     }
 }
@@ -159,6 +163,13 @@ impl Cluster {
 fn get<K: Kind>(key: &Key) -> Result<Request<Vec<u8>>> {
     let request = requests::<K>(key).get(&key.name, &kube::api::GetParams::default());
     request.map_err(|source| built::<K>("get", key, source))
+}
+
+/// Waits for an answer no longer than a server works on a request: one whose connection is gone without a word would be
+/// waited for for ever, and whatever it is about with it.
+pub(crate) async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> kube::Result<T> {
+    let answer = tokio::time::timeout(LONGEST, request).await;
+    answer.unwrap_or_else(|elapsed| Err(kube::Error::Service(Box::new(elapsed))))
 }
 
 fn requests<K: Kind>(key: &Key) -> Requests {

@@ -27,6 +27,7 @@ use tonic::{Code, Request, Response, Status};
 
 use self::metrics::Metrics;
 use self::wire::Wire;
+use crate::failure::Failure;
 use crate::locks::{Held, Locks};
 
 pub use self::health::{Health, HealthCalls};
@@ -127,6 +128,16 @@ impl Driver {
     pub fn identity(&self) -> Result<Arc<Identity>, Status> {
         let known = self.shared.identity.borrow().clone();
         known.ok_or_else(|| Status::unavailable(ABSENT))
+    }
+
+    /// As [`Driver::identity`]; refused if the one that is there now is not the one called `name`.
+    pub(crate) fn identity_of(&self, name: &str) -> Result<Arc<Identity>, Failure> {
+        let identity = self.identity()?;
+        if identity.name == name {
+            Ok(identity)
+        } else {
+            Err(Failure::refused(format!("the driver here is now {:?}, not {name:?}", identity.name)))
+        }
     }
 
     /// Changes whenever the driver goes away or comes back.
@@ -292,6 +303,8 @@ where
     request.set_timeout(timeout);
     match tokio::time::timeout(timeout, send(request)).await {
         Ok(Ok(answer)) => Ok(answer.into_inner()),
+        // The transport has a clock of its own, which may be the first.
+        Ok(Err(status)) if is_late(&status) => Err(late(timeout)),
         Ok(Err(status)) if broke(&status) && status.code() != Code::DeadlineExceeded => {
             let mut unavailable =
                 Status::unavailable(format!("the call did not get through: {}", reason(&status)));
@@ -299,8 +312,17 @@ where
             Err(unavailable)
         }
         Ok(Err(status)) => Err(status),
-        Err(_elapsed) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
+        Err(_elapsed) => Err(late(timeout)),
     }
+}
+
+fn late(timeout: Duration) -> Status {
+    Status::deadline_exceeded(format!("no answer within {timeout:?}"))
+}
+
+fn is_late(status: &Status) -> bool {
+    let causes = std::iter::successors(std::error::Error::source(status), |error| error.source());
+    causes.into_iter().any(<dyn std::error::Error>::is::<tonic::TimeoutExpired>)
 }
 
 /// Whether a status was made here, by the transport, rather than sent by the driver.

@@ -170,7 +170,7 @@ impl Monitor {
 
     /// Asks for all volumes, and looks only at those that are ill, or were: the others are not even read.
     async fn round(&self, calls: HealthCalls) -> Result<(), Failure> {
-        self.check_driver()?;
+        self.driver.identity_of(&self.name)?;
         let conditions = calls == HealthCalls::ListConditions;
         let listed = self.driver.list_health(self.options.timeout, conditions).await?;
         for (handle, health) in listed.iter().filter(|(_, health)| **health != Health::Well) {
@@ -233,7 +233,7 @@ impl Monitor {
                 if watched(&volume, &this.name).is_none() {
                     return Ok(Next::Done);
                 }
-                this.check_driver()?;
+                this.driver.identity_of(&this.name)?;
                 if let Some((handle, claim)) = this.claim_of(&volume) {
                     let condition = calls == HealthCalls::GetCondition;
                     let health = this.driver.get_health(this.options.timeout, handle, condition).await?;
@@ -244,15 +244,6 @@ impl Monitor {
             }
         };
         queue.run(self.options.workers, self.cluster.shutdown().clone(), work).await;
-    }
-
-    /// Refuses to ask a driver that is not the one this monitor was started for.
-    fn check_driver(&self) -> Result<(), Failure> {
-        let name = &self.driver.identity()?.name;
-        if *name == self.name {
-            return Ok(());
-        }
-        Err(Failure::refused(format!("the driver here is now {name:?}, not {:?}", self.name)))
     }
 
     /// The driver's id of a volume, and the claim that it is bound to.

@@ -338,16 +338,6 @@ impl Provisioner {
         self.volume_suspects.look(&self.driver, &self.volume_queue, key.clone(), look).await
     }
 
-    /// Who the driver is now; refused if it is not the one this provisioner was started for.
-    fn driver_now(&self) -> Result<Arc<Identity>, Failure> {
-        let identity = self.driver.identity()?;
-        if identity.name == self.name {
-            Ok(identity)
-        } else {
-            Err(Failure::refused(format!("the driver here is now {:?}, not {:?}", identity.name, self.name)))
-        }
-    }
-
     /// Who decides about claims here.
     fn who(&self) -> Who<'_> {
         let node = self.here.as_ref().map(|here| (here.name(), here.takes_free_claims()));

@@ -27,7 +27,7 @@ use berth_kube::{Backoff, Cache, Cluster, Index, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
 use kube::ResourceExt as _;
 
-use crate::driver::{ControllerCapability, Driver, GroupCapability, Identity};
+use crate::driver::{ControllerCapability, Driver, GroupCapability};
 use crate::failure::Failure;
 use crate::secrets;
 use crate::snapshots::{VolumeGroupSnapshotContent, VolumeSnapshotContent, names, served};
@@ -146,16 +146,6 @@ impl Context {
     /// The PersistentVolume of a handle, under whose name all components hold a volume.
     fn volume_of(&self, handle: &str) -> Option<String> {
         self.by_handle.get(handle).first().map(|volume| volume.name_any())
-    }
-
-    /// Who the driver is now; refused if it is not the one this snapshotter was started for.
-    fn driver_now(&self) -> Result<Arc<Identity>, Failure> {
-        let identity = self.driver.identity()?;
-        if identity.name == self.name {
-            Ok(identity)
-        } else {
-            Err(Failure::refused(format!("the driver here is now {:?}, not {:?}", identity.name, self.name)))
-        }
     }
 
     /// What the secret that a content's annotations name holds.

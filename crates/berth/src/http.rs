@@ -2,13 +2,16 @@
 
 mod process;
 
-use std::{convert::Infallible, pin::Pin, sync::Arc};
+use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
 
 use http_body_util::Full;
 use hyper::{Request, Response, StatusCode, body::Bytes, body::Incoming, header::CONTENT_TYPE};
 use hyper_util::rt::TokioIo;
 use prometheus_client::{encoding::text::encode, registry::Registry};
 use tokio::net::TcpListener;
+
+/// How long until a connection is accepted after one could not be.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// The answer to "are you well?".
 pub(crate) type Ready = Pin<Box<dyn Future<Output = Result<(), Unwell>> + Send>>;
@@ -69,7 +72,15 @@ impl Site {
         let site = Arc::new(self);
         tokio::spawn(async move {
             loop {
-                let Ok((stream, _)) = listener.accept().await else { continue };
+                let stream = match listener.accept().await {
+                    Ok((stream, _)) => stream,
+                    Err(error) => {
+                        // Most likely there are too many open files, which only time mends.
+                        tracing::warn!(%error, "a connection could not be accepted");
+                        tokio::time::sleep(ACCEPT_PAUSE).await;
+                        continue;
+                    }
+                };
                 let site = site.clone();
                 let service = hyper::service::service_fn(move |request: Request<Incoming>| {
                     let site = site.clone();

@@ -20,6 +20,9 @@ use crate::failure::Failure;
 use crate::finalizers;
 use crate::secrets;
 
+/// The longest message of a VolumeError, in bytes.
+const LONGEST_MESSAGE: usize = 1024;
+
 impl Attacher {
     pub(super) async fn sync(&self, key: &Key) -> Result<Next, Failure> {
         let Some(attachment) =
@@ -28,7 +31,7 @@ impl Attacher {
             self.forced().remove(key);
             return Ok(Next::Done);
         };
-        let identity = self.driver.identity()?;
+        let identity = self.driver.identity_of(&self.name)?;
         let forced = self.forced().contains(key);
         let plan = plan::plan(&attachment, identity.attaches(), &self.finalizer, forced);
         if plan == Plan::Nothing {
@@ -214,8 +217,11 @@ impl Attacher {
             done => return done,
         };
         let Some(attachment) = self.attachments.get(key) else { return Err(failure) };
+        // The API server takes no longer one.
+        let mut message = format!("{}{}", failure.sentence(), failure.hint());
+        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
         let error = VolumeError {
-            message: Some(format!("{}{}", failure.sentence(), failure.hint())),
+            message: Some(message),
             time: Some(Time(Timestamp::now())),
             error_code: failure.code().filter(|_| !detaching).map(|code| code as i32),
         };

@@ -53,23 +53,19 @@ impl Provisioner {
         if plan == Plan::Nothing {
             return Ok(Next::Done);
         }
-        let identity = self.driver_now()?;
+        let identity = self.driver.identity_of(&self.name)?;
         let (queue, again) = (self.claim_queue.clone(), key.clone());
         let Some(_held) = self.driver.try_hold(&name, move || queue.add(again)) else {
             return Ok(Next::Done);
         };
         match (plan, class) {
             (Plan::Unmark, _) => self.unmark(&claim).await,
-            (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity).await,
+            (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity, &name).await,
             (Plan::Select, Some(class)) => match &self.here {
                 Some(here) => self.try_to_be_selected(here, &claim, &class, &identity).await,
                 None => Ok(Next::Done),
             },
-            (Plan::Undo, class) => match self.undo(&claim, class.as_deref(), &identity, &name).await? {
-                // What was begun here is undone, and may be begun anew: no change of the claim will say so.
-                Next::Done if self.here.is_some() => Ok(Next::After(CONFLICT_PAUSE)),
-                next => Ok(next),
-            },
+            (Plan::Undo, class) => self.undo(&claim, class.as_deref(), &identity, &name).await,
             (Plan::Nothing | Plan::Provision | Plan::Select, _) => Ok(Next::Done),
         }
     }
@@ -79,6 +75,7 @@ impl Provisioner {
         claim: &Arc<PersistentVolumeClaim>,
         class: &StorageClass,
         identity: &Identity,
+        name: &str,
     ) -> Result<Next, Failure> {
         let begun = Instant::now();
         let uid = claim.uid().unwrap_or_default();
@@ -90,6 +87,9 @@ impl Provisioner {
                 Ok(wanted) => Arc::new(wanted),
                 Err(Unprepared::Reschedule(failure)) => {
                     self.tell_failed(claim, class, &failure);
+                    if finalizers::has(claim.as_ref(), &self.mark) {
+                        self.delete_elsewhere(claim, class, identity, name).await?;
+                    }
                     self.reschedule(claim).await?;
                     return Ok(Next::Done);
                 }
@@ -296,7 +296,7 @@ impl Provisioner {
         let saved = self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some();
         match claim::plan(&live, class, self.who(), name, saved) {
             Plan::Undo => {}
-            Plan::Unmark => return self.unmark(&live).await,
+            Plan::Unmark => return self.unmark(&live).await.map(|_| self.undone()),
             Plan::Nothing | Plan::Provision | Plan::Select => return Ok(Next::Done),
         }
         let known = self.remembered().get(&live.uid().unwrap_or_default()).cloned();
@@ -304,7 +304,7 @@ impl Provisioner {
             (Some(wanted), _) => wanted,
             (None, Some(class)) => match self.prepare(&live, class, identity, true).await {
                 Ok(wanted) => Arc::new(wanted),
-                Err(Unprepared::Foreign) => return self.unmark(&live).await,
+                Err(Unprepared::Foreign) => return self.unmark(&live).await.map(|_| self.undone()),
                 Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
                     self.tell_failed(&live, class, &failure);
                     return Err(failure);
@@ -321,37 +321,71 @@ impl Provisioner {
                 return Ok(Next::Done);
             }
         };
-        let secrets = secrets::read_if_there(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
-        match self.create(&live, &wanted, &secrets).await {
-            Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
-                let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
-                if let Err(status) = self.driver.delete_volume(self.options.timeout, request).await {
-                    return self.not_undone(&live, "", status.into());
-                }
-            }
-            // Somebody made a PersistentVolume for it by hand.
-            Ok(_) => {}
-            Err(failure) if !failure.code().is_none_or(is_final_for_provisioning) => {
-                let text = format!("whether there is a volume {name} to delete is not known: ");
-                return self.not_undone(&live, &text, failure);
-            }
-            Err(failure) => tracing::debug!(error = failure.sentence(), volume = name, "no volume to undo"),
-        }
+        self.delete_made(&live, &wanted, name).await?;
         self.unmark(&live).await?;
         self.let_go_of_source(&live);
-        Ok(Next::Done)
+        Ok(self.undone())
+    }
+
+    /// What was begun on this node is undone, and may be begun anew: no change of the claim will say so.
+    fn undone(&self) -> Next {
+        if self.here.is_some() { Next::After(CONFLICT_PAUSE) } else { Next::Done }
+    }
+
+    /// Deletes the volume that may have been made on a node that is gone, by one who was killed before he could say so:
+    /// from another node on, nobody would know of it.
+    async fn delete_elsewhere(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: &StorageClass,
+        identity: &Identity,
+        name: &str,
+    ) -> Result<(), Failure> {
+        // Data is about to be deleted: what the caches say is not enough.
+        if self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some() {
+            return Ok(());
+        }
+        match self.prepare(claim, class, identity, true).await {
+            Ok(wanted) => self.delete_made(claim, &wanted, name).await,
+            Err(Unprepared::Foreign) => Ok(()),
+            Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
+                Err(self.not_undone(claim, "", failure))
+            }
+        }
+    }
+
+    /// Finds the volume that may have been made for a claim by making it, and deletes it.
+    async fn delete_made(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        wanted: &Wanted,
+        name: &str,
+    ) -> Result<(), Failure> {
+        let secrets = secrets::read_if_there(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
+        match self.create(claim, wanted, &secrets).await {
+            Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
+                let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
+                let deleted = self.driver.delete_volume(self.options.timeout, request).await;
+                deleted.map(drop).map_err(|status| self.not_undone(claim, "", status.into()))
+            }
+            // Somebody made a PersistentVolume for it by hand.
+            Ok(_) => Ok(()),
+            Err(failure) if !failure.code().is_none_or(is_final_for_provisioning) => {
+                let text = format!("whether there is a volume {name} to delete is not known: ");
+                Err(self.not_undone(claim, &text, failure))
+            }
+            Err(failure) => {
+                tracing::debug!(error = failure.sentence(), volume = name, "no volume to undo");
+                Ok(())
+            }
+        }
     }
 
     /// Tells why a claim that is deleted, or given to another, stays as it is.
-    fn not_undone(
-        &self,
-        claim: &PersistentVolumeClaim,
-        what: &str,
-        failure: Failure,
-    ) -> Result<Next, Failure> {
+    fn not_undone(&self, claim: &PersistentVolumeClaim, what: &str, failure: Failure) -> Failure {
         let text = format!("{what}{}{}", failure.sentence(), failure.hint());
         self.recorder.warning(claim, "ProvisioningFailed", text);
-        Err(failure)
+        failure
     }
 
     /// Looks up everything that the request needs. `relaxed`: for a claim that is not to be provisioned any more, so

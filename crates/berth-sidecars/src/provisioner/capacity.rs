@@ -345,10 +345,7 @@ impl Publisher {
         {
             return Ok(Next::After(rest));
         }
-        let identity = self.driver.identity()?;
-        if identity.name != self.name {
-            return Err(Failure::refused(format!("the driver here is now {:?}", identity.name)));
-        }
+        self.driver.identity_of(&self.name)?;
         let segments = question.segment.clone();
         let request = GetCapacityRequest {
             volume_capabilities: Vec::new(),

@@ -23,9 +23,9 @@ pub(super) enum Plan {
 /// What to do about a volume that is attached or not; `reached` tells whether it is for this provisioner to delete.
 pub(super) fn plan(volume: &PersistentVolume, driver: &str, reached: bool, attached: bool) -> Plan {
     let Some(spec) = &volume.spec else { return Plan::Nothing };
-    let provisioned = volume.annotations().get(PROVISIONED_BY).is_some_and(|by| by == driver);
-    let ours = provisioned || spec.csi.as_ref().is_some_and(|csi| csi.driver == driver);
-    if !ours {
+    // Whoever made it says whose it is; of one that a person made, its driver.
+    let whose = volume.annotations().get(PROVISIONED_BY).or_else(|| spec.csi.as_ref().map(|csi| &csi.driver));
+    if whose.is_none_or(|whose| whose != driver) {
         return Plan::Nothing;
     }
     let protected = volume.finalizers().iter().any(|finalizer| finalizer == PROVISIONER_FINALIZER);
@@ -37,7 +37,7 @@ pub(super) fn plan(volume: &PersistentVolume, driver: &str, reached: bool, attac
     match phase {
         _ if !reached => Plan::Nothing,
         "Bound" if !deleting && !protected => Plan::Protect,
-        "Released" if provisioned && (protected || !deleting) => {
+        "Released" if protected || !deleting => {
             if attached {
                 Plan::Attached
             } else {

@@ -40,7 +40,7 @@ impl Provisioner {
             }
             delete::Plan::Delete => {}
         }
-        self.driver_now()?;
+        self.driver.identity_of(&self.name)?;
         let (queue, again) = (self.volume_queue.clone(), key.clone());
         let Some(_held) = self.driver.try_hold(&key.name, move || queue.add(again)) else {
             return Ok(Next::Done);

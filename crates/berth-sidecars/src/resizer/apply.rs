@@ -32,7 +32,7 @@ impl Resizer {
     pub(super) async fn sync(&self, key: &Key) -> Result<Next, Failure> {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
         let Some(volume) = self.volume_of(&claim) else { return Ok(Next::Done) };
-        let identity = self.driver.identity()?;
+        let identity = self.driver.identity_of(&self.name)?;
         let abilities = Abilities::of(&identity);
         self.forget_old_size(&claim, &volume).await?;
         let target = Sizes::of(&claim, &volume)

@@ -96,7 +96,9 @@ impl Controller {
                         }
                     }
                 };
-                edit::object(&self.cluster, snapshot, protect).await
+                let protected = edit::object(&self.cluster, snapshot, protect).await?;
+                // One that is going already, by a word that has not come here yet, gets no content any more.
+                Ok(protected.filter(|snapshot| snapshot.metadata.deletion_timestamp.is_none()))
             }
             (Step::Release(removed), _) => {
                 let release = |snapshot: &mut VolumeSnapshot| {

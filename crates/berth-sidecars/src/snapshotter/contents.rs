@@ -139,7 +139,7 @@ impl Content for VolumeSnapshotContent {
         let status = self.status.clone().unwrap_or_default();
         let given = self.spec.source.snapshot_handle.clone();
         let snapshot_id = given.or(status.snapshot_handle).unwrap_or_default();
-        if !context.driver_now()?.can(ControllerCapability::ListSnapshots) {
+        if !context.driver.identity_of(&context.name)?.can(ControllerCapability::ListSnapshots) {
             return Ok(Snapshot { snapshot_id, ready_to_use: true, ..Snapshot::default() });
         }
         let secret = if status.volume_group_snapshot_handle.is_some() {

@@ -136,7 +136,7 @@ impl Content for VolumeGroupSnapshotContent {
         context: &Context,
         classes: &Cache<VolumeGroupSnapshotClass>,
     ) -> Result<VolumeGroupSnapshot, Failure> {
-        context.driver_now()?;
+        context.driver.identity_of(&context.name)?;
         let secret = match class_of(self, classes)? {
             None => None,
             Some(class) => {

@@ -206,7 +206,7 @@ impl<C: Content> Worker<C> {
     async fn create(&self, content: &Arc<C>) -> Result<Next, Failure> {
         let (reason, doing) = (C::WORDS.not_taken, format!("Failed to create {}", C::WORDS.what));
         let prepared = self.prepare(content).and_then(|prepared| {
-            self.context.driver_now()?;
+            self.context.driver.identity_of(&self.context.name)?;
             Ok(prepared)
         });
         let (request, secret) = match prepared {
@@ -305,7 +305,7 @@ impl<C: Content> Worker<C> {
     }
 
     async fn delete(&self, content: &Arc<C>) -> Result<Next, Failure> {
-        self.context.driver_now()?;
+        self.context.driver.identity_of(&self.context.name)?;
         // Data is about to be deleted: what the cache says is not enough.
         let live = self.context.cluster.fetch::<C>(&Key::of(content.as_ref())).await?;
         let Some(live) = live.filter(|live| live.uid() == content.uid()) else { return Ok(Next::Done) };

@@ -13,7 +13,7 @@ use tonic::Code;
 use crate::bench::{NODE, Server, patch};
 use crate::capacity::Provisioner;
 use crate::fake::{Fake, FaultKind, Storage};
-use crate::faults::settled;
+use crate::faults::{MARK, settled};
 use crate::power::Power;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
@@ -89,6 +89,12 @@ async fn a_claim_whose_selected_node_is_gone_or_full_is_given_back_to_the_schedu
     server.event("ProvisioningFailed", "has no CSINode any more").await;
     server.wait(server.claims(), "gone", "given back", given_back).await;
     assert_eq!(storage.count("CreateVolume"), 0);
+    // One who was killed may have made it there: from the next node on, nobody would know.
+    let annotations = json!({ SELECTED: "no-such-node" });
+    let begun = json!({ "metadata": { "annotations": annotations, "finalizers": [MARK] } });
+    server.claim("begun", "late", begun).await;
+    server.wait(server.claims(), "begun", "given back", given_back).await;
+    assert_eq!([storage.count("CreateVolume"), storage.count("DeleteVolume")], [1, 1]);
     storage.fail("CreateVolume", "", FaultKind::Code(Code::ResourceExhausted), 1);
     server.claim("full", "late", selected(NODE)).await;
     let full = server.wait(server.claims(), "full", "given back", given_back).await.unwrap();

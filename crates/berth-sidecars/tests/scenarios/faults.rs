@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_sidecars::driver::Driver;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::ResourceExt as _;
@@ -13,8 +14,9 @@ use tonic::Code;
 use crate::bench::{Components, Server, patch};
 use crate::fake::{Fake, FaultKind, Lie, Storage};
 use crate::power::Power;
+use crate::socket::Socket;
 
-const MARK: &str = "creating.berth.dev/local.berth.dev";
+pub(crate) const MARK: &str = "creating.berth.dev/local.berth.dev";
 
 fn is_marked(claim: &PersistentVolumeClaim) -> bool {
     claim.finalizers().iter().any(|finalizer| finalizer == MARK)
@@ -65,6 +67,30 @@ async fn a_hanging_call_for_one_volume_blocks_no_other() {
     storage.until_called("CreateVolume", &uid, 2).await;
     storage.lift_faults();
     settled(&server, &stuck).await;
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_takes_too_long_behind_a_socket_is_late_and_the_driver_is_not_gone() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    let socket = Socket::serve(&storage).await;
+    let driver = Driver::connect(&socket.endpoint);
+    let mut identity = driver.watch();
+    identity.wait_for(Option::is_some).await.unwrap();
+    storage.fail("CreateVolume", "", FaultKind::Hang, 5);
+    let components = Components::start_with(&server.client, &driver, |provisioning, _, _| {
+        provisioning.timeout = Duration::from_millis(100);
+    });
+    let claim = server.claim("data", "fast", json!({})).await;
+    settled(&server, &claim).await;
+    let failed = server.events_of("PersistentVolumeClaim", "ProvisioningFailed").await;
+    assert!(!failed.is_empty());
+    for event in failed {
+        let message = event.message.unwrap_or_default();
+        assert!(message.contains("code = DeadlineExceeded"), "{message}");
+    }
+    assert!(!identity.has_changed().unwrap(), "it was there all the time");
     components.stop().await;
 }
 

@@ -1,6 +1,7 @@
 //! One replica of some components: its cluster, its driver, its Lease and its health.
 
 use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use berth_kube::leader::{self, Elector, Standing};
@@ -175,6 +176,9 @@ async fn config(kube: &Kube) -> anyhow::Result<Config> {
     if let Some(master) = kube.master.as_ref().filter(|master| !master.is_empty()) {
         config.cluster_url = master.parse().with_context(|| format!("--master={master} is no URL"))?;
     }
+    // A connection whose other end is gone without a word says nothing by itself. Longer than a watch lasts.
+    config.read_timeout = Some(Duration::from_secs(295));
+    config.reset_reader_on_write = true;
     Ok(config)
 }
 
