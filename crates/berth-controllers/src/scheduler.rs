@@ -7,13 +7,14 @@
 //! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
 //! counts at once. A pod that fits nowhere is looked at again when something changes that stood against it, and never
 //! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
-//! back. Pods are not evicted to make room for others, and what a pod asks of the pods beside it is not judged: an event
-//! (`NotJudged`) says so.
+//! back; then it rests, 1 s at first and 10 s at most, before it gets another. Pods are not evicted to make room for
+//! others, and what a pod asks of the pods beside it is not judged: an event (`NotJudged`) says so.
 
 mod bind;
 mod board;
 mod decide;
 mod hints;
+mod setbacks;
 #[cfg(test)]
 mod tests;
 mod unfit;
@@ -35,6 +36,7 @@ use bind::{BIND_TIMEOUT, Reservation, Setback};
 use board::Board;
 use decide::decide;
 use hints::Waiting;
+use setbacks::Setbacks;
 use unfit::Plugin;
 use world::Caches;
 
@@ -48,16 +50,7 @@ pub async fn run(cluster: Cluster) {
         caches = Caches::new(&cluster) => caches,
         () = cluster.shutdown().cancelled() => return,
     };
-    let scheduler = Arc::new(Scheduler {
-        recorder: Recorder::new(&cluster, COMPONENT, ""),
-        cluster: cluster.clone(),
-        caches,
-        queue: Queue::new(
-            "scheduler",
-            Backoff { first: Duration::from_millis(5), longest: Duration::from_secs(10) },
-        ),
-        state: Mutex::default(),
-    });
+    let scheduler = Arc::new(Scheduler::new(&cluster, caches));
     scheduler.subscribe();
     let shutdown = cluster.shutdown().clone();
     scheduler
@@ -82,6 +75,7 @@ struct State {
     board: Board,
     reservations: HashMap<Key, Reservation>,
     waiting: Waiting,
+    setbacks: Setbacks,
 }
 
 impl State {
@@ -107,12 +101,34 @@ impl State {
 }
 
 impl Scheduler {
+    fn new(cluster: &Cluster, caches: Caches) -> Self {
+        Self {
+            recorder: Recorder::new(cluster, COMPONENT, ""),
+            cluster: cluster.clone(),
+            caches,
+            queue: Queue::new(
+                "scheduler",
+                Backoff { first: Duration::from_millis(5), longest: Duration::from_secs(10) },
+            ),
+            state: Mutex::default(),
+        }
+    }
+
     async fn reconcile(&self, key: &Key) -> Result<Next> {
         let Some(pod) = self.caches.pods.get(key).filter(|pod| is_ours(pod)) else {
-            self.state().waiting.remove(key);
+            {
+                let mut state = self.state();
+                state.waiting.remove(key);
+                state.setbacks.forget(key);
+            }
             self.abandon(key);
             return Ok(Next::Done);
         };
+        // Also when something changed: a setback changes the claim itself.
+        let rest = self.state().setbacks.rest(key, pod.metadata.uid.as_deref(), Instant::now());
+        if let Some(rest) = rest {
+            return Ok(Next::After(rest));
+        }
         let unfit = match self.reserve(key, &pod) {
             Ok(reservation) => return self.carry_out(key, &pod, reservation).await,
             Err(unfit) => unfit,
@@ -157,11 +173,12 @@ impl Scheduler {
         match self.advance(key, pod, &reservation).await {
             Ok(next) => Ok(next),
             Err(Setback::Volumes(why)) => {
+                let rest = self.state().setbacks.count(key, pod.metadata.uid.as_deref(), Instant::now());
                 self.abandon(key);
                 let message = Setback::Volumes(why).to_string();
                 bind::refuse(&self.cluster, pod, "SchedulerError", &message).await?;
                 self.recorder.warning(pod, "FailedScheduling", message);
-                Ok(Next::Retry)
+                Ok(Next::After(rest))
             }
             Err(Setback::Write(error)) => {
                 if error.is_not_found() {
@@ -201,7 +218,11 @@ impl Scheduler {
             }
             Err(error) => return Err(error.into()),
         }
-        self.state().reservations.remove(key);
+        {
+            let mut state = self.state();
+            state.reservations.remove(key);
+            state.setbacks.forget(key);
+        }
         if asks_for_neighbours(pod) {
             self.recorder.warning(
                 pod,

@@ -6,7 +6,7 @@
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
 //! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `Pulled`, `Created`,
-//! `Started`, `Killing`, `BackOff`, `Failed`.
+//! `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
 
 mod decide;
 mod entry;

@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
 use crate::fakes::{DRIVER, pod};
-use crate::place::{Loops, Place, delete, until, until_gone};
+use crate::place::{Loops, Place, delete, patch, until, until_gone};
 use crate::placement::create_node;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
@@ -81,5 +81,25 @@ async fn a_pod_whose_reserved_node_goes_is_told_at_once() {
     delete(&place.all::<Node>(), &here).await;
     until_gone(&place.all::<Node>(), &here).await;
     until(&pods, "p", |pod| refusal(pod).contains("no nodes available")).await;
+    loops.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_node_is_taken_back_says_so_and_gets_it_again() {
+    let place = Place::new("room-taken-back").await;
+    let here = place.name("a");
+    create_node(&place, &here).await;
+    unmade_claim(&place, "data").await;
+    let loops = Loops::of_volumes(&place.client).with(berth_controllers::scheduler::run);
+    let (pods, claims) = (place.here::<Pod>(), place.here::<PersistentVolumeClaim>());
+    place.create_here::<Pod>(pod("p", &["data"])).await;
+    until(&claims, "data", |claim| claim.annotations().contains_key(SELECTED)).await;
+    patch(&claims, "data", json!({ "metadata": { "annotations": { SELECTED: null } } })).await;
+    until(&pods, "p", |pod| refusal(pod).contains("selectedNode annotation reset for PVC \"data\"")).await;
+    // Whatever happens while it rests does not make it rest for ever.
+    for change in ["one", "two", "three"] {
+        patch(&claims, "data", json!({ "metadata": { "labels": { "change": change } } })).await;
+    }
+    until(&claims, "data", |claim| claim.annotations().get(SELECTED) == Some(&here)).await;
     loops.stop().await;
 }

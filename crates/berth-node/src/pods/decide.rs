@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 /// What is known of one container.
@@ -99,7 +99,7 @@ pub(super) fn pause(starts: u32) -> Duration {
 }
 
 /// A container that ran so long is not counted as crashing.
-const HEALTHY: jiff::SignedDuration = jiff::SignedDuration::from_mins(10);
+const HEALTHY: SignedDuration = SignedDuration::from_mins(10);
 
 /// What a pod is by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +147,8 @@ pub(super) struct Decision {
     pub(super) initialized: bool,
     /// When to decide anew even if nothing happens.
     pub(super) wake: Option<Timestamp>,
+    /// The pod is ended because it was there for longer than it may be.
+    pub(super) is_expired: bool,
 }
 
 /// Whether an init container goes on running beside the others.
@@ -154,11 +156,19 @@ pub(super) fn is_sidecar(container: &Container) -> bool {
     container.restart_policy.as_deref() == Some("Always")
 }
 
+/// Until when a pod may be active that the node first saw at this time.
+pub(super) fn deadline(spec: &PodSpec, first_seen: Timestamp) -> Option<Timestamp> {
+    let allowed = SignedDuration::from_secs(spec.active_deadline_seconds?);
+    // What no calendar knows never comes.
+    first_seen.checked_add(allowed).ok()
+}
+
 /// Decides.
 pub(super) fn decide(
     spec: &PodSpec,
     known: &HashMap<String, Known>,
     volumes_ready: bool,
+    deadline: Option<Timestamp>,
     now: Timestamp,
     whole_name: &str,
 ) -> Decision {
@@ -200,6 +210,9 @@ pub(super) fn decide(
     }
     let mut decision = decider.decision;
     decision.finish(spec, known, failed);
+    if let Some(deadline) = deadline {
+        decision.keep(deadline, spec, known, now);
+    }
     decision
 }
 
@@ -248,7 +261,7 @@ impl Decider<'_> {
         if due <= self.now {
             self.decision.start.push(container.name.clone());
         } else {
-            self.decision.wake = Some(self.decision.wake.map_or(due, |wake| wake.min(due)));
+            self.decision.wake_at(due);
         }
         self.decision.waiting.insert(container.name.clone(), waiting);
     }
@@ -263,6 +276,37 @@ impl Decision {
             phase: Phase::Pending,
             initialized: true,
             wake: None,
+            is_expired: false,
+        }
+    }
+
+    fn wake_at(&mut self, time: Timestamp) {
+        self.wake = Some(self.wake.map_or(time, |wake| wake.min(time)));
+    }
+
+    /// Ends a pod whose time is over: nothing is started any more, what runs is stopped, sidecars after the others.
+    fn keep(&mut self, deadline: Timestamp, spec: &PodSpec, known: &HashMap<String, Known>, now: Timestamp) {
+        let ends = || known.values().filter_map(Known::ended).map(|ended| ended.finished);
+        if self.phase.is_final() && ends().all(|finished| finished <= deadline) {
+            return;
+        }
+        if now < deadline {
+            self.wake_at(deadline);
+            return;
+        }
+        self.is_expired = true;
+        self.start.clear();
+        self.wake = None;
+        // A container that ended does not wait to run again.
+        self.waiting.retain(|name, _| known.get(name).is_none_or(|known| known.run.is_none()));
+        let runs = |container: &&Container| known.get(&container.name).is_some_and(Known::is_running);
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let (sidecars, others): (Vec<&Container>, Vec<&Container>) =
+            all.filter(runs).partition(|container| is_sidecar(container));
+        let next = if others.is_empty() { sidecars } else { others };
+        self.stop = next.into_iter().map(|container| container.name.clone()).collect();
+        if self.stop.is_empty() {
+            self.phase = Phase::Failed;
         }
     }
 

@@ -5,9 +5,11 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 
 use super::decide::{Ended, Known, Run};
+use super::status::whole_seconds;
 use crate::runtime::{ContainerId, Exit, Runtime, State};
 
 /// One pod, until nothing of it is left.
@@ -52,6 +54,10 @@ pub(super) struct Work {
     pub(super) logs: Option<PathBuf>,
     /// The pod has ended, whether or not Kubernetes knows.
     pub(super) is_over: bool,
+    /// The pod ends, or has ended, because its time was over.
+    pub(super) is_expired: bool,
+    /// When this process first looked at the pod.
+    first_seen: Option<Timestamp>,
 }
 
 impl Entry {
@@ -151,6 +157,14 @@ impl Work {
     pub(super) fn running(&self, uid: &str, name: &str) -> Option<ContainerId> {
         let known = self.containers.get(name).filter(|known| known.is_running())?;
         Some(ContainerId { pod_uid: uid.to_owned(), name: name.to_owned(), attempt: known.attempt })
+    }
+
+    /// When the node first saw the pod.
+    pub(super) fn first_seen(&mut self, pod: &Pod) -> Timestamp {
+        let here = *self.first_seen.get_or_insert_with(Timestamp::now);
+        let told = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
+        // The status has it from an earlier life of this process, or from this one without the part of a second.
+        told.filter(|told| *told != whole_seconds(here)).unwrap_or(here)
     }
 
     pub(super) fn any_running(&self) -> bool {

@@ -162,7 +162,7 @@ impl Pods {
             return;
         }
         let Some(spec) = &pod.spec else { return };
-        let mut decision = decide(spec, &work.containers, false, Timestamp::now(), "");
+        let mut decision = decide(spec, &work.containers, false, None, Timestamp::now(), "");
         // A container that ended while its pod is being deleted does not wait to run again.
         decision.waiting.retain(|name, _| work.containers.get(name).is_none_or(|known| known.run.is_none()));
         if stopped {
@@ -170,7 +170,7 @@ impl Pods {
                 let ended = work.containers.get(&container.name).and_then(|known| known.ended());
                 ended.is_some_and(|ended| ended.code == 0)
             });
-            decision.phase = if good { Phase::Succeeded } else { Phase::Failed };
+            decision.phase = if good && !work.is_expired { Phase::Succeeded } else { Phase::Failed };
         } else if decision.phase.is_final() {
             decision.phase = Phase::Running;
         }

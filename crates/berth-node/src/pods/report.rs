@@ -48,6 +48,8 @@ fn put(pod: &mut Pod, status: PodStatus) {
         merged(old.conditions.as_deref().unwrap_or_default(), status.conditions.unwrap_or_default());
     pod.status = Some(PodStatus {
         phase: status.phase,
+        reason: status.reason.or(old.reason),
+        message: status.message.or(old.message),
         conditions: Some(conditions),
         container_statuses: status.container_statuses,
         init_container_statuses: status.init_container_statuses,

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use super::Pods;
-use super::decide::{Decision, Problem, Run, decide, pause};
+use super::decide::{Decision, Problem, Run, deadline, decide, pause};
 use super::entry::{Entry, Work, run_of};
 use super::launch::{Site, container_spec};
 use super::status;
@@ -38,13 +38,19 @@ impl Pods {
                 problem.again = Timestamp::now();
             }
         }
+        let deadline = deadline(spec, work.first_seen(pod));
         let decision = loop {
-            let decision = decide(spec, &work.containers, volumes.is_some(), Timestamp::now(), &name);
+            let (ready, now) = (volumes.is_some(), Timestamp::now());
+            let decision = decide(spec, &work.containers, ready, deadline, now, &name);
             let Some(volumes) = volumes.as_ref().filter(|_| !decision.start.is_empty()) else {
                 break decision;
             };
             self.start_all(entry, work, pod, spec, &decision, volumes).await;
         };
+        if decision.is_expired && !work.is_expired {
+            work.is_expired = true;
+            self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
+        }
         for name in &decision.stop {
             self.stop(entry, work, pod, name, grace(pod));
         }
@@ -77,18 +83,19 @@ impl Pods {
     pub(super) fn report_later(
         &self,
         entry: &Entry,
-        work: &Work,
+        work: &mut Work,
         pod: &Arc<Pod>,
         decision: &Decision,
         volumes_ready: bool,
     ) {
         let view = status::View {
             pod,
+            first_seen: work.first_seen(pod),
             known: &work.containers,
             decision,
             volumes_ready,
             address: self.options.address,
-            now: Timestamp::now(),
+            is_expired: work.is_expired,
         };
         entry.told().status = Some(status::build(&view));
         self.statuses.add(entry.uid.clone());

@@ -20,8 +20,15 @@ pub(super) struct View<'a> {
     /// The pod has its volumes, so that containers can be started.
     pub(super) volumes_ready: bool,
     pub(super) address: IpAddr,
-    pub(super) now: Timestamp,
+    /// When the node first saw the pod.
+    pub(super) first_seen: Timestamp,
+    /// The pod's time is over.
+    pub(super) is_expired: bool,
 }
+
+/// Why a pod has ended that was there for longer than it may be.
+pub(super) const EXPIRED: &str = "DeadlineExceeded";
+pub(super) const EXPIRED_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
 
 /// The status; what others have put into it stays.
 pub(super) fn build(view: &View<'_>) -> PodStatus {
@@ -37,8 +44,12 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         .collect();
     let conditions = conditions(view, &containers, &init);
     let address = view.address.to_string();
+    // As upstream: while something still runs, the pod has not failed.
+    let expired = view.is_expired && view.decision.phase == Phase::Failed;
     PodStatus {
         phase: Some(view.decision.phase.as_str().to_owned()),
+        reason: expired.then(|| EXPIRED.to_owned()).or(old.reason),
+        message: expired.then(|| EXPIRED_MESSAGE.to_owned()).or(old.message),
         conditions: Some(merged(old.conditions.as_deref().unwrap_or_default(), conditions)),
         container_statuses: Some(containers),
         init_container_statuses: (!init.is_empty()).then_some(init),
@@ -46,7 +57,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         host_ips: Some(vec![HostIP { ip: address.clone() }]),
         pod_ip: Some(address.clone()),
         pod_ips: Some(vec![PodIP { ip: address }]),
-        start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.now)))),
+        start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_seen)))),
         qos_class: old.qos_class.clone().or_else(|| Some(super::qos::class(&spec).to_owned())),
         observed_generation: view.pod.metadata.generation.or(old.observed_generation),
         ..old
@@ -225,6 +236,6 @@ pub(super) fn merged(old: &[PodCondition], new: Vec<PodCondition>) -> Vec<PodCon
 }
 
 /// Kubernetes keeps whole seconds: more would never be equal to what it gives back.
-fn whole_seconds(time: Timestamp) -> Timestamp {
+pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
 }

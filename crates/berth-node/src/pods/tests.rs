@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
-use super::decide::{Decision, Ended, Known, Phase, Run, decide, pause};
+use super::decide::{Decision, Ended, Known, Phase, Run, deadline, decide, pause};
 
 fn spec(policy: &str) -> PodSpec {
     let spec = json!({
@@ -40,7 +40,7 @@ fn ended(code: i32) -> Known {
 fn next(policy: &str, known: &[(&str, Known)]) -> Decision {
     let known: HashMap<String, Known> =
         known.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect();
-    decide(&spec(policy), &known, true, time(2), "p_ns(uid)")
+    decide(&spec(policy), &known, true, None, time(2), "p_ns(uid)")
 }
 
 #[test]
@@ -59,7 +59,7 @@ fn containers_start_in_their_order() {
         assert_eq!(decision.start, expected, "{known:?}");
         assert_eq!(decision.phase == Phase::Running, known.len() == 4, "{known:?}");
     }
-    let decision = decide(&spec("Always"), &HashMap::new(), false, time(2), "");
+    let decision = decide(&spec("Always"), &HashMap::new(), false, None, time(2), "");
     assert_eq!(decision.start, [""; 0], "nothing starts without volumes");
     assert_eq!(decision.waiting["a"].reason, "PodInitializing");
 }
@@ -117,4 +117,106 @@ fn pauses_grow_and_a_long_run_ends_them() {
         ended.started = Some(time(1 - 600));
     }
     assert_eq!(next("Always", &up(long)).start, ["a"]);
+}
+
+#[test]
+fn a_pod_may_be_active_from_when_it_was_first_seen() {
+    for (seconds, expected) in [(None, None), (Some(60), Some(time(160))), (Some(i64::MAX), None)] {
+        let spec = PodSpec { active_deadline_seconds: seconds, ..spec("Never") };
+        assert_eq!(deadline(&spec, time(100)), expected, "{seconds:?}");
+    }
+}
+
+#[test]
+fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
+    struct Row<'a> {
+        name: &'a str,
+        known: Vec<(&'a str, Known)>,
+        volumes_ready: bool,
+        stop: &'a [&'a str],
+        phase: Phase,
+    }
+    let row = |name, known: &[(&'static str, Known)], stop, phase| Row {
+        name,
+        known: known.to_vec(),
+        volumes_ready: true,
+        stop,
+        phase,
+    };
+    // The time is over at 5, and it is 6.
+    let late = |code| {
+        let Some(Run::Ended(ended)) = ended(code).run else { unreachable!() };
+        Known { run: Some(Run::Ended(Ended { finished: time(6), ..ended })), ..Known::default() }
+    };
+    let init = ("init", ended(0));
+    let crashed = Known { crashes: 2, ..ended(1) };
+    let rows = [
+        Row { volumes_ready: false, ..row("waits for its volumes", &[], &[], Phase::Failed) },
+        row("nothing was started yet", &[], &[], Phase::Failed),
+        row("an init container runs", &[("init", running())], &["init"], Phase::Pending),
+        row("its containers could start", &[init.clone(), ("side", running())], &["side"], Phase::Pending),
+        row(
+            "all run: sidecars go last",
+            &[init.clone(), ("side", running()), ("a", running()), ("b", running())],
+            &["a", "b"],
+            Phase::Running,
+        ),
+        row(
+            "one is left, one waits to run again",
+            &[init.clone(), ("side", running()), ("a", running()), ("b", crashed.clone())],
+            &["a"],
+            Phase::Running,
+        ),
+        row(
+            "the sidecar is left",
+            &[init.clone(), ("side", running()), ("a", late(0)), ("b", late(0))],
+            &["side"],
+            Phase::Running,
+        ),
+        row(
+            "all were stopped, and ended well",
+            &[init.clone(), ("side", late(0)), ("a", late(0)), ("b", late(0))],
+            &[],
+            Phase::Failed,
+        ),
+    ];
+    for policy in ["Never", "Always"] {
+        for Row { name, known, volumes_ready, stop, phase } in &rows {
+            let known = known.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect();
+            let decision = decide(&spec(policy), &known, *volumes_ready, Some(time(5)), time(6), "");
+            assert!(decision.is_expired, "{policy}: {name}");
+            assert_eq!(decision.stop, *stop, "{policy}: {name}");
+            assert_eq!(decision.phase, *phase, "{policy}: {name}");
+            assert!(decision.start.is_empty() && decision.wake.is_none(), "{policy}: {name}: {decision:?}");
+            let ended = |name: &&String| known.get(*name).is_some_and(|known: &Known| known.run.is_some());
+            assert_eq!(decision.waiting.keys().find(ended), None, "{policy}: {name}");
+        }
+    }
+    let again = [("init", ended(0)), ("a", crashed.clone()), ("b", crashed)];
+    let again = again.map(|(name, known)| (name.to_owned(), known)).into();
+    let decision = decide(&spec("Always"), &again, true, Some(time(5)), time(6), "");
+    assert_eq!((decision.is_expired, decision.phase), (true, Phase::Failed), "all wait to run again");
+}
+
+#[test]
+fn a_pod_is_looked_at_again_when_its_time_is_over_and_not_ended_before() {
+    type Row<'a> = (&'a str, &'a [(&'a str, Known)], i64, i64, Option<i64>, Phase);
+    let up = [("init", ended(0)), ("side", running()), ("a", running()), ("b", running())];
+    let down = [("init", ended(0)), ("side", ended(0)), ("a", ended(0)), ("b", ended(0))];
+    let crashed =
+        [("init", ended(0)), ("side", running()), ("a", Known { crashes: 1, ..ended(1) }), ("b", running())];
+    let rows: [Row<'_>; 6] = [
+        ("runs", &up, 5, 4, Some(5), Phase::Running),
+        ("starts", &[], 5, 4, Some(5), Phase::Pending),
+        ("a pause ends later", &crashed, 5, 4, Some(5), Phase::Running),
+        ("a pause ends earlier", &crashed, 20, 4, Some(11), Phase::Running),
+        ("it ended before", &down, 5, 4, None, Phase::Succeeded),
+        ("it ended in time, and is looked at later", &down, 5, 6, None, Phase::Succeeded),
+    ];
+    for (name, known, deadline, now, wake, phase) in rows {
+        let known = known.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect();
+        let decision = decide(&spec("OnFailure"), &known, true, Some(time(deadline)), time(now), "");
+        assert!(!decision.is_expired, "{name}");
+        assert_eq!((decision.wake, decision.phase), (wake.map(time), phase), "{name}");
+    }
 }

@@ -218,3 +218,51 @@ async fn a_stubborn_pod_is_killed_after_its_grace_and_a_forgotten_one_is_cleaned
     until_gone(&world.here::<Pod>(), "q").await;
     world.until_clean().await;
 }
+
+fn has_exceeded_its_deadline(pod: &Pod) -> bool {
+    let status = pod.status.as_ref().unwrap();
+    let message = "Pod was active on the node longer than the specified deadline";
+    status.phase.as_deref() == Some("Failed")
+        && status.reason.as_deref() == Some("DeadlineExceeded")
+        && status.message.as_deref() == Some(message)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_that_waits_for_its_volumes_fails_when_its_time_is_over() {
+    let world = World::new().await;
+    let mut main = sh("main", "exit 0");
+    main["volumeMounts"] = json!([{ "name": "v", "mountPath": "/v" }]);
+    let volumes = json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "missing" } }]);
+    let spec = json!({ "containers": [main], "volumes": volumes, "activeDeadlineSeconds": 1 });
+    world.pod("p", spec).await;
+    let pod = world.until_phase("p", "Failed").await;
+    assert!(has_exceeded_its_deadline(&pod), "{pod:#?}");
+    assert!(container(&pod, "main").unwrap().state.clone().unwrap().waiting.is_some());
+    world.has_event("p", "DeadlineExceeded", "longer than the specified deadline").await;
+    world.delete("p").await;
+    world.until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_running_pod_is_stopped_when_its_time_is_over_and_has_failed_even_if_it_ends_well() {
+    let world = World::new().await;
+    let mut main = sh("main", "trap 'exit 0' TERM; touch /e/ready; while :; do sleep 0.02; done");
+    main["volumeMounts"] = json!([{ "name": "e", "mountPath": "/e" }]);
+    let volumes = json!([{ "name": "e", "emptyDir": { "medium": "Memory" } }]);
+    let spec = json!({ "containers": [main], "volumes": volumes, "activeDeadlineSeconds": 3600 });
+    world.pod("p", spec).await;
+    let pod = world.until_pod("p", is_ready).await;
+    world.exec(&pod, "main", "while [ ! -e /e/ready ]; do sleep 0.01; done").await;
+    world.begin_long_ago("p").await;
+    let pod = world.until_phase("p", "Failed").await;
+    assert!(has_exceeded_its_deadline(&pod), "{pod:#?}");
+    let ended = container(&pod, "main").unwrap().state.clone().unwrap().terminated.unwrap();
+    assert_eq!(ended.exit_code, 0);
+    world.has_event("p", "DeadlineExceeded", "longer than the specified deadline").await;
+    world.has_event("p", "Killing", "Stopping container main").await;
+    while !world.mounts().is_empty() {
+        tokio::task::yield_now().await;
+    }
+    world.delete("p").await;
+    world.until_clean().await;
+}

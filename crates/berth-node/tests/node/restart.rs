@@ -88,3 +88,22 @@ async fn a_container_that_ended_while_the_node_was_away_is_told_with_its_exit_co
     world.delete("p").await;
     world.until_clean().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_time_of_a_pod_goes_on_while_the_node_is_away() {
+    let mut world = World::new().await;
+    let main = json!({ "name": "main", "image": "i", "command": ["sleep", "infinity"] });
+    let spec = json!({
+        "containers": [main], "activeDeadlineSeconds": 3600, "terminationGracePeriodSeconds": 1,
+    });
+    world.pod("p", spec).await;
+    world.until_pod("p", is_ready).await;
+    world.kill().await;
+    world.begin_long_ago("p").await;
+    world.start().await;
+    let pod = world.until_phase("p", "Failed").await;
+    assert_eq!(pod.status.as_ref().unwrap().reason.as_deref(), Some("DeadlineExceeded"));
+    assert!(container(&pod, "main").unwrap().state.clone().unwrap().terminated.is_some());
+    world.delete("p").await;
+    world.until_clean().await;
+}

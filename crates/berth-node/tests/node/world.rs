@@ -11,7 +11,7 @@ use berth_node::runtime::{ExecCall, LogOptions};
 use futures_util::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
-use kube::api::{Api, DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
@@ -90,6 +90,12 @@ impl World {
 
     pub(crate) async fn until_phase(&self, name: &str, phase: &str) -> Pod {
         self.until_pod(name, |pod| pod.status.as_ref().and_then(|s| s.phase.as_deref()) == Some(phase)).await
+    }
+
+    /// Writes into the status of a pod that the node first saw it years ago.
+    pub(crate) async fn begin_long_ago(&self, name: &str) {
+        let patch = Patch::Merge(json!({ "status": { "startTime": "2020-01-01T00:00:00Z" } }));
+        self.here::<Pod>().patch_status(name, &PatchParams::default(), &patch).await.unwrap();
     }
 
     /// Deletes a pod and waits until it is gone.

@@ -1,0 +1,188 @@
+//! Rests by themselves, and of pods on an API server whose claims are taken back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_apiserver::rest::ApiServer;
+use berth_apiserver::store::Store;
+use berth_kube::{Cluster, Key, Kind, Next};
+use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::{Client, ResourceExt as _};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::super::{Caches, Scheduler};
+use super::Setbacks;
+use crate::claims::SELECTED_NODE;
+
+#[test]
+fn rests_double_from_one_second_to_ten() {
+    let (pod, mut now) = (Key::new("ns", "p"), Instant::now());
+    let mut setbacks = Setbacks::default();
+    assert_eq!(setbacks.rest(&pod, Some("1"), now), None, "a new pod does not rest");
+    for seconds in [1, 2, 4, 8, 10, 10] {
+        let whole = Duration::from_secs(seconds);
+        assert_eq!(setbacks.count(&pod, Some("1"), now), whole);
+        assert_eq!(setbacks.rest(&pod, Some("1"), now), Some(whole));
+        let almost = now + whole - Duration::from_millis(1);
+        assert_eq!(setbacks.rest(&pod, Some("1"), almost), Some(Duration::from_millis(1)));
+        now += whole;
+        assert_eq!(setbacks.rest(&pod, Some("1"), now), None);
+    }
+    for _ in 0..100 {
+        assert_eq!(setbacks.count(&pod, Some("1"), now), Duration::from_secs(10));
+    }
+}
+
+#[test]
+fn another_pod_of_the_name_and_one_that_was_forgotten_begin_anew() {
+    let (pod, now) = (Key::new("ns", "p"), Instant::now());
+    let first = Duration::from_secs(1);
+    let mut setbacks = Setbacks::default();
+    setbacks.count(&pod, Some("1"), now);
+    setbacks.count(&pod, Some("1"), now);
+    assert_eq!(setbacks.rest(&pod, Some("2"), now), None);
+    assert_eq!(setbacks.count(&pod, Some("2"), now), first);
+    setbacks.forget(&pod);
+    assert_eq!(setbacks.rest(&pod, Some("2"), now), None);
+    assert_eq!(setbacks.count(&pod, Some("2"), now), first);
+}
+
+struct Place {
+    cluster: Cluster,
+    scheduler: Scheduler,
+    _directory: tempfile::TempDir,
+}
+
+impl Place {
+    /// One node, and a claim that waits for its pod.
+    async fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(directory.path(), berth_apiserver::store::Options::default()).unwrap();
+        let api = ApiServer::new(store, berth_apiserver::rest::Options::default());
+        api.bootstrap().await.unwrap();
+        let cluster = Cluster::new(Client::new(api, "default"), CancellationToken::new());
+        let scheduler = Scheduler::new(&cluster, Caches::new(&cluster).await);
+        let place = Self { cluster, scheduler, _directory: directory };
+        let node: Arc<Node> = place.create(json!({ "metadata": { "name": "a" } })).await;
+        let room = json!({ "allocatable": { "cpu": "8", "memory": "16Gi", "pods": "100" } });
+        let room = serde_json::from_value(room).unwrap();
+        let node = place.cluster.update_status(node.as_ref(), |node| node.status = Some(room)).await.unwrap();
+        // A new node is tainted until a controller sees that it is ready.
+        let untaint = |node: &mut Node| node.spec.get_or_insert_default().taints = None;
+        place.cluster.update(node.as_ref(), untaint).await.unwrap();
+        place
+            .create::<StorageClass>(json!({
+                "metadata": { "name": "waits" }, "provisioner": "d", "volumeBindingMode": "WaitForFirstConsumer",
+            }))
+            .await;
+        place
+            .create::<PersistentVolumeClaim>(json!({
+                "metadata": { "name": "data", "namespace": "default" },
+                "spec": {
+                    "accessModes": ["ReadWriteOnce"], "storageClassName": "waits",
+                    "resources": { "requests": { "storage": "1Gi" } },
+                },
+            }))
+            .await;
+        place
+    }
+
+    /// What is written here is in the caches at once.
+    async fn create<K: Kind>(&self, object: Value) -> Arc<K> {
+        let object: K = serde_json::from_value(object).unwrap();
+        self.cluster.create(&object).await.unwrap()
+    }
+
+    async fn pod(&self, name: &str, claims: &[&str]) -> Key {
+        let volumes: Vec<Value> = claims
+            .iter()
+            .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))
+            .collect();
+        let spec = json!({ "containers": [{ "name": "c", "image": "any" }], "volumes": volumes });
+        let meta = json!({ "name": name, "namespace": "default" });
+        Key::of(self.create::<Pod>(json!({ "metadata": meta, "spec": spec })).await.as_ref())
+    }
+
+    async fn look(&self, pod: &Key) -> Next {
+        self.scheduler.reconcile(pod).await.unwrap()
+    }
+
+    fn selected(&self) -> Option<String> {
+        let claim = self.scheduler.caches.claims.get(&Key::new("default", "data")).unwrap();
+        claim.annotations().get(SELECTED_NODE).cloned()
+    }
+
+    /// As a provisioner does that is out of space.
+    async fn take_back(&self) {
+        let claim = self.scheduler.caches.claims.get(&Key::new("default", "data")).unwrap();
+        let take = |claim: &mut PersistentVolumeClaim| {
+            claim.annotations_mut().remove(SELECTED_NODE);
+        };
+        self.cluster.update(claim.as_ref(), take).await.unwrap();
+    }
+
+    fn knows(&self, pod: &Key) -> bool {
+        self.scheduler.state().setbacks.by_pod.contains_key(pod)
+    }
+
+    fn end_rest(&self, pod: &Key) {
+        self.scheduler.state().setbacks.by_pod.get_mut(pod).unwrap().not_before = Instant::now();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_pod_whose_node_is_taken_back_rests_whatever_wakes_it() {
+    let place = Place::new().await;
+    let pod = place.pod("p", &["data"]).await;
+    let mut rests = Vec::new();
+    for _ in 0..5 {
+        place.look(&pod).await;
+        assert_eq!(place.selected().as_deref(), Some("a"), "it is placed at once when it does not rest");
+        place.take_back().await;
+        let Next::After(rest) = place.look(&pod).await else {
+            panic!("the setback is tried again by the queue")
+        };
+        rests.push(rest.as_secs());
+        if rests.len() < 5 {
+            place.end_rest(&pod);
+        }
+    }
+    assert_eq!(rests, [1, 2, 4, 8, 10]);
+    // The rest is so long that nothing here takes as long.
+    for _ in 0..3 {
+        let Next::After(rest) = place.look(&pod).await else { panic!("it does not rest") };
+        assert!(rest <= Duration::from_secs(10), "{rest:?}");
+        assert_eq!(place.selected(), None);
+    }
+    let another = place.pod("q", &[]).await;
+    place.look(&another).await;
+    assert!(place.knows(&pod) && !place.knows(&another));
+
+    let gone = place.scheduler.caches.pods.get(&pod).unwrap();
+    let (sender, mut receiver) = tokio::sync::watch::channel(());
+    place.scheduler.caches.pods.subscribe(move |_, _| {
+        sender.send_replace(());
+    });
+    place.cluster.delete(gone.as_ref()).await.unwrap();
+    while place.scheduler.caches.pods.get(&pod).is_some() {
+        receiver.changed().await.unwrap();
+    }
+    assert_eq!(place.look(&pod).await, Next::Done);
+    assert!(!place.knows(&pod), "a pod that is gone is forgotten");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_setbacks_of_a_pod_are_forgotten_when_it_has_its_node() {
+    let place = Place::new().await;
+    let pod = place.pod("p", &[]).await;
+    let uid = place.scheduler.caches.pods.get(&pod).unwrap().uid();
+    place.scheduler.state().setbacks.count(&pod, uid.as_deref(), Instant::now());
+    place.end_rest(&pod);
+    assert_eq!(place.look(&pod).await, Next::Done);
+    let bound: Pod = kube::Api::default_namespaced(place.cluster.client().clone()).get("p").await.unwrap();
+    assert_eq!(bound.spec.unwrap().node_name.as_deref(), Some("a"));
+    assert!(!place.knows(&pod));
+}
