@@ -50,8 +50,9 @@ use self::route::{Route, Target};
 use crate::auth::{Credentials, Identity};
 use crate::pods::Pods;
 use crate::resource::Subresource;
-use crate::store::{Collection, Key, Store};
+use crate::store::{Key, Store};
 
+pub(crate) use bootstrap::{has_furniture, is_furniture};
 pub use content::Body;
 pub use error::{Answer, Failure};
 
@@ -141,8 +142,7 @@ impl ApiServer {
 
     /// Serves what the stored definitions say now.
     pub(crate) fn reload_definitions(&self) {
-        let collection = Collection::new(format!("{}.{}", crd::PLURAL, crd::GROUP));
-        let view = self.inner.store.view(&collection);
+        let view = self.inner.store.view(&crd::definitions());
         let definitions: Vec<Value> =
             view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect();
         let registry = Registry::new(&definitions, view.revision());
@@ -184,10 +184,15 @@ impl ApiServer {
         };
         let call = self.call(target, parts)?;
         let bytes = match call.parts.method {
-            Method::GET | Method::HEAD => Bytes::new(),
+            Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
             _ => content::read(body).await?,
         };
-        call.dispatch(bytes).await
+        if !call.has_sequel() {
+            return call.dispatch(bytes).await;
+        }
+        // A client that goes away takes its request's future along, and the store writes all the same. What has to
+        // follow the write must not be lost with the client.
+        tokio::spawn(call.dispatch(bytes)).await.unwrap_or_else(|error| Err(Failure::internal(error)))
     }
 
     /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.

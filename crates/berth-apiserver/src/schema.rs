@@ -24,7 +24,7 @@ pub use description::{describe_field, describe_type};
 pub use go_text::go_text;
 pub use structural::{apply_defaults, from_openapi};
 pub use table::{built_in, built_in_kinds, built_in_type};
-pub use validate::validate;
+pub use validate::{validate, validate_update};
 
 /// A type: an object with named fields.
 #[derive(Debug, Clone, Default)]

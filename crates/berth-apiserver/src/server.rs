@@ -5,6 +5,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
@@ -20,6 +21,7 @@ use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, WebPkiClient
 use rustls::sign::CertifiedKey;
 use tokio::net::{TcpListener, TcpStream};
 use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
@@ -145,9 +147,16 @@ impl Connection {
         let Ok(Ok(stream)) = tokio::time::timeout(HANDSHAKE, self.acceptor.accept(stream)).await else {
             return;
         };
+        self.speak(stream, shutdown).await;
+    }
+
+    /// Answers requests until the client goes, the end is asked for, or nothing is asked to begin with.
+    async fn speak(self, stream: TlsStream<TcpStream>, shutdown: CancellationToken) {
         let peer = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let identity = peer.and_then(|der| Credentials::certificate_identity(der));
-        let service = Authenticated { api: self.api, credentials: self.credentials, identity };
+        let asked = Arc::new(AtomicBool::new(false));
+        let service =
+            Authenticated { api: self.api, credentials: self.credentials, identity, asked: asked.clone() };
         let mut builder = Builder::new(TokioExecutor::new());
         builder.http1().timer(TokioTimer::new()).header_read_timeout(HEADERS);
         builder
@@ -158,13 +167,20 @@ impl Connection {
             .max_concurrent_streams(1000);
         let connection = builder.serve_connection_with_upgrades(TokioIo::new(stream), service);
         tokio::pin!(connection);
-        tokio::select! {
-            _ = connection.as_mut() => {}
-            () = shutdown.cancelled() => {
-                connection.as_mut().graceful_shutdown();
-                let _ = tokio::time::timeout(GRACE, connection).await;
+        // The time for headers counts only from when HTTP/1 is known to be spoken.
+        let silence = async {
+            tokio::time::sleep(HEADERS).await;
+            if asked.load(Ordering::Relaxed) {
+                std::future::pending::<()>().await;
             }
+        };
+        tokio::select! {
+            _ = connection.as_mut() => return,
+            () = shutdown.cancelled() => {}
+            () = silence => {}
         }
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(GRACE, connection).await;
     }
 }
 
@@ -173,6 +189,8 @@ struct Authenticated {
     api: ApiServer,
     credentials: Arc<Credentials>,
     identity: Option<Identity>,
+    /// Whether there was a request on this connection.
+    asked: Arc<AtomicBool>,
 }
 
 impl Authenticated {
@@ -202,6 +220,7 @@ impl hyper::service::Service<Request<Incoming>> for Authenticated {
     type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
     fn call(&self, mut request: Request<Incoming>) -> Self::Future {
+        self.asked.store(true, Ordering::Relaxed);
         let refused = match self.identify(&request) {
             Ok(Some(identity)) => {
                 request.extensions_mut().insert(identity);

@@ -10,12 +10,15 @@ use crate::store::Key;
 pub(super) const FOREGROUND: &str = "foregroundDeletion";
 /// Keeps an owner until its dependents have forgotten it.
 pub(super) const ORPHAN: &str = "orphan";
+const PODS: &str = "pods";
 
 /// An object as far as owners matter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Item {
     pub(super) key: Key,
     pub(super) uid: String,
+    /// Its resource version.
+    pub(super) version: String,
     pub(super) owners: Vec<Owner>,
     /// It is marked to be deleted.
     pub(super) deleting: bool,
@@ -29,6 +32,7 @@ pub(super) struct Item {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Owner {
     pub(super) group: String,
+    pub(super) version: String,
     pub(super) kind: String,
     pub(super) name: String,
     pub(super) uid: String,
@@ -57,21 +61,32 @@ pub(super) enum Policy {
     Orphan,
 }
 
+/// The object that was decided about: another of the same name is none of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Target {
+    pub(super) key: Key,
+    pub(super) uid: String,
+    /// Its resource version when it was decided.
+    pub(super) version: String,
+}
+
 /// One thing to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Delete the object.
-    Delete { key: Key, policy: Policy },
+    /// Delete the object, if it is still as it was.
+    Delete { target: Target, policy: Policy },
     /// Take references to these owners away.
-    DropOwners { key: Key, owners: Vec<String> },
+    DropOwners { target: Target, owners: Vec<String> },
     /// Let the object's owners go before it does.
-    Unblock { key: Key },
+    Unblock { target: Target },
     /// Take a finalizer away.
-    DropFinalizer { key: Key, finalizer: &'static str },
+    DropFinalizer { target: Target, finalizer: &'static str },
     /// Decide about this one, too.
     Visit { key: Key },
     /// Take the namespace's own finalizer away.
     Finalize { namespace: String },
+    /// Give the namespace what every namespace has.
+    Furnish { namespace: String },
 }
 
 impl Item {
@@ -80,15 +95,16 @@ impl Item {
         let metadata = at(object, &["metadata"]);
         let owners = items(metadata, &["ownerReferences"])
             .iter()
-            .map(|owner| Owner {
-                group: text(owner, &["apiVersion"])
-                    .rsplit_once('/')
-                    .map_or("", |(group, _)| group)
-                    .to_owned(),
-                kind: text(owner, &["kind"]).to_owned(),
-                name: text(owner, &["name"]).to_owned(),
-                uid: text(owner, &["uid"]).to_owned(),
-                blocks: flag(owner, &["blockOwnerDeletion"]),
+            .map(|owner| {
+                let (group, version) = group_and_version(text(owner, &["apiVersion"]));
+                Owner {
+                    group: group.to_owned(),
+                    version: version.to_owned(),
+                    kind: text(owner, &["kind"]).to_owned(),
+                    name: text(owner, &["name"]).to_owned(),
+                    uid: text(owner, &["uid"]).to_owned(),
+                    blocks: flag(owner, &["blockOwnerDeletion"]),
+                }
             })
             .collect();
         let finalizer =
@@ -96,6 +112,7 @@ impl Item {
         Self {
             key: key.clone(),
             uid: text(metadata, &["uid"]).to_owned(),
+            version: text(metadata, &["resourceVersion"]).to_owned(),
             owners,
             deleting: has(metadata, &["deletionTimestamp"]),
             foreground: finalizer(FOREGROUND),
@@ -103,17 +120,41 @@ impl Item {
         }
     }
 
+    /// The object as it was read.
+    pub(super) fn target(&self) -> Target {
+        Target { key: self.key.clone(), uid: self.uid.clone(), version: self.version.clone() }
+    }
+
+    /// Whether it names the owner with this uid.
+    pub(super) fn depends_on(&self, owner: &str) -> bool {
+        self.owners.iter().any(|reference| reference.uid == owner)
+    }
+
     fn blocks(&self, owner: &str) -> bool {
         self.owners.iter().any(|reference| reference.uid == owner && reference.blocks)
     }
+
+    /// How to delete it so that what its finalizers say of its dependents stays true.
+    fn policy(&self) -> Policy {
+        match (self.orphan, self.foreground) {
+            (true, _) => Policy::Orphan,
+            (false, true) => Policy::Foreground,
+            (false, false) => Policy::Background,
+        }
+    }
+}
+
+/// The two parts of an `apiVersion`; the core group has no name.
+pub(super) fn group_and_version(api_version: &str) -> (&str, &str) {
+    api_version.rsplit_once('/').unwrap_or(("", api_version))
 }
 
 /// What to do about an object, given what became of its owners (in their order) and who depends on it.
 pub(super) fn decide(item: &Item, owners: &[OwnerState], dependents: &[Item]) -> Vec<Step> {
-    let key = item.key.clone();
     if item.deleting {
         return decide_deleting(item, dependents);
     }
+    let target = item.target();
     if item.owners.is_empty() || owners.contains(&OwnerState::Unknown) {
         return Vec::new();
     }
@@ -123,34 +164,29 @@ pub(super) fn decide(item: &Item, owners: &[OwnerState], dependents: &[Item]) ->
     };
     let going = in_state(&[OwnerState::Waiting, OwnerState::Dangling]);
     if owners.contains(&OwnerState::Solid) {
-        return if going.is_empty() { Vec::new() } else { vec![Step::DropOwners { key, owners: going }] };
+        return if going.is_empty() { Vec::new() } else { vec![Step::DropOwners { target, owners: going }] };
     }
     if owners.contains(&OwnerState::Waiting) && !dependents.is_empty() {
-        let mut steps = Vec::new();
-        // Two that wait for each other would wait for ever.
-        if dependents.iter().any(|dependent| dependent.deleting && dependent.foreground) {
-            steps.push(Step::Unblock { key: key.clone() });
+        // Two that wait for each other would wait for ever. It is deleted once it holds nobody back.
+        if item.owners.iter().any(|owner| owner.blocks)
+            && dependents.iter().any(|dependent| dependent.deleting && dependent.foreground)
+        {
+            return vec![Step::Unblock { target }];
         }
-        steps.push(Step::Delete { key, policy: Policy::Foreground });
-        return steps;
+        return vec![Step::Delete { target, policy: Policy::Foreground }];
     }
-    let policy = match (item.orphan, item.foreground) {
-        (true, _) => Policy::Orphan,
-        (false, true) => Policy::Foreground,
-        (false, false) => Policy::Background,
-    };
-    vec![Step::Delete { key, policy }]
+    vec![Step::Delete { target, policy: item.policy() }]
 }
 
 fn decide_deleting(item: &Item, dependents: &[Item]) -> Vec<Step> {
-    let key = item.key.clone();
+    let target = item.target();
     if item.orphan {
         let forget = |dependent: &Item| Step::DropOwners {
-            key: dependent.key.clone(),
+            target: dependent.target(),
             owners: vec![item.uid.clone()],
         };
         let mut steps: Vec<Step> = dependents.iter().map(forget).collect();
-        steps.push(Step::DropFinalizer { key, finalizer: ORPHAN });
+        steps.push(Step::DropFinalizer { target, finalizer: ORPHAN });
         return steps;
     }
     if !item.foreground {
@@ -159,13 +195,13 @@ fn decide_deleting(item: &Item, dependents: &[Item]) -> Vec<Step> {
     let visit = dependents.iter().filter(|dependent| !dependent.deleting);
     let mut steps: Vec<Step> = visit.map(|dependent| Step::Visit { key: dependent.key.clone() }).collect();
     if !dependents.iter().any(|dependent| dependent.blocks(&item.uid)) {
-        steps.push(Step::DropFinalizer { key, finalizer: FOREGROUND });
+        steps.push(Step::DropFinalizer { target, finalizer: FOREGROUND });
     }
     steps
 }
 
-/// What to do about a namespace, given what is left in it: every object with whether it is on its way out.
-pub(super) fn decide_namespace(namespace: &Value, left: &[(Key, bool)]) -> Vec<Step> {
+/// What to do about a namespace, given what is left in it.
+pub(super) fn decide_namespace(namespace: &Value, left: &[Item]) -> Vec<Step> {
     let held = items(namespace, &["spec", "finalizers"]).iter().any(|f| f.as_str() == Some(KUBERNETES));
     if !has(namespace, &["metadata", "deletionTimestamp"]) || !held {
         return Vec::new();
@@ -173,9 +209,12 @@ pub(super) fn decide_namespace(namespace: &Value, left: &[(Key, bool)]) -> Vec<S
     if left.is_empty() {
         return vec![Step::Finalize { namespace: text(namespace, &["metadata", "name"]).to_owned() }];
     }
+    // As long as a pod runs it may need all the rest.
+    let is_pod = |item: &Item| item.key.collection.as_str() == PODS;
+    let pods_first = left.iter().any(is_pod);
     left.iter()
-        .filter(|(_, deleting)| !deleting)
-        .map(|(key, _)| Step::Delete { key: key.clone(), policy: Policy::Background })
+        .filter(|item| !item.deleting && is_pod(item) == pods_first)
+        .map(|item| Step::Delete { target: item.target(), policy: Policy::Background })
         .collect()
 }
 
@@ -193,7 +232,12 @@ mod tests {
     fn item(name: &str, metadata: &Value) -> Item {
         let mut metadata = metadata.clone();
         metadata["uid"] = json!(format!("uid-{name}"));
+        metadata["resourceVersion"] = json!("7");
         Item::read(&key(name), &json!({ "metadata": metadata }))
+    }
+
+    fn target(name: &str) -> Target {
+        Target { key: key(name), uid: format!("uid-{name}"), version: "7".to_owned() }
     }
 
     fn owned(name: &str, owners: &[&str], blocks: bool) -> Item {
@@ -206,7 +250,7 @@ mod tests {
     }
 
     fn delete(name: &str, policy: Policy) -> Step {
-        Step::Delete { key: key(name), policy }
+        Step::Delete { target: target(name), policy }
     }
 
     #[test]
@@ -227,7 +271,7 @@ mod tests {
         assert_eq!(decide(&child, &[Dangling, Unknown], &[]), []);
         assert_eq!(
             decide(&child, &[Solid, Dangling], &[]),
-            [Step::DropOwners { key: key("a"), owners: vec!["uid-p".to_owned()] }]
+            [Step::DropOwners { target: target("a"), owners: vec!["uid-p".to_owned()] }]
         );
         assert_eq!(decide(&item("a", &json!({})), &[], &[]), []);
     }
@@ -241,7 +285,7 @@ mod tests {
         let blocking = owned("a", &["o"], true);
         assert_eq!(decide(&parent, &[], &[blocking]), [Step::Visit { key: key("a") }]);
         let free = owned("a", &["o"], false);
-        let done = Step::DropFinalizer { key: key("o"), finalizer: FOREGROUND };
+        let done = Step::DropFinalizer { target: target("o"), finalizer: FOREGROUND };
         assert_eq!(decide(&parent, &[], &[free]), [Step::Visit { key: key("a") }, done.clone()]);
         assert_eq!(decide(&parent, &[], &[]), [done]);
     }
@@ -252,10 +296,13 @@ mod tests {
         let mut circular = owned("b", &["a"], true);
         circular.deleting = true;
         circular.foreground = true;
+        let circular = [circular];
         assert_eq!(
-            decide(&child, &[OwnerState::Waiting], &[circular]),
-            [Step::Unblock { key: key("a") }, delete("a", Policy::Foreground)]
+            decide(&child, &[OwnerState::Waiting], &circular),
+            [Step::Unblock { target: target("a") }]
         );
+        let unblocked = owned("a", &["o"], false);
+        assert_eq!(decide(&unblocked, &[OwnerState::Waiting], &circular), [delete("a", Policy::Foreground)]);
     }
 
     #[test]
@@ -265,8 +312,8 @@ mod tests {
         assert_eq!(
             decide(&parent, &[], &[child]),
             [
-                Step::DropOwners { key: key("a"), owners: vec!["uid-o".to_owned()] },
-                Step::DropFinalizer { key: key("o"), finalizer: ORPHAN }
+                Step::DropOwners { target: target("a"), owners: vec!["uid-o".to_owned()] },
+                Step::DropFinalizer { target: target("o"), finalizer: ORPHAN }
             ]
         );
     }
@@ -280,7 +327,7 @@ mod tests {
     #[test]
     fn a_namespace_goes_when_it_is_empty() {
         let namespace = json!({"metadata": {"name": "n", "deletionTimestamp": "t"}, "spec": {"finalizers": ["kubernetes"]}});
-        let left = [(key("a"), false), (key("b"), true)];
+        let left = [item("a", &json!({})), going("b", "example.com/x")];
         assert_eq!(decide_namespace(&namespace, &left), [delete("a", Policy::Background)]);
         assert_eq!(decide_namespace(&namespace, &left[1..]), []);
         assert_eq!(decide_namespace(&namespace, &[]), [Step::Finalize { namespace: "n".to_owned() }]);
@@ -288,5 +335,19 @@ mod tests {
         assert_eq!(decide_namespace(&alive, &left), []);
         let done = json!({"metadata": {"name": "n", "deletionTimestamp": "t"}, "spec": {}});
         assert_eq!(decide_namespace(&done, &[]), []);
+    }
+
+    #[test]
+    fn the_pods_of_a_namespace_go_first() {
+        let namespace = json!({"metadata": {"name": "n", "deletionTimestamp": "t"},
+            "spec": {"finalizers": ["kubernetes"]}});
+        let mut pod = item("p", &json!({}));
+        pod.key = Key::new(Collection::new(PODS), "ns", "p");
+        let left = [item("a", &json!({})), pod.clone()];
+        let pod_goes = Step::Delete { target: pod.target(), policy: Policy::Background };
+        assert_eq!(decide_namespace(&namespace, &left), [pod_goes]);
+        pod.deleting = true;
+        assert_eq!(decide_namespace(&namespace, &[item("a", &json!({})), pod]), []);
+        assert_eq!(decide_namespace(&namespace, &left[..1]), [delete("a", Policy::Background)]);
     }
 }

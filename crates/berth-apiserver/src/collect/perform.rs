@@ -6,7 +6,7 @@ use http_body_util::Full;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use super::decide::{Policy, Step};
+use super::decide::{Policy, Step, Target};
 use crate::rest::ApiServer;
 use crate::rules::namespace::{KUBERNETES, is_held};
 use crate::rules::read::{at, items, map, text};
@@ -49,17 +49,17 @@ pub(super) fn current(api: &ApiServer, key: &Key) -> Option<Value> {
 /// Does a step.
 pub(super) async fn perform(api: &ApiServer, step: &Step) -> Outcome {
     match step {
-        Step::Delete { key, policy } => delete(api, key, *policy).await,
-        Step::DropOwners { key, owners } => {
+        Step::Delete { target, policy } => delete(api, target, *policy).await,
+        Step::DropOwners { target, owners } => {
             let keeps = |owner: &&Value| !owners.iter().any(|uid| text(owner, &["uid"]) == uid);
-            change(api, key, |metadata| {
+            change(api, target, |metadata| {
                 let left: Vec<&Value> = items(metadata, &["ownerReferences"]).iter().filter(keeps).collect();
                 json!({ "ownerReferences": left })
             })
             .await
         }
-        Step::Unblock { key } => {
-            change(api, key, |metadata| {
+        Step::Unblock { target } => {
+            change(api, target, |metadata| {
                 let mut owners = at(metadata, &["ownerReferences"]).clone();
                 for owner in owners.as_array_mut().into_iter().flatten() {
                     owner["blockOwnerDeletion"] = json!(false);
@@ -68,8 +68,8 @@ pub(super) async fn perform(api: &ApiServer, step: &Step) -> Outcome {
             })
             .await
         }
-        Step::DropFinalizer { key, finalizer } => {
-            change(api, key, |metadata| {
+        Step::DropFinalizer { target, finalizer } => {
+            change(api, target, |metadata| {
                 let left: Vec<&Value> = items(metadata, &["finalizers"])
                     .iter()
                     .filter(|f| f.as_str() != Some(finalizer))
@@ -79,26 +79,36 @@ pub(super) async fn perform(api: &ApiServer, step: &Step) -> Outcome {
             .await
         }
         Step::Finalize { namespace } => finalize(api, namespace).await,
+        Step::Furnish { namespace } => match api.furnish(namespace).await {
+            Ok(()) => Outcome::Done,
+            Err(failure) => Outcome::Failed(
+                StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
+            ),
+        },
         Step::Visit { .. } => Outcome::Done,
     }
 }
 
-async fn delete(api: &ApiServer, key: &Key, policy: Policy) -> Outcome {
-    let (Some(object), Some(path)) = (current(api, key), path(api, key)) else { return Outcome::Done };
+async fn delete(api: &ApiServer, target: &Target, policy: Policy) -> Outcome {
+    let Some(path) = path(api, &target.key) else { return Outcome::Done };
     let policy = match policy {
         Policy::Background => "Background",
         Policy::Foreground => "Foreground",
         Policy::Orphan => "Orphan",
     };
     let options = json!({"kind": "DeleteOptions", "apiVersion": "v1", "propagationPolicy": policy,
-        "preconditions": {"uid": at(&object, &["metadata", "uid"]), "resourceVersion": at(&object, &["metadata", "resourceVersion"])}});
+        "preconditions": {"uid": target.uid, "resourceVersion": target.version}});
     send(api, Method::DELETE, &path, "application/json", &options).await
 }
 
 /// Merges a change into an object's metadata, if nobody else changes it meanwhile.
-async fn change(api: &ApiServer, key: &Key, change: impl FnOnce(&Value) -> Value) -> Outcome {
+async fn change(api: &ApiServer, target: &Target, change: impl FnOnce(&Value) -> Value) -> Outcome {
+    let key = &target.key;
     let (Some(object), Some(path)) = (current(api, key), path(api, key)) else { return Outcome::Done };
     let metadata = at(&object, &["metadata"]);
+    if text(metadata, &["uid"]) != target.uid {
+        return Outcome::Done;
+    }
     let mut changed = change(metadata);
     changed["uid"] = at(metadata, &["uid"]).clone();
     changed["resourceVersion"] = at(metadata, &["resourceVersion"]).clone();

@@ -12,8 +12,8 @@ pub const MAX_OPERATIONS: usize = 10_000;
 
 /// The most bytes one patch may copy, all its operations together.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
-/// A patch nests values no deeper than this.
-const MAX_DEPTH: usize = 250;
+/// A patch nests values no deeper than this; it is about what can be stored.
+const MAX_DEPTH: usize = 120;
 
 /// Applies a JSON patch; on an error the target is left half-changed.
 pub fn json(target: &mut Value, patch: &Value) -> Result<(), PatchError> {

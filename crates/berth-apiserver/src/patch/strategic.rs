@@ -3,6 +3,8 @@
 //! Besides values a patch carries directives: `$patch` (replace, delete), `$retainKeys`, `$setElementOrder/LIST` and
 //! `$deleteFromPrimitiveList/LIST`. Merge keys and strategies come from the type.
 
+use std::collections::{HashMap, HashSet, VecDeque};
+
 use serde_json::{Map, Value};
 
 use super::PatchError;
@@ -117,7 +119,8 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchErr
     let bad = || PatchError::Malformed("invalid patch format of retainKeys".to_owned());
     let Some(listed) = patch.remove(RETAIN_KEYS) else { return Ok(()) };
     let listed = listed.as_array().ok_or_else(bad)?;
-    let kept = |key: &String| listed.iter().any(|entry| entry.as_str() == Some(key.as_str()));
+    let listed: HashSet<&str> = listed.iter().filter_map(Value::as_str).collect();
+    let kept = |key: &String| listed.contains(key.as_str());
     let covered = patch.iter().all(|(key, value)| {
         value.is_null() || key.starts_with(DELETE_FROM_LIST) || key.starts_with(ELEMENT_ORDER) || kept(key)
     });
@@ -191,6 +194,7 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Result<()
 
 fn delete_from_list(original: &mut Object, name: &str, gone: &Value) {
     if let (Some(Value::Array(items)), Value::Array(gone)) = (original.get_mut(name), gone) {
+        let gone: HashSet<&Value> = gone.iter().collect();
         items.retain(|item| !gone.contains(item));
     }
 }
@@ -223,12 +227,8 @@ fn merge_list(
         return Err(PatchError::Unfit("lists of lists are not supported".to_owned()));
     }
     if !all_objects {
-        let mut merged: Vec<Value> = Vec::with_capacity(original.len() + patch.len());
-        for item in original.iter().chain(&patch) {
-            if !merged.contains(item) {
-                merged.push(item.clone());
-            }
-        }
+        let mut seen = HashSet::with_capacity(original.len() + patch.len());
+        let merged = original.iter().chain(&patch).filter(|item| seen.insert(*item)).cloned().collect();
         let items = sort_merged(merged, &patch, &original, None);
         return Ok(Merged { items, server: original });
     }
@@ -238,7 +238,7 @@ fn merge_list(
     let mut list = InPlace { length: original.len(), server: original };
     let (replacement, patch) = list.take_directives(patch, key)?;
     let before = replacement.unwrap_or_else(|| list.server[..list.length].to_vec());
-    let merged = merge_items(before.clone(), &patch, known, key)?;
+    let merged = merge_items(&before, &patch, known, key)?;
     list.append(&merged[before.len()..]);
     Ok(Merged { items: sort_merged(merged, &patch, &before, Some(key)), server: list.server })
 }
@@ -250,14 +250,32 @@ struct InPlace {
 }
 
 impl InPlace {
-    fn delete(&mut self, key: &str, value: &Value) {
-        while let Some(at) = self.server[..self.length].iter().position(|item| item.get(key) == Some(value)) {
-            // What follows moves up; the last place keeps its item but no longer counts.
-            let last = self.server[self.length - 1].clone();
-            self.server[at..self.length].rotate_left(1);
-            self.server[self.length - 1] = last;
-            self.length -= 1;
+    /// Deletes the items with these values of their key, one after the other.
+    fn delete(&mut self, key: &str, values: &[Value]) {
+        if values.is_empty() {
+            return;
         }
+        let mut places: HashMap<&Value, Vec<usize>> = HashMap::new();
+        for (at, item) in self.server.iter().enumerate() {
+            if let Some(value) = item.get(key) {
+                places.entry(value).or_default().push(at);
+            }
+        }
+        let mut gone = vec![false; self.server.len()];
+        let mut last = self.server.len();
+        // Of each deletion what follows moves up; the last place keeps its item but no longer counts.
+        let mut left_over = VecDeque::new();
+        for at in values.iter().filter_map(|value| places.remove(value)).flatten() {
+            while gone[last - 1] {
+                last -= 1;
+            }
+            left_over.push_front(self.server[last - 1].clone());
+            gone[at] = true;
+        }
+        let mut gone = gone.into_iter();
+        self.server.retain(|_| gone.next() == Some(false));
+        self.length = self.server.len();
+        self.server.extend(left_over);
     }
 
     fn append(&mut self, added: &[Value]) {
@@ -275,12 +293,12 @@ impl InPlace {
     ) -> Result<(Option<Vec<Value>>, Vec<Value>), PatchError> {
         let mut rest = Vec::with_capacity(patch.len());
         let mut replace = false;
+        let mut deleted = Vec::new();
         for item in patch {
             match item.get(DIRECTIVE).map(Value::as_str) {
                 None => rest.push(item),
                 Some(Some("delete")) => {
-                    let value = item.get(key).ok_or_else(|| no_merge_key(&item, key))?;
-                    self.delete(key, value);
+                    deleted.push(item.get(key).ok_or_else(|| no_merge_key(&item, key))?.clone());
                 }
                 Some(Some("replace")) => replace = true,
                 Some(Some("merge")) => {
@@ -293,25 +311,38 @@ impl InPlace {
                 }
             }
         }
+        self.delete(key, &deleted);
         Ok(if replace { (Some(rest), Vec::new()) } else { (None, rest) })
     }
 }
 
 fn merge_items(
-    mut merged: Vec<Value>,
+    before: &[Value],
     patch: &[Value],
     known: Known<'_>,
     key: &str,
 ) -> Result<Vec<Value>, PatchError> {
+    let mut merged = before.to_vec();
+    let mut places: HashMap<&Value, VecDeque<usize>> = HashMap::with_capacity(before.len());
+    for (at, item) in before.iter().enumerate() {
+        if let Some(value) = item.get(key) {
+            places.entry(value).or_default().push_back(at);
+        }
+    }
     for item in patch {
         let Value::Object(change) = item else { continue };
         let value = change.get(key).ok_or_else(|| no_merge_key(item, key))?;
-        match merged.iter_mut().find(|old| old.get(key) == Some(value)) {
-            Some(old) => {
-                let Value::Object(fields) = old.take() else { continue };
-                *old = Value::Object(merge_map(fields, change.clone(), known)?);
+        let same = places.entry(value).or_default();
+        if let Some(old) = same.front().and_then(|at| merged.get_mut(*at)) {
+            let Value::Object(fields) = old.take() else { continue };
+            *old = Value::Object(merge_map(fields, change.clone(), known)?);
+            // A null takes the key itself away.
+            if old.get(key).is_none() {
+                same.pop_front();
             }
-            None => merged.push(item.clone()),
+        } else {
+            same.push_back(merged.len());
+            merged.push(item.clone());
         }
     }
     Ok(merged)
@@ -320,16 +351,17 @@ fn merge_items(
 /// Sorts a merged list: the patch's items in the patch's order, the server's own in theirs, and where both are known
 /// to the server, as the server had them.
 fn sort_merged(merged: Vec<Value>, order: &[Value], server: &[Value], key: Option<&str>) -> Vec<Value> {
-    let place = |list: &[Value], item: &Value| list.iter().position(|entry| same(entry, item, key));
+    let (in_order, on_server) = (first_places(order, key), first_places(server, key));
+    let place = |places: &HashMap<&Value, usize>, item: &Value| places.get(identity(item, key)?).copied();
     let (mut patched, mut own): (Vec<_>, Vec<_>) =
-        merged.into_iter().partition(|item| place(order, item).is_some());
-    patched.sort_by_key(|item| place(order, item));
-    own.sort_by_key(|item| place(server, item));
+        merged.into_iter().partition(|item| place(&in_order, item).is_some());
+    patched.sort_by_cached_key(|item| place(&in_order, item));
+    own.sort_by_cached_key(|item| place(&on_server, item));
     let mut sorted = Vec::with_capacity(patched.len() + own.len());
     let mut patched = patched.into_iter().peekable();
     for item in own {
         while let Some(next) = patched.peek() {
-            match (place(server, &item), place(server, next)) {
+            match (place(&on_server, &item), place(&on_server, next)) {
                 (Some(left), Some(right)) if left < right => break,
                 _ => sorted.extend(patched.next()),
             }
@@ -340,11 +372,27 @@ fn sort_merged(merged: Vec<Value>, order: &[Value], server: &[Value], key: Optio
     sorted
 }
 
-fn same(left: &Value, right: &Value, key: Option<&str>) -> bool {
-    match key {
-        Some(key) => left.get(key).is_some() && left.get(key) == right.get(key),
-        None => left == right,
+/// Where each item of a list stands first.
+fn first_places<'v>(list: &'v [Value], key: Option<&str>) -> HashMap<&'v Value, usize> {
+    let mut places = HashMap::with_capacity(list.len());
+    for (at, item) in list.iter().enumerate() {
+        if let Some(identity) = identity(item, key) {
+            places.entry(identity).or_insert(at);
+        }
     }
+    places
+}
+
+/// What makes an item the same as another: its key, or all of it. Items without the key are like no other.
+fn identity<'v>(item: &'v Value, key: Option<&str>) -> Option<&'v Value> {
+    match key {
+        Some(key) => item.get(key),
+        None => Some(item),
+    }
+}
+
+fn same(left: &Value, right: &Value, key: Option<&str>) -> bool {
+    identity(left, key).is_some_and(|left| identity(right, key) == Some(left))
 }
 
 /// A new value without what in it is for the merge only; `None` when it is nothing but a directive.

@@ -96,6 +96,57 @@ fn a_json_patch_can_neither_blow_up_nor_bury_an_object() {
     assert_eq!(json(&mut object, &dig.into()).unwrap_err().to_string(), "exceeded max depth");
 }
 
+#[test]
+fn long_lists_are_merged_without_comparing_each_item_with_each() {
+    // With a comparison of each with each this takes minutes.
+    const COUNT: usize = 50_000;
+    const KEYED: usize = 10_000;
+    let pod = built_in("", "v1", "Pod").unwrap();
+    let texts = |from: usize| -> Vec<Value> {
+        (from..from + COUNT).map(|number| format!("example.com/{number}").into()).collect()
+    };
+    let named = |from: usize| -> Vec<Value> {
+        (from..from + KEYED).map(|number| json!({"name": format!("n{number}"), "value": "x"})).collect()
+    };
+    let object = |from: usize| {
+        json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p", "finalizers": texts(from)},
+            "spec": {"containers": [{"name": "c", "env": named(from)}]}})
+    };
+    let lengths = |object: &Value| {
+        ["/metadata/finalizers", "/spec/containers/0/env"]
+            .map(|path| object.pointer(path).unwrap().as_array().unwrap().len())
+    };
+    let half = KEYED / 2;
+    assert_eq!(lengths(&strategically(object(0), object(half)).unwrap()), [COUNT + half, KEYED + half]);
+    let gone: Vec<Value> =
+        named(0).iter().map(|item| json!({"name": item["name"], "$patch": "delete"})).collect();
+    let patch = json!({
+        "metadata": {"$deleteFromPrimitiveList/finalizers": texts(half)},
+        "spec": {"containers": [{"name": "c", "env": gone}]},
+    });
+    let left = strategically(object(half), patch).unwrap();
+    assert_eq!(left["metadata"]["finalizers"], json!([]));
+    let left = left["spec"]["containers"][0]["env"].as_array().unwrap().clone();
+    assert_eq!((left.len(), &left[0]["name"]), (half, &format!("n{KEYED}").into()));
+    let mut order = object(half);
+    order["metadata"]["$setElementOrder/finalizers"] = texts(half).into();
+    assert!(strategically(object(0), order).is_ok());
+
+    let writer = Writer {
+        manager: "me",
+        api_version: "v1",
+        subresource: "",
+        reset: &["status"],
+        now: "2026-01-01T00:00:00Z".parse().unwrap(),
+    };
+    let first = apply(&pod, &json!({}), &object(0), &writer, false).unwrap();
+    let other = Writer { manager: "other", ..writer };
+    let second = apply(&pod, &first, &object(half), &other, true).unwrap();
+    assert_eq!(lengths(&second), [COUNT + half, KEYED + half]);
+    let mut updated = object(half);
+    track_update(&pod, &second, &mut updated, &writer);
+}
+
 /// Numbers that are the same in every run (splitmix64).
 struct Random(u64);
 

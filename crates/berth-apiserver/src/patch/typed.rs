@@ -3,6 +3,8 @@
 //! The rules are those of structured merge and diff: atomic lists, maps and objects are one field, items of sets and
 //! keyed lists are told apart by value or key, and everything else goes field by field.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value};
 
 use super::fields::{self, FieldSet};
@@ -116,6 +118,17 @@ fn edges<'v>(of: &Schema, list: &ListType, items: &'v [Value]) -> Vec<(String, &
     items.iter().filter_map(|item| Some((edge(of, list, item).ok()?, item))).collect()
 }
 
+type Items<'v> = [(String, &'v Value)];
+
+/// The items by their edges. Lists may be long, so nothing goes through one for each item of another.
+fn by_edge<'e, 'v>(items: &'e Items<'v>) -> HashMap<&'e str, Vec<&'v Value>> {
+    let mut found: HashMap<&str, Vec<&Value>> = HashMap::with_capacity(items.len());
+    for (edge, item) in items {
+        found.entry(edge).or_default().push(item);
+    }
+    found
+}
+
 /// The object's root as a place.
 fn root(type_: &Type) -> Form<'_> {
     Form::Object(type_)
@@ -132,10 +145,11 @@ fn collect(form: Form<'_>, value: &Value, path: &mut Vec<String>, set: &mut Fiel
     match (form, value) {
         (Form::List(of, list), Value::Array(items)) => {
             let items = edges(of, list, items);
+            let same = by_edge(&items);
             for (edge, item) in &items {
                 path.push(edge.clone());
                 set.insert(path);
-                if items.iter().filter(|(other, _)| other == edge).count() == 1 {
+                if same[edge.as_str()].len() == 1 {
                     collect(Form::of(of, item), item, path, set);
                 }
                 path.pop();
@@ -254,24 +268,21 @@ fn compare_below<'v>(
     }
 }
 
-type Items<'v> = [(String, &'v Value)];
-
-fn compare_items<'v>(
+fn compare_items(
     of: &Schema,
-    old: &Items<'v>,
-    new: &Items<'v>,
+    old: &Items<'_>,
+    new: &Items<'_>,
     path: &mut Vec<String>,
     found: &mut Comparison,
 ) {
-    let mut seen = std::collections::BTreeSet::new();
+    let (mut old_items, mut new_items) = (by_edge(old), by_edge(new));
     for (edge, _) in old.iter().chain(new) {
-        if !seen.insert(edge) {
+        let before = old_items.remove(edge.as_str()).unwrap_or_default();
+        let after = new_items.remove(edge.as_str()).unwrap_or_default();
+        // All items of an edge are looked at when the first one comes.
+        if before.is_empty() && after.is_empty() {
             continue;
         }
-        let of_edge = |items: &Items<'v>| -> Vec<&'v Value> {
-            items.iter().filter(|(other, _)| other == edge).map(|(_, item)| *item).collect()
-        };
-        let (before, after) = (of_edge(old), of_edge(new));
         path.push(edge.clone());
         match (before.len(), after.len()) {
             (0 | 1, 0 | 1) => compare_at(of, before.first().copied(), after.first().copied(), path, found),

@@ -235,10 +235,7 @@ pub(crate) fn settle(
             expected.kind
         ))
     };
-    // A custom resource's values are checked by its own schema, later.
-    if let Some(error) = decoded.errors.first()
-        && !expected.type_.unstructured
-    {
+    if let Some(error) = decoded.errors.first() {
         return Err(refuse(error));
     }
     if validation == FieldValidation::Ignore {
@@ -273,9 +270,7 @@ pub(crate) fn settle_patched(
         };
         Failure::invalid_kind("", "", "", &[cause])
     };
-    if let Some(error) = decoded.errors.first()
-        && !served.schema.unstructured
-    {
+    if let Some(error) = decoded.errors.first() {
         return Err(refuse(error));
     }
     if read::text(object, &["kind"]) != &*served.resource.kind

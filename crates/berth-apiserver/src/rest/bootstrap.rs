@@ -5,13 +5,28 @@ use serde_json::{Value, json};
 use super::error::Answer;
 use super::pipeline::Tracking;
 use super::query::Query;
-use super::{ApiServer, Failure};
+use super::{ApiServer, Failure, crd, object};
 use crate::store::{Collection, Key};
 
 const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
+const ACCOUNTS: &str = "serviceaccounts";
+const ACCOUNT: &str = "default";
+const MAPS: &str = "configmaps";
+const AUTHORITY: &str = "kube-root-ca.crt";
+
+/// Whether one of the objects that every namespace has lies there.
+pub(crate) fn has_furniture(collection: &Collection) -> bool {
+    matches!(collection.as_str(), ACCOUNTS | MAPS)
+}
+
+/// Whether it is one of the objects that every namespace has.
+pub(crate) fn is_furniture(key: &Key) -> bool {
+    matches!((key.collection.as_str(), &*key.name), (ACCOUNTS, ACCOUNT) | (MAPS, AUTHORITY))
+}
 
 impl ApiServer {
-    /// Makes the namespaces of the system, and what every namespace needs, if they are missing.
+    /// Makes the namespaces of the system, and what every namespace needs, if they are missing; goes on with the
+    /// deletion of definitions where it was.
     pub async fn bootstrap(&self) -> Answer<()> {
         for &name in NAMESPACES {
             self.ensure("namespaces", "", name, json!({})).await?;
@@ -26,22 +41,39 @@ impl ApiServer {
         for name in names {
             self.furnish(&name).await?;
         }
+        let definitions = self.inner.store.view(&crd::definitions());
+        for definition in definitions.range(None, None) {
+            // Whoever cannot delete, for want of space perhaps, can still serve.
+            if let Err(failure) = self.clean_up(&definition.key.name).await {
+                tracing::warn!(definition = &*definition.key.name, %failure, "cannot delete all objects");
+            }
+        }
         Ok(())
     }
 
     /// Gives a namespace its default account, and the certificate by which programs in it know this server.
     pub(crate) async fn furnish(&self, namespace: &str) -> Answer<()> {
-        self.ensure("serviceaccounts", namespace, "default", json!({})).await?;
+        let stored = self.inner.store.get(&Key::new(Collection::from("namespaces"), "", namespace));
+        let stored = stored.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
+        // What is on its way out needs nothing any more.
+        if stored.is_none_or(|namespace| object::is_deleting(&namespace)) {
+            return Ok(());
+        }
+        self.ensure(ACCOUNTS, namespace, ACCOUNT, json!({})).await?;
         if let Some(credentials) = &self.inner.options.credentials {
             let data = json!({ "data": { "ca.crt": credentials.authority } });
-            self.ensure("configmaps", namespace, "kube-root-ca.crt", data).await?;
+            self.ensure(MAPS, namespace, AUTHORITY, data).await?;
         }
         Ok(())
     }
 
+    /// Makes an object if it is missing, and gives it its data back if that is another.
     async fn ensure(&self, plural: &str, namespace: &str, name: &str, mut object: Value) -> Answer<()> {
         let key = Key::new(Collection::from(plural), namespace, name);
-        if self.inner.store.get(&key).is_some() {
+        let have = self.inner.store.get(&key);
+        let have = have.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
+        let data = object.get("data").cloned();
+        if have.as_ref().is_some_and(|have| data.is_none() || have.get("data") == data.as_ref()) {
             return Ok(());
         }
         let registry = self.registry();
@@ -54,10 +86,20 @@ impl ApiServer {
         }
         let call = self.internal(served.clone(), namespace, name);
         let options = Query::default().write_options("CreateOptions")?;
-        match call.insert(object, &options, Tracking::Update).await {
+        let written = if have.is_some() {
+            call.modify(&options, Tracking::Update, |old| {
+                let mut new = old.clone();
+                new["data"] = data.clone().unwrap_or_default();
+                Ok(new)
+            })
+            .await
+        } else {
+            call.insert(object, &options, Tracking::Update).await
+        };
+        match written {
             Ok(_) => Ok(()),
-            // Somebody else was faster, or the namespace is on its way out.
-            Err(failure) if matches!(failure.code, 403 | 404 | 409) => Ok(()),
+            // Somebody else was faster, the namespace is on its way out, or somebody made the object immutable.
+            Err(failure) if matches!(failure.code, 403 | 404 | 409 | 422) => Ok(()),
             Err(failure) => Err(failure),
         }
     }

@@ -72,7 +72,11 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
         schema,
         collection: Collection::from(resource.qualified().as_str()),
         rules: rules::of(&resource.group, &resource.kind),
-        stored: if api_version == storage { Stored::Same } else { Stored::As(storage.to_owned()) },
+        stored: if api_version == storage && !has_older(definition, storage) {
+            Stored::Same
+        } else {
+            Stored::As(storage.to_owned())
+        },
         custom: Some(Custom {
             columns: columns(version),
             scale: has("scale").then(|| scale_paths(version)),
@@ -88,6 +92,13 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
         api_version,
         resource,
     }
+}
+
+/// Whether some objects may lie in the store as another version wrote them, when that was the one to store.
+fn has_older(definition: &Value, storage: &str) -> bool {
+    let stored = read::items(definition, &["status", "storedVersions"]);
+    let now = storage.rsplit('/').next().unwrap_or_default();
+    !matches!(stored, [only] if only == now)
 }
 
 /// The type of a definition's objects; one that keeps everything if the schema is not understood.
@@ -150,6 +161,11 @@ pub(crate) fn version_order(version: &str) -> (u8, u64, u64) {
     } else {
         (0, 0, 0)
     }
+}
+
+/// Where the definitions lie.
+pub(crate) fn definitions() -> Collection {
+    Collection::new(format!("{PLURAL}.{GROUP}"))
 }
 
 /// Where a definition's objects lie.

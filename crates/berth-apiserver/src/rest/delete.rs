@@ -14,7 +14,7 @@ use super::{Accept, Body, Call, content, crd, object};
 use crate::resource::{Cause, CauseReason};
 use crate::rules::{Operation, read};
 use crate::schema::{self, time};
-use crate::store::{Expect, Object, WriteError};
+use crate::store::{Expect, Key, Object, WriteError};
 
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
@@ -162,17 +162,17 @@ impl Call {
         let options = DeleteOptions::read(self, bytes)?;
         let current = self.current()?;
         let deleted = self.delete_object(current, &options).await?;
-        self.answer_deleted(deleted).await
+        self.answer_deleted(deleted, options.dry_run).await
     }
 
-    async fn answer_deleted(&self, deleted: Deleted) -> Answer<Response<Body>> {
+    async fn answer_deleted(&self, deleted: Deleted, dry_run: bool) -> Answer<Response<Body>> {
         match deleted {
             Deleted::Marked(written) => {
-                self.after_write(&written).await?;
+                self.after_write(&written, dry_run).await?;
                 self.reply(200, written, &[])
             }
             Deleted::Gone(last) => {
-                self.after_write(&Written::Value(last.clone())).await?;
+                self.after_write(&Written::Value(last.clone()), dry_run).await?;
                 if returns_object(&self.served.resource.group, &self.served.resource.kind) {
                     return self.reply(200, Written::Value(last), &[]);
                 }
@@ -235,11 +235,11 @@ impl Call {
 
     /// Whether it is a definition whose objects have to go first.
     fn has_objects(&self, definition: &Value) -> bool {
-        let resource = &self.served.resource;
-        if &*resource.group != crd::GROUP || &*resource.plural != crd::PLURAL {
-            return false;
-        }
-        !self.store().view(&crd::collection(definition)).is_empty()
+        self.is_definition() && !self.store().view(&crd::collection(definition)).is_empty()
+    }
+
+    fn is_definition(&self) -> bool {
+        &*self.served.resource.group == crd::GROUP && &*self.served.resource.plural == crd::PLURAL
     }
 
     fn is_namespace(&self) -> bool {
@@ -299,11 +299,11 @@ impl Call {
             let value: Value = serde_json::from_slice(&object.bytes).map_err(Failure::internal)?;
             match self.delete_object(object, &options).await {
                 Ok(Deleted::Gone(last)) => {
-                    self.after_write(&Written::Value(last)).await?;
+                    self.after_write(&Written::Value(last), options.dry_run).await?;
                     items.push(value);
                 }
                 Ok(Deleted::Marked(written)) => {
-                    self.after_write(&written).await?;
+                    self.after_write(&written, options.dry_run).await?;
                     items.push(value);
                 }
                 // Somebody else deleted it: that is what was wanted.
@@ -318,10 +318,18 @@ impl Call {
         self.presenter()?.respond_list(items, metadata)
     }
 
+    /// Whether something may have to follow when an object of this kind was written.
+    pub(crate) fn has_sequel(&self) -> bool {
+        self.is_definition() || self.is_namespace() || self.served.custom.is_some()
+    }
+
     /// What has to follow a write: definitions take effect, and go when their last object goes.
-    pub(crate) async fn after_write(&self, written: &Written) -> Answer<()> {
-        let resource = &self.served.resource;
-        if &*resource.group == crd::GROUP && &*resource.plural == crd::PLURAL {
+    pub(crate) async fn after_write(&self, written: &Written, dry_run: bool) -> Answer<()> {
+        // Nothing was written.
+        if dry_run {
+            return Ok(());
+        }
+        if self.is_definition() {
             self.api.reload_definitions();
             let definition = written.value()?;
             if object::is_deleting(&definition) {
@@ -343,7 +351,13 @@ impl Call {
 
 impl super::ApiServer {
     /// Deletes all objects of a definition that is being deleted, and then the definition.
-    async fn clean_up(&self, definition: &str) -> Answer<()> {
+    pub(super) async fn clean_up(&self, definition: &str) -> Answer<()> {
+        // Only what is stored says that all the objects are to go.
+        let stored = self.inner.store.get(&Key::new(crd::definitions(), "", definition));
+        let stored = stored.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
+        if !stored.is_some_and(|definition| object::is_deleting(&definition)) {
+            return Ok(());
+        }
         let registry = self.registry();
         let of = |served: &&Arc<super::Served>| {
             served.custom.as_ref().is_some_and(|custom| custom.definition == definition)

@@ -68,21 +68,21 @@ impl Filter {
             self.fields.matches(&own)
         } else {
             let value: Value = serde_json::from_slice(&object.bytes).unwrap_or_default();
-            self.fields.matches(&served.rules.selectable_fields(&value)) && self.custom_match(served, &value)
+            let mut fields: Vec<(&str, String)> = served.rules.selectable_fields(&value);
+            if let Some(custom) = &served.custom {
+                fields.extend(custom.selectable.iter().map(|path| {
+                    let found = jsonpath::find(&value, path);
+                    let found = found.first().filter(|found| !found.is_null());
+                    (path.as_str(), found.map(|found| jsonpath::text(found)).unwrap_or_default())
+                }));
+            }
+            self.fields.matches(&fields)
         };
         if !fields_match || self.labels.is_empty() {
             return fields_match;
         }
         let labelled: Result<Labelled, _> = serde_json::from_slice(&object.bytes);
         labelled.is_ok_and(|object| self.labels.matches(&object.metadata.labels))
-    }
-
-    fn custom_match(&self, served: &Served, value: &Value) -> bool {
-        let Some(custom) = &served.custom else { return true };
-        custom.selectable.iter().all(|path| {
-            let Some(wanted) = self.fields.exact(path) else { return true };
-            jsonpath::find(value, path).first().is_some_and(|found| jsonpath::text(found) == wanted)
-        })
     }
 }
 

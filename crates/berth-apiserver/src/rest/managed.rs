@@ -107,6 +107,7 @@ fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
             &["spec", "metadata"]
         }
         Some(Subresource::Status) => &["spec"],
+        Some(Subresource::Finalize) => &["status"],
         None if has_status => &["status"],
         _ => &[],
     };

@@ -7,6 +7,7 @@ use serde_json::Value;
 
 use super::body::{self, Expected};
 use super::error::{Answer, Failure};
+use super::object::Encoded;
 use super::pipeline::Tracking;
 use super::query::WriteOptions;
 use super::{Body, Call, content, managed, object, present};
@@ -76,7 +77,7 @@ impl Call {
         }
         present::to_store(&self.served, &mut new);
         let written = self.insert(new, &options, Tracking::Update).await?;
-        self.after_write(&written).await?;
+        self.after_write(&written, options.dry_run).await?;
         self.reply_to_write(201, written, warnings)
     }
 
@@ -102,6 +103,7 @@ impl Call {
             }
             object::begin(&mut object)?;
             self.prepare_new(&mut object, options, tracking)?;
+            let encoded = self.encode(&object)?;
             let key = self.key(&name);
             if options.dry_run {
                 return match self.store().get(&key) {
@@ -109,7 +111,7 @@ impl Call {
                     None => Ok(Written::Value(object)),
                 };
             }
-            match self.store().write(key, Expect::Absent, object::put(&object)).await {
+            match self.store().write(key, Expect::Absent, encoded.put()).await {
                 Ok(stored) => return Ok(Written::Stored(stored)),
                 Err(WriteError::Exists(_)) if generated => {}
                 Err(WriteError::Exists(other)) => {
@@ -124,6 +126,24 @@ impl Call {
             }
         }
         Err(Failure::generated_name_taken(resource, &name))
+    }
+
+    /// An object as the store gets it, unless nobody could read it from there.
+    fn encode(&self, object: &Value) -> Answer<Encoded> {
+        let encoded = Encoded::new(object);
+        let depth = encoded.depth();
+        if depth <= object::MAX_DEPTH {
+            return Ok(encoded);
+        }
+        let cause = Cause {
+            reason: CauseReason::TooMany,
+            message: format!(
+                "Too many: {depth}: an object, its managedFields included, may be nested at most {} levels deep",
+                object::MAX_DEPTH
+            ),
+            field: "<nil>".to_owned(),
+        };
+        Err(Failure::invalid(&self.served.resource, object::text(object, "name"), &[cause]))
     }
 
     /// The namespace of an object in a body is the one of the path, or is left out.
@@ -183,7 +203,7 @@ impl Call {
             return self.reply_to_write(201, written, warnings);
         }
         let written = self.modify(&options, Tracking::Update, |_| Ok(new.clone())).await?;
-        self.after_write(&written).await?;
+        self.after_write(&written, options.dry_run).await?;
         self.reply_to_write(200, written, warnings)
     }
 
@@ -197,18 +217,21 @@ impl Call {
         let resource = &self.served.resource;
         for _ in 0..WRITE_TRIES {
             let current = self.current()?;
-            let old: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
+            let mut old: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
+            // Whoever moves objects to a new storage version writes them unchanged.
+            let is_outdated = present::renew(&self.served, &mut old);
             let mut new = change(&old)?;
             self.check_version(&mut new, &old)?;
             self.prepare_changed(&mut new, &old, options, tracking)?;
             let gone = self.is_finished(&new, &old);
-            if !gone && new == old {
+            if !gone && !is_outdated && new == old {
                 return Ok(Written::Stored(current));
             }
+            let encoded = self.encode(&new)?;
             if options.dry_run {
                 return Ok(Written::Value(new));
             }
-            let what = if gone { object::remove(&new) } else { object::put(&new) };
+            let what = if gone { encoded.remove() } else { encoded.put() };
             let key = self.key(&self.name);
             match self.store().write(key, Expect::Revision(current.revision), what).await {
                 Ok(_) if gone => return Ok(Written::Value(new)),
@@ -272,7 +295,7 @@ impl Call {
                 return Err(Failure::unsupported_patch(custom.then_some(CUSTOM_PATCH_FORMATS)));
             }
         };
-        self.after_write(&written).await?;
+        self.after_write(&written, options.dry_run).await?;
         self.reply_to_write(code, written, warnings)
     }
 

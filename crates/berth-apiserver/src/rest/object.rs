@@ -1,7 +1,11 @@
 //! The metadata that the server keeps: versions, uids, times, finalizers; and objects as bytes.
 
+use std::io;
+
 use bytes::Bytes;
 use jiff::{Timestamp, ToSpan};
+use serde::Serialize;
+use serde_json::ser::Formatter;
 use serde_json::{Map, Value};
 
 use super::error::{Answer, Failure};
@@ -13,6 +17,8 @@ use crate::store::Change;
 const NAME_CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const NAME_RANDOM: usize = 5;
 const NAME_MAX: usize = 63;
+/// Objects nest no deeper than this: JSON is read to 127 levels, and lists and events put a few around an object.
+pub(crate) const MAX_DEPTH: usize = 120;
 
 /// `metadata`, made if it is not there.
 pub(crate) fn metadata(object: &mut Value) -> &mut Map<String, Value> {
@@ -146,28 +152,32 @@ pub(crate) fn new_uid() -> Answer<String> {
 }
 
 /// The bytes of an object but for its version, which the store fills in at the very end.
-struct Frame {
+pub(crate) struct Encoded {
     before: Vec<u8>,
     after: Vec<u8>,
+    depth: usize,
 }
 
-impl Frame {
-    fn new(object: &Value) -> Self {
+impl Encoded {
+    pub(crate) fn new(object: &Value) -> Self {
         // Nothing but the number is left to write under the store's lock.
+        let mut depth = 2;
         let mut before = b"{".to_vec();
         let mut after = Vec::new();
         let mut metadata = Vec::new();
         for (key, value) in object.as_object().into_iter().flatten() {
             match (key.as_str(), value) {
-                ("metadata", Value::Object(fields)) => members(&mut metadata, fields, "resourceVersion"),
+                ("metadata", Value::Object(fields)) => {
+                    depth = depth.max(2 + members(&mut metadata, fields, "resourceVersion"));
+                }
                 ("metadata", _) => {}
                 ("apiVersion" | "kind", _) => {
-                    member(&mut before, key, value);
+                    depth = depth.max(1 + member(&mut before, key, value));
                     before.push(b',');
                 }
                 _ => {
                     after.push(b',');
-                    member(&mut after, key, value);
+                    depth = depth.max(1 + member(&mut after, key, value));
                 }
             }
         }
@@ -180,7 +190,22 @@ impl Frame {
         let mut end = br#""}"#.to_vec();
         end.append(&mut after);
         end.push(b'}');
-        Self { before, after: end }
+        Self { before, after: end, depth }
+    }
+
+    /// How deep the object nests, itself included.
+    pub(crate) fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// The change that stores the object.
+    pub(crate) fn put(self) -> Change {
+        Change::Put(Box::new(move |revision| self.fill(revision)))
+    }
+
+    /// The change that removes the object, whose last state this was.
+    pub(crate) fn remove(self) -> Change {
+        Change::Delete(Box::new(move |revision| self.fill(revision)))
     }
 
     fn fill(self, revision: u64) -> Bytes {
@@ -192,32 +217,72 @@ impl Frame {
     }
 }
 
-fn members(bytes: &mut Vec<u8>, map: &Map<String, Value>, without: &str) {
+/// Writes the members of an object; returns how deep the deepest value nests.
+fn members(bytes: &mut Vec<u8>, map: &Map<String, Value>, without: &str) -> usize {
+    let mut deepest = 0;
     for (key, value) in map.iter().filter(|(key, _)| *key != without) {
         if !bytes.is_empty() {
             bytes.push(b',');
         }
-        member(bytes, key, value);
+        deepest = deepest.max(member(bytes, key, value));
     }
+    deepest
 }
 
-fn member(bytes: &mut Vec<u8>, key: &str, value: &Value) {
+/// Writes a member of an object; returns how deep its value nests.
+fn member(bytes: &mut Vec<u8>, key: &str, value: &Value) -> usize {
+    let mut deepest = 0;
     // Writing JSON values to memory does not fail.
     let _ = serde_json::to_writer(&mut *bytes, key);
     bytes.push(b':');
-    let _ = serde_json::to_writer(bytes, value);
+    let nesting = Nesting { depth: 0, deepest: &mut deepest };
+    let _ = value.serialize(&mut serde_json::Serializer::with_formatter(bytes, nesting));
+    deepest
+}
+
+/// Compact JSON, and how deep it gets.
+struct Nesting<'a> {
+    depth: usize,
+    deepest: &'a mut usize,
+}
+
+impl Nesting<'_> {
+    fn enter(&mut self) {
+        self.depth += 1;
+        *self.deepest = self.depth.max(*self.deepest);
+    }
+}
+
+impl Formatter for Nesting<'_> {
+    fn begin_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.enter();
+        writer.write_all(b"[")
+    }
+
+    fn end_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        writer.write_all(b"]")
+    }
+
+    fn begin_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.enter();
+        writer.write_all(b"{")
+    }
+
+    fn end_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        writer.write_all(b"}")
+    }
 }
 
 /// The change that stores an object.
 pub(crate) fn put(object: &Value) -> Change {
-    let frame = Frame::new(object);
-    Change::Put(Box::new(move |revision| frame.fill(revision)))
+    Encoded::new(object).put()
 }
 
 /// The change that removes an object whose last state was this.
 pub(crate) fn remove(object: &Value) -> Change {
-    let frame = Frame::new(object);
-    Change::Delete(Box::new(move |revision| frame.fill(revision)))
+    Encoded::new(object).remove()
 }
 
 #[cfg(test)]
@@ -233,8 +298,20 @@ mod tests {
         ] {
             let mut expected = object.clone();
             expected["metadata"]["resourceVersion"] = "42".into();
-            let bytes = Frame::new(&object).fill(42);
+            let bytes = Encoded::new(&object).fill(42);
             assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn how_deep_an_object_nests_is_known_when_it_is_encoded() {
+        for (object, depth) in [
+            (json!({ "metadata": {} }), 2),
+            (json!({ "metadata": { "labels": {} }, "spec": {} }), 3),
+            (json!({ "metadata": { "managedFields": [{ "fieldsV1": {} }] } }), 5),
+            (json!({ "metadata": {}, "spec": { "a": [[], { "b": 1 }], "c": [] }, "data": 1 }), 4),
+        ] {
+            assert_eq!(Encoded::new(&object).depth(), depth, "{object}");
         }
     }
 

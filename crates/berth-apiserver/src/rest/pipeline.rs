@@ -62,17 +62,13 @@ impl Call {
     ) -> Answer<()> {
         let served = &self.served;
         let is_status = self.subresource == Some(Subresource::Status);
+        let is_finalize = self.subresource == Some(Subresource::Finalize);
         object::carry_over(new, old);
-        // These change what nobody else may, and nothing but that.
-        if matches!(self.subresource, Some(Subresource::Finalize | Subresource::Binding)) {
-            self.default(new);
-            // A binding is no write of the pod itself: nobody comes to own anything.
-            if self.subresource == Some(Subresource::Finalize) {
-                managed::track(self, Some(old), new, options);
-            }
+        self.default(new);
+        // A binding changes what nobody else may, and is no write of the pod itself: nobody comes to own anything.
+        if self.subresource == Some(Subresource::Binding) {
             return Ok(());
         }
-        self.default(new);
         if tracking == Tracking::Update {
             managed::track(self, Some(old), new, options);
         }
@@ -88,6 +84,7 @@ impl Call {
                 }
             }
             (None, true) => served.rules.prepare_status_update(new, old),
+            (None, false) if is_finalize => rules::namespace::prepare_finalize(new, old),
             (None, false) => {
                 served.rules.prepare_update(new, old);
                 if served.rules.generation_changes(new, old) {
@@ -131,16 +128,21 @@ impl Call {
     fn validate(&self, new: &Value, old: Option<&Value>) -> Answer<()> {
         let served = &self.served;
         let is_status = self.subresource == Some(Subresource::Status);
+        let is_finalize = self.subresource == Some(Subresource::Finalize);
         let mut causes = match old {
             None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
             Some(old) => rules::metadata_update_causes(new, old),
         };
         if served.custom.is_some() {
-            causes.extend(schema::validate(&served.stored_schema, new));
+            causes.extend(match old {
+                None => schema::validate(&served.stored_schema, new),
+                Some(old) => schema::validate_update(&served.stored_schema, new, old),
+            });
         } else {
             causes.extend(match old {
                 None => served.rules.validate(new),
                 Some(old) if is_status => served.rules.validate_status_update(new, old),
+                Some(_) if is_finalize => rules::namespace::validate_finalize(new),
                 Some(old) => served.rules.validate_update(new, old),
             });
         }
@@ -158,20 +160,25 @@ impl Call {
         crd::establish(new, &object::now());
     }
 
+    /// The refusal to write an object that is not the one, or not in the state, that the client means.
+    pub(crate) fn broken_precondition(&self, name: &str, what: &str, given: &str, found: &str) -> Failure {
+        let resource = &self.served.resource;
+        let separator = if self.namespace.is_empty() { "" } else { "/" };
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: /registry/{}/{}{separator}{name}, ResourceVersion: 0, \
+             AdditionalErrorMsg: Precondition failed: {what} in precondition: {given}, {what} in object meta: {found}",
+            resource.plural, self.namespace
+        );
+        Failure::conflict(resource, name, &why)
+    }
+
     /// Checks the version and uid that a changed object carries against the stored one.
     pub(crate) fn check_version(&self, new: &mut Value, old: &Value) -> Answer<()> {
         let resource = &self.served.resource;
         let name = object::text(old, "name").to_owned();
         let uid = object::text(new, "uid");
         if !uid.is_empty() && uid != object::text(old, "uid") {
-            let why = format!(
-                "StorageError: invalid object, Code: 4, Key: /registry/{}/{}, ResourceVersion: 0, AdditionalErrorMsg: \
-                 Precondition failed: UID in precondition: {uid}, UID in object meta: {}",
-                resource.plural,
-                if self.namespace.is_empty() { name.clone() } else { format!("{}/{name}", self.namespace) },
-                object::text(old, "uid")
-            );
-            return Err(Failure::conflict(resource, &name, &why));
+            return Err(self.broken_precondition(&name, "UID", uid, object::text(old, "uid")));
         }
         let version = read::at(new, &["metadata", "resourceVersion"]);
         let given = version.as_str().unwrap_or_default();

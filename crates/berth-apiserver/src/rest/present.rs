@@ -251,6 +251,16 @@ pub(crate) fn from_store(served: &Served, object: &mut Value) {
     }
 }
 
+/// Brings an object of the store to the version that is stored now; whether an earlier one had written it.
+pub(crate) fn renew(served: &Served, object: &mut Value) -> bool {
+    let Stored::As(api_version) = &served.stored else { return false };
+    let is_old = object["apiVersion"] != *api_version;
+    if is_old {
+        object["apiVersion"] = api_version.as_str().into();
+    }
+    is_old
+}
+
 /// From the form that is served to the form in the store.
 pub(crate) fn to_store(served: &Served, object: &mut Value) {
     match &served.stored {

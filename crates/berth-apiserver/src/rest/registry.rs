@@ -33,7 +33,7 @@ pub(crate) enum Stored {
     Same,
     /// As events of the core group.
     CoreEvents,
-    /// With this `apiVersion` and nothing else different.
+    /// With this `apiVersion`, or one that was stored earlier, and nothing else different.
     As(String),
 }
 

@@ -99,6 +99,8 @@ fn target(group: &str, version: &str, rest: &[&str]) -> Option<Target> {
         Target { group: group.to_owned(), version: version.to_owned(), watch, ..Target::default() };
     // `namespaces/x/status` is the namespace's own; `namespaces/x/pods` lies in it.
     let rest = match rest {
+        // Without a name it is not all namespaces, but none.
+        ["namespaces", namespace, _, ..] if namespace.is_empty() || namespace.contains('/') => return None,
         ["namespaces", namespace, sub @ ("status" | "finalize")] => {
             "namespaces".clone_into(&mut target.plural);
             target.name = Some((*namespace).to_owned());
@@ -195,5 +197,11 @@ mod tests {
         assert_eq!(parse("/api/v1/pods/%c3"), None);
         assert_eq!(parse("/nowhere"), None);
         assert_eq!(parse("/api/v1/pods/a/b/c"), None);
+        for nameless in
+            ["namespaces//pods", "namespaces//pods/a", "namespaces//finalize", "watch/namespaces//pods"]
+        {
+            assert_eq!(parse(&format!("/api/v1/{nameless}")), None, "{nameless}");
+        }
+        assert_eq!(parse("/api/v1/namespaces/a%2Fb/pods"), None);
     }
 }

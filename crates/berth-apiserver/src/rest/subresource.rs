@@ -17,14 +17,13 @@ impl Call {
     pub(crate) async fn subresource(self, subresource: Subresource, bytes: Bytes) -> Answer<Response<Body>> {
         match (subresource, self.parts.method.clone()) {
             (Subresource::Status, Method::GET | Method::HEAD) => self.get(),
-            (Subresource::Status, Method::PUT) => self.update(&bytes).await,
+            (Subresource::Status | Subresource::Finalize, Method::PUT) => self.update(&bytes).await,
             (Subresource::Status, Method::PATCH) => self.patch(&bytes).await,
             (Subresource::Scale, Method::GET | Method::HEAD) => self.scale(),
             (Subresource::Scale, Method::PUT) => self.update_scale(&bytes).await,
             (Subresource::Scale, Method::PATCH) => self.patch_scale(&bytes).await,
             (Subresource::Binding, Method::POST) => self.bind(&bytes).await,
             (Subresource::Eviction, Method::POST) => self.evict(&bytes).await,
-            (Subresource::Finalize, Method::PUT) => self.finalize(&bytes).await,
             (Subresource::Token, Method::POST) => self.token(&bytes),
             (
                 Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward,
@@ -54,6 +53,13 @@ impl Call {
         let binding_resource =
             crate::resource::Resource { plural: "pods/binding".into(), ..call.served.resource.clone() };
         call.modify(&options, Tracking::Settled, |pod| {
+            // Whoever decided saw this pod in this state; another is not what was decided about.
+            for (field, what) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
+                let (given, found) = (object::text(&binding, field), object::text(pod, field));
+                if !given.is_empty() && given != found {
+                    return Err(call.broken_precondition(name, what, given, found));
+                }
+            }
             let bound = read::text(pod, &["spec", "nodeName"]);
             if object::is_deleting(pod) {
                 let why = format!("pod {name} is being deleted, cannot be assigned to a host");
@@ -74,26 +80,15 @@ impl Call {
     async fn evict(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let eviction: Value = serde_json::from_slice(bytes)
             .map_err(|error| Failure::bad_request(format!("cannot read the eviction: {error}")))?;
-        let options = read::at(&eviction, &["deleteOptions"]);
+        let mut options = read::at(&eviction, &["deleteOptions"]).clone();
+        let dry_run: Vec<Value> = self.query.all("dryRun").map(Value::from).collect();
+        // Options in the body hide those of the query, but a dry run must not become a real one by that.
+        if options.is_object() && read::items(&options, &["dryRun"]).is_empty() && !dry_run.is_empty() {
+            options["dryRun"] = dry_run.into();
+        }
         let bytes = if options.is_null() { String::new() } else { options.to_string() };
         self.delete(bytes.as_bytes()).await?;
         Ok(self.success(201))
-    }
-
-    /// Replaces a namespace with its own finalizers, which nothing else may change.
-    async fn finalize(&self, bytes: &[u8]) -> Answer<Response<Body>> {
-        let options = self.query.write_options("UpdateOptions")?;
-        let expected = Expected::of(&self.served, &self.registry);
-        let headers = &self.parts.headers;
-        let given = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
-        let written = self
-            .modify(&options, Tracking::Settled, |old| {
-                let mut new = given.clone();
-                read::keep(&mut new, old, "status");
-                Ok(new)
-            })
-            .await?;
-        self.reply(200, written, &[])
     }
 
     pub(crate) fn success(&self, code: u16) -> Response<Body> {

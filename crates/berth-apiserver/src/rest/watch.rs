@@ -29,6 +29,8 @@ const BOOKMARK_EVERY: Duration = Duration::from_secs(60);
 /// The last bookmark comes so long before the end.
 const BOOKMARK_BEFORE_END: Duration = Duration::from_secs(2);
 const SHORTEST: u64 = 1800;
+/// As long as a watch may want to go on: a year.
+const LONGEST: u64 = 365 * 24 * 3600;
 /// Initial events are sent in pieces of about this size.
 const PIECE: usize = 256 * 1024;
 const FRESH: Duration = Duration::from_secs(3);
@@ -73,7 +75,7 @@ impl Call {
         }
         let phase = self.first_phase().await?;
         let seconds = match self.query.number("timeoutSeconds")? {
-            Some(seconds) if seconds > 0 => u64::try_from(seconds).unwrap_or(SHORTEST),
+            Some(seconds) if seconds > 0 => u64::try_from(seconds).unwrap_or(SHORTEST).min(LONGEST),
             // Not all at once: watches that began together should not end together.
             _ => SHORTEST + crate::auth::random::<1>().map_or(0, |[byte]| u64::from(byte) * 7),
         };

@@ -9,6 +9,9 @@ use super::{NameRule, Rules, age, names};
 use crate::resource::{Cause, CauseReason};
 use crate::schema;
 
+/// The keyword of rules that are written as expressions.
+const EXPRESSIONS: &str = "x-kubernetes-validations";
+
 /// The rules of definitions of custom resources.
 pub(super) struct CustomResourceDefinition;
 
@@ -117,9 +120,38 @@ impl Rules for CustomResourceDefinition {
         true
     }
 
+    fn warns(&self) -> bool {
+        true
+    }
+
+    fn warnings(&self, object: &Value, _created: bool) -> Vec<String> {
+        let versions = items(object, &["spec", "versions"]).iter().enumerate();
+        let ruled =
+            versions.filter(|(_, version)| has_expressions(at(version, &["schema", "openAPIV3Schema"])));
+        ruled
+            .map(|(index, _)| {
+                let path = Path::new("spec").child("versions").index(index);
+                let path = path.child("schema").child("openAPIV3Schema");
+                format!("{path}: {EXPRESSIONS} are kept, but this server does not evaluate them")
+            })
+            .collect()
+    }
+
     fn generation_changes(&self, new: &Value, old: &Value) -> bool {
         !same(at(new, &["spec"]), at(old, &["spec"]))
     }
+}
+
+/// Whether a schema, or one inside it, has rules written as expressions.
+fn has_expressions(schema: &Value) -> bool {
+    let below = |(keyword, value): (&String, &Value)| match (keyword.as_str(), value) {
+        (EXPRESSIONS, Value::Array(rules)) => !rules.is_empty(),
+        ("properties", Value::Object(properties)) => properties.values().any(has_expressions),
+        ("items" | "additionalProperties" | "not", schema) => has_expressions(schema),
+        ("allOf" | "anyOf" | "oneOf", Value::Array(schemas)) => schemas.iter().any(has_expressions),
+        _ => false,
+    };
+    schema.as_object().is_some_and(|schema| schema.iter().any(below))
 }
 
 fn storage_version(object: &Value) -> &str {

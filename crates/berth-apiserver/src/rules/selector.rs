@@ -326,7 +326,7 @@ impl FieldSelector {
     }
 
     /// Whether an object with these fields is selected; a field it does not have counts as empty.
-    pub fn matches(&self, fields: &[(&'static str, String)]) -> bool {
+    pub fn matches(&self, fields: &[(&str, String)]) -> bool {
         self.0.iter().all(|(field, equal, value)| {
             let has = fields.iter().find(|(name, _)| name == field).map_or("", |(_, value)| value.as_str());
             (has == value) == *equal

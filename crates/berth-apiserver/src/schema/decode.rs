@@ -14,7 +14,8 @@ use super::{Field, Schema, Shape, Type, quantity, table, time};
 pub struct Decoded {
     /// Fields that the type does not have, as paths: `spec.containers[0].foo`.
     pub unknown: Vec<String>,
-    /// Values that do not fit, in Go's words; a server reports the first.
+    /// Values that do not fit, in Go's words; a server reports the first. What a custom resource's own schema checks
+    /// ([`super::validate`]) is not among them, but its metadata is.
     pub errors: Vec<String>,
 }
 
@@ -87,7 +88,14 @@ impl Walker {
             };
             let (path, fields) = (self.path.len(), self.fields.len());
             self.enter(name);
-            self.value(&field.schema, value);
+            if type_.unstructured && field.schema.checks.is_none() {
+                // Go's types begin here: messages name places from here on.
+                let outside = std::mem::take(&mut self.fields);
+                self.value(&field.schema, value);
+                self.fields = outside;
+            } else {
+                self.value(&field.schema, value);
+            }
             self.path.truncate(path);
             self.fields.truncate(fields);
         }
@@ -126,7 +134,7 @@ impl Walker {
             (Shape::SchemaOrArray | Shape::SchemaOrBool | Shape::SchemaOrStrings, _) => {
                 self.json_schema(value);
             }
-            _ if self.mode == Mode::Prune => {}
+            _ if self.mode == Mode::Prune || schema.checks.is_some() => {}
             (shape, _) => self.scalar(shape, value),
         }
     }
@@ -159,11 +167,14 @@ impl Walker {
             Ok(None) => {}
             Ok(Some(canonical)) => *value = canonical,
             Err(Misfit::Kind(found)) => {
-                let place = format!("{}.{}", self.owner, self.fields);
+                let place = match self.fields.as_str() {
+                    "" => "value".to_owned(),
+                    fields => format!("struct field {}.{fields}", self.owner),
+                };
                 let wanted = go_type(shape);
-                let message =
-                    format!("json: cannot unmarshal {found} into Go struct field {place} of type {wanted}");
-                self.found.errors.push(message);
+                self.found
+                    .errors
+                    .push(format!("json: cannot unmarshal {found} into Go {place} of type {wanted}"));
             }
             Err(Misfit::Text(text)) => self.found.errors.push(text),
         }

@@ -1,18 +1,52 @@
 //! Whether a custom resource satisfies its schema, in Kubernetes' words.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 
-use super::{Checks, Field, ListType, Schema, Shape, Type, time};
+use super::{Checks, Field, ListType, Schema, Shape, Type, apply_defaults, prune, time};
 use crate::resource::{Cause, CauseReason};
 
 const TWO_TO_63: f64 = 9_223_372_036_854_775_808.0;
 
 /// Checks an object of a custom resource; built-in types have no checks and pass.
 pub fn validate(type_: &Type, object: &Value) -> Vec<Cause> {
+    changes_of(type_, object, None)
+}
+
+/// Checks an object that replaces another: values that were wrong before and have not changed are let pass, so that an
+/// object which a stricter schema has made invalid can still be written, and let go.
+pub fn validate_update(type_: &Type, object: &Value, old: &Value) -> Vec<Cause> {
+    let causes = validate(type_, object);
+    if causes.is_empty() {
+        return causes;
+    }
+    // What the schema has taken away or given since is no change by the writer.
+    let mut old = old.clone();
+    prune(type_, &mut old);
+    apply_defaults(type_, &mut old);
+    if is_unchanged(object, &old) {
+        return Vec::new();
+    }
+    let mut causes = changes_of(type_, object, Some(&old));
+    let repeats = |cause: &Cause| cause.reason == CauseReason::Duplicate;
+    if causes.iter().any(repeats) && validate(type_, &old).iter().any(repeats) {
+        causes.retain(|cause| !repeats(cause));
+    }
+    causes
+}
+
+/// Whether two objects differ in their metadata only.
+fn is_unchanged(object: &Value, old: &Value) -> bool {
+    let (Value::Object(object), Value::Object(old)) = (object, old) else { return object == old };
+    let beside = |(key, _): &(&String, &Value)| *key != "metadata";
+    object.iter().filter(beside).eq(old.iter().filter(beside))
+}
+
+/// What is wrong with the values that are not as they were in the old object.
+fn changes_of(type_: &Type, object: &Value, old: Option<&Value>) -> Vec<Cause> {
     let mut causes = Vec::new();
     if let Some(checks) = type_.checks.as_deref() {
         check(checks, object, "", &mut causes);
@@ -20,15 +54,16 @@ pub fn validate(type_: &Type, object: &Value) -> Vec<Cause> {
     if let Value::Object(fields) = object {
         for field in type_.fields.iter().filter(|field| field.schema.checks.is_some()) {
             if let Some(value) = fields.get(field.name.as_ref()) {
-                value_at(&field.schema, value, &field.name, &mut causes);
+                let old = old.and_then(|old| old.get(field.name.as_ref()));
+                value_at(&field.schema, value, old, &field.name, &mut causes);
             }
         }
     }
     causes
 }
 
-fn value_at(schema: &Schema, value: &Value, path: &str, causes: &mut Vec<Cause>) {
-    if value.is_null() && schema.nullable {
+fn value_at(schema: &Schema, value: &Value, old: Option<&Value>, path: &str, causes: &mut Vec<Cause>) {
+    if (value.is_null() && schema.nullable) || old == Some(value) {
         return;
     }
     if let Some(checks) = schema.checks.as_deref() {
@@ -39,22 +74,48 @@ fn value_at(schema: &Schema, value: &Value, path: &str, causes: &mut Vec<Cause>)
             let declared = |field: &&Field| field.schema.checks.is_some();
             for field in link.get().fields.iter().filter(declared) {
                 if let Some(value) = object.get(field.name.as_ref()) {
-                    value_at(&field.schema, value, &join(path, &field.name), causes);
+                    let old = old.and_then(|old| old.get(field.name.as_ref()));
+                    value_at(&field.schema, value, old, &join(path, &field.name), causes);
                 }
             }
         }
         (Shape::Map(of), Value::Object(map)) => {
             for (key, value) in map {
-                value_at(of, value, &join(path, key), causes);
+                value_at(of, value, old.and_then(|old| old.get(key)), &join(path, key), causes);
             }
         }
         (Shape::List(of), Value::Array(items)) => {
+            let earlier = earlier_items(&schema.list, old);
             for (index, item) in items.iter().enumerate() {
-                value_at(of, item, &format!("{path}[{index}]"), causes);
+                let old = earlier.get(&list_key(&schema.list, item)).copied();
+                value_at(of, item, old, &format!("{path}[{index}]"), causes);
             }
             check_list(&schema.list, items, path, causes);
         }
         _ => {}
+    }
+}
+
+/// The items of an old list by their keys; only those of keyed lists can be told apart.
+fn earlier_items<'v>(list: &ListType, old: Option<&'v Value>) -> HashMap<Value, &'v Value> {
+    match (list, old) {
+        (ListType::Map(_), Some(Value::Array(items))) => {
+            items.iter().map(|item| (list_key(list, item), item)).collect()
+        }
+        _ => HashMap::new(),
+    }
+}
+
+/// What tells an item of a set or keyed list from the others.
+fn list_key(list: &ListType, item: &Value) -> Value {
+    match list {
+        ListType::Atomic => Value::Null,
+        ListType::Set => item.clone(),
+        ListType::Map(names) => {
+            let keys = names.iter();
+            let keys = keys.filter_map(|name| Some((name.to_string(), item.get(name.as_ref())?.clone())));
+            Value::Object(keys.collect())
+        }
     }
 }
 
@@ -221,8 +282,8 @@ fn check_items(checks: &Checks, items: &[Value], path: &str, causes: &mut Vec<Ca
     if let Some(max) = checks.max_items.filter(|max| count > *max) {
         causes.push(too_many(count, max, path));
     }
-    let repeated = |(index, item): (usize, &Value)| items[..index].contains(item);
-    if checks.unique_items && items.iter().enumerate().any(repeated) {
+    let mut seen = HashSet::new();
+    if checks.unique_items && !items.iter().all(|item| seen.insert(item)) {
         causes.push(invalid(&Value::from(""), path, "shouldn't contain duplicates"));
     }
 }
@@ -243,7 +304,7 @@ fn check_object(checks: &Checks, object: &Map<String, Value>, path: &str, causes
 fn check_combinations(checks: &Checks, value: &Value, path: &str, causes: &mut Vec<Cause>) {
     let problems = |schema: &Schema| {
         let mut found = Vec::new();
-        value_at(schema, value, path, &mut found);
+        value_at(schema, value, None, path, &mut found);
         found
     };
     let failed =
@@ -310,18 +371,12 @@ fn reach(schema: &Schema, value: &Value) -> usize {
 
 /// Items of sets and keyed lists occur once; the first repetition of each is reported.
 fn check_list(list: &ListType, items: &[Value], path: &str, causes: &mut Vec<Cause>) {
+    if *list == ListType::Atomic {
+        return;
+    }
     let mut seen: HashMap<String, usize> = HashMap::new();
     for (index, item) in items.iter().enumerate() {
-        let key = match list {
-            ListType::Atomic => return,
-            ListType::Set => item.clone(),
-            ListType::Map(names) => Value::Object(
-                names
-                    .iter()
-                    .filter_map(|name| Some((name.to_string(), item.get(name.as_ref())?.clone())))
-                    .collect(),
-            ),
-        };
+        let key = list_key(list, item);
         let times = seen.entry(key.to_string()).or_default();
         *times += 1;
         if *times == 2 {

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 
 use rustls::pki_types::ServerName;
 use rustls::{ClientConfig, ClientConnection};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio_rustls::TlsConnector;
 
 use super::*;
@@ -12,6 +12,7 @@ use crate::rest::Options;
 use crate::store::{self, Store};
 
 struct Running {
+    api: ApiServer,
     address: SocketAddr,
     credentials: Arc<Credentials>,
     shutdown: CancellationToken,
@@ -30,10 +31,10 @@ async fn start() -> Running {
     api.bootstrap().await.unwrap();
     let kubeconfig = directory.path().join("kubeconfig");
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
-    let server = Server::bind(address, api, credentials.clone(), Some(kubeconfig)).await.unwrap();
+    let server = Server::bind(address, api.clone(), credentials.clone(), Some(kubeconfig)).await.unwrap();
     let address = server.address();
     let task = tokio::spawn(server.run(shutdown.clone()));
-    Running { address, credentials, shutdown, task, directory }
+    Running { api, address, credentials, shutdown, task, directory }
 }
 
 impl Running {
@@ -145,4 +146,45 @@ async fn shutting_down_ends_idle_connections_and_the_server() {
     drop(idle);
     running.task.await.unwrap();
     assert!(TcpStream::connect(running.address).await.is_err());
+}
+
+/// Both ends of a connection after the handshake, the server's not being served yet.
+async fn connected(
+    running: &Running,
+) -> (Connection, TlsStream<TcpStream>, impl AsyncRead + AsyncWrite + Unpin) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (server, _) = listener.accept().await.unwrap();
+    let certificate = Arc::new(Rotating(RwLock::new(certified(&running.credentials.server).unwrap())));
+    let acceptor = TlsAcceptor::from(Arc::new(tls(&running.credentials, &certificate).unwrap()));
+    let connector =
+        TlsConnector::from(Arc::new(running.client(Some(&running.credentials.admin), b"http/1.1")));
+    let name = ServerName::try_from("localhost").unwrap();
+    let (server, client) = tokio::join!(acceptor.accept(server), connector.connect(name, client));
+    let connection =
+        Connection { api: running.api.clone(), credentials: running.credentials.clone(), acceptor };
+    (connection, server.unwrap(), client.unwrap())
+}
+
+#[tokio::test]
+async fn a_client_that_is_silent_after_the_handshake_is_let_go() {
+    let running = start().await;
+    let (connection, server, _client) = connected(&running).await;
+    tokio::time::pause();
+    let began = tokio::time::Instant::now();
+    let speaking = connection.speak(server, running.shutdown.clone());
+    tokio::time::timeout(HEADERS * 10, speaking).await.expect("it is let go");
+    assert!(began.elapsed() >= HEADERS, "{:?}", began.elapsed());
+}
+
+#[tokio::test]
+async fn a_client_that_watches_may_be_silent() {
+    let running = start().await;
+    let (connection, server, mut client) = connected(&running).await;
+    let speaking = tokio::spawn(connection.speak(server, running.shutdown.clone()));
+    let watch = "GET /api/v1/namespaces?watch=1 HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    client.write_all(watch.as_bytes()).await.unwrap();
+    assert!(client.read(&mut [0; 16]).await.unwrap() > 0);
+    tokio::time::pause();
+    assert!(tokio::time::timeout(HEADERS * 2, speaking).await.is_err());
 }

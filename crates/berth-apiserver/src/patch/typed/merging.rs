@@ -1,8 +1,10 @@
 //! Merging an applied configuration into an object.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value};
 
-use super::{Form, edges, root};
+use super::{Form, by_edge, edges, root};
 use crate::schema::{ListType, Schema, Type};
 
 /// The object with what is applied put over it.
@@ -53,24 +55,22 @@ fn merge_forms(form: Form<'_>, live: Option<&Value>, applied: Option<&Value>) ->
 /// Merges two lists: applied items come in the applied order, others stay where they were among them.
 fn merge_items(of: &Schema, list: &ListType, live: &[Value], applied: &[Value]) -> Vec<Value> {
     let (live, applied) = (edges(of, list, live), edges(of, list, applied));
-    let wanted = |edge: &String| applied.iter().find(|(other, _)| other == edge).map(|(_, item)| *item);
+    let (live_items, applied_items) = (by_edge(&live), by_edge(&applied));
+    let wanted = |edge: &String| applied_items.get(edge.as_str()).and_then(|same| same.first().copied());
     // Of items with the same key none is the one to merge with.
-    let present = |edge: &String| {
-        let mut same = live.iter().filter(|(other, _)| other == edge);
-        match (same.next(), same.next()) {
-            (Some((_, item)), None) => Some(*item),
-            _ => None,
-        }
+    let present = |edge: &String| match live_items.get(edge.as_str()).map(Vec::as_slice) {
+        Some([item]) => Some(*item),
+        _ => None,
     };
-    let known = |edge: &String| live.iter().any(|(other, _)| other == edge);
+    let known = |edge: &String| live_items.contains_key(edge.as_str());
     let mut shared = applied.iter().map(|(edge, _)| edge).filter(|edge| known(edge)).peekable();
     let mut merged = Vec::with_capacity(live.len() + applied.len());
-    let mut taken: Vec<&String> = Vec::new();
+    let mut taken: HashSet<&String> = HashSet::new();
     let (mut left, mut right) = (live.iter().peekable(), applied.iter().peekable());
     loop {
         if let (Some((ours, _)), Some((theirs, _))) = (left.peek(), right.peek()) {
             if ours == theirs {
-                taken.push(theirs);
+                taken.insert(theirs);
                 merged.extend(merge_at(of, present(ours), wanted(ours)));
                 left.next();
                 right.next();
@@ -88,13 +88,13 @@ fn merge_items(of: &Schema, list: &ListType, live: &[Value], applied: &[Value]) 
                 left.next();
                 continue;
             }
-            if taken.contains(&ours) {
+            if taken.contains(ours) {
                 left.next();
             }
         }
         match right.next() {
             Some((theirs, item)) => {
-                taken.push(theirs);
+                taken.insert(theirs);
                 merged.extend(merge_at(of, present(theirs), Some(item)));
                 shared.next_if(|next| *next == theirs);
             }

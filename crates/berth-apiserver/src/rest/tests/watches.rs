@@ -159,3 +159,11 @@ async fn shutting_down_ends_all_watches() {
     api.server.inner.options.shutdown.cancel();
     assert_eq!(watch.next().await, None);
 }
+
+#[tokio::test]
+async fn a_watch_may_want_to_go_on_for_ever() {
+    let api = Api::new().await;
+    api.post(MAPS, &map("a")).await;
+    let path = format!("{MAPS}?watch=1&fieldSelector=metadata.name%3Da&timeoutSeconds={}", i64::MAX);
+    Lines::open(&api, &path).await.expect("ADDED", "a").await;
+}

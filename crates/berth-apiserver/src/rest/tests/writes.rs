@@ -333,3 +333,99 @@ async fn a_namespace_stays_until_it_is_finalized() {
     assert_eq!(api.put(&format!("{path}/finalize"), &empty).await.0, 200);
     assert_eq!(api.get(path).await.0, 404);
 }
+
+#[tokio::test]
+async fn a_namespace_is_finalized_under_its_own_name_and_by_the_rules() {
+    let api = Api::new().await;
+    let path = "/api/v1/namespaces/default/finalize";
+    let (_, namespace) = api.get("/api/v1/namespaces/default").await;
+    let with = |change: &dyn Fn(&mut Value)| {
+        let mut changed = namespace.clone();
+        change(&mut changed);
+        changed
+    };
+    let (code, status) = api.put(path, &with(&|it| it["metadata"]["name"] = "other".into())).await;
+    assert_eq!(code, 400);
+    assert_eq!(
+        status["message"],
+        "the name of the object (other) does not match the name on the URL (default)"
+    );
+    assert_eq!(api.put(path, &with(&|it| it["metadata"] = json!({}))).await.0, 400);
+    let (code, status) = api.put(path, &with(&|it| it["spec"]["finalizers"] = json!(["mine"]))).await;
+    assert_eq!((code, reason(&status)), (422, "Invalid"));
+    assert_eq!(
+        status["message"],
+        "Namespace \"default\" is invalid: spec.finalizers[0]: Invalid value: \"mine\": name is neither a standard \
+         finalizer name nor is it fully qualified"
+    );
+    let bad = with(&|it| it["metadata"]["labels"] = json!({ "bad label": "" }));
+    assert_eq!(reason(&api.put(path, &bad).await.1), "Invalid");
+    assert_eq!(api.get("/api/v1/namespaces/default").await.1, namespace);
+    let good = with(&|it| {
+        it["spec"]["finalizers"] = json!(["kubernetes", "example.com/x"]);
+        it["status"]["phase"] = "Terminating".into();
+    });
+    let (code, finalized) = api.put(path, &good).await;
+    assert_eq!((code, &finalized["spec"]), (200, &good["spec"]), "{finalized}");
+    assert_eq!(finalized["status"]["phase"], "Active");
+}
+
+#[tokio::test]
+async fn a_namespace_without_a_name_is_none_at_all() {
+    let api = Api::new().await;
+    api.post(CLAIMS, &claim("a")).await;
+    let nameless = "/api/v1/namespaces//persistentvolumeclaims";
+    let (code, status) = api.delete(nameless).await;
+    assert_eq!((code, reason(&status)), (404, "NotFound"), "{status}");
+    assert_eq!(status["message"], "the server could not find the requested resource");
+    assert_eq!(api.get(nameless).await.0, 404);
+    assert_eq!(api.get(&format!("{CLAIMS}/a")).await.1["metadata"].get("deletionTimestamp"), None);
+}
+
+const PODS: &str = "/api/v1/namespaces/default/pods";
+
+fn pod(name: &str) -> Value {
+    json!({ "metadata": { "name": name }, "spec": { "containers": [{ "name": "c", "image": "x" }] } })
+}
+
+#[tokio::test]
+async fn a_binding_is_of_the_pod_that_it_was_decided_for() {
+    let api = Api::new().await;
+    let made = api.post(PODS, &pod("p")).await;
+    let uid = made["metadata"]["uid"].as_str().unwrap();
+    let version = made["metadata"]["resourceVersion"].as_str().unwrap();
+    let bind = |metadata: Value| {
+        let body = json!({ "metadata": metadata, "target": { "kind": "Node", "name": "n" } });
+        let api = &api;
+        async move { api.send(Method::POST, &format!("{PODS}/p/binding"), &body).await }
+    };
+    let (code, status) = bind(json!({ "name": "p", "uid": "other" })).await;
+    assert_eq!((code, reason(&status)), (409, "Conflict"));
+    assert_eq!(
+        status["message"],
+        format!(
+            "Operation cannot be fulfilled on pods \"p\": StorageError: invalid object, Code: 4, Key: \
+             /registry/pods/default/p, ResourceVersion: 0, AdditionalErrorMsg: Precondition failed: UID in \
+             precondition: other, UID in object meta: {uid}"
+        )
+    );
+    let (code, status) = bind(json!({ "name": "p", "uid": uid, "resourceVersion": "1" })).await;
+    assert_eq!((code, reason(&status)), (409, "Conflict"));
+    let why = format!("ResourceVersion in precondition: 1, ResourceVersion in object meta: {version}");
+    assert!(status["message"].as_str().unwrap().ends_with(&why), "{status}");
+    assert_eq!(api.get(&format!("{PODS}/p")).await.1["spec"].get("nodeName"), None);
+    assert_eq!(bind(json!({ "name": "p", "uid": uid, "resourceVersion": version })).await.0, 201);
+    assert_eq!(api.get(&format!("{PODS}/p")).await.1["spec"]["nodeName"], "n");
+}
+
+#[tokio::test]
+async fn an_eviction_that_is_a_dry_run_leaves_the_pod() {
+    let api = Api::new().await;
+    api.post(PODS, &pod("p")).await;
+    let eviction = json!({ "metadata": { "name": "p" }, "deleteOptions": { "gracePeriodSeconds": 0 } });
+    let path = format!("{PODS}/p/eviction");
+    assert_eq!(api.send(Method::POST, &format!("{path}?dryRun=All"), &eviction).await.0, 201);
+    assert_eq!(api.get(&format!("{PODS}/p")).await.0, 200);
+    assert_eq!(api.send(Method::POST, &path, &eviction).await.0, 201);
+    assert_eq!(api.get(&format!("{PODS}/p")).await.0, 404);
+}
