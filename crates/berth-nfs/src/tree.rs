@@ -2,13 +2,14 @@
 
 mod copy;
 mod copy_file;
+mod place;
 mod remove;
 mod usage;
 mod walk;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-pub use self::{copy::Copied, usage::Usage};
+pub use self::{copy::Copied, place::Place, usage::Usage};
 use crate::{
     Change, Cookie, DirEntry, Entry, FileKind, Handle, Kind, Name, Reason, Result, Share, status::Fault,
 };
@@ -17,6 +18,8 @@ use crate::{
 const ENTRIES: usize = 16;
 /// So often something is done whose answer was lost.
 const TRIES: u32 = 3;
+/// So often something is done again because its file was replaced meanwhile.
+const REPLACED: u32 = 16;
 
 impl Share {
     /// Finds a directory below the share; every component must be a directory, and no symlink is followed.

@@ -235,6 +235,11 @@ impl Inner {
             if let Some(at_rest) = at_rest {
                 at_rest.confirm(&from, SNAPSHOT).await?;
             }
+            // What went away was left out, and from a volume that is being deleted all of it goes.
+            let still = find_dir(&from, volume.dir.as_str()).await?;
+            if still.is_none_or(|still| still.attributes.fileid != dir.attributes.fileid) {
+                return Err(Error::no_volume(&id));
+            }
             Ok(packed)
         };
         let packed = match packing.await {

@@ -174,6 +174,11 @@ impl Inner {
                 if let Some(at_rest) = at_rest {
                     at_rest.confirm(&other, "a clone").await?;
                 }
+                // What went away was left out, and from a volume that is being deleted all of it goes.
+                let still = find_dir(&other, origin.dir.as_str()).await?;
+                if still.is_none_or(|still| still.attributes.fileid != from.attributes.fileid) {
+                    return Err(Error::no_volume(id));
+                }
                 share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
                 to
             }

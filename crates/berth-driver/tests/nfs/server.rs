@@ -8,7 +8,10 @@ use berth_driver::{
     nfs::{Config, Nfs},
 };
 
-use super::ganesha::Ganesha;
+use super::{
+    between::{Fate, Request, between},
+    ganesha::Ganesha,
+};
 
 /// The versions that everything has to work with.
 pub(crate) const VERSIONS: [&str; 2] = ["3", "4.2"];
@@ -54,6 +57,13 @@ impl Server {
     /// A backend that has spoken to nobody yet, as after a start.
     pub(crate) fn backend(&self) -> Nfs {
         Nfs::new(self.config()).unwrap()
+    }
+
+    /// As [`Server::backend`], by way of somebody who decides about requests.
+    pub(crate) fn meddled(&self, fate: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static) -> Nfs {
+        let mut config = self.config();
+        config.mount_options.push(format!("port={}", between(self.ganesha.port, fate).unwrap()));
+        Nfs::new(config).unwrap()
     }
 
     pub(crate) fn dir(&self) -> &Path {

@@ -4,6 +4,7 @@ use std::{
     fs,
     os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown},
     path::Path,
+    sync::{Mutex, Once},
     time::Duration,
 };
 
@@ -19,6 +20,7 @@ use berth_driver::{
 };
 
 use crate::{
+    between::{Asked, Fate},
     served::Served,
     server::{Server, VERSIONS},
 };
@@ -356,4 +358,118 @@ fn evil_archives(server: &Server, outside: &Path) -> Vec<Vec<u8>> {
     tar(&["-C", at, "-rf", packed, "a/link/file"]);
     evil.push(fs::read(packed).unwrap());
     evil
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_goes_away_while_a_snapshot_is_taken_is_left_out() {
+    // No record is as long.
+    const LENGTH: u32 = 12_345;
+    for version in VERSIONS {
+        let server = Server::start(version, &[]);
+        let content = |byte| vec![byte; usize::try_from(LENGTH).unwrap()];
+        let (once, export) = (Once::new(), server.export());
+        // When the first content is asked for, its directory has been listed.
+        let backend = server.meddled(move |request| {
+            let is_content = request.range().is_some_and(|(_, length)| length == LENGTH);
+            if is_content || request.asked() == Asked::ReadLink {
+                once.call_once(|| {
+                    let dir = export.join("pvc-1");
+                    for name in ["gone", "gone link"] {
+                        fs::remove_file(dir.join(name)).unwrap();
+                    }
+                    fs::remove_dir_all(dir.join("gone dir")).unwrap();
+                    fs::rename(export.join("new"), dir.join("replaced")).unwrap();
+                });
+            }
+            Fate::Passed
+        });
+        let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
+        let dir = server.export().join("pvc-1");
+        for below in ["gone dir/below", "kept dir"] {
+            fs::create_dir_all(dir.join(below)).unwrap();
+        }
+        for name in ["gone", "gone dir/file", "kept", "kept dir/file", "replaced"] {
+            fs::write(dir.join(name), content(1)).unwrap();
+        }
+        std::os::unix::fs::symlink("nowhere", dir.join("gone link")).unwrap();
+        fs::write(server.export().join("new"), content(2)).unwrap();
+        let snapshot = take(&backend, "snap-1", &source).await;
+        server.backend().create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
+        let copy = server.export().join("pvc-2");
+        let mut left = names(&copy);
+        // Its entry may have been written before it went.
+        left.retain(|name| name != "gone dir");
+        left.sort();
+        assert_eq!(left, ["kept", "kept dir", "replaced"], "{version}");
+        assert!(!copy.join("gone dir").exists() || names(&copy.join("gone dir")).is_empty());
+        assert!(fs::read(copy.join("kept dir/file")).unwrap() == content(1));
+        assert!(fs::read(copy.join("replaced")).unwrap() == content(2));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_file_that_goes_away_while_it_is_packed_spoils_nothing_else() {
+    const STALE: u32 = 70;
+    const KEPT: u64 = 2 << 20;
+    let old: Vec<u8> = (0..5_000_000_u32).map(|i| (i % 251) as u8).collect();
+    let new: Vec<u8> = (0..4_000_000_u32).map(|i| (i % 241) as u8).collect();
+    for is_replaced in [false, true] {
+        let server = Server::start("3", &[]);
+        let (lost, once, export) = (Mutex::new(None), Once::new(), server.export());
+        let backend = server.meddled(move |request| {
+            let mut lost = lost.lock().unwrap();
+            if request.range().is_some_and(|(offset, _)| offset >= KEPT) {
+                let handle = request.handle();
+                if *lost.get_or_insert_with(|| handle.clone()) == handle {
+                    return request.failed(STALE);
+                }
+            }
+            // It is looked for again when all that could be read was.
+            if lost.is_some() && request.asked() == Asked::Lookup {
+                once.call_once(|| {
+                    let file = export.join("pvc-1/large");
+                    if is_replaced { fs::rename(export.join("new"), file) } else { fs::remove_file(file) }
+                        .unwrap();
+                });
+            }
+            Fate::Passed
+        });
+        let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
+        fs::write(server.export().join("pvc-1/large"), &old).unwrap();
+        fs::write(server.export().join("pvc-1/next"), "next").unwrap();
+        fs::write(server.export().join("new"), &new).unwrap();
+        let snapshot = take(&backend, "snap-1", &source).await;
+        server.backend().create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
+        let out = server.dir().join("out");
+        fs::create_dir(&out).unwrap();
+        let archive = server.export().join("snap-1/pvc-1.tar.gz");
+        tar(&["-xpf", archive.to_str().unwrap(), "-C", out.to_str().unwrap()]);
+        for copy in [server.export().join("pvc-2"), out] {
+            let large = fs::read(copy.join("large")).unwrap();
+            let (kept, rest) = large.split_at(usize::try_from(KEPT).unwrap());
+            let is_padded = kept == &old[..kept.len()] && rest.iter().all(|&byte| byte == 0);
+            assert!(if is_replaced { large == new } else { is_padded && large.len() == old.len() });
+            assert_eq!(fs::read_to_string(copy.join("next")).unwrap(), "next");
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_that_comes_back_with_other_handles_makes_no_empty_snapshot() {
+    const STALE: u32 = 70;
+    const LENGTH: u32 = 12_345;
+    let server = Server::start("3", &[]);
+    let lost = std::sync::atomic::AtomicBool::new(false);
+    let backend = server.meddled(move |request| {
+        use std::sync::atomic::Ordering::SeqCst;
+        if request.range().is_some_and(|(_, length)| length == LENGTH) {
+            lost.store(true, SeqCst);
+        }
+        if lost.load(SeqCst) { request.failed(STALE) } else { Fate::Passed }
+    });
+    let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
+    fs::write(server.export().join("pvc-1/file"), vec![1; usize::try_from(LENGTH).unwrap()]).unwrap();
+    let taken = backend.create_snapshot("snap-1".parse().unwrap(), &source, &Parameters::new()).await;
+    assert!(matches!(taken, Err(Error::Unavailable(_))), "{taken:?}");
+    assert!(!server.export().join("snap-1").exists());
 }

@@ -15,7 +15,10 @@ use berth_driver::{
     nfs::{Nfs, OnDelete},
 };
 
-use crate::server::{Server, VERSIONS};
+use crate::{
+    between::Fate,
+    server::{Server, VERSIONS},
+};
 
 const SOON: Duration = Duration::from_secs(20);
 
@@ -371,4 +374,34 @@ async fn a_server_that_comes_back_is_used_again_and_one_that_is_read_only_is_tol
         assert!(backend.delete_volume(&volume.id).await.is_err());
         assert!(server.export().join("pvc-1").is_dir());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_clone_that_is_tried_again_has_nothing_that_its_source_lost_meanwhile() {
+    const IO: u32 = 5;
+    const LENGTH: u32 = 12_345;
+    let mut server = Server::start("3", &[]);
+    let fails = std::sync::atomic::AtomicBool::new(true);
+    let backend = server.meddled(move |request| {
+        use std::sync::atomic::Ordering::SeqCst;
+        let is_last = request.range().is_some_and(|(_, length)| length == LENGTH);
+        if is_last && fails.swap(false, SeqCst) { request.failed(IO) } else { Fate::Passed }
+    });
+    let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
+    let dir = server.export().join("pvc-1");
+    fs::create_dir(dir.join("sub")).unwrap();
+    fs::write(dir.join("deleted"), "deleted").unwrap();
+    fs::write(dir.join("renamed"), "renamed").unwrap();
+    // What is in a directory comes after what is beside it.
+    fs::write(dir.join("sub/last"), vec![1; usize::try_from(LENGTH).unwrap()]).unwrap();
+    let clone = NewVolume { source: Some(ContentSource::Volume(source)), ..server.new_volume("pvc-2", &[]) };
+    assert!(backend.create_volume(clone.clone()).await.is_err());
+    // So that the server remembers none of it.
+    server.tell("kill");
+    fs::remove_file(dir.join("deleted")).unwrap();
+    fs::rename(dir.join("renamed"), dir.join("with a new name")).unwrap();
+    server.tell("start");
+    backend.create_volume(clone).await.unwrap();
+    assert_eq!(names(&server.export().join("pvc-2")), ["sub", "with a new name"]);
+    assert_eq!(names(&server.export().join("pvc-2/sub")), ["last"]);
 }

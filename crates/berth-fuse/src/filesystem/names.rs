@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use berth_nfs::{Change, Create, Entry, FileKind, Handle, Name, Node as Special};
+use berth_nfs::{Attributes, Change, Create, Entry, FileKind, Handle, Name, Node as Special};
 use bytes::Bytes;
 use rustix::{fs::FileType, io::Errno};
 
@@ -43,7 +43,13 @@ impl Filesystem {
         let (dir, user) = self.about(header)?;
         let (name, to) = (from.name()?, from.text()?);
         let change = Change::default();
-        let made = self.patience.ask(|| user.share.symlink(&dir.handle, &name, &to, &change)).await?;
+        let made = self.patience.ask(|| user.share.symlink(&dir.handle, &name, &to, &change)).await;
+        let is_link = |is: &Attributes| is.kind == FileKind::Symlink;
+        let is_repeated = is_taken_again(&made);
+        let made = self.made(&user, (&dir, &name), &change, made, is_link).await?;
+        if is_repeated && self.patience.ask(|| user.share.read_link(&made.handle)).await? != to {
+            return Err(Errno::EXIST);
+        }
         Ok(self.told(&dir, &made))
     }
 
@@ -52,7 +58,9 @@ impl Filesystem {
         let bits = from.u32()?;
         from.skip(4)?;
         let (name, change) = (from.name()?, Change::mode(bits & 0o7777));
-        let made = self.patience.ask(|| user.share.make_dir(&dir.handle, &name, &change)).await?;
+        let made = self.patience.ask(|| user.share.make_dir(&dir.handle, &name, &change)).await;
+        let is_dir = |is: &Attributes| is.kind == FileKind::Directory;
+        let made = self.made(&user, (&dir, &name), &change, made, is_dir).await?;
         Ok(self.told(&dir, &made))
     }
 
@@ -61,20 +69,23 @@ impl Filesystem {
         let (bits, device) = (from.u32()?, decode_device(from.u32()?));
         from.skip(8)?;
         let (name, change) = (from.name()?, Change::mode(bits & 0o7777));
-        let special = match FileType::from_raw_mode(bits) {
-            FileType::RegularFile => None,
-            FileType::Fifo => Some(Special::Fifo),
-            FileType::Socket => Some(Special::Socket),
-            FileType::BlockDevice => Some(Special::Block(device.0, device.1)),
-            FileType::CharacterDevice => Some(Special::Character(device.0, device.1)),
+        let (kind, special) = match FileType::from_raw_mode(bits) {
+            FileType::RegularFile => (FileKind::File, None),
+            FileType::Fifo => (FileKind::Fifo, Some(Special::Fifo)),
+            FileType::Socket => (FileKind::Socket, Some(Special::Socket)),
+            FileType::BlockDevice => (FileKind::Block, Some(Special::Block(device.0, device.1))),
+            FileType::CharacterDevice => (FileKind::Character, Some(Special::Character(device.0, device.1))),
             _ => return Err(Errno::INVAL),
         };
         let made = match special {
-            None => self.patience.ask(|| user.share.create(&dir.handle, &name, Create::New, &change)).await?,
+            None => self.patience.ask(|| user.share.create(&dir.handle, &name, Create::New, &change)).await,
             Some(special) => {
-                self.patience.ask(|| user.share.make_node(&dir.handle, &name, special, &change)).await?
+                self.patience.ask(|| user.share.make_node(&dir.handle, &name, special, &change)).await
             }
         };
+        let is_device = matches!(kind, FileKind::Block | FileKind::Character);
+        let is_ours = |is: &Attributes| is_new(is, kind, header.uid) && (!is_device || is.device == device);
+        let made = self.made(&user, (&dir, &name), &change, made, is_ours).await?;
         Ok(self.told(&dir, &made))
     }
 
@@ -85,17 +96,40 @@ impl Filesystem {
         from.skip(8)?;
         let (name, change) = (from.name()?, Change::mode(bits & 0o7777));
         let made = self.patience.ask(|| user.share.create(&dir.handle, &name, Create::New, &change)).await;
-        let entry = match made {
+        let is_ours = |is: &Attributes| is_new(is, FileKind::File, header.uid);
+        let entry = match self.made(&user, (&dir, &name), &change, made, is_ours).await {
             // Somebody else was faster, which is as well unless it must be ours.
-            Err(Failure { errno: Errno::EXIST, .. }) if flags & O_EXCL == 0 => {
-                self.open_existing(&user, &dir, &name, flags).await?
-            }
+            Err(Errno::EXIST) if flags & O_EXCL == 0 => self.open_existing(&user, &dir, &name, flags).await?,
             made => made?,
         };
         let mut outcome = self.told(&dir, &entry);
         let node = self.nodes.get(outcome.told[0])?;
         outcome.body.opened(self.keep(node, user, flags));
         Ok(outcome)
+    }
+
+    /// What a call made; one that was repeated may find its name taken by what it made itself, which is told by its
+    /// looks.
+    async fn made(
+        &self,
+        user: &User,
+        (dir, name): (&Node, &Bytes),
+        change: &Change,
+        made: std::result::Result<Entry, Failure>,
+        is_ours: impl FnOnce(&Attributes) -> bool,
+    ) -> Result<Entry> {
+        if !is_taken_again(&made) {
+            return Ok(made?);
+        }
+        let mut there = self.find(user, dir, name).await?;
+        if !is_ours(&there.attributes) {
+            return Err(Errno::EXIST);
+        }
+        // The first attempt may have ended before its mode was set.
+        if change.mode.is_some_and(|mode| mode != there.attributes.mode) {
+            there.attributes = self.patience.ask(|| user.share.set_attributes(&there.handle, change)).await?;
+        }
+        Ok(there)
     }
 
     async fn open_existing(&self, user: &User, dir: &Node, name: &Bytes, flags: u32) -> Result<Entry> {
@@ -242,7 +276,11 @@ impl Filesystem {
     ) -> Result<()> {
         let entry = self.find(user, dir, name).await?;
         if entry.attributes.kind != FileKind::Directory {
-            match self.patience.ask(|| user.share.link(&entry.handle, &to.handle, new_name)).await {
+            let mut linked = self.patience.ask(|| user.share.link(&entry.handle, &to.handle, new_name)).await;
+            if is_taken_again(&linked) && self.is_same(user, to, new_name, &entry.handle).await? {
+                linked = Ok(());
+            }
+            match linked {
                 Ok(()) => {
                     return removed(self.patience.ask(|| user.share.remove(&dir.handle, name)).await);
                 }
@@ -256,6 +294,16 @@ impl Filesystem {
             Err(errno) => Err(errno),
         }
     }
+}
+
+/// Whether a name was taken at a second attempt, perhaps by the first.
+fn is_taken_again<T>(outcome: &std::result::Result<T, Failure>) -> bool {
+    matches!(outcome, Err(Failure { errno: Errno::EXIST, repeated: true }))
+}
+
+/// Whether a file looks as if this user had just made it.
+fn is_new(is: &Attributes, kind: FileKind, uid: u32) -> bool {
+    is.kind == kind && is.size == 0 && is.uid == uid
 }
 
 /// What is gone at a second attempt was removed by the first.

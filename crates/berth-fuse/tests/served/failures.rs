@@ -1,19 +1,27 @@
 //! Servers that freeze, die and come back, and callers that are killed meanwhile.
 
 use std::{
-    fs::{self, OpenOptions},
-    io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
-    os::unix::fs::FileExt as _,
+    fs::{self, File, OpenOptions},
+    io::{self, BufRead as _, BufReader, ErrorKind, Read as _, Write as _},
+    os::unix::fs::{FileExt as _, symlink},
     process::Stdio,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
 use rustix::{
+    fs::{CWD, FileType, Mode, RenameFlags},
     io::Errno,
     process::{Pid, Signal, kill_process},
 };
 
-use crate::world::{PATIENCE, Server, command, until};
+use crate::{
+    between::{Asked, Fate, between},
+    world::{PATIENCE, Server, command, until},
+};
 
 #[test]
 fn a_soft_mount_gives_up_on_a_server_that_is_silent() {
@@ -134,4 +142,66 @@ fn a_share_that_is_not_there_is_an_error_and_no_mount() {
         assert!(!berth_host::remote::is_mounted(at.path()).unwrap());
     }
     assert_eq!(fs::read_dir(at.path().join("none")).unwrap_err().kind(), ErrorKind::NotFound);
+}
+
+type Deed = Box<dyn FnOnce() + Send>;
+
+#[test]
+fn what_a_call_made_before_its_connection_broke_is_not_in_its_own_way() {
+    for version in ["3", "4.0", "4.1"] {
+        let server = Server::start(&[]);
+        let is_to_break = Arc::new(AtomicBool::new(false));
+        // What somebody else does just before the server hears of it.
+        let other: Arc<Mutex<Option<Deed>>> = Arc::default();
+        let (breaks, others) = (is_to_break.clone(), other.clone());
+        let port = between(server.port(), move |request| {
+            let is_making = matches!(request.asked(), Asked::Create | Asked::Make | Asked::Link);
+            if !is_making || !breaks.swap(false, Ordering::SeqCst) {
+                return Fate::Passed;
+            }
+            if let Some(other) = others.lock().unwrap().take() {
+                other();
+            }
+            Fate::Cut
+        });
+        let mounted = server.mount(version, &format!("hard,port={}", port.unwrap()));
+        let made = |made: &dyn Fn() -> io::Result<()>| {
+            is_to_break.store(true, Ordering::SeqCst);
+            let made = made();
+            assert!(!is_to_break.load(Ordering::SeqCst), "version {version}: the connection did not break");
+            made
+        };
+        let fifo = |name: &str| {
+            let private = Mode::from_raw_mode(0o600);
+            rustix::fs::mknodat(CWD, mounted.path(name), FileType::Fifo, private, 0).map_err(Into::into)
+        };
+        let moved = |from: &str, to: &str| {
+            let (from, to) = (mounted.path(from), mounted.path(to));
+            rustix::fs::renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE).map_err(Into::into)
+        };
+        made(&|| fs::create_dir(mounted.path("dir"))).unwrap();
+        made(&|| symlink("dir", mounted.path("link"))).unwrap();
+        made(&|| File::create_new(mounted.path("file")).map(drop)).unwrap();
+        made(&|| fifo("fifo")).unwrap();
+        made(&|| moved("file", "moved")).unwrap();
+        assert!(server.export().join("moved").is_file() && !server.export().join("file").exists());
+
+        // What is another's is still in the way.
+        let export = server.export();
+        *other.lock().unwrap() = Some(Box::new({
+            let path = export.join("other link");
+            move || symlink("elsewhere", path).unwrap()
+        }));
+        let taken = made(&|| symlink("dir", mounted.path("other link"))).unwrap_err();
+        assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
+        for name in ["other file", "other dir"] {
+            let path = export.join(name);
+            *other.lock().unwrap() = Some(Box::new(move || fs::write(path, "content").unwrap()));
+            let taken = made(&|| match name {
+                "other dir" => fs::create_dir(mounted.path(name)),
+                _ => File::create_new(mounted.path(name)).map(drop),
+            });
+            assert_eq!(taken.unwrap_err().kind(), ErrorKind::AlreadyExists, "version {version}: {name}");
+        }
+    }
 }

@@ -4,7 +4,7 @@
 //! earlier run and is skipped.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -12,9 +12,13 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures_util::{StreamExt, TryStreamExt, stream};
 use tokio::sync::{OnceCell, Semaphore};
 
-use super::walk::{Visitor, walk};
+use super::{
+    ENTRIES, Place,
+    walk::{Visitor, walk},
+};
 use crate::{
     Attributes, Change, DirEntry, Entry, FileKind, Handle, Kind, Name, Node, Result, Share, TimeChange,
 };
@@ -36,19 +40,20 @@ pub struct Copied {
 impl Share {
     /// Copies a directory's content, owner, mode, times and extended attributes (where both sides have them) into
     /// directory `to` of the same or another share. What is equal there already is left alone, so that it can be
-    /// repeated after a failure; what else is there stays.
+    /// repeated after a failure; what else is there is removed. What goes away meanwhile is left out.
     pub async fn copy_tree(&self, from: &Handle, other: &Share, to: &Handle) -> Result<Copied> {
         let copy = Copy {
             from: self,
             to: other,
             names: Mutex::default(),
+            adopted: Mutex::default(),
             chunks: Semaphore::new(CHUNKS),
             entries: AtomicU64::new(0),
             skipped: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         };
-        let like = self.attributes(from).await?;
-        walk(self, &copy, Pair { from: from.clone(), like, to: to.clone() }).await?;
+        let top = Entry { handle: from.clone(), attributes: self.attributes(from).await? };
+        walk(self, &copy, Pair { from: Place::top(top), to: to.clone(), is_new: false }).await?;
         Ok(Copied {
             entries: copy.entries.into_inner(),
             skipped: copy.skipped.into_inner(),
@@ -60,11 +65,18 @@ impl Share {
 /// Filesystem and number.
 type Inode = ((u64, u64), u64);
 
+fn inode(of: &Attributes) -> Inode {
+    (of.fsid, of.fileid)
+}
+
 pub(super) struct Copy<'a> {
     pub(super) from: &'a Share,
     pub(super) to: &'a Share,
     /// Files with several names: the copy of each, once it is there.
     names: Mutex<HashMap<Inode, Arc<OnceCell<Handle>>>>,
+    /// What an earlier run left with several names, and whose copy each is now: two files that were one then must not
+    /// stay one.
+    adopted: Mutex<HashMap<Inode, Inode>>,
     /// Bounds what is in memory.
     pub(super) chunks: Semaphore,
     entries: AtomicU64,
@@ -73,46 +85,94 @@ pub(super) struct Copy<'a> {
 }
 
 pub(super) struct Pair {
-    from: Handle,
-    like: Attributes,
+    from: Place,
     to: Handle,
+    /// Made by this run, so that nothing of an earlier one is in it.
+    is_new: bool,
 }
 
 impl Visitor for Copy<'_> {
     type Dir = Pair;
 
     async fn enter(&self, dir: &Pair) -> Result<Vec<Pair>> {
-        self.from.for_each_entry(&dir.from, |entry| self.copy(&dir.to, entry)).await
+        let entered = self.from.at(&dir.from, |from| self.copy_entries(from, dir)).await?;
+        if let Some((_, Some(below))) = entered {
+            return Ok(below);
+        }
+        // It went away: whatever was copied of it is no more either.
+        self.keep_only(&HashSet::new(), &dir.to).await?;
+        Ok(Vec::new())
     }
 
     async fn leave(&self, dir: &Pair) -> Result<bool> {
-        self.copy_xattrs(&dir.from, &dir.to).await?;
-        self.finish(&dir.to, &dir.like).await?;
+        let copied =
+            self.from.at(&dir.from, |from| async move { self.copy_xattrs(from.handle(), &dir.to).await });
+        copied.await?;
+        self.finish(&dir.to, dir.from.attributes()).await?;
         Ok(true)
     }
 }
 
 impl Copy<'_> {
-    /// Copies one entry; what is below a directory is left to the walk.
-    async fn copy(&self, to: &Handle, entry: DirEntry) -> Result<Option<Pair>> {
-        let (name, like) = (&entry.name, &entry.attributes);
+    /// Copies what is in a directory, unless that is something else by now.
+    async fn copy_entries(&self, from: Place, dir: &Pair) -> Result<Option<Vec<Pair>>> {
+        if from.attributes().kind != FileKind::Directory {
+            return Ok(None);
+        }
+        // First, since it may take the room that the rest needs.
+        if !dir.is_new {
+            self.prune(from.handle(), &dir.to).await?;
+        }
+        let copy = |entry: DirEntry| self.copy(&dir.to, entry.name.clone(), from.below(entry));
+        self.from.for_each_entry(from.handle(), copy).await.map(Some)
+    }
+
+    /// Removes what an earlier run copied and the original does not have any more.
+    async fn prune(&self, from: &Handle, to: &Handle) -> Result<()> {
+        let names = self.from.for_each_entry(from, async |entry| Ok(Some(entry.name))).await?;
+        self.keep_only(&names.into_iter().collect(), to).await
+    }
+
+    async fn keep_only(&self, names: &HashSet<Name>, to: &Handle) -> Result<()> {
+        let is_other = async |entry: DirEntry| Ok((!names.contains(&entry.name)).then_some(entry.name));
+        let others = self.to.for_each_entry(to, is_other).await?;
+        stream::iter(others)
+            .map(|name| async move { self.to.remove_tree(to, name).await })
+            .buffer_unordered(ENTRIES)
+            .try_for_each(async |()| Ok(()))
+            .await
+    }
+
+    /// Copies one entry, or what has its name by then; what is below a directory is left to the walk.
+    async fn copy(&self, to: &Handle, name: Name, from: Place) -> Result<Option<Pair>> {
+        let copied = self.from.at(&from, |from| self.copy_found(to, &name, from)).await?;
+        if let Some((_, below)) = copied {
+            return Ok(below);
+        }
+        // It went away, and what was copied of it goes, too.
+        self.to.remove_tree(to, &name).await?;
+        Ok(None)
+    }
+
+    async fn copy_found(&self, to: &Handle, name: &Name, from: Place) -> Result<Option<Pair>> {
+        let like = from.attributes();
         if like.kind == FileKind::Directory {
-            let to = self.copy_dir(to, name).await?;
-            return Ok(Some(Pair { from: entry.handle, like: entry.attributes, to }));
+            let (to, is_new) = self.copy_dir(to, name).await?;
+            return Ok(Some(Pair { from, to, is_new }));
         }
         if like.links < 2 {
-            self.copy_new(to, &entry).await?;
+            self.copy_new(to, name, &from).await?;
             return Ok(None);
         }
         let cell = {
             let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-            names.entry((like.fsid, like.fileid)).or_default().clone()
+            names.entry(inode(like)).or_default().clone()
         };
         let mut first = false;
         let copy = cell
             .get_or_try_init(|| async {
                 first = true;
-                self.copy_new(to, &entry).await
+                self.copy_new(to, name, &from).await
             })
             .await?;
         if !first {
@@ -121,11 +181,12 @@ impl Copy<'_> {
         Ok(None)
     }
 
-    async fn copy_dir(&self, to: &Handle, name: &Name) -> Result<Handle> {
+    /// Makes a directory, and tells whether it is new.
+    async fn copy_dir(&self, to: &Handle, name: &Name) -> Result<(Handle, bool)> {
         loop {
-            let (entry, _) = self.to.ensure_dir(to, name, &Change::mode(0o700)).await?;
+            let (entry, is_new) = self.to.ensure_dir(to, name, &Change::mode(0o700)).await?;
             if entry.attributes.kind == FileKind::Directory {
-                return Ok(entry.handle);
+                return Ok((entry.handle, is_new));
             }
             self.to.remove_tree(to, name).await?;
         }
@@ -141,7 +202,7 @@ impl Copy<'_> {
             }
             if let Some(found) = self.to.find(to, name).await? {
                 let wanted = self.to.attributes(copy).await?;
-                if (found.attributes.fsid, found.attributes.fileid) == (wanted.fsid, wanted.fileid) {
+                if inode(&found.attributes) == inode(&wanted) {
                     self.skipped.fetch_add(1, Ordering::Relaxed);
                     return Ok(());
                 }
@@ -153,26 +214,35 @@ impl Copy<'_> {
     }
 
     /// Copies something that is not a directory, unless it is there.
-    async fn copy_new(&self, to: &Handle, entry: &DirEntry) -> Result<Handle> {
-        let (name, like) = (&entry.name, &entry.attributes);
+    async fn copy_new(&self, to: &Handle, name: &Name, from: &Place) -> Result<Handle> {
+        let like = from.attributes();
         let text = match like.kind {
-            FileKind::Symlink => Some(self.from.read_link(&entry.handle).await?),
+            FileKind::Symlink => Some(self.from.read_link(from.handle()).await?),
             _ => None,
         };
         if let Some(found) = self.to.find(to, name).await? {
-            if self.is_copy(&found, like, text.as_ref()).await? {
+            if self.is_copy(&found, like, text.as_ref()).await? && self.adopt(&found.attributes, like) {
                 self.skipped.fetch_add(1, Ordering::Relaxed);
                 return Ok(found.handle);
             }
             self.to.remove_tree(to, name).await?;
         }
-        let handle = self.make(to, entry, text).await?;
+        let handle = self.make(to, name, from, text).await?;
         self.entries.fetch_add(1, Ordering::Relaxed);
         Ok(handle)
     }
 
-    async fn make(&self, to: &Handle, entry: &DirEntry, text: Option<Bytes>) -> Result<Handle> {
-        let (name, like) = (&entry.name, &entry.attributes);
+    /// Takes what an earlier run left as the copy of a file, unless it is another's already.
+    fn adopt(&self, found: &Attributes, like: &Attributes) -> bool {
+        if found.links < 2 {
+            return true;
+        }
+        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        *adopted.entry(inode(found)).or_insert_with(|| inode(like)) == inode(like)
+    }
+
+    async fn make(&self, to: &Handle, name: &Name, from: &Place, text: Option<Bytes>) -> Result<Handle> {
+        let like = from.attributes();
         let node = match (like.kind, text) {
             (FileKind::Symlink, Some(text)) => {
                 let made = self.to.symlink(to, name, &text, &Change::default()).await?;
@@ -184,7 +254,7 @@ impl Copy<'_> {
             (FileKind::Block, _) => Node::Block(like.device.0, like.device.1),
             (FileKind::Character, _) => Node::Character(like.device.0, like.device.1),
             (FileKind::File | FileKind::Directory | FileKind::Symlink, _) => {
-                return self.copy_file(to, entry).await;
+                return self.copy_file(to, name, from).await;
             }
         };
         let made = self.to.make_node(to, name, node, &Change::mode(0o600)).await?;
@@ -226,7 +296,12 @@ impl Copy<'_> {
 
     pub(super) async fn copy_xattrs(&self, from: &Handle, to: &Handle) -> Result<()> {
         for name in self.from.xattrs(from).await?.unwrap_or_default() {
-            if let Some(value) = self.from.xattr(from, &name).await?
+            let value = match self.from.xattr(from, &name).await {
+                // Removed meanwhile.
+                Err(error) if error.kind() == Kind::NotFound => continue,
+                value => value?,
+            };
+            if let Some(value) = value
                 && self.to.set_xattr(to, &name, value).await?.is_none()
             {
                 return Ok(());

@@ -5,8 +5,8 @@ use std::{ops::Range, sync::atomic::Ordering};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use super::copy::Copy;
-use crate::{Change, Create, DirEntry, Handle, Kind, NextData, Result};
+use super::{Place, copy::Copy};
+use crate::{Change, Create, Handle, Kind, Name, NextData, Result};
 
 /// What is read and written at once.
 const CHUNK: u64 = 1 << 20;
@@ -18,17 +18,17 @@ const BLOCK: usize = 4096;
 const TRIES: u32 = 3;
 
 impl Copy<'_> {
-    pub(super) async fn copy_file(&self, to: &Handle, entry: &DirEntry) -> Result<Handle> {
-        let like = &entry.attributes;
+    pub(super) async fn copy_file(&self, to: &Handle, name: &Name, from: &Place) -> Result<Handle> {
+        let like = from.attributes();
         // Its length is set at once, so that what is not written is a hole.
         let change = Change { mode: Some(0o600), size: Some(like.size), ..Change::default() };
-        let made = self.to.create(to, &entry.name, Create::New, &change).await?;
+        let made = self.to.create(to, name, Create::New, &change).await?;
         if made.attributes.size != like.size {
             let size = Change { size: Some(like.size), ..Change::default() };
             self.to.set_attributes(&made.handle, &size).await?;
         }
-        self.copy_content(&entry.handle, &made.handle, like.size, like.used < like.size).await?;
-        self.copy_xattrs(&entry.handle, &made.handle).await?;
+        self.copy_content(from.handle(), &made.handle, like.size, like.used < like.size).await?;
+        self.copy_xattrs(from.handle(), &made.handle).await?;
         self.finish(&made.handle, like).await?;
         Ok(made.handle)
     }

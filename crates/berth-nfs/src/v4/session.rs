@@ -181,7 +181,10 @@ impl Flight {
             Ok(_) => self.land(true),
             Err(Fault::Status(status)) if status.later() => self.land(false),
             // What the server knows of this slot is unknown, or that it knows nothing of us.
-            Err(_) => lose(&self.lost, Some(&self.slots)),
+            Err(_) => {
+                lose(&self.lost, Some(&self.slots));
+                self.slot = None;
+            }
         }
         opened
     }
@@ -198,7 +201,10 @@ impl Flight {
 
 impl Drop for Flight {
     fn drop(&mut self) {
-        let Some(pending) = self.pending.take() else { return };
+        let Some(pending) = self.pending.take() else {
+            // Nothing was sent, unless the slot is free already or lost: its number is still to be used.
+            return self.land(false);
+        };
         let mut rest = Self {
             slots: self.slots.clone(),
             slot: self.slot.take(),
@@ -213,8 +219,8 @@ impl Drop for Flight {
         {
             runtime.spawn(async move { rest.answer().await.map(drop) });
         } else {
-            rest.pending = None;
             lose(&self.lost, Some(&self.slots));
+            (rest.pending, rest.slot) = (None, None);
         }
     }
 }
@@ -247,5 +253,56 @@ impl Drop for Session {
             call(&connection, credential, minor, farewell).await?.take(op::DESTROY_CLIENTID)?;
             Ok::<(), Fault>(())
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::FutureExt as _;
+    use tokio::net::TcpListener;
+
+    use super::*;
+    use crate::rpc::{Endpoint, Groups};
+
+    #[tokio::test]
+    async fn a_request_that_is_dropped_before_it_is_sent_gives_its_slot_back() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = Endpoint {
+            host: "127.0.0.1".to_owned(),
+            port: listener.local_addr().unwrap().port(),
+            reserved: Some(false),
+            timeout: Duration::from_secs(20),
+        };
+        let connection = Arc::new(Connection::open(&endpoint).await.unwrap());
+        let credential = Credential { uid: 0, gid: 0, groups: Groups::new(&[]) };
+        let slots = Arc::new(Slots {
+            session: [0; 16],
+            free: Mutex::new(vec![Slot { number: 0, sequence: 7 }]),
+            permits: Arc::new(Semaphore::new(1)),
+            highest: 0,
+            max_request: 4096,
+            max_response: 4096,
+        });
+        let session = Session {
+            connection: connection.clone(),
+            credential,
+            minor: 1,
+            client: 0,
+            slots: Some(slots.clone()),
+            owners: Mutex::default(),
+            lost: Arc::default(),
+        };
+        // Whoever sends has no turn before something is awaited, so that the queue becomes full.
+        let mut waiting = Vec::new();
+        while let Some(sent) =
+            connection.start(COMPOUND, credential, Compound::default().encode(1, None)).now_or_never()
+        {
+            waiting.push(sent.unwrap());
+        }
+        assert!(session.call(Compound::default()).now_or_never().is_none());
+        assert_eq!(slots.permits.available_permits(), 1);
+        let free: Vec<_> = slots.free().iter().map(|slot| (slot.number, slot.sequence)).collect();
+        assert_eq!(free, [(0, 7)]);
+        assert!(session.is_alive());
     }
 }

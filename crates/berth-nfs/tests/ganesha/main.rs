@@ -2,6 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
+#[path = "../../../../testbed/nfs/between.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod between;
 mod failures;
 mod files;
 #[path = "../../../../testbed/nfs/ganesha.rs"]

@@ -9,7 +9,10 @@ use std::{
 use berth_nfs::{Change, Create, Kind, Name, Node, Share, Version};
 use bytes::Bytes;
 
-use super::server::{Server, chain};
+use super::{
+    between::{Asked, Fate, Request, between},
+    server::{Server, chain},
+};
 
 async fn open(share: &Share, path: &str) -> berth_nfs::Handle {
     share.open_dir(path).await.unwrap_or_else(|error| panic!("{path}: {}", chain(&error))).handle
@@ -231,4 +234,138 @@ async fn a_tree_is_copied_between_servers_of_different_versions() {
     let (from, to) = (one.share(Version::V3).await, other.share(Version::V4_2).await);
     from.copy_tree(&open(&from, "from").await, &to, &to.root()).await.unwrap();
     same(&describe(&other.export()), &describe(&top));
+}
+
+#[tokio::test]
+async fn a_copy_that_is_tried_again_is_what_its_original_is_then() {
+    for version in [Version::V3, Version::V4_2] {
+        let server = Server::start();
+        let top = server.export().join("from");
+        for dir in ["sub/gone", "sub/becomes a file"] {
+            fs::create_dir_all(top.join(dir)).unwrap();
+            fs::write(top.join(dir).join("file"), dir).unwrap();
+        }
+        for name in ["deleted", "renamed", "sub/deleted", "sub/becomes a directory", "one", "three"] {
+            fs::write(top.join(name), name).unwrap();
+        }
+        fs::hard_link(top.join("one"), top.join("two")).unwrap();
+        fs::hard_link(top.join("three"), top.join("four")).unwrap();
+        let share = server.share(version).await;
+        let to = share.make_dirs("to", &Change::default()).await.unwrap().0;
+        let from = open(&share, "from").await;
+        share.copy_tree(&from, &share, &to.handle).await.unwrap();
+
+        // Not behind the server's back, which would remember it.
+        let sub = open(&share, "from/sub").await;
+        share.remove(&from, "deleted").await.unwrap();
+        share.rename(&from, "renamed", &from, "with a new name").await.unwrap();
+        for name in ["deleted", "gone", "becomes a file", "becomes a directory"] {
+            share.remove_tree(&sub, name).await.unwrap();
+        }
+        share.create(&sub, "becomes a file", Create::New, &Change::mode(0o644)).await.unwrap();
+        share.make_dirs("from/sub/becomes a directory/below", &Change::mode(0o755)).await.unwrap();
+        // What were two names of one file are two files, as alike as can be.
+        let like = share.lookup(&from, "one").await.unwrap().attributes;
+        share.remove(&from, "two").await.unwrap();
+        let two = share.create(&from, "two", Create::New, &Change::mode(like.mode)).await.unwrap().handle;
+        share.write(&two, 0, Bytes::from_static(b"one"), true).await.unwrap();
+        let modified = Some(berth_nfs::TimeChange::At(like.modified));
+        share.set_attributes(&two, &Change { modified, ..Change::default() }).await.unwrap();
+        share.remove(&from, "four").await.unwrap();
+
+        let again = share.copy_tree(&from, &share, &to.handle).await;
+        again.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));
+        same(&describe(&server.export().join("to")), &describe(&top));
+    }
+}
+
+/// The share by way of somebody who decides about requests.
+async fn meddled(
+    server: &Server,
+    version: Version,
+    fate: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static,
+) -> Share {
+    let mut target = server.target(version);
+    target.options.port = Some(between(server.port(), fate).unwrap());
+    berth_nfs::Nfs::new().share(&target).await.unwrap_or_else(|error| panic!("{}", chain(&error)))
+}
+
+fn names(dir: &Path) -> Vec<String> {
+    let mut names: Vec<_> =
+        fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn what_goes_away_while_a_tree_is_copied_is_left_out() {
+    for version in Version::ALL {
+        let server = Server::start();
+        let top = server.export().join("from");
+        for dir in ["gone dir/below", "kept dir", "replaced dir"] {
+            fs::create_dir_all(top.join(dir)).unwrap();
+        }
+        for name in ["gone", "gone dir/file", "kept", "kept dir/file", "replaced", "replaced dir/old"] {
+            fs::write(top.join(name), "old").unwrap();
+        }
+        symlink("nowhere", top.join("gone link")).unwrap();
+        fs::create_dir(server.export().join("aside")).unwrap();
+        fs::write(server.export().join("aside/new"), "new").unwrap();
+        fs::write(server.export().join("aside/replaced"), "replaced").unwrap();
+        let (once, export) = (std::sync::Once::new(), server.export());
+        // When the first content is asked for, its directory has been listed.
+        let share = meddled(&server, version, move |request| {
+            if matches!(request.asked(), Asked::Read | Asked::ReadLink) {
+                once.call_once(|| {
+                    let top = export.join("from");
+                    fs::remove_file(top.join("gone")).unwrap();
+                    fs::remove_file(top.join("gone link")).unwrap();
+                    fs::remove_dir_all(top.join("gone dir")).unwrap();
+                    fs::remove_dir_all(top.join("replaced dir")).unwrap();
+                    fs::create_dir(top.join("replaced dir")).unwrap();
+                    fs::rename(export.join("aside/new"), top.join("replaced dir/new")).unwrap();
+                    fs::rename(export.join("aside/replaced"), top.join("replaced")).unwrap();
+                });
+            }
+            Fate::Passed
+        })
+        .await;
+        let from = open(&share, "from").await;
+        let to = share.make_dirs("to", &Change::default()).await.unwrap().0;
+        // An earlier run copied some of it.
+        share.make_dirs("to/gone dir/below/more", &Change::default()).await.unwrap();
+        share.create(&to.handle, "gone", Create::New, &Change::default()).await.unwrap();
+        let copied = share.copy_tree(&from, &share, &to.handle).await;
+        copied.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));
+        let copy = server.export().join("to");
+        assert_eq!(names(&copy), ["gone dir", "kept", "kept dir", "replaced", "replaced dir"], "{version}");
+        assert_eq!(names(&copy.join("gone dir")), Vec::<String>::new());
+        assert_eq!(fs::read_to_string(copy.join("kept dir/file")).unwrap(), "old");
+        assert_eq!(fs::read_to_string(copy.join("replaced")).unwrap(), "replaced");
+        assert_eq!(names(&copy.join("replaced dir")), ["new"]);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_knows_no_handle_any_more_has_not_lost_single_files() {
+    const STALE: u32 = 70;
+    for version in [Version::V3, Version::V4_0] {
+        let server = Server::start();
+        fs::create_dir_all(server.export().join("from/sub")).unwrap();
+        fs::write(server.export().join("from/sub/file"), "content").unwrap();
+        let is_other = std::sync::atomic::AtomicBool::new(false);
+        let share = meddled(&server, version, move |request| {
+            use std::sync::atomic::Ordering::SeqCst;
+            if request.asked() == Asked::Read {
+                is_other.store(true, SeqCst);
+            }
+            if is_other.load(SeqCst) { request.failed(STALE) } else { Fate::Passed }
+        })
+        .await;
+        let to = server.share(version).await;
+        let from = open(&share, "from").await;
+        let copy = to.make_dirs("to", &Change::default()).await.unwrap().0;
+        let error = share.copy_tree(&from, &to, &copy.handle).await.unwrap_err();
+        assert_eq!(error.kind(), Kind::Stale, "{version}: {}", chain(&error));
+    }
 }

@@ -1,8 +1,15 @@
 //! Packs a directory of a share into an archive on a share.
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::HashMap,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
-use berth_nfs::{Attributes, Cookie, DirEntry, FileKind, Handle, NextData, Share};
+use berth_nfs::{Attributes, Cookie, DirEntry, Entry, FileKind, Handle, Kind, NextData, Share, tree::Place};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use futures_util::{
@@ -26,6 +33,8 @@ const LITTLE: usize = 16 << 10;
 const SMALL: u64 = 64 << 10;
 /// How many requests are under way at once.
 const AT_ONCE: usize = 8;
+/// So often a file is packed again because it was replaced meanwhile.
+const REPLACED: u32 = 16;
 /// Holes are looked for in pieces of this length where the server does not tell them.
 const GRAIN: usize = 4096;
 
@@ -39,7 +48,7 @@ pub(in crate::nfs) struct Packed {
 }
 
 /// Packs what is in `dir` into the empty file `to`, which is complete and on disk when this returns; counts what it has
-/// packed.
+/// packed. What goes away meanwhile is left out.
 pub(in crate::nfs) async fn pack(
     from: &Share,
     dir: &Handle,
@@ -53,55 +62,64 @@ pub(in crate::nfs) async fn pack(
         output: Output::new(to, file, compress),
         links: HashMap::new(),
         unpacked: 0,
-        xattrs: true,
+        has_xattrs: Arc::new(AtomicBool::new(true)),
         progress,
     };
     let attributes = from.attributes(dir).await.map_err(failed)?;
-    let xattrs = packer.xattrs(dir).await?;
+    let xattrs = xattrs_of(from, dir, &packer.has_xattrs).await.map_err(failed)?;
     packer
         .output
         .push(encode(&header(b"./".to_vec(), EntryKind::Directory, &attributes, xattrs)).into())
         .await?;
-    packer.directory(b"./", dir).await?;
+    packer.directory(b"./", Place::top(Entry { handle: dir.clone(), attributes })).await?;
     packer.output.push(end().into()).await?;
     let unpacked = packer.unpacked;
     let sha256 = packer.output.finish().await?;
     Ok(Packed { unpacked, sha256 })
 }
 
+/// Filesystem and number.
+type Inode = ((u64, u64), u64);
+
 struct Packer<'a> {
     from: &'a Share,
     output: Output,
     /// Files with several names: where the first one is.
-    links: HashMap<((u64, u64), u64), Vec<u8>>,
+    links: HashMap<Inode, Vec<u8>>,
     unpacked: u64,
     /// Whether the server has extended attributes.
-    xattrs: bool,
+    has_xattrs: Arc<AtomicBool>,
     progress: &'a Progress,
 }
 
 impl Packer<'_> {
     /// Packs what is in a directory, and in those below it.
-    async fn directory(&mut self, path: &[u8], dir: &Handle) -> Result<()> {
+    async fn directory(&mut self, path: &[u8], top: Place) -> Result<()> {
         // The directories still to be packed, the next one last.
-        let mut waiting = vec![(path.to_vec(), dir.clone())];
+        let mut waiting = vec![(path.to_vec(), top)];
         while let Some((path, dir)) = waiting.pop() {
-            let mut entries = entries_of(self.from, &dir).await?;
+            let listed = self.from.at(&dir, |dir| entries_of(self.from, dir)).await.map_err(failed)?;
+            // One that went away is as good as empty.
+            let Some((dir, mut entries)) = listed else { continue };
             entries.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-            let from = self.from;
-            let mut ready =
-                stream::iter(entries).map(|entry| begin(ahead(from.clone(), entry))).buffered(AT_ONCE);
+            let (from, has_xattrs) = (self.from.clone(), self.has_xattrs.clone());
+            let ahead = |entry: DirEntry| {
+                let (from, has_xattrs, name) = (from.clone(), has_xattrs.clone(), entry.name.clone());
+                let place = dir.below(entry);
+                begin(async move { Ok((name, ahead(&from, &place, &has_xattrs).await.map_err(failed)?)) })
+            };
+            let mut ready = stream::iter(entries).map(ahead).buffered(AT_ONCE);
             let mut below = Vec::new();
-            while let Some((entry, content)) = ready.try_next().await? {
-                let path = [path.as_slice(), entry.name.as_bytes()].concat();
-                if entry.attributes.kind == FileKind::Directory {
+            while let Some((name, found)) = ready.try_next().await? {
+                let Some((place, known)) = found else { continue };
+                let path = [path.as_slice(), name.as_bytes()].concat();
+                if place.attributes().kind == FileKind::Directory {
                     let path = [path.as_slice(), b"/"].concat();
-                    let xattrs = self.xattrs(&entry.handle).await?;
-                    let header = header(path.clone(), EntryKind::Directory, &entry.attributes, xattrs);
+                    let header = header(path.clone(), EntryKind::Directory, place.attributes(), known.xattrs);
                     self.output.push(encode(&header).into()).await?;
-                    below.push((path, entry.handle));
+                    below.push((path, place));
                 } else {
-                    self.other(path, &entry, content).await?;
+                    self.other(&path, place, known).await?;
                 }
             }
             waiting.extend(below.into_iter().rev());
@@ -109,18 +127,25 @@ impl Packer<'_> {
         Ok(())
     }
 
-    async fn other(&mut self, path: Vec<u8>, entry: &DirEntry, content: Content) -> Result<()> {
-        let attributes = &entry.attributes;
-        if attributes.links > 1 {
-            let key = (attributes.fsid, attributes.fileid);
-            if let Some(first) = self.links.get(&key) {
-                let mut header = header(path, EntryKind::HardLink, attributes, Vec::new());
-                header.link.clone_from(first);
-                return self.output.push(encode(&header).into()).await;
+    /// Packs what is no directory, or what has its name by then.
+    async fn other(&mut self, path: &[u8], mut place: Place, mut known: Known) -> Result<()> {
+        for _ in 0..REPLACED {
+            let Some(now) = self.once(path, &place, known).await? else { return Ok(()) };
+            let found = ahead(self.from, &now, &self.has_xattrs).await.map_err(failed)?;
+            match found {
+                // The archive may have a file of that name by now, and nothing can be in that.
+                Some((place, _)) if place.attributes().kind == FileKind::Directory => return Ok(()),
+                Some(found) => (place, known) = found,
+                None => return Ok(()),
             }
-            self.links.insert(key, path.clone());
         }
-        let xattrs = self.xattrs(&entry.handle).await?;
+        let path = String::from_utf8_lossy(path);
+        Err(Error::Unavailable(format!("{path:?} is replaced faster than it can be read; repeat the call")))
+    }
+
+    /// Packs it once. If it goes away meanwhile, gives what is there now: of two entries with one name, the later counts.
+    async fn once(&mut self, path: &[u8], place: &Place, known: Known) -> Result<Option<Place>> {
+        let attributes = place.attributes();
         let kind = match attributes.kind {
             FileKind::File => EntryKind::File,
             FileKind::Symlink => EntryKind::Symlink,
@@ -128,14 +153,23 @@ impl Packer<'_> {
             FileKind::Block => EntryKind::Block,
             FileKind::Character => EntryKind::Character,
             // A socket is of no use without the process that made it, and no archive has them.
-            FileKind::Socket | FileKind::Directory => return Ok(()),
+            FileKind::Socket | FileKind::Directory => return Ok(None),
         };
-        let mut header = header(path, kind, attributes, xattrs);
-        match content {
-            Content::Nothing => self.output.push(encode(&header).into()).await,
+        if attributes.links > 1 {
+            if let Some(first) = self.links.get(&inode(attributes)) {
+                let mut header = header(path.to_vec(), EntryKind::HardLink, attributes, Vec::new());
+                header.link.clone_from(first);
+                self.output.push(encode(&header).into()).await?;
+                return Ok(None);
+            }
+            self.links.insert(inode(attributes), path.to_vec());
+        }
+        let mut header = header(path.to_vec(), kind, attributes, known.xattrs);
+        match known.content {
+            Content::Nothing => self.output.push(encode(&header).into()).await?,
             Content::Link(to) => {
                 header.link = to.to_vec();
-                self.output.push(encode(&header).into()).await
+                self.output.push(encode(&header).into()).await?;
             }
             Content::Whole(data) => {
                 header.size = length(&data);
@@ -145,61 +179,83 @@ impl Packer<'_> {
                 bytes.resize(bytes.len() + padding(header.size), 0);
                 self.output.push(bytes.into()).await?;
                 self.progress.add(header.size);
-                Ok(())
             }
-            Content::Large => self.large(header, &entry.handle, attributes).await,
+            Content::Large => return self.large(header, place).await,
         }
+        Ok(None)
     }
 
-    async fn large(&mut self, mut header: Header, file: &Handle, attributes: &Attributes) -> Result<()> {
+    async fn large(&mut self, mut header: Header, place: &Place) -> Result<Option<Place>> {
+        let (from, file, attributes) = (self.from, place.handle(), place.attributes());
         // What takes as much as it is long has no holes worth a look.
         if attributes.used < attributes.size {
-            header.pieces = pieces_of(self.from, file, header.size).await?;
+            header.pieces = match pieces_of(from, file, header.size).await {
+                Ok(pieces) => pieces,
+                Err(error) => return self.lost(place, error).await,
+            };
         }
-        self.unpacked += header.size;
         let stored = stored_length(&header);
         let whole = 0..header.size;
         let pieces = header.pieces.clone().unwrap_or_else(|| Vec::from([whole]));
-        self.output.push(encode(&header).into()).await?;
-        let from = self.from;
-        let chunks = pieces.into_iter().flat_map(chunks);
+        let wanted = pieces.into_iter().flat_map(chunks);
         let read = |chunk| {
             let (from, file) = (from.clone(), file.clone());
-            begin(async move { read_exactly(&from, &file, chunk).await })
+            begin(async move { Ok(read_exactly(&from, &file, chunk).await) })
         };
-        let mut read = stream::iter(chunks).map(read).buffered(AT_ONCE / 2);
-        let mut copied = 0;
-        while let Some(data) = read.try_next().await? {
-            let bytes = length(&data);
-            self.output.push(data).await?;
-            copied += bytes;
-            self.progress.add(bytes);
+        let mut read = stream::iter(wanted).map(read).buffered(AT_ONCE / 2);
+        let mut data = match read.try_next().await?.transpose() {
+            Ok(first) => first,
+            // Nothing of it is in the archive yet.
+            Err(error) => return self.lost(place, error).await,
+        };
+        self.unpacked += header.size;
+        self.output.push(encode(&header).into()).await?;
+        let (mut copied, mut now) = (0, None);
+        while let Some(bytes) = data {
+            copied += length(&bytes);
+            self.progress.add(length(&bytes));
+            self.output.push(bytes).await?;
+            data = match read.try_next().await?.transpose() {
+                Ok(next) => next,
+                Err(error) => {
+                    now = self.lost(place, error).await?;
+                    let path = String::from_utf8_lossy(&header.path);
+                    tracing::warn!(%path, "a file went away while it was packed; the rest of it becomes zeros");
+                    // The archive has promised the rest, and has to keep that.
+                    for rest in chunks(copied..stored) {
+                        let zeros = usize::try_from(rest.end - rest.start).expect("a chunk fits in memory");
+                        self.output.push(vec![0; zeros].into()).await?;
+                    }
+                    None
+                }
+            };
         }
         // Holes are copied by not being copied.
         self.progress.add(header.size.saturating_sub(copied));
-        self.output.push(vec![0; padding(stored)].into()).await
+        self.output.push(vec![0; padding(stored)].into()).await?;
+        Ok(now)
     }
 
-    /// Extended attributes with their full names; none where the server has none.
-    async fn xattrs(&mut self, of: &Handle) -> Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        if !self.xattrs {
-            return Ok(Vec::new());
-        }
-        let Some(names) = self.from.xattrs(of).await.map_err(failed)? else {
-            self.xattrs = false;
-            return Ok(Vec::new());
-        };
-        let mut xattrs = Vec::new();
-        for name in names {
-            if let Some(value) = self.from.xattr(of, &name).await.map_err(failed)? {
-                xattrs.push(([b"user.", name.as_bytes()].concat(), value.to_vec()));
-            }
-        }
-        Ok(xattrs)
+    /// What has the name of a file that could not be read, if that means that it went away; no other name leads to it.
+    async fn lost(&mut self, place: &Place, error: berth_nfs::Error) -> Result<Option<Place>> {
+        self.links.remove(&inode(place.attributes()));
+        self.from.find_again(place, error).await.map_err(failed)
     }
 }
 
-/// What is known of an entry's content when its turn comes.
+fn inode(of: &Attributes) -> Inode {
+    (of.fsid, of.fileid)
+}
+
+/// What is known of an entry when its turn comes.
+struct Known {
+    xattrs: Xattrs,
+    content: Content,
+}
+
+/// With their full names.
+type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 enum Content {
     Nothing,
     Link(Bytes),
@@ -207,25 +263,57 @@ enum Content {
     Large,
 }
 
-async fn ahead(from: Share, entry: DirEntry) -> Result<(DirEntry, Content)> {
-    let attributes = &entry.attributes;
+/// Finds out about an entry, or about what has its name by then; nothing may.
+async fn ahead(
+    from: &Share,
+    place: &Place,
+    has_xattrs: &AtomicBool,
+) -> berth_nfs::Result<Option<(Place, Known)>> {
+    from.at(place, |place| known(from, place, has_xattrs)).await
+}
+
+async fn known(from: &Share, place: Place, has_xattrs: &AtomicBool) -> berth_nfs::Result<Known> {
+    let (handle, attributes) = (place.handle(), place.attributes());
     let content = match attributes.kind {
-        FileKind::Symlink => Content::Link(from.read_link(&entry.handle).await.map_err(failed)?),
+        FileKind::Symlink => Content::Link(from.read_link(handle).await?),
         FileKind::File if attributes.size == 0 => Content::Whole(Bytes::new()),
         FileKind::File if attributes.size <= SMALL => {
-            Content::Whole(read_exactly(&from, &entry.handle, 0..attributes.size).await?)
+            Content::Whole(read_exactly(from, handle, 0..attributes.size).await?)
         }
         FileKind::File => Content::Large,
         _ => Content::Nothing,
     };
-    Ok((entry, content))
+    Ok(Known { xattrs: xattrs_of(from, handle, has_xattrs).await?, content })
 }
 
-async fn entries_of(share: &Share, dir: &Handle) -> Result<Vec<DirEntry>> {
+/// Extended attributes; none where the server has none.
+async fn xattrs_of(from: &Share, of: &Handle, has_xattrs: &AtomicBool) -> berth_nfs::Result<Xattrs> {
+    if !has_xattrs.load(Ordering::Relaxed) {
+        return Ok(Vec::new());
+    }
+    let Some(names) = from.xattrs(of).await? else {
+        has_xattrs.store(false, Ordering::Relaxed);
+        return Ok(Vec::new());
+    };
+    let mut xattrs = Vec::new();
+    for name in names {
+        match from.xattr(of, &name).await {
+            Ok(None) => {}
+            Ok(Some(value)) => xattrs.push(([b"user.", name.as_bytes()].concat(), value.to_vec())),
+            // Removed meanwhile.
+            Err(error) if error.kind() == Kind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(xattrs)
+}
+
+async fn entries_of(share: &Share, dir: Place) -> berth_nfs::Result<Vec<DirEntry>> {
     let mut entries = Vec::new();
-    let mut next = Some(Cookie::default());
+    // Something else may have its name by now.
+    let mut next = (dir.attributes().kind == FileKind::Directory).then(Cookie::default);
     while let Some(cookie) = next {
-        let page = share.read_dir(dir, cookie).await.map_err(failed)?;
+        let page = share.read_dir(dir.handle(), cookie).await?;
         entries.extend(page.entries);
         next = page.next;
     }
@@ -256,13 +344,13 @@ fn chunks(piece: Range<u64>) -> impl Iterator<Item = Range<u64>> {
 }
 
 /// Reads a piece of a file; where it has become shorter meanwhile, zeros.
-async fn read_exactly(share: &Share, file: &Handle, piece: Range<u64>) -> Result<Bytes> {
+async fn read_exactly(share: &Share, file: &Handle, piece: Range<u64>) -> berth_nfs::Result<Bytes> {
     let wanted = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX);
     let mut data = Vec::new();
     while data.len() < wanted {
         let offset = piece.start + length(&data);
         let left = u32::try_from(wanted - data.len()).unwrap_or(CHUNK).min(CHUNK);
-        let (bytes, is_end) = share.read(file, offset, left).await.map_err(failed)?;
+        let (bytes, is_end) = share.read(file, offset, left).await?;
         if data.is_empty() && bytes.len() == wanted {
             return Ok(bytes);
         }
@@ -276,11 +364,11 @@ async fn read_exactly(share: &Share, file: &Handle, piece: Range<u64>) -> Result
 }
 
 /// The pieces of a file that are no holes; `None` if it has none, or more pieces than are worth it.
-async fn pieces_of(share: &Share, file: &Handle, size: u64) -> Result<Option<Vec<Range<u64>>>> {
+async fn pieces_of(share: &Share, file: &Handle, size: u64) -> berth_nfs::Result<Option<Vec<Range<u64>>>> {
     let mut pieces: Vec<Range<u64>> = Vec::new();
     let mut offset = 0;
     while offset < size {
-        match share.next_data(file, offset).await.map_err(failed)? {
+        match share.next_data(file, offset).await? {
             NextData::Unknown => return scanned(share, file, size).await,
             NextData::None => break,
             NextData::At(found) => {
@@ -300,10 +388,12 @@ async fn pieces_of(share: &Share, file: &Handle, size: u64) -> Result<Option<Vec
 }
 
 /// As [`pieces_of`], by a look at the bytes.
-async fn scanned(share: &Share, file: &Handle, size: u64) -> Result<Option<Vec<Range<u64>>>> {
+async fn scanned(share: &Share, file: &Handle, size: u64) -> berth_nfs::Result<Option<Vec<Range<u64>>>> {
     let mut pieces = Vec::new();
     let mut read = stream::iter(chunks(0..size))
-        .map(|chunk| async { Ok::<_, Error>((chunk.start, read_exactly(share, file, chunk).await?)) })
+        .map(|chunk| async {
+            Ok::<_, berth_nfs::Error>((chunk.start, read_exactly(share, file, chunk).await?))
+        })
         .buffered(AT_ONCE / 2);
     while let Some((start, data)) = read.try_next().await? {
         for (grain, index) in data.chunks(GRAIN).zip(0_u64..) {
