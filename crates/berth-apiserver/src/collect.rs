@@ -365,7 +365,11 @@ impl Collector {
             return OwnerState::Unknown;
         }
         let key = Key::new(served.collection.clone(), namespace, owner.name.as_str());
-        let Some(found) = current(&self.api, &key) else { return OwnerState::Dangling };
+        let Some(found) = current(&self.api, &key) else {
+            // An owner whose record was damaged has not gone, and its dependents must not go with it.
+            let has_gone = self.api.store().is_whole() || self.graph.saw_go(dependent, owner);
+            return if has_gone { OwnerState::Dangling } else { OwnerState::Unknown };
+        };
         let found = Item::read(&key, &found);
         match found {
             found if found.uid != owner.uid => OwnerState::Dangling,

@@ -242,6 +242,7 @@ struct Shared {
     commits: Commits,
     newest: tokio::sync::watch::Sender<u64>,
     recent_views: Mutex<RecentViews>,
+    whole: bool,
 }
 
 impl Shared {
@@ -268,9 +269,15 @@ impl Store {
             newest: tokio::sync::watch::Sender::new(published.revision()),
             published: RwLock::new(published),
             recent_views: Mutex::default(),
+            whole: journal.whole,
         });
         let committer = commit::Committer::start(shared.clone(), journal).map_err(OpenError::Thread)?;
         Ok((Self { shared, _committer: Arc::new(committer) }, opened))
+    }
+
+    /// Whether what is not here was removed: not, if records were damaged, until somebody removes what was set aside of them.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.shared.whole
     }
 
     /// The newest revision that readers see.

@@ -9,7 +9,7 @@ use super::*;
 struct Cluster {
     api: ApiServer,
     shutdown: CancellationToken,
-    _dir: tempfile::TempDir,
+    dir: Arc<tempfile::TempDir>,
 }
 
 impl Cluster {
@@ -20,14 +20,17 @@ impl Cluster {
     }
 
     async fn without_collector() -> Self {
-        let dir = tempfile::tempdir().unwrap();
+        Self::on(Arc::new(tempfile::tempdir().unwrap())).await
+    }
+
+    async fn on(dir: Arc<tempfile::TempDir>) -> Self {
         let (store, _) = Store::open(dir.path(), crate::store::Options::default()).unwrap();
         let pki = tempfile::tempdir().unwrap();
         let credentials = crate::auth::Credentials::ensure(pki.path(), Timestamp::now()).unwrap();
         let given = crate::rest::Options { credentials: Some(credentials.into()), ..Default::default() };
         let api = ApiServer::new(store, given);
         api.bootstrap().await.unwrap();
-        Self { api, shutdown: CancellationToken::new(), _dir: dir }
+        Self { api, shutdown: CancellationToken::new(), dir }
     }
 
     async fn send(&self, method: &str, path: &str, body: &Value) -> Value {

@@ -23,6 +23,8 @@ const LEAP: u64 = 1_000_000;
 pub(super) struct Records {
     journal: Journal,
     lock: std::fs::File,
+    /// Whether nothing of it was ever damaged, as far as can still be seen.
+    pub(super) whole: bool,
 }
 
 impl Drop for Records {
@@ -49,7 +51,8 @@ pub(super) fn load(dir: &Path, options: Options) -> Result<(Published, Records, 
         }
     })
     .map_err(OpenError::Journal)?;
-    let mut records = Records { journal, lock };
+    let whole = damage.lines == 0 && !damage.earlier && strange == 0;
+    let mut records = Records { journal, lock, whole };
     if damage.lines > 0 {
         // The newest changes may be among what was lost, and what clients remember of them must not come again.
         published.leap_to(published.revision() + LEAP);

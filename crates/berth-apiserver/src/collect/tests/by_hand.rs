@@ -16,7 +16,10 @@ struct ByHand {
 impl ByHand {
     /// A collector that knows of no collection yet.
     async fn new() -> Self {
-        let cluster = Cluster::without_collector().await;
+        Self::of(Cluster::without_collector().await)
+    }
+
+    fn of(cluster: Cluster) -> Self {
         let (sender, news) = mpsc::channel(NEWS);
         let mut collector = Collector::new(cluster.api.clone(), Options::default(), sender);
         collector.followed = cluster.api.registry().all().map(|served| served.collection.clone()).collect();
@@ -71,6 +74,34 @@ impl ByHand {
             child["metadata"]["deletionTimestamp"].is_null()
                 && crate::rules::read::items(&child, &["metadata", "ownerReferences"]).is_empty()
         })
+    }
+}
+
+#[tokio::test]
+async fn an_owner_whose_record_is_damaged_has_not_gone() {
+    let hand = ByHand::new().await;
+    let owner = hand.cluster.config("owner", None, false).await;
+    hand.secret(&owner, &[]).await;
+    let dir = hand.cluster.dir.clone();
+    drop(hand);
+    let journal = dir.path().join("objects");
+    let text = std::fs::read_to_string(&journal).unwrap();
+    let line = text.lines().find(|line| line.contains("configmaps/default/owner")).unwrap();
+    std::fs::write(&journal, text.replace(line, &line.replace("ConfigMap", "ConfigMop"))).unwrap();
+    // At the next start nothing is damaged any more, and yet nobody knows more.
+    for _ in 0..2 {
+        let cluster = Cluster::on(dir.clone()).await;
+        assert!(current(&cluster.api, &Cluster::key(CONFIGS, "default", "owner")).is_none());
+        let mut hand = ByHand::of(cluster);
+        hand.list_all().await;
+        assert!(hand.child().is_some_and(|child| child["metadata"]["deletionTimestamp"].is_null()));
+        // One that is seen to go takes its dependents along as ever.
+        let other = hand.cluster.config("other", None, false).await;
+        hand.cluster.config("dependent", Some(&other), false).await;
+        hand.tell(CONFIGS).await;
+        hand.cluster.delete("other", "Background").await;
+        hand.tell(CONFIGS).await;
+        assert!(current(&hand.cluster.api, &Cluster::key(CONFIGS, "default", "dependent")).is_none());
     }
 }
 
