@@ -32,7 +32,7 @@ const CONTROL: &str = "/dev/loop-control";
 const ATTACH_ATTEMPTS: u32 = 100;
 
 /// Whoever merely looks at a device (udev, blkid, our own listing) is gone within this many looks.
-const DETACH_LOOKS: u32 = 100;
+const DETACH_LOOKS: u32 = 20;
 const DETACH_PAUSE: Duration = Duration::from_millis(5);
 
 /// The major number of every loop device; the minor is its N.

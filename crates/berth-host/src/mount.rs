@@ -33,7 +33,7 @@ pub use self::{
 use crate::error::{Change, Doing as _, Error, Result};
 
 /// How often, and after what time, a busy mount is tried again before it counts as one.
-const BUSY_ATTEMPTS: u32 = 100;
+const BUSY_ATTEMPTS: u32 = 20;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 /// Makes `source`, a directory or any other file, also appear at the existing `target`.
