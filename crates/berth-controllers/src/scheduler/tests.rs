@@ -1,162 +1,19 @@
 //! kube-scheduler's reasons, row by row. Rows carry the names of the Go tests they come from (`volume_binding_test.go`,
 //! `csi_test.go` of nodevolumelimits, `volume_zone_test.go`, `volume_restrictions_test.go`, `taint_toleration_test.go`).
 
-use std::sync::Arc;
+mod plain;
 
 use berth_kube::Key;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
+use self::plain::*;
 use super::board::{Board, request};
 use super::decide::decide;
 use super::unfit::Plugin;
-use super::world::{World, claim_of};
-use crate::claims;
 
 const HOPELESS: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
-
-/// Objects in plain lists.
-#[derive(Default)]
-struct Plain {
-    nodes: Vec<Arc<Node>>,
-    pods: Vec<Arc<Pod>>,
-    claims: Vec<Arc<PersistentVolumeClaim>>,
-    volumes: Vec<Arc<PersistentVolume>>,
-    classes: Vec<Arc<StorageClass>>,
-    drivers: Vec<Arc<CSIDriver>>,
-    csi_nodes: Vec<Arc<CSINode>>,
-    attachments: Vec<Arc<VolumeAttachment>>,
-    capacities: Vec<Arc<CSIStorageCapacity>>,
-}
-
-fn named<K: kube::ResourceExt>(list: &[Arc<K>], name: &str) -> Option<Arc<K>> {
-    list.iter().find(|object| object.name_any() == name).cloned()
-}
-
-impl World for Plain {
-    fn nodes(&self) -> Vec<Arc<Node>> {
-        self.nodes.clone()
-    }
-    fn pod(&self, key: &Key) -> Option<Arc<Pod>> {
-        self.pods.iter().find(|pod| Key::of(pod.as_ref()) == *key).cloned()
-    }
-    fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
-        self.claims.iter().find(|claim| Key::of(claim.as_ref()) == *key).cloned()
-    }
-    fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>> {
-        named(&self.volumes, name)
-    }
-    fn class(&self, name: &str) -> Option<Arc<StorageClass>> {
-        named(&self.classes, name)
-    }
-    fn driver(&self, name: &str) -> Option<Arc<CSIDriver>> {
-        named(&self.drivers, name)
-    }
-    fn csi_node(&self, name: &str) -> Option<Arc<CSINode>> {
-        named(&self.csi_nodes, name)
-    }
-    fn attachments(&self, node: &str) -> Vec<Arc<VolumeAttachment>> {
-        self.attachments.iter().filter(|attachment| attachment.spec.node_name == node).cloned().collect()
-    }
-    fn capacities(&self, class: &str) -> Vec<Arc<CSIStorageCapacity>> {
-        self.capacities.iter().filter(|capacity| capacity.storage_class_name == class).cloned().collect()
-    }
-    fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
-        let fits = |volume: &PersistentVolume| match claim_of(volume) {
-            Some(key) => key == Key::of(claim),
-            None => claims::volume_class(volume) == claims::class(claim),
-        };
-        self.volumes.iter().filter(|volume| fits(volume)).cloned().collect()
-    }
-}
-
-/// Reads objects by their kind.
-fn world(objects: Vec<Value>) -> Plain {
-    fn read<K: serde::de::DeserializeOwned>(value: Value) -> Arc<K> {
-        Arc::new(serde_json::from_value(value).unwrap())
-    }
-    let mut world = Plain::default();
-    for mut object in objects {
-        let kind = object["kind"].take();
-        object.as_object_mut().unwrap().remove("kind");
-        match kind.as_str().unwrap() {
-            "Node" => world.nodes.push(read(object)),
-            "Pod" => world.pods.push(read(object)),
-            "Claim" => world.claims.push(read(object)),
-            "Volume" => world.volumes.push(read(object)),
-            "Class" => world.classes.push(read(object)),
-            "Driver" => world.drivers.push(read(object)),
-            "CSINode" => world.csi_nodes.push(read(object)),
-            "Attachment" => world.attachments.push(read(object)),
-            "Capacity" => world.capacities.push(read(object)),
-            other => panic!("{other}"),
-        }
-    }
-    world
-}
-
-fn node(name: &str, labels: &Value) -> Value {
-    json!({ "kind": "Node", "metadata": { "name": name, "labels": labels },
-        "status": { "allocatable": { "cpu": "4", "memory": "8Gi", "pods": "10" } } })
-}
-
-fn plain_node() -> Value {
-    node("a", &json!({}))
-}
-
-fn pod(claims: &[&str]) -> Value {
-    let volumes: Vec<Value> = claims
-        .iter()
-        .map(|claim| json!({ "name": claim, "persistentVolumeClaim": { "claimName": claim } }))
-        .collect();
-    json!({ "kind": "Pod", "metadata": { "name": "p", "namespace": "ns", "uid": "pod-uid" },
-        "spec": { "containers": [{ "name": "c" }], "volumes": volumes } })
-}
-
-fn claim(name: &str, class: &str) -> Value {
-    json!({ "kind": "Claim", "metadata": { "name": name, "namespace": "ns", "uid": format!("uid-{name}"), "annotations": {} },
-        "spec": { "accessModes": ["ReadWriteOnce"], "storageClassName": class,
-            "resources": { "requests": { "storage": "1Gi" } } } })
-}
-
-fn bound(name: &str, volume: &str) -> Value {
-    let mut claim = claim(name, "");
-    claim["metadata"]["annotations"]["pv.kubernetes.io/bind-completed"] = json!("yes");
-    claim["spec"]["volumeName"] = json!(volume);
-    claim
-}
-
-fn volume(name: &str, class: &str, size: &str) -> Value {
-    json!({ "kind": "Volume", "metadata": { "name": name, "labels": {} },
-        "spec": { "accessModes": ["ReadWriteOnce"], "capacity": { "storage": size }, "storageClassName": class,
-            "csi": { "driver": "d", "volumeHandle": name } },
-        "status": { "phase": "Available" } })
-}
-
-fn on(mut volume: Value, label: &str, value: &str) -> Value {
-    volume["spec"]["nodeAffinity"] = json!({ "required": { "nodeSelectorTerms": [{ "matchExpressions": [
-        { "key": label, "operator": "In", "values": [value] }] }] } });
-    volume
-}
-
-fn class(name: &str, provisioner: &str, mode: &str) -> Value {
-    json!({ "kind": "Class", "metadata": { "name": name }, "provisioner": provisioner, "volumeBindingMode": mode })
-}
-
-fn waiting(name: &str) -> Value {
-    class(name, "d", "WaitForFirstConsumer")
-}
-
-fn with(mut object: Value, path: &str, value: Value) -> Value {
-    let mut at = &mut object;
-    for part in path.split('/') {
-        at = &mut at[part];
-    }
-    *at = value;
-    object
-}
 
 /// Where the pod goes, or why nowhere.
 fn outcome(pod: Value, objects: Vec<Value>) -> Result<super::decide::Placement, String> {

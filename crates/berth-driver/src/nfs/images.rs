@@ -170,12 +170,7 @@ impl NodeMounts {
         drop(stays);
         if let Err(error) = brought_up {
             self.take_down(&home).await;
-            let this = self.clone();
-            blocking(move || {
-                this.release_root(&root);
-                Ok(())
-            })
-            .await?;
+            self.let_share_go(root).await?;
             return Err(error);
         }
         Ok(home.volume())

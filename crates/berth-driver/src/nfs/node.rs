@@ -134,8 +134,7 @@ impl NodeMounts {
 
     /// Makes sure that the volume is mounted, and gives where.
     pub(super) async fn source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
-        let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
-        check_secret_options(&secret)?;
+        check_secret_options(&secret_options(&how))?;
         match place.kind {
             VolumeKind::Directory => self.directory_source(place, how).await,
             VolumeKind::Image => self.image_source(place, how).await,
@@ -156,14 +155,18 @@ impl NodeMounts {
     }
 
     async fn directory_source(self: &Arc<Self>, place: Place, how: Publication<'_>) -> Result<PathBuf> {
-        let (root, _stays) = self.share_root(&place, &how).await?;
+        let (root, stays) = self.share_root(&place, &how).await?;
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
         if let Some(mode) = place.look.mode.or(self.permissions).filter(|_| !how.read_only) {
-            let (root, below, share) = (root.clone(), below.clone(), place.share.clone());
-            blocking(move || {
-                remote::ensure_mode(&root, &below, mode, LOOKUP).map_err(|error| refused_by(&share, &error))
-            })
-            .await?;
+            let (at, beneath, share) = (root.clone(), below.clone(), place.share.clone());
+            let changed = blocking(move || {
+                remote::ensure_mode(&at, &beneath, mode, LOOKUP).map_err(|error| refused_by(&share, &error))
+            });
+            if let Err(error) = changed.await {
+                drop(stays);
+                self.let_share_go(root).await?;
+                return Err(error);
+            }
         }
         // Joining nothing would add a slash.
         Ok(if below.as_os_str().is_empty() { root } else { root.join(below) })
@@ -376,8 +379,18 @@ impl NodeMounts {
         Ok(())
     }
 
+    /// As [`NodeMounts::release_root`], for who has the share's root of [`NodeMounts::share_root`] and holds it no longer.
+    pub(super) async fn let_share_go(self: &Arc<Self>, root: PathBuf) -> Result<()> {
+        let this = self.clone();
+        blocking(move || {
+            this.release_root(&root);
+            Ok(())
+        })
+        .await
+    }
+
     /// Unmounts the share of a volume that could not be bound, unless it has other users.
-    pub(super) fn release_root(&self, root: &Path) {
+    fn release_root(&self, root: &Path) {
         let released = remote::mounted_at(root).map_err(Error::from);
         let released = released.and_then(|found| found.map_or(Ok(()), |found| self.release(found.device)));
         if let Err(error) = released {
@@ -454,11 +467,15 @@ impl NodeMounts {
             Access::Mount { flags, .. } => flags.clone(),
             Access::Block => Vec::new(),
         };
-        let secret = how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default();
-        let said = [flags, place.mount_options.clone(), secret].concat();
+        let said = [flags, place.mount_options.clone(), secret_options(how)].concat();
         let options = mount::parse_options(&said).filesystem;
         if options.is_empty() { mount::parse_options(&self.default_options).filesystem } else { options }
     }
+}
+
+/// What the call's secret says about mounting.
+fn secret_options(how: &Publication<'_>) -> Vec<String> {
+    how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default()
 }
 
 /// Makes a directory of the share that is mounted at `root` appear at a target; the share has to stay mounted meanwhile.

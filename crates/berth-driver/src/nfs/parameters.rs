@@ -286,7 +286,8 @@ pub(super) fn options_in(text: &str) -> Vec<String> {
 
 /// Refuses options out of a secret that nobody can use, without a word of what they are.
 pub(super) fn check_secret_options(options: &[String]) -> Result<()> {
-    let options = options.iter().flat_map(|text| text.split(',')).filter(|option| !needs_kernel(option));
+    let options = options.iter().flat_map(|text| text.split(',')).map(str::trim);
+    let options = options.filter(|option| !needs_kernel(option));
     Options::parse(options).map(drop).map_err(|_| {
         Error::Invalid("mountOptions in the secret: one of them is no mount option of NFS".to_owned())
     })
