@@ -34,11 +34,12 @@ mod watch;
 use std::convert::Infallible;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
+use parking_lot::RwLock;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -137,7 +138,7 @@ impl ApiServer {
     }
 
     pub(crate) fn registry(&self) -> Arc<Registry> {
-        self.inner.registry.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.inner.registry.read().clone()
     }
 
     /// Serves what the stored definitions say now.
@@ -146,7 +147,7 @@ impl ApiServer {
         let definitions: Vec<Value> =
             view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect();
         let registry = Registry::new(&definitions, view.revision());
-        let mut current = self.inner.registry.write().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.inner.registry.write();
         // Of two that reload at the same time, the one that saw more wins.
         if registry.generation >= current.generation {
             *current = Arc::new(registry);

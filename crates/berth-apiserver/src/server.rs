@@ -5,8 +5,8 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use http::header::AUTHORIZATION;
@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use jiff::Timestamp;
+use parking_lot::RwLock;
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, WebPkiClientVerifier};
@@ -251,13 +252,13 @@ struct Rotating(RwLock<Arc<CertifiedKey>>);
 
 impl Rotating {
     fn replace(&self, new: Arc<CertifiedKey>) {
-        *self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner) = new;
+        *self.0.write() = new;
     }
 }
 
 impl ResolvesServerCert for Rotating {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone())
+        Some(self.0.read().clone())
     }
 }
 

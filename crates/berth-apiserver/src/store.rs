@@ -18,14 +18,10 @@ mod record;
 mod view;
 mod watch;
 
-use std::{
-    fmt,
-    path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard},
-    time::Duration,
-};
+use std::{fmt, path::Path, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use self::{commit::Commits, published::Published, view::RecentViews};
 pub use self::{view::View, watch::Watch};
@@ -247,17 +243,12 @@ struct Shared {
 
 impl Shared {
     fn read(&self) -> RwLockReadGuard<'_, Published> {
-        self.published.read().unwrap_or_else(PoisonError::into_inner)
+        self.published.read()
     }
 
     fn change(&self) -> RwLockWriteGuard<'_, Published> {
-        self.published.write().unwrap_or_else(PoisonError::into_inner)
+        self.published.write()
     }
-}
-
-/// A panic of another thread leaves nothing half done below any of the store's locks.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Store {
@@ -297,7 +288,7 @@ impl Store {
 
     /// A collection as it was at a recent revision.
     pub fn view_at(&self, collection: &Collection, revision: u64) -> Result<View, Expired> {
-        if let Some(view) = lock(&self.shared.recent_views).find(collection, revision) {
+        if let Some(view) = self.shared.recent_views.lock().find(collection, revision) {
             return Ok(view);
         }
         let (mut view, undone) = self.shared.read().view_and_events_since(collection, revision)?;
@@ -306,7 +297,7 @@ impl Store {
             return Ok(view);
         }
         view.undo(&undone, revision);
-        lock(&self.shared.recent_views).keep(collection.clone(), view.clone());
+        self.shared.recent_views.lock().keep(collection.clone(), view.clone());
         Ok(view)
     }
 

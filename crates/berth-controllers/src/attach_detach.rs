@@ -19,7 +19,7 @@ mod reports;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::timeline::Step;
@@ -28,6 +28,7 @@ use k8s_openapi::api::core::v1::{Node, Pod};
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
+use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use observe::{Known, World};
@@ -276,8 +277,8 @@ impl Controller {
         }
     }
 
-    fn known(&self) -> std::sync::MutexGuard<'_, HashMap<String, HashMap<String, Known>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn known(&self) -> parking_lot::MutexGuard<'_, HashMap<String, HashMap<String, Known>>> {
+        self.known.lock()
     }
 }
 

@@ -22,13 +22,14 @@ mod volumes;
 mod world;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use crate::claims;
@@ -269,7 +270,7 @@ impl Scheduler {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -11,12 +11,12 @@ mod tests;
 use std::{
     collections::{BTreeMap, HashMap},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
 };
 
 use berth_core::VolumeId;
 use berth_host::path::Dir;
 use berth_journal::{Entry, Journal};
+use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::record::{Phase, Published, Staged};
 use crate::backend::{Error, Result};
@@ -78,7 +78,7 @@ impl Ledger {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Where and how a volume is staged.

@@ -32,7 +32,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fs::File,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -42,6 +42,7 @@ use berth_core::{
 };
 use berth_host::{path::Dir, usage::TreeUsage};
 use berth_journal::{Barrier, GroupCommit};
+use parking_lot::{Mutex, MutexGuard};
 
 pub use self::kind::Kind;
 use self::{devices::Devices, record::Key, state::State, trash::Trash};
@@ -196,7 +197,7 @@ impl Local {
 
 impl Inner {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Runs work that makes system calls on a thread that may block.

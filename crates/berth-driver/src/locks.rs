@@ -8,10 +8,11 @@ use std::{
     fmt,
     hash::{BuildHasher as _, Hash, RandomState},
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use berth_core::{GroupSnapshotId, Name, SnapshotId, VolumeId};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::backend::{Error, Result};
 
@@ -100,7 +101,7 @@ impl Locks {
     fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Holders>> {
         let shards = u64::try_from(SHARDS).expect("the number of shards is small");
         let index = usize::try_from(self.hasher.hash_one(key) % shards).expect("a shard's index is small");
-        self.shards[index].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[index].lock()
     }
 
     fn take(&self, key: &Key, hold: Hold) -> bool {
@@ -221,7 +222,7 @@ mod tests {
         for number in 0..1000 {
             drop(locks.try_lock([(volume(&number.to_string()), Hold::Shared)]).unwrap());
         }
-        assert!(locks.shards.iter().all(|shard| shard.lock().unwrap().is_empty()));
+        assert!(locks.shards.iter().all(|shard| shard.lock().is_empty()));
     }
 
     #[test]

@@ -8,12 +8,13 @@ mod names;
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 use berth_nfs::{Entry, Nfs, Share};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use tokio_util::task::TaskTracker;
 
@@ -69,10 +70,6 @@ impl From<Answer> for Outcome {
 }
 
 type Result<T> = std::result::Result<T, Errno>;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 impl Filesystem {
     pub(crate) fn new(nfs: Nfs, share: Share, patience: Patience) -> Self {
@@ -148,7 +145,7 @@ impl Filesystem {
     }
 
     fn open_file(&self, number: u64) -> Result<Arc<Open>> {
-        lock(&self.files).get(&number).cloned().ok_or(Errno::BADF)
+        self.files.lock().get(&number).cloned().ok_or(Errno::BADF)
     }
 
     /// Tells the kernel of a file that was found or made in `dir`.

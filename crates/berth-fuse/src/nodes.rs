@@ -3,13 +3,14 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
 };
 
 use berth_nfs::{Attributes, Entry, FileKind, Handle, Name, Time};
 use bytes::Bytes;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use tokio::sync::RwLock;
 
@@ -71,7 +72,7 @@ impl Node {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Whether a commit was begun that nobody saw the end of.
@@ -84,7 +85,7 @@ impl Node {
     }
 
     pub(crate) fn unsaved(&self) -> MutexGuard<'_, Vec<Part>> {
-        self.unsaved.lock().unwrap_or_else(PoisonError::into_inner)
+        self.unsaved.lock()
     }
 
     pub(crate) fn opened(&self) {
@@ -155,7 +156,7 @@ impl Nodes {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn get(&self, id: u64) -> Result<Arc<Node>, Errno> {

@@ -4,10 +4,11 @@ use std::{
     collections::HashMap,
     io::IoSlice,
     os::fd::OwnedFd,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use tokio::{
     runtime,
@@ -119,7 +120,7 @@ impl Session {
     }
 
     fn running(&self) -> MutexGuard<'_, HashMap<u64, Arc<Running>>> {
-        self.running.lock().unwrap_or_else(PoisonError::into_inner)
+        self.running.lock()
     }
 
     fn run(self: &Arc<Self>, header: Header, from: Arguments, runtime: &runtime::Handle) {

@@ -3,11 +3,12 @@
 use std::{
     collections::HashMap,
     fs,
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use berth_nfs::{Nfs, Share};
+use parking_lot::Mutex;
 
 use crate::wire::Header;
 
@@ -51,7 +52,7 @@ impl Users {
     pub(crate) fn who(&self, header: &Header) -> Arc<User> {
         let groups = if header.uid == 0 { Vec::new() } else { self.groups(header) };
         let identity = Identity { uid: header.uid, gid: header.gid, groups };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.known.lock();
         if known.len() >= MOST {
             known.clear();
         }
@@ -61,7 +62,7 @@ impl Users {
 
     fn groups(&self, header: &Header) -> Vec<u32> {
         let key = (header.pid, header.uid, header.gid);
-        let mut known = self.groups.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.groups.lock();
         if let Some((at, groups)) = known.get(&key)
             && at.elapsed() < BELIEVED
         {

@@ -5,9 +5,10 @@
 
 use std::collections::{HashMap, HashSet, hash_map::Entry};
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::Arc;
 
 use kube::ResourceExt;
+use parking_lot::{Mutex, RwLock};
 use tokio::sync::watch;
 
 use crate::{
@@ -133,7 +134,7 @@ impl<K: Kind> Cache<K> {
         let keys: Arc<RwLock<HashMap<V, Keys>>> = Arc::default();
         let index = Index { cache: self.clone(), keys: keys.clone() };
         self.subscribe(move |before, after| {
-            let mut keys = keys.write().unwrap_or_else(PoisonError::into_inner);
+            let mut keys = keys.write();
             if let Some(before) = before {
                 let key = Key::of(before.as_ref());
                 for value in of(before) {
@@ -236,7 +237,7 @@ impl<K: Kind> Cache<K> {
     fn put(&self, telling: &Telling<K>, object: &Arc<K>) {
         let key = Key::of(object.as_ref());
         let before = {
-            let mut objects = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner);
+            let mut objects = self.shared.objects.write();
             match objects.put(key, revision(object.as_ref()), object.clone()) {
                 Taken::Not => return,
                 Taken::First => None,
@@ -256,7 +257,7 @@ impl<K: Kind> Cache<K> {
     }
 
     fn remove(&self, telling: &Telling<K>, key: &Key) {
-        let before = self.shared.objects.write().unwrap_or_else(PoisonError::into_inner).remove(key);
+        let before = self.shared.objects.write().remove(key);
         if let Some(before) = before {
             for subscriber in &telling.subscribers {
                 subscriber(Some(&before), None);
@@ -264,12 +265,12 @@ impl<K: Kind> Cache<K> {
         }
     }
 
-    fn objects(&self) -> std::sync::RwLockReadGuard<'_, Objects<K>> {
-        self.shared.objects.read().unwrap_or_else(PoisonError::into_inner)
+    fn objects(&self) -> parking_lot::RwLockReadGuard<'_, Objects<K>> {
+        self.shared.objects.read()
     }
 
-    fn telling(&self) -> std::sync::MutexGuard<'_, Telling<K>> {
-        self.shared.telling.lock().unwrap_or_else(PoisonError::into_inner)
+    fn telling(&self) -> parking_lot::MutexGuard<'_, Telling<K>> {
+        self.shared.telling.lock()
     }
 }
 
@@ -328,13 +329,13 @@ impl<K: Kind, V: Hash + Eq + Clone> Index<K, V> {
     where
         V: std::borrow::Borrow<Q>,
     {
-        let keys = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let keys = self.keys.read();
         keys.get(value).into_iter().flat_map(Keys::iter).filter_map(|key| self.cache.get(key)).collect()
     }
 
     /// All values that some object has.
     pub fn values(&self) -> Vec<V> {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner).keys().cloned().collect()
+        self.keys.read().keys().cloned().collect()
     }
 }
 

@@ -4,18 +4,20 @@ use std::any::{Any, TypeId};
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use kube::runtime::watcher;
 use kube::{Api, Client, Resource, ResourceExt};
+use parking_lot::Mutex;
 use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
 use crate::metrics::Metrics;
-use crate::queue::{Backoff, Queue};
+use crate::queue::Queue;
+use berth_core::Backoff;
 
 /// A kind of object known when the program is built.
 pub trait Kind:
@@ -109,7 +111,7 @@ impl Cluster {
     }
 
     fn selected<K: Kind>(&self, selector: Selector) -> Cache<K> {
-        let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut caches = self.caches.lock();
         let caches: &mut HashMap<Selector, Cache<K>> = caches
             .entry(TypeId::of::<K>())
             .or_insert_with(|| Box::<HashMap<Selector, Cache<K>>>::default())
@@ -137,7 +139,7 @@ impl Cluster {
 
     /// Those who will want to know the answer to a write that is about to begin.
     pub(crate) fn observers<K: Kind>(&self) -> Vec<Observer<K>> {
-        let caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
+        let caches = self.caches.lock();
         caches
             .get(&TypeId::of::<K>())
             .and_then(|caches| caches.downcast_ref::<HashMap<Selector, Cache<K>>>())
@@ -205,7 +207,7 @@ async fn follow<K: Kind>(
             Some(Err(error)) => {
                 let wait = Duration::from_millis(10_u64 << failures.min(10));
                 failures += 1;
-                tracing::warn!(kind = %K::kind(&()), error = crate::error::chain(&error), "watch interrupted; trying again in {wait:?}");
+                tracing::warn!(kind = %K::kind(&()), error = berth_core::error_chain(&error), "watch interrupted; trying again in {wait:?}");
                 tokio::select! {
                     () = shutdown.cancelled() => return,
                     () = tokio::time::sleep(wait) => {}

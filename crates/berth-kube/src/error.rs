@@ -70,21 +70,6 @@ impl Error {
 
     /// The error and its causes in one sentence, for events and logs.
     pub fn chain(&self) -> String {
-        chain(self)
+        berth_core::error_chain(self)
     }
-}
-
-/// An error and its causes in one sentence.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.ends_with(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }

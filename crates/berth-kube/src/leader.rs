@@ -25,9 +25,8 @@ use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::chain;
 use crate::metrics::Metrics;
-use crate::queue::chance;
+use berth_core::{error_chain, random_fraction};
 
 /// A candidate waits up to this many retry periods more, so that candidates do not look all at once.
 const JITTER: f64 = 1.2;
@@ -226,7 +225,7 @@ impl Elector {
                 Ok(Ok(None)) => {}
                 outcome => self.tell(&outcome),
             }
-            let pause = self.options.retry.mul_f64(1.0 + JITTER * chance());
+            let pause = self.options.retry.mul_f64(1.0 + JITTER * random_fraction());
             tokio::select! {
                 () = shutdown.cancelled() => return None,
                 () = tokio::time::sleep(pause) => {}
@@ -407,7 +406,9 @@ impl Elector {
         match outcome {
             // Somebody was quicker.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
-            Ok(Err(error)) => tracing::warn!(lease, error = chain(error), "the lease cannot be written"),
+            Ok(Err(error)) => {
+                tracing::warn!(lease, error = error_chain(error), "the lease cannot be written");
+            }
             Err(_elapsed) => tracing::warn!(lease, "the API server does not answer about the lease"),
             Ok(Ok(_)) => {}
         }

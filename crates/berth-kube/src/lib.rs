@@ -18,10 +18,11 @@ pub mod selectors;
 pub mod timeline;
 mod write;
 
+pub use berth_core::Backoff;
 pub use cache::{Cache, Index};
 pub use cluster::{Cluster, Kind};
 pub use error::{Error, Result};
 pub use key::Key;
 pub use metrics::Metrics;
-pub use queue::{Backoff, Failure, Next, Queue};
+pub use queue::{Failure, Next, Queue};
 pub use recorder::{Recorder, Severity, reference};

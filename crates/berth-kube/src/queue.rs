@@ -4,42 +4,19 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry};
 use std::fmt::{Debug, Display};
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use berth_core::Backoff;
+
 use crate::metrics::Meter;
-
-/// How long to wait before a key that failed is looked at again: `first`, twice that, … up to `longest`, each with up
-/// to a quarter more by chance, so that many that failed together do not come again together.
-#[derive(Debug, Clone, Copy)]
-pub struct Backoff {
-    /// After the first failure.
-    pub first: Duration,
-    /// At most.
-    pub longest: Duration,
-}
-
-impl Default for Backoff {
-    fn default() -> Self {
-        Self { first: Duration::from_millis(5), longest: Duration::from_secs(120) }
-    }
-}
-
-impl Backoff {
-    /// The pause after the `attempt`th failure in a row, counted from 1.
-    pub fn pause(&self, attempt: u32) -> Duration {
-        let doubled =
-            self.first.saturating_mul(1_u32.checked_shl(attempt.saturating_sub(1)).unwrap_or(u32::MAX));
-        let pause = doubled.min(self.longest);
-        pause + pause.mul_f64(chance() / 4.0)
-    }
-}
 
 /// What to do with a key that was looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -226,8 +203,8 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, State<T>> {
-        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> parking_lot::MutexGuard<'_, State<T>> {
+        self.shared.state.lock()
     }
 }
 
@@ -297,12 +274,4 @@ async fn until(due: Option<Instant>) {
         Some(due) => tokio::time::sleep_until(due).await,
         None => std::future::pending().await,
     }
-}
-
-/// A number from 0 to 1, different each time; good enough to spread retries.
-pub(crate) fn chance() -> f64 {
-    use std::hash::{BuildHasher, Hasher, RandomState};
-    #[expect(clippy::cast_precision_loss, reason = "a fraction of 2^64 needs no more bits than a float has")]
-    let part = RandomState::new().build_hasher().finish() as f64 / u64::MAX as f64;
-    part
 }

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_apiserver::{rest::ApiServer, store::Store};
@@ -15,6 +15,7 @@ use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, PostParams};
 use kube::client::Body;
+use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
@@ -136,7 +137,7 @@ impl Stage {
     }
 
     fn check(&self) {
-        let state = self.state.lock().unwrap();
+        let state = self.state.lock();
         assert!(state.wrong.is_empty(), "{:#?}", state.wrong);
     }
 }
@@ -154,7 +155,7 @@ struct Working(Stage, String);
 impl Working {
     async fn begin(stage: &Stage, name: &str) -> Self {
         let lease = stage.lease().await;
-        let mut told = stage.state.lock().unwrap();
+        let mut told = stage.state.lock();
         if lease.holder_identity.as_deref() != Some(name) {
             told.wrong.push(format!("{name} works with the lease of {:?}", lease.holder_identity));
         }
@@ -178,7 +179,7 @@ impl Working {
 
 impl Drop for Working {
     fn drop(&mut self) {
-        self.0.state.lock().unwrap().working.retain(|name| *name != self.1);
+        self.0.state.lock().working.retain(|name| *name != self.1);
         self.0.leader.send_if_modified(|leader| leader.take_if(|leader| *leader == self.1).is_some());
     }
 }
@@ -355,7 +356,7 @@ async fn there_are_never_two_whatever_happens_to_their_ways() {
         candidate.way.send_replace(Way::Open);
     }
     stage.wait_for(|_| true).await;
-    let terms = stage.state.lock().unwrap().terms.clone();
+    let terms = stage.state.lock().terms.clone();
     assert!(terms.len() > 10, "too little happened: {terms:?}");
     stage.check();
 }

@@ -1,14 +1,15 @@
 //! Caches, writes, queues and events on the embedded API server.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use berth_apiserver::{rest::ApiServer, store::Store};
 use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -194,7 +195,7 @@ async fn failures_come_again_after_a_growing_pause_and_a_panic_is_one() {
             let (times, stop) = (times.clone(), stop.clone());
             async move {
                 let runs = {
-                    let mut times = times.lock().unwrap();
+                    let mut times = times.lock();
                     times.push(tokio::time::Instant::now());
                     times.len()
                 };
@@ -210,7 +211,7 @@ async fn failures_come_again_after_a_growing_pause_and_a_panic_is_one() {
         }
     };
     queue.run(1, stop, work).await;
-    let times = times.lock().unwrap();
+    let times = times.lock();
     let pauses: Vec<f64> = times.windows(2).map(|pair| (pair[1] - pair[0]).as_secs_f64()).collect();
     for (pause, at_least) in pauses.iter().zip([1.0, 2.0, 4.0, 5.0]) {
         assert!((at_least..=at_least * 1.26).contains(pause), "{pauses:?}");

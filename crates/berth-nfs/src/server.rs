@@ -3,12 +3,13 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{runtime, time::sleep};
 
 use crate::{
@@ -103,7 +104,7 @@ impl Nfs {
 
 impl Pool {
     fn servers(&self) -> MutexGuard<'_, HashMap<Key, Arc<Server>>> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.servers.lock()
     }
 }
 
@@ -167,11 +168,11 @@ impl Server {
     async fn open(&self, target: &Target) -> std::result::Result<(Version, (Entry, Limits)), Fault> {
         let path = target.absolute();
         let known =
-            lock(&self.versions).get(&path).copied().filter(|known| target.options.versions.contains(known));
+            self.versions.lock().get(&path).copied().filter(|known| target.options.versions.contains(known));
         if let Some(version) = known {
             match self.open_by(target, version).await {
                 Ok(root) => return Ok((version, root)),
-                Err(fault) if fault.other_version() => drop(lock(&self.versions).remove(&path)),
+                Err(fault) if fault.other_version() => drop(self.versions.lock().remove(&path)),
                 Err(fault) => return Err(fault),
             }
         }
@@ -183,7 +184,7 @@ impl Server {
             }
             match self.open_by(target, version).await {
                 Ok(root) => {
-                    lock(&self.versions).insert(path, version);
+                    self.versions.lock().insert(path, version);
                     return Ok((version, root));
                 }
                 Err(fault) => {
@@ -241,24 +242,20 @@ impl Server {
         client: &v3::Client,
     ) -> std::result::Result<(Entry, Limits), Fault> {
         let path = target.absolute();
-        let known = lock(&self.roots).get(&path).cloned();
+        let known = self.roots.lock().get(&path).cloned();
         if let Some((handle, limits)) = known {
             match client.attributes(&handle).await {
                 Ok(attributes) => return Ok((Entry { handle, attributes }, limits)),
-                Err(Fault::Status(_)) => drop(lock(&self.roots).remove(&path)),
+                Err(Fault::Status(_)) => drop(self.roots.lock().remove(&path)),
                 Err(fault) => return Err(fault),
             }
         }
         let handle = v3::mount::mount(target, &endpoint(target), credential(target)).await?;
         let limits = client.limits(&handle).await?;
         let attributes = client.attributes(&handle).await?;
-        lock(&self.roots).insert(path, (handle.clone(), limits));
+        self.roots.lock().insert(path, (handle.clone(), limits));
         Ok((Entry { handle, attributes }, limits))
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What to try when one version did not find the share.

@@ -8,11 +8,12 @@ use std::{
     collections::HashMap,
     fmt,
     ops::Range,
-    sync::{Arc, Mutex, atomic::AtomicBool},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
 
 use self::{
     attempt::{Wire, ask},

@@ -22,11 +22,12 @@ mod tests;
 use std::collections::HashMap;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use berth_kube::{Backoff, Cache, Cluster, Failure, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::entry::{Entry, is_final};
 use crate::layout::Layout;
@@ -204,7 +205,7 @@ impl Pods {
     }
 
     fn entries(&self) -> MutexGuard<'_, HashMap<String, Arc<Entry>>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }
 

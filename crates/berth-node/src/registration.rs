@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_csi::v1::node_client::NodeClient;
@@ -20,6 +20,7 @@ use berth_csi::v1::node_service_capability::rpc;
 use berth_csi::v1::{NodeGetCapabilitiesRequest, node_service_capability};
 use berth_kube::{Cache, Cluster};
 use k8s_openapi::api::storage::v1::CSIDriver;
+use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
 use tonic::transport::Channel;
 use tonic::{Request, Status};
@@ -87,13 +88,13 @@ impl fmt::Debug for Driver {
 impl Driver {
     /// What it could do when it was last asked.
     pub fn capabilities(&self) -> Capabilities {
-        *self.capabilities.read().unwrap_or_else(PoisonError::into_inner)
+        *self.capabilities.read()
     }
 
     /// Asks what it can do: it may have been replaced since it was registered.
     pub async fn ask_capabilities(&self) -> Result<Capabilities, Status> {
         let capabilities = ask_capabilities(self.channel.clone()).await?;
-        *self.capabilities.write().unwrap_or_else(PoisonError::into_inner) = capabilities;
+        *self.capabilities.write() = capabilities;
         Ok(capabilities)
     }
 }

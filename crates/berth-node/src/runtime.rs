@@ -13,7 +13,7 @@ use std::{
     os::{fd::AsRawFd, unix::fs::DirBuilderExt as _},
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, OnceLock, PoisonError,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
@@ -21,6 +21,7 @@ use std::{
 
 use berth_host::container::{self, End, Found, Launcher, SPEC_FILE, Shim, Status, TERMINATION_FILE};
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt as _, unix::AsyncFd},
     net::unix::pipe,
@@ -346,8 +347,8 @@ impl Runtime {
         self.lock().get(id).cloned()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ContainerId, Arc<Container>>> {
-        self.0.containers.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> parking_lot::MutexGuard<'_, HashMap<ContainerId, Arc<Container>>> {
+        self.0.containers.lock()
     }
 }
 

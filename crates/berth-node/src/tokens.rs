@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::fmt;
 use std::hash::{BuildHasher as _, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use berth_kube::Cluster;
 use jiff::{SignedDuration, Timestamp};
@@ -11,6 +11,7 @@ use k8s_openapi::api::authentication::v1::{BoundObjectReference, TokenRequest, T
 use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
 use kube::Api;
 use kube::api::PostParams;
+use parking_lot::Mutex;
 
 use crate::plugin::Failed;
 
@@ -116,8 +117,8 @@ impl Tokens {
         }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, HashMap<Want, Token>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn kept(&self) -> parking_lot::MutexGuard<'_, HashMap<Want, Token>> {
+        self.kept.lock()
     }
 }
 

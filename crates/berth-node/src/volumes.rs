@@ -22,13 +22,14 @@ mod state;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_kube::{Backoff, Cluster, Failure, Key, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::time::Instant;
 
@@ -175,7 +176,7 @@ impl Volumes {
     }
 
     fn steadiness(&self, name: &str) -> Arc<RwLock<()>> {
-        let mut locks = self.steady.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut locks = self.steady.lock();
         locks.retain(|_, lock| lock.strong_count() > 0);
         let lock = locks.get(name).and_then(Weak::upgrade).unwrap_or_default();
         locks.insert(name.to_owned(), Arc::downgrade(&lock));
@@ -358,6 +359,6 @@ impl Volumes {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }

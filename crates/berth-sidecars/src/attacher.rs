@@ -16,13 +16,14 @@ mod plan;
 mod reconcile;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{Driver, Identity};
 use crate::failure::{Failure, settled};
@@ -205,6 +206,6 @@ impl Attacher {
     }
 
     fn forced(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.forced.lock().unwrap_or_else(PoisonError::into_inner)
+        self.forced.lock()
     }
 }

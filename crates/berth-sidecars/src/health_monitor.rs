@@ -10,8 +10,8 @@
 mod news;
 mod nodes;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
@@ -19,6 +19,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
+use parking_lot::{Mutex, MutexGuard};
 
 use self::news::{ABNORMAL, Memory, NORMAL, News};
 use crate::driver::{Driver, Health, HealthCalls};
@@ -266,7 +267,7 @@ impl Monitor {
     }
 
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 }
 

@@ -4,7 +4,9 @@
 //! another volume, so a call that hangs costs exactly one worker however much is asked of its volume.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
 
 type Waiter = Box<dyn FnOnce() + Send>;
 
@@ -33,7 +35,7 @@ impl Locks {
     }
 
     fn busy(&self) -> MutexGuard<'_, HashMap<String, Vec<Waiter>>> {
-        self.busy.lock().unwrap_or_else(PoisonError::into_inner)
+        self.busy.lock()
     }
 }
 

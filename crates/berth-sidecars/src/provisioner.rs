@@ -40,7 +40,7 @@ mod topology;
 mod volume;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
@@ -48,6 +48,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 
 use self::capacity::Publisher;
 use self::claim::Who;
@@ -345,7 +346,7 @@ impl Provisioner {
     }
 
     fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
-        self.remembered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.remembered.lock()
     }
 }
 

@@ -15,13 +15,14 @@ mod expand;
 mod modify;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::ResourceExt as _;
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
 use crate::failure::Failure;
@@ -210,7 +211,7 @@ impl Resizer {
     }
 
     fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
-        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+        self.memory.lock()
     }
 
     fn remember(&self, claim: &PersistentVolumeClaim, change: impl FnOnce(&mut Memory)) {

@@ -5,9 +5,9 @@
 //! does not keep the driver from serving the others.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use berth_kube::{Key, Next, Queue};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::driver::Driver;
 use crate::failure::{Failure, settled};
@@ -48,6 +48,6 @@ impl Suspects {
     }
 
     fn keys(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        self.keys.lock()
     }
 }

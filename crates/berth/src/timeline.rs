@@ -7,10 +7,11 @@ use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use jiff::Timestamp;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tracing::field::{Field, Visit};
@@ -76,7 +77,7 @@ impl Keeper {
         let path = data_dir.join(FILE);
         let file = open(&path)?;
         let size = file.metadata()?.len();
-        *self.file.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { path, file, size });
+        *self.file.lock() = Some(Kept { path, file, size });
         Ok(())
     }
 
@@ -86,7 +87,7 @@ impl Keeper {
     }
 
     fn take(&self, step: Step) {
-        if let Some(kept) = self.file.lock().unwrap_or_else(PoisonError::into_inner).as_mut()
+        if let Some(kept) = self.file.lock().as_mut()
             && let Err(error) = kept.write(&step)
         {
             tracing::debug!(%error, "a step is missing in the timeline");

@@ -1,7 +1,7 @@
 //! Claims and pods that come, write, grow, read and go, whatever happens to the machine meanwhile.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -11,6 +11,7 @@ use kube::{
     config::{KubeConfigOptions, Kubeconfig},
     core::Status,
 };
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
@@ -48,7 +49,7 @@ impl Api {
         let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
         config.read_timeout = Some(Duration::from_secs(5));
         let client = Client::try_from(config)?;
-        *self.client.lock().unwrap_or_else(PoisonError::into_inner) = Some(client);
+        *self.client.lock() = Some(client);
         Ok(())
     }
 
@@ -56,7 +57,7 @@ impl Api {
     async fn ask(&self, method: &str, path: &str, body: &Value) -> Result<Result<Value, Box<Status>>> {
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let client = self.client.lock().clone();
             let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };
             let request = http::Request::builder().method(method).uri(path).header("Content-Type", kind);
             let request = request.body(serde_json::to_vec(body)?)?;
@@ -136,7 +137,7 @@ impl Api {
 
     /// What a pod printed.
     async fn log(&self, pod: &str) -> Result<String> {
-        let client = self.client.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let client = self.client.lock().clone();
         let request = http::Request::get(format!("{}/{pod}/log", path("pods"))).body(Vec::new())?;
         Ok(client.context("no API was ever found")?.request_text(request).await.unwrap_or_default())
     }

@@ -6,7 +6,7 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
 };
 
 use anyhow::Result;
@@ -23,6 +23,7 @@ use berth_csi::{
         node_server::{Node, NodeServer},
     },
 };
+use parking_lot::{Mutex, MutexGuard};
 use tokio::task::JoinHandle;
 use tonic::{Code, Request, Response, Status, service::Routes};
 
@@ -93,7 +94,7 @@ impl Faulty {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -116,7 +117,7 @@ async fn serve(path: PathBuf, routes: Routes) -> Result<JoinHandle<()>> {
 
 impl Service {
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -16,6 +16,7 @@ use axum::response::Response;
 use http::request::Parts;
 use http::{Method, StatusCode};
 use kube::Client;
+use parking_lot::Mutex;
 use serde_json::json;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -77,7 +78,7 @@ impl Door {
 
     /// What is allowed and was never asked, in one word each.
     pub(crate) fn unused(&self) -> BTreeSet<String> {
-        let passed = self.shared.passed.lock().unwrap();
+        let passed = self.shared.passed.lock();
         let unused =
             self.shared.allowed.iter().filter(|allowed| !passed.iter().any(|asked| allowed.covers(asked)));
         unused.map(Allowed::kind).collect()
@@ -100,7 +101,7 @@ impl Shared {
         if !self.allowed.iter().any(|allowed| allowed.covers(&asked)) {
             return self.refuse(asked.to_string());
         }
-        self.passed.lock().unwrap().insert(asked.clone());
+        self.passed.lock().insert(asked.clone());
         match asked.verb.as_str() {
             "patch" if asked.resource != "events" && self.is_odd(&path) => {
                 status(StatusCode::CONFLICT, "Conflict", &asked.to_string())
@@ -121,7 +122,7 @@ impl Shared {
 
     /// Whether something happens for the first time, the third, and so on.
     fn is_odd(&self, what: &str) -> bool {
-        let mut times = self.times.lock().unwrap();
+        let mut times = self.times.lock();
         let times = times.entry(what.to_owned()).or_default();
         *times += 1;
         *times % 2 == 1

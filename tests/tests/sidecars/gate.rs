@@ -3,7 +3,7 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +12,7 @@ use axum::response::Response;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
 use http::{Method, StatusCode};
 use kube::Client;
+use parking_lot::Mutex;
 use rustix::process::{Pid, Signal};
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -86,7 +87,7 @@ impl Gate {
 
     /// The steps so far.
     pub(crate) fn steps(&self) -> Vec<String> {
-        self.shared.steps.lock().unwrap().clone()
+        self.shared.steps.lock().clone()
     }
 }
 
@@ -119,7 +120,7 @@ impl Shared {
     async fn step(&self, what: String, work: impl Future<Output = Response>) -> Response {
         let nobody = || Response::builder().status(StatusCode::BAD_GATEWAY).body(Body::empty()).unwrap();
         let step = {
-            let mut steps = self.steps.lock().unwrap();
+            let mut steps = self.steps.lock();
             steps.push(what);
             steps.len()
         };

@@ -5,12 +5,12 @@ mod protobuf;
 mod schemas;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use http::header::{ACCEPT, ETAG, HeaderValue, IF_NONE_MATCH};
 use http::request::Parts;
 use http::{Response, StatusCode};
+use parking_lot::Mutex;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha256};
 
@@ -83,7 +83,7 @@ impl ApiServer {
     }
 
     fn cached(&self, path: &str, registry: &Registry, make: impl FnOnce(&Registry) -> Vec<u8>) -> Document {
-        let lock = || self.inner.openapi.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || self.inner.openapi.0.lock();
         if let Some(have) = lock().get(path)
             && have.generation == registry.generation
         {

@@ -2,15 +2,16 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    sync::{Arc, Condvar, Mutex, PoisonError},
+    sync::Arc,
     thread::JoinHandle,
 };
 
 use bytes::Bytes;
+use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    Change, Event, EventKind, Expect, Key, Object, Shared, WriteError, lock,
+    Change, Event, EventKind, Expect, Key, Object, Shared, WriteError,
     record::{Names, Records},
 };
 
@@ -81,15 +82,14 @@ impl Commits {
 
     /// Waits for steps; none come any more when there are none.
     fn next_batch(&self) -> Vec<Step> {
-        let pending = self
-            .arrived
-            .wait_while(lock(&self.pending), |pending| pending.queue.is_empty() && !pending.is_closing);
-        std::mem::take(&mut pending.unwrap_or_else(PoisonError::into_inner).queue)
+        let mut pending = self.pending.lock();
+        self.arrived.wait_while(&mut pending, |pending| pending.queue.is_empty() && !pending.is_closing);
+        std::mem::take(&mut pending.queue)
     }
 
     /// Forgets what is published now, so that expectations are checked against what readers see.
     fn forget_published<'a>(&self, events: impl Iterator<Item = &'a Arc<Event>>) {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         for event in events {
             let key = &event.object.key;
             if pending.assigned.get(key).is_some_and(|newest| newest.revision == event.revision) {
@@ -100,14 +100,14 @@ impl Commits {
 
     /// Takes everything out of the queue, since nothing assigned so far counts any more.
     fn take_back(&self) -> Vec<Step> {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         pending.assigned.clear();
         std::mem::take(&mut pending.queue)
     }
 
     /// Takes the queue and splits it, after `batch`, into removals that a full disk may still bear and the rest.
     fn split_removals(&self, mut batch: Vec<Step>) -> (Vec<Step>, Vec<Step>) {
-        let mut pending = lock(&self.pending);
+        let mut pending = self.pending.lock();
         batch.append(&mut pending.queue);
         let mut lost: HashSet<Key> = HashSet::new();
         let (removals, rest): (Vec<_>, Vec<_>) = batch.into_iter().partition(|step| match step.event() {
@@ -135,7 +135,7 @@ impl Shared {
         expect: Expect,
         change: Change,
     ) -> Result<oneshot::Receiver<Answer>, WriteError> {
-        let mut pending = lock(&self.commits.pending);
+        let mut pending = self.commits.pending.lock();
         if pending.is_closing {
             return Err(WriteError::Storage("the thread that writes the journal is gone".to_owned()));
         }
@@ -163,7 +163,8 @@ impl Shared {
         drop(published);
         if !aftermath.forgotten.is_empty() {
             let published = self.read();
-            lock(&self.recent_views)
+            self.recent_views
+                .lock()
                 .forget(|collection, revision| published.check(collection, revision).is_err());
         }
         for changed in aftermath.changed {
@@ -289,7 +290,7 @@ struct Open(Arc<Shared>);
 
 impl Drop for Open {
     fn drop(&mut self) {
-        let mut pending = lock(&self.0.commits.pending);
+        let mut pending = self.0.commits.pending.lock();
         pending.is_closing = true;
         pending.queue.clear();
     }
@@ -297,7 +298,7 @@ impl Drop for Open {
 
 impl Drop for Committer {
     fn drop(&mut self) {
-        lock(&self.shared.commits.pending).is_closing = true;
+        self.shared.commits.pending.lock().is_closing = true;
         self.shared.commits.arrived.notify_one();
         if let Some(thread) = self.thread.take() {
             // A panic there was reported by itself, and the callers it left waiting were told.

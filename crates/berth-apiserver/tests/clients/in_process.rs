@@ -4,13 +4,14 @@ use std::future::Future;
 use std::io;
 use std::path::Path;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use ::http::{Request, Response};
 use berth_apiserver::rest::{ApiServer, Body, Options};
 use berth_apiserver::store::{self, OpenError, Store};
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tower::{Service, ServiceExt};
 
@@ -34,7 +35,7 @@ impl InProcess {
 
     /// Stops the server, and starts another on the same store.
     pub(crate) async fn restart(&self, directory: &Path) {
-        if let Some((_, shutdown)) = self.running.lock().unwrap().take() {
+        if let Some((_, shutdown)) = self.running.lock().take() {
             shutdown.cancel();
         }
         // The store is free when the last request and the last watch have ended.
@@ -53,7 +54,7 @@ impl InProcess {
         let shutdown = CancellationToken::new();
         let api = ApiServer::new(store, Options { shutdown: shutdown.clone(), ..Options::default() });
         api.bootstrap().await.unwrap();
-        *self.running.lock().unwrap() = Some((api, shutdown));
+        *self.running.lock() = Some((api, shutdown));
     }
 
     pub(crate) fn client(&self) -> kube::Client {
@@ -71,7 +72,7 @@ impl Service<Request<kube::client::Body>> for InProcess {
     }
 
     fn call(&mut self, request: Request<kube::client::Body>) -> Self::Future {
-        let api = self.running.lock().unwrap().as_ref().map(|(api, _)| api.clone());
+        let api = self.running.lock().as_ref().map(|(api, _)| api.clone());
         Box::pin(async move {
             let api = api.ok_or(io::ErrorKind::ConnectionRefused)?;
             api.oneshot(request).await.map_err(|never| match never {})

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -14,6 +14,7 @@ use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::{self, Event, watcher};
 use kube::runtime::{WatchStreamExt, reflector};
 use kube::{Api, Client, ResourceExt};
+use parking_lot::Mutex;
 use tokio::task::JoinSet;
 
 use super::churn::{Churn, version};
@@ -96,7 +97,7 @@ async fn watch(
             Ok(event) => order.check(&event),
             Err(watcher::Error::WatchError(status)) => {
                 assert_eq!((status.code, &*status.reason), (410, "Expired"));
-                *expired.lock().unwrap() += 1;
+                *expired.lock() += 1;
             }
             Err(_) => {}
         }
@@ -133,7 +134,7 @@ pub(crate) fn start(churn: &Arc<Churn>, client: &Client) -> Watching {
 
 async fn control(controller: Controller<ConfigMap>, reconciled: Arc<Reconciled>) {
     let reconcile = |map: Arc<ConfigMap>, reconciled: Arc<Reconciled>| async move {
-        reconciled.lock().unwrap().insert(map.name_any(), version(&map));
+        reconciled.lock().insert(map.name_any(), version(&map));
         Ok::<_, Infallible>(Action::await_change())
     };
     controller
@@ -161,7 +162,7 @@ impl Watching {
         let agreed = tokio::time::timeout(PATIENCE, agreed).await.is_ok();
         assert!(agreed, "not as listed: {:?}", self.behind(&listed));
         assert_eq!(churn.list().await, listed);
-        assert!(*self.expired.lock().unwrap() > 0, "no version expired");
+        assert!(*self.expired.lock() > 0, "no version expired");
     }
 
     /// Who does not know what is listed.
@@ -174,7 +175,7 @@ impl Watching {
                 behind.push(*name);
             }
         }
-        let reconciled = self.reconciled.lock().unwrap();
+        let reconciled = self.reconciled.lock();
         if listed.iter().any(|(name, version)| reconciled.get(name) != Some(version)) {
             behind.push("controller");
         }

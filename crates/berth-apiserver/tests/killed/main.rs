@@ -13,10 +13,11 @@ mod served;
 mod watching;
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
@@ -95,7 +96,7 @@ async fn write_on(endpoint: Endpoint, writer: usize, known: Arc<Mutex<Known>>, a
     let Ok(mut connection) = endpoint.connect().await else { return };
     loop {
         let (name, have, round) = {
-            let mut known = known.lock().unwrap();
+            let mut known = known.lock();
             known.round += 1;
             let name = format!("w{writer}-{}", known.round % SLOTS);
             known.in_doubt = Some(name.clone());
@@ -105,7 +106,7 @@ async fn write_on(endpoint: Endpoint, writer: usize, known: Arc<Mutex<Known>>, a
         let Ok(reply) = write(&mut connection, &name, &have, round).await else { return };
         let object = reply.json();
         assert!(matches!(reply.status, 200 | 201), "{name} at {have:?}: {object}");
-        let mut known = known.lock().unwrap();
+        let mut known = known.lock();
         known.in_doubt = None;
         if object["kind"] == "Status" {
             known.objects.remove(&name);
@@ -191,9 +192,8 @@ async fn a_server_killed_while_it_writes_has_lost_nothing_it_acknowledged() {
         assert!(version >= model.version, "kill {kill}: a watch was told of {}", model.version);
         newest = version;
         for (writer, known) in known.iter().enumerate() {
-            check(writer, &mut known.lock().unwrap(), &found);
-            newest =
-                newest.max(known.lock().unwrap().objects.values().map(|it| it.version).max().unwrap_or(0));
+            check(writer, &mut known.lock(), &found);
+            newest = newest.max(known.lock().objects.values().map(|it| it.version).max().unwrap_or(0));
         }
     }
     assert!(model.expired + model.resumed >= kills / 2, "{model:?}");

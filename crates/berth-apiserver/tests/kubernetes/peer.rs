@@ -3,8 +3,9 @@
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 /// Where the Go module with the generator and the peer is.
@@ -20,7 +21,7 @@ static PEER: OnceLock<Mutex<Peer>> = OnceLock::new();
 
 /// Asks one question.
 pub(crate) fn ask(question: &Value) -> Value {
-    let mut peer = PEER.get_or_init(|| Mutex::new(start())).lock().unwrap_or_else(PoisonError::into_inner);
+    let mut peer = PEER.get_or_init(|| Mutex::new(start())).lock();
     let mut line = question.to_string();
     line.push('\n');
     peer.input.write_all(line.as_bytes()).expect("the peer listens");

@@ -5,11 +5,12 @@
 //! list of volumes in use is as we know it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_kube::{Backoff, Cache, Cluster, Key, Next, Queue, Result};
 use k8s_openapi::api::core::v1::{AttachedVolume, Node};
+use parking_lot::Mutex;
 
 /// A node's status is long when it has many volumes: what changes while one was written, and as long again but at most
 /// this, goes together.
@@ -138,8 +139,8 @@ impl Reports {
         Ok(())
     }
 
-    fn waiting(&self) -> std::sync::MutexGuard<'_, HashMap<String, Waiting>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waiting(&self) -> parking_lot::MutexGuard<'_, HashMap<String, Waiting>> {
+        self.waiting.lock()
     }
 }
 

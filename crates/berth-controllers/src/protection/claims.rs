@@ -4,12 +4,13 @@
 //! finalizer goes; once for all claims of the namespace that were deleted meanwhile.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::Api;
 use kube::api::ListParams;
+use parking_lot::Mutex;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
 
@@ -29,7 +30,7 @@ pub(super) async fn run(cluster: Cluster) {
     let look = {
         let (queue, due) = (queue.clone(), due.clone());
         move |key: Key| {
-            let mut due = due.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut due = due.lock();
             due.entry(key.namespace.clone()).or_default().insert(key.name);
             drop(due);
             queue.add(key.namespace);
@@ -124,8 +125,8 @@ impl Protection {
         self.by_claim.get(&Key::of(claim)).iter().any(|pod| is_user(pod, claim))
     }
 
-    fn due(&self) -> std::sync::MutexGuard<'_, HashMap<String, HashSet<String>>> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner)
+    fn due(&self) -> parking_lot::MutexGuard<'_, HashMap<String, HashSet<String>>> {
+        self.due.lock()
     }
 }
 

@@ -5,7 +5,7 @@ mod plan;
 mod tests;
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder, Result};
@@ -15,6 +15,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
+use parking_lot::{Mutex, MutexGuard};
 
 use super::ownership::{chooses, claim, controller, reference};
 use crate::claims;
@@ -208,7 +209,7 @@ impl Controller {
     }
 
     fn deleted(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.deleted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.deleted.lock()
     }
 }
 

@@ -1,13 +1,14 @@
 //! What is attached is told once, and is let go also when its volume's object went first.
 
 use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::client::Body;
 use kube::{Client, ResourceExt as _};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::fakes::{self, DRIVER, pod};
@@ -151,7 +152,7 @@ fn listening(client: &Client, node: &str) -> (Client, Lists) {
             if answer.status().is_success() {
                 let list = written["status"]["volumesAttached"].as_array().cloned().unwrap_or_default();
                 let names = list.iter().map(|volume| volume["name"].as_str().unwrap().to_owned()).collect();
-                heard.lock().unwrap().push(names);
+                heard.lock().push(names);
             }
             Ok(answer)
         }
@@ -175,7 +176,7 @@ async fn a_node_is_told_of_each_attached_volume_once() {
     let loops = Loops::new(&client).with(berth_controllers::attach_detach::run).with(fakes::attacher);
     until(&place.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
     loops.stop().await;
-    let lists = lists.lock().unwrap();
+    let lists = lists.lock();
     println!("{COUNT} volumes told in {} writes", lists.len());
     for pair in lists.windows(2) {
         assert!(pair[1].len() > pair[0].len(), "a write without news: {} of {}", pair[1].len(), lists.len());

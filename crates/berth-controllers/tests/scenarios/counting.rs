@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use futures_util::FutureExt as _;
 use http::{Method, Request, Response};
 use kube::Client;
 use kube::client::Body;
+use parking_lot::Mutex;
 use tower::Service;
 
 /// How many requests were answered, by method, the kind of object and the status of the answer.
@@ -30,7 +31,7 @@ pub(crate) fn counting(client: &Client) -> (Client, Counts) {
 
 /// How many writes there were, but for events.
 pub(crate) fn writes(counts: &Counts) -> usize {
-    let counts = counts.lock().unwrap();
+    let counts = counts.lock();
     let is_write = |method: &str, kind: &str| method != Method::GET && kind != "events";
     counts.iter().filter(|((method, kind, _), _)| is_write(method, kind)).map(|(_, count)| count).sum()
 }
@@ -49,7 +50,7 @@ impl Service<Request<Body>> for Counting {
         async move {
             let (method, kind) = (request.method().to_string(), kind_of(request.uri().path()));
             let answer = client.send(request).await.map_err(io::Error::other)?;
-            *counts.lock().unwrap().entry((method, kind, answer.status().as_u16())).or_default() += 1;
+            *counts.lock().entry((method, kind, answer.status().as_u16())).or_default() += 1;
             Ok(answer)
         }
         .boxed()

@@ -5,7 +5,8 @@ mod clearing;
 use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
-use std::sync::Mutex;
+
+use parking_lot::Mutex;
 use std::time::Duration;
 
 use berth_apiserver::rest::ApiServer;
@@ -243,14 +244,14 @@ pub(crate) async fn until_gone<K: Kind>(api: &Api<K>, name: &str) {
 pub(crate) async fn until_all<K: Kind>(api: &Api<K>, count: usize, wanted: impl Fn(&K) -> bool) -> Vec<K> {
     let found: Mutex<HashMap<String, K>> = Mutex::default();
     let take = |object: &K| {
-        let mut found = found.lock().unwrap();
+        let mut found = found.lock();
         if wanted(object) {
             found.insert(object.meta().name.clone().unwrap_or_default(), object.clone());
         }
         found.len() >= count
     };
     watch(api, "", "each", take).await;
-    found.into_inner().unwrap().into_values().collect()
+    found.into_inner().into_values().collect()
 }
 
 async fn watch<K: Kind>(api: &Api<K>, fields: &str, name: &str, wanted: impl Fn(&K) -> bool) -> K {

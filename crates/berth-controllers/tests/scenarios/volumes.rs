@@ -252,7 +252,7 @@ async fn many_claims_at_once_get_a_volume_each() {
     let bound = until_all(&claims, count, |claim| claim_phase(claim) == "Bound").await;
     println!("{count} claims bound in {:?} with {} writes", start.elapsed(), writes(&counts));
     // One makes the volume available and four bind it; the rest is for two that write the same at once.
-    assert!(writes(&counts) <= 6 * count, "{:#?}", counts.lock().unwrap());
+    assert!(writes(&counts) <= 6 * count, "{:#?}", counts.lock());
     let got: std::collections::HashSet<String> =
         bound.iter().map(|claim| claim.spec.as_ref().unwrap().volume_name.clone().unwrap()).collect();
     assert_eq!(got.len(), count);

@@ -1,7 +1,7 @@
 //! What the log says of each call, and what it never says.
 
 use std::io::{self, Write};
-use std::sync::{Arc, LazyLock, Mutex};
+use std::sync::{Arc, LazyLock};
 
 use berth_csi::in_process;
 use berth_csi::v1::ProbeRequest;
@@ -9,6 +9,7 @@ use berth_csi::v1::controller_client::ControllerClient;
 use berth_csi::v1::identity_client::IdentityClient;
 use berth_csi::v1::snapshot_metadata_client::SnapshotMetadataClient;
 use berth_csi::v1::{CreateVolumeRequest, GetMetadataAllocatedRequest};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tracing::Dispatch;
 use tracing::level_filters::LevelFilter;
@@ -40,7 +41,7 @@ impl Log {
     }
 
     fn text(&self) -> String {
-        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        String::from_utf8(self.0.lock().clone()).unwrap()
     }
 
     /// The lines about finished calls.
@@ -53,7 +54,7 @@ impl Log {
 
 impl Write for Log {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.lock().unwrap().write(bytes)
+        self.0.lock().write(bytes)
     }
 
     fn flush(&mut self) -> io::Result<()> {

@@ -7,7 +7,6 @@
 use std::{
     os::fd::AsFd as _,
     path::{Path, PathBuf},
-    sync::PoisonError,
 };
 
 use berth_host::{
@@ -125,8 +124,7 @@ pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, r
     // Sorted, so that two callers copying the same volumes cannot wait for each other.
     images.sort_unstable();
     let locks: Vec<_> = images.iter().map(|key| devices.copying(*key)).collect();
-    let _held: Vec<_> =
-        locks.iter().map(|lock| lock.lock().unwrap_or_else(PoisonError::into_inner)).collect();
+    let _held: Vec<_> = locks.iter().map(|lock| lock.lock()).collect();
     for attempt in 1.. {
         let frozen = freeze_images(captures, devices, reflink)?;
         capture_subvolumes(captures, incoming)?;

@@ -7,13 +7,14 @@
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
 };
 
 use berth_host::{
     io_limit,
     loopdev::{self, LoopDevice},
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use super::record::Key;
 
@@ -41,13 +42,13 @@ pub(super) struct Devices {
 
 impl Devices {
     fn lock(&self) -> MutexGuard<'_, HashMap<Key, Device>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// To be held while an image is frozen: a filesystem is frozen by one at a time, and clones of one volume may
     /// be asked for together.
     pub(super) fn copying(&self, key: Key) -> Arc<Mutex<()>> {
-        let mut copying = self.copying.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut copying = self.copying.lock();
         copying.retain(|_, lock| lock.strong_count() > 0);
         let lock = copying.get(&key).and_then(Weak::upgrade).unwrap_or_default();
         copying.insert(key, Arc::downgrade(&lock));

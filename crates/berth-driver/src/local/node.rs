@@ -5,7 +5,6 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{MutexGuard, PoisonError},
     time::Instant,
 };
 
@@ -18,6 +17,7 @@ use berth_host::{
     mount,
     usage::{self, TreeUsage},
 };
+use parking_lot::MutexGuard;
 
 use super::{
     Inner, Walk,
@@ -288,7 +288,7 @@ impl Inner {
     }
 
     pub(super) fn walks(&self) -> MutexGuard<'_, std::collections::HashMap<Key, Walk>> {
-        self.walks.lock().unwrap_or_else(PoisonError::into_inner)
+        self.walks.lock()
     }
 
     pub(super) fn expand_on_node(

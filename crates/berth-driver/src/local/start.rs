@@ -1,12 +1,10 @@
 //! Opening a data directory: everything a crash could have left behind is finished or undone here.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex},
-};
+use std::{path::Path, sync::Arc};
 
 use berth_core::Topology;
 use berth_host::{btrfs, copy, freeze, loopdev, mount, path::Dir, usage};
+use parking_lot::Mutex;
 
 use berth_journal::{Damage, GroupCommit, Journal};
 

@@ -5,7 +5,7 @@
 
 use std::{
     sync::{
-        Arc, Condvar, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
@@ -13,6 +13,7 @@ use std::{
 };
 
 use berth_host::{btrfs, path::Dir};
+use parking_lot::{Condvar, Mutex};
 
 use super::content::DATA;
 
@@ -43,7 +44,7 @@ impl Trash {
                             "could not be removed; tried again at the next start"
                         );
                     }
-                    *counted.0.lock().unwrap_or_else(PoisonError::into_inner) -= 1;
+                    *counted.0.lock() -= 1;
                     counted.1.notify_all();
                 }
             })
@@ -78,12 +79,12 @@ impl Trash {
 
     /// Waits until everything is removed, at most this long.
     pub(super) fn drain(&self, at_most: Duration) {
-        let guard = self.pending.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = self.pending.1.wait_timeout_while(guard, at_most, |pending| *pending > 0);
+        let (pending, emptied) = &*self.pending;
+        emptied.wait_while_for(&mut pending.lock(), |pending| *pending > 0, at_most);
     }
 
     fn enqueue(&self, name: String) {
-        *self.pending.0.lock().unwrap_or_else(PoisonError::into_inner) += 1;
+        *self.pending.0.lock() += 1;
         // The thread ends only with this sender.
         let _ = self.queue.send(name);
     }

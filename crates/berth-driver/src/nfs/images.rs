@@ -11,7 +11,7 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -278,8 +278,8 @@ impl NodeMounts {
         });
     }
 
-    fn settling(&self) -> std::sync::MutexGuard<'_, std::collections::HashSet<String>> {
-        self.settling.lock().unwrap_or_else(PoisonError::into_inner)
+    fn settling(&self) -> parking_lot::MutexGuard<'_, std::collections::HashSet<String>> {
+        self.settling.lock()
     }
 
     /// Takes an image down and tells the server, unless some target has it; whoever calls it has its turn.

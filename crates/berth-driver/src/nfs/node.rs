@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     ffi::OsStr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Weak},
     time::{Duration, Instant},
 };
 
@@ -16,6 +16,7 @@ use berth_host::{
     remote,
 };
 use berth_nfs::Nfs;
+use parking_lot::{Mutex, MutexGuard};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::RwLock;
@@ -236,7 +237,7 @@ impl NodeMounts {
         share: &ShareName,
     ) -> Result<Standing> {
         let probe = {
-            let mut probes = self.probes.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut probes = self.probes.lock();
             probes.entry(key.to_owned()).or_default().clone()
         };
         let mut last = probe.lock().await;
@@ -271,12 +272,12 @@ impl NodeMounts {
     }
 
     pub(super) fn turn(&self, key: &str) -> Turn {
-        let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut turns = self.turns.lock();
         turns.entry(key.to_owned()).or_default().clone()
     }
 
     fn silent(&self) -> MutexGuard<'_, HashMap<(u32, u32), (String, Instant)>> {
-        self.silent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.silent.lock()
     }
 
     /// Whether a filesystem did not answer a moment ago.

@@ -7,11 +7,11 @@
 use std::{
     collections::BTreeMap,
     error::Error as _,
-    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::{id::ShareName, parameters::check_secret_options};
 use crate::backend::{Error, Result};
@@ -62,7 +62,7 @@ impl Shares {
     }
 
     fn known(&self) -> MutexGuard<'_, BTreeMap<ShareName, Known>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        self.known.lock()
     }
 
     /// Remembers how a share is reached; nothing said changes nothing.

@@ -7,12 +7,13 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
 use berth_core::{AccessKind, Name, SnapshotId, VolumeId};
 use berth_nfs::{Change, Cookie, Create, Entry, Handle, Kind, Share};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
@@ -49,7 +50,7 @@ struct Build {
 
 impl Building {
     fn map(&self) -> MutexGuard<'_, HashMap<String, Arc<Build>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Lets go of one that has failed and has told so: whoever asks next begins anew.
@@ -160,7 +161,7 @@ impl Inner {
         let mut ended = build.ended.clone();
         let has_ended =
             tokio::time::timeout(self.config.snapshot_patience, ended.wait_for(|ended| *ended)).await.is_ok();
-        let failure = build.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = build.failure.lock().take();
         if let Some(failure) = failure {
             self.building.forget(&key(snapshot), &build);
             return Err(failure);
@@ -190,12 +191,12 @@ impl Inner {
                 // It stays until somebody has been told, however late the failure came.
                 Err(error) => {
                     tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
-                    *told.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                    *told.failure.lock() = Some(error);
                 }
             }
             end.send_replace(true);
         });
-        *build.abort.lock().unwrap_or_else(PoisonError::into_inner) = Some(task.abort_handle());
+        *build.abort.lock() = Some(task.abort_handle());
         build
     }
 
@@ -282,7 +283,7 @@ impl Inner {
         let share = self.visit(&snapshot.share).await?;
         let build = self.building.map().remove(&key(&snapshot));
         if let Some(build) = build {
-            if let Some(task) = build.abort.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            if let Some(task) = build.abort.lock().take() {
                 task.abort();
             }
             // The sender goes with the task, whichever way that ends.

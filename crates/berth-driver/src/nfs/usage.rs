@@ -3,7 +3,6 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::PoisonError,
     time::{Duration, Instant},
 };
 
@@ -37,7 +36,7 @@ impl Inner {
         if let Some(usage) = self.quota_usage(volume.id.as_str()).await? {
             return Ok(usage);
         }
-        let usages = || mounts.usages.lock().unwrap_or_else(PoisonError::into_inner);
+        let usages = || mounts.usages.lock();
         let known = usages().get(&volume.id).copied();
         if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
             return Ok(usage);
@@ -134,7 +133,7 @@ impl NodeMounts {
 
     /// What is in the volume, unless that takes too long; then the share as a whole has to do.
     async fn count(&self, id: &VolumeId, volume: &Share) -> Option<berth_nfs::tree::Usage> {
-        let too_large = || self.too_large.lock().unwrap_or_else(PoisonError::into_inner);
+        let too_large = || self.too_large.lock();
         if too_large().get(id).is_some_and(|since| since.elapsed() < TOO_LARGE) {
             return None;
         }

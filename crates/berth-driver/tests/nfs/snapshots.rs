@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _, chown},
     path::Path,
-    sync::{Mutex, Once},
+    sync::Once,
     time::Duration,
 };
 
@@ -18,6 +18,7 @@ use berth_driver::{
     backend::{ContentSource, Error, NewVolume, PageRequest, Parameters, Snapshot},
     nfs::Nfs,
 };
+use parking_lot::Mutex;
 
 use crate::{
     between::{Asked, Fate},
@@ -417,7 +418,7 @@ async fn a_file_that_goes_away_while_it_is_packed_spoils_nothing_else() {
         let server = Server::start("3", &[]);
         let (lost, once, export) = (Mutex::new(None), Once::new(), server.export());
         let backend = server.meddled(move |request| {
-            let mut lost = lost.lock().unwrap();
+            let mut lost = lost.lock();
             if request.range().is_some_and(|(offset, _)| offset >= KEPT) {
                 let handle = request.handle();
                 if *lost.get_or_insert_with(|| handle.clone()) == handle {

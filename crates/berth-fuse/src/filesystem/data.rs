@@ -8,7 +8,7 @@ use berth_nfs::{Handle, access};
 use bytes::Bytes;
 use rustix::io::Errno;
 
-use super::{Filesystem, Outcome, Result, lock};
+use super::{Filesystem, Outcome, Result};
 use crate::{
     nodes::{Node, Part},
     patience::{errno, is_absence},
@@ -183,7 +183,7 @@ impl Filesystem {
 
     /// The last descriptor is gone.
     pub(super) fn release(self: &Arc<Self>, from: &mut Arguments) -> Result<Outcome> {
-        let open = lock(&self.files).remove(&from.u64()?).ok_or(Errno::BADF)?;
+        let open = self.files.lock().remove(&from.u64()?).ok_or(Errno::BADF)?;
         if let Some(hidden) = open.node.closed() {
             // Nobody waits for this, and no signal would end it.
             let this = self.clone();

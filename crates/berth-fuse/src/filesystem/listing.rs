@@ -5,7 +5,7 @@ use std::sync::Arc;
 use berth_nfs::{Attributes, Cookie, Entry, FileKind, Handle, Name, access};
 use rustix::io::Errno;
 
-use super::{Filesystem, Outcome, Result, lock, validity};
+use super::{Filesystem, Outcome, Result, validity};
 use crate::{
     nodes::Node,
     users::User,
@@ -43,14 +43,14 @@ impl Filesystem {
         }
         let listing = Listing { node, user, read: Vec::new(), next: Some(Cookie::default()) };
         let number = self.number();
-        lock(&self.listings).insert(number, Arc::new(tokio::sync::Mutex::new(listing)));
+        self.listings.lock().insert(number, Arc::new(tokio::sync::Mutex::new(listing)));
         let mut outcome = Outcome::default();
         outcome.body.opened(number);
         Ok(outcome)
     }
 
     pub(super) fn release_dir(&self, from: &mut Arguments) -> Result<Outcome> {
-        lock(&self.listings).remove(&from.u64()?);
+        self.listings.lock().remove(&from.u64()?);
         Ok(Outcome::default())
     }
 
@@ -62,7 +62,7 @@ impl Filesystem {
     ) -> Result<Outcome> {
         let number = from.u64()?;
         let (place, room) = (from.u64()?, from.u32()? as usize);
-        let listing = lock(&self.listings).get(&number).cloned().ok_or(Errno::BADF)?;
+        let listing = self.listings.lock().get(&number).cloned().ok_or(Errno::BADF)?;
         let mut listing = listing.lock().await;
         if place == 0 && !listing.read.is_empty() {
             // Whoever begins again wants to see what is new.

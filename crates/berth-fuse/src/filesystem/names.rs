@@ -6,7 +6,7 @@ use berth_nfs::{Attributes, Change, Create, Entry, FileKind, Handle, Name, Node 
 use bytes::Bytes;
 use rustix::{fs::FileType, io::Errno};
 
-use super::{Filesystem, Open, Outcome, Result, lock};
+use super::{Filesystem, Open, Outcome, Result};
 use crate::{
     nodes::{Hidden, Node},
     patience::Failure,
@@ -150,7 +150,7 @@ impl Filesystem {
         node.opened();
         let number = self.number();
         let open = Open { node, user, durable: flags & O_DSYNC != 0 };
-        lock(&self.files).insert(number, Arc::new(open));
+        self.files.lock().insert(number, Arc::new(open));
         number
     }
 
@@ -191,7 +191,7 @@ impl Filesystem {
     /// A server of NFS knows no open files, so one that is to lose its name while it is open here gets another one,
     /// which goes away at the last close. Tells whether that was necessary.
     async fn hide(&self, user: &Arc<User>, dir: &Node, name: &Bytes) -> Result<bool> {
-        if lock(&self.files).is_empty() {
+        if self.files.lock().is_empty() {
             return Ok(false);
         }
         let entry = match self.find(user, dir, name).await {

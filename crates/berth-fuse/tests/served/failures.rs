@@ -6,12 +6,13 @@ use std::{
     os::unix::fs::{FileExt as _, symlink},
     process::Stdio,
     sync::{
-        Arc, Mutex,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rustix::{
     fs::{CWD, FileType, Mode, RenameFlags},
     io::Errno,
@@ -159,7 +160,7 @@ fn what_a_call_made_before_its_connection_broke_is_not_in_its_own_way() {
             if !is_making || !breaks.swap(false, Ordering::SeqCst) {
                 return Fate::Passed;
             }
-            if let Some(other) = others.lock().unwrap().take() {
+            if let Some(other) = others.lock().take() {
                 other();
             }
             Fate::Cut
@@ -188,7 +189,7 @@ fn what_a_call_made_before_its_connection_broke_is_not_in_its_own_way() {
 
         // What is another's is still in the way.
         let export = server.export();
-        *other.lock().unwrap() = Some(Box::new({
+        *other.lock() = Some(Box::new({
             let path = export.join("other link");
             move || symlink("elsewhere", path).unwrap()
         }));
@@ -196,7 +197,7 @@ fn what_a_call_made_before_its_connection_broke_is_not_in_its_own_way() {
         assert_eq!(taken.kind(), ErrorKind::AlreadyExists);
         for name in ["other file", "other dir"] {
             let path = export.join(name);
-            *other.lock().unwrap() = Some(Box::new(move || fs::write(path, "content").unwrap()));
+            *other.lock() = Some(Box::new(move || fs::write(path, "content").unwrap()));
             let taken = made(&|| match name {
                 "other dir" => fs::create_dir(mounted.path(name)),
                 _ => File::create_new(mounted.path(name)).map(drop),

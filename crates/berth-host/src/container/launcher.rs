@@ -15,9 +15,9 @@ use std::{
     },
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::{Mutex, PoisonError},
 };
 
+use parking_lot::Mutex;
 use rustix::{
     fs::{CWD, Mode, OFlags},
     io::Errno,
@@ -92,7 +92,7 @@ impl Launcher {
     }
 
     fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut process = self.process.lock();
         match send(process.socket(), message, fds) {
             // Somebody has killed it; containers do not depend on it, so another one does as well.
             Err(Errno::PIPE | Errno::CONNRESET) => {

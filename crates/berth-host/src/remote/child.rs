@@ -11,10 +11,10 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd, RawFd},
     ptr,
-    sync::{Mutex, PoisonError},
     time::{Duration, Instant},
 };
 
+use parking_lot::Mutex;
 use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     io::Errno,
@@ -247,7 +247,7 @@ impl Stack {
     const GUARD: usize = 64 << 10;
 
     fn take() -> Result<Self, Errno> {
-        let known = STACKS.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let known = STACKS.lock().pop();
         match known {
             Some(stack) => Ok(stack),
             None => Self::map(),
@@ -278,7 +278,7 @@ impl Stack {
 
     /// For the next child, now that there is none on it.
     fn give_back(self) {
-        STACKS.lock().unwrap_or_else(PoisonError::into_inner).push(self);
+        STACKS.lock().push(self);
     }
 }
 

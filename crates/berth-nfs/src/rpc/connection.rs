@@ -7,13 +7,14 @@ use std::{
     collections::HashMap,
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use bytes::{Buf, Bytes, BytesMut};
+use parking_lot::Mutex;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
@@ -67,8 +68,8 @@ struct Calls {
 }
 
 impl Shared {
-    fn calls(&self) -> std::sync::MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+    fn calls(&self) -> parking_lot::MutexGuard<'_, Calls> {
+        self.calls.lock()
     }
 
     /// Ends every call with this fault; the first reason counts.

@@ -1,11 +1,8 @@
 //! Something that is made when needed, used by many, made again when broken and dropped when idle.
 
-use std::{
-    future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
+use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::status::Fault;
@@ -48,7 +45,7 @@ impl<T: Idle + Send + Sync + 'static> Standing<T> {
         F: Future<Output = Result<T, Fault>> + Send + 'static,
     {
         let mut making = {
-            let mut slot = lock(&self.slot);
+            let mut slot = self.slot.lock();
             match &*slot {
                 Slot::Made(current) if current.is_alive() => return Ok(current.clone()),
                 // Closed only if its maker panicked or its runtime is gone.
@@ -72,7 +69,7 @@ impl<T: Idle + Send + Sync + 'static> Standing<T> {
         let place = self.slot.clone();
         tokio::spawn(async move {
             let result = make.await.map(Arc::new);
-            *lock(&place) = result.clone().map_or(Slot::Empty, Slot::Made);
+            *place.lock() = result.clone().map_or(Slot::Empty, Slot::Made);
             end.send_replace(Some(result));
         });
         making
@@ -80,7 +77,7 @@ impl<T: Idle + Send + Sync + 'static> Standing<T> {
 
     /// Drops what was not used for so long; tells whether anything stands here still.
     pub(crate) fn drop_idle(&self, longest: Duration) -> bool {
-        let mut slot = lock(&self.slot);
+        let mut slot = self.slot.lock();
         let is_idle = match &*slot {
             Slot::Made(current) => !current.is_alive() || current.idle_for() >= longest,
             Slot::Empty | Slot::Making(_) => false,
@@ -90,8 +87,4 @@ impl<T: Idle + Send + Sync + 'static> Standing<T> {
         }
         !matches!(*slot, Slot::Empty)
     }
-}
-
-fn lock<T>(slot: &Mutex<Slot<T>>) -> MutexGuard<'_, Slot<T>> {
-    slot.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,7 +1,5 @@
 //! Reading and writing the content of files.
 
-use std::sync::PoisonError;
-
 use bytes::Bytes;
 
 use super::{Share, attempt::ask};
@@ -56,7 +54,7 @@ impl Share {
     }
 
     fn remember(&self, file: &Handle, now: Unstable) {
-        let mut files = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut files = self.inner.unstable.lock();
         let seen = files.entry(file.clone()).or_insert(now);
         if *seen != now {
             *seen = Unstable::Lost;
@@ -66,7 +64,7 @@ impl Share {
     /// Brings what was written to disk, by whomever; [`Kind::Interrupted`] means that the server lost some of what
     /// was written through this share, and to write it again.
     pub async fn commit(&self, of: &Handle) -> Result<()> {
-        let seen = self.inner.unstable.lock().unwrap_or_else(PoisonError::into_inner).remove(of);
+        let seen = self.inner.unstable.lock().remove(of);
         let mut committing = Committing { share: self, file: of, seen };
         let done = ask!(self, Yes, commit(of)).and_then(|verifier| match committing.seen.take() {
             None => Ok(()),

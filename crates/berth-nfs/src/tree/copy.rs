@@ -6,13 +6,14 @@
 use std::{
     collections::{HashMap, HashSet},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use bytes::Bytes;
 use futures_util::{StreamExt, TryStreamExt, stream};
+use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{
@@ -165,7 +166,7 @@ impl Copy<'_> {
             return Ok(None);
         }
         let cell = {
-            let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut names = self.names.lock();
             names.entry(inode(like)).or_default().clone()
         };
         let mut first = false;
@@ -237,7 +238,7 @@ impl Copy<'_> {
         if found.links < 2 {
             return true;
         }
-        let mut adopted = self.adopted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut adopted = self.adopted.lock();
         *adopted.entry(inode(found)).or_insert_with(|| inode(like)) == inode(like)
     }
 

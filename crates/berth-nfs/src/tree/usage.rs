@@ -1,9 +1,8 @@
 //! Measuring a tree.
 
-use std::{
-    collections::HashSet,
-    sync::{Mutex, PoisonError},
-};
+use std::collections::HashSet;
+
+use parking_lot::Mutex;
 
 use super::walk::{Visitor, walk};
 use crate::{DirEntry, FileKind, Handle, Kind, Result, Share};
@@ -28,7 +27,7 @@ impl Share {
         self.attributes(dir).await?;
         let measure = Measure { share: self, sums: Mutex::default() };
         walk(self, &measure, dir.clone()).await?;
-        Ok(measure.sums.into_inner().unwrap_or_else(PoisonError::into_inner).usage)
+        Ok(measure.sums.into_inner().usage)
     }
 }
 
@@ -66,7 +65,7 @@ impl Visitor for Measure<'_> {
 
     async fn enter(&self, dir: &Handle) -> Result<Vec<Handle>> {
         let below = self.share.for_each_entry(dir, async |entry| {
-            self.sums.lock().unwrap_or_else(PoisonError::into_inner).add(&entry);
+            self.sums.lock().add(&entry);
             Ok((entry.attributes.kind == FileKind::Directory).then_some(entry.handle))
         });
         match below.await {

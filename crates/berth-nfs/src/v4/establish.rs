@@ -1,7 +1,8 @@
 //! Introducing ourselves to a server.
 
-use std::sync::{Arc, Mutex, atomic::AtomicBool};
+use std::sync::{Arc, atomic::AtomicBool};
 
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 
 use super::{

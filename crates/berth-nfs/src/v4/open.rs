@@ -1,7 +1,5 @@
 //! Creating files, which version 4 does by opening them; they are closed at once.
 
-use std::sync::PoisonError;
-
 use super::{
     attributes::{Bitmap, write_change},
     compound::{Answer, Compound, op},
@@ -79,7 +77,7 @@ impl Session {
         how: Create,
         change: &Change,
     ) -> Result<Entry, Fault> {
-        let kept = self.owners.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        let kept = self.owners.lock().pop();
         let mut owner = kept.unwrap_or_else(|| Owner { name: random(), sequence: 1 });
         let mut compound = Compound::on(dir);
         self.write_open(&mut compound, &mut owner, name, how, change);
@@ -100,7 +98,7 @@ impl Session {
         let mut answer = self.call(compound).await?;
         answer.take(op::PUTFH)?;
         answer.take(op::CLOSE)?;
-        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut owners = self.owners.lock();
         if owners.len() < MOST_OWNERS {
             owners.push(owner);
         }

@@ -5,12 +5,13 @@
 
 use std::{
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
+use parking_lot::Mutex;
 use tokio::{
     runtime,
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -145,8 +146,8 @@ fn lose(lost: &AtomicBool, slots: Option<&Slots>) {
 }
 
 impl Slots {
-    fn free(&self) -> std::sync::MutexGuard<'_, Vec<Slot>> {
-        self.free.lock().unwrap_or_else(PoisonError::into_inner)
+    fn free(&self) -> parking_lot::MutexGuard<'_, Vec<Slot>> {
+        self.free.lock()
     }
 }
 

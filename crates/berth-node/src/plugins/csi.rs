@@ -16,7 +16,8 @@ mod vol_data;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -136,7 +137,7 @@ impl Csi {
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<Kept, bool>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        self.kept.lock()
     }
 
     /// Whether a failure of this kind says that nothing is there, so that what was made for the call is to be removed.

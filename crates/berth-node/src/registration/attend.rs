@@ -1,7 +1,7 @@
 //! Attends to one registration socket: registers its driver, keeps what it says of the node current, and deregisters it.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_csi::Endpoint;
@@ -11,6 +11,7 @@ use berth_csi::v1::NodeGetInfoRequest;
 use berth_csi::v1::node_client::NodeClient;
 use berth_kube::{Backoff, Cache};
 use k8s_openapi::api::storage::v1::CSIDriver;
+use parking_lot::RwLock;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;

@@ -26,12 +26,12 @@ struct Fake {
 impl Fake {
     fn call(&self, name: &'static str, about: &str) -> Result<(), Failed> {
         self.calls.send_modify(|calls| calls.push(format!("{name} {about}")));
-        let answer = self.answers.lock().unwrap().get_mut(name).and_then(VecDeque::pop_front);
+        let answer = self.answers.lock().get_mut(name).and_then(VecDeque::pop_front);
         answer.map_or(Ok(()), |certainty| Err(Failed { certainty, message: format!("{name} does not work") }))
     }
 
     fn fail(&self, name: &'static str, answers: &[Certainty]) {
-        self.answers.lock().unwrap().insert(name, answers.iter().copied().collect());
+        self.answers.lock().insert(name, answers.iter().copied().collect());
     }
 }
 

@@ -1,7 +1,7 @@
 //! Nodes that fail: whose claims their pods use is told on the claims, and again when they recover.
 
 use std::collections::{BTreeMap, HashSet};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Key, Next};
@@ -9,6 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
 use kube::api::{Api, ListParams};
+use parking_lot::Mutex;
 
 use super::Monitor;
 use crate::failure::Failure;
@@ -88,7 +89,7 @@ pub(super) async fn run(monitor: Arc<Monitor>) {
     let work = |name: String| {
         let (monitor, nodes, failed) = (monitor.clone(), nodes.clone(), failed.clone());
         async move {
-            let failed = || failed.lock().unwrap_or_else(PoisonError::into_inner);
+            let failed = || failed.lock();
             let standing = Standing::of(nodes.named(&name).as_deref());
             let told = failed().contains(&name);
             match plan(standing, told, Timestamp::now(), monitor.options.node_patience) {

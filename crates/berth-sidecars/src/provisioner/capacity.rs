@@ -15,7 +15,7 @@ mod plan;
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use berth_csi::v1::{GetCapacityRequest, Topology};
@@ -23,6 +23,7 @@ use berth_kube::{Backoff, Cache, Cluster, Next, Queue};
 use k8s_openapi::api::core::v1::{Node, VolumeNodeAffinity};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
 use kube::{Api, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use self::goal::{Goal, Place, Question};
@@ -425,10 +426,10 @@ impl Publisher {
     }
 
     fn goal(&self) -> MutexGuard<'_, Option<Goal>> {
-        self.goal.lock().unwrap_or_else(PoisonError::into_inner)
+        self.goal.lock()
     }
 
     fn answered(&self) -> MutexGuard<'_, HashMap<Question, Instant>> {
-        self.answered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.answered.lock()
     }
 }

@@ -1,9 +1,10 @@
 //! What Prometheus sees of provisioning, under upstream's names.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric as _};
 use prometheus_client::metrics::MetricType;
@@ -127,7 +128,7 @@ impl Metrics {
 
     /// Counts the objects of a publisher from now on, for as long as it lives.
     pub(super) fn count_objects_of(&self, publisher: &Arc<Publisher>) {
-        *self.capacity.publisher.lock().unwrap_or_else(PoisonError::into_inner) = Arc::downgrade(publisher);
+        *self.capacity.publisher.lock() = Arc::downgrade(publisher);
     }
 }
 
@@ -139,7 +140,7 @@ struct Published {
 
 impl Collector for Published {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let publisher = self.publisher.lock().unwrap_or_else(PoisonError::into_inner).upgrade();
+        let publisher = self.publisher.lock().upgrade();
         let Some(counts) = publisher.map(|publisher| publisher.counts()) else { return Ok(()) };
         for (name, help, count) in [
             ("desired_goal", "CSIStorageCapacity objects that there should be", counts.goal),

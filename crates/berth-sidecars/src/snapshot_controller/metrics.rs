@@ -3,7 +3,8 @@
 //! An operation begins and ends with what the cache tells of the object, so nothing else has to think of it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use parking_lot::{Mutex, MutexGuard};
 use std::time::Instant;
 
 use prometheus_client::encoding::EncodeLabelSet;
@@ -154,7 +155,7 @@ impl Operations {
     }
 
     fn begun(&self) -> MutexGuard<'_, HashMap<(&'static str, String), Begun>> {
-        self.begun.lock().unwrap_or_else(PoisonError::into_inner)
+        self.begun.lock()
     }
 }
 

@@ -20,7 +20,7 @@ const SELECTED: &str = "volume.kubernetes.io/selected-node";
 
 async fn begin(change: impl FnOnce(&mut Options)) -> (Server, Arc<Storage>, Provisioner) {
     let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
-    *storage.places.lock().unwrap() = Some(Vec::new());
+    *storage.places.lock() = Some(Vec::new());
     server.class("fast", json!({})).await;
     server.class("late", json!({ "volumeBindingMode": "WaitForFirstConsumer" })).await;
     let running = Provisioner::start(&server, &Fake::driver(&storage, &Power::on()), change);
@@ -72,7 +72,7 @@ async fn a_volume_that_may_be_in_the_making_is_asked_for_at_the_same_places_thou
     storage.lift_faults();
     let volume = settled(&server, &claim).await;
     assert!(volume.name_any().starts_with("pvc-"));
-    let asked = storage.places.lock().unwrap().clone().unwrap();
+    let asked = storage.places.lock().clone().unwrap();
     assert!(asked.len() >= 2 && asked.iter().all(|places| *places == asked[0]), "{asked:?}");
     assert_eq!(asked[0].preferred[0].segments["topology.berth.dev/node"], NODE);
     running.stop().await;

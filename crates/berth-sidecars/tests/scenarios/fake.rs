@@ -3,7 +3,7 @@
 mod snapshots;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_csi::v1::controller_server::{Controller, ControllerServer};
@@ -12,6 +12,7 @@ use berth_csi::v1::identity_server::{Identity, IdentityServer};
 use berth_csi::v1::{self, controller_service_capability, plugin_capability};
 use berth_csi::{CallLayer, Metrics};
 use berth_sidecars::driver::{ControllerCapability, Driver, Service};
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tonic::service::Routes;
 use tonic::{Code, Request, Response, Status};
@@ -101,22 +102,22 @@ pub(crate) enum Lie {
 
 impl Storage {
     pub(crate) fn fail(&self, method: &'static str, volume: &str, kind: FaultKind, times: u32) {
-        self.faults.lock().unwrap().push(Fault { method, volume: volume.to_owned(), kind, times });
+        self.faults.lock().push(Fault { method, volume: volume.to_owned(), kind, times });
     }
 
     /// Everything works again, and what hangs is answered.
     pub(crate) fn lift_faults(&self) {
-        self.faults.lock().unwrap().clear();
+        self.faults.lock().clear();
         self.lifted.notify_waiters();
     }
 
     pub(crate) fn count(&self, method: &str) -> usize {
-        self.calls.lock().unwrap().iter().filter(|call| call.method == method).count()
+        self.calls.lock().iter().filter(|call| call.method == method).count()
     }
 
     /// When calls of a method came for a volume.
     pub(crate) fn times(&self, method: &str, volume: &str) -> Vec<Instant> {
-        let calls = self.calls.lock().unwrap();
+        let calls = self.calls.lock();
         calls
             .iter()
             .filter(|call| call.method == method && call.volume.contains(volume))
@@ -140,7 +141,7 @@ impl Storage {
     }
 
     fn fault(&self, method: &str, volume: &str) -> Option<FaultKind> {
-        let mut faults = self.faults.lock().unwrap();
+        let mut faults = self.faults.lock();
         let fault = faults
             .iter_mut()
             .find(|fault| fault.times > 0 && fault.method == method && volume.contains(&fault.volume))?;
@@ -180,7 +181,7 @@ impl Fake {
         work: impl FnOnce(Option<Lie>) -> T,
     ) -> Result<Response<T>, Status> {
         let call = Call { method: method.to_owned(), volume: volume.to_owned(), at: Instant::now() };
-        self.storage.calls.lock().unwrap().push(call);
+        self.storage.calls.lock().push(call);
         self.storage.called.notify_waiters();
         let Some(fault) = self.storage.fault(method, volume) else { return Ok(Response::new(work(None))) };
         match fault {
@@ -232,7 +233,7 @@ impl Identity for Fake {
         };
         let mut capabilities =
             [Service::ControllerService, Service::GroupControllerService].map(capability).to_vec();
-        if self.storage.places.lock().unwrap().is_some() {
+        if self.storage.places.lock().is_some() {
             capabilities.push(capability(Service::VolumeAccessibilityConstraints));
         }
         Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities }))
@@ -270,13 +271,13 @@ impl Controller for Fake {
     ) -> Result<Response<v1::CreateVolumeResponse>, Status> {
         let request = request.into_inner();
         let wanted = request.capacity_range.unwrap_or_default().required_bytes;
-        if let Some(places) = self.storage.places.lock().unwrap().as_mut() {
+        if let Some(places) = self.storage.places.lock().as_mut() {
             places.extend(request.accessibility_requirements.clone());
         }
         self.call("CreateVolume", &request.name, |lie| {
-            let mut volumes = self.storage.volumes.lock().unwrap();
+            let mut volumes = self.storage.volumes.lock();
             if lie == Some(Lie::Another) {
-                let part = self.storage.taken_for_others.lock().unwrap();
+                let part = self.storage.taken_for_others.lock();
                 let (name, bytes) = volumes.iter().find(|(name, _)| name.contains(part.as_str())).unwrap();
                 return created(name, *bytes, None);
             }
@@ -285,7 +286,7 @@ impl Controller for Fake {
             }
             let bytes = if lie == Some(Lie::Small) { wanted / 2 } else { wanted };
             let bytes = *volumes.entry(request.name.clone()).or_insert(bytes);
-            let mut attributes = self.storage.attributes.lock().unwrap();
+            let mut attributes = self.storage.attributes.lock();
             attributes.entry(request.name.clone()).or_insert(request.mutable_parameters);
             if lie == Some(Lie::Empty) {
                 return v1::CreateVolumeResponse::default();
@@ -300,13 +301,13 @@ impl Controller for Fake {
         request: Request<v1::DeleteVolumeRequest>,
     ) -> Result<Response<v1::DeleteVolumeResponse>, Status> {
         let id = request.into_inner().volume_id;
-        if self.storage.attached.lock().unwrap().iter().any(|(volume, _)| *volume == id) {
+        if self.storage.attached.lock().iter().any(|(volume, _)| *volume == id) {
             return Err(Status::failed_precondition("attached"));
         }
         self.call("DeleteVolume", &id, |lie| {
             if lie != Some(Lie::Idle) {
-                self.storage.volumes.lock().unwrap().remove(id.trim_start_matches("id-"));
-                self.storage.attributes.lock().unwrap().remove(id.trim_start_matches("id-"));
+                self.storage.volumes.lock().remove(id.trim_start_matches("id-"));
+                self.storage.attributes.lock().remove(id.trim_start_matches("id-"));
             }
             v1::DeleteVolumeResponse {}
         })
@@ -321,7 +322,7 @@ impl Controller for Fake {
         self.call("ControllerPublishVolume", &request.volume_id, |lie| {
             if lie != Some(Lie::Idle) {
                 let place = (request.volume_id.clone(), request.node_id.clone());
-                self.storage.attached.lock().unwrap().insert(place);
+                self.storage.attached.lock().insert(place);
             }
             v1::ControllerPublishVolumeResponse::default()
         })
@@ -334,11 +335,7 @@ impl Controller for Fake {
     ) -> Result<Response<v1::ControllerUnpublishVolumeResponse>, Status> {
         let request = request.into_inner();
         self.call("ControllerUnpublishVolume", &request.volume_id, |_| {
-            self.storage
-                .attached
-                .lock()
-                .unwrap()
-                .remove(&(request.volume_id.clone(), request.node_id.clone()));
+            self.storage.attached.lock().remove(&(request.volume_id.clone(), request.node_id.clone()));
             v1::ControllerUnpublishVolumeResponse {}
         })
         .await
@@ -354,7 +351,7 @@ impl Controller for Fake {
             let name = request.volume_id.trim_start_matches("id-").to_owned();
             let bytes = if lie == Some(Lie::Small) { bytes / 2 } else { bytes };
             if lie.is_none() {
-                self.storage.volumes.lock().unwrap().insert(name, bytes);
+                self.storage.volumes.lock().insert(name, bytes);
             }
             v1::ControllerExpandVolumeResponse { capacity_bytes: bytes, node_expansion_required: false }
         })
@@ -368,7 +365,7 @@ impl Controller for Fake {
         let request = request.into_inner();
         self.call("ControllerModifyVolume", &request.volume_id, |_| {
             let name = request.volume_id.trim_start_matches("id-").to_owned();
-            self.storage.attributes.lock().unwrap().insert(name, request.mutable_parameters.clone());
+            self.storage.attributes.lock().insert(name, request.mutable_parameters.clone());
             v1::ControllerModifyVolumeResponse {}
         })
         .await
@@ -379,8 +376,8 @@ impl Controller for Fake {
         _: Request<v1::ListVolumesRequest>,
     ) -> Result<Response<v1::ListVolumesResponse>, Status> {
         self.call("ListVolumes", "", |lie| {
-            let unlisted = self.storage.unlisted.lock().unwrap();
-            let volumes = self.storage.volumes.lock().unwrap();
+            let unlisted = self.storage.unlisted.lock();
+            let volumes = self.storage.volumes.lock();
             let listed = volumes.iter().filter(|(name, _)| !unlisted.iter().any(|part| name.contains(part)));
             let entries = listed.map(|(name, bytes)| self.listed(name, *bytes)).collect();
             let next_token = if lie == Some(Lie::Endless) { "more".to_owned() } else { String::new() };
@@ -413,7 +410,7 @@ impl Controller for Fake {
 
 impl Fake {
     fn listed(&self, name: &str, bytes: i64) -> v1::list_volumes_response::Entry {
-        let attached = self.storage.attached.lock().unwrap();
+        let attached = self.storage.attached.lock();
         let id = format!("id-{name}");
         let nodes = attached.iter().filter(|(volume, _)| *volume == id).map(|(_, node)| node.clone());
         let status = v1::list_volumes_response::VolumeStatus { published_node_ids: nodes.collect() };

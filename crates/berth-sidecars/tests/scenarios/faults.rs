@@ -103,7 +103,7 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
     storage.fail("CreateVolume", "", FaultKind::DoneBut(Code::DeadlineExceeded), 2);
     let claim = server.claim("data", "fast", json!({})).await;
     settled(&server, &claim).await;
-    assert_eq!(storage.volumes.lock().unwrap().len(), 1);
+    assert_eq!(storage.volumes.lock().len(), 1);
     assert_eq!(storage.count("CreateVolume"), 3);
 
     // The claim goes while nobody knows whether its volume exists.
@@ -126,7 +126,7 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
         server.release(&name).await;
         server.wait(server.api(), &name, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
     }
-    assert!(!storage.volumes.lock().unwrap().contains_key(&name));
+    assert!(!storage.volumes.lock().contains_key(&name));
     components.stop().await;
 }
 
@@ -147,7 +147,7 @@ async fn a_volume_that_was_made_otherwise_than_it_is_asked_for_now_is_not_forgot
     server
         .wait(server.claims(), "data", "gone", |claim: Option<&PersistentVolumeClaim>| claim.is_none())
         .await;
-    assert!(storage.volumes.lock().unwrap().is_empty());
+    assert!(storage.volumes.lock().is_empty());
     components.stop().await;
 }
 
@@ -202,6 +202,6 @@ async fn an_attachment_is_detached_though_its_volume_and_node_are_gone() {
     storage.fail("ControllerUnpublishVolume", "", FaultKind::DoneBut(Code::NotFound), 1);
     let second = Components::start(&server.client, &Fake::driver(&storage, &power));
     server.wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
-    assert!(storage.attached.lock().unwrap().is_empty());
+    assert!(storage.attached.lock().is_empty());
     second.stop().await;
 }

@@ -151,7 +151,7 @@ impl Trial {
         // Somebody whose volume and snapshot can be taken for others'.
         let elder = ["elder".to_owned()];
         Act::DeleteSnapshot.prepare(&world, &elder).await;
-        *world.storage.taken_for_others.lock().unwrap() = world.uid("elder").await;
+        *world.storage.taken_for_others.lock() = world.uid("elder").await;
         let good: Vec<String> = (0..3).map(|number| format!("good{number}")).collect();
         let all: Vec<String> =
             good.iter().cloned().chain(rows.iter().map(|row| row.subject.clone())).collect();
@@ -329,7 +329,7 @@ async fn a_volume_that_list_volumes_omits_is_attached_again_and_never_detached()
     Act::Detach.prepare(&world, &subjects).await;
     let calls = |volume: &str| world.storage.times("ControllerPublishVolume", volume).len();
     let (bad, good) = (world.uid("bad").await, world.uid("good").await);
-    world.storage.unlisted.lock().unwrap().push(bad.clone());
+    world.storage.unlisted.lock().push(bad.clone());
     let before = (calls(&bad), calls(&good));
     listed(&world, 4).await;
     world.settles(&goals(&subjects, Act::Attach.after()), |_| true, "omitted").await;

@@ -5,13 +5,14 @@
 //! of it. Steps of one kind are counted apart, because components work side by side, and which of two kinds comes first
 //! is by chance: whoever goes through all kinds, and counts on until a life ends by itself, has been at every step.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use axum::extract::Request;
 use axum::middleware::{self, Next};
 use axum::response::Response;
 use berth_apiserver::rest::ApiServer;
 use kube::Client;
+use parking_lot::Mutex;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::service::Routes;
@@ -67,12 +68,12 @@ impl Power {
 
     /// The steps so far; the last one is the one at which it went off.
     pub(crate) fn steps(&self) -> Vec<String> {
-        self.shared.steps.lock().unwrap().clone()
+        self.shared.steps.lock().clone()
     }
 
     /// Counts a step; `Err` if it must not be done, `Ok(true)` if it must be done and not be heard of.
     fn step(&self, what: String) -> Result<bool, ()> {
-        let mut steps = self.shared.steps.lock().unwrap();
+        let mut steps = self.shared.steps.lock();
         let of_kind = |steps: &[String], kind: &str| steps.iter().filter(|step| *step == kind).count();
         let Some(last) = &self.shared.last else {
             steps.push(what);

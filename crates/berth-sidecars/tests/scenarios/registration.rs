@@ -47,6 +47,6 @@ async fn an_attachment_goes_on_as_soon_as_its_node_knows_the_driver() {
         object.and_then(|object| object.status.as_ref()).is_some_and(|status| status.attached)
     };
     server.wait(server.api(), "at", "attached", attached).await;
-    assert!(storage.attached.lock().unwrap().contains(&("h".to_owned(), "id-of-late".to_owned())));
+    assert!(storage.attached.lock().contains(&("h".to_owned(), "id-of-late".to_owned())));
     components.stop().await;
 }

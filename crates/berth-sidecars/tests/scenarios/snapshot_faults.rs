@@ -107,7 +107,7 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
     let (server, storage) = bench().await;
-    *storage.unready.lock().unwrap() = 4;
+    *storage.unready.lock() = 4;
     let running = Running::start_with(&server.client, &Fake::driver(&storage, &Power::on()), |taking, _| {
         // Were it a failure, the test would take forever.
         taking.retry.first = Duration::from_mins(10);
@@ -181,7 +181,7 @@ async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     storage.lift_faults();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-    assert!(storage.snapshots.lock().unwrap().is_empty());
+    assert!(storage.snapshots.lock().is_empty());
     running.stop().await;
 }
 
@@ -201,7 +201,7 @@ async fn a_content_that_is_still_marked_when_it_is_deleted_loses_the_mark_and_go
     server.api::<VolumeSnapshotContent>().delete(&content, &DeleteParams::default()).await.unwrap();
     let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-    assert!(storage.snapshots.lock().unwrap().is_empty() && server.contents().await.is_empty());
+    assert!(storage.snapshots.lock().is_empty() && server.contents().await.is_empty());
     second.stop().await;
 }
 
@@ -244,12 +244,12 @@ async fn a_secret_reaches_the_driver_and_nothing_else_and_its_loss_keeps_no_snap
         json!({ "source": { "persistentVolumeClaimName": "data" }, "volumeSnapshotClassName": "secret" });
     server.snapshot_of("snap", source).await;
     server.ready("snap").await;
-    assert_eq!(storage.secrets.lock().unwrap()[0]["password"], "swordfish");
+    assert_eq!(storage.secrets.lock()[0]["password"], "swordfish");
     secrets.delete("snap-key", &DeleteParams::default()).await.unwrap();
     storage.fail("DeleteSnapshot", "", FaultKind::Code(Code::Internal), 1);
     delete(&server, "snap").await;
     server.event("SnapshotDeleteError", "Failed to delete snapshot: rpc error: code = Internal").await;
-    assert!(storage.snapshots.lock().unwrap().is_empty());
+    assert!(storage.snapshots.lock().is_empty());
     let told = format!("{:?} {:?}", server.events().await, server.contents().await);
     assert!(!told.contains("swordfish"));
     running.stop().await;
@@ -265,7 +265,7 @@ async fn a_given_handle_that_the_driver_does_not_know_is_told() {
     server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
     let told = "can not find snapshot for snapshotID id-late";
     server.event("SnapshotContentCheckandUpdateFailed", told).await;
-    storage.snapshots.lock().unwrap().insert("late".to_owned(), "id-data".to_owned());
+    storage.snapshots.lock().insert("late".to_owned(), "id-data".to_owned());
     let ready = server.ready("snap").await;
     assert_eq!(ready.status.unwrap().error, None);
     assert_eq!(storage.count("CreateSnapshot"), 0);
@@ -292,7 +292,7 @@ async fn a_given_handle_that_the_driver_does_not_know_is_told() {
 async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
     let (server, storage) = bench().await;
     for name in ["one", "two"] {
-        storage.snapshots.lock().unwrap().insert(name.to_owned(), "id-data".to_owned());
+        storage.snapshots.lock().insert(name.to_owned(), "id-data".to_owned());
     }
     storage.fail("ListSnapshots", "id-two", FaultKind::Lie(Lie::Another), u32::MAX);
     let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
@@ -305,7 +305,7 @@ async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
     storage.lift_faults();
     server.ready("snap").await;
     delete(&server, "snap").await;
-    let left: Vec<String> = storage.snapshots.lock().unwrap().keys().cloned().collect();
+    let left: Vec<String> = storage.snapshots.lock().keys().cloned().collect();
     assert_eq!(left, ["one"], "the other one's snapshot is nobody's to delete");
     running.stop().await;
 }
@@ -313,7 +313,7 @@ async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_given_snapshot_goes_with_its_object_though_its_content_was_not_kept_yet() {
     let (server, storage) = bench().await;
-    storage.snapshots.lock().unwrap().insert("given".to_owned(), "id-data".to_owned());
+    storage.snapshots.lock().insert("given".to_owned(), "id-data".to_owned());
     let first = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
     let back = json!({ "name": "snap", "namespace": "default" });
     let spec = json!({ "source": { "snapshotHandle": "id-given" }, "volumeSnapshotRef": back });
@@ -327,6 +327,6 @@ async fn a_given_snapshot_goes_with_its_object_though_its_content_was_not_kept_y
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     let second = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-    assert!(storage.snapshots.lock().unwrap().is_empty() && server.contents().await.is_empty());
+    assert!(storage.snapshots.lock().is_empty() && server.contents().await.is_empty());
     second.stop().await;
 }

@@ -67,12 +67,12 @@ async fn a_claim_that_is_deleted_stays_until_the_clones_of_it_are_made() {
     unprotect(&server, "other").await;
     let kept = server.claims().get("source").await.unwrap();
     assert_eq!(kept.finalizers(), [CLONING]);
-    storage.faults.lock().unwrap().clear();
+    storage.faults.lock().clear();
     let components = Components::start(&server.client, &Fake::driver(&storage, &power));
     settled(&server, &clone).await;
     server.wait(server.claims(), "other", "gone", gone::<PersistentVolumeClaim>).await;
     server.wait(server.claims(), "source", "gone", gone::<PersistentVolumeClaim>).await;
-    let volumes = storage.volumes.lock().unwrap().clone();
+    let volumes = storage.volumes.lock().clone();
     assert!(volumes.contains_key(&format!("pvc-{}", clone.uid().unwrap())));
     assert!(!volumes.contains_key(&format!("pvc-{}", other.uid().unwrap())));
     components.stop().await;

@@ -3,7 +3,7 @@
 mod audit;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::{Backoff, Cluster};
@@ -18,6 +18,7 @@ use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttributesClass};
 use kube::api::{DeleteParams, ListParams};
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
@@ -91,7 +92,7 @@ impl World {
         let mut own = json!({ "metadata": { "labels": { "subject": subject(name) } } });
         merge(&mut own, change);
         let claim = self.server.claim(name, "fast", own).await;
-        self.subjects.lock().unwrap().insert(claim.uid().unwrap(), subject(name).to_owned());
+        self.subjects.lock().insert(claim.uid().unwrap(), subject(name).to_owned());
     }
 
     /// The UID of a claim that is there.
@@ -106,7 +107,7 @@ impl World {
 
     /// Whose a volume or a snapshot is, by any name with its claim's UID in it.
     fn subject_of(&self, name: &str) -> String {
-        let subjects = self.subjects.lock().unwrap();
+        let subjects = self.subjects.lock();
         let known = subjects.iter().find(|(uid, _)| name.contains(uid.as_str()));
         known.map_or_else(|| format!("nobody ({name})"), |(_, subject)| subject.clone())
     }

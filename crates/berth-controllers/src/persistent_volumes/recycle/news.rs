@@ -1,12 +1,13 @@
 //! What is told of a recycler pod is told of its volume too, where people look.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Event, ObjectReference, PersistentVolume, Pod};
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
 use berth_kube::{Cluster, Recorder, Severity, reference};
@@ -54,7 +55,7 @@ impl News {
     }
 
     fn ends(&self) -> MutexGuard<'_, HashMap<String, CancellationToken>> {
-        self.ends.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ends.lock()
     }
 }
 

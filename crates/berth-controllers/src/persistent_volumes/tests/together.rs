@@ -1,9 +1,10 @@
 //! The pool with many claims at a time: no volume goes to two, none is forgotten, and nobody waits in vain.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kube::ResourceExt as _;
+use parking_lot::Mutex;
 
 use super::super::pool::Pool;
 use super::{Key, PersistentVolume, claim, volume};
@@ -11,11 +12,11 @@ use super::{Key, PersistentVolume, claim, volume};
 fn woken() -> (Pool, Arc<Mutex<Vec<String>>>) {
     let woken: Arc<Mutex<Vec<String>>> = Arc::default();
     let list = woken.clone();
-    (Pool::new(move |key| list.lock().unwrap().push(key.name)), woken)
+    (Pool::new(move |key| list.lock().push(key.name)), woken)
 }
 
 fn take(list: &Mutex<Vec<String>>) -> Vec<String> {
-    std::mem::take(&mut *list.lock().unwrap())
+    std::mem::take(&mut *list.lock())
 }
 
 fn key(name: &str) -> Key {
@@ -124,27 +125,27 @@ fn however_many_look_at_once_every_claim_gets_a_volume_of_its_own() {
     const CLAIMS: usize = 300;
     let queue: Arc<Mutex<Vec<String>>> = Arc::new(Mutex::new((0..CLAIMS).map(|n| format!("c{n}")).collect()));
     let wake = queue.clone();
-    let pool = Pool::new(move |key| wake.lock().unwrap().push(key.name));
+    let pool = Pool::new(move |key| wake.lock().push(key.name));
     let bound: Mutex<HashMap<String, String>> = Mutex::default();
     let busy: Mutex<HashSet<String>> = Mutex::default();
     let free: Vec<Arc<PersistentVolume>> =
         (0..CLAIMS).map(|n| Arc::new(volume(&format!("v{n} {}Gi Available", 1 + n % 7)))).collect();
-    let done = || bound.lock().unwrap().len() == CLAIMS;
+    let done = || bound.lock().len() == CLAIMS;
     let work = |seed: usize| {
         let mut random = seed;
         while !done() {
-            let Some(name) = queue.lock().unwrap().pop() else {
+            let Some(name) = queue.lock().pop() else {
                 std::thread::yield_now();
                 continue;
             };
-            if !busy.lock().unwrap().insert(name.clone()) {
+            if !busy.lock().insert(name.clone()) {
                 // One worker per key, as in the real queue.
-                queue.lock().unwrap().insert(0, name);
+                queue.lock().insert(0, name);
                 continue;
             }
             let turn = pool.turn(key(&name));
             let mut again = false;
-            if !bound.lock().unwrap().values().any(|owner| *owner == name)
+            if !bound.lock().values().any(|owner| *owner == name)
                 && let Some(volume) = turn.find(&claim(&format!("{name} 1Gi Pending")))
             {
                 random =
@@ -152,7 +153,7 @@ fn however_many_look_at_once_every_claim_gets_a_volume_of_its_own() {
                 if random.is_multiple_of(3) {
                     again = true;
                 } else {
-                    let taken = bound.lock().unwrap().insert(volume.name_any(), name.clone());
+                    let taken = bound.lock().insert(volume.name_any(), name.clone());
                     assert_eq!(taken, None, "{} was given twice", volume.name_any());
                     let mut after = (*volume).clone();
                     after.status.as_mut().unwrap().phase = Some("Bound".to_owned());
@@ -160,9 +161,9 @@ fn however_many_look_at_once_every_claim_gets_a_volume_of_its_own() {
                 }
             }
             drop(turn);
-            busy.lock().unwrap().remove(&name);
+            busy.lock().remove(&name);
             if again {
-                queue.lock().unwrap().push(name);
+                queue.lock().push(name);
             }
         }
     };
@@ -175,6 +176,6 @@ fn however_many_look_at_once_every_claim_gets_a_volume_of_its_own() {
             pool.volume_changed(&volume.name_any(), Some(volume));
         }
     });
-    let owners: HashSet<String> = bound.into_inner().unwrap().into_values().collect();
+    let owners: HashSet<String> = bound.into_inner().into_values().collect();
     assert_eq!(owners.len(), CLAIMS);
 }

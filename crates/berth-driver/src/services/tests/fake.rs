@@ -5,7 +5,7 @@ use std::{
     fs,
     ops::Bound,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::Arc,
     time::{Duration, SystemTime},
 };
 
@@ -14,6 +14,7 @@ use berth_core::{
     AccessKind, Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology,
     VolumeCapability, VolumeId,
 };
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::{
     Backend, Features,
@@ -57,7 +58,7 @@ impl Fake {
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap()
+        self.state.lock()
     }
 
     /// Lets every call of a method fail from now on.

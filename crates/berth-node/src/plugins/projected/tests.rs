@@ -264,9 +264,9 @@ async fn a_token_that_is_due_is_asked_for_and_one_that_was_forgotten_is_not() {
 
 #[test]
 fn interest_follows_what_volumes_refer_to() {
-    let told = Arc::new(std::sync::Mutex::new(Vec::new()));
+    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
     let heard = told.clone();
-    let interest = Interest::new(Arc::new(move |uid: &str| heard.lock().unwrap().push(uid.to_owned())));
+    let interest = Interest::new(Arc::new(move |uid: &str| heard.lock().push(uid.to_owned())));
     let references = |names: &[&str]| References {
         config_maps: names.iter().map(|name| (*name).to_owned()).collect(),
         ..References::default()
@@ -274,7 +274,7 @@ fn interest_follows_what_volumes_refer_to() {
     let subject = |name: &str| Subject::ConfigMap { namespace: "ns".to_owned(), name: name.to_owned() };
     let told_of = |name: &str| {
         interest.changed(&subject(name));
-        let mut told = std::mem::take(&mut *told.lock().unwrap());
+        let mut told = std::mem::take(&mut *told.lock());
         told.sort();
         told
     };

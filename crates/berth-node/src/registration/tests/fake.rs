@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
 use berth_csi::registration::registration_server::{Registration, RegistrationServer};
 use berth_csi::registration::{InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse};
@@ -10,6 +10,7 @@ use berth_csi::v1::node_server::{Node, NodeServer};
 use berth_csi::v1::node_service_capability::{Rpc, Type, rpc};
 use berth_csi::v1::*;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -87,7 +88,7 @@ impl Fake {
     }
 
     pub(crate) fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock().unwrap()
+        self.told.lock()
     }
 
     pub(crate) fn answer(&self, method: &'static str, answer: Option<Answer>) {
@@ -127,12 +128,12 @@ impl Fake {
             )
             .await,
         ];
-        *self.running.lock().unwrap() = Some((shutdown, tasks));
+        *self.running.lock() = Some((shutdown, tasks));
     }
 
     /// Ends both, as a driver that exits does.
     pub(crate) async fn stop(&self) {
-        let running = self.running.lock().unwrap().take();
+        let running = self.running.lock().take();
         if let Some((shutdown, tasks)) = running {
             shutdown.cancel();
             for task in tasks {
@@ -169,7 +170,7 @@ impl Registration for Introduction {
 impl Service {
     async fn take(&self, method: &'static str, call: Option<Call>) -> Result<(), Status> {
         let answer = {
-            let mut told = self.0.lock().unwrap();
+            let mut told = self.0.lock();
             told.calls.extend(call);
             told.answers.get(method).copied()
         };
@@ -188,14 +189,14 @@ impl Node for Service {
         _: Request<NodeGetInfoRequest>,
     ) -> Result<Response<NodeGetInfoResponse>, Status> {
         self.take("NodeGetInfo", None).await?;
-        Ok(Response::new(self.0.lock().unwrap().info.clone()))
+        Ok(Response::new(self.0.lock().info.clone()))
     }
 
     async fn node_get_capabilities(
         &self,
         _: Request<NodeGetCapabilitiesRequest>,
     ) -> Result<Response<NodeGetCapabilitiesResponse>, Status> {
-        let known = self.0.lock().unwrap().capabilities.clone();
+        let known = self.0.lock().capabilities.clone();
         let capabilities = known
             .into_iter()
             .map(|known| NodeServiceCapability { r#type: Some(Type::Rpc(Rpc { r#type: known.into() })) });

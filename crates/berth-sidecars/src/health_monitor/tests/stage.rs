@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashSet};
 use std::convert::Infallible;
 use std::fmt::Debug;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim}
 use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
 use kube::runtime::watcher;
 use kube::{Client, ResourceExt as _};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -88,7 +89,7 @@ impl Stage {
 
     /// A claim bound to a volume of the driver, whose id is the claim's name.
     pub(super) async fn bound_claim(&self, name: &str) -> PersistentVolumeClaim {
-        self.state.handles.lock().unwrap().push(name.to_owned());
+        self.state.handles.lock().push(name.to_owned());
         let volume = format!("pv-{name}");
         let common = json!({ "accessModes": ["ReadWriteOnce"], "storageClassName": "" });
         let mut spec = common.clone();
@@ -132,7 +133,7 @@ impl Stage {
 
     /// Lets a volume be ill, or well.
     pub(super) fn ail(&self, handle: &str, wrong: Option<&str>) {
-        let mut ill = self.state.ill.lock().unwrap();
+        let mut ill = self.state.ill.lock();
         match wrong {
             Some(wrong) => ill.insert(handle.to_owned(), wrong.to_owned()),
             None => ill.remove(handle),
@@ -365,13 +366,13 @@ impl State {
             reason: "Test".to_owned(),
             message: wrong.clone(),
         };
-        let health_statuses = self.ill.lock().unwrap().get(handle).map(entry).into_iter().collect();
+        let health_statuses = self.ill.lock().get(handle).map(entry).into_iter().collect();
         v1::VolumeHealth { volume_id: handle.to_owned(), health_statuses }
     }
 
     fn list(&self) -> Result<v1::ControllerListVolumeHealthResponse, Status> {
         self.asked()?;
-        let ill: Vec<String> = self.ill.lock().unwrap().keys().cloned().collect();
+        let ill: Vec<String> = self.ill.lock().keys().cloned().collect();
         let entries = ill.iter().map(|handle| self.health(handle)).collect();
         Ok(v1::ControllerListVolumeHealthResponse { entries, next_token: String::new() })
     }
@@ -382,7 +383,7 @@ impl State {
     }
 
     fn condition(&self, handle: &str) -> Volume {
-        let wrong = self.ill.lock().unwrap().get(handle).cloned();
+        let wrong = self.ill.lock().get(handle).cloned();
         let condition = Condition { abnormal: wrong.is_some(), message: wrong.unwrap_or_default() };
         let published_node_ids = vec!["n".to_owned()];
         Volume {
@@ -394,7 +395,7 @@ impl State {
     /// One volume on each page.
     fn list_conditions(&self, token: &str) -> Result<Page, Status> {
         self.asked()?;
-        let handles = self.handles.lock().unwrap().clone();
+        let handles = self.handles.lock().clone();
         let number: usize = token.parse().unwrap_or(0);
         let next = number + 1;
         let next_token = if next < handles.len() { next.to_string() } else { String::new() };

@@ -4,12 +4,13 @@
 //! forgotten again; then a second object is made, found to be one too many, and deleted.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use futures_util::StreamExt as _;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::runtime::{WatchStreamExt as _, watcher};
 use kube::{Api, ResourceExt as _};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
 use super::goal::Place;
@@ -122,7 +123,7 @@ impl Objects {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 

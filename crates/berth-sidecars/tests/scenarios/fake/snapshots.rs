@@ -10,14 +10,14 @@ use super::{Fake, Lie, Storage};
 impl Storage {
     /// Whether this answer says ready.
     fn is_ready(&self) -> bool {
-        let mut unready = self.unready.lock().unwrap();
+        let mut unready = self.unready.lock();
         let ready = *unready == 0;
         *unready = unready.saturating_sub(1);
         ready
     }
 
     fn snapshot(&self, name: &str, ready_to_use: bool) -> Option<v1::Snapshot> {
-        let source_volume_id = self.snapshots.lock().unwrap().get(name)?.clone();
+        let source_volume_id = self.snapshots.lock().get(name)?.clone();
         Some(v1::Snapshot {
             size_bytes: 1 << 20,
             snapshot_id: format!("id-{name}"),
@@ -33,22 +33,18 @@ impl Fake {
         &self,
         request: v1::CreateSnapshotRequest,
     ) -> Result<Response<v1::CreateSnapshotResponse>, Status> {
-        self.storage.secrets.lock().unwrap().push(request.secrets.clone());
+        self.storage.secrets.lock().push(request.secrets.clone());
         let answer = self.call("CreateSnapshot", &request.name, |lie| {
             if lie == Some(Lie::Empty) {
                 return v1::CreateSnapshotResponse::default();
             }
             if lie == Some(Lie::Another) {
-                let part = self.storage.taken_for_others.lock().unwrap();
-                let all = self.storage.snapshots.lock().unwrap().clone();
+                let part = self.storage.taken_for_others.lock();
+                let all = self.storage.snapshots.lock().clone();
                 let (other, _) = all.iter().find(|(_, volume)| volume.contains(part.as_str())).unwrap();
                 return v1::CreateSnapshotResponse { snapshot: self.storage.snapshot(other, true) };
             }
-            self.storage
-                .snapshots
-                .lock()
-                .unwrap()
-                .insert(request.name.clone(), request.source_volume_id.clone());
+            self.storage.snapshots.lock().insert(request.name.clone(), request.source_volume_id.clone());
             let snapshot = self.storage.snapshot(&request.name, self.storage.is_ready());
             v1::CreateSnapshotResponse { snapshot }
         });
@@ -63,9 +59,9 @@ impl Fake {
         &self,
         request: v1::DeleteSnapshotRequest,
     ) -> Result<Response<v1::DeleteSnapshotResponse>, Status> {
-        self.storage.secrets.lock().unwrap().push(request.secrets.clone());
+        self.storage.secrets.lock().push(request.secrets.clone());
         self.call("DeleteSnapshot", &request.snapshot_id, |_| {
-            self.storage.snapshots.lock().unwrap().remove(request.snapshot_id.trim_start_matches("id-"));
+            self.storage.snapshots.lock().remove(request.snapshot_id.trim_start_matches("id-"));
             v1::DeleteSnapshotResponse {}
         })
         .await
@@ -78,7 +74,7 @@ impl Fake {
         self.call("ListSnapshots", &request.snapshot_id, |lie| {
             let mut name = request.snapshot_id.trim_start_matches("id-").to_owned();
             if lie == Some(Lie::Another) {
-                let all = self.storage.snapshots.lock().unwrap();
+                let all = self.storage.snapshots.lock();
                 name = all.keys().find(|other| **other != name).cloned().unwrap_or_default();
             }
             let found = self.storage.snapshot(&name, self.storage.is_ready());
@@ -93,7 +89,7 @@ impl Fake {
 
     fn members(&self, group: &str, ready: bool) -> Vec<v1::Snapshot> {
         let prefix = format!("{group}/");
-        let names: Vec<String> = self.storage.snapshots.lock().unwrap().keys().cloned().collect();
+        let names: Vec<String> = self.storage.snapshots.lock().keys().cloned().collect();
         let of_group = names.into_iter().filter(|name| name.starts_with(&prefix));
         of_group.filter_map(|name| self.storage.snapshot(&name, ready)).collect()
     }
@@ -120,7 +116,7 @@ impl GroupController for Fake {
         self.call("CreateVolumeGroupSnapshot", &request.name, |lie| {
             for (number, volume) in request.source_volume_ids.iter().enumerate() {
                 let member = format!("{}/{number}", request.name);
-                self.storage.snapshots.lock().unwrap().insert(member, volume.clone());
+                self.storage.snapshots.lock().insert(member, volume.clone());
             }
             let ready_to_use = self.storage.is_ready();
             let group = v1::VolumeGroupSnapshot {
@@ -142,7 +138,7 @@ impl GroupController for Fake {
         let request = request.into_inner();
         self.call("DeleteVolumeGroupSnapshot", &request.group_snapshot_id, |_| {
             for member in &request.snapshot_ids {
-                self.storage.snapshots.lock().unwrap().remove(member.trim_start_matches("id-"));
+                self.storage.snapshots.lock().remove(member.trim_start_matches("id-"));
             }
             v1::DeleteVolumeGroupSnapshotResponse {}
         })
