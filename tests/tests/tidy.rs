@@ -6,7 +6,7 @@ use std::{
 };
 
 /// A file longer than this, tests not counted, is more than one person reads.
-const LONGEST: usize = 600;
+const LONGEST: usize = 800;
 
 /// What each crate may use of ours: dependencies point one way, and siblings never import each other.
 const MAY_USE: &[(&str, &[&str])] = &[
