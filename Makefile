@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench bench-nfs clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench bench-build bench-up bench-nfs bench-sidecars bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -26,7 +26,7 @@ help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
 
 deps: ## install what the tests need and this machine lacks
-	@testbed/deps.sh
+	@testbed/deps.sh test
 
 BUILD := CC_$(subst -,_,$(STATIC))=musl-gcc cargo build --locked --target $(STATIC) -p berth
 
@@ -37,14 +37,15 @@ build: ## build the release binary, static: target/<machine>-unknown-linux-musl/
 fmt: ## format the code
 	cargo fmt --all
 
-lint: deps ## check format, clippy and docs, warnings being errors
+lint: ## check format, clippy and docs, warnings being errors
+	@testbed/deps.sh lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
 	cargo clippy -p berth-driver --test nfs_kernel --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
-test: lint ## everything that must pass: lint, all tests, csi-sanity, a short crash run
+test: lint deps ## everything that must pass: lint, all tests, csi-sanity, a short crash run
 	cargo build --locked -p berth
 	$(LIMITED) test --workspace --locked --no-fail-fast
 
@@ -91,13 +92,18 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test sidecars -- --nocapture killed_at_any_step
 
-demo: ## build quickly, and walk one volume through its life, from claim to pod and away again, with times
-	@testbed/deps.sh release
-	$(BUILD) --profile quick
-	@$(AS_ROOT) target/$(STATIC)/quick/berth demo
+demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its life, from claim to pod and away again, with times
+	@testbed/deps.sh build
+	@echo "Building Berth without optimisation: about 3 minutes on 2 cores, once. The times that the demo then shows are"
+	@echo "those of an unoptimised program, two to three times what the release (make build) takes."
+	cargo build --locked --profile demo -p berth
+	@$(AS_ROOT) $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/demo/berth demo
 
 bench: deps build ## measure the release binary
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench
+
+bench-build: ## measure building: wall and CPU per crate, sizes, rebuilds after a change; PROFILES (default demo), such as "demo release"
+	@testbed/bench-build.sh $(PROFILES)
 
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_up

