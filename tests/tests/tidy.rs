@@ -17,7 +17,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-nfs", &["berth-core"]),
     ("berth-fuse", &["berth-host", "berth-nfs"]),
     ("berth-driver", &["berth-core", "berth-csi", "berth-fuse", "berth-host", "berth-journal", "berth-nfs"]),
-    ("berth-apiserver", &["berth-host", "berth-journal"]),
+    ("berth-apiserver", &["berth-core", "berth-host", "berth-journal"]),
     ("berth-kube", &["berth-core"]),
     ("berth-controllers", &["berth-core", "berth-kube"]),
     ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),

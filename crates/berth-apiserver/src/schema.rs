@@ -13,7 +13,7 @@ mod description;
 mod go_text;
 pub mod json;
 pub mod protobuf;
-pub mod quantity;
+pub use berth_core::quantity;
 mod structural;
 mod table;
 pub mod time;

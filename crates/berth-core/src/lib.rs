@@ -11,6 +11,7 @@ mod error_chain;
 mod hex;
 mod id;
 pub mod names;
+pub mod quantity;
 mod topology;
 
 pub use access::{Access, AccessKind, AccessMode, VolumeCapability};
