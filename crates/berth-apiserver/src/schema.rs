@@ -13,7 +13,6 @@ mod description;
 mod go_text;
 pub mod json;
 pub mod protobuf;
-pub use berth_core::quantity;
 mod structural;
 mod table;
 pub mod time;

@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::Quantity;
+
 /// A number of bytes that fits CSI's int64.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Capacity(u64);
@@ -98,38 +100,15 @@ impl fmt::Display for Capacity {
 impl FromStr for Capacity {
     type Err = InvalidCapacity;
 
-    /// A Kubernetes quantity: a decimal number with an optional binary or decimal suffix.
+    /// A Kubernetes quantity of at least one digit, rounded up to whole bytes.
     fn from_str(text: &str) -> Result<Self, InvalidCapacity> {
-        const SUFFIXES: [(&str, u64); 11] = [
-            ("Ki", 1 << 10),
-            ("Mi", 1 << 20),
-            ("Gi", 1 << 30),
-            ("Ti", 1 << 40),
-            ("Pi", 1 << 50),
-            ("Ei", 1 << 60),
-            ("k", 1_000),
-            ("M", 1_000_000),
-            ("G", 1_000_000_000),
-            ("T", 1_000_000_000_000),
-            ("P", 1_000_000_000_000_000),
-        ];
-        let wrong = || InvalidCapacity::NotAQuantity(text.chars().take(64).collect());
-        let (number, unit) = SUFFIXES
-            .iter()
-            .find_map(|(suffix, unit)| text.strip_suffix(suffix).map(|number| (number, *unit)))
-            .unwrap_or((text, 1));
-        let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
-        let digits = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
-        if whole.is_empty() || whole.len() > 19 || fraction.len() > 9 || !digits(whole) || !digits(fraction) {
-            return Err(wrong());
-        }
-        let unit = u128::from(unit);
-        let mut bytes = whole.parse::<u128>().map_err(|_| wrong())? * unit;
-        if !fraction.is_empty() {
-            let scale = 10u128.pow(u32::try_from(fraction.len()).map_err(|_| wrong())?);
-            bytes += (fraction.parse::<u128>().map_err(|_| wrong())? * unit).div_ceil(scale);
-        }
-        u64::try_from(bytes).ok().filter(|bytes| *bytes <= Self::MAX.0).map(Self).ok_or_else(wrong)
+        let bytes = text.parse::<Quantity>().ok().and_then(|quantity| quantity.bytes());
+        // Kubernetes reads a unit without a number as zero, which nobody means as a size.
+        bytes
+            .filter(|_| text.bytes().any(|byte| byte.is_ascii_digit()))
+            .and_then(|bytes| u64::try_from(bytes).ok())
+            .map(Self)
+            .ok_or_else(|| InvalidCapacity::NotAQuantity(text.chars().take(64).collect()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Berth's vocabulary: ids, capacity, access modes, topology and well-known names.
+//! Berth's vocabulary: ids, quantities, capacity, access modes, topology and well-known names.
 //!
 //! No I/O and no async. Every type here is parsed, not validated: a value that exists is a value that is right, so
 //! the crates above never check one twice.
@@ -11,7 +11,7 @@ mod error_chain;
 mod hex;
 mod id;
 pub mod names;
-pub mod quantity;
+mod quantity;
 mod topology;
 
 pub use access::{Access, AccessKind, AccessMode, VolumeCapability};
@@ -21,4 +21,5 @@ pub use claim_field::ClaimField;
 pub use error_chain::error_chain;
 pub use hex::hex;
 pub use id::{GroupSnapshotId, InvalidId, Name, NodeId, SnapshotId, VolumeId};
+pub use quantity::{InvalidQuantity, Quantity};
 pub use topology::Topology;

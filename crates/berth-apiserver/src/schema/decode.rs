@@ -5,9 +5,10 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_core::Quantity;
 use serde_json::{Map, Value};
 
-use super::{Field, Schema, Shape, Type, quantity, table, time};
+use super::{Field, Schema, Shape, Type, table, time};
 
 /// What was found while decoding.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -215,7 +216,7 @@ fn decode_scalar(shape: &Shape, value: &Value) -> Result<Option<Value>, Misfit> 
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            match quantity::canonical(&text) {
+            match Quantity::canonical(&text) {
                 Ok(canonical) if value.as_str() == Some(canonical.as_str()) => Ok(None),
                 Ok(canonical) => Ok(Some(Value::String(canonical))),
                 Err(error) => Err(Misfit::Text(error.to_string())),

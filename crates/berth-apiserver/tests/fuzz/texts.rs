@@ -1,8 +1,8 @@
 //! Texts and bytes of all sorts: JSON, protobuf, selectors, quantities, times.
 
-use berth_apiserver::rules::quantity::Quantity;
 use berth_apiserver::rules::{parse_field_selector, parse_label_selector};
 use berth_apiserver::schema::{self, protobuf};
+use berth_core::Quantity;
 use serde_json::{Value, json};
 
 use super::fuzz;
@@ -128,8 +128,8 @@ fn quantities_have_one_canonical_form() {
     ];
     fuzz(|random| {
         let text = text(random, &words, 6);
-        if let Ok(once) = schema::quantity::canonical(&text) {
-            let twice = schema::quantity::canonical(&once).unwrap();
+        if let Ok(once) = Quantity::canonical(&text) {
+            let twice = Quantity::canonical(&once).unwrap();
             assert_eq!(once, twice, "{text}");
             assert!(once.parse::<Quantity>().is_ok(), "{once} is a quantity for one only");
         }

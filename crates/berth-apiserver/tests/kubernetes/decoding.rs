@@ -1,6 +1,7 @@
 //! Strict decoding: the same objects, unknown and duplicate fields, and messages.
 
-use berth_apiserver::schema::{built_in, decode, json, quantity};
+use berth_apiserver::schema::{built_in, decode, json};
+use berth_core::Quantity;
 
 use crate::peer::{about, ask};
 
@@ -99,7 +100,7 @@ fn quantities_are_read_as_go_reads_them() {
     let texts = numbers.iter().flat_map(|number| units.iter().map(move |unit| format!("{number}{unit}")));
     for text in texts.filter(sane) {
         let theirs = ask(&serde_json::json!({"op": "quantity", "text": text}));
-        match quantity::canonical(&text) {
+        match Quantity::canonical(&text) {
             Ok(ours) => assert_eq!(Some(ours.as_str()), theirs["text"].as_str(), "{text}: {theirs}"),
             Err(error) => {
                 assert_eq!(Some(error.to_string().as_str()), theirs["error"].as_str(), "{text}: {theirs}");

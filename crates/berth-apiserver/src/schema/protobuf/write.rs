@@ -2,11 +2,12 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_core::Quantity;
 use serde_json::Value;
 
 use super::wire::{put_bytes, put_double, put_integer};
 use super::{Error, json_schema};
-use crate::schema::{Field, Place, Schema, Shape, Type, quantity, time};
+use crate::schema::{Field, Place, Schema, Shape, Type, time};
 
 const NOTHING: &Value = &Value::Null;
 
@@ -90,7 +91,7 @@ fn compound(schema: &Schema, name: &str, value: &Value, out: &mut Vec<u8>) -> Re
                 Value::String(text) => text.clone(),
                 other => other.to_string(),
             };
-            let canonical = quantity::canonical(&given).map_err(|_| wrong())?;
+            let canonical = Quantity::canonical(&given).map_err(|_| wrong())?;
             put_bytes(out, 1, canonical.as_bytes());
         }
         Shape::Time | Shape::MicroTime if value.is_null() => {}
