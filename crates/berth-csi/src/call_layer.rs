@@ -29,12 +29,10 @@ use tracing::{Instrument, Span};
 use self::finish::Call;
 use self::stream::Watched;
 use crate::Metrics;
+use crate::v1::METHODS;
 
 mod finish;
 mod stream;
-
-/// Every method of CSI by its path, and whether it answers with a stream.
-const METHODS: &[(&str, bool)] = &include!(concat!(env!("OUT_DIR"), "/methods.rs"));
 
 /// The layer around every call; clones share the numbering, the metrics and the list of calls under way.
 #[derive(Clone, Debug)]

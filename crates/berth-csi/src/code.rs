@@ -1,6 +1,6 @@
 //! What a gRPC code tells the caller, and how codes are spelled in logs and metrics.
 
-use tonic::Code;
+use tonic::{Code, Status};
 
 /// Whether an answer with this code means that the operation certainly is not going on any more.
 ///
@@ -41,6 +41,11 @@ pub fn grpc_name(code: Code) -> &'static str {
 /// The name Go's gRPC uses, as in `NotFound`; metrics of other CSI drivers carry these.
 pub fn go_name(code: Code) -> &'static str {
     names(code).1
+}
+
+/// A status as Kubernetes' own components write it, which is what people search for.
+pub fn status_text(status: &Status) -> String {
+    format!("rpc error: code = {} desc = {}", go_name(status.code()), status.message())
 }
 
 fn names(code: Code) -> (&'static str, &'static str) {

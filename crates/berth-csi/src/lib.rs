@@ -3,6 +3,7 @@
 //! - [`v1`]: messages, clients and server traits; secrets never appear in their `Debug`.
 //! - [`Endpoint`], [`Listener`], [`serve`], [`connect`]: gRPC over Unix sockets and TCP.
 //! - [`in_process`]: the same services for callers in the same process, without a socket.
+//! - [`Client`]: calls a driver: deadline, what a broken call means, what the driver can do, metrics.
 //! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
 //! - [`code`]: which answers are final.
 //! - [`progress`]: how far a work is that goes on after its answer.
@@ -11,6 +12,7 @@
 
 mod authority;
 mod call_layer;
+mod client;
 pub mod code;
 mod endpoint;
 pub mod kubernetes;
@@ -21,6 +23,10 @@ mod transport;
 pub mod v1;
 
 pub use call_layer::{CallLayer, Calls};
+pub use client::{
+    Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,
+    from_transport,
+};
 pub use endpoint::{Endpoint, EndpointError};
 pub use metrics::Metrics;
 pub use transport::{BindError, GRACE_PERIOD, Listener, connect, in_process, serve};

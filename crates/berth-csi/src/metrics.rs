@@ -1,4 +1,5 @@
-//! What Prometheus sees of the calls: the histogram every CSI driver has, and how many calls are under way.
+//! What Prometheus sees of the calls: the histogram every CSI driver has, and how many calls are under way; and the
+//! histogram that every component beside a driver has.
 
 use std::sync::Arc;
 
@@ -17,6 +18,10 @@ const SECONDS: [f64; 19] = [
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0,
     300.0, 600.0,
 ];
+
+/// The buckets of other components beside drivers.
+const CLIENT_SECONDS: [f64; 13] =
+    [0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 25.0, 50.0, 120.0, 300.0, 600.0];
 
 /// The metrics of one driver's calls.
 #[derive(Clone, Debug)]
@@ -72,5 +77,66 @@ impl Metrics {
             grpc_status_code: code::go_name(code),
         };
         self.operations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
+
+/// How long the calls of a client took, by driver, method and code.
+#[derive(Debug)]
+pub(crate) struct ClientMetrics {
+    operations: Family<OperationLabels, Histogram, fn() -> Histogram>,
+}
+
+impl ClientMetrics {
+    /// Adds `csi_sidecar_operations_seconds` to the registry.
+    pub(crate) fn register(registry: &mut Registry) -> Self {
+        let operations: Family<OperationLabels, Histogram, fn() -> Histogram> =
+            Family::new_with_constructor(|| Histogram::new(CLIENT_SECONDS));
+        registry.register(
+            "csi_sidecar_operations_seconds",
+            "Duration of calls to the CSI driver, by method and status code",
+            operations.clone(),
+        );
+        Self { operations }
+    }
+
+    pub(crate) fn observe(&self, driver: Option<&str>, method: &str, code: Code, took: Duration) {
+        let labels = OperationLabels {
+            driver_name: driver.unwrap_or("unknown-driver").into(),
+            method_name: method.to_owned(),
+            grpc_status_code: code::go_name(code),
+        };
+        self.operations.get_or_create(&labels).observe(took.as_secs_f64());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Call, v1};
+
+    #[test]
+    fn a_call_is_counted_under_its_method_and_code() {
+        let mut registry = Registry::default();
+        let metrics = ClientMetrics::register(&mut registry);
+        let quick = Duration::from_millis(200);
+        metrics.observe(Some("local.berth.dev"), v1::CreateVolumeRequest::METHOD, Code::Ok, quick);
+        let slow = Duration::from_secs(7);
+        metrics.observe(Some("x"), v1::CreateVolumeGroupSnapshotRequest::METHOD, Code::NotFound, slow);
+        metrics.observe(None, v1::ProbeRequest::METHOD, Code::Ok, quick);
+        metrics.observe(Some("x"), v1::NodeGetCapabilitiesRequest::METHOD, Code::Unimplemented, quick);
+        metrics.observe(Some("x"), v1::GroupControllerGetCapabilitiesRequest::METHOD, Code::Ok, quick);
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
+        for line in [
+            "csi_sidecar_operations_seconds_bucket{le=\"0.25\",driver_name=\"local.berth.dev\",\
+             method_name=\"/csi.v1.Controller/CreateVolume\",grpc_status_code=\"OK\"} 1",
+            "csi_sidecar_operations_seconds_count{driver_name=\"x\",\
+             method_name=\"/csi.v1.GroupController/CreateVolumeGroupSnapshot\",grpc_status_code=\"NotFound\"} 1",
+            "driver_name=\"unknown-driver\",method_name=\"/csi.v1.Identity/Probe\"",
+            "method_name=\"/csi.v1.Node/NodeGetCapabilities\",grpc_status_code=\"Unimplemented\"",
+            "method_name=\"/csi.v1.GroupController/GroupControllerGetCapabilities\"",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
     }
 }

@@ -9,7 +9,10 @@
     reason = "generated code"
 )]
 
-tonic::include_proto!("pluginregistration");
+#[rustfmt::skip]
+mod generated;
+
+pub use self::generated::*;
 
 /// The type under which CSI drivers register.
 pub const CSI_PLUGIN: &str = "CSIPlugin";

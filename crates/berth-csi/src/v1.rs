@@ -13,12 +13,11 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-tonic::include_proto!("csi.v1");
+#[rustfmt::skip]
+mod generated;
 
-mod debug {
-    use super::*;
-    include!(concat!(env!("OUT_DIR"), "/debug_without_secrets.rs"));
-}
+pub(crate) use self::generated::METHODS;
+pub use self::generated::*;
 
 /// Stands in for a map of secrets: tells whether there are any, never which.
 struct Stripped<'a>(&'a BTreeMap<String, String>);

@@ -7,8 +7,9 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 use tonic::{Code, Status};
 use tracing::Span;
 
-use super::{METHODS, Shared, rpc_of};
+use super::{Shared, rpc_of};
 use crate::code;
+use crate::v1::METHODS;
 
 /// A call under way; its end is settled when this is dropped, so that no way out is missed.
 pub(super) struct Call {

@@ -9,13 +9,14 @@ use prost_reflect::{
 
 use berth_csi::v1;
 
-/// Decodes a message and formats it on one line and on many.
-type Formatted = fn(&[u8]) -> [String; 2];
+use crate::messages::EVERY_MESSAGE;
 
-const EVERY_MESSAGE: &[(&str, Formatted)] = &include!(concat!(env!("OUT_DIR"), "/every_message.rs"));
+/// Decodes a message and formats it on one line and on many.
+pub(crate) type Formatted = fn(&[u8]) -> [String; 2];
+
 const SECRET: &str = "marker-of-a-secret";
 
-fn formatted<M: prost::Message + Default + Debug>(bytes: &[u8]) -> [String; 2] {
+pub(crate) fn formatted<M: prost::Message + Default + Debug>(bytes: &[u8]) -> [String; 2] {
     let message = M::decode(bytes).expect("the sample has the type of its message");
     assert_eq!(message.encode_to_vec().len(), bytes.len(), "every field of the sample is one of the message");
     [format!("{message:?}"), format!("{message:#?}")]

@@ -1,7 +1,9 @@
-//! Compiles `proto/registration.proto`, and `proto/csi.proto` with what depends on its options beside the messages: a
-//! `Debug` without secrets, the table of methods, and the list of messages that the test of `Debug` walks.
+//! The generated code that is checked in is what `proto/csi.proto` and `proto/registration.proto` give.
+//!
+//! Beside what prost and tonic generate there is what depends on the options of the published file: a `Debug` without
+//! secrets, the method and the answer of each request, the table of methods, and the list of messages that the test of
+//! `Debug` walks. `BERTH_CSI_GENERATE=1 cargo test -p berth-csi --test csi generated::` writes the files again.
 
-use std::env;
 use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
@@ -10,9 +12,32 @@ use prost_reflect::{DescriptorPool, ExtensionDescriptor, FieldDescriptor, Messag
 
 type Failure = Box<dyn std::error::Error>;
 
-fn main() -> Result<(), Failure> {
-    println!("cargo::rerun-if-changed=proto/csi.proto");
-    let mut compiler = protox::Compiler::new(["proto"])?;
+/// Directory of the crate; the files below are named relative to it.
+const CRATE: &str = env!("CARGO_MANIFEST_DIR");
+
+#[test]
+fn the_code_that_is_checked_in_is_what_the_protocols_give() {
+    let write = std::env::var_os("BERTH_CSI_GENERATE").is_some();
+    let mut outdated = Vec::new();
+    for (path, expected) in generate().unwrap() {
+        let path = Path::new(CRATE).join(path);
+        if fs::read_to_string(&path).ok().as_deref() == Some(expected.as_str()) {
+            continue;
+        }
+        if write {
+            fs::write(&path, expected).unwrap();
+        } else {
+            outdated.push(path);
+        }
+    }
+    assert!(outdated.is_empty(), "write these again with BERTH_CSI_GENERATE=1: {outdated:#?}");
+}
+
+/// Each generated file, with its text.
+fn generate() -> Result<[(&'static str, String); 3], Failure> {
+    let directory = tempfile::tempdir()?;
+    let proto = Path::new(CRATE).join("proto");
+    let mut compiler = protox::Compiler::new([&proto])?;
     compiler.include_source_info(true).include_imports(true).open_file("csi.proto")?;
     let pool = compiler.descriptor_pool();
     let secret = pool.get_extension_by_name("csi.v1.csi_secret").ok_or("csi.proto declares no csi_secret")?;
@@ -21,20 +46,33 @@ fn main() -> Result<(), Failure> {
         messages.iter().filter(|message| message.fields().any(|field| is_secret(&field, &secret))).collect();
 
     tonic_prost_build::configure()
+        .out_dir(&directory)
         .btree_map(".")
         .generate_default_stubs(true)
         .skip_debug(with_secrets.iter().map(|message| format!(".{}", message.full_name())))
         .compile_fds(compiler.file_descriptor_set())?;
+    let csi = [
+        "//! @generated from `proto/csi.proto` by `tests/csi/generated.rs`; do not edit.\n".to_owned(),
+        fs::read_to_string(directory.path().join("csi.v1.rs"))?,
+        debug_without_secrets(&with_secrets, &secret)?,
+        calls(&pool)?,
+        methods(&pool)?,
+    ];
 
-    println!("cargo::rerun-if-changed=proto/registration.proto");
-    tonic_prost_build::configure().compile_fds(protox::compile(["registration.proto"], ["proto"])?)?;
-
-    let out = env::var("OUT_DIR")?;
-    let out = Path::new(&out);
-    fs::write(out.join("debug_without_secrets.rs"), debug_without_secrets(&with_secrets, &secret)?)?;
-    fs::write(out.join("methods.rs"), methods(&pool)?)?;
-    fs::write(out.join("every_message.rs"), every_message(&messages)?)?;
-    Ok(())
+    let mut compiler = protox::Compiler::new([&proto])?;
+    compiler.include_source_info(true).include_imports(true).open_file("registration.proto")?;
+    tonic_prost_build::configure().out_dir(&directory).compile_fds(compiler.file_descriptor_set())?;
+    let registration = [
+        "//! @generated from `proto/registration.proto` by `tests/csi/generated.rs`; do not edit.\n"
+            .to_owned(),
+        fs::read_to_string(directory.path().join("pluginregistration.rs"))?,
+        calls(&compiler.descriptor_pool())?,
+    ];
+    Ok([
+        ("src/v1/generated.rs", csi.join("\n")),
+        ("src/registration/generated.rs", registration.join("\n")),
+        ("tests/csi/messages.rs", every_message(&messages)?),
+    ])
 }
 
 fn messages_of_csi(pool: &DescriptorPool) -> Vec<MessageDescriptor> {
@@ -79,27 +117,51 @@ fn debug_without_secrets(
     Ok(code)
 }
 
+/// The method and the answer of each request that is answered once.
+fn calls(pool: &DescriptorPool) -> Result<String, Failure> {
+    let mut code = String::new();
+    for service in pool.services() {
+        for method in service.methods().filter(|method| !method.is_server_streaming()) {
+            writeln!(code, "impl crate::Call for {} {{", rust_path(&method.input()))?;
+            writeln!(
+                code,
+                "    const METHOD: &'static str = \"/{}/{}\";",
+                service.full_name(),
+                method.name()
+            )?;
+            writeln!(code, "    type Answer = {};\n}}\n", rust_path(&method.output()))?;
+        }
+    }
+    Ok(code)
+}
+
 /// Every method by its path on the wire, and whether it answers with a stream.
 fn methods(pool: &DescriptorPool) -> Result<String, Failure> {
-    let mut code = String::from("[\n");
+    let mut code =
+        String::from("/// Every method of CSI by its path, and whether it answers with a stream.\n");
+    writeln!(code, "pub(crate) const METHODS: &[(&str, bool)] = &[")?;
     for service in pool.services() {
         for method in service.methods() {
             let path = format!("/{}/{}", service.full_name(), method.name());
             writeln!(code, "    ({path:?}, {}),", method.is_server_streaming())?;
         }
     }
-    code.push_str("]\n");
+    code.push_str("];\n");
     Ok(code)
 }
 
 /// The full name of every message with a function that decodes it and formats it both ways.
 fn every_message(messages: &[MessageDescriptor]) -> Result<String, Failure> {
-    let mut code = String::from("[\n");
+    let mut code = String::from(
+        "//! @generated from `proto/csi.proto` by `tests/csi/generated.rs`; do not edit.\n\n\
+         use crate::secrets::{Formatted, formatted};\n\n\
+         pub(crate) const EVERY_MESSAGE: &[(&str, Formatted)] = &[\n",
+    );
     for message in messages {
         let path = rust_path(message);
-        writeln!(code, "    ({:?}, formatted::<berth_csi::v1::{path}> as Formatted),", message.full_name())?;
+        writeln!(code, "    ({:?}, formatted::<berth_csi::v1::{path}>),", message.full_name())?;
     }
-    code.push_str("]\n");
+    code.push_str("];\n");
     Ok(code)
 }
 
