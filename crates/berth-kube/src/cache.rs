@@ -340,7 +340,7 @@ impl<K: Kind, V: Hash + Eq + Clone> Index<K, V> {
 }
 
 /// Kubernetes promises that versions of one kind can be compared as integers.
-fn revision<K: ResourceExt>(object: &K) -> u64 {
+pub(crate) fn revision<K: ResourceExt>(object: &K) -> u64 {
     object.resource_version().and_then(|version| version.parse().ok()).unwrap_or(0)
 }
 

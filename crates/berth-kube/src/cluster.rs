@@ -137,20 +137,30 @@ impl Cluster {
         cache
     }
 
+    /// The newest state of an object that a cache has.
+    pub(crate) fn known<K: Kind>(&self, key: &crate::Key) -> Option<Arc<K>> {
+        let caches = self.caches_of::<K>();
+        let found = caches.iter().filter_map(|(_, cache)| cache.get(key));
+        found.max_by_key(|object| crate::cache::revision(object.as_ref()))
+    }
+
+    fn caches_of<K: Kind>(&self) -> Vec<(Selector, Cache<K>)> {
+        let caches = self.caches.lock();
+        let caches = caches
+            .get(&TypeId::of::<K>())
+            .and_then(|caches| caches.downcast_ref::<HashMap<Selector, Cache<K>>>());
+        caches.into_iter().flatten().map(|(selector, cache)| (selector.clone(), cache.clone())).collect()
+    }
+
     /// Those who will want to know the answer to a write that is about to begin.
     pub(crate) fn observers<K: Kind>(&self) -> Vec<Observer<K>> {
-        let caches = self.caches.lock();
-        caches
-            .get(&TypeId::of::<K>())
-            .and_then(|caches| caches.downcast_ref::<HashMap<Selector, Cache<K>>>())
-            .into_iter()
-            .flatten()
-            .map(|(selector, cache)| Observer {
-                all: *selector == Selector::default(),
-                lists: cache.lists(),
-                cache: cache.clone(),
-            })
-            .collect()
+        let caches = self.caches_of::<K>().into_iter();
+        let observer = |(selector, cache): (Selector, Cache<K>)| Observer {
+            all: selector == Selector::default(),
+            lists: cache.lists(),
+            cache,
+        };
+        caches.map(observer).collect()
     }
 }
 

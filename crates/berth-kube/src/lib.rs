@@ -1,13 +1,15 @@
 //! What every control loop needs of Kubernetes: one cache per kind, queues with backoff, writes that cannot overwrite
 //! somebody else's, and events.
 //!
-//! A loop subscribes to caches, puts keys into a [`Queue`] when something changes, and for each key observes (from the
+//! A [`Loop`] names its caches and which keys a change puts into its [`Queue`], and for each key observes (from the
 //! caches), plans (a pure function) and applies (through [`Cluster`]). Kubernetes is seen only as a `kube::Client`, so
 //! the same loop runs on the embedded API server in process and on a cluster's over HTTPS.
 
 mod cache;
 mod cluster;
+mod control;
 mod error;
+pub mod finalizers;
 mod key;
 pub mod leader;
 mod metrics;
@@ -21,6 +23,7 @@ mod write;
 pub use berth_core::Backoff;
 pub use cache::{Cache, Index};
 pub use cluster::{Cluster, Kind};
+pub use control::Loop;
 pub use error::{Error, Result};
 pub use key::Key;
 pub use metrics::Metrics;

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::task::JoinSet;
@@ -120,6 +121,18 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         self.shared.changed.notify_one();
     }
 
+    /// Looks at keys as soon as possible.
+    pub(crate) fn add_all(&self, keys: Vec<T>) {
+        if !keys.is_empty() {
+            let mut state = self.state();
+            for key in keys {
+                state.add(key);
+            }
+            drop(state);
+            self.shared.changed.notify_one();
+        }
+    }
+
     /// Looks at a key after a time, or earlier if it is added meanwhile.
     pub fn add_after(&self, key: T, after: Duration) {
         self.state().delay(key, Instant::now() + after);
@@ -132,17 +145,30 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
     }
 
     /// Looks at keys with up to `workers` at a time until `shutdown`, then waits for those under way.
-    pub async fn run<F, R, E>(&self, workers: usize, shutdown: CancellationToken, work: F)
-    where
-        F: Fn(T) -> R,
+    pub async fn run<R, E>(
+        &self,
+        workers: usize,
+        shutdown: CancellationToken,
+        work: impl Fn(T) -> R + Send + Sync,
+    ) where
         R: Future<Output = Result<Next, E>> + Send + 'static,
         E: Failure + Send + 'static,
     {
+        self.run_boxed(workers, shutdown, &|key| Box::pin(outcome(work(key)))).await;
+    }
+
+    /// The same, compiled once for a kind of key and not for every kind of work.
+    async fn run_boxed(
+        &self,
+        workers: usize,
+        shutdown: CancellationToken,
+        work: &(dyn Fn(T) -> BoxFuture<'static, Outcome> + Send + Sync),
+    ) {
         let mut under_way = JoinSet::new();
         loop {
             while under_way.len() < workers && !shutdown.is_cancelled() {
                 let Some(key) = self.state().next() else { break };
-                let work = AssertUnwindSafe(work(key.clone())).catch_unwind();
+                let work = work(key.clone());
                 let look = self.shared.meter.as_ref().map(Meter::begin);
                 under_way.spawn(async move {
                     let outcome = work.await;
@@ -161,19 +187,19 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         while under_way.join_next().await.is_some() {}
     }
 
-    fn finish<E: Failure>(&self, key: T, outcome: std::thread::Result<Result<Next, E>>) {
+    fn finish(&self, key: T, outcome: Outcome) {
         let queue = &*self.shared.name;
         let next = match outcome {
-            Ok(Ok(next)) => next,
-            Ok(Err(error)) => {
-                if error.is_conflict() {
-                    tracing::debug!(queue, ?key, "changed by somebody else; looking again");
-                } else {
-                    tracing::warn!(queue, ?key, error = error.describe(), "failed; trying again");
-                }
+            Outcome::Done(next) => next,
+            Outcome::Conflict => {
+                tracing::debug!(queue, ?key, "changed by somebody else; looking again");
                 Next::Retry
             }
-            Err(_panic) => {
+            Outcome::Failed(error) => {
+                tracing::warn!(queue, ?key, error, "failed; trying again");
+                Next::Retry
+            }
+            Outcome::Panicked => {
                 tracing::error!(queue, ?key, "panicked; trying again");
                 Next::Retry
             }
@@ -266,6 +292,23 @@ impl<T: Hash + Eq + Clone> State<T> {
         }
         self.busy.insert(key.clone());
         Some(key)
+    }
+}
+
+/// What became of the work on a key.
+enum Outcome {
+    Done(Next),
+    Conflict,
+    Failed(String),
+    Panicked,
+}
+
+async fn outcome<E: Failure>(work: impl Future<Output = Result<Next, E>>) -> Outcome {
+    match AssertUnwindSafe(work).catch_unwind().await {
+        Ok(Ok(next)) => Outcome::Done(next),
+        Ok(Err(error)) if error.is_conflict() => Outcome::Conflict,
+        Ok(Err(error)) => Outcome::Failed(error.describe()),
+        Err(_panic) => Outcome::Panicked,
     }
 }
 

@@ -3,28 +3,81 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::BoxFuture;
 use http::Request;
 use kube::ResourceExt;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::request::Request as Requests;
 use serde_json::{Map, Value, json};
 
+use crate::cache::revision;
 use crate::cluster::{Cluster, Kind, trimmed};
 use crate::{Error, Key, Result};
 
 /// How long an API server works on a request at most.
 const LONGEST: Duration = Duration::from_secs(60);
+/// How often an edit is made again at once when somebody else was quicker.
+const EDIT_TRIES: u32 = 5;
 
 impl Cluster {
     /// Changes an object's metadata or spec: sends what `change` changed, refused (conflict) if the object is not as
-    /// `before` any more. Nothing is sent when nothing changed.
-    pub async fn update<K: Kind>(&self, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
-        self.patch("", before, change).await
+    /// `before` any more: for what was decided by the rest of the object. Nothing is sent when nothing changed.
+    pub fn update<K: Kind>(&self, before: &K, change: impl FnOnce(&mut K)) -> BoxFuture<'_, Result<Arc<K>>> {
+        self.patch("", before, change)
     }
 
     /// The same for an object's status.
-    pub async fn update_status<K: Kind>(&self, before: &K, change: impl FnOnce(&mut K)) -> Result<Arc<K>> {
-        self.patch("status", before, change).await
+    pub fn update_status<K: Kind>(
+        &self,
+        before: &K,
+        change: impl FnOnce(&mut K),
+    ) -> BoxFuture<'_, Result<Arc<K>>> {
+        self.patch("status", before, change)
+    }
+
+    /// Changes an object's metadata or spec as it is now: `change` is made to the newest state known here and sent, and
+    /// made anew to what the API server has if somebody else was quicker. It may be called several times, and may leave
+    /// the object alone: nothing is sent when nothing changed. `None` if the object is gone, or another one of its name
+    /// is there; an error that `is_conflict` if others change it all the time.
+    pub fn edit<'a, K: Kind>(
+        &'a self,
+        object: &K,
+        change: impl FnMut(&mut K) + Send + 'a,
+    ) -> BoxFuture<'a, Result<Option<Arc<K>>>> {
+        Box::pin(self.edit_boxed("", object.clone(), Box::new(change)))
+    }
+
+    /// The same for an object's status.
+    pub fn edit_status<'a, K: Kind>(
+        &'a self,
+        object: &K,
+        change: impl FnMut(&mut K) + Send + 'a,
+    ) -> BoxFuture<'a, Result<Option<Arc<K>>>> {
+        Box::pin(self.edit_boxed("status", object.clone(), Box::new(change)))
+    }
+
+    async fn edit_boxed<K: Kind>(
+        &self,
+        subresource: &'static str,
+        object: K,
+        mut change: Box<dyn FnMut(&mut K) + Send + '_>,
+    ) -> Result<Option<Arc<K>>> {
+        let (key, uid) = (Key::of(&object), object.uid());
+        let is_it = |now: &Arc<K>| now.uid() == uid;
+        let newer = |now: &Arc<K>| is_it(now) && revision(now.as_ref()) > revision(&object);
+        let mut current = self.known::<K>(&key).filter(newer).unwrap_or_else(|| Arc::new(object.clone()));
+        let mut tries = 0;
+        loop {
+            tries += 1;
+            match self.patch(subresource, current.as_ref(), &mut change).await {
+                Err(error) if error.is_not_found() => return Ok(None),
+                Err(error) if error.is_conflict() && tries < EDIT_TRIES => {
+                    let Some(now) = self.fetch::<K>(&key).await?.filter(is_it) else { return Ok(None) };
+                    current = now;
+                }
+                written => return written.map(Some),
+            }
+        }
     }
 
     /// Creates an object; an error that `is_already_exists` if there is one of that name.
@@ -90,24 +143,32 @@ impl Cluster {
         }
     }
 
-    async fn patch<K: Kind>(
+    fn patch<K: Kind>(
         &self,
-        subresource: &str,
+        subresource: &'static str,
         before: &K,
         change: impl FnOnce(&mut K),
-    ) -> Result<Arc<K>> {
-        let key = Key::of(before);
+    ) -> BoxFuture<'_, Result<Arc<K>>> {
         let mut after = before.clone();
         change(&mut after);
-        let mut old = serde_json::to_value(before).map_err(|source| encode::<K>(&key, source))?;
-        let mut new = serde_json::to_value(&after).map_err(|source| encode::<K>(&key, source))?;
-        keep_unseen_annotations(&mut old, &mut new);
-        let Some(mut difference) = difference(&old, new) else {
-            return Ok(Arc::new(after));
-        };
-        difference["metadata"]["resourceVersion"] = before.resource_version().into();
-        difference["metadata"]["uid"] = before.uid().into();
-        self.send_patch(subresource, &key, &Patch::Merge(difference)).await
+        self.send_difference(subresource, before, after)
+    }
+
+    /// Compiled once for a kind, and not for every change.
+    fn send_difference<K: Kind>(
+        &self,
+        subresource: &'static str,
+        before: &K,
+        after: K,
+    ) -> BoxFuture<'_, Result<Arc<K>>> {
+        let key = Key::of(before);
+        let patch = merge_patch(before, &after);
+        Box::pin(async move {
+            match patch? {
+                Some(patch) => self.send_patch(subresource, &key, &Patch::Merge(patch)).await,
+                None => Ok(Arc::new(after)),
+            }
+        })
     }
 
     async fn send_patch<K: Kind>(
@@ -158,6 +219,18 @@ impl Cluster {
         let answer = Box::pin(within(self.client.request::<K>(request))).await;
         answer.map(|object| Arc::new(trimmed(object))).map_err(|source| failed::<K>(action, key, source))
     }
+}
+
+/// What turns `before` into `after`, if it still is what it was; `None` if they are the same.
+fn merge_patch<K: Kind>(before: &K, after: &K) -> Result<Option<Value>> {
+    let value =
+        |object: &K| serde_json::to_value(object).map_err(|source| encode::<K>(&Key::of(before), source));
+    let (mut old, mut new) = (value(before)?, value(after)?);
+    keep_unseen_annotations(&mut old, &mut new);
+    let Some(mut patch) = difference(&old, new) else { return Ok(None) };
+    patch["metadata"]["resourceVersion"] = before.resource_version().into();
+    patch["metadata"]["uid"] = before.uid().into();
+    Ok(Some(patch))
 }
 
 fn get<K: Kind>(key: &Key) -> Result<Request<Vec<u8>>> {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use berth_apiserver::{rest::ApiServer, store::Store};
-use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cluster, Key, Loop, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
@@ -109,6 +109,65 @@ async fn a_write_based_on_an_old_state_is_a_conflict_and_changes_nothing() {
     assert!(running.cluster.fetch::<ConfigMap>(&Key::new("default", "b")).await.unwrap().is_none());
     running.cluster.delete(old.as_ref()).await.unwrap();
     running.cluster.delete(old.as_ref()).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_edit_is_made_to_the_newest_state_and_again_when_somebody_else_was_quicker() {
+    let running = running().await;
+    let old = running.cluster.create(&config("a", "1")).await.unwrap();
+    let patch = Patch::Merge(serde_json::json!({"data": {"other": "kept"}}));
+    running.api.patch("a", &PatchParams::default(), &patch).await.unwrap();
+    let mut calls = 0;
+    let edited = running.cluster.edit(old.as_ref(), |config| {
+        calls += 1;
+        config.data.get_or_insert_default().insert("value".to_owned(), "2".to_owned());
+    });
+    let edited = edited.await.unwrap().expect("it is there");
+    assert_eq!((calls, value(&edited).as_str()), (2, "2"));
+    assert_eq!(edited.data.as_ref().unwrap()["other"], "kept");
+
+    running.api.delete("a", &DeleteParams::default()).await.unwrap();
+    let set = |config: &mut ConfigMap| config.data = None;
+    assert!(running.cluster.edit(edited.as_ref(), set).await.unwrap().is_none(), "it is gone");
+    running.cluster.create(&config("a", "new")).await.unwrap();
+    assert!(running.cluster.edit(edited.as_ref(), set).await.unwrap().is_none(), "another one is there");
+    assert_eq!(value(&running.api.get("a").await.unwrap()), "new");
+}
+
+#[tokio::test]
+async fn a_loop_looks_at_what_is_there_and_at_what_changes_once_its_caches_are_complete() {
+    let running = running().await;
+    running.cluster.create(&config("a", "1")).await.unwrap();
+    let (configs, events) = (running.cluster.cache::<ConfigMap>(), running.cluster.cache::<Event>());
+    let queue = running.cluster.queue("test", Backoff::default());
+    let (sender, mut looked_at) = mpsc::unbounded_channel();
+    let (known, complete) = (configs.clone(), events.clone());
+    let control = Loop::new(&running.cluster, &queue)
+        .keyed(&configs)
+        .also(&events, |event| event.involved_object.name.clone().map(|name| Key::new("default", name)))
+        .run(1, move |key| {
+            let _ = sender.send((key.name.clone(), known.get(&key).map(|config| value(&config))));
+            let complete = complete.clone();
+            async move {
+                complete.synced().await;
+                Ok::<_, berth_kube::Error>(Next::Done)
+            }
+        });
+    let control = tokio::spawn(control);
+    let mut next = async || loop {
+        let (name, value) = tokio::time::timeout(PATIENCE, looked_at.recv()).await.unwrap().unwrap();
+        if name == "a" {
+            return value;
+        }
+    };
+    assert_eq!(next().await.as_deref(), Some("1"));
+    let recorder = Recorder::new(&running.cluster, "tester", "");
+    recorder.normal(configs.get(&Key::new("default", "a")).unwrap().as_ref(), "Tested", "by name");
+    assert_eq!(next().await.as_deref(), Some("1"), "an event about it counts");
+    running.api.delete("a", &DeleteParams::default()).await.unwrap();
+    assert_eq!(next().await, None);
+    running.cluster.shutdown().cancel();
+    tokio::time::timeout(PATIENCE, control).await.expect("a loop ends with its cluster").unwrap();
 }
 
 #[tokio::test]
