@@ -47,7 +47,7 @@ impl Error {
 }
 
 /// Adds to an I/O result what was being done, and to what.
-pub(crate) trait Doing<T> {
+pub trait Doing<T> {
     /// `what` is a verb phrase such as "mount"; `path` is its object.
     fn doing(self, what: &str, path: impl AsRef<Path>) -> Result<T>;
 }

@@ -1,13 +1,12 @@
 //! Touches the machine: mounts, loop devices, btrfs, formatting, quotas, safe paths, child processes.
 //!
-//! The only crate of Berth with unsafe code or child processes. Everything here is synchronous and talks to the
+//! With berth-runtime the only crate of Berth with unsafe code or child processes. Everything here is synchronous and talks to the
 //! kernel directly; a tool is run only where the kernel has no call for the job (mkfs, fsck, resize2fs), always
 //! with a deadline. Nothing here knows what a CSI volume is.
 
 pub mod allocator;
 pub mod btrfs;
 pub mod code;
-pub mod container;
 pub mod copy;
 mod error;
 pub mod exec;
@@ -25,4 +24,4 @@ pub mod remote;
 pub mod serving;
 pub mod usage;
 
-pub use error::{Change, Error, Result};
+pub use error::{Change, Doing, Error, Result};

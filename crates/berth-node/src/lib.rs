@@ -2,7 +2,7 @@
 //!
 //! [`pods`] decides from a pod and its containers what to do next; [`volumes`] makes what the pods want and what is
 //! mounted the same; [`plugin`] is what it asks of each kind of volume ([`plugins`] has them); [`registration`] lets CSI
-//! drivers join; [`machine`] keeps the Node object; [`runtime`] runs containers. [`layout`] is where things lie on disk.
+//! drivers join; [`machine`] keeps the Node object; `berth_runtime` runs containers. [`layout`] is where things lie on disk.
 
 pub mod layout;
 pub mod machine;
@@ -11,6 +11,5 @@ pub mod plugin;
 pub mod plugins;
 pub mod pods;
 pub mod registration;
-pub mod runtime;
 pub mod tokens;
 pub mod volumes;

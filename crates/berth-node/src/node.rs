@@ -24,9 +24,9 @@ use crate::plugins::csi::Csi;
 use crate::plugins::{Refresh, plugins};
 use crate::pods::{self, Pods};
 use crate::registration::{self, Drivers};
-use crate::runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
 use crate::tokens::Tokens;
 use crate::volumes::{self, Attachments, Volumes};
+use berth_runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
 
 /// What a node is made of.
 pub struct Options {
@@ -36,7 +36,7 @@ pub struct Options {
     pub name: String,
     /// Where everything of the node lies: the kubelet's layout.
     pub directory: PathBuf,
-    /// A program whose `main` begins with [`berth_host::container::intercept`], to run containers.
+    /// A program whose `main` begins with [`berth_runtime::intercept`], to run containers.
     pub program: PathBuf,
     /// Labels beside those that every node has.
     pub labels: BTreeMap<String, String>,
@@ -59,7 +59,7 @@ pub enum Error {
     Registration(#[from] registration::Error),
     /// The containers could not be taken up.
     #[error("take up the containers")]
-    Runtime(#[source] crate::runtime::Error),
+    Runtime(#[source] berth_runtime::Error),
     /// The node's directory could not be made.
     #[error("make the node's directory")]
     Directory(#[source] berth_host::Error),
@@ -210,7 +210,7 @@ impl Node {
         };
         let id = ContainerId { pod_uid: uid, name: container.to_owned(), attempt };
         self.runtime.exec(&id, call).await.map_err(|error| match error {
-            crate::runtime::Error::NotRunning(_) | crate::runtime::Error::NotFound(_) => {
+            berth_runtime::Error::NotRunning(_) | berth_runtime::Error::NotFound(_) => {
                 Error::Unready(format!("container not found ({container:?}): it does not run"))
             }
             error => Error::Failed(error.sentence()),

@@ -31,8 +31,8 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::entry::{Entry, is_final};
 use crate::layout::Layout;
-use crate::runtime::{Runtime, State};
 use crate::volumes::{Volumes, names};
+use berth_runtime::{Runtime, State};
 
 /// What runs the pods of a node.
 pub struct Options {
@@ -142,7 +142,7 @@ impl Pods {
             }
             let mut work = entry.work.lock().await;
             work.logs = Some(self.options.layout.logs(&spec.namespace, &spec.pod_name, &uid));
-            work.adopt(id, &state);
+            work.adopt(id, state);
         }
         let layout = &self.options.layout;
         let logs = layout.root().join("logs");
@@ -217,7 +217,7 @@ enum Error {
     #[error("remove what is left of the pod")]
     Remove(#[source] std::io::Error),
     #[error("remove a container of the pod")]
-    Container(#[source] crate::runtime::Error),
+    Container(#[source] berth_runtime::Error),
 }
 
 impl Failure for Error {

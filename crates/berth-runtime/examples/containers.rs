@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use berth_node::runtime::Runtime;
+use berth_runtime::Runtime;
 
 fn main() {
-    berth_host::container::intercept();
+    berth_runtime::intercept();
     let mut arguments = std::env::args_os().skip(1);
     let directory = arguments.next().expect("the first argument is a directory");
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");

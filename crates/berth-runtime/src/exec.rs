@@ -7,13 +7,16 @@ use std::{
     task::{Context, Poll},
 };
 
-use berth_host::container::{self, Joined, Reply, TerminalSize};
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
     net::{UnixStream, unix::pipe},
 };
 
-use super::{Error, KILLED, Result};
+use crate::{
+    joiner::{self, Joined, Reply, TerminalSize},
+    runtime::{Error, Result},
+    status::KILLED,
+};
 
 /// A process that was started in a running container; it is killed when this is dropped.
 #[derive(Debug)]
@@ -39,7 +42,7 @@ pub struct ExecOutput(pipe::Receiver);
 
 impl Exec {
     /// Waits until the command runs.
-    pub(super) async fn open(joined: Joined, tty: bool) -> Result<Self> {
+    pub(crate) async fn open(joined: Joined, tty: bool) -> Result<Self> {
         let failed = |error: io::Error| Error::Exec(format!("open the streams of a process: {error}"));
         let Joined { control, stdin, stdout, stderr } = joined;
         control.set_nonblocking(true).map_err(failed)?;
@@ -64,7 +67,7 @@ impl Exec {
     /// Tells the terminal its new size; without one there is nothing to tell.
     pub fn resize(&self, size: TerminalSize) -> Result<()> {
         let Some(terminal) = &self.terminal else { return Ok(()) };
-        container::resize(terminal, size).map_err(|error| Error::Exec(error.sentence()))
+        joiner::resize(terminal, size).map_err(|error| Error::Exec(error.sentence()))
     }
 
     /// The exit code, when the process has ended; 128 and the signal when one ended it. May be dropped and repeated.

@@ -26,13 +26,14 @@ use rustix::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Launcher, Shim, Spec,
-    launcher::{MOST_FDS, receive, send},
+use crate::{
+    ContainerSpec,
+    launcher::{Launcher, MOST_FDS, receive, send},
     process::{Command, Stdio},
+    status::Shim,
     sys::{self, Kind},
 };
-use crate::error::{Error, Result};
+use berth_host::{Error, Result};
 
 const STARTED: u8 = b'S';
 const FAILED: u8 = b'F';
@@ -40,7 +41,7 @@ const EXITED: u8 = b'X';
 
 /// What to run in a container; user, environment and directory are those of the container.
 #[derive(Clone, Default)]
-pub struct JoinCall {
+pub struct ExecCall {
     /// The program and its arguments.
     pub command: Vec<String>,
     /// Whether it gets a terminal.
@@ -62,20 +63,20 @@ pub struct TerminalSize {
 
 /// Our ends of a process that is being started in a container; none of the streams blocks.
 #[derive(Debug)]
-pub struct Joined {
+pub(crate) struct Joined {
     /// Answers with [`Reply`]s; the process is killed when it is closed.
-    pub control: UnixStream,
+    pub(crate) control: UnixStream,
     /// Its standard input, if it has one.
-    pub stdin: Option<OwnedFd>,
+    pub(crate) stdin: Option<OwnedFd>,
     /// Its standard output, or its terminal.
-    pub stdout: OwnedFd,
+    pub(crate) stdout: OwnedFd,
     /// Its standard error, if that is not its terminal.
-    pub stderr: Option<OwnedFd>,
+    pub(crate) stderr: Option<OwnedFd>,
 }
 
 /// What a joiner says over the control socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Reply {
+pub(crate) enum Reply {
     /// The command runs.
     Started,
     /// The command could not be started.
@@ -89,7 +90,7 @@ impl Reply {
     ///
     /// The second value is how much of `bytes` it was. A failure is the last thing that is said: `ended` tells whether
     /// everything has been received.
-    pub fn parse(bytes: &[u8], ended: bool) -> Option<(Self, usize)> {
+    pub(crate) fn parse(bytes: &[u8], ended: bool) -> Option<(Self, usize)> {
         match bytes {
             [STARTED, ..] => Some((Self::Started, 1)),
             [FAILED, why @ ..] if ended => {
@@ -115,7 +116,7 @@ struct Request {
 
 impl Launcher {
     /// Starts a process in a running container.
-    pub fn exec(&self, shim: &Shim, spec: &Spec, call: &JoinCall) -> Result<Joined> {
+    pub(crate) fn exec(&self, shim: &Shim, spec: &ContainerSpec, call: &ExecCall) -> Result<Joined> {
         let exec = || format!("start a process in container {}", spec.name);
         let streams = if call.tty { Streams::terminal(shim, call.size) } else { Streams::pipes(call.stdin) };
         let Streams { ours: [stdin, stdout, stderr], theirs } =
@@ -167,7 +168,7 @@ fn root_of(shim: &Shim) -> io::Result<OwnedFd> {
 }
 
 /// Gives a terminal another size; its processes are told.
-pub fn resize(terminal: impl AsFd, size: TerminalSize) -> Result<()> {
+pub(crate) fn resize(terminal: impl AsFd, size: TerminalSize) -> Result<()> {
     set_size(terminal.as_fd(), size).map_err(|errno| Error::new("resize a terminal", errno))
 }
 
@@ -215,7 +216,7 @@ impl Streams {
 }
 
 /// Is a joiner until what it started has ended.
-pub(super) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; MOST_FDS]) -> ! {
+pub(crate) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; MOST_FDS]) -> ! {
     let container = Container { shim, root };
     sys::reset_signals();
     let _ = rustix::process::setsid();

@@ -29,41 +29,41 @@ use rustix::{
     pipe::{PipeFlags, pipe_with},
 };
 
-use super::{
-    SPEC_FILE, Spec, TERMINATION_FILE, joiner, root,
+use crate::{
+    ContainerSpec, SPEC_FILE, TERMINATION_FILE, joiner, root,
     shim::{self, Job},
     status::{self, Record},
     sys::{self, Kind},
 };
-use crate::error::{Doing as _, Error, Result};
+use berth_host::{Doing as _, Error, Result};
 
 /// The argument that makes a program the launcher.
-pub(super) const ARGUMENT: &str = "__containers";
+pub(crate) const ARGUMENT: &str = "__containers";
 
 const LAUNCH: u8 = b'L';
 const JOIN: u8 = b'J';
 const TERMINAL: u8 = 1;
 const KEEP_STDIN: u8 = 2;
-pub(super) const MOST_FDS: usize = 6;
+pub(crate) const MOST_FDS: usize = 6;
 const LONGEST_MESSAGE: usize = 4096;
 
 /// Starts containers, and processes in running ones.
 #[derive(Debug)]
-pub struct Launcher {
+pub(crate) struct Launcher {
     program: PathBuf,
     process: Mutex<Process>,
 }
 
 impl Launcher {
-    /// Starts a launcher from `program`, whose `main` begins with [`super::intercept`].
-    pub fn start(program: &Path) -> Result<Self> {
+    /// Starts a launcher from `program`, whose `main` begins with [`crate::intercept`].
+    pub(crate) fn start(program: &Path) -> Result<Self> {
         Ok(Self { program: program.to_owned(), process: Mutex::new(Process::start(program)?) })
     }
 
     /// Starts the container of an existing directory in which nothing was started before.
     ///
-    /// What is returned is at its end when the command runs, or cannot: [`super::read_status`] tells which.
-    pub fn launch(&self, directory: &Path, spec: &Spec) -> Result<OwnedFd> {
+    /// What is returned is at its end when the command runs, or cannot: [`crate::status::read_status`] tells which.
+    pub(crate) fn launch(&self, directory: &Path, spec: &ContainerSpec) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let state = rustix::fs::open(directory, flags, Mode::empty()).doing("open", directory)?;
         write_files(directory, spec)?;
@@ -87,7 +87,7 @@ impl Launcher {
     }
 
     /// Has a joiner talk over `control`, with a container and standard streams to use.
-    pub(super) fn join(&self, fds: &[BorrowedFd<'_>; MOST_FDS]) -> io::Result<()> {
+    pub(crate) fn join(&self, fds: &[BorrowedFd<'_>; MOST_FDS]) -> io::Result<()> {
         self.send(&[JOIN], fds)
     }
 
@@ -104,7 +104,7 @@ impl Launcher {
     }
 }
 
-fn write_files(directory: &Path, spec: &Spec) -> Result<()> {
+fn write_files(directory: &Path, spec: &ContainerSpec) -> Result<()> {
     let path = directory.join(SPEC_FILE);
     let json = serde_json::to_vec(spec).map_err(io::Error::from).doing("write", &path)?;
     let create = |path: &Path, mode: u32| {
@@ -162,7 +162,7 @@ impl Drop for Process {
 }
 
 /// Is the launcher until its caller is gone.
-pub(super) fn serve() -> ! {
+pub(crate) fn serve() -> ! {
     sys::close_inherited();
     sys::reset_signals();
     sys::ignore_children();
@@ -237,7 +237,7 @@ fn leave_launcher(host: &OwnedFd) -> Option<OwnedFd> {
 }
 
 /// Sends one message with descriptors.
-pub(super) fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
+pub(crate) fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) -> rustix::io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
@@ -250,7 +250,7 @@ pub(super) fn send(socket: impl AsFd, message: &[u8], fds: &[BorrowedFd<'_>]) ->
 }
 
 /// Receives one message with its descriptors; length 0 is the end.
-pub(super) fn receive(socket: impl AsFd, message: &mut [u8]) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
+pub(crate) fn receive(socket: impl AsFd, message: &mut [u8]) -> rustix::io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let received = recvmsg(&socket, &mut [IoSliceMut::new(message)], &mut control, RecvFlags::CMSG_CLOEXEC)?;

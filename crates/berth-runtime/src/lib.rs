@@ -2,7 +2,7 @@
 //!
 //! Three kinds of processes, all of them this same program:
 //!
-//! - The launcher ([`Launcher`]) is started once. It has one thread and a mount namespace that holds the host's root
+//! - The launcher (`launcher.rs`) is started once. It has one thread and a mount namespace that holds the host's root
 //!   and nothing else, so that a container is one cheap `clone` of it, whatever is mounted on the host.
 //! - A shim is process 1 of each container. It starts the command, forwards signals, collects zombies, writes the
 //!   log, and leaves in the container's directory how it ended. It depends on nobody: who started it may die.
@@ -14,36 +14,39 @@
 //! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
 //! malice: unless told to be another user, its process is root with all the capabilities of the caller.
 
+mod exec;
 mod joiner;
 mod launcher;
 mod log;
+mod logs;
 mod process;
 mod root;
+mod runtime;
 mod shim;
 mod status;
 mod sys;
-mod watch;
 
 use std::{fmt, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    joiner::{JoinCall, Joined, Reply, TerminalSize, resize},
-    launcher::Launcher,
-    status::{End, Found, Shim, Status, find, read_status},
-    watch::Watch,
+    exec::{Exec, ExecInput, ExecOutput},
+    joiner::{ExecCall, TerminalSize},
+    logs::{LogOptions, LogStream, logs},
+    runtime::{ContainerId, Error, Result, Runtime},
+    status::{Exit, Found, Reason, Shim, State, find},
 };
 
 /// The file with the specification in a container's directory.
-pub const SPEC_FILE: &str = "spec.json";
+const SPEC_FILE: &str = "spec.json";
 
 /// The file in a container's directory that appears inside it at the termination message path.
-pub const TERMINATION_FILE: &str = "termination-log";
+const TERMINATION_FILE: &str = "termination-log";
 
 /// What a container is made of and runs.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Spec {
+pub struct ContainerSpec {
     /// The uid of the pod the container belongs to.
     pub pod_uid: String,
     /// The name of that pod.
@@ -124,17 +127,17 @@ pub struct Device {
 
 /// Takes over the process when it was started as a launcher; otherwise returns at once.
 ///
-/// Every program that starts a [`Launcher`] on itself calls this first in `main`, while it has one thread.
+/// Every program that starts a `launcher.rs` on itself calls this first in `main`, while it has one thread.
 pub fn intercept() {
     if std::env::args_os().nth(1).is_some_and(|argument| argument == launcher::ARGUMENT) {
         launcher::serve();
     }
 }
 
-impl fmt::Debug for Spec {
+impl fmt::Debug for ContainerSpec {
     // Command and environment may hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Spec")
+        f.debug_struct("ContainerSpec")
             .field("pod_uid", &self.pod_uid)
             .field("namespace", &self.namespace)
             .field("pod_name", &self.pod_name)

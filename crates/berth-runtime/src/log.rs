@@ -11,7 +11,7 @@ use std::{
 
 use rustix::fs::{Mode, OFlags};
 
-use super::sys;
+use crate::sys;
 
 /// The longest text of an entry.
 const LONGEST: usize = 16 << 10;
@@ -20,7 +20,7 @@ const ROTATE_AT: u64 = 10 << 20;
 const NANOS: u128 = 1_000_000_000;
 
 /// The log of one container, written by its shim alone.
-pub(super) struct Log {
+pub(crate) struct Log {
     directory: OwnedFd,
     name: OsString,
     file: std::fs::File,
@@ -30,26 +30,26 @@ pub(super) struct Log {
 }
 
 /// One of the two outputs, and the unfinished line it stands in.
-pub(super) struct Stream {
+pub(crate) struct Stream {
     name: &'static str,
     line: Vec<u8>,
 }
 
 impl Stream {
-    pub(super) fn new(name: &'static str) -> Self {
+    pub(crate) fn new(name: &'static str) -> Self {
         Self { name, line: Vec::new() }
     }
 }
 
 impl Log {
     /// Opens, or makes, the log `name` in a directory.
-    pub(super) fn open(directory: OwnedFd, name: OsString) -> io::Result<Self> {
+    pub(crate) fn open(directory: OwnedFd, name: OsString) -> io::Result<Self> {
         let (file, size) = open(&directory, &name)?;
         Ok(Self { directory, name, file, size, rotate_at: ROTATE_AT, entries: Vec::new() })
     }
 
     /// Writes what came out of a stream.
-    pub(super) fn write(&mut self, stream: &mut Stream, mut bytes: &[u8]) {
+    pub(crate) fn write(&mut self, stream: &mut Stream, mut bytes: &[u8]) {
         let time = timestamp(sys::now());
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
             stream.line.extend_from_slice(&bytes[..end]);
@@ -64,7 +64,7 @@ impl Log {
     }
 
     /// Writes the unfinished line of a stream that has ended.
-    pub(super) fn finish(&mut self, stream: &mut Stream) {
+    pub(crate) fn finish(&mut self, stream: &mut Stream) {
         if !stream.line.is_empty() {
             entry(&mut self.entries, &timestamp(sys::now()), stream.name, b'P', &stream.line);
             stream.line.clear();

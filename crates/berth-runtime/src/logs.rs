@@ -4,15 +4,20 @@ use std::{
     fs::File,
     future::Future,
     io::{self, Read as _, Seek as _, SeekFrom},
-    os::unix::fs::MetadataExt as _,
+    mem::MaybeUninit,
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
+        unix::fs::MetadataExt as _,
+    },
     path::{Path, PathBuf},
     pin::Pin,
 };
 
-use berth_host::container::Watch;
+use berth_host::Doing as _;
 use bytes::Bytes;
 use futures_util::{Stream, stream};
 use jiff::Timestamp;
+use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
 const CHUNK: usize = 64 << 10;
@@ -71,7 +76,7 @@ where
 }
 
 fn watch(directory: &Path) -> io::Result<AsyncFd<Watch>> {
-    super::pollable(Watch::new(directory).map_err(io::Error::other)?)
+    crate::runtime::pollable(Watch::new(directory).map_err(io::Error::other)?)
 }
 
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
@@ -265,4 +270,37 @@ fn tail_start(file: &mut File, tail: u64) -> io::Result<u64> {
         end = start;
     }
     Ok(0)
+}
+
+/// Readable when a file in the directory was written, created or renamed.
+#[derive(Debug)]
+struct Watch(OwnedFd);
+
+impl Watch {
+    /// Watches a directory.
+    fn new(directory: &Path) -> berth_host::Result<Self> {
+        let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).doing("watch", directory)?;
+        let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        inotify::add_watch(&fd, directory, flags).doing("watch", directory)?;
+        Ok(Self(fd))
+    }
+
+    /// Forgets what has happened so far.
+    fn clear(&self) {
+        let mut buffer = [MaybeUninit::uninit(); 4096];
+        let mut reader = inotify::Reader::new(&self.0, &mut buffer);
+        while reader.next().is_ok() {}
+    }
+}
+
+impl AsFd for Watch {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl AsRawFd for Watch {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
 }

@@ -13,34 +13,34 @@ use rustix::{
     process::{Gid, Uid},
 };
 
-use super::sys;
-use crate::error::{Doing as _, Error, Result};
+use crate::sys;
+use berth_host::{Doing as _, Error, Result};
 
 /// What a command without a `PATH` is looked for in.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// A command, and as whom and where it runs.
-pub(super) struct Command<'a> {
-    pub(super) words: &'a [String],
-    pub(super) env: &'a [(String, String)],
-    pub(super) working_dir: Option<&'a Path>,
-    pub(super) user: Option<u32>,
-    pub(super) group: Option<u32>,
-    pub(super) groups: &'a [u32],
+pub(crate) struct Command<'a> {
+    pub(crate) words: &'a [String],
+    pub(crate) env: &'a [(String, String)],
+    pub(crate) working_dir: Option<&'a Path>,
+    pub(crate) user: Option<u32>,
+    pub(crate) group: Option<u32>,
+    pub(crate) groups: &'a [u32],
 }
 
 /// Standard input, output and error of a command.
-pub(super) struct Stdio<'a> {
-    pub(super) input: BorrowedFd<'a>,
-    pub(super) output: BorrowedFd<'a>,
-    pub(super) error: BorrowedFd<'a>,
+pub(crate) struct Stdio<'a> {
+    pub(crate) input: BorrowedFd<'a>,
+    pub(crate) output: BorrowedFd<'a>,
+    pub(crate) error: BorrowedFd<'a>,
     /// Whether they are a terminal, which the command then controls.
-    pub(super) terminal: bool,
+    pub(crate) terminal: bool,
 }
 
 impl Command<'_> {
     /// Becomes the command, in a new session; returns only why that failed.
-    pub(super) fn become_it(&self, stdio: &Stdio<'_>) -> Error {
+    pub(crate) fn become_it(&self, stdio: &Stdio<'_>) -> Error {
         match self.prepare(stdio) {
             Ok(()) => self.exec(),
             Err(error) => error,
@@ -136,7 +136,7 @@ fn failed(name: &str, why: &str) -> Error {
 
 impl<'a> Stdio<'a> {
     /// A terminal as all three.
-    pub(super) fn terminal(terminal: &'a impl AsFd) -> Self {
+    pub(crate) fn terminal(terminal: &'a impl AsFd) -> Self {
         let terminal = terminal.as_fd();
         Self { input: terminal, output: terminal, error: terminal, terminal: true }
     }

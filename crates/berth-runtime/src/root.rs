@@ -24,8 +24,8 @@ use rustix::{
     thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 
-use super::{Device, Mount, Propagation, Spec, TERMINATION_FILE, sys};
-use crate::error::{Doing as _, Error, Result};
+use crate::{ContainerSpec, Device, Mount, Propagation, TERMINATION_FILE, sys};
+use berth_host::{Doing as _, Error, Result};
 
 /// How much a container may write outside its volumes; it is memory.
 const SCRATCH_SIZE: &str = "256m";
@@ -44,7 +44,7 @@ const LINKS: [(&str, &str); 5] = [
 ];
 
 /// Makes a mount namespace of this process that holds the host's root without what is mounted below it.
-pub(super) fn leave_host_mounts() -> Result<()> {
+pub(crate) fn leave_host_mounts() -> Result<()> {
     let only_root = || -> rustix::io::Result<()> {
         sys::leave_mount_namespace()?;
         let private =
@@ -60,7 +60,7 @@ pub(super) fn leave_host_mounts() -> Result<()> {
 /// Makes the files of `spec` the root of this process and its parent, process 1 of the container.
 ///
 /// `state` is the container's directory and `host` the host's mount namespace.
-pub(super) fn enter(spec: &Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<()> {
+pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<()> {
     let outside = Outside::fetch(spec, state, host)?;
     let (scratch, root) = overlay()?;
     let root = Root(root);
@@ -102,7 +102,7 @@ struct Outside<'a> {
 }
 
 impl<'a> Outside<'a> {
-    fn fetch(spec: &'a Spec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<Self> {
+    fn fetch(spec: &'a ContainerSpec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<Self> {
         let enter = |errno| Error::new("enter a mount namespace", errno);
         let ours = pidfd_open(Pid::INIT, PidfdFlags::empty()).map_err(enter)?;
         rustix::thread::move_into_link_name_space(host, None).map_err(enter)?;
@@ -111,7 +111,7 @@ impl<'a> Outside<'a> {
         fetched
     }
 
-    fn fetch_here(spec: &'a Spec, state: BorrowedFd<'_>) -> Result<Self> {
+    fn fetch_here(spec: &'a ContainerSpec, state: BorrowedFd<'_>) -> Result<Self> {
         let mut volumes = Vec::new();
         for mount in &spec.mounts {
             volumes.push((mount, clone_volume(mount).doing("bind", &mount.source)?));
@@ -153,7 +153,7 @@ fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<Owned
 }
 
 /// A detached copy of a mount with `path` as its root, out of which no way leads.
-pub(super) fn clone_tree(
+pub(crate) fn clone_tree(
     directory: BorrowedFd<'_>,
     path: &Path,
     more: OpenTreeFlags,
@@ -333,7 +333,7 @@ impl Root {
     }
 
     /// The hostname, and the resolver's configuration where the host keeps it on a filesystem of its own.
-    fn write_host_files(&self, spec: &Spec, resolv_conf: Option<&[u8]>) -> Result<()> {
+    fn write_host_files(&self, spec: &ContainerSpec, resolv_conf: Option<&[u8]>) -> Result<()> {
         let write = |name: &str, content: &[u8]| -> io::Result<()> {
             let etc = self.ensure_dir(Path::new("/etc"))?;
             match rustix::fs::unlinkat(&etc, name, AtFlags::empty()) {

@@ -2,10 +2,7 @@
 //!
 //! Each container has a directory, named after pod, container and attempt, which is all that is kept about it: a
 //! container does not depend on this process, so one that is killed with -9 loses nothing, and the next one adopts what
-//! runs and learns how the rest has ended. What a container is made of, see [`berth_host::container`].
-
-mod exec;
-mod logs;
+//! runs and learns how the rest has ended.
 
 use std::{
     collections::HashMap,
@@ -16,10 +13,9 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, SystemTime},
+    time::Duration,
 };
 
-use berth_host::container::{self, End, Found, Launcher, SPEC_FILE, Shim, Status, TERMINATION_FILE};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::{
@@ -28,22 +24,16 @@ use tokio::{
     sync::watch,
 };
 
-pub use self::{
-    exec::{Exec, ExecInput, ExecOutput},
-    logs::{LogOptions, LogStream, logs},
-};
-pub use berth_host::container::{
-    Device, JoinCall as ExecCall, Mount, Propagation, Spec as ContainerSpec, TerminalSize,
+use crate::{
+    ContainerSpec, SPEC_FILE,
+    exec::Exec,
+    joiner::ExecCall,
+    launcher::Launcher,
+    status::{self, Exit, Found, Shim, State},
 };
 
 /// How long a container may take to die of being killed in the polite way, in which it still tells its exit code.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
-/// As much of a termination message as Kubernetes shows.
-const LONGEST_MESSAGE: u64 = 4096;
-const START_FAILED: i32 = 128;
-const KILLED: i32 = 137;
-const SIGKILL: i32 = 9;
-const SIGTERM: i32 = 15;
 
 /// What every function of this module returns.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -95,48 +85,6 @@ pub struct ContainerId {
     pub attempt: u32,
 }
 
-/// Whether a container runs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum State {
-    /// Its command runs.
-    Running {
-        /// Since when.
-        started: Timestamp,
-    },
-    /// It has ended, and nothing of it is left but its directory and its log.
-    Exited(Exit),
-}
-
-/// How a container ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Exit {
-    /// The exit code; 128 and the signal when one ended it.
-    pub code: i32,
-    /// The signal that ended it.
-    pub signal: Option<i32>,
-    /// In one word.
-    pub reason: Reason,
-    /// What the container left as its termination message, or why it did not start.
-    pub message: String,
-    /// When its command was started, if it was.
-    pub started: Option<Timestamp>,
-    /// When it ended.
-    pub finished: Timestamp,
-}
-
-/// How a container ended, in Kubernetes' words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
-    /// With exit code 0.
-    Completed,
-    /// With another exit code, or by a signal.
-    Error,
-    /// Before its command ran.
-    StartError,
-    /// Without being able to tell.
-    ContainerStatusUnknown,
-}
-
 /// The containers of one directory.
 #[derive(Debug, Clone)]
 pub struct Runtime(Arc<Inner>);
@@ -163,7 +111,7 @@ impl Runtime {
     ///
     /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
     /// An entry that cannot be understood is left alone, told of, and keeps nothing else from being there.
-    /// `program` is one whose `main` begins with [`berth_host::container::intercept`].
+    /// `program` is one whose `main` begins with [`crate::intercept`].
     pub fn open(directory: &Path, program: &Path) -> Result<Self> {
         let doing = || format!("open the containers in {}", directory.display());
         let failed =
@@ -222,13 +170,15 @@ impl Runtime {
 
     /// Waits until nothing of a container is left.
     pub async fn exited(&self, id: &ContainerId) -> Exit {
-        let Some(container) = self.get(id) else { return unknown(format!("there is no container {id}")) };
+        let Some(container) = self.get(id) else {
+            return Exit::unknown(format!("there is no container {id}"));
+        };
         let mut state = container.state.subscribe();
         drop(container);
         let seen = state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await;
         match seen.as_deref() {
             Ok(Some(State::Exited(exit))) => exit.clone(),
-            _ => unknown(format!("container {id} was not started")),
+            _ => Exit::unknown(format!("container {id} was not started")),
         }
     }
 
@@ -241,13 +191,15 @@ impl Runtime {
 
     /// Asks a container to end, kills everything in it when the grace is over, and waits until nothing is left.
     pub async fn stop(&self, id: &ContainerId, grace: Duration) -> Exit {
-        let Some(container) = self.get(id) else { return unknown(format!("there is no container {id}")) };
+        let Some(container) = self.get(id) else {
+            return Exit::unknown(format!("there is no container {id}"));
+        };
         let exited = || self.exited(id);
         // What is being started is stopped as soon as it has been.
         let _ = container.state.subscribe().wait_for(Option::is_some).await;
         // A signal that cannot be sent has the same consequence as one that is ignored.
         if !grace.is_zero()
-            && container.send(|shim| shim.signal(SIGTERM))
+            && container.send(|shim| shim.signal(libc::SIGTERM))
             && let Ok(exit) = tokio::time::timeout(grace, exited()).await
         {
             return exit;
@@ -365,13 +317,13 @@ impl Container {
     /// Takes up what an earlier start has left: whether that is a container, be it an ended one. What never was one, or
     /// is not `ours`, is removed.
     fn take_up(self: &Arc<Self>, ours: bool) -> std::result::Result<bool, berth_host::Error> {
-        let found = container::find(&self.directory)?;
+        let found = status::find(&self.directory)?;
         let known = ours && read_spec(&self.directory).is_ok();
         match found {
             Found::Ended if known => self.end(),
             Found::Running(shim) if known => {
-                let status = container::read_status(&self.directory)?;
-                self.run(shim, status.started.unwrap_or_else(SystemTime::now))?;
+                let status = status::read_status(&self.directory)?;
+                self.run(shim, status.started.unwrap_or_else(Timestamp::now))?;
             }
             // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.
             Found::Running(shim) => {
@@ -385,22 +337,22 @@ impl Container {
 
     /// Takes up a container that was just launched.
     fn begin(self: &Arc<Self>) -> std::result::Result<(), berth_host::Error> {
-        let status = container::read_status(&self.directory)?;
-        if status.pid.is_none() && status.end.is_some() {
+        let status = status::read_status(&self.directory)?;
+        if status.pid.is_none() && status.exit.is_some() {
             self.end();
             return Ok(());
         }
-        self.run(Shim::launched(&self.directory)?, status.started.unwrap_or_else(SystemTime::now))?;
+        self.run(Shim::launched(&self.directory)?, status.started.unwrap_or_else(Timestamp::now))?;
         Ok(())
     }
 
     /// Watches a container that runs until it has ended.
-    fn run(self: &Arc<Self>, shim: Shim, started: SystemTime) -> std::result::Result<(), berth_host::Error> {
+    fn run(self: &Arc<Self>, shim: Shim, started: Timestamp) -> std::result::Result<(), berth_host::Error> {
         let shim = Arc::clone(self.shim.get_or_init(|| Arc::new(shim)));
         let ended = pollable(shim).map_err(|error| berth_host::Error::new("watch a container", error))?;
         // One that failed to start is never seen running.
-        if container::read_status(&self.directory)?.end.is_none() {
-            self.state.send_replace(Some(State::Running { started: timestamp(started) }));
+        if status::read_status(&self.directory)?.exit.is_none() {
+            self.state.send_replace(Some(State::Running { started }));
         }
         let container = Arc::clone(self);
         tokio::spawn(async move {
@@ -413,9 +365,8 @@ impl Container {
     }
 
     fn end(&self) {
-        let status = container::read_status(&self.directory).unwrap_or_default();
-        let killed = self.killed.load(Ordering::Relaxed);
-        self.state.send_replace(Some(State::Exited(exit_of(&status, &self.directory, killed))));
+        let exit = Exit::read(&self.directory, self.killed.load(Ordering::Relaxed));
+        self.state.send_replace(Some(State::Exited(exit)));
     }
 
     fn running(&self) -> Option<&Shim> {
@@ -451,18 +402,6 @@ impl ContainerId {
 impl fmt::Display for ContainerId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.pod_uid, self.name, self.attempt)
-    }
-}
-
-impl Reason {
-    /// The word as Kubernetes writes it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "Completed",
-            Self::Error => "Error",
-            Self::StartError => "StartError",
-            Self::ContainerStatusUnknown => "ContainerStatusUnknown",
-        }
     }
 }
 
@@ -522,53 +461,7 @@ async fn wait_for_end(pipe: std::os::fd::OwnedFd) -> std::result::Result<(), ber
 }
 
 /// Has tokio watch a descriptor.
-fn pollable<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
+pub(crate) fn pollable<T: AsRawFd>(owner: T) -> io::Result<AsyncFd<T>> {
     #[expect(deprecated, reason = "its successor is unsafe; all our types own the descriptor that they name")]
     AsyncFd::new(owner)
-}
-
-fn exit_of(status: &Status, directory: &Path, killed: bool) -> Exit {
-    let started = status.started.map(timestamp);
-    match &status.end {
-        Some(End::Exited { code, signal, at }) => {
-            let reason = if *code == 0 { Reason::Completed } else { Reason::Error };
-            let message = termination_message(directory);
-            Exit { code: *code, signal: *signal, reason, message, started, finished: timestamp(*at) }
-        }
-        Some(End::Failed { message, at }) => {
-            let (message, finished) = (message.clone(), timestamp(*at));
-            Exit { code: START_FAILED, signal: None, reason: Reason::StartError, message, started, finished }
-        }
-        None if killed => {
-            let (message, finished) = (termination_message(directory), Timestamp::now());
-            Exit { code: KILLED, signal: Some(SIGKILL), reason: Reason::Error, message, started, finished }
-        }
-        None => {
-            let why = "The container ended without being able to tell its exit code";
-            Exit { started, ..unknown(why.to_owned()) }
-        }
-    }
-}
-
-fn unknown(message: String) -> Exit {
-    let reason = Reason::ContainerStatusUnknown;
-    Exit { code: KILLED, signal: None, reason, message, started: None, finished: Timestamp::now() }
-}
-
-/// The end of what the container wrote there.
-fn termination_message(directory: &Path) -> String {
-    let read = || -> io::Result<Vec<u8>> {
-        use std::io::{Read as _, Seek as _, SeekFrom};
-        let mut file = fs::File::open(directory.join(TERMINATION_FILE))?;
-        let length = file.metadata()?.len();
-        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_MESSAGE)))?;
-        let mut message = Vec::new();
-        file.take(LONGEST_MESSAGE).read_to_end(&mut message)?;
-        Ok(message)
-    };
-    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
-}
-
-fn timestamp(time: SystemTime) -> Timestamp {
-    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH)
 }

@@ -18,8 +18,8 @@ use rustix::{
     pty::OpenptFlags,
 };
 
-use super::{
-    SPEC_FILE, Spec,
+use crate::{
+    ContainerSpec, SPEC_FILE,
     launcher::{receive, send},
     log::{Log, Stream},
     process::{Command, Stdio},
@@ -27,7 +27,7 @@ use super::{
     status::{KILL_ALL, Record},
     sys::{self, Kind, Signals},
 };
-use crate::error::{Error, Result};
+use berth_host::{Error, Result};
 
 /// Passed on to the command.
 const FORWARDED: [i32; 8] = [
@@ -45,20 +45,20 @@ const CHUNK: usize = 16 << 10;
 const LAST_CHUNKS: usize = 128;
 
 /// What a shim is given to work with.
-pub(super) struct Job {
-    pub(super) record: Record,
+pub(crate) struct Job {
+    pub(crate) record: Record,
     /// Closed when the command runs or has failed to.
-    pub(super) started: OwnedFd,
-    pub(super) state: OwnedFd,
-    pub(super) log_directory: OwnedFd,
-    pub(super) log_name: OsString,
-    pub(super) host: OwnedFd,
-    pub(super) terminal: bool,
-    pub(super) keep_stdin: bool,
+    pub(crate) started: OwnedFd,
+    pub(crate) state: OwnedFd,
+    pub(crate) log_directory: OwnedFd,
+    pub(crate) log_name: OsString,
+    pub(crate) host: OwnedFd,
+    pub(crate) terminal: bool,
+    pub(crate) keep_stdin: bool,
 }
 
 /// Is process 1 of a container until its end.
-pub(super) fn run(job: Job) -> ! {
+pub(crate) fn run(job: Job) -> ! {
     let Job { mut record, started, state, log_directory, log_name, host, terminal, keep_stdin } = job;
     let start = || -> Result<(Log, Child, Vec<Output>)> {
         let log = Log::open(log_directory, log_name)
@@ -215,8 +215,8 @@ fn become_command(
     Err(command.become_it(&stdio))
 }
 
-fn read_spec(state: &OwnedFd) -> Result<Spec> {
-    let read = || -> std::io::Result<Spec> {
+fn read_spec(state: &OwnedFd) -> Result<ContainerSpec> {
+    let read = || -> std::io::Result<ContainerSpec> {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let file = rustix::fs::openat(state, SPEC_FILE, flags, rustix::fs::Mode::empty())?;
         Ok(serde_json::from_reader(std::io::BufReader::new(std::fs::File::from(file)))?)

@@ -6,67 +6,148 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Seek as _, SeekFrom, Write as _},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
         unix::fs::OpenOptionsExt as _,
     },
     path::Path,
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
+use berth_host::{Doing as _, Error, Result};
+use jiff::Timestamp;
 use rustix::{
     fs::{FallocateFlags, FlockOperation},
     io::Errno,
     process::{Pid, PidfdFlags, WaitId, WaitIdOptions, pidfd_open},
 };
 
-use super::sys;
-use crate::error::{Doing as _, Error, Result};
+use crate::{TERMINATION_FILE, sys};
 
-pub(super) const STATUS_FILE: &str = "status";
+pub(crate) const STATUS_FILE: &str = "status";
 
 /// Asks a shim to kill everything in its container; what it then reports is that.
-pub(super) const KILL_ALL: i32 = libc::SIGPWR;
+pub(crate) const KILL_ALL: i32 = libc::SIGPWR;
 
 /// Room for every line that will be written, so that a full disk does not cost the exit code.
 const ROOM: u64 = 4096;
 const LONGEST_MESSAGE: usize = 2048;
+/// As much of a termination message as Kubernetes shows.
+const LONGEST_TERMINATION_MESSAGE: u64 = 4096;
+const START_FAILED: i32 = 128;
+/// The exit code of what was killed.
+pub(crate) const KILLED: i32 = 128 + libc::SIGKILL;
 /// A container that was being started when its starter died tells its pid within microseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// What a container has told about itself.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Status {
+pub(crate) struct Status {
     /// Its process 1, as the host counts.
-    pub pid: Option<i32>,
+    pub(crate) pid: Option<i32>,
     /// When its command was running.
-    pub started: Option<SystemTime>,
-    /// How it ended.
-    pub end: Option<End>,
+    pub(crate) started: Option<Timestamp>,
+    /// How it ended, without its termination message.
+    pub(crate) exit: Option<Exit>,
+}
+
+/// Whether a container runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum State {
+    /// Its command runs.
+    Running {
+        /// Since when.
+        started: Timestamp,
+    },
+    /// It has ended, and nothing of it is left but its directory and its log.
+    Exited(Exit),
 }
 
 /// How a container ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum End {
-    /// Its command ran and ended.
-    Exited {
-        /// The exit code, or 128 and the signal.
-        code: i32,
-        /// The signal that ended it.
-        signal: Option<i32>,
-        /// When.
-        at: SystemTime,
-    },
-    /// Its command could not be started.
-    Failed {
-        /// Why.
-        message: String,
-        /// When.
-        at: SystemTime,
-    },
+pub struct Exit {
+    /// The exit code; 128 and the signal when one ended it.
+    pub code: i32,
+    /// The signal that ended it.
+    pub signal: Option<i32>,
+    /// In one word.
+    pub reason: Reason,
+    /// What the container left as its termination message, or why it did not start.
+    pub message: String,
+    /// When its command was started, if it was.
+    pub started: Option<Timestamp>,
+    /// When it ended.
+    pub finished: Timestamp,
+}
+
+/// How a container ended, in Kubernetes' words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reason {
+    /// With exit code 0.
+    Completed,
+    /// With another exit code, or by a signal.
+    Error,
+    /// Before its command ran.
+    StartError,
+    /// Without being able to tell.
+    ContainerStatusUnknown,
+}
+
+impl Reason {
+    /// The word as Kubernetes writes it.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "Completed",
+            Self::Error => "Error",
+            Self::StartError => "StartError",
+            Self::ContainerStatusUnknown => "ContainerStatusUnknown",
+        }
+    }
+}
+
+impl Exit {
+    /// An end that nobody can tell anything about but what is in the message.
+    pub(crate) fn unknown(message: String) -> Self {
+        let reason = Reason::ContainerStatusUnknown;
+        Self { code: KILLED, signal: None, reason, message, started: None, finished: Timestamp::now() }
+    }
+
+    /// How the container of a directory ended, whose shim was `killed` by us or not.
+    pub(crate) fn read(directory: &Path, killed: bool) -> Self {
+        let status = read_status(directory).unwrap_or_default();
+        match status.exit {
+            Some(exit) if exit.reason == Reason::StartError => exit,
+            Some(exit) => Self { message: termination_message(directory), ..exit },
+            None if killed => Self {
+                code: KILLED,
+                signal: Some(libc::SIGKILL),
+                reason: Reason::Error,
+                message: termination_message(directory),
+                started: status.started,
+                finished: Timestamp::now(),
+            },
+            None => {
+                let why = "The container ended without being able to tell its exit code";
+                Self { started: status.started, ..Self::unknown(why.to_owned()) }
+            }
+        }
+    }
+}
+
+/// The end of what the container wrote there.
+fn termination_message(directory: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(directory.join(TERMINATION_FILE))?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LONGEST_TERMINATION_MESSAGE)))?;
+        let mut message = Vec::new();
+        file.take(LONGEST_TERMINATION_MESSAGE).read_to_end(&mut message)?;
+        Ok(message)
+    };
+    String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
 /// A container as its directory tells.
@@ -74,7 +155,7 @@ pub enum End {
 pub enum Found {
     /// It lives.
     Running(Shim),
-    /// It lived; [`read_status`] tells how it ended, if it could say.
+    /// It lived; its status file tells how it ended, if it could say.
     Ended,
     /// Whoever wanted to start it died before doing so.
     NeverStarted,
@@ -94,7 +175,7 @@ impl Shim {
     }
 
     /// The shim of a container that this process has launched and not reaped yet.
-    pub fn launched(directory: &Path) -> Result<Self> {
+    pub(crate) fn launched(directory: &Path) -> Result<Self> {
         let pid = read_status(directory)?.pid.ok_or_else(|| {
             Error::new("start a container", io::Error::other("its launcher died or could not clone itself"))
         })?;
@@ -107,12 +188,12 @@ impl Shim {
     }
 
     /// Sends a signal to the container's command.
-    pub fn signal(&self, signal: i32) -> Result<()> {
+    pub(crate) fn signal(&self, signal: i32) -> Result<()> {
         self.send(signal)
     }
 
     /// Kills everything in the container, which then reports that.
-    pub fn kill_all(&self) -> Result<()> {
+    pub(crate) fn kill_all(&self) -> Result<()> {
         self.send(KILL_ALL)
     }
 
@@ -166,7 +247,7 @@ pub fn find(directory: &Path) -> Result<Found> {
     loop {
         if is_free(&file).doing("look at the lock of", &path)? {
             let status = read_status(directory)?;
-            let lived = status.pid.is_some() || status.end.is_some();
+            let lived = status.pid.is_some() || status.exit.is_some();
             return Ok(if lived { Found::Ended } else { Found::NeverStarted });
         }
         if let Some(pid) = read_status(directory)?.pid {
@@ -195,13 +276,13 @@ fn is_free(file: &File) -> rustix::io::Result<bool> {
 }
 
 /// What the container of a directory has told so far.
-pub fn read_status(directory: &Path) -> Result<Status> {
+pub(crate) fn read_status(directory: &Path) -> Result<Status> {
     let path = directory.join(STATUS_FILE);
     Ok(parse(&std::fs::read_to_string(&path).doing("read", &path)?))
 }
 
 /// Makes the status of a new container, locked.
-pub(super) fn create(directory: &Path) -> Result<File> {
+pub(crate) fn create(directory: &Path) -> Result<File> {
     let path = directory.join(STATUS_FILE);
     let file =
         OpenOptions::new().append(true).create_new(true).mode(0o600).open(&path).doing("create", &path)?;
@@ -214,26 +295,26 @@ pub(super) fn create(directory: &Path) -> Result<File> {
 }
 
 /// The container's side of its status file.
-pub(super) struct Record(File);
+pub(crate) struct Record(File);
 
 impl Record {
-    pub(super) fn new(file: OwnedFd) -> Self {
+    pub(crate) fn new(file: OwnedFd) -> Self {
         Self(file.into())
     }
 
-    pub(super) fn pid(&mut self, pid: Pid) {
+    pub(crate) fn pid(&mut self, pid: Pid) {
         self.append(&format!("pid {}\n", pid.as_raw_nonzero()));
     }
 
-    pub(super) fn started(&mut self) {
+    pub(crate) fn started(&mut self) {
         self.append(&format!("started {}\n", sys::now()));
     }
 
-    pub(super) fn exited(&mut self, code: i32, signal: Option<i32>) {
+    pub(crate) fn exited(&mut self, code: i32, signal: Option<i32>) {
         self.append(&format!("exited {} {code} {}\n", sys::now(), signal.unwrap_or(0)));
     }
 
-    pub(super) fn failed(&mut self, message: &str) {
+    pub(crate) fn failed(&mut self, message: &str) {
         let mut message = message.replace(['\n', '\r'], " ");
         message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
         self.append(&format!("failed {} {message}\n", sys::now()));
@@ -253,29 +334,34 @@ fn parse(text: &str) -> Status {
         match key {
             "pid" => status.pid = rest.parse().ok(),
             "started" => status.started = time(rest),
-            "exited" => status.end = exited(rest),
-            "failed" => status.end = failed(rest),
+            "exited" => status.exit = exited(rest),
+            "failed" => status.exit = failed(rest),
             _ => {}
         }
+    }
+    if let Some(exit) = &mut status.exit {
+        exit.started = status.started;
     }
     status
 }
 
-fn exited(fields: &str) -> Option<End> {
+fn exited(fields: &str) -> Option<Exit> {
     let mut fields = fields.split(' ');
-    let at = time(fields.next()?)?;
+    let finished = time(fields.next()?)?;
     let code = fields.next()?.parse().ok()?;
     let signal = fields.next()?.parse().ok().filter(|signal| *signal != 0);
-    Some(End::Exited { code, signal, at })
+    let reason = if code == 0 { Reason::Completed } else { Reason::Error };
+    Some(Exit { code, signal, reason, message: String::new(), started: None, finished })
 }
 
-fn failed(fields: &str) -> Option<End> {
+fn failed(fields: &str) -> Option<Exit> {
     let (at, message) = fields.split_once(' ')?;
-    Some(End::Failed { message: message.to_owned(), at: time(at)? })
+    let (reason, message, finished) = (Reason::StartError, message.to_owned(), time(at)?);
+    Some(Exit { code: START_FAILED, signal: None, reason, message, started: None, finished })
 }
 
-fn time(nanoseconds: &str) -> Option<SystemTime> {
-    UNIX_EPOCH.checked_add(Duration::from_nanos(nanoseconds.parse().ok()?))
+fn time(nanoseconds: &str) -> Option<Timestamp> {
+    Timestamp::from_nanosecond(nanoseconds.parse().ok()?).ok()
 }
 
 #[cfg(test)]
@@ -284,16 +370,28 @@ mod tests {
 
     #[test]
     fn a_status_is_read_line_by_line_and_a_cut_line_is_not_there() {
-        let at = |nanoseconds| UNIX_EPOCH + Duration::from_nanos(nanoseconds);
+        let at = |nanoseconds| Timestamp::from_nanosecond(nanoseconds).unwrap();
+        let exit = |code, signal, reason, message: &str| {
+            Some(Exit {
+                code,
+                signal,
+                reason,
+                message: message.into(),
+                started: Some(at(7)),
+                finished: at(9),
+            })
+        };
         assert_eq!(parse(""), Status::default());
         assert_eq!(parse("pid 4"), Status::default());
         let status = parse("pid 41\nstarted 7\nexited 9 137 9\n");
-        let end = End::Exited { code: 137, signal: Some(9), at: at(9) };
-        assert_eq!(status, Status { pid: Some(41), started: Some(at(7)), end: Some(end) });
+        let killed = exit(137, Some(9), Reason::Error, "");
+        assert_eq!(status, Status { pid: Some(41), started: Some(at(7)), exit: killed });
         let status = parse("started 7\npid 41\nexited 9 3 0\n");
-        assert_eq!(status.end, Some(End::Exited { code: 3, signal: None, at: at(9) }));
+        assert_eq!(status.exit, exit(3, None, Reason::Error, ""));
+        assert_eq!(parse("started 7\nexited 9 0 0\n").exit, exit(0, None, Reason::Completed, ""));
         let status = parse("pid 41\nfailed 9 no such file: a b\nexited 1");
-        assert_eq!(status.end, Some(End::Failed { message: "no such file: a b".into(), at: at(9) }));
+        let failed = exit(128, None, Reason::StartError, "no such file: a b");
+        assert_eq!(status.exit, failed.map(|exit| Exit { started: None, ..exit }));
     }
 
     #[test]
@@ -314,7 +412,9 @@ mod tests {
             assert!(Instant::now() < deadline, "the pid lives, but is another's");
             thread::sleep(PAUSE);
         }
-        let end = read_status(place.path()).unwrap().end;
-        assert!(matches!(end, Some(End::Failed { message, .. }) if message == "two lines"));
+        let exit = read_status(place.path()).unwrap().exit;
+        assert!(
+            matches!(exit, Some(Exit { reason: Reason::StartError, message, .. }) if message == "two lines")
+        );
     }
 }

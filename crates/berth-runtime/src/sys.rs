@@ -16,7 +16,7 @@ use rustix::{io::Errno, process::Pid};
 
 /// What `clone` shares, and what is new.
 #[derive(Clone, Copy)]
-pub(super) enum Kind {
+pub(crate) enum Kind {
     /// A child as of fork(2).
     Child,
     /// Process 1 of new mount, pid, uts and ipc namespaces, and a child of our parent.
@@ -26,7 +26,7 @@ pub(super) enum Kind {
 /// Goes on as two processes: `None` in the new one.
 ///
 /// The caller must have one thread, as every process of this module does.
-pub(super) fn clone(kind: Kind) -> io::Result<Option<Pid>> {
+pub(crate) fn clone(kind: Kind) -> io::Result<Option<Pid>> {
     let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
     let (flags, exit_signal) = match kind {
         Kind::Child => (0, libc::SIGCHLD),
@@ -46,31 +46,31 @@ pub(super) fn clone(kind: Kind) -> io::Result<Option<Pid>> {
 }
 
 /// Gives this process a copy of its mount namespace for itself.
-pub(super) fn leave_mount_namespace() -> rustix::io::Result<()> {
+pub(crate) fn leave_mount_namespace() -> rustix::io::Result<()> {
     // SAFETY: no other thread shares the root or working directory that go along; descriptors stay as they are.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
 }
 
 /// Ends the process at once: no destructor, no exit handler.
-pub(super) fn exit(code: i32) -> ! {
+pub(crate) fn exit(code: i32) -> ! {
     // SAFETY: _exit(2) has no preconditions.
     unsafe { libc::_exit(code) }
 }
 
 /// Makes every descriptor from 3 on close at exec.
-pub(super) fn close_at_exec() {
+pub(crate) fn close_at_exec() {
     // SAFETY: only the flag of descriptors changes.
     unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, libc::CLOSE_RANGE_CLOEXEC) };
 }
 
 /// Closes every descriptor from 3 on. For a process that has opened none yet.
-pub(super) fn close_inherited() {
+pub(crate) fn close_inherited() {
     // SAFETY: called before anything in this process owns a descriptor.
     unsafe { libc::syscall(libc::SYS_close_range, 3u32, u32::MAX, 0) };
 }
 
 /// Every signal does again what it does by default, and none is blocked.
-pub(super) fn reset_signals() {
+pub(crate) fn reset_signals() {
     for signal in 1..=64 {
         // SAFETY: SIG_DFL runs no code of ours. Signals that cannot be set are refused, which is as well.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
@@ -84,17 +84,17 @@ pub(super) fn reset_signals() {
 }
 
 /// Children that exit leave no zombie, and are not waited for.
-pub(super) fn ignore_children() {
+pub(crate) fn ignore_children() {
     // SAFETY: SIG_IGN runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_IGN) };
 }
 
 /// Signals as something to read.
-pub(super) struct Signals(OwnedFd);
+pub(crate) struct Signals(OwnedFd);
 
 impl Signals {
     /// Blocks every signal; `wanted` can be read.
-    pub(super) fn take(wanted: &[i32]) -> io::Result<Self> {
+    pub(crate) fn take(wanted: &[i32]) -> io::Result<Self> {
         // SAFETY: both sets are initialized before they are used; the new descriptor is ours alone.
         unsafe {
             let (mut all, mut set): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
@@ -112,7 +112,7 @@ impl Signals {
     }
 
     /// The next signal that arrived.
-    pub(super) fn next(&self) -> Option<i32> {
+    pub(crate) fn next(&self) -> Option<i32> {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         match rustix::io::read(&self.0, &mut info) {
             // The number is the first field.
@@ -131,19 +131,19 @@ impl std::os::fd::AsFd for Signals {
 }
 
 /// Sends a signal to one process; one that is gone is none of our concern.
-pub(super) fn kill(pid: Pid, signal: i32) {
+pub(crate) fn kill(pid: Pid, signal: i32) {
     // SAFETY: kill(2) touches no memory.
     unsafe { libc::kill(pid.as_raw_nonzero().get(), signal) };
 }
 
 /// Kills every process of the namespace but process 1, which calls this.
-pub(super) fn kill_others() {
+pub(crate) fn kill_others() {
     // SAFETY: kill(2) touches no memory.
     unsafe { libc::kill(-1, libc::SIGKILL) };
 }
 
 /// Sends a signal by descriptor, with no doubt about whom it reaches.
-pub(super) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
+pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> {
     // SAFETY: without siginfo the call touches no memory of ours.
     let sent = unsafe {
         libc::syscall(
@@ -158,7 +158,7 @@ pub(super) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> 
 }
 
 /// Adds attributes to a detached mount, and sets its propagation (0 leaves it), for it alone or all mounts below.
-pub(super) fn set_mount(
+pub(crate) fn set_mount(
     tree: BorrowedFd<'_>,
     attributes: u64,
     propagation: u64,
@@ -181,7 +181,7 @@ pub(super) fn set_mount(
 }
 
 /// Becomes another program; returns only why that failed.
-pub(super) fn execve(program: &CString, arguments: &[CString], environment: &[CString]) -> Errno {
+pub(crate) fn execve(program: &CString, arguments: &[CString], environment: &[CString]) -> Errno {
     let pointers = |strings: &[CString]| {
         strings.iter().map(|string| string.as_ptr()).chain([ptr::null()]).collect::<Vec<_>>()
     };
@@ -192,7 +192,7 @@ pub(super) fn execve(program: &CString, arguments: &[CString], environment: &[CS
 }
 
 /// The time, in nanoseconds since 1970.
-pub(super) fn now() -> u128 {
+pub(crate) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
-use berth_node::{layout::Layout, runtime::Runtime};
+use berth_node::layout::Layout;
+use berth_runtime::Runtime;
 use clap::Args as ClapArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
-use berth_node::runtime::{Runtime, State};
+use berth_runtime::{Runtime, State};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};

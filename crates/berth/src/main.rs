@@ -29,7 +29,7 @@ const NOW_AND_THEN: Duration = Duration::from_secs(10);
 
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
-    berth_host::container::intercept();
+    berth_runtime::intercept();
     // And so is whatever serves an NFS share through FUSE.
     berth_fuse::intercept();
     // And what works on images there.

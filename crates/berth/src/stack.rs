@@ -33,7 +33,7 @@ use berth_kube::Cluster;
 use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_node::registration::Drivers;
-use berth_node::runtime::Runtime;
+use berth_runtime::Runtime;
 use berth_sidecars::snapshot_controller;
 use k8s_openapi::api::storage::v1::CSINode;
 use tokio::task::JoinHandle;

@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use berth_runtime::{Exit, State};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 
@@ -12,9 +13,9 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 #[derive(Debug, Clone, Default)]
 pub(super) struct Known {
     /// Its latest run.
-    pub(super) run: Option<Run>,
+    pub(super) run: Option<State>,
     /// How the run before that ended.
-    pub(super) last: Option<Ended>,
+    pub(super) last: Option<Exit>,
     /// How often it was started before the latest run.
     pub(super) attempt: u32,
     /// How often it was started anew without having run for long.
@@ -38,24 +39,6 @@ impl Default for Health {
     }
 }
 
-/// A run of a container.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Run {
-    Running { started: Timestamp },
-    Ended(Ended),
-}
-
-/// How a run ended.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Ended {
-    pub(super) code: i32,
-    pub(super) signal: Option<i32>,
-    pub(super) reason: String,
-    pub(super) message: String,
-    pub(super) started: Option<Timestamp>,
-    pub(super) finished: Timestamp,
-}
-
 /// Why a run could not be started, and when to try again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem {
@@ -67,16 +50,16 @@ pub(super) struct Problem {
 
 impl Known {
     pub(super) fn is_running(&self) -> bool {
-        matches!(self.run, Some(Run::Running { .. }))
+        matches!(self.run, Some(State::Running { .. }))
     }
 
     fn is_started(&self) -> bool {
         self.is_running() && self.health.started
     }
 
-    pub(super) fn ended(&self) -> Option<&Ended> {
+    pub(super) fn ended(&self) -> Option<&Exit> {
         match &self.run {
-            Some(Run::Ended(ended)) => Some(ended),
+            Some(State::Exited(ended)) => Some(ended),
             _ => None,
         }
     }
@@ -185,8 +168,8 @@ pub(super) fn decide(
     for container in spec.init_containers.iter().flatten() {
         let (state, sidecar) = (look(&container.name), is_sidecar(container));
         let done = match &state.run {
-            Some(Run::Running { .. }) => sidecar && state.is_started(),
-            Some(Run::Ended(ended)) => !sidecar && (ended.code == 0 || begun),
+            Some(State::Running { .. }) => sidecar && state.is_started(),
+            Some(State::Exited(ended)) => !sidecar && (ended.code == 0 || begun),
             None => begun && !sidecar,
         };
         if !decider.decision.initialized {

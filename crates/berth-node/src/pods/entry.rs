@@ -5,13 +5,13 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_runtime::{ContainerId, Runtime, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use parking_lot::{Mutex, MutexGuard};
 
-use super::decide::{Ended, Known, Run};
+use super::decide::Known;
 use super::status::whole_seconds;
-use crate::runtime::{ContainerId, Exit, Runtime, State};
 
 /// One pod, until nothing of it is left.
 pub(super) struct Entry {
@@ -120,20 +120,19 @@ impl Entry {
 
 impl Work {
     /// Takes up a run that was started in an earlier life of this process.
-    pub(super) fn adopt(&mut self, id: ContainerId, state: &State) {
+    pub(super) fn adopt(&mut self, id: ContainerId, state: State) {
         let known = self.containers.entry(id.name.clone()).or_default();
-        let run = run_of(state);
         match &known.run {
             Some(_) if known.attempt > id.attempt => {
-                if let (Run::Ended(ended), true) = (run, known.attempt == id.attempt + 1) {
+                if let (State::Exited(ended), true) = (state, known.attempt == id.attempt + 1) {
                     known.last = Some(ended);
                 }
             }
             latest => {
-                if let (Some(Run::Ended(ended)), true) = (latest, known.attempt + 1 == id.attempt) {
+                if let (Some(State::Exited(ended)), true) = (latest, known.attempt + 1 == id.attempt) {
                     known.last = Some(ended.clone());
                 }
-                known.run = Some(run);
+                known.run = Some(state);
                 known.attempt = id.attempt;
                 known.crashes = id.attempt;
             }
@@ -149,7 +148,7 @@ impl Work {
                 && known.is_running()
                 && let Some(state) = runtime.state(id)
             {
-                known.run = Some(run_of(&state));
+                known.run = Some(state);
             }
         }
     }
@@ -177,22 +176,4 @@ impl Work {
 pub(super) fn is_final(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
-}
-
-pub(super) fn run_of(state: &State) -> Run {
-    match state {
-        State::Running { started } => Run::Running { started: *started },
-        State::Exited(exit) => Run::Ended(ended(exit)),
-    }
-}
-
-fn ended(exit: &Exit) -> Ended {
-    Ended {
-        code: exit.code,
-        signal: exit.signal,
-        reason: exit.reason.as_str().to_owned(),
-        message: exit.message.clone(),
-        started: exit.started,
-        finished: exit.finished,
-    }
 }

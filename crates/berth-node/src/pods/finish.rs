@@ -12,8 +12,8 @@ use super::decide::{Phase, decide, is_sidecar};
 use super::entry::{Entry, Work, is_final};
 use super::run::grace;
 use super::{Error, Pods};
-use crate::runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
 use crate::volumes::remove_pod;
+use berth_runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
 
 impl Pods {
     /// The pod is being deleted.

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext}
 use crate::layout::Layout;
 use crate::plugin::Ready;
 use crate::plugins::{Objects, environment, expand};
-use crate::runtime::{ContainerSpec, Device, Mount, Propagation};
+use berth_runtime::{ContainerSpec, Device, Mount, Propagation};
 
 /// What is the same for all containers of a node.
 pub(super) struct Site<'a> {

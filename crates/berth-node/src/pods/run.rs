@@ -11,12 +11,12 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
 use super::Pods;
-use super::decide::{Decision, Problem, Run, deadline, decide, pause};
-use super::entry::{Entry, Work, run_of};
+use super::decide::{Decision, Problem, deadline, decide, pause};
+use super::entry::{Entry, Work};
 use super::launch::{Site, container_spec};
 use super::status;
 use crate::plugin::Ready;
-use crate::runtime::{ContainerId, State};
+use berth_runtime::{ContainerId, Reason, State};
 
 /// What became of an attempt to start a container.
 type Started = Result<(ContainerId, State), (&'static str, String)>;
@@ -184,7 +184,7 @@ impl Pods {
         match started {
             Ok((id, state)) => {
                 let before = known.run.take();
-                if let Some(Run::Ended(ended)) = before {
+                if let Some(State::Exited(ended)) = before {
                     let long = ended.started.is_some_and(|started| {
                         ended.finished.duration_since(started) >= jiff::SignedDuration::from_mins(10)
                     });
@@ -193,9 +193,9 @@ impl Pods {
                 }
                 known.attempt = id.attempt;
                 known.problem = None;
-                known.run = Some(run_of(&state));
+                known.run = Some(state);
                 match &known.run {
-                    Some(Run::Ended(ended)) if ended.reason == "StartError" => {
+                    Some(State::Exited(ended)) if ended.reason == Reason::StartError => {
                         let message = format!("Error: {}", ended.message);
                         self.tell_container(pod, &container.name, Severity::Warning, "Failed", message);
                     }

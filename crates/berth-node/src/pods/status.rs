@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
+use berth_runtime::{Exit, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
@@ -10,7 +11,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::decide::{Decision, Ended, Known, Phase, Run, is_sidecar};
+use super::decide::{Decision, Known, Phase, is_sidecar};
 
 /// What a status is made of.
 pub(super) struct View<'a> {
@@ -71,24 +72,24 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
         let uid = view.pod.metadata.uid.as_deref().unwrap_or_default();
         format!("process://{uid}/{}/{attempt}", container.name)
     };
-    let terminated = |ended: &Ended, attempt: u32| ContainerState {
+    let terminated = |ended: &Exit, attempt: u32| ContainerState {
         terminated: Some(terminated(ended, id(attempt))),
         ..ContainerState::default()
     };
     let waiting = view.decision.waiting.get(&container.name);
     let (state, last) = match (&known.run, waiting) {
-        (Some(Run::Running { started }), _) => {
+        (Some(State::Running { started }), _) => {
             let running = ContainerStateRunning { started_at: Some(Time(whole_seconds(*started))) };
             let last = known.last.as_ref().map(|ended| terminated(ended, known.attempt.saturating_sub(1)));
             (ContainerState { running: Some(running), ..ContainerState::default() }, last)
         }
-        (Some(Run::Ended(ended)), Some(waiting)) => {
+        (Some(State::Exited(ended)), Some(waiting)) => {
             let message = (!waiting.message.is_empty()).then(|| waiting.message.clone());
             let state = ContainerStateWaiting { reason: Some(waiting.reason.to_owned()), message };
             let state = ContainerState { waiting: Some(state), ..ContainerState::default() };
             (state, Some(terminated(ended, known.attempt)))
         }
-        (Some(Run::Ended(ended)), None) => {
+        (Some(State::Exited(ended)), None) => {
             let last = known.last.as_ref().map(|ended| terminated(ended, known.attempt.saturating_sub(1)));
             (terminated(ended, known.attempt), last)
         }
@@ -114,12 +115,12 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
     }
 }
 
-fn terminated(ended: &Ended, id: String) -> ContainerStateTerminated {
+fn terminated(ended: &Exit, id: String) -> ContainerStateTerminated {
     ContainerStateTerminated {
         container_id: Some(id),
         exit_code: ended.code,
         signal: ended.signal,
-        reason: Some(ended.reason.clone()),
+        reason: Some(ended.reason.as_str().to_owned()),
         message: (!ended.message.is_empty()).then(|| ended.message.clone()),
         started_at: ended.started.map(|time| Time(whole_seconds(time))),
         finished_at: Some(Time(whole_seconds(ended.finished))),

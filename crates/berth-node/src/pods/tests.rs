@@ -6,7 +6,8 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
-use super::decide::{Decision, Ended, Known, Phase, Run, deadline, decide, pause};
+use super::decide::{Decision, Known, Phase, deadline, decide, pause};
+use berth_runtime::{Exit, Reason, State};
 
 fn spec(policy: &str) -> PodSpec {
     let spec = json!({
@@ -22,19 +23,19 @@ fn time(second: i64) -> Timestamp {
 }
 
 fn running() -> Known {
-    Known { run: Some(Run::Running { started: time(0) }), ..Known::default() }
+    Known { run: Some(State::Running { started: time(0) }), ..Known::default() }
 }
 
 fn ended(code: i32) -> Known {
-    let ended = Ended {
+    let ended = Exit {
         code,
         signal: None,
-        reason: String::new(),
+        reason: if code == 0 { Reason::Completed } else { Reason::Error },
         message: String::new(),
         started: Some(time(0)),
         finished: time(1),
     };
-    Known { run: Some(Run::Ended(ended)), ..Known::default() }
+    Known { run: Some(State::Exited(ended)), ..Known::default() }
 }
 
 fn next(policy: &str, known: &[(&str, Known)]) -> Decision {
@@ -113,7 +114,7 @@ fn pauses_grow_and_a_long_run_ends_them() {
     assert_eq!(decision.wake, Some(time(21)));
     assert_eq!(decision.waiting["a"].message, "back-off 20s restarting failed container=a pod=p_ns(uid)");
     let mut long = Known { crashes: 2, ..ended(1) };
-    if let Some(Run::Ended(ended)) = &mut long.run {
+    if let Some(State::Exited(ended)) = &mut long.run {
         ended.started = Some(time(1 - 600));
     }
     assert_eq!(next("Always", &up(long)).start, ["a"]);
@@ -145,8 +146,8 @@ fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
     };
     // The time is over at 5, and it is 6.
     let late = |code| {
-        let Some(Run::Ended(ended)) = ended(code).run else { unreachable!() };
-        Known { run: Some(Run::Ended(Ended { finished: time(6), ..ended })), ..Known::default() }
+        let Some(State::Exited(ended)) = ended(code).run else { unreachable!() };
+        Known { run: Some(State::Exited(Exit { finished: time(6), ..ended })), ..Known::default() }
     };
     let init = ("init", ended(0));
     let crashed = Known { crashes: 2, ..ended(1) };

@@ -9,11 +9,7 @@
     reason = "what a test needs and does not get is its failure"
 )]
 
-#[path = "node/life.rs"]
 mod life;
-#[path = "node/restart.rs"]
 mod restart;
-#[path = "node/volumes.rs"]
 mod volumes;
-#[path = "node/world.rs"]
 mod world;

@@ -4,10 +4,10 @@ use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use berth_host::container::{Found, find};
 use berth_kube::{Cluster, Kind};
 use berth_node::node::{Node, Options};
-use berth_node::runtime::{ExecCall, LogOptions};
+use berth_runtime::{ExecCall, LogOptions};
+use berth_runtime::{Found, find};
 use futures_util::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};

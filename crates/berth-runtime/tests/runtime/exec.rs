@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth_node::runtime::{ContainerId, Error, Exec, ExecCall, ExecOutput, Runtime, TerminalSize};
+use berth_runtime::{ContainerId, Error, Exec, ExecCall, ExecOutput, Runtime, TerminalSize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::place::{Place, SOON, processes, until};

@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_host::container::{Found, find};
-use berth_node::runtime::{ContainerId, ContainerSpec, Error, Reason, Runtime, State};
+use berth_runtime::{ContainerId, ContainerSpec, Error, Reason, Runtime, State};
+use berth_runtime::{Found, find};
 
 use crate::place::{Place, exit, mount, processes, program, texts, until, until_within};
 

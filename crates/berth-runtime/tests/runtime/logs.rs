@@ -2,7 +2,7 @@
 
 use std::{fs, future, io, path::Path, pin::pin};
 
-use berth_node::runtime::{LogOptions, LogStream, logs};
+use berth_runtime::{LogOptions, LogStream, logs};
 use futures_util::StreamExt as _;
 
 use crate::place::{Place, SOON, mount};

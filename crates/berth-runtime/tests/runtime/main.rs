@@ -7,13 +7,8 @@
     reason = "what a test needs and does not get is its failure; it starts and kills the parents of containers"
 )]
 
-#[path = "runtime/exec.rs"]
 mod exec;
-#[path = "runtime/life.rs"]
 mod life;
-#[path = "runtime/logs.rs"]
 mod logs;
-#[path = "runtime/place.rs"]
 mod place;
-#[path = "runtime/world.rs"]
 mod world;

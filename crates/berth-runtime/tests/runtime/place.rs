@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use berth_host::container::{Found, find};
-use berth_node::runtime::{ContainerId, ContainerSpec, Exit, Mount, Propagation, Runtime};
+use berth_runtime::{ContainerId, ContainerSpec, Exit, Mount, Propagation, Runtime};
+use berth_runtime::{Found, find};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use berth_host::loopdev::{self, LoopDevice};
-use berth_node::runtime::{Device, Propagation, Reason};
+use berth_runtime::{Device, Propagation, Reason};
 
 use crate::place::{Place, exit, mount};
 

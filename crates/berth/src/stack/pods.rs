@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use berth_apiserver::pods::{ExecOptions, ExecSession, LogOptions, LogSource, LogStream, Pods, PodsError};
 use berth_node::node::{self, Node};
-use berth_node::runtime::{self, TerminalSize};
+use berth_runtime::TerminalSize;
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::Value;
@@ -50,7 +50,7 @@ impl Pods for NodePods {
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
         let node = self.node.read().await;
         let node = node.as_ref().ok_or_else(not_ready)?;
-        let wanted = runtime::LogOptions {
+        let wanted = berth_runtime::LogOptions {
             follow: options.follow,
             tail_lines: options.tail_lines,
             since: options.since,
@@ -58,8 +58,8 @@ impl Pods for NodePods {
             timestamps: options.timestamps,
             stream: match options.stream {
                 LogSource::All => None,
-                LogSource::Stdout => Some(runtime::LogStream::Stdout),
-                LogSource::Stderr => Some(runtime::LogStream::Stderr),
+                LogSource::Stdout => Some(berth_runtime::LogStream::Stdout),
+                LogSource::Stderr => Some(berth_runtime::LogStream::Stderr),
             },
         };
         node.logs(&parse(pod)?, &options.container, options.previous, wanted).await.map_err(refused)
@@ -68,7 +68,7 @@ impl Pods for NodePods {
     async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError> {
         let node = self.node.read().await;
         let node = node.as_ref().ok_or_else(not_ready)?;
-        let call = runtime::ExecCall {
+        let call = berth_runtime::ExecCall {
             command: options.command,
             tty: options.tty,
             stdin: options.stdin,
@@ -79,9 +79,9 @@ impl Pods for NodePods {
     }
 }
 
-fn session(mut exec: runtime::Exec) -> ExecSession {
+fn session(mut exec: berth_runtime::Exec) -> ExecSession {
     let (resize, mut sizes) = mpsc::channel::<(u16, u16)>(4);
-    let boxed = |output: runtime::ExecOutput| Box::new(output) as Box<dyn AsyncRead + Send + Unpin>;
+    let boxed = |output: berth_runtime::ExecOutput| Box::new(output) as Box<dyn AsyncRead + Send + Unpin>;
     let stdin = exec.stdin.take().map(|input| Box::new(input) as Box<dyn AsyncWrite + Send + Unpin>);
     let (stdout, stderr) = (exec.stdout.take().map(boxed), exec.stderr.take().map(boxed));
     let exit = async move {
