@@ -11,6 +11,7 @@ pub mod copy;
 mod error;
 pub mod exec;
 pub mod extents;
+pub mod files;
 pub mod format;
 pub mod freeze;
 pub mod io_limit;
