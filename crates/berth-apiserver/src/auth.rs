@@ -5,13 +5,14 @@
 
 mod files;
 mod token;
-mod x509;
 
 use std::io;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 use sha2::{Digest, Sha256};
+use x509_parser::certificate::X509Certificate;
+use x509_parser::x509::AttributeTypeAndValue;
 
 pub use files::Pair;
 pub use token::{Bindings, Bound, Claims, ISSUER, Refused};
@@ -45,6 +46,16 @@ pub enum AuthError {
         path: PathBuf,
         /// What is wrong.
         why: String,
+    },
+    /// The key of the authority is missing, or is not the one of its certificate.
+    #[error(
+        "{} is not the key of ca.crt beside it: restore it, or remove both to make a new authority and new certificates \
+         (clients then need the new kubeconfig)",
+        path.display()
+    )]
+    Authority {
+        /// The file of the key.
+        path: PathBuf,
     },
     /// The TLS library refuses the certificates.
     #[error("cannot set up TLS")]
@@ -101,11 +112,10 @@ impl Credentials {
         let authority = files::authority(directory, now)?;
         let server = files::leaf(directory, &authority, &files::SERVER, now)?;
         let admin = files::leaf(directory, &authority, &files::ADMIN, now)?;
-        let admin_token = files::secret(&directory.join("admin.token"), files::random_token)?;
+        let admin_token = files::admin_token(&directory.join("admin.token"))?;
         let key = files::secret(&directory.join("service-account.key"), files::new_key)?;
         let signer = token::Signer::from_pem(&key)
             .map_err(|why| AuthError::Damaged { path: directory.join("service-account.key"), why })?;
-        let admin_token = admin_token.trim().to_owned();
         Ok(Self {
             directory: directory.to_owned(),
             authority: authority.certificate,
@@ -139,10 +149,15 @@ impl Credentials {
         &self.signer
     }
 
-    /// Who a verified client certificate belongs to.
+    /// Who a verified client certificate belongs to: its last common name, and its organizations as groups. `None` if
+    /// one of these is not a text.
     pub fn certificate_identity(der: &[u8]) -> Option<Identity> {
-        let subject = x509::read(der)?;
-        Some(Identity::new(subject.common_name, subject.organizations))
+        let certificate = parse_certificate(der)?;
+        let subject = certificate.subject();
+        let user = subject.iter_common_name().last().map_or(Ok(""), AttributeTypeAndValue::as_str).ok()?;
+        let groups: Result<Vec<_>, _> =
+            subject.iter_organization().map(|name| name.as_str().map(str::to_owned)).collect();
+        Some(Identity::new(user, groups.ok()?))
     }
 
     /// The administrator's kubeconfig for a server at `url`.
@@ -168,6 +183,12 @@ impl Credentials {
         }
         files::write_private(path, &text)
     }
+}
+
+/// Reads a certificate; `None` if the bytes are something else, or have something else behind it.
+fn parse_certificate(der: &[u8]) -> Option<X509Certificate<'_>> {
+    let (rest, certificate) = x509_parser::parse_x509_certificate(der).ok()?;
+    rest.is_empty().then_some(certificate)
 }
 
 /// Random bytes from the system.

@@ -1,23 +1,26 @@
 //! The files of the credentials: made once, private, renewed in time.
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
 use std::path::Path;
 
 use jiff::{Timestamp, ToSpan, tz::TimeZone};
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    KeyUsagePurpose, PublicKeyData,
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject};
+use x509_parser::certificate::X509Certificate;
 
-use super::{AuthError, MASTERS, x509};
+use super::{AuthError, MASTERS, parse_certificate};
 
 const AUTHORITY_YEARS: i64 = 10;
 const LEAF_DAYS: i64 = 365;
 /// A certificate that holds for less than this is made anew.
 const RENEW_DAYS: i64 = 90;
+/// As many characters of base64 as hold 128 bits.
+const SHORTEST_TOKEN: usize = 22;
 
 /// A certificate and its key, as PEM.
 #[derive(Clone)]
@@ -72,44 +75,77 @@ pub(super) fn make_directory(directory: &Path) -> Result<(), AuthError> {
 }
 
 /// Reads the authority or makes it.
+///
+/// What the authority signed is in the hands of clients, so neither its key nor its certificate is made anew to
+/// match the other: a key that is missing, or belongs to another certificate, is an error.
 pub(super) fn authority(directory: &Path, now: Timestamp) -> Result<Pair, AuthError> {
-    let key = secret(&directory.join("ca.key"), new_key)?;
-    let path = directory.join("ca.crt");
-    if let Some(certificate) = read(&path)?
-        && not_after(&path, &certificate)? > now + (RENEW_DAYS * 24).hours()
-    {
-        return Ok(Pair { certificate, key });
+    let (key_path, path) = (directory.join("ca.key"), directory.join("ca.crt"));
+    let key = match read(&path)? {
+        None => secret(&key_path, new_key)?,
+        Some(_) => read(&key_path)?.ok_or_else(|| AuthError::Authority { path: key_path.clone() })?,
+    };
+    let pair = KeyPair::from_pem(&key).map_err(|_| AuthError::Authority { path: key_path.clone() })?;
+    if let Some(certificate) = read(&path)? {
+        let der = certificate_der(&path, &certificate)?;
+        let parsed = parse(&path, &der)?;
+        if !belongs(&parsed, &pair) {
+            return Err(AuthError::Authority { path: key_path });
+        }
+        if holds(&parsed, now) {
+            return Ok(Pair { certificate, key });
+        }
     }
     let made = |source| AuthError::Certificate { name: "the authority", source };
     let mut params = authority_params().map_err(made)?;
     (params.not_before, params.not_after) = validity(now, AUTHORITY_YEARS * 365);
-    let pair = KeyPair::from_pem(&key).map_err(made)?;
     let certificate = params.self_signed(&pair).map_err(made)?.pem();
     write_private(&path, &certificate)?;
     Ok(Pair { certificate, key })
 }
 
-/// Reads a certificate that the authority signed, or makes it.
+/// Reads a certificate that the authority signed, or makes it. One that does not belong to its key or to the authority,
+/// or does not hold now and for some time, is made anew.
 pub(super) fn leaf(
     directory: &Path,
     authority: &Pair,
     leaf: &Leaf,
     now: Timestamp,
 ) -> Result<Pair, AuthError> {
-    let key = secret(&directory.join(format!("{}.key", leaf.name)), new_key)?;
+    let key_path = directory.join(format!("{}.key", leaf.name));
+    let key = secret(&key_path, new_key)?;
+    let pair = KeyPair::from_pem(&key)
+        .map_err(|_| AuthError::Damaged { path: key_path, why: "it is not a private key".to_owned() })?;
     let path = directory.join(format!("{}.crt", leaf.name));
-    if let Some(certificate) = read(&path)?
-        && not_after(&path, &certificate)? > now + (RENEW_DAYS * 24).hours()
-    {
-        return Ok(Pair { certificate, key });
+    if let Some(certificate) = read(&path)? {
+        let authority_path = directory.join("ca.crt");
+        let authority_der = certificate_der(&authority_path, &authority.certificate)?;
+        let authority_key = parse(&authority_path, &authority_der)?.tbs_certificate.subject_pki;
+        let der = certificate_der(&path, &certificate)?;
+        let parsed = parse(&path, &der)?;
+        let signed = parsed.verify_signature(Some(&authority_key)).is_ok();
+        if signed && belongs(&parsed, &pair) && holds(&parsed, now) {
+            return Ok(Pair { certificate, key });
+        }
     }
-    let certificate = sign(authority, leaf, &key, now)
+    let certificate = sign(authority, leaf, &pair, now)
         .map_err(|source| AuthError::Certificate { name: leaf.name, source })?;
     write_private(&path, &certificate)?;
     Ok(Pair { certificate, key })
 }
 
-fn sign(authority: &Pair, leaf: &Leaf, key: &str, now: Timestamp) -> Result<String, rcgen::Error> {
+/// Whether a certificate is of this key.
+fn belongs(certificate: &X509Certificate<'_>, key: &KeyPair) -> bool {
+    certificate.public_key().raw == key.subject_public_key_info()
+}
+
+/// Whether a certificate holds now and for long enough.
+fn holds(certificate: &X509Certificate<'_>, now: Timestamp) -> bool {
+    let validity = certificate.validity();
+    let renew = now + (RENEW_DAYS * 24).hours();
+    validity.not_before.timestamp() <= now.as_second() && validity.not_after.timestamp() > renew.as_second()
+}
+
+fn sign(authority: &Pair, leaf: &Leaf, key: &KeyPair, now: Timestamp) -> Result<String, rcgen::Error> {
     let issuer = Issuer::new(authority_params()?, KeyPair::from_pem(&authority.key)?);
     let alternatives: Vec<String> = leaf.alternatives.iter().map(|&name| name.to_owned()).collect();
     let mut params = CertificateParams::new(alternatives)?;
@@ -122,7 +158,7 @@ fn sign(authority: &Pair, leaf: &Leaf, key: &str, now: Timestamp) -> Result<Stri
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.use_authority_key_identifier_extension = true;
     (params.not_before, params.not_after) = validity(now, LEAF_DAYS);
-    Ok(params.signed_by(&KeyPair::from_pem(key)?, &issuer)?.pem())
+    Ok(params.signed_by(key, &issuer)?.pem())
 }
 
 fn authority_params() -> Result<CertificateParams, rcgen::Error> {
@@ -145,10 +181,14 @@ fn validity(now: Timestamp, days: i64) -> (time::OffsetDateTime, time::OffsetDat
     (day(-1), day(days))
 }
 
-fn not_after(path: &Path, certificate: &str) -> Result<Timestamp, AuthError> {
-    let damaged = |why: &str| AuthError::Damaged { path: path.to_owned(), why: why.to_owned() };
-    let der = CertificateDer::from_pem_slice(certificate.as_bytes()).map_err(|_| damaged("it is not PEM"))?;
-    Ok(x509::read(&der).ok_or_else(|| damaged("it is not a certificate"))?.not_after)
+fn certificate_der(path: &Path, pem: &str) -> Result<CertificateDer<'static>, AuthError> {
+    let damaged = |_| AuthError::Damaged { path: path.to_owned(), why: "it is not PEM".to_owned() };
+    CertificateDer::from_pem_slice(pem.as_bytes()).map_err(damaged)
+}
+
+fn parse<'a>(path: &Path, der: &'a [u8]) -> Result<X509Certificate<'a>, AuthError> {
+    let damaged = || AuthError::Damaged { path: path.to_owned(), why: "it is not a certificate".to_owned() };
+    parse_certificate(der).ok_or_else(damaged)
 }
 
 /// Reads a private file, or fills it with what `make` gives.
@@ -166,14 +206,15 @@ pub(super) fn new_key() -> Result<String, AuthError> {
     Ok(key.serialize_pem())
 }
 
-pub(super) fn random_token() -> Result<String, AuthError> {
-    use std::fmt::Write;
-    let bytes: [u8; 32] = super::random()?;
-    Ok(bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string does not fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    }))
+/// Reads the administrator's token, or makes it.
+pub(super) fn admin_token(path: &Path) -> Result<String, AuthError> {
+    let text = secret(path, || Ok(berth_core::hex(&super::random::<32>()?)))?;
+    let token = text.trim();
+    if token.len() < SHORTEST_TOKEN {
+        let why = format!("it holds fewer than {SHORTEST_TOKEN} characters, which can be guessed");
+        return Err(AuthError::Damaged { path: path.to_owned(), why });
+    }
+    Ok(token.to_owned())
 }
 
 fn read(path: &Path) -> Result<Option<String>, AuthError> {
@@ -186,13 +227,6 @@ fn read(path: &Path) -> Result<Option<String>, AuthError> {
 
 /// Writes a file that only its owner may read, whole or not at all.
 pub(super) fn write_private(path: &Path, text: &str) -> Result<(), AuthError> {
-    let at = |source| AuthError::File { path: path.to_owned(), source };
-    let mut name = path.file_name().unwrap_or_default().to_owned();
-    name.push(".new");
-    let new = path.with_file_name(name);
-    let mut options = fs::OpenOptions::new();
-    let mut file = options.write(true).create(true).truncate(true).mode(0o600).open(&new).map_err(at)?;
-    file.set_permissions(fs::Permissions::from_mode(0o600)).map_err(at)?;
-    file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).map_err(at)?;
-    fs::rename(&new, path).map_err(at)
+    berth_host::files::write_private(path, text.as_bytes())
+        .map_err(|source| AuthError::File { path: path.to_owned(), source })
 }

@@ -89,3 +89,53 @@ fn a_damaged_file_is_named() {
     let error = Credentials::ensure(directory.path(), Timestamp::now()).unwrap_err();
     assert!(error.to_string().contains("server.crt"), "{error}");
 }
+
+#[test]
+fn a_short_or_empty_administrators_token_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    Credentials::ensure(directory.path(), Timestamp::now()).unwrap();
+    for token in ["", " \n", "secret"] {
+        std::fs::write(directory.path().join("admin.token"), token).unwrap();
+        let error = Credentials::ensure(directory.path(), Timestamp::now()).unwrap_err();
+        assert!(error.to_string().contains("admin.token"), "{error}");
+    }
+}
+
+#[test]
+fn an_authority_without_its_key_is_an_error_that_says_what_to_do() {
+    let directory = tempfile::tempdir().unwrap();
+    let other = tempfile::tempdir().unwrap();
+    Credentials::ensure(directory.path(), Timestamp::now()).unwrap();
+    Credentials::ensure(other.path(), Timestamp::now()).unwrap();
+    let key = directory.path().join("ca.key");
+    let refused = || {
+        let error = Credentials::ensure(directory.path(), Timestamp::now()).unwrap_err().to_string();
+        assert!(error.contains("ca.key") && error.contains("remove both"), "{error}");
+    };
+    std::fs::remove_file(&key).unwrap();
+    refused();
+    std::fs::write(&key, "").unwrap();
+    refused();
+    std::fs::copy(other.path().join("ca.key"), &key).unwrap();
+    refused();
+}
+
+#[test]
+fn certificates_that_do_not_fit_their_key_or_authority_are_made_anew() {
+    let directory = tempfile::tempdir().unwrap();
+    let now = Timestamp::now();
+    let first = Credentials::ensure(directory.path(), now).unwrap();
+    std::fs::remove_file(directory.path().join("server.key")).unwrap();
+    let second = Credentials::ensure(directory.path(), now).unwrap();
+    assert_ne!(first.server.certificate, second.server.certificate);
+    assert_eq!(first.admin.certificate, second.admin.certificate);
+    for name in ["ca.key", "ca.crt"] {
+        std::fs::remove_file(directory.path().join(name)).unwrap();
+    }
+    let third = Credentials::ensure(directory.path(), now).unwrap();
+    assert_ne!(first.admin.certificate, third.admin.certificate);
+    // A clock that was set back: what was made in its future does not hold yet.
+    let earlier = Credentials::ensure(directory.path(), now - (24 * 30).hours()).unwrap();
+    assert_ne!(third.server.certificate, earlier.server.certificate);
+    assert_eq!(third.server.key, earlier.server.key);
+}
