@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_kube::storage;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -87,7 +88,9 @@ impl Controller {
             .claims
             .on_change(move |claim| add(&to, world.unique_of_claim(claim).into_iter().collect()));
         let to = queue.clone();
-        self.world.volumes.on_change(move |volume| add(&to, names::unique(volume).into_iter().collect()));
+        self.world
+            .volumes
+            .on_change(move |volume| add(&to, storage::unique_name(volume).into_iter().collect()));
         let (world, to) = (self.world.clone(), queue.clone());
         self.world.attachments.on_change(move |attachment| {
             add(&to, world.unique_of_attachment(attachment).into_iter().collect());
@@ -101,7 +104,7 @@ impl Controller {
                 && required(before) != required(after)
             {
                 let volumes = world.volumes_by_driver.get(driver.name_any().as_str());
-                add(&to, volumes.iter().filter_map(|volume| names::unique(volume)).collect());
+                add(&to, volumes.iter().filter_map(|volume| storage::unique_name(volume)).collect());
             }
         });
         let (world, to) = (self.world.clone(), queue.clone());
@@ -178,7 +181,7 @@ impl Controller {
     async fn attach(&self, volume: &str, node: &str) -> Result<()> {
         let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
         let users = self.world.users(volume);
-        let Some((_, object)) = users.iter().find(|(pod, _)| crate::claims::node_of(pod) == node) else {
+        let Some((_, object)) = users.iter().find(|(pod, _)| storage::node_of_pod(pod) == node) else {
             return Ok(());
         };
         self.remember(volume, node, |known| {
@@ -186,8 +189,10 @@ impl Controller {
         });
         let attachment = VolumeAttachment {
             metadata: ObjectMeta {
-                name: Some(names::attachment(driver, handle, node)),
-                annotations: Some([(names::VOLUME.to_owned(), names::short(volume).to_owned())].into()),
+                name: Some(storage::attachment_name(driver, handle, node)),
+                annotations: Some(
+                    [(berth_core::names::ATTACHED_VOLUME.to_owned(), names::short(volume).to_owned())].into(),
+                ),
                 ..ObjectMeta::default()
             },
             spec: VolumeAttachmentSpec {
@@ -226,7 +231,7 @@ impl Controller {
 
     async fn detach(&self, volume: &str, node: &str, verify: bool, why: Detach) -> Result<()> {
         let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
-        let attachment = names::attachment(driver, handle, node);
+        let attachment = storage::attachment_name(driver, handle, node);
         let Some(attachment) = self.world.attachments.named(&attachment) else { return Ok(()) };
         if verify
             && let Some(fresh) = self.cluster.fetch::<Node>(&Key::cluster(node)).await?
@@ -254,7 +259,7 @@ impl Controller {
     /// Tells the pods that want the volume on the node: good news or bad.
     fn tell(&self, volume: &str, node: &str, message: impl Fn(&Pod, &str) -> Result<String, String>) {
         for (pod, object) in self.world.users(volume) {
-            if crate::claims::node_of(&pod) != node {
+            if storage::node_of_pod(&pod) != node {
                 continue;
             }
             match message(&pod, &object.name_any()) {

@@ -12,7 +12,7 @@ use kube::ResourceExt as _;
 
 use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder};
 
-use crate::claims;
+use berth_kube::storage;
 
 /// How many pods are looked at at a time.
 const WORKERS: usize = 32;
@@ -44,7 +44,7 @@ pub async fn run(cluster: Cluster) {
     let (pods, existing) = (cluster.cache::<Pod>(), cluster.cache::<PersistentVolumeClaim>());
     let recorder = Recorder::new(&cluster, "ephemeral_volume", "");
     let queue: Queue<Key> = Queue::new("ephemeral volumes", Backoff::default());
-    let by_claim = pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect());
+    let by_claim = pods.index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect());
     let adding = queue.clone();
     pods.subscribe(move |before, after| {
         // A pod's volumes never change.
@@ -82,7 +82,7 @@ pub async fn run(cluster: Cluster) {
 
 fn wants_claims(pod: &Pod) -> bool {
     pod.metadata.deletion_timestamp.is_none()
-        && claims::volumes(pod).iter().any(|volume| volume.ephemeral.is_some())
+        && storage::volumes_of_pod(pod).iter().any(|volume| volume.ephemeral.is_some())
 }
 
 async fn look_at(
@@ -91,7 +91,7 @@ async fn look_at(
     recorder: &Recorder,
     pod: &Pod,
 ) -> Result<Next, Error> {
-    for volume in claims::volumes(pod) {
+    for volume in storage::volumes_of_pod(pod) {
         let Some(claim) = claim_for(pod, volume) else { continue };
         let known = existing.get(&Key::of(&claim));
         let outcome = match known {
@@ -126,7 +126,7 @@ async fn look_at(
 }
 
 fn is_pods(claim: &PersistentVolumeClaim, pod: &Pod, volume: &Volume) -> Result<(), Error> {
-    if claims::owned_by(claim, pod) {
+    if storage::owned_by(claim, pod) {
         return Ok(());
     }
     let (namespace, name) = (claim.namespace().unwrap_or_default(), claim.name_any());

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Severity, reference};
 
-use crate::{amount, claims};
+use berth_kube::storage;
 
 /// How many claims are looked at at a time.
 const WORKERS: usize = 16;
@@ -23,7 +23,7 @@ pub async fn run(cluster: Cluster) {
         if let Some(claim) = after
             && waits(claim)
             && before
-                .is_none_or(|before| claims::requested(before) < claims::requested(claim) || !waits(before))
+                .is_none_or(|before| storage::requested(before) < storage::requested(claim) || !waits(before))
         {
             adding.add(Key::of(claim.as_ref()));
         }
@@ -36,7 +36,7 @@ pub async fn run(cluster: Cluster) {
     queue
         .run(WORKERS, shutdown, |key| {
             let claim = known.get(&key).filter(|claim| waits(claim));
-            let volume = claim.as_ref().and_then(|claim| volumes.named(claims::volume_name(claim)));
+            let volume = claim.as_ref().and_then(|claim| volumes.named(storage::volume_name(claim)));
             if let Some((claim, volume)) = claim.zip(volume)
                 && let Some(severity) = plan(&claim, &volume)
             {
@@ -52,8 +52,8 @@ pub async fn run(cluster: Cluster) {
 fn waits(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     status.and_then(|status| status.phase.as_deref()) == Some("Bound")
-        && amount::storage(status.and_then(|status| status.capacity.as_ref())).unwrap_or(0)
-            < claims::requested(claim)
+        && storage::bytes(status.and_then(|status| status.capacity.as_ref())).unwrap_or(0)
+            < storage::requested(claim)
 }
 
 /// How bad the news is, if there is any.

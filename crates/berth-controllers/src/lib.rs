@@ -1,8 +1,6 @@
 //! The control loops of Kubernetes storage.
 
-mod amount;
 pub mod attach_detach;
-mod claims;
 pub mod ephemeral;
 pub mod expand;
 pub mod persistent_volumes;
@@ -10,7 +8,7 @@ pub mod protection;
 pub mod scheduler;
 pub mod workloads;
 
-use berth_kube::{Cluster, selectors};
+use berth_kube::Cluster;
 
 /// Runs every loop until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {

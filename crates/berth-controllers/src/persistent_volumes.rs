@@ -38,7 +38,8 @@ use self::plan::ClaimSeen;
 use self::pool::Pool;
 use self::recycle::RecyclerNews;
 use self::step::Step;
-use crate::claims::{self, BIND_COMPLETED};
+use berth_core::names::BIND_COMPLETED;
+use berth_kube::storage;
 
 /// How many claims and volumes are looked at at a time; they mostly wait for the disk of the API server.
 const WORKERS: usize = 64;
@@ -122,8 +123,9 @@ impl Controller {
             cluster: cluster.clone(),
             recorder: Recorder::new(cluster, "persistentvolume-controller", ""),
             pool: Pool::new(move |claim| wake.add(Work::Claim(claim))),
-            volumes_by_claim: volumes.index(|volume| claim_key(volume).into_iter().collect()),
-            pods_by_claim: pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect()),
+            volumes_by_claim: volumes.index(|volume| storage::claim_of_volume(volume).into_iter().collect()),
+            pods_by_claim: pods
+                .index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect()),
             classes: cluster.cache(),
             recycler_news: RecyclerNews::default(),
             queue,
@@ -145,13 +147,15 @@ impl Controller {
     fn follow_volumes(&self) {
         let (queue, pool) = (self.queue.clone(), self.pool.clone());
         let by_volume = self.claims.index(|claim| {
-            Some(claims::volume_name(claim).to_owned()).filter(|name| !name.is_empty()).into_iter().collect()
+            Some(storage::volume_name(claim).to_owned()).filter(|name| !name.is_empty()).into_iter().collect()
         });
         self.volumes.subscribe(move |before, after| {
             let Some(volume) = after.or(before) else { return };
             let name = volume.name_any();
             pool.volume_changed(&name, after);
-            for claim in [before, after].into_iter().flatten().filter_map(|volume| claim_key(volume)) {
+            for claim in
+                [before, after].into_iter().flatten().filter_map(|volume| storage::claim_of_volume(volume))
+            {
                 queue.add(Work::Claim(claim));
             }
             for claim in by_volume.get(&name) {
@@ -177,7 +181,7 @@ impl Controller {
         let queue = self.queue.clone();
         let by_class = self.claims.index(|claim| {
             let waits = !claim.annotations().contains_key(BIND_COMPLETED);
-            let class = plan::has_class(claim).then(|| claims::class(claim).to_owned());
+            let class = plan::has_class(claim).then(|| storage::class_of_claim(claim).to_owned());
             if waits { vec![class] } else { Vec::new() }
         });
         self.classes.on_change(move |class| {
@@ -205,7 +209,7 @@ impl Controller {
                 }
                 queue.add(Work::Volume(volume));
             }
-            for claim in claims::of_pod(pod) {
+            for claim in storage::claims_of_pod(pod) {
                 for volume in by_claim.get(&claim.key) {
                     if matches!(plan::phase(&volume), "Released" | "Failed") {
                         queue.add(Work::Volume(volume.name_any()));
@@ -223,10 +227,10 @@ impl Controller {
     async fn look_at_claim(&self, key: Key) -> Result<Next, Error> {
         let turn = self.pool.turn(key.clone());
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
-        let class = Some(claims::class(&claim)).filter(|class| !class.is_empty());
+        let class = Some(storage::class_of_claim(&claim)).filter(|class| !class.is_empty());
         let class = class.and_then(|class| self.classes.named(class));
         let completed = claim.annotations().contains_key(BIND_COMPLETED);
-        let volume = match claims::volume_name(&claim) {
+        let volume = match storage::volume_name(&claim) {
             "" if completed => None,
             "" => self.reserved(&claim).or_else(|| {
                 let delayed = plan::is_delayed(class.as_deref());
@@ -258,7 +262,7 @@ impl Controller {
 
     async fn carry_out(&self, steps: &[Step], mut pair: Pair) -> Result<Next, Error> {
         let (begun, binds) =
-            (Instant::now(), pair.claim.as_ref().is_some_and(|claim| !claims::is_bound(claim)));
+            (Instant::now(), pair.claim.as_ref().is_some_and(|claim| !storage::is_bound(claim)));
         for step in steps {
             match step {
                 Step::DeleteHostPath => self.delete_host_path(&mut pair).await?,
@@ -268,7 +272,7 @@ impl Controller {
         }
         if let (Some(claim), Some(volume)) = (&pair.claim, &pair.volume)
             && binds
-            && claims::is_bound(claim)
+            && storage::is_bound(claim)
         {
             timeline::Step {
                 component: "pv-controller",
@@ -297,7 +301,9 @@ impl Controller {
 
     /// The claim a volume is bound to, if it still exists; before a volume counts as released, the API server is asked.
     async fn claim_of(&self, volume: &PersistentVolume) -> Result<Option<Arc<PersistentVolumeClaim>>, Error> {
-        let (Some(key), Some(uid)) = (claim_key(volume), plan::bound_uid(volume)) else { return Ok(None) };
+        let (Some(key), Some(uid)) = (storage::claim_of_volume(volume), plan::bound_uid(volume)) else {
+            return Ok(None);
+        };
         let is_it = |claim: &Arc<PersistentVolumeClaim>| claim.metadata.uid.as_deref() == Some(uid);
         let known = self.claims.get(&key);
         if known.as_ref().is_some_and(is_it) {
@@ -319,20 +325,12 @@ impl Controller {
         let pods = self.pods_by_claim.get(claim);
         let mut names: Vec<String> = pods
             .iter()
-            .filter(|pod| claims::node_of(pod).is_empty() && !is_terminated(pod))
+            .filter(|pod| storage::node_of_pod(pod).is_empty() && !is_terminated(pod))
             .map(|pod| pod.name_any())
             .collect();
         names.sort();
         names
     }
-}
-
-fn claim_key(volume: &PersistentVolume) -> Option<Key> {
-    let reference = plan::claim_ref(volume)?;
-    Some(Key::new(
-        reference.namespace.clone().unwrap_or_default(),
-        reference.name.clone().unwrap_or_default(),
-    ))
 }
 
 /// Whether nothing of a pod runs any more.
@@ -341,5 +339,5 @@ fn is_terminated(pod: &Pod) -> bool {
     let runs = statuses.into_iter().flatten().any(|container| {
         container.state.as_ref().is_some_and(|state| state.terminated.is_none() && state.waiting.is_none())
     });
-    claims::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !runs)
+    storage::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !runs)
 }

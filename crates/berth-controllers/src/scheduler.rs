@@ -32,7 +32,7 @@ use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use crate::claims;
+use berth_kube::storage;
 use bind::{BIND_TIMEOUT, Reservation, Setback};
 use board::Board;
 use decide::decide;
@@ -291,7 +291,7 @@ impl Scheduler {
         let me = self.clone();
         self.caches.claims.on_change(move |claim| me.wake_users(&Key::of(claim.as_ref())));
         let me = self.clone();
-        self.caches.volumes.on_change(move |volume| match world::claim_of(volume) {
+        self.caches.volumes.on_change(move |volume| match storage::claim_of_volume(volume) {
             Some(claim) => me.wake_users(&claim),
             None => me.wake(&[Plugin::VolumeBinding]),
         });
@@ -338,7 +338,7 @@ impl Scheduler {
         // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
         let wishes =
             |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
-        let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| claims::node_of(pod).is_empty());
+        let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::node_of_pod(pod).is_empty());
         if (pending(before) || pending(after)) && wishes(before) != wishes(after) {
             self.queue.add(key);
         }
@@ -365,8 +365,8 @@ fn tell(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {
 /// Whether a pod waits for a node, and waits for us.
 fn is_ours(pod: &Pod) -> bool {
     let Some(spec) = &pod.spec else { return false };
-    claims::node_of(pod).is_empty()
-        && !claims::is_over(pod)
+    storage::node_of_pod(pod).is_empty()
+        && !storage::is_over(pod)
         && pod.metadata.deletion_timestamp.is_none()
         && spec.scheduler_name.as_deref().unwrap_or(COMPONENT) == COMPONENT
         && spec.scheduling_gates.as_ref().is_none_or(Vec::is_empty)

@@ -1,5 +1,13 @@
 //! Names that Kubernetes, CSI and other people's manifests rely on.
 
+mod nodes;
+mod volumes;
+mod workloads;
+
+pub use nodes::*;
+pub use volumes::*;
+pub use workloads::*;
+
 /// The local driver's name, as it stands in StorageClass.provisioner.
 pub const LOCAL_DRIVER: &str = "local.berth.dev";
 /// The NFS driver's name, which is csi-driver-nfs's too.

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::cache::Cache;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
-use berth_core::Backoff;
+use berth_core::{Backoff, names::LAST_APPLIED};
 
 /// A kind of object known when the program is built.
 pub trait Kind:
@@ -245,5 +245,3 @@ pub(crate) fn trimmed<K: Kind>(mut object: K) -> K {
     }
     object
 }
-
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";

@@ -17,6 +17,7 @@ mod objects;
 mod queue;
 mod recorder;
 pub mod selectors;
+pub mod storage;
 pub mod timeline;
 mod write;
 

@@ -10,11 +10,8 @@ use kube::ResourceExt as _;
 
 use super::names;
 use super::plan::{Attachment, NodeFacts, OnNode, PodName, Seen};
-use crate::claims;
-
-const MANAGED: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
-const KEEP_TERMINATED: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
-const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
+use berth_core::names::{CONTROLLER_ATTACHES, KEEP_TERMINATED_POD_VOLUMES, OUT_OF_SERVICE};
+use berth_kube::storage;
 
 /// The caches, and who points at what.
 #[derive(Clone)]
@@ -55,9 +52,10 @@ impl World {
                 .index(|node| attached(node).chain(in_use(node)).map(str::to_owned).collect()),
             nodes,
             drivers: cluster.cache(),
-            pods_by_claim: pods.index(|pod| claims::of_pod(pod).into_iter().map(|claim| claim.key).collect()),
-            pods_by_node: pods.index(|pod| vec![claims::node_of(pod).to_owned()]),
-            volumes_by_unique: volumes.index(|volume| names::unique(volume).into_iter().collect()),
+            pods_by_claim: pods
+                .index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect()),
+            pods_by_node: pods.index(|pod| vec![storage::node_of_pod(pod).to_owned()]),
+            volumes_by_unique: volumes.index(|volume| storage::unique_name(volume).into_iter().collect()),
             volumes_by_driver: volumes.index(|volume| driver_of(volume).into_iter().collect()),
             attachments_by_volume: attachments
                 .index(|attachment| volume_of(attachment).into_iter().collect()),
@@ -79,12 +77,12 @@ impl World {
 
     /// The names, in nodes' statuses, of the volumes a claim is bound to.
     pub(super) fn unique_of_claim(&self, claim: &PersistentVolumeClaim) -> Option<String> {
-        names::unique(self.volumes.named(claims::volume_name(claim))?.as_ref())
+        storage::unique_name(self.volumes.named(storage::volume_name(claim))?.as_ref())
     }
 
     /// The names of all volumes of a pod.
     pub(super) fn unique_of_pod(&self, pod: &Pod) -> Vec<String> {
-        claims::of_pod(pod)
+        storage::claims_of_pod(pod)
             .iter()
             .filter_map(|claim| self.unique_of_claim(self.claims.get(&claim.key)?.as_ref()))
             .collect()
@@ -97,7 +95,7 @@ impl World {
             return Some(unique);
         }
         if let Some(volume) = self.volumes.named(&volume_of(attachment)?) {
-            return names::unique(&volume);
+            return storage::unique_name(&volume);
         }
         let node_name = attachment.spec.node_name.as_str();
         let node = self.nodes.named(node_name);
@@ -136,25 +134,25 @@ impl World {
         let key = Key::new(reference.namespace.clone()?, reference.name.clone()?);
         let claim = self.claims.get(&key)?;
         let bound = claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
-        let mutual = claims::volume_name(&claim) == volume.name_any() && reference.uid == claim.metadata.uid;
+        let mutual = storage::volume_name(&claim) == volume.name_any() && reference.uid == claim.metadata.uid;
         (bound && mutual).then_some(claim)
     }
 
     fn wants(&self, pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-        let node = claims::node_of(pod);
+        let node = storage::node_of_pod(pod);
         if node.is_empty() {
             return false;
         }
         let key = Key::of(claim);
-        let foreign = claims::of_pod(pod)
+        let foreign = storage::claims_of_pod(pod)
             .iter()
-            .any(|of| of.key == key && of.ephemeral && !claims::owned_by(claim, pod));
+            .any(|of| of.key == key && of.ephemeral && !storage::owned_by(claim, pod));
         if foreign {
             return false;
         }
         let keep = || {
             self.nodes.named(node).is_some_and(|node| {
-                node.annotations().get(KEEP_TERMINATED).is_some_and(|keep| keep == "true")
+                node.annotations().get(KEEP_TERMINATED_POD_VOLUMES).is_some_and(|keep| keep == "true")
             })
         };
         !terminated(pod) || keep()
@@ -170,7 +168,7 @@ impl World {
         let users = self.users(unique);
         let mut seen = Seen { shareable: self.shareable(unique), ..Seen::default() };
         for (pod, _) in &users {
-            let here = self.node(&mut seen, claims::node_of(pod));
+            let here = self.node(&mut seen, storage::node_of_pod(pod));
             let pod = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
             if !here.pods.contains(&pod) {
                 here.pods.push(pod);
@@ -232,7 +230,8 @@ impl World {
         let naming = naming.filter(|attachment| {
             attachment.spec.attacher == driver && names::noted(attachment).is_none_or(|noted| noted == unique)
         });
-        let named = nodes.filter_map(|node| self.attachments.named(&names::attachment(driver, handle, node)));
+        let named =
+            nodes.filter_map(|node| self.attachments.named(&storage::attachment_name(driver, handle, node)));
         naming.chain(self.attachments_by_unique.get(unique)).chain(named).collect()
     }
 
@@ -272,7 +271,7 @@ pub(super) fn facts(node: &Node) -> NodeFacts {
     let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref()).unwrap_or_default();
     NodeFacts {
         exists: true,
-        managed: node.annotations().contains_key(MANAGED),
+        managed: node.annotations().contains_key(CONTROLLER_ATTACHES),
         ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
         out_of_service: taints.iter().any(|taint| taint.key == OUT_OF_SERVICE),
     }
@@ -297,7 +296,7 @@ pub(super) fn terminated(pod: &Pod) -> bool {
     let running = statuses.iter().any(|status| {
         status.state.as_ref().is_none_or(|state| state.terminated.is_none() && state.waiting.is_none())
     });
-    claims::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !running)
+    storage::is_over(pod) || (pod.metadata.deletion_timestamp.is_some() && !running)
 }
 
 fn driver_of(volume: &PersistentVolume) -> Option<String> {

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::{claim_for, is_pods, wants_claims};
-use crate::claims;
+use berth_kube::storage;
 
 fn pod() -> Pod {
     serde_json::from_value(json!({
@@ -23,7 +23,7 @@ fn pod() -> Pod {
 #[test]
 fn a_claim_is_made_from_the_template_and_owned_by_the_pod() {
     let pod = pod();
-    let [plain, volume] = claims::volumes(&pod) else { panic!("two volumes") };
+    let [plain, volume] = storage::volumes_of_pod(&pod) else { panic!("two volumes") };
     assert!(claim_for(&pod, plain).is_none());
     let claim = serde_json::to_value(claim_for(&pod, volume).unwrap()).unwrap();
     assert_eq!(
@@ -45,7 +45,7 @@ fn a_claim_is_made_from_the_template_and_owned_by_the_pod() {
 #[test]
 fn a_claim_of_somebody_else_is_not_taken() {
     let pod = pod();
-    let volume = &claims::volumes(&pod)[1];
+    let volume = &storage::volumes_of_pod(&pod)[1];
     let mut claim = claim_for(&pod, volume).unwrap();
     assert!(is_pods(&claim, &pod, volume).is_ok());
     claim.metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();

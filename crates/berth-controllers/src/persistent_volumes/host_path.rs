@@ -6,11 +6,12 @@ use std::path::{Component, Path, PathBuf};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 
+use berth_core::names::IN_TREE_VOLUME_FINALIZER;
 use berth_kube::Key;
+use berth_kube::storage;
 
 use super::apply::{self, Pair};
-use super::names::IN_TREE_FINALIZER;
-use super::{Controller, Error, claim_key, plan};
+use super::{Controller, Error, plan};
 
 /// Only below this may a directory be removed with its volume.
 const ROOT: &str = "/tmp";
@@ -30,7 +31,7 @@ impl Controller {
         }
         let without = |volume: &mut PersistentVolume| {
             if let Some(finalizers) = &mut volume.metadata.finalizers {
-                finalizers.retain(|finalizer| finalizer != IN_TREE_FINALIZER);
+                finalizers.retain(|finalizer| finalizer != IN_TREE_VOLUME_FINALIZER);
             }
         };
         let volume = Box::pin(self.cluster.update(volume.as_ref(), without)).await;
@@ -53,7 +54,7 @@ impl Controller {
         if volume.metadata.uid != known.metadata.uid {
             return Ok(None);
         }
-        let Some(key) = claim_key(&volume) else { return Ok(None) };
+        let Some(key) = storage::claim_of_volume(&volume) else { return Ok(None) };
         let claim = self.cluster.fetch::<PersistentVolumeClaim>(&key).await?;
         pair.volume = Some(volume.clone());
         Ok(plan::is_released(&volume, claim.as_deref()).then_some(volume))

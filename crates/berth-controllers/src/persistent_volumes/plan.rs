@@ -4,9 +4,13 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
-use super::names::{self, IN_TREE, MIGRATED_TO, PROVISIONED_BY};
+use super::names;
 use super::step::{About, News, Step, Unbound, VolumePhase};
-use crate::claims::{self, BIND_COMPLETED, BOUND_BY_CONTROLLER, SELECTED_NODE};
+use berth_core::names::{
+    BIND_COMPLETED, BOUND_BY_CONTROLLER, HOST_PATH_PLUGIN, IN_TREE_PLUGIN_PREFIX, MIGRATED_TO,
+    PROVISIONED_BY, SELECTED_NODE, csi_driver_of_plugin,
+};
+use berth_kube::storage;
 
 /// What there is to know about a claim.
 #[derive(Clone, Copy)]
@@ -26,7 +30,7 @@ pub(super) struct ClaimSeen<'a> {
 pub(super) fn plan_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
     let mut steps: Vec<Step> = names::migration_of_claim(seen.claim).into_iter().collect();
     let completed = seen.claim.annotations().contains_key(BIND_COMPLETED);
-    let named = !claims::volume_name(seen.claim).is_empty();
+    let named = !storage::volume_name(seen.claim).is_empty();
     steps.extend(match (completed, named) {
         (false, false) => plan_free_claim(seen),
         (false, true) => plan_reserved_claim(seen),
@@ -47,7 +51,7 @@ fn plan_free_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
     if is_delayed(seen.class) && !seen.claim.annotations().contains_key(SELECTED_NODE) {
         return vec![wait_for_consumer(seen.unscheduled), Step::ClaimUnbound(Unbound::Pending)];
     }
-    if claims::class(seen.claim).is_empty() {
+    if storage::class_of_claim(seen.claim).is_empty() {
         let message = "no persistent volumes available for this claim and no storage class is set";
         return vec![
             News::normal(About::Claim, "FailedBinding", message),
@@ -82,11 +86,11 @@ fn plan_provisioning(seen: &ClaimSeen<'_>) -> Vec<Step> {
     let Some(class) = seen.class else {
         return failed(format!(
             "storageclass.storage.k8s.io {:?} not found: create it, or delete the claim and name another class",
-            claims::class(seen.claim)
+            storage::class_of_claim(seen.claim)
         ));
     };
-    let provisioner = names::csi_driver_of(&class.provisioner).unwrap_or(&class.provisioner);
-    if provisioner.starts_with(IN_TREE) {
+    let provisioner = csi_driver_of_plugin(&class.provisioner).unwrap_or(&class.provisioner);
+    if provisioner.starts_with(IN_TREE_PLUGIN_PREFIX) {
         return failed(format!(
             "no volume plugin matched name: {provisioner}; class {:?} makes no volumes, so one that fits the claim must be created by hand",
             class.name_any()
@@ -99,7 +103,7 @@ fn plan_provisioning(seen: &ClaimSeen<'_>) -> Vec<Step> {
     );
     let mut steps = vec![Step::HandOver(provisioner.to_owned())];
     if provisioner != class.provisioner {
-        steps.push(Step::MigrateClaim(names::csi_driver_of(&class.provisioner)));
+        steps.push(Step::MigrateClaim(csi_driver_of_plugin(&class.provisioner)));
     }
     steps.push(News::normal(About::Claim, "ExternalProvisioning", message));
     steps
@@ -111,7 +115,7 @@ fn plan_reserved_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
     let Some(volume) = seen.volume else {
         let message = format!(
             "waiting for persistent volume {:?}, which this claim names and which does not exist",
-            claims::volume_name(seen.claim)
+            storage::volume_name(seen.claim)
         );
         return vec![News::normal(About::Claim, "FailedBinding", message), pending];
     };
@@ -125,7 +129,7 @@ fn plan_reserved_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
             }
         };
     };
-    if claims::refers_to(volume, seen.claim) {
+    if storage::refers_to(volume, seen.claim) {
         return bind();
     }
     let taken = News::warning(
@@ -143,7 +147,7 @@ fn plan_reserved_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
 
 /// A claim whose binding was finished once.
 fn plan_bound_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    if claims::volume_name(seen.claim).is_empty() {
+    if storage::volume_name(seen.claim).is_empty() {
         let message = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
         return lost(seen.claim, "ClaimLost", message);
     }
@@ -192,7 +196,7 @@ pub(super) fn plan_volume(volume: &PersistentVolume, claim: Option<&PersistentVo
         return steps;
     };
     let name = volume.name_any();
-    match claims::volume_name(claim) {
+    match storage::volume_name(claim) {
         "" if is_block(volume_mode(volume)) != is_block(claim_mode(claim)) => {
             let claim_name = claim.name_any();
             steps.push(News::warning(About::Volume, "VolumeMismatch", format!("Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} due to incompatible volumeMode.")));
@@ -259,9 +263,9 @@ enum Deleter {
 fn deleter(volume: &PersistentVolume) -> Deleter {
     let name = volume.name_any();
     match volume.annotations().get(PROVISIONED_BY).map(String::as_str) {
-        Some("kubernetes.io/host-path") => return Deleter::HostPath,
-        Some(plugin) if names::csi_driver_of(plugin).is_some() => return Deleter::External,
-        Some(plugin) if plugin.starts_with(IN_TREE) => {
+        Some(HOST_PATH_PLUGIN) => return Deleter::HostPath,
+        Some(plugin) if csi_driver_of_plugin(plugin).is_some() => return Deleter::External,
+        Some(plugin) if plugin.starts_with(IN_TREE_PLUGIN_PREFIX) => {
             return Deleter::Unknown(format!("no volume plugin matched name: {plugin}"));
         }
         Some(plugin) if !plugin.is_empty() => return Deleter::External,
@@ -282,7 +286,7 @@ pub(super) fn is_released(volume: &PersistentVolume, claim: Option<&PersistentVo
     match claim.filter(|claim| claim.metadata.uid.as_deref() == Some(uid)) {
         None => true,
         Some(claim) => {
-            let bound_to = claims::volume_name(claim);
+            let bound_to = storage::volume_name(claim);
             !bound_to.is_empty() && bound_to != volume.name_any()
         }
     }
@@ -293,9 +297,9 @@ fn why_unfit(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option
     if volume.metadata.deletion_timestamp.is_some() {
         return Some(format!("the volume is marked for deletion {:?}", volume.name_any()));
     }
-    let why = if claims::capacity(volume) < claims::requested(claim) {
+    let why = if storage::capacity(volume) < storage::requested(claim) {
         "requested PV is too small"
-    } else if claims::volume_class(volume) != claims::class(claim) {
+    } else if storage::class_of_volume(volume) != storage::class_of_claim(claim) {
         "storageClassName does not match"
     } else if volume_attributes_class(volume) != claim_attributes_class(claim) {
         "volumeAttributesClassName does not match"
@@ -311,7 +315,7 @@ fn why_unfit(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Option
 
 /// Whether a claim says what class it wants, be it none.
 pub(super) fn has_class(claim: &PersistentVolumeClaim) -> bool {
-    claim.annotations().contains_key(claims::CLASS)
+    claim.annotations().contains_key(berth_core::names::BETA_STORAGE_CLASS)
         || claim.spec.as_ref().is_some_and(|spec| spec.storage_class_name.is_some())
 }
 

@@ -18,7 +18,7 @@ use parking_lot::{Mutex, MutexGuard};
 use berth_kube::Key;
 
 use super::plan::{self, AccessModes};
-use crate::{claims, selectors};
+use berth_kube::{selectors, storage};
 
 /// Free volumes and waiting claims; cheap to clone.
 #[derive(Clone)]
@@ -79,12 +79,12 @@ impl Want {
     fn of(claim: &PersistentVolumeClaim) -> Self {
         Self {
             shelf: Shelf {
-                class: claims::class(claim).to_owned(),
+                class: storage::class_of_claim(claim).to_owned(),
                 attributes_class: plan::claim_attributes_class(claim).to_owned(),
                 block: plan::is_block(plan::claim_mode(claim)),
             },
             modes: AccessModes::of_claim(claim),
-            size: claims::requested(claim),
+            size: storage::requested(claim),
             selector: claim.spec.as_ref().and_then(|spec| spec.selector.clone()),
         }
     }
@@ -102,7 +102,7 @@ impl Want {
 
 fn shelf_of(volume: &PersistentVolume) -> Shelf {
     Shelf {
-        class: claims::volume_class(volume).to_owned(),
+        class: storage::class_of_volume(volume).to_owned(),
         attributes_class: plan::volume_attributes_class(volume).to_owned(),
         block: plan::is_block(plan::volume_mode(volume)),
     }
@@ -120,13 +120,13 @@ pub(super) fn reserved(
     claim: &PersistentVolumeClaim,
 ) -> Option<Arc<PersistentVolume>> {
     let fitting = volumes.into_iter().filter(|volume| is_fit_reserved(volume, claim));
-    fitting.min_by_key(|volume| (claims::capacity(volume), volume.name_any()))
+    fitting.min_by_key(|volume| (storage::capacity(volume), volume.name_any()))
 }
 
 /// Whether a volume that is reserved for a claim can be bound to it; class and labels do not matter then.
 fn is_fit_reserved(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> bool {
-    claims::refers_to(volume, claim)
-        && claims::capacity(volume) >= claims::requested(claim)
+    storage::refers_to(volume, claim)
+        && storage::capacity(volume) >= storage::requested(claim)
         && plan::is_block(plan::volume_mode(volume)) == plan::is_block(plan::claim_mode(claim))
         && plan::volume_attributes_class(volume) == plan::claim_attributes_class(claim)
         && volume.metadata.deletion_timestamp.is_none()
@@ -303,5 +303,5 @@ impl State {
 }
 
 fn rank_of(volume: &PersistentVolume) -> Rank {
-    (AccessModes::of_volume(volume), claims::capacity(volume), volume.name_any())
+    (AccessModes::of_volume(volume), storage::capacity(volume), volume.name_any())
 }

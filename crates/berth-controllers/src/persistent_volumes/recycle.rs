@@ -21,8 +21,8 @@ pub(super) use self::news::News as RecyclerNews;
 
 use super::apply::{self, Pair};
 use super::step::{About, News, Step, VolumePhase};
-use super::{Controller, Error, claim_key, is_terminated, plan};
-use crate::claims;
+use super::{Controller, Error, is_terminated, plan};
+use berth_kube::storage;
 
 const NAMESPACE: &str = "default";
 const PREFIX: &str = "recycler-for-";
@@ -130,7 +130,7 @@ impl Controller {
 
     /// The pods that still use the data of a volume; pods of a new claim of the same name do not.
     fn users(&self, volume: &PersistentVolume) -> Vec<String> {
-        let Some(claim) = claim_key(volume) else { return Vec::new() };
+        let Some(claim) = storage::claim_of_volume(volume) else { return Vec::new() };
         if self.claims.get(&claim).is_some() {
             return Vec::new();
         }
@@ -139,14 +139,14 @@ impl Controller {
 
     /// As [`Controller::users`], by asking the API server.
     async fn users_by_server(&self, volume: &PersistentVolume) -> Result<Vec<String>, Error> {
-        let Some(claim) = claim_key(volume) else { return Ok(Vec::new()) };
+        let Some(claim) = storage::claim_of_volume(volume) else { return Ok(Vec::new()) };
         if self.claims.get(&claim).is_some() {
             return Ok(Vec::new());
         }
         let failed = |error| Error::Reclaim(volume.name_any(), format!("list pods: {error}"));
         let pods: Api<Pod> = Api::namespaced(self.cluster.client().clone(), &claim.namespace);
         let pods = pods.list(&ListParams::default()).await.map_err(failed)?.items;
-        let uses = |pod: &&Pod| claims::of_pod(pod).iter().any(|used| used.key == claim);
+        let uses = |pod: &&Pod| storage::claims_of_pod(pod).iter().any(|used| used.key == claim);
         Ok(names_of_running(pods.iter().filter(uses)))
     }
 }
@@ -173,7 +173,7 @@ pub(super) fn plan_recycling(
     if !is_for(pod, volume) {
         return Recycling::Remove;
     }
-    match claims::phase(pod) {
+    match storage::phase_of_pod(pod) {
         "Succeeded" => Recycling::Done,
         "Failed" => {
             let created = pod.metadata.creation_timestamp.as_ref().map_or(now, |time| time.0);
@@ -208,7 +208,7 @@ fn start(volume: &PersistentVolume) -> Recycling {
     } else {
         return Recycling::Unsupported;
     };
-    let gibibytes = i64::try_from(claims::capacity(volume) >> 30).unwrap_or(i64::MAX);
+    let gibibytes = i64::try_from(storage::capacity(volume) >> 30).unwrap_or(i64::MAX);
     let deadline = gibibytes.saturating_mul(30).max(least);
     Recycling::Start(Box::new(recycler(volume, source, deadline)))
 }

@@ -9,9 +9,11 @@ use kube::ResourceExt as _;
 
 use berth_kube::Severity;
 
-use super::names::{BETA_STORAGE_PROVISIONER, MIGRATED_TO, PRE_RESIZE_CAPACITY, STORAGE_PROVISIONER};
-use crate::amount;
-use crate::claims::{self, BIND_COMPLETED, BOUND_BY_CONTROLLER};
+use berth_core::names::{
+    BETA_STORAGE_PROVISIONER, BIND_COMPLETED, BOUND_BY_CONTROLLER, MIGRATED_TO, PRE_RESIZE_CAPACITY,
+    STORAGE_PROVISIONER,
+};
+use berth_kube::storage;
 
 /// The phase of a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -209,7 +211,7 @@ fn annotate(annotations: &mut BTreeMap<String, String>, name: &str, value: Optio
 
 fn bind_volume(volume: &mut PersistentVolume, claim: &PersistentVolumeClaim) {
     // A volume that already named the claim was reserved for it by a person or a provisioner.
-    if !claims::refers_to(volume, claim) {
+    if !storage::refers_to(volume, claim) {
         let annotations = volume.annotations_mut();
         if !annotations.contains_key(BOUND_BY_CONTROLLER) {
             annotate(annotations, BOUND_BY_CONTROLLER, Some("yes"));
@@ -243,7 +245,7 @@ fn unbind_volume(volume: &mut PersistentVolume) {
 
 fn bind_claim(claim: &mut PersistentVolumeClaim, volume: &PersistentVolume) {
     let name = volume.name_any();
-    if claims::volume_name(claim) != name {
+    if storage::volume_name(claim) != name {
         claim.spec.get_or_insert_default().volume_name = Some(name);
         if !claim.annotations().contains_key(BOUND_BY_CONTROLLER) {
             annotate(claim.annotations_mut(), BOUND_BY_CONTROLLER, Some("yes"));
@@ -266,10 +268,10 @@ fn claim_bound(claim: &mut PersistentVolumeClaim, volume: &PersistentVolume) {
         // From here on the sizes may differ on purpose: the filesystem is grown after the volume.
         return;
     }
-    if let Some(size) = before_resize.filter(|size| amount::is_quantity(size)) {
+    if let Some(size) = before_resize.filter(|size| size.parse::<berth_core::Quantity>().is_ok()) {
         let capacity = status.capacity.get_or_insert_default();
         capacity.insert("storage".to_owned(), Quantity(size.clone()));
-    } else if amount::storage(status.capacity.as_ref()) != amount::storage(spec.capacity.as_ref()) {
+    } else if storage::bytes(status.capacity.as_ref()) != storage::bytes(spec.capacity.as_ref()) {
         status.capacity.clone_from(&spec.capacity);
     }
     // The resizer owns the field once the claim is bound.

@@ -25,11 +25,12 @@ use serde_json::{Value, json};
 
 use berth_kube::Key;
 
+use super::names;
 use super::plan::{self, ClaimSeen};
 use super::pool::{self, Pool};
 use super::step::{About, Step, Target};
-use super::{claim_key, names};
-use crate::claims;
+use berth_core::names as annotations;
+use berth_kube::storage;
 
 /// The objects of a case.
 #[derive(Default, Clone)]
@@ -74,13 +75,16 @@ impl World {
         }
         let key = Key::of(claim.as_ref());
         let turn = pool.turn(key.clone());
-        let class = self.classes.iter().find(|class| class.name_any() == claims::class(&claim)).cloned();
-        let completed = claim.annotations().contains_key(claims::BIND_COMPLETED);
-        let volume = match claims::volume_name(&claim) {
+        let class =
+            self.classes.iter().find(|class| class.name_any() == storage::class_of_claim(&claim)).cloned();
+        let completed = claim.annotations().contains_key(annotations::BIND_COMPLETED);
+        let volume = match storage::volume_name(&claim) {
             "" if completed => None,
             "" => {
-                let pointing =
-                    self.volumes.values().filter(|volume| claim_key(volume).as_ref() == Some(&key));
+                let pointing = self
+                    .volumes
+                    .values()
+                    .filter(|volume| storage::claim_of_volume(volume).as_ref() == Some(&key));
                 let reserved = pool::reserved(pointing.cloned().collect(), &claim);
                 reserved.or_else(|| if plan::is_delayed(class.as_deref()) { None } else { turn.find(&claim) })
             }
@@ -101,7 +105,7 @@ impl World {
     /// One look at a volume, as the controller looks.
     fn look_at_volume(&mut self, name: &str) {
         let Some(volume) = self.volumes.get(name).cloned() else { return };
-        let key = claim_key(&volume);
+        let key = storage::claim_of_volume(&volume);
         let claim = self.claims.values().find(|claim| {
             Some(Key::of(claim.as_ref())) == key && claim.metadata.uid.as_deref() == plan::bound_uid(&volume)
         });
@@ -227,10 +231,10 @@ fn volume(text: &str) -> PersistentVolume {
             "labels" => object[meta()]["labels"] = json!({ "foo": "true", "bar": "false" }),
             "deleted" => object[meta()]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into(),
             "fin" => object[meta()]["finalizers"] = value.split(',').collect(),
-            "bbc" => object[meta()]["annotations"][claims::BOUND_BY_CONTROLLER] = "yes".into(),
-            "by" => object[meta()]["annotations"][names::PROVISIONED_BY] = value.into(),
-            "migrated" => object[meta()]["annotations"][names::MIGRATED_TO] = value.into(),
-            "preresize" => object[meta()]["annotations"][names::PRE_RESIZE_CAPACITY] = value.into(),
+            "bbc" => object[meta()]["annotations"][annotations::BOUND_BY_CONTROLLER] = "yes".into(),
+            "by" => object[meta()]["annotations"][annotations::PROVISIONED_BY] = value.into(),
+            "migrated" => object[meta()]["annotations"][annotations::MIGRATED_TO] = value.into(),
+            "preresize" => object[meta()]["annotations"][annotations::PRE_RESIZE_CAPACITY] = value.into(),
             "msg" => object["status"]["message"] = value.replace('_', " ").into(),
             _ => panic!("no word of a volume: {word}"),
         }
@@ -267,16 +271,16 @@ fn claim(text: &str) -> PersistentVolumeClaim {
                 object[spec()]["selector"] = json!({ "matchLabels": { "foo": "true", "bar": "false" } });
             }
             "exists" => object[spec()]["selector"] = json!({ "matchLabels": { value: "true" } }),
-            "bc" => object[meta()]["annotations"][claims::BIND_COMPLETED] = "yes".into(),
-            "bbc" => object[meta()]["annotations"][claims::BOUND_BY_CONTROLLER] = "yes".into(),
-            "node" => object[meta()]["annotations"][claims::SELECTED_NODE] = value.into(),
-            "beta" => object[meta()]["annotations"][claims::CLASS] = value.into(),
-            "migrated" => object[meta()]["annotations"][names::MIGRATED_TO] = value.into(),
+            "bc" => object[meta()]["annotations"][annotations::BIND_COMPLETED] = "yes".into(),
+            "bbc" => object[meta()]["annotations"][annotations::BOUND_BY_CONTROLLER] = "yes".into(),
+            "node" => object[meta()]["annotations"][annotations::SELECTED_NODE] = value.into(),
+            "beta" => object[meta()]["annotations"][annotations::BETA_STORAGE_CLASS] = value.into(),
+            "migrated" => object[meta()]["annotations"][annotations::MIGRATED_TO] = value.into(),
             "asked" => {
-                object[meta()]["annotations"][names::STORAGE_PROVISIONER] = value.into();
-                object[meta()]["annotations"][names::BETA_STORAGE_PROVISIONER] = value.into();
+                object[meta()]["annotations"][annotations::STORAGE_PROVISIONER] = value.into();
+                object[meta()]["annotations"][annotations::BETA_STORAGE_PROVISIONER] = value.into();
             }
-            "asked-new" => object[meta()]["annotations"][names::STORAGE_PROVISIONER] = value.into(),
+            "asked-new" => object[meta()]["annotations"][annotations::STORAGE_PROVISIONER] = value.into(),
             "cap" => object[status()]["capacity"] = json!({ "storage": value }),
             "hasvac" => object[status()]["currentVolumeAttributesClassName"] = value.into(),
             _ => panic!("no word of a claim: {word}"),

@@ -8,11 +8,10 @@ use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::api::ListParams;
 use kube::{Api, ResourceExt as _};
 
+use berth_core::names::ATTRIBUTES_CLASS_PROTECTION;
 use berth_kube::{Backoff, Cluster, Next, Queue};
 
 use super::{Error, WORKERS, Wanted, add, remove, wanted};
-
-const FINALIZER: &str = "kubernetes.io/vac-protection";
 
 pub(super) async fn run(cluster: Cluster) {
     let classes = cluster.cache::<VolumeAttributesClass>();
@@ -22,7 +21,7 @@ pub(super) async fn run(cluster: Cluster) {
     let queue: Queue<String> = Queue::new("attributes class protection", Backoff::default());
     let adding = queue.clone();
     classes.on_change(move |class| {
-        if wanted(class.as_ref(), FINALIZER) != Wanted::Nothing {
+        if wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) != Wanted::Nothing {
             adding.add(class.name_any());
         }
     });
@@ -45,10 +44,10 @@ pub(super) async fn run(cluster: Cluster) {
             let used = !by_claim.get(&name).is_empty() || !by_volume.get(&name).is_empty();
             async move {
                 let Some(class) = classes.named(&name) else { return Ok::<_, Error>(Next::Done) };
-                match wanted(class.as_ref(), FINALIZER) {
-                    Wanted::Add => add(&cluster, &class, FINALIZER).await?,
+                match wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) {
+                    Wanted::Add => add(&cluster, &class, ATTRIBUTES_CLASS_PROTECTION).await?,
                     Wanted::RemoveIfUnused if !used && !is_named(&cluster, &name).await? => {
-                        remove(&cluster, &class, FINALIZER).await?;
+                        remove(&cluster, &class, ATTRIBUTES_CLASS_PROTECTION).await?;
                     }
                     _ => {}
                 }

@@ -12,19 +12,18 @@ use kube::Api;
 use kube::api::ListParams;
 use parking_lot::Mutex;
 
+use berth_core::names::CLAIM_PROTECTION;
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
 
 use super::{Error, WORKERS, Wanted, add, remove, wanted};
-use crate::claims as pods_claims;
-
-const FINALIZER: &str = "kubernetes.io/pvc-protection";
+use berth_kube::storage;
 
 /// The claims to look at, by namespace.
 type Due = Arc<Mutex<HashMap<String, HashSet<String>>>>;
 
 pub(super) async fn run(cluster: Cluster) {
     let (claims, pods) = (cluster.cache::<PersistentVolumeClaim>(), cluster.cache::<Pod>());
-    let by_claim = pods.index(|pod| pods_claims::of_pod(pod).into_iter().map(|claim| claim.key).collect());
+    let by_claim = pods.index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect());
     let queue: Queue<String> = Queue::new("claim protection", Backoff::default());
     let due = Due::default();
     let look = {
@@ -38,13 +37,13 @@ pub(super) async fn run(cluster: Cluster) {
     };
     let looking = look.clone();
     claims.on_change(move |claim| {
-        if wanted(claim.as_ref(), FINALIZER) != Wanted::Nothing {
+        if wanted(claim.as_ref(), CLAIM_PROTECTION) != Wanted::Nothing {
             looking(Key::of(claim.as_ref()));
         }
     });
     let known = claims.clone();
     pods.subscribe(move |before, after| {
-        let used = [before, after].into_iter().flatten().flat_map(|pod| pods_claims::of_pod(pod));
+        let used = [before, after].into_iter().flatten().flat_map(|pod| storage::claims_of_pod(pod));
         for claim in used {
             let deleted =
                 known.get(&claim.key).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
@@ -90,7 +89,7 @@ impl Protection {
         let mut unused = Vec::new();
         for name in names {
             let Some(claim) = self.claims.get(&Key::new(namespace, name.clone())) else { continue };
-            match wanted(claim.as_ref(), FINALIZER) {
+            match wanted(claim.as_ref(), CLAIM_PROTECTION) {
                 Wanted::Add => work.push((claim, true)),
                 Wanted::RemoveIfUnused if !self.is_used(&claim) => unused.push(claim),
                 _ => {}
@@ -111,9 +110,9 @@ impl Protection {
         }
         let writes = stream::iter(work).map(|(claim, adds)| async move {
             if adds {
-                add(&self.cluster, &claim, FINALIZER).await
+                add(&self.cluster, &claim, CLAIM_PROTECTION).await
             } else {
-                remove(&self.cluster, &claim, FINALIZER).await
+                remove(&self.cluster, &claim, CLAIM_PROTECTION).await
             }
         });
         let outcomes: Vec<_> = writes.buffer_unordered(WORKERS).collect().await;
@@ -133,7 +132,7 @@ impl Protection {
 fn users(pods: &[Pod]) -> HashMap<Key, Vec<&Pod>> {
     let mut users: HashMap<Key, Vec<&Pod>> = HashMap::new();
     for pod in pods {
-        for claim in pods_claims::of_pod(pod) {
+        for claim in storage::claims_of_pod(pod) {
             users.entry(claim.key).or_default().push(pod);
         }
     }
@@ -142,13 +141,13 @@ fn users(pods: &[Pod]) -> HashMap<Key, Vec<&Pod>> {
 
 /// Whether a pod that names a claim keeps it from going.
 pub(super) fn is_user(pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-    if pods_claims::node_of(pod).is_empty() {
+    if storage::node_of_pod(pod).is_empty() {
         return false;
     }
     let key = Key::of(claim);
-    pods_claims::of_pod(pod).iter().filter(|used| used.key == key).any(|used| {
+    storage::claims_of_pod(pod).iter().filter(|used| used.key == key).any(|used| {
         // The pod owns an ephemeral claim, so it is gone for good only after the claim: shut down is enough.
-        !used.ephemeral || (!is_shut_down(pod) && pods_claims::owned_by(claim, pod))
+        !used.ephemeral || (!is_shut_down(pod) && storage::owned_by(claim, pod))
     })
 }
 

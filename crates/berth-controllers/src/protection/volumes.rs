@@ -3,11 +3,10 @@
 use k8s_openapi::api::core::v1::PersistentVolume;
 use kube::ResourceExt as _;
 
+use berth_core::names::VOLUME_PROTECTION;
 use berth_kube::{Backoff, Cluster, Error, Next, Queue};
 
 use super::{WORKERS, Wanted, add, remove, wanted};
-
-const FINALIZER: &str = "kubernetes.io/pv-protection";
 
 pub(super) async fn run(cluster: Cluster) {
     let volumes = cluster.cache::<PersistentVolume>();
@@ -25,8 +24,8 @@ pub(super) async fn run(cluster: Cluster) {
             async move {
                 let Some(volume) = volumes.named(&name) else { return Ok::<_, Error>(Next::Done) };
                 match plan(&volume) {
-                    Wanted::Add => add(&cluster, &volume, FINALIZER).await?,
-                    Wanted::RemoveIfUnused => remove(&cluster, &volume, FINALIZER).await?,
+                    Wanted::Add => add(&cluster, &volume, VOLUME_PROTECTION).await?,
+                    Wanted::RemoveIfUnused => remove(&cluster, &volume, VOLUME_PROTECTION).await?,
                     Wanted::Nothing => {}
                 }
                 Ok(Next::Done)
@@ -38,7 +37,7 @@ pub(super) async fn run(cluster: Cluster) {
 /// The version in the write makes sure that the volume did not become bound meanwhile.
 pub(super) fn plan(volume: &PersistentVolume) -> Wanted {
     let bound = volume.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Bound");
-    match wanted(volume, FINALIZER) {
+    match wanted(volume, VOLUME_PROTECTION) {
         Wanted::RemoveIfUnused if bound => Wanted::Nothing,
         wanted => wanted,
     }

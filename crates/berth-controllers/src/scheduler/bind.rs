@@ -15,8 +15,9 @@ use tokio::time::Instant;
 
 use super::decide::Placement;
 use super::world::{Caches, World as _};
-use crate::claims::{self, BOUND_BY_CONTROLLER, SELECTED_NODE};
-use crate::selectors::volume_on_node;
+use berth_core::names::{BOUND_BY_CONTROLLER, SELECTED_NODE};
+use berth_kube::selectors::volume_on_node;
+use berth_kube::storage;
 
 /// How long volumes may take to be bound before another node is tried.
 pub(super) const BIND_TIMEOUT: Duration = Duration::from_secs(10 * 60);
@@ -50,7 +51,7 @@ fn volumes(why: impl Into<String>) -> Setback {
 pub(super) async fn write(cluster: &Cluster, caches: &Caches, of: &Reservation) -> Result<(), Setback> {
     for (key, name) in &of.placement.volumes.bind {
         let claim = claim(caches, key)?;
-        if claims::is_bound(&claim) {
+        if storage::is_bound(&claim) {
             continue;
         }
         let volume = caches.volumes.named(name).ok_or_else(|| {
@@ -62,7 +63,7 @@ pub(super) async fn write(cluster: &Cluster, caches: &Caches, of: &Reservation) 
         let claim = claim(caches, key)?;
         match claim.annotations().get(SELECTED_NODE) {
             Some(node) if *node == of.placement.node => {}
-            _ if claims::is_bound(&claim) => {}
+            _ if storage::is_bound(&claim) => {}
             Some(_) => {
                 return Err(volumes(format!("binding volumes: provisioning failed for PVC {:?}", key.name)));
             }
@@ -96,7 +97,7 @@ async fn reserve(
     written: bool,
 ) -> Result<(), Setback> {
     let current = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-    let ours = claims::refers_to(volume, claim);
+    let ours = storage::refers_to(volume, claim);
     if current.is_none() && written || current.is_some() && !ours {
         return Err(volumes(format!("binding volumes: ClaimRef got reset for pv {:?}", volume.name_any())));
     }
@@ -124,7 +125,7 @@ pub(super) fn is_bound(caches: &Caches, of: &Reservation) -> Result<bool, Setbac
     let bind = of.placement.volumes.bind.iter().map(|(key, _)| key);
     for key in bind.chain(&of.placement.volumes.provision) {
         let claim = claim(caches, key)?;
-        let name = claims::volume_name(&claim);
+        let name = storage::volume_name(&claim);
         if name.is_empty() {
             return Ok(false);
         }
@@ -136,7 +137,7 @@ pub(super) fn is_bound(caches: &Caches, of: &Reservation) -> Result<bool, Setbac
                 "binding volumes: pv {name:?} node affinity doesn't match node {node:?}: no matching NodeSelectorTerms"
             )));
         }
-        if !claims::is_bound(&claim) {
+        if !storage::is_bound(&claim) {
             return Ok(false);
         }
     }

@@ -6,7 +6,7 @@ use berth_kube::Key;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
-use crate::{amount, claims};
+use berth_kube::storage;
 
 /// Amounts by resource, in thousandths.
 pub(super) type Amounts = BTreeMap<String, i128>;
@@ -42,10 +42,10 @@ pub(super) struct Board {
 impl Board {
     /// Takes in a pod as it is now; says whether a node carries less.
     pub(super) fn observe(&mut self, key: &Key, pod: Option<&Pod>) -> bool {
-        let Some(pod) = pod.filter(|pod| !claims::is_over(pod)) else {
+        let Some(pod) = pod.filter(|pod| !storage::is_over(pod)) else {
             return self.remove(key);
         };
-        let node = claims::node_of(pod);
+        let node = storage::node_of_pod(pod);
         if node.is_empty() {
             return false;
         }
@@ -116,7 +116,7 @@ impl Board {
             *load.requested.entry(name.clone()).or_default() += amount;
         }
         load.pods.insert(key.clone());
-        let claims: Vec<Key> = claims::of_pod(pod).into_iter().map(|claim| claim.key).collect();
+        let claims: Vec<Key> = storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect();
         for claim in &claims {
             self.users.entry(claim.clone()).or_default().insert(key.clone());
         }
@@ -190,7 +190,7 @@ fn requests(container: &Container) -> Amounts {
 
 /// A list of resources as amounts.
 pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
-    list.iter().map(|(name, quantity)| (name.clone(), amount::thousandths(quantity))).collect()
+    list.iter().map(|(name, quantity)| (name.clone(), storage::amount(quantity).thousandths())).collect()
 }
 
 fn add(sum: &mut Amounts, more: &Amounts) {

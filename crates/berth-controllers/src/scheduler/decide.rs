@@ -7,7 +7,8 @@ use super::board::{Amounts, Board, amounts, request};
 use super::unfit::{Plugin, Unfit, Why};
 use super::volumes::{PodVolumes, judge_node, judge_pod};
 use super::world::World;
-use crate::selectors::{labels, node_selector};
+use berth_core::names;
+use berth_kube::selectors::{labels, node_selector};
 
 /// A node for a pod, and what to do about its volumes there.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -71,7 +72,7 @@ fn judge(spec: &PodSpec, request: &Amounts, board: &Board, node: &Node) -> Resul
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     let node_spec = node.spec.as_ref();
     if node_spec.and_then(|spec| spec.unschedulable) == Some(true) {
-        let taint = taint("node.kubernetes.io/unschedulable");
+        let taint = taint(names::UNSCHEDULABLE);
         if !tolerations.iter().any(|toleration| tolerates(toleration, &taint)) {
             return Err(Why::never(Plugin::NodeUnschedulable, "node(s) were unschedulable"));
         }

@@ -11,8 +11,9 @@ use kube::ResourceExt as _;
 use super::board::Board;
 use super::unfit::{Plugin, Why};
 use super::world::World;
-use crate::selectors::{label_selector, labels, topology, volume_on_node};
-use crate::{amount, claims};
+use berth_core::names::{self, NO_PROVISIONER};
+use berth_kube::selectors::{label_selector, labels, topology, volume_on_node};
+use berth_kube::storage;
 
 pub(super) const BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to bind";
 pub(super) const NODE_CONFLICT: &str = "node(s) didn't match PersistentVolume's node affinity";
@@ -24,7 +25,6 @@ pub(super) const IN_USE: &str = "node(s) unavailable due to PersistentVolumeClai
 pub(super) const TOO_MANY: &str = "node(s) exceed max volume count";
 pub(super) const ZONE: &str = "node(s) had no available volume zone";
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
-const NO_PROVISIONER: &str = "kubernetes.io/no-provisioner";
 
 /// What was found out about a pod's volumes before any node is looked at.
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ pub(super) struct PodVolumes {
 /// What is true whatever the node.
 pub(super) fn judge_pod(world: &impl World, board: &Board, pod: &Pod) -> Result<PodClaims, Why> {
     let mut found = PodClaims::default();
-    let of_pod = claims::of_pod(pod);
+    let of_pod = storage::claims_of_pod(pod);
     for claim in of_pod.iter().filter(|claim| !claim.ephemeral) {
         if world.claim(&claim.key).is_none() {
             let reason = format!("persistentvolumeclaim {:?} not found", claim.key.name);
@@ -69,9 +69,9 @@ pub(super) fn judge_pod(world: &impl World, board: &Board, pod: &Pod) -> Result<
         if exclusive && board.in_use(&Key::of(claim.as_ref()), &me) {
             found.exclusive_in_use = true;
         }
-        if claims::is_bound(claim) {
+        if storage::is_bound(claim) {
             found.bound.push(claim.clone());
-        } else if claims::volume_name(claim).is_empty() && is_delayed(world, claim) {
+        } else if storage::volume_name(claim).is_empty() && is_delayed(world, claim) {
             found.delayed.push(claim.clone());
         } else {
             return Err(Why::never(Plugin::VolumeBinding, UNBOUND));
@@ -81,7 +81,11 @@ pub(super) fn judge_pod(world: &impl World, board: &Board, pod: &Pod) -> Result<
     Ok(found)
 }
 
-fn usable(world: &impl World, pod: &Pod, of: &claims::ClaimOfPod) -> Result<Arc<PersistentVolumeClaim>, Why> {
+fn usable(
+    world: &impl World,
+    pod: &Pod,
+    of: &storage::ClaimOfPod,
+) -> Result<Arc<PersistentVolumeClaim>, Why> {
     let name = &of.key.name;
     let never = |reason: String| Err(Why::never(Plugin::VolumeBinding, reason));
     let Some(claim) = world.claim(&of.key) else {
@@ -90,7 +94,7 @@ fn usable(world: &impl World, pod: &Pod, of: &claims::ClaimOfPod) -> Result<Arc<
         ));
     };
     if claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost") {
-        let volume = claims::volume_name(&claim);
+        let volume = storage::volume_name(&claim);
         return never(format!(
             "persistentvolumeclaim {name:?} bound to non-existent persistentvolume {volume:?}"
         ));
@@ -98,7 +102,7 @@ fn usable(world: &impl World, pod: &Pod, of: &claims::ClaimOfPod) -> Result<Arc<
     if claim.metadata.deletion_timestamp.is_some() {
         return never(format!("persistentvolumeclaim {name:?} is being deleted"));
     }
-    if of.ephemeral && !claims::owned_by(&claim, pod) {
+    if of.ephemeral && !storage::owned_by(&claim, pod) {
         let key = &of.key;
         return never(format!("PVC {key} was not created for pod {} (pod is not owner)", Key::of(pod)));
     }
@@ -106,16 +110,12 @@ fn usable(world: &impl World, pod: &Pod, of: &claims::ClaimOfPod) -> Result<Arc<
 }
 
 fn is_delayed(world: &impl World, claim: &PersistentVolumeClaim) -> bool {
-    let mode = world.class(claims::class(claim)).and_then(|class| class.volume_binding_mode.clone());
+    let mode =
+        world.class(storage::class_of_claim(claim)).and_then(|class| class.volume_binding_mode.clone());
     mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-const ZONE_LABELS: [&str; 4] = [
-    "failure-domain.beta.kubernetes.io/zone",
-    "failure-domain.beta.kubernetes.io/region",
-    "topology.kubernetes.io/zone",
-    "topology.kubernetes.io/region",
-];
+const ZONE_LABELS: [&str; 4] = [names::BETA_ZONE, names::BETA_REGION, names::ZONE, names::REGION];
 
 fn zones(
     world: &impl World,
@@ -123,7 +123,7 @@ fn zones(
 ) -> Result<Vec<(String, BTreeSet<String>)>, Why> {
     let mut zones = Vec::new();
     for claim in bound {
-        let name = claims::volume_name(claim);
+        let name = storage::volume_name(claim);
         let Some(volume) = world.volume(name) else {
             return Err(Why::never(Plugin::VolumeZone, format!("persistentvolume {name:?} not found")));
         };
@@ -161,8 +161,12 @@ fn zone(zones: &[(String, BTreeSet<String>)], node: &Node) -> Result<(), Why> {
         return Ok(());
     }
     for (label, values) in zones {
-        let current = label.replace("failure-domain.beta.kubernetes.io/", "topology.kubernetes.io/");
-        let value = labels.get(label).or_else(|| labels.get(&current));
+        let current = match label.as_str() {
+            names::BETA_ZONE => names::ZONE,
+            names::BETA_REGION => names::REGION,
+            label => label,
+        };
+        let value = labels.get(label).or_else(|| labels.get(current));
         if value.is_none_or(|value| !values.contains(value)) {
             return Err(Why::never(Plugin::VolumeZone, ZONE));
         }
@@ -173,7 +177,7 @@ fn zone(zones: &[(String, BTreeSet<String>)], node: &Node) -> Result<(), Why> {
 fn binding(world: &impl World, board: &Board, found: &PodClaims, node: &Node) -> Result<PodVolumes, Why> {
     let mut reasons = Vec::new();
     for claim in &found.bound {
-        match world.volume(claims::volume_name(claim)) {
+        match world.volume(storage::volume_name(claim)) {
             None => {
                 reasons.push(VOLUME_MISSING);
                 break;
@@ -211,7 +215,7 @@ fn choose(
         let key = Key::of(claim.as_ref());
         let selected = claim
             .annotations()
-            .get(claims::SELECTED_NODE)
+            .get(berth_core::names::SELECTED_NODE)
             .map(String::as_str)
             .or_else(|| board.node_promised(&key));
         match selected {
@@ -220,16 +224,16 @@ fn choose(
             None => to_match.push(claim),
         }
     }
-    to_match.sort_by_key(|claim| claims::requested(claim));
+    to_match.sort_by_key(|claim| storage::requested(claim));
     let mut taken: HashSet<String> = HashSet::new();
     let mut fits: Fits = BTreeMap::new();
     for claim in to_match {
         match find_volume(world, board, claim, node, &taken) {
             Some(volume) => {
                 taken.insert(volume.name_any());
-                let fit = fits.entry(claims::volume_class(&volume).to_owned()).or_default();
-                fit.0 += claims::requested(claim);
-                fit.1 += claims::capacity(&volume);
+                let fit = fits.entry(storage::class_of_volume(&volume).to_owned()).or_default();
+                fit.0 += storage::requested(claim);
+                fit.1 += storage::capacity(&volume);
                 chosen.bind.push((Key::of(claim.as_ref()), volume.name_any()));
             }
             None => to_provision.push(claim),
@@ -242,8 +246,8 @@ fn choose(
     let mut room: Fits = BTreeMap::new();
     for claim in to_provision {
         if let Some(capacity) = provisionable(world, claim, node)? {
-            let fit = room.entry(claims::class(claim).to_owned()).or_default();
-            fit.0 += claims::requested(claim);
+            let fit = room.entry(storage::class_of_claim(claim).to_owned()).or_default();
+            fit.0 += storage::requested(claim);
             fit.1 = capacity;
         }
         chosen.provision.push(Key::of(claim.as_ref()));
@@ -276,13 +280,13 @@ fn find_volume(
     for volume in world.candidates(claim) {
         let name = volume.name_any();
         let (Some(spec), Some(asked)) = (&volume.spec, &claim.spec) else { continue };
-        let ours = claims::refers_to(&volume, claim);
+        let ours = storage::refers_to(&volume, claim);
         let mode = |mode: Option<&String>| mode.is_none_or(|mode| mode == "Filesystem");
         let attributes = |class: Option<&String>| class.filter(|class| !class.is_empty()).cloned();
         if taken.contains(&name)
             || (spec.claim_ref.is_some() && !ours)
             || board.promised(&name).is_some_and(|promised| *promised != key)
-            || claims::capacity(&volume) < claims::requested(claim)
+            || storage::capacity(&volume) < storage::requested(claim)
             || mode(spec.volume_mode.as_ref()) != mode(asked.volume_mode.as_ref())
             || attributes(spec.volume_attributes_class_name.as_ref())
                 != attributes(asked.volume_attributes_class_name.as_ref())
@@ -304,10 +308,10 @@ fn find_volume(
         let accessible = asked.access_modes.iter().flatten().all(|mode| modes.contains(mode));
         let fits = available
             && selected
-            && claims::volume_class(&volume) == claims::class(claim)
+            && storage::class_of_volume(&volume) == storage::class_of_claim(claim)
             && here
             && accessible;
-        let order = |volume: &PersistentVolume| (claims::capacity(volume), volume.name_any());
+        let order = |volume: &PersistentVolume| (storage::capacity(volume), volume.name_any());
         if fits && best.as_ref().is_none_or(|best| order(best) > order(&volume)) {
             best = Some(volume);
         }
@@ -321,7 +325,7 @@ fn provisionable(
     claim: &PersistentVolumeClaim,
     node: &Node,
 ) -> Result<Option<i128>, &'static str> {
-    let class = world.class(claims::class(claim)).ok_or(BIND_CONFLICT)?;
+    let class = world.class(storage::class_of_claim(claim)).ok_or(BIND_CONFLICT)?;
     if class.provisioner.is_empty() || class.provisioner == NO_PROVISIONER {
         return Err(BIND_CONFLICT);
     }
@@ -334,7 +338,7 @@ fn provisionable(
     if !tracked {
         return Ok(None);
     }
-    let asked = claims::requested(claim);
+    let asked = storage::requested(claim);
     world
         .capacities(&class.name_any())
         .iter()
@@ -343,13 +347,13 @@ fn provisionable(
             capacity.node_topology.as_ref().is_some_and(|topology| label_selector(topology, labels))
         })
         .find(|capacity| limit(capacity).is_some_and(|limit| limit >= asked))
-        .map(|capacity| Some(capacity.capacity.as_ref().map_or(0, amount::units)))
+        .map(|capacity| Some(capacity.capacity.as_ref().map_or(0, storage::units)))
         .ok_or(NO_SPACE)
 }
 
 /// The largest volume that can be made.
 pub(super) fn limit(capacity: &CSIStorageCapacity) -> Option<i128> {
-    capacity.maximum_volume_size.as_ref().or(capacity.capacity.as_ref()).map(amount::units)
+    capacity.maximum_volume_size.as_ref().or(capacity.capacity.as_ref()).map(storage::units)
 }
 
 /// Whether a node may have as many volumes of each driver as it then would.
@@ -382,7 +386,7 @@ fn limits(
     }
     let mut present: HashMap<String, String> = HashMap::new();
     for pod in board.load(&name).into_iter().flat_map(|load| &load.pods).filter_map(|key| world.pod(key)) {
-        let of_pod = claims::of_pod(&pod);
+        let of_pod = storage::claims_of_pod(&pod);
         let claims = of_pod.iter().filter_map(|claim| world.claim(&claim.key));
         present.extend(claims.filter_map(|claim| driver_and_handle(world, &claim)));
     }
@@ -409,10 +413,10 @@ fn limits(
 
 /// A claim's volume as `driver/handle` and its driver; one that is not there yet counts by its class.
 fn driver_and_handle(world: &impl World, claim: &PersistentVolumeClaim) -> Option<(String, String)> {
-    if let Some(volume) = world.volume(claims::volume_name(claim)) {
+    if let Some(volume) = world.volume(storage::volume_name(claim)) {
         let csi = volume.spec.as_ref()?.csi.as_ref()?;
         return Some((format!("{}/{}", csi.driver, csi.volume_handle), csi.driver.clone()));
     }
-    let driver = world.class(claims::class(claim))?.provisioner.clone();
+    let driver = world.class(storage::class_of_claim(claim))?.provisioner.clone();
     Some((format!("{driver}/to be made for {}", Key::of(claim)), driver))
 }

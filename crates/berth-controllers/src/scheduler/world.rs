@@ -6,7 +6,7 @@ use berth_kube::{Cache, Cluster, Index, Key};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 
-use crate::claims;
+use berth_kube::storage;
 
 /// The objects a decision rests on.
 pub(super) trait World {
@@ -55,13 +55,13 @@ impl Caches {
             drivers: cluster.cache(),
             csi_nodes: cluster.cache(),
             pending_by_claim: pods.index(|pod| {
-                let pending = claims::node_of(pod).is_empty();
-                claims::of_pod(pod).into_iter().filter(|_| pending).map(|claim| claim.key).collect()
+                let pending = storage::node_of_pod(pod).is_empty();
+                storage::claims_of_pod(pod).into_iter().filter(|_| pending).map(|claim| claim.key).collect()
             }),
-            volumes_by_claim: volumes.index(|volume| claim_of(volume).into_iter().collect()),
+            volumes_by_claim: volumes.index(|volume| storage::claim_of_volume(volume).into_iter().collect()),
             free_by_class: volumes.index(|volume| {
-                let free = claim_of(volume).is_none();
-                free.then(|| claims::volume_class(volume).to_owned()).into_iter().collect()
+                let free = storage::claim_of_volume(volume).is_none();
+                free.then(|| storage::class_of_volume(volume).to_owned()).into_iter().collect()
             }),
             attachments_by_node: attachments.index(|attachment| vec![attachment.spec.node_name.clone()]),
             capacities_by_class: capacities.index(|capacity| vec![capacity.storage_class_name.clone()]),
@@ -122,16 +122,7 @@ impl World for Caches {
 
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
         let mut found = self.volumes_by_claim.get(&Key::of(claim));
-        found.extend(self.free_by_class.get(claims::class(claim)));
+        found.extend(self.free_by_class.get(storage::class_of_claim(claim)));
         found
     }
-}
-
-/// The claim a volume is reserved for.
-pub(super) fn claim_of(volume: &PersistentVolume) -> Option<Key> {
-    let reference = volume.spec.as_ref()?.claim_ref.as_ref()?;
-    Some(Key::new(
-        reference.namespace.clone().unwrap_or_default(),
-        reference.name.clone().unwrap_or_default(),
-    ))
 }

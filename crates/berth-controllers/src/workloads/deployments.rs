@@ -16,11 +16,12 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 
 use super::ownership::{chooses, claim, controller};
-use crate::claims;
-use crate::selectors::is_empty;
+use berth_core::names::DEPLOYMENT_REVISION;
+use berth_kube::selectors::is_empty;
+use berth_kube::storage;
 use plan::{Seen, Step, plan};
 use status::{is_written, status};
-use template::{REVISION, is_current, new_set, refresh, revision, sizes};
+use template::{is_current, new_set, refresh, revision, sizes};
 
 const COMPONENT: &str = "deployment-controller";
 
@@ -148,7 +149,7 @@ impl Controller {
     fn see<'a>(&self, deployment: &'a Deployment, sets: Vec<Arc<ReplicaSet>>) -> Seen<'a> {
         let mut seen = Seen::new(deployment, sets);
         let pods = seen.old.iter().filter_map(|set| set.uid()).flat_map(|uid| self.pods_of.get(&uid));
-        seen.old_pods = pods.into_iter().any(|pod| !claims::is_over(&pod));
+        seen.old_pods = pods.into_iter().any(|pod| !storage::is_over(&pod));
         seen
     }
 
@@ -171,7 +172,7 @@ impl Controller {
         if template::revision(&deployment.metadata) != revision {
             self.cluster
                 .update(deployment, |deployment| {
-                    deployment.annotations_mut().insert(REVISION.to_owned(), revision.to_string());
+                    deployment.annotations_mut().insert(DEPLOYMENT_REVISION.to_owned(), revision.to_string());
                 })
                 .await?;
         }

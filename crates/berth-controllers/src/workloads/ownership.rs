@@ -6,7 +6,7 @@ use std::sync::Arc;
 use berth_kube::{Cluster, Key, Kind, Result};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 
-use crate::selectors::{is_empty, label_selector, labels};
+use berth_kube::selectors::{is_empty, label_selector, labels};
 
 /// The owner that controls an object.
 pub(super) fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {

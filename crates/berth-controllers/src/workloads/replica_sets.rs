@@ -18,7 +18,7 @@ use kube::api::ObjectMeta;
 use parking_lot::{Mutex, MutexGuard};
 
 use super::ownership::{chooses, claim, controller, reference};
-use crate::claims;
+use berth_kube::storage;
 use plan::{Pods, is_active, is_ready, plan, status};
 
 const COMPONENT: &str = "replicaset-controller";
@@ -108,7 +108,7 @@ impl Controller {
         let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
         let pods = claim(&self.cluster, set.as_ref(), &spec.selector, owned, orphans).await?;
         let mut active = self.active(&pods);
-        let terminating = pods.iter().filter(|pod| !claims::is_over(pod) && !active.contains(pod)).count();
+        let terminating = pods.iter().filter(|pod| !storage::is_over(pod) && !active.contains(pod)).count();
         let mut failure = None;
         if set.metadata.deletion_timestamp.is_none() {
             let steps = plan(&set, &active, &self.related(&set, &pods), Timestamp::now());
@@ -144,7 +144,7 @@ impl Controller {
         }
         let mut nodes = HashMap::new();
         for pod in pods.iter().filter(|pod| is_active(pod) && is_ready(pod)) {
-            *nodes.entry(claims::node_of(pod).to_owned()).or_default() += 1;
+            *nodes.entry(storage::node_of_pod(pod).to_owned()).or_default() += 1;
         }
         nodes
     }

@@ -9,7 +9,7 @@ use kube::ResourceExt as _;
 
 use super::super::plan::{self, AccessModes};
 use super::super::pool::{self, Pool};
-use super::{Key, claim, claim_key, parts, volume};
+use super::{Key, claim, parts, volume};
 
 /// The volumes of Kubernetes' table.
 const VOLUMES: &str = "gce-pd-10 10G Available | gce-pd-20 20G Bound ref=x:def456 | nfs-5 5G Available modes=RWO,ROX,RWX \
@@ -34,7 +34,10 @@ fn find(volumes: &str, asked: &str) -> String {
     }
     let claim = claim(asked);
     let key = Key::of(&claim);
-    let pointing = volumes.iter().filter(|volume| claim_key(volume).as_ref() == Some(&key)).cloned();
+    let pointing = volumes
+        .iter()
+        .filter(|volume| berth_kube::storage::claim_of_volume(volume).as_ref() == Some(&key))
+        .cloned();
     let found = pool::reserved(pointing.collect(), &claim).or_else(|| pool.turn(key).find(&claim));
     found.map(|volume| volume.name_any()).unwrap_or_default()
 }

@@ -7,7 +7,8 @@ use super::{World, volume};
 
 #[test]
 fn finalizers_follow_the_provisioner_and_the_policy() {
-    let (external, internal) = (names::EXTERNAL_FINALIZER, names::IN_TREE_FINALIZER);
+    let (external, internal) =
+        (berth_core::names::PROVISIONER_FINALIZER, berth_core::names::IN_TREE_VOLUME_FINALIZER);
     let custom = "test.volume.kubernetes.io/finalizer";
     let old = "by=kubernetes.io/mock-volume";
     for (case, words, before, after) in [

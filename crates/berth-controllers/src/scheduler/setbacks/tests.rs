@@ -15,7 +15,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::super::{Caches, Scheduler};
 use super::Setbacks;
-use crate::claims::SELECTED_NODE;
+use berth_core::names::SELECTED_NODE;
 
 #[test]
 fn rests_double_from_one_second_to_ten() {

@@ -7,8 +7,8 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use serde_json::{Value, json};
 
-use super::super::world::{World, claim_of};
-use crate::claims;
+use super::super::world::World;
+use berth_kube::storage;
 
 /// Objects in plain lists.
 #[derive(Default)]
@@ -57,9 +57,9 @@ impl World for Plain {
         self.capacities.iter().filter(|capacity| capacity.storage_class_name == class).cloned().collect()
     }
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
-        let fits = |volume: &PersistentVolume| match claim_of(volume) {
+        let fits = |volume: &PersistentVolume| match storage::claim_of_volume(volume) {
             Some(key) => key == Key::of(claim),
-            None => claims::volume_class(volume) == claims::class(claim),
+            None => storage::class_of_volume(volume) == storage::class_of_claim(claim),
         };
         self.volumes.iter().filter(|volume| fits(volume)).cloned().collect()
     }

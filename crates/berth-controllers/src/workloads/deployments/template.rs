@@ -2,6 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::{
+    DEPLOYMENT_DESIRED_REPLICAS, DEPLOYMENT_MAX_REPLICAS, DEPLOYMENT_REVISION, DEPLOYMENT_REVISION_HISTORY,
+    LAST_APPLIED,
+};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet, ReplicaSetSpec};
 use k8s_openapi::api::core::v1::PodTemplateSpec;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -10,18 +14,14 @@ use kube::ResourceExt as _;
 use super::plan::{max_surge, wanted};
 use crate::workloads::ownership::reference;
 
-pub(super) const REVISION: &str = "deployment.kubernetes.io/revision";
-const HISTORY: &str = "deployment.kubernetes.io/revision-history";
-const DESIRED: &str = "deployment.kubernetes.io/desired-replicas";
-const MAX: &str = "deployment.kubernetes.io/max-replicas";
 const HASH: &str = "pod-template-hash";
 /// Annotations that a set does not get from its Deployment.
 const OWN: [&str; 6] = [
-    "kubectl.kubernetes.io/last-applied-configuration",
-    REVISION,
-    HISTORY,
-    DESIRED,
-    MAX,
+    LAST_APPLIED,
+    DEPLOYMENT_REVISION,
+    DEPLOYMENT_REVISION_HISTORY,
+    DEPLOYMENT_DESIRED_REPLICAS,
+    DEPLOYMENT_MAX_REPLICAS,
     "deprecated.deployment.rollback.to",
 ];
 
@@ -71,7 +71,7 @@ pub(super) fn new_set(deployment: &Deployment, replicas: i32, revision: i64) -> 
     let mut name = deployment.name_any();
     name.truncate(253 - 1 - hash.len());
     let mut annotations = inherited(deployment);
-    annotations.insert(REVISION.to_owned(), revision.to_string());
+    annotations.insert(DEPLOYMENT_REVISION.to_owned(), revision.to_string());
     annotations.extend(sizes(deployment));
     ReplicaSet {
         metadata: ObjectMeta {
@@ -100,7 +100,10 @@ fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
 /// For how many pods a set is judged; tells a change of the Deployment's size from a rollout.
 pub(super) fn sizes(deployment: &Deployment) -> [(String, String); 2] {
     let wanted = wanted(deployment);
-    [(DESIRED.to_owned(), wanted.to_string()), (MAX.to_owned(), (wanted + max_surge(deployment)).to_string())]
+    [
+        (DEPLOYMENT_DESIRED_REPLICAS.to_owned(), wanted.to_string()),
+        (DEPLOYMENT_MAX_REPLICAS.to_owned(), (wanted + max_surge(deployment)).to_string()),
+    ]
 }
 
 /// Brings what the current set inherits up to date: annotations, the time a pod must be ready, and its revision.
@@ -110,13 +113,13 @@ pub(super) fn refresh(deployment: &Deployment, set: &mut ReplicaSet, revision_no
     annotations.extend(inherited(deployment));
     if before < revision_now {
         if before > 0 {
-            let history = annotations.entry(HISTORY.to_owned()).or_default();
+            let history = annotations.entry(DEPLOYMENT_REVISION_HISTORY.to_owned()).or_default();
             if !history.is_empty() {
                 history.push(',');
             }
             history.push_str(&before.to_string());
         }
-        annotations.insert(REVISION.to_owned(), revision_now.to_string());
+        annotations.insert(DEPLOYMENT_REVISION.to_owned(), revision_now.to_string());
     }
     if let (Some(spec), Some(wanted)) = (&mut set.spec, &deployment.spec) {
         spec.min_ready_seconds = wanted.min_ready_seconds.filter(|seconds| *seconds > 0);
@@ -125,17 +128,17 @@ pub(super) fn refresh(deployment: &Deployment, set: &mut ReplicaSet, revision_no
 
 /// The revision an object has; 0 for none.
 pub(super) fn revision(meta: &ObjectMeta) -> i64 {
-    number(meta, REVISION).unwrap_or(0)
+    number(meta, DEPLOYMENT_REVISION).unwrap_or(0)
 }
 
 /// For how many pods a set was last judged.
 pub(super) fn desired_annotation(set: &ReplicaSet) -> Option<i32> {
-    number(&set.metadata, DESIRED).and_then(|number| i32::try_from(number).ok())
+    number(&set.metadata, DEPLOYMENT_DESIRED_REPLICAS).and_then(|number| i32::try_from(number).ok())
 }
 
 /// How many pods its Deployment might have had then.
 pub(super) fn max_annotation(set: &ReplicaSet) -> Option<i32> {
-    number(&set.metadata, MAX).and_then(|number| i32::try_from(number).ok())
+    number(&set.metadata, DEPLOYMENT_MAX_REPLICAS).and_then(|number| i32::try_from(number).ok())
 }
 
 fn number(meta: &ObjectMeta, annotation: &str) -> Option<i64> {

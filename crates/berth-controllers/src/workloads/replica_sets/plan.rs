@@ -10,8 +10,8 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
-use crate::claims;
-use crate::selectors::labels;
+use berth_kube::selectors::labels;
+use berth_kube::storage;
 
 /// At most so many pods are made or deleted in one go.
 pub(super) const BURST: usize = 500;
@@ -51,18 +51,18 @@ pub(super) fn wanted(set: &ReplicaSet) -> i32 {
 
 /// Whether a pod counts: it neither ran to its end nor is being deleted.
 pub(super) fn is_active(pod: &Pod) -> bool {
-    !claims::is_over(pod) && pod.metadata.deletion_timestamp.is_none()
+    !storage::is_over(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
 pub(super) fn first_to_go(a: &Pod, b: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> Ordering {
-    let assigned = |pod: &Pod| !claims::node_of(pod).is_empty();
-    let phase = |pod: &Pod| match claims::phase(pod) {
+    let assigned = |pod: &Pod| !storage::node_of_pod(pod).is_empty();
+    let phase = |pod: &Pod| match storage::phase_of_pod(pod) {
         "Pending" => 0,
         "Unknown" => 1,
         _ => 2,
     };
-    let crowd = |pod: &Pod| related.get(claims::node_of(pod)).copied().unwrap_or(0);
+    let crowd = |pod: &Pod| related.get(storage::node_of_pod(pod)).copied().unwrap_or(0);
     assigned(a)
         .cmp(&assigned(b))
         .then_with(|| phase(a).cmp(&phase(b)))
@@ -98,7 +98,7 @@ fn created(pod: &Pod) -> Option<Timestamp> {
 
 fn cost(pod: &Pod) -> i32 {
     pod.annotations()
-        .get("controller.kubernetes.io/pod-deletion-cost")
+        .get(berth_core::names::POD_DELETION_COST)
         .and_then(|cost| cost.parse().ok())
         .unwrap_or(0)
 }
