@@ -55,6 +55,10 @@ struct Shared {
     under_way: TaskTracker,
 }
 
+/// When the caller of a request stops waiting; among the request's extensions where it does.
+#[derive(Debug, Clone, Copy)]
+pub struct Deadline(pub Instant);
+
 impl CallLayer {
     /// A layer that lets no caller wait longer than `max_duration`, if there is one.
     pub fn new(metrics: Metrics, max_duration: Option<Duration>) -> Self {
@@ -87,7 +91,7 @@ impl Service<Request<Body>> for Calls {
         Service::<Request<Body>>::poll_ready(&mut self.routes, context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let path = request.uri().path();
         let id = self.shared.last_id.fetch_add(1, Ordering::Relaxed) + 1;
         let rpc = rpc_of(path);
@@ -98,6 +102,9 @@ impl Service<Request<Body>> for Calls {
         // would answer CANCELLED if that were the first to fire.
         let deadline = deadline_of(request.headers(), self.shared.max_duration);
         let streams = METHODS.iter().find(|(known, _)| *known == path).is_none_or(|(_, streams)| *streams);
+        if let Some(deadline) = deadline {
+            request.extensions_mut().insert(Deadline(deadline));
+        }
         let handler = self.routes.call(request);
         let task = tokio::spawn(run(call, handler, streams, deadline).instrument(span.clone()));
         Box::pin(answer(task, deadline, span))

@@ -22,7 +22,7 @@ pub mod registration;
 mod transport;
 pub mod v1;
 
-pub use call_layer::{CallLayer, Calls};
+pub use call_layer::{CallLayer, Calls, Deadline};
 pub use client::{
     Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,
     from_transport,

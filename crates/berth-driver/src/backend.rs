@@ -1,58 +1,24 @@
-//! What a backend is: the trait every kind of storage implements, and the words it speaks.
-//!
-//! A backend sees neither CSI nor Kubernetes. The services in front of it have already parsed the request, refused
-//! what the spec refuses, compared it with what exists, and hold the locks of every volume and snapshot named, so a
-//! backend's method is called for one volume at a time and only when there is something to do.
-//!
-//! Guarantees a backend gives: a method that returned `Ok` is durable (a crash right after it loses nothing); a
-//! method that did not leaves nothing behind, or something that its own restart removes; every method can be
-//! called again after a crash at any point.
-
-mod error;
+//! The trait that a backend implements as a whole, with [`Features`] that say what of it there is; being replaced by the
+//! traits of `controller.rs` and `node.rs`.
 
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
 };
 
 use async_trait::async_trait;
 use berth_core::{
-    AccessKind, Capacity, CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology,
-    VolumeCapability, VolumeId,
+    CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
 };
-
 use berth_host::mount::{self, Attributes};
 
-pub use self::error::{Error, Result};
 use crate::Features;
-
-/// Parameters as the StorageClass (or VolumeAttributesClass, or snapshot class) gives them.
-pub type Parameters = BTreeMap<String, String>;
-
-/// The secrets of a call. What is in them is read by name and never formatted.
-#[derive(Clone, Default, PartialEq, Eq)]
-pub struct Secrets(BTreeMap<String, String>);
-
-impl Secrets {
-    /// The secret of that name; upper and lower case are the same.
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
-    }
-}
-
-impl From<BTreeMap<String, String>> for Secrets {
-    fn from(secrets: BTreeMap<String, String>) -> Self {
-        Self(secrets)
-    }
-}
-
-impl std::fmt::Debug for Secrets {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Secrets")
-    }
-}
+pub use crate::{
+    Amounts, Attached as Attachment, AvailableCapacity as Room, BlockRange, Blocks, Condition, ContentSource,
+    Error, Expanded, GroupSnapshot, NodeExpanded as NodeExpansion, Page, PageRequest, Parameters, Result,
+    Secrets, Severity, Snapshot, StagedVolume, Usage, Volume,
+};
 
 /// What the secrets of a call are about.
 #[derive(Debug, Clone, Copy)]
@@ -63,15 +29,6 @@ pub enum About<'a> {
     Volume(&'a VolumeId),
     /// A snapshot.
     Snapshot(&'a SnapshotId),
-}
-
-/// Where a volume's first content comes from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ContentSource {
-    /// A snapshot.
-    Snapshot(SnapshotId),
-    /// Another volume, as it is now.
-    Volume(VolumeId),
 }
 
 /// A volume to create. Its name is not taken, its source exists, its capabilities agree with each other.
@@ -91,201 +48,6 @@ pub struct NewVolume {
     pub source: Option<ContentSource>,
     /// Whether it belongs to one pod and goes with it.
     pub ephemeral: bool,
-}
-
-/// A volume that exists.
-#[derive(Debug, Clone)]
-pub struct Volume {
-    /// What the driver calls it.
-    pub id: VolumeId,
-    /// Its size.
-    pub capacity: Capacity,
-    /// Filesystem or raw device.
-    pub access: AccessKind,
-    /// The parameters it was created with.
-    pub parameters: Arc<Parameters>,
-    /// The mutable parameters now in force.
-    pub mutable: Arc<Parameters>,
-    /// What the node needs to know about it.
-    pub context: BTreeMap<String, String>,
-    /// Where its first content came from.
-    pub source: Option<ContentSource>,
-    /// Where it can be used; everywhere if `None`.
-    pub topology: Option<Arc<Topology>>,
-    /// The nodes it is attached to.
-    pub attachments: Vec<Attachment>,
-    /// Whether it belongs to one pod and goes with it, as [`NewVolume::ephemeral`] said.
-    pub ephemeral: bool,
-}
-
-/// A volume's presence on a node, from the controller's side.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Attachment {
-    /// The node.
-    pub node: NodeId,
-    /// Attached for reading only.
-    pub read_only: bool,
-    /// With this mode.
-    pub mode: berth_core::AccessMode,
-}
-
-/// A snapshot that exists.
-#[derive(Debug, Clone)]
-pub struct Snapshot {
-    /// What the driver calls it.
-    pub id: SnapshotId,
-    /// The volume it was taken of.
-    pub source: VolumeId,
-    /// The least size of a volume restored from it.
-    pub size: Capacity,
-    /// Filesystem or raw device.
-    pub access: AccessKind,
-    /// When it was taken.
-    pub created: SystemTime,
-    /// Whether volumes can be made of it already.
-    pub ready: bool,
-    /// The group it was taken with.
-    pub group: Option<GroupSnapshotId>,
-    /// Where it can be used; everywhere if `None`.
-    pub topology: Option<Arc<Topology>>,
-}
-
-/// Snapshots taken at one instant.
-#[derive(Debug, Clone)]
-pub struct GroupSnapshot {
-    /// What the driver calls the group.
-    pub id: GroupSnapshotId,
-    /// Its members.
-    pub snapshots: Vec<Snapshot>,
-    /// The instant.
-    pub created: SystemTime,
-}
-
-/// One page of a listing in a stable order.
-#[derive(Debug)]
-pub struct Page<T> {
-    /// The entries.
-    pub entries: Vec<T>,
-    /// Where the next page starts, if there is more.
-    pub next: Option<String>,
-}
-
-/// Where a page starts and how long it may be.
-#[derive(Debug, Clone)]
-pub struct PageRequest {
-    /// The previous page's `next`. A backend answers a token it never gave with [`Error::Busy`], which travels as
-    /// ABORTED, the spec's code for it.
-    pub after: Option<String>,
-    /// The most entries.
-    pub limit: usize,
-}
-
-/// How much can still be created.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room {
-    /// In all.
-    pub available: Capacity,
-    /// As one volume.
-    pub largest_volume: Option<Capacity>,
-    /// At least.
-    pub smallest_volume: Option<Capacity>,
-}
-
-/// The outcome of growing a volume from the controller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Expanded {
-    /// The size now.
-    pub capacity: Capacity,
-    /// Whether the node has to grow the filesystem too.
-    pub node_expansion_required: bool,
-}
-
-/// The outcome of growing a volume on its node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NodeExpansion {
-    /// Everything on it has this size now.
-    Done(Capacity),
-    /// This machine can grow it only while it is not mounted: the front unpublishes, unstages, stages (which grows)
-    /// and publishes again, if nobody is using it.
-    NeedsRemount,
-}
-
-/// How bad a volume's condition is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Severity {
-    /// Usable, not as it should be.
-    Degraded,
-    /// Cannot be used now.
-    Inaccessible,
-    /// Data is or seems to be gone.
-    DataLoss,
-}
-
-/// Something that is wrong with a volume or with the storage below it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Condition {
-    /// How bad.
-    pub severity: Severity,
-    /// One CamelCase word for machines.
-    pub reason: &'static str,
-    /// A sentence for people.
-    pub message: String,
-}
-
-/// A volume's usage.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Usage {
-    /// Size and use in bytes.
-    pub bytes: Amounts,
-    /// Size and use in inodes, for filesystems.
-    pub inodes: Option<Amounts>,
-}
-
-/// Of one resource.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Amounts {
-    /// All there is; 0 where unlimited or unknown.
-    pub total: u64,
-    /// Taken.
-    pub used: u64,
-    /// Left.
-    pub available: u64,
-}
-
-/// A part of a raw volume.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct BlockRange {
-    /// In bytes from the start.
-    pub offset: u64,
-    /// In bytes.
-    pub length: u64,
-}
-
-/// The parts of a snapshot that hold data or changed, produced lazily on a blocking thread.
-pub struct Blocks {
-    /// The volume's size when the snapshot was taken.
-    pub capacity: Capacity,
-    /// Whether every range has the same length.
-    pub fixed_length: bool,
-    /// In ascending order.
-    pub ranges: Box<dyn Iterator<Item = Result<BlockRange>> + Send>,
-}
-
-impl std::fmt::Debug for Blocks {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Blocks").field("capacity", &self.capacity).finish_non_exhaustive()
-    }
-}
-
-/// A volume that is staged on this node when the driver starts.
-#[derive(Debug, Clone)]
-pub struct StagedVolume {
-    /// Which.
-    pub id: VolumeId,
-    /// Where.
-    pub staging: PathBuf,
-    /// How.
-    pub capability: VolumeCapability,
 }
 
 /// This node, as a place for volumes.

@@ -19,9 +19,10 @@ use std::{
 
 use berth_core::{CapacityRange, InvalidId, Topology};
 use berth_csi::v1;
-use tonic::Status;
+use tonic::{Request, Status};
 
 use self::capability::capability;
+use crate::{Context, Secrets, TopologyRequirement};
 
 /// The spec's limit for the keys and values of one map, and for all mount flags.
 const MAX_MAP: usize = 4 << 10;
@@ -60,27 +61,74 @@ pub(crate) struct Listing {
     pub(crate) most: Option<usize>,
 }
 
-/// The places of which a volume or snapshot has to be in one; never empty.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Places(Vec<Topology>);
+/// The call that a request makes, and what comes with it.
+pub(crate) fn read<R: Message, C: TryFrom<R, Error = Invalid>>(request: Request<R>) -> Parsed<(Context, C)> {
+    let deadline = request.extensions().get::<berth_csi::Deadline>().map(|deadline| deadline.0.into_std());
+    let mut message = request.into_inner();
+    let secrets = Secrets::from(message.take_secrets());
+    let context = match message.about() {
+        Some(about) => Context::new(deadline, secrets, about),
+        None => Context::new(deadline, secrets, &BTreeMap::new()),
+    };
+    Ok((context, C::try_from(message)?))
+}
 
-impl Places {
-    /// Whether a thing at `place` is where the caller wants it; a thing without a place is everywhere.
-    pub(crate) fn accept(&self, place: Option<&Topology>) -> bool {
-        place.is_none_or(|place| self.0.iter().any(|wanted| place.satisfies(wanted)))
+/// What messages have in common.
+pub(crate) trait Message {
+    fn take_secrets(&mut self) -> BTreeMap<String, String> {
+        BTreeMap::new()
     }
 
-    /// Whether this place is named and no other.
-    pub(crate) fn are_only(&self, place: &Topology) -> bool {
-        self.0.iter().all(|wanted| wanted == place)
+    /// The map in which Kubernetes says for whom it asks.
+    fn about(&self) -> Option<&BTreeMap<String, String>> {
+        None
     }
 }
 
-impl std::fmt::Display for Places {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let places: Vec<String> = self.0.iter().map(ToString::to_string).collect();
-        f.write_str(&places.join(" or "))
-    }
+macro_rules! messages {
+    ($($request:ident $(with $secrets:ident $(and $about:ident)?)?,)*) => {$(
+        impl Message for v1::$request {
+            $(
+                fn take_secrets(&mut self) -> BTreeMap<String, String> {
+                    std::mem::take(&mut self.$secrets)
+                }
+
+                $(fn about(&self) -> Option<&BTreeMap<String, String>> {
+                    Some(&self.$about)
+                })?
+            )?
+        }
+    )*};
+}
+messages! {
+    CreateVolumeRequest with secrets and parameters,
+    DeleteVolumeRequest with secrets,
+    ControllerPublishVolumeRequest with secrets and volume_context,
+    ControllerUnpublishVolumeRequest with secrets,
+    ValidateVolumeCapabilitiesRequest with secrets and volume_context,
+    ListVolumesRequest,
+    ControllerListVolumeHealthRequest,
+    ControllerGetVolumeHealthRequest,
+    GetCapacityRequest,
+    CreateSnapshotRequest with secrets and parameters,
+    DeleteSnapshotRequest with secrets,
+    ListSnapshotsRequest with secrets,
+    GetSnapshotRequest with secrets,
+    ControllerExpandVolumeRequest with secrets,
+    ControllerGetVolumeRequest,
+    ControllerModifyVolumeRequest with secrets,
+    CreateVolumeGroupSnapshotRequest with secrets and parameters,
+    DeleteVolumeGroupSnapshotRequest with secrets,
+    GetVolumeGroupSnapshotRequest with secrets,
+    GetMetadataAllocatedRequest with secrets,
+    GetMetadataDeltaRequest with secrets,
+    NodeStageVolumeRequest with secrets and volume_context,
+    NodeUnstageVolumeRequest,
+    NodePublishVolumeRequest with secrets and volume_context,
+    NodeUnpublishVolumeRequest,
+    NodeGetVolumeStatsRequest,
+    NodeGetVolumeHealthRequest,
+    NodeExpandVolumeRequest with secrets,
 }
 
 fn missing(field: &str) -> Invalid {
@@ -173,15 +221,14 @@ fn topology(field: &str, topology: v1::Topology) -> Parsed<Topology> {
     map(field, topology.segments).map(Topology)
 }
 
-/// The places asked for; none where the requirement is left out or empty.
-fn places(requirement: Option<v1::TopologyRequirement>) -> Parsed<Option<Places>> {
-    let requirement = requirement.unwrap_or_default();
-    let named = |field, topologies: Vec<v1::Topology>| {
-        topologies.into_iter().map(move |place| topology(field, place))
+/// The topologies asked for; none where the requirement is left out or empty.
+fn topology_requirement(message: Option<v1::TopologyRequirement>) -> Parsed<Option<TopologyRequirement>> {
+    let message = message.unwrap_or_default();
+    let all = |field, topologies: Vec<v1::Topology>| {
+        topologies.into_iter().map(|segments| topology(field, segments)).collect::<Parsed<Vec<_>>>()
     };
-    // The preferred places are among the requisite ones wherever both are given.
-    let places: Vec<Topology> = named("accessibility_requirements.requisite", requirement.requisite)
-        .chain(named("accessibility_requirements.preferred", requirement.preferred))
-        .collect::<Parsed<_>>()?;
-    Ok(Some(Places(places)).filter(|places| !places.0.is_empty()))
+    let requisite = all("accessibility_requirements.requisite", message.requisite)?;
+    let preferred = all("accessibility_requirements.preferred", message.preferred)?;
+    let is_empty = requisite.is_empty() && preferred.is_empty();
+    Ok(Some(TopologyRequirement { requisite, preferred }).filter(|_| !is_empty))
 }

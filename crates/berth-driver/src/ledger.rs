@@ -19,7 +19,7 @@ use berth_journal::{Entry, Journal};
 use parking_lot::{Mutex, MutexGuard};
 
 pub(crate) use self::record::{Phase, Published, Staged};
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 const JOURNAL: &str = "node.journal";
 const BOOT: &str = "boot";

@@ -47,11 +47,13 @@ use parking_lot::{Mutex, MutexGuard};
 pub use self::kind::Kind;
 use self::{devices::Devices, record::Key, state::State, trash::Trash};
 use crate::{
-    Backend, Feature, Features,
+    Backend, Driver, Feature, Features,
     backend::{
         Attachment, Blocks, Condition, Error, Expanded, GroupSnapshot, NewVolume, NodeExpansion, NodeInfo,
         Page, PageRequest, Parameters, Publication, Result, Room, Snapshot, StagedVolume, Usage, Volume,
     },
+    legacy,
+    services::Mode,
 };
 
 /// How a local backend is set up.
@@ -175,6 +177,11 @@ impl Local {
         opened
             .map_err(|panic| Error::State(format!("open the data directory: {panic}")))?
             .map(|inner| Self(Arc::new(inner)))
+    }
+
+    /// A driver of these volumes, with the parts that `mode` says.
+    pub fn driver(&self, name: &str, version: &str, mode: Mode) -> Driver {
+        legacy::driver(name, version, mode, Arc::new(self.clone()))
     }
 
     /// The kind of volumes whose class names none.

@@ -14,7 +14,7 @@ use std::{
 use berth_core::{GroupSnapshotId, Name, SnapshotId, VolumeId};
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 const SHARDS: usize = 64;
 

@@ -49,11 +49,13 @@ use self::{
     snapshots::Building,
 };
 use crate::{
-    Backend, Feature, Features,
+    Backend, Driver, Feature, Features,
     backend::{
         About, Condition, Error, Expanded, Mounts, NewVolume, NodeExpansion, NodeInfo, Page, PageRequest,
         Parameters, Publication, Result, Room, Secrets, Snapshot, Usage, Volume,
     },
+    legacy,
+    services::Mode,
 };
 
 /// How an NFS backend is set up.
@@ -170,6 +172,11 @@ impl Nfs {
             mounts,
             config,
         })))
+    }
+
+    /// A driver of these volumes, with the parts that `mode` says.
+    pub fn driver(&self, name: &str, version: &str, mode: Mode) -> Driver {
+        legacy::driver(name, version, mode, Arc::new(self.clone()))
     }
 
     /// Waits until deleted data is really gone and snapshots are whole, at most this long; the rest is left to whoever

@@ -1,7 +1,7 @@
-//! The five services of CSI over one backend.
+//! The five services of CSI over the parts of a [`Driver`].
 //!
-//! A handler parses ([`crate::call`]), refuses what the backend's features lack, takes the locks, compares with what
-//! is there, delegates, and answers. What the spec rules for many calls stands once, in `rules`.
+//! A handler reads the call and its context ([`crate::call`]), refuses what was not composed, takes the locks, compares
+//! with what is there, delegates, and answers. What the spec rules for many calls stands once, in `rules`.
 
 mod answer;
 mod controller;
@@ -16,7 +16,7 @@ mod tests;
 
 use std::{path::PathBuf, sync::Arc};
 
-use berth_core::{Name, SnapshotId, VolumeId};
+use berth_core::{Name, VolumeId};
 use berth_csi::v1::{
     controller_server::ControllerServer, group_controller_server::GroupControllerServer,
     identity_server::IdentityServer, node_server::NodeServer,
@@ -26,9 +26,10 @@ use berth_host::path::Dir;
 use tonic::{Response, Status, service::Routes};
 
 use crate::{
-    Backend, Feature, Features,
-    backend::{Error, Mounts, Page, PageRequest, Result, Snapshot, Volume},
+    Announced, Error, Page, PageRequest, Result,
     call::Listing,
+    compose::{Controller, Driver, Node},
+    erased::DynReadiness,
     ledger::Ledger,
     locks::{Guard, Hold, Key, Locks},
 };
@@ -53,77 +54,106 @@ pub enum Mode {
 /// How a driver runs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The driver's name, as it stands in StorageClass.provisioner.
-    pub name: String,
-    /// The driver's version.
-    pub version: String,
     /// Where the record of what is mounted on this node lives, and inline volumes are staged.
     pub state_dir: PathBuf,
     /// What is the driver's own: no volume is staged or published below.
     pub private_dir: PathBuf,
-    /// Which services are offered.
-    pub mode: Mode,
     /// How many entries of a listing are asked of the backend at once.
     pub default_page: usize,
     /// Whether detaching a volume that is still in use on this node is refused. Deleting one always is.
     pub check_volume_lifecycle: bool,
 }
 
-/// A CSI driver: the services over a backend.
-pub struct Driver {
-    backend: Arc<dyn Backend>,
-    features: Features,
+impl Config {
+    /// Everything the driver keeps is in this directory.
+    pub fn new(directory: impl Into<PathBuf>) -> Self {
+        let private_dir = directory.into();
+        Self {
+            state_dir: private_dir.join("state"),
+            private_dir,
+            default_page: 1000,
+            check_volume_lifecycle: false,
+        }
+    }
+}
+
+/// The services of a driver that runs.
+pub struct Services {
+    name: String,
+    version: String,
+    announced: Announced,
+    controller: Option<Controller>,
+    node: Option<Node>,
+    readiness: Option<Arc<dyn DynReadiness>>,
     config: Config,
     locks: Arc<Locks>,
     ledger: Arc<Ledger>,
-    mounts: Arc<dyn Mounts>,
-    /// Held while a node's attachments are counted and one is added.
-    attaching: tokio::sync::Mutex<()>,
 }
 
-impl Driver {
-    /// A driver whose node part knows what was mounted before it was started; [`Driver::recover`] comes next.
-    pub fn new(config: Config, backend: Arc<dyn Backend>) -> Result<Arc<Self>> {
-        check_name(&config.name)?;
-        let ledger = match config.mode {
-            Mode::Controller => Ledger::in_memory(),
-            Mode::All | Mode::Node => {
-                let boot_id = std::fs::read_to_string(BOOT_ID)
-                    .map_err(|error| berth_host::Error::new(format!("read {BOOT_ID}"), error))?;
-                Ledger::open(&Dir::ensure(&config.state_dir, 0o700)?, boot_id.trim())?
-            }
+impl Services {
+    pub(crate) fn open(driver: Driver, config: Config) -> Result<Arc<Self>> {
+        check_name(&driver.name)?;
+        driver.check()?;
+        let ledger = if driver.node.is_some() {
+            let boot_id = std::fs::read_to_string(BOOT_ID)
+                .map_err(|error| berth_host::Error::new(format!("read {BOOT_ID}"), error))?;
+            Ledger::open(&Dir::ensure(&config.state_dir, 0o700)?, boot_id.trim())?
+        } else {
+            Ledger::in_memory()
         };
+        let announced = driver.announces();
+        let Driver { name, version, controller, node, readiness } = driver;
         Ok(Arc::new(Self {
-            features: backend.features(),
-            mounts: backend.mounts(),
-            backend,
+            name,
+            version,
+            announced,
+            controller,
+            node,
+            readiness,
             config,
             locks: Locks::new(),
             ledger: Arc::new(ledger),
-            attaching: tokio::sync::Mutex::default(),
         }))
     }
 
-    /// The services that the mode and the backend's features have; calls of all others are UNIMPLEMENTED.
+    /// The driver's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the driver announces.
+    pub fn announces(&self) -> &Announced {
+        &self.announced
+    }
+
+    /// Whether the storage can be used now; the error is a sentence why not.
+    pub async fn ready(&self) -> Result<()> {
+        match &self.readiness {
+            Some(readiness) => readiness.ready().await,
+            None => Ok(()),
+        }
+    }
+
+    /// The services that the driver's parts have; calls of all others are UNIMPLEMENTED.
     pub fn routes(self: &Arc<Self>) -> Routes {
         let shared = || Arc::clone(self);
         let mut routes =
             Routes::new(IdentityServer::from_arc(shared()).max_decoding_message_size(MAX_REQUEST));
-        if self.offers_controller() {
+        if let Some(controller) = &self.controller {
             routes = routes
                 .add_service(ControllerServer::from_arc(shared()).max_decoding_message_size(MAX_REQUEST));
-            if self.features.has(Feature::GroupSnapshots) {
+            if controller.parts.group_snapshots.is_some() {
                 routes = routes.add_service(
                     GroupControllerServer::from_arc(shared()).max_decoding_message_size(MAX_REQUEST),
                 );
             }
-            if self.features.has(Feature::SnapshotMetadata) {
+            if controller.parts.changed_blocks.is_some() {
                 routes = routes.add_service(
                     SnapshotMetadataServer::from_arc(shared()).max_decoding_message_size(MAX_REQUEST),
                 );
             }
         }
-        if self.offers_node() {
+        if self.node.is_some() {
             routes =
                 routes.add_service(NodeServer::from_arc(shared()).max_decoding_message_size(MAX_REQUEST));
         }
@@ -132,27 +162,34 @@ impl Driver {
 
     /// Undoes what a killed predecessor left half done on this node; to be run before the first call.
     pub async fn recover(&self) -> Result<()> {
-        if self.offers_node() { self.recover_node().await } else { Ok(()) }
+        match &self.node {
+            Some(node) => self.recover_node(node).await,
+            None => Ok(()),
+        }
     }
 
     /// Takes down all that is published and staged on this node, when nobody calls any more; gives how much that was.
     pub async fn take_down(&self) -> Result<usize> {
-        if self.offers_node() { self.take_node_down().await } else { Ok(0) }
-    }
-
-    fn offers_controller(&self) -> bool {
-        self.config.mode != Mode::Node
-    }
-
-    fn offers_node(&self) -> bool {
-        self.config.mode != Mode::Controller
-    }
-
-    fn need(&self, feature: Feature) -> std::result::Result<(), Status> {
-        if self.features.has(feature) {
-            return Ok(());
+        match &self.node {
+            Some(node) => self.take_node_down(node).await,
+            None => Ok(0),
         }
-        Err(Status::unimplemented(format!("{} does not have {feature:?}", self.config.name)))
+    }
+
+    /// A part that is there, or the answer that it is not.
+    fn part<'a, T>(&self, part: Option<&'a T>, what: &str) -> std::result::Result<&'a T, Status>
+    where
+        T: ?Sized,
+    {
+        part.ok_or_else(|| Status::unimplemented(format!("{} has no {what}", self.name)))
+    }
+
+    fn controller(&self) -> std::result::Result<&Controller, Status> {
+        self.part(self.controller.as_ref(), "controller")
+    }
+
+    fn node(&self) -> std::result::Result<&Node, Status> {
+        self.part(self.node.as_ref(), "node")
     }
 
     fn lock(&self, keys: impl IntoIterator<Item = (Key, Hold)>) -> Result<Guard> {
@@ -161,14 +198,6 @@ impl Driver {
 
     fn lock_volume(&self, id: &VolumeId) -> Result<Guard> {
         self.lock([(Key::Volume(id.clone()), Hold::Exclusive)])
-    }
-
-    async fn volume(&self, id: &VolumeId) -> Result<Volume> {
-        self.backend.volume(id).await?.ok_or_else(|| Error::no_volume(id))
-    }
-
-    async fn snapshot(&self, id: &SnapshotId) -> Result<Snapshot> {
-        self.backend.snapshot(id).await?.ok_or_else(|| Error::no_snapshot(id))
     }
 
     /// Runs what may block, on a thread that may.

@@ -17,7 +17,7 @@ use berth_host::{
     path::Dir,
 };
 
-use crate::backend::{Error, Mounts, Result};
+use crate::{Error, Result, Source, TargetMounts};
 
 /// How a volume appears at its target.
 #[derive(Debug, Clone, Copy)]
@@ -40,9 +40,9 @@ impl Look<'_> {
 }
 
 /// Refuses a target at which a volume cannot be put; changes nothing.
-pub(crate) fn check(mounts: &dyn Mounts, target: &Path, kind: AccessKind) -> Result<()> {
+pub(crate) fn check(mounts: &dyn TargetMounts, target: &Path, kind: AccessKind) -> Result<()> {
     // Before anything else, because what is mounted there may not answer.
-    if mounts.is_bound(target)? {
+    if mounts.is_mounted(target)? {
         return Err(in_the_way(target, "something else is mounted there"));
     }
     let Some(found) = look_at(target)? else { return Ok(()) };
@@ -58,19 +58,19 @@ pub(crate) fn check(mounts: &dyn Mounts, target: &Path, kind: AccessKind) -> Res
 }
 
 /// Makes `source` appear at a target that [`check`] did not refuse.
-pub(crate) fn bind(mounts: &dyn Mounts, source: &Path, target: &Path, look: Look<'_>) -> Result<()> {
+pub(crate) fn bind(mounts: &dyn TargetMounts, source: &Source, target: &Path, look: Look<'_>) -> Result<()> {
     make(target, look.capability.access.kind())?;
     if let Access::Mount { group: Some(gid), .. } = look.capability.access
         && !look.read_only
     {
-        ownership::give_to_group(&Dir::open(source)?, gid)?;
+        ownership::give_to_group(&source.open()?, gid)?;
     }
     mounts.bind(source, target, look.attributes())
 }
 
 /// Takes away whatever is mounted at the target, and the empty directory or file below it.
-pub(crate) fn remove(mounts: &dyn Mounts, target: &Path) -> Result<()> {
-    mounts.unbind(target)?;
+pub(crate) fn remove(mounts: &dyn TargetMounts, target: &Path) -> Result<()> {
+    mounts.unmount(target)?;
     let Some(found) = look_at(target)? else { return Ok(()) };
     let removed = if found.is_dir() {
         fs::remove_dir(target)
@@ -143,7 +143,7 @@ mod tests {
 
     use berth_core::AccessMode;
 
-    use crate::backend::OnThisMachine;
+    use crate::MachineMounts;
 
     use super::*;
 
@@ -195,25 +195,25 @@ mod tests {
     fn a_volume_appears_at_a_target_whose_parents_are_missing_and_leaves_nothing_behind() {
         let place = Place::new();
         let (volume, target) = (place.volume(), place.path("pods/1/volumes/target"));
-        check(&OnThisMachine, &target, AccessKind::Mount).unwrap();
-        bind(&OnThisMachine, &volume, &target, writable(&mounted(&[], None))).unwrap();
-        assert!(OnThisMachine.is_bound(&target).unwrap());
+        check(&MachineMounts, &target, AccessKind::Mount).unwrap();
+        bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
+        assert!(MachineMounts.is_mounted(&target).unwrap());
         assert_eq!(fs::read_to_string(target.join("data")).unwrap(), "kept");
 
-        remove(&OnThisMachine, &target).unwrap();
+        remove(&MachineMounts, &target).unwrap();
         assert!(!target.exists());
         assert_eq!(fs::read_to_string(volume.join("data")).unwrap(), "kept");
-        remove(&OnThisMachine, &target).unwrap();
+        remove(&MachineMounts, &target).unwrap();
     }
 
     #[test]
     fn a_device_appears_at_an_empty_file() {
         let place = Place::new();
         let target = place.path("device");
-        check(&OnThisMachine, &target, AccessKind::Block).unwrap();
-        bind(&OnThisMachine, Path::new("/dev/null"), &target, writable(&BLOCK)).unwrap();
+        check(&MachineMounts, &target, AccessKind::Block).unwrap();
+        bind(&MachineMounts, &Source::device("/dev/null"), &target, writable(&BLOCK)).unwrap();
         assert!(fs::metadata(&target).unwrap().file_type().is_char_device());
-        remove(&OnThisMachine, &target).unwrap();
+        remove(&MachineMounts, &target).unwrap();
         assert!(!target.exists());
     }
 
@@ -222,7 +222,13 @@ mod tests {
         let place = Place::new();
         let (volume, target) = (place.volume(), place.path("target"));
         let capability = mounted(&["noexec", "data=ordered,nodev"], None);
-        bind(&OnThisMachine, &volume, &target, Look { capability: &capability, read_only: true }).unwrap();
+        bind(
+            &MachineMounts,
+            &Source::directory(&volume),
+            &target,
+            Look { capability: &capability, read_only: true },
+        )
+        .unwrap();
         let options = mount::mount_of(&target).unwrap().unwrap().options;
         for option in ["ro", "noexec", "nodev"] {
             assert!(options.split(',').any(|found| found == option), "{option} in {options}");
@@ -247,13 +253,13 @@ mod tests {
             (&empty, AccessKind::Block, "not a regular file"),
             (&link, AccessKind::Mount, "symbolic link"),
         ] {
-            let Err(Error::Precondition(sentence)) = check(&OnThisMachine, target, kind) else {
+            let Err(Error::Precondition(sentence)) = check(&MachineMounts, target, kind) else {
                 panic!("{target:?} as {kind}")
             };
             assert!(sentence.contains(why), "{sentence}");
         }
         for target in [&full, &text, &link] {
-            assert!(matches!(remove(&OnThisMachine, target), Err(Error::Precondition(_))), "{target:?}");
+            assert!(matches!(remove(&MachineMounts, target), Err(Error::Precondition(_))), "{target:?}");
         }
         assert_eq!(fs::read_to_string(full.join("mine")).unwrap(), "precious");
         assert_eq!(fs::read_to_string(&text).unwrap(), "precious");
@@ -264,8 +270,8 @@ mod tests {
     fn a_target_where_something_else_is_mounted_is_refused() {
         let place = Place::new();
         let (volume, target) = (place.volume(), place.path("target"));
-        bind(&OnThisMachine, &volume, &target, writable(&mounted(&[], None))).unwrap();
-        assert!(matches!(check(&OnThisMachine, &target, AccessKind::Mount), Err(Error::Precondition(_))));
+        bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
+        assert!(matches!(check(&MachineMounts, &target, AccessKind::Mount), Err(Error::Precondition(_))));
     }
 
     #[test]
@@ -275,8 +281,8 @@ mod tests {
         fs::create_dir(&target).unwrap();
         fs::write(target.join("below"), "precious").unwrap();
         mount::bind(&volume, &target, Attributes::default()).unwrap();
-        assert!(matches!(remove(&OnThisMachine, &target), Err(Error::Precondition(_))));
-        assert!(!OnThisMachine.is_bound(&target).unwrap());
+        assert!(matches!(remove(&MachineMounts, &target), Err(Error::Precondition(_))));
+        assert!(!MachineMounts.is_mounted(&target).unwrap());
         assert_eq!(fs::read_to_string(target.join("below")).unwrap(), "precious");
     }
 
@@ -286,14 +292,15 @@ mod tests {
         let volume = place.volume();
         let capability = mounted(&[], Some(7777));
         bind(
-            &OnThisMachine,
-            &volume,
+            &MachineMounts,
+            &Source::directory(&volume),
             &place.path("reader"),
             Look { capability: &capability, read_only: true },
         )
         .unwrap();
         assert_eq!(fs::metadata(volume.join("data")).unwrap().gid(), 0);
-        bind(&OnThisMachine, &volume, &place.path("writer"), writable(&capability)).unwrap();
+        bind(&MachineMounts, &Source::directory(&volume), &place.path("writer"), writable(&capability))
+            .unwrap();
         let seen = fs::metadata(place.path("writer/data")).unwrap();
         assert_eq!((seen.gid(), seen.mode() & 0o060), (7777, 0o060));
     }
@@ -302,12 +309,12 @@ mod tests {
     fn a_busy_target_is_an_error_and_stays_bound() {
         let place = Place::new();
         let (volume, target) = (place.volume(), place.path("target"));
-        bind(&OnThisMachine, &volume, &target, writable(&mounted(&[], None))).unwrap();
+        bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
         let held = fs::File::open(target.join("data")).unwrap();
-        let Err(Error::Host(error)) = remove(&OnThisMachine, &target) else { panic!("a file is open there") };
+        let Err(Error::Host(error)) = remove(&MachineMounts, &target) else { panic!("a file is open there") };
         assert_eq!(error.errno(), Some(rustix::io::Errno::BUSY.raw_os_error()));
-        assert!(OnThisMachine.is_bound(&target).unwrap());
+        assert!(MachineMounts.is_mounted(&target).unwrap());
         drop(held);
-        remove(&OnThisMachine, &target).unwrap();
+        remove(&MachineMounts, &target).unwrap();
     }
 }

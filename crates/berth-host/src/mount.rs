@@ -30,7 +30,10 @@ pub use self::{
     mountinfo::{MountInfo, mount_of, mounts},
     options::{Atime, Attributes, Options, parse_options},
 };
-use crate::error::{Change, Doing as _, Error, Result};
+use crate::{
+    error::{Change, Doing as _, Error, Result},
+    path::Dir,
+};
 
 /// How often, and after what time, a busy mount is tried again before it counts as one.
 const BUSY_ATTEMPTS: u32 = 20;
@@ -47,6 +50,15 @@ pub fn bind(source: &Path, target: &Path, attributes: Attributes) -> Result<()> 
     let tree = open_tree(CWD, plain(source), flags).doing("bind", source)?;
     refuse_symlink(&tree).doing("bind", source)?;
     add_attributes(tree.as_fd(), attributes).doing("set the mount attributes of a bind of", source)?;
+    attach(&tree, target)
+}
+
+/// As [`bind`], of a directory that is held open, so that nothing can take its place on the way there.
+pub fn bind_directory(source: &Dir, target: &Path, attributes: Attributes) -> Result<()> {
+    let flags =
+        OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
+    let tree = open_tree(source, "", flags).doing("bind", source.path())?;
+    add_attributes(tree.as_fd(), attributes).doing("set the mount attributes of a bind of", source.path())?;
     attach(&tree, target)
 }
 

@@ -8,7 +8,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::Context as _;
 use berth_core::NodeId;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::{Backend, Driver, services};
+use berth_driver::{Services, services};
 use clap::Args;
 use prometheus_client::registry::Registry;
 
@@ -63,14 +63,8 @@ impl From<Mode> for services::Mode {
 }
 
 /// Serves a backend, and runs what belongs beside it, until SIGTERM or SIGINT; then finishes the calls under way.
-async fn serve(
-    common: Common,
-    config: services::Config,
-    backend: Arc<dyn Backend>,
-    beside: Beside,
-) -> anyhow::Result<()> {
-    let name = config.name.clone();
-    let driver = Driver::new(config, backend.clone())?;
+async fn serve(common: Common, driver: Arc<Services>, beside: Beside) -> anyhow::Result<()> {
+    let name = driver.name().to_owned();
     driver.recover().await?;
 
     let mut registry = Registry::default();
@@ -93,7 +87,7 @@ async fn serve(
         Site::new(registry)
             .check("/healthz", alive())
             .check("/livez", alive())
-            .check("/readyz", ready(backend))
+            .check("/readyz", ready(driver.clone()))
             .check("/healthz/leader-election", move || told.leader_election())
             .serve(address)
             .await
@@ -115,9 +109,9 @@ fn host_name() -> anyhow::Result<NodeId> {
     name.trim().parse().context("the host's name cannot be the node id; give one with --node-id")
 }
 
-fn ready(backend: Arc<dyn Backend>) -> impl Fn() -> Ready + Send + Sync + 'static {
+fn ready(driver: Arc<Services>) -> impl Fn() -> Ready + Send + Sync + 'static {
     move || {
-        let backend = backend.clone();
-        Box::pin(async move { backend.ready().await.map_err(|error| Unwell::new(error.to_string())) })
+        let driver = driver.clone();
+        Box::pin(async move { driver.ready().await.map_err(|error| Unwell::new(error.to_string())) })
     }
 }

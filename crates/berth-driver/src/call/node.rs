@@ -1,6 +1,6 @@
 //! Requests of the Node service.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::path::PathBuf;
 
 use berth_core::{
     Access, Capacity, CapacityRange, Name, VolumeCapability, VolumeId,
@@ -9,7 +9,7 @@ use berth_core::{
 use berth_csi::v1;
 
 use super::{Invalid, Parsed, absolute_path, any_path, capability, capacity_range, id, map, optional_path};
-use crate::backend::{Parameters, Secrets};
+use crate::{NodeVolume, Parameters};
 
 /// The size of an inline volume that does not say.
 const DEFAULT_INLINE_SIZE: Capacity = Capacity::gibibytes(1);
@@ -19,21 +19,24 @@ const INLINE_SIZE: &str = "size";
 /// NodeStageVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Stage {
-    pub(crate) id: VolumeId,
+    pub(crate) volume: NodeVolume,
     pub(crate) staging: PathBuf,
-    pub(crate) capability: VolumeCapability,
 }
 
 impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
     type Error = Invalid;
 
     fn try_from(request: v1::NodeStageVolumeRequest) -> Parsed<Self> {
-        map("publish_context", request.publish_context)?;
-        map("volume_context", request.volume_context)?;
+        let publish_context = map("publish_context", request.publish_context)?;
+        let context = map("volume_context", request.volume_context)?;
+        let id = id("volume_id", &request.volume_id)?;
+        let staging = absolute_path("staging_target_path", &request.staging_target_path)?;
+        let capability = capability(request.volume_capability)?;
+        let read_only = capability.mode.is_read_only() || is_mounted_read_only(&capability);
+        let staged = Some(staging.clone());
         Ok(Self {
-            id: id("volume_id", &request.volume_id)?,
-            staging: absolute_path("staging_target_path", &request.staging_target_path)?,
-            capability: capability(request.volume_capability)?,
+            volume: NodeVolume { id, capability, read_only, context, publish_context, staging: staged },
+            staging,
         })
     }
 }
@@ -59,16 +62,10 @@ impl TryFrom<v1::NodeUnstageVolumeRequest> for Unstage {
 /// NodePublishVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Publish {
-    pub(crate) id: VolumeId,
-    pub(crate) staging: Option<PathBuf>,
+    pub(crate) volume: NodeVolume,
     pub(crate) target: PathBuf,
-    pub(crate) capability: VolumeCapability,
-    /// By the flag, by the access mode or by a mount option.
-    pub(crate) read_only: bool,
     /// What to make first, for a volume that lives in a pod's own specification.
     pub(crate) inline: Option<Inline>,
-    pub(crate) context: BTreeMap<String, String>,
-    pub(crate) secrets: Secrets,
 }
 
 /// A volume that is made when its pod starts and goes with it.
@@ -83,21 +80,18 @@ impl TryFrom<v1::NodePublishVolumeRequest> for Publish {
     type Error = Invalid;
 
     fn try_from(request: v1::NodePublishVolumeRequest) -> Parsed<Self> {
-        map("publish_context", request.publish_context)?;
+        let publish_context = map("publish_context", request.publish_context)?;
         let context = map("volume_context", request.volume_context)?;
         let id: VolumeId = id("volume_id", &request.volume_id)?;
         let capability = capability(request.volume_capability)?;
+        let staging = optional_path("staging_target_path", &request.staging_target_path)?;
+        let target = absolute_path("target_path", &request.target_path)?;
+        let read_only =
+            request.readonly || capability.mode.is_read_only() || is_mounted_read_only(&capability);
         Ok(Self {
-            staging: optional_path("staging_target_path", &request.staging_target_path)?,
-            target: absolute_path("target_path", &request.target_path)?,
-            read_only: request.readonly
-                || capability.mode.is_read_only()
-                || is_mounted_read_only(&capability),
+            target,
             inline: inline(&id, context.clone())?,
-            context,
-            secrets: request.secrets.into(),
-            capability,
-            id,
+            volume: NodeVolume { id, capability, read_only, context, publish_context, staging },
         })
     }
 }

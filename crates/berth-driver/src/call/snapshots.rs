@@ -5,8 +5,10 @@ use std::collections::BTreeSet;
 use berth_core::{GroupSnapshotId, Name, SnapshotId, VolumeId};
 use berth_csi::v1;
 
-use super::{Invalid, Listing, Parsed, Places, at_most, id, listing, map, missing, optional_id, places};
-use crate::backend::{Parameters, Secrets};
+use super::{
+    Invalid, Listing, Parsed, at_most, id, listing, map, missing, optional_id, topology_requirement,
+};
+use crate::{NewSnapshot, Parameters, TopologyRequirement};
 
 /// How many ranges one message of a stream holds where the caller does not say.
 const DEFAULT_RANGES: usize = 256;
@@ -16,24 +18,20 @@ const MAX_RANGES: usize = 8192;
 /// CreateSnapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct CreateSnapshot {
-    pub(crate) name: Name,
-    pub(crate) source: VolumeId,
-    pub(crate) parameters: Parameters,
-    pub(crate) places: Option<Places>,
-    pub(crate) secrets: Secrets,
+    pub(crate) new: NewSnapshot,
+    pub(crate) topology: Option<TopologyRequirement>,
 }
 
 impl TryFrom<v1::CreateSnapshotRequest> for CreateSnapshot {
     type Error = Invalid;
 
     fn try_from(request: v1::CreateSnapshotRequest) -> Parsed<Self> {
-        Ok(Self {
+        let new = NewSnapshot {
             name: id("name", &request.name)?,
             source: id("source_volume_id", &request.source_volume_id)?,
             parameters: map("parameters", request.parameters)?,
-            places: places(request.accessibility_requirements)?,
-            secrets: request.secrets.into(),
-        })
+        };
+        Ok(Self { new, topology: topology_requirement(request.accessibility_requirements)? })
     }
 }
 

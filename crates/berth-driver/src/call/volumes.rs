@@ -2,56 +2,39 @@
 
 use std::collections::BTreeMap;
 
-use berth_core::{CapacityRange, Name, NodeId, Topology, VolumeCapability, VolumeId};
+use berth_core::{CapacityRange, NodeId, Topology, VolumeCapability, VolumeId};
 use berth_csi::v1::{self, volume_content_source::Type as Source};
 
 use super::{
-    Invalid, Listing, Parsed, Places, capability, capability::message_of, capacity_range, id, listing, map,
-    missing, optional_id, places, topology,
+    Invalid, Listing, Parsed, capability, capability::message_of, capacity_range, id, listing, map, missing,
+    optional_id, topology, topology_requirement,
 };
-use crate::backend::{ContentSource, NewVolume, Parameters, Secrets};
+use crate::{ContentSource, NewVolume, Parameters, TopologyRequirement};
 
 /// CreateVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct CreateVolume {
-    pub(crate) name: Name,
-    pub(crate) range: CapacityRange,
-    pub(crate) capabilities: Vec<VolumeCapability>,
-    pub(crate) parameters: Parameters,
-    pub(crate) mutable: Parameters,
+    pub(crate) new: NewVolume,
     pub(crate) source: Option<ContentSource>,
-    pub(crate) places: Option<Places>,
-    pub(crate) secrets: Secrets,
-}
-
-impl CreateVolume {
-    /// What the backend is asked for.
-    pub(crate) fn wanted(&self) -> NewVolume {
-        NewVolume {
-            name: self.name.clone(),
-            range: self.range,
-            capabilities: self.capabilities.clone(),
-            parameters: self.parameters.clone(),
-            mutable: self.mutable.clone(),
-            source: self.source.clone(),
-            ephemeral: false,
-        }
-    }
+    pub(crate) topology: Option<TopologyRequirement>,
 }
 
 impl TryFrom<v1::CreateVolumeRequest> for CreateVolume {
     type Error = Invalid;
 
     fn try_from(request: v1::CreateVolumeRequest) -> Parsed<Self> {
-        Ok(Self {
+        let new = NewVolume {
             name: id("name", &request.name)?,
             range: capacity_range(request.capacity_range)?,
             capabilities: capability::all(request.volume_capabilities)?,
             parameters: map("parameters", request.parameters)?,
             mutable: map("mutable_parameters", request.mutable_parameters)?,
+            ephemeral: false,
+        };
+        Ok(Self {
+            new,
             source: request.volume_content_source.map(source).transpose()?,
-            places: places(request.accessibility_requirements)?,
-            secrets: request.secrets.into(),
+            topology: topology_requirement(request.accessibility_requirements)?,
         })
     }
 }
@@ -181,13 +164,13 @@ impl TryFrom<v1::ControllerListVolumeHealthRequest> for Listing {
 
 /// GetCapacity.
 #[derive(Debug, Clone)]
-pub(crate) struct Room {
+pub(crate) struct GetCapacity {
     pub(crate) capabilities: Vec<VolumeCapability>,
     pub(crate) parameters: Parameters,
     pub(crate) topology: Option<Topology>,
 }
 
-impl TryFrom<v1::GetCapacityRequest> for Room {
+impl TryFrom<v1::GetCapacityRequest> for GetCapacity {
     type Error = Invalid;
 
     fn try_from(request: v1::GetCapacityRequest) -> Parsed<Self> {

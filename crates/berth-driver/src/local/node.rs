@@ -330,7 +330,7 @@ impl Inner {
                     volume.id = %id,
                     "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
                 );
-                Ok(NodeExpansion::NeedsRemount)
+                Ok(NodeExpansion::NeedsRemount(size))
             }
             Err(error) => Err(error.into()),
         }

@@ -105,7 +105,7 @@ pub(super) struct AttachmentRecord {
 
 impl AttachmentRecord {
     pub(super) fn new(attachment: &Attachment) -> Self {
-        let mode = AccessMode::ALL.iter().position(|mode| *mode == attachment.mode).unwrap_or_default();
+        let mode = AccessMode::ALL.iter().position(|mode| Some(*mode) == attachment.mode).unwrap_or_default();
         Self {
             node: attachment.node.as_str().into(),
             read_only: attachment.read_only,
@@ -116,7 +116,7 @@ impl AttachmentRecord {
     pub(super) fn attachment(&self) -> Option<Attachment> {
         let node: NodeId = self.node.parse().ok()?;
         let mode = *AccessMode::ALL.get(usize::from(self.mode))?;
-        Some(Attachment { node, read_only: self.read_only, mode })
+        Some(Attachment { node, read_only: self.read_only, mode: Some(mode) })
     }
 }
 

@@ -68,7 +68,8 @@ async fn volumes_snapshots_and_attachments_outlive_a_restart() {
     let volume = local.create_volume(named("a", 8)).await.unwrap();
     fs::write(data_of(&local, &volume).await.join("file"), "kept").unwrap();
     let node: NodeId = "node-1".parse().unwrap();
-    let attachment = Attachment { node: node.clone(), read_only: false, mode: AccessMode::SingleNodeWriter };
+    let attachment =
+        Attachment { node: node.clone(), read_only: false, mode: Some(AccessMode::SingleNodeWriter) };
     local.attach(&volume.id, attachment.clone()).await.unwrap();
     let snapshot = local.create_snapshot("s".parse().unwrap(), &volume.id, &Parameters::new()).await.unwrap();
     local.expand_volume(&volume.id, CapacityRange::new(16 * MIB, 0).unwrap()).await.unwrap();

@@ -5,18 +5,15 @@ use std::{collections::HashSet, time::SystemTime};
 use berth_core::{Topology, VolumeId};
 use berth_csi::v1;
 
-use crate::{
-    Feature, Features,
-    backend::{Condition, ContentSource, GroupSnapshot, Severity, Snapshot, Usage, Volume},
-};
+use crate::{Amounts, Condition, ContentSource, GroupSnapshot, Severity, Snapshot, Usage, Volume};
 
-pub(super) fn volume(volume: Volume, features: Features) -> v1::Volume {
+pub(super) fn volume(volume: Volume, places: bool) -> v1::Volume {
     v1::Volume {
         capacity_bytes: volume.capacity.as_i64(),
         volume_id: volume.id.to_string(),
         volume_context: volume.context,
         content_source: volume.source.map(content_source),
-        accessible_topology: places(volume.topology.as_deref(), features),
+        accessible_topology: accessible(volume.topology.as_deref(), places),
     }
 }
 
@@ -29,12 +26,12 @@ fn content_source(source: ContentSource) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(source) }
 }
 
-/// A driver without the constraint must not speak of places.
-fn places(topology: Option<&Topology>, features: Features) -> Vec<v1::Topology> {
-    topology.filter(|_| features.has(Feature::Topology)).map(place).into_iter().collect()
+/// A driver that does not place volumes must not speak of topology.
+fn accessible(from: Option<&Topology>, places: bool) -> Vec<v1::Topology> {
+    from.filter(|_| places).map(topology).into_iter().collect()
 }
 
-pub(super) fn place(topology: &Topology) -> v1::Topology {
+pub(super) fn topology(topology: &Topology) -> v1::Topology {
     v1::Topology { segments: topology.0.clone() }
 }
 
@@ -42,7 +39,7 @@ pub(super) fn nodes(volume: &Volume) -> Vec<String> {
     volume.attachments.iter().map(|attachment| attachment.node.to_string()).collect()
 }
 
-pub(super) fn snapshot(snapshot: Snapshot, features: Features) -> v1::Snapshot {
+pub(super) fn snapshot(snapshot: Snapshot, places: bool) -> v1::Snapshot {
     v1::Snapshot {
         size_bytes: snapshot.size.as_i64(),
         snapshot_id: snapshot.id.to_string(),
@@ -50,16 +47,16 @@ pub(super) fn snapshot(snapshot: Snapshot, features: Features) -> v1::Snapshot {
         creation_time: Some(time(snapshot.created)),
         ready_to_use: snapshot.ready,
         group_snapshot_id: snapshot.group.map(|id| id.to_string()).unwrap_or_default(),
-        accessible_topology: places(snapshot.topology.as_deref(), features),
+        accessible_topology: accessible(snapshot.topology.as_deref(), places),
     }
 }
 
-pub(super) fn group(group: GroupSnapshot, features: Features) -> v1::VolumeGroupSnapshot {
+pub(super) fn group(group: GroupSnapshot, places: bool) -> v1::VolumeGroupSnapshot {
     v1::VolumeGroupSnapshot {
         group_snapshot_id: group.id.to_string(),
         creation_time: Some(time(group.created)),
         ready_to_use: group.snapshots.iter().all(|member| member.ready),
-        snapshots: group.snapshots.into_iter().map(|member| snapshot(member, features)).collect(),
+        snapshots: group.snapshots.into_iter().map(|member| snapshot(member, places)).collect(),
     }
 }
 
@@ -116,7 +113,7 @@ fn storage_severity(severity: Severity) -> v1::StorageHealthErrorType {
 pub(super) fn usage(usage: &Usage) -> Vec<v1::VolumeUsage> {
     use v1::volume_usage::Unit;
     let number = |amount: u64| i64::try_from(amount).unwrap_or(i64::MAX);
-    let of = |unit: Unit, amounts: crate::backend::Amounts| v1::VolumeUsage {
+    let of = |unit: Unit, amounts: Amounts| v1::VolumeUsage {
         available: number(amounts.available),
         total: number(amounts.total),
         used: number(amounts.used),

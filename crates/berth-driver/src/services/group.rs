@@ -11,23 +11,30 @@ use berth_csi::v1::{
     group_controller_server::GroupController,
     group_controller_service_capability::{Rpc, Type},
 };
-use tonic::{Request, Response};
+use tonic::{Request, Response, Status};
 
-use super::{Driver, Reply, answer};
+use super::{
+    Reply, Services, answer,
+    controller::{existing_volume, unless_gone},
+};
 use crate::{
-    Feature,
-    backend::{Error, GroupSnapshot, Result},
-    call::snapshots::{CreateGroup, OneGroup},
+    Context, Error, GroupSnapshot, Result,
+    call::{
+        self,
+        snapshots::{CreateGroup, OneGroup},
+    },
+    compose::Controller,
+    erased::DynGroupSnapshots,
     locks::{Hold, Key},
 };
 
 #[tonic::async_trait]
-impl GroupController for Driver {
+impl GroupController for Services {
     async fn group_controller_get_capabilities(
         &self,
         _: Request<GroupControllerGetCapabilitiesRequest>,
     ) -> Reply<GroupControllerGetCapabilitiesResponse> {
-        let capabilities = self.features.group().into_iter().map(|rpc| GroupControllerServiceCapability {
+        let capabilities = self.announced.group.iter().map(|&rpc| GroupControllerServiceCapability {
             r#type: Some(Type::Rpc(Rpc { r#type: rpc.into() })),
         });
         Ok(Response::new(GroupControllerGetCapabilitiesResponse { capabilities: capabilities.collect() }))
@@ -37,9 +44,10 @@ impl GroupController for Driver {
         &self,
         request: Request<CreateVolumeGroupSnapshotRequest>,
     ) -> Reply<CreateVolumeGroupSnapshotResponse> {
-        self.need(Feature::GroupSnapshots)?;
-        let call = CreateGroup::try_from(request.into_inner())?;
-        let group = answer::group(self.ensure_group(call).await?, self.features);
+        let (controller, groups) = self.groups()?;
+        let (ctx, call) = call::read(request)?;
+        let group = self.ensure_group(&ctx, controller, groups, call).await?;
+        let group = answer::group(group, controller.provisioner.places());
         Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
     }
 
@@ -47,9 +55,15 @@ impl GroupController for Driver {
         &self,
         request: Request<DeleteVolumeGroupSnapshotRequest>,
     ) -> Reply<DeleteVolumeGroupSnapshotResponse> {
-        self.need(Feature::GroupSnapshots)?;
-        let call = OneGroup::try_from(request.into_inner())?;
-        self.ensure_no_group(&call).await?;
+        let (_, groups) = self.groups()?;
+        let (ctx, OneGroup { id, members }) = call::read(request)?;
+        let _guard = self.lock([(Key::Group(id.clone()), Hold::Exclusive)])?;
+        if let Some(group) = groups.group(&ctx, &id).await? {
+            check_members(&group, &members)?;
+            let members = group.snapshots.iter().map(|member| Key::Snapshot(member.id.clone()));
+            let _members = self.lock(members.map(|member| (member, Hold::Exclusive)))?;
+            unless_gone("group snapshot", groups.delete_group(&ctx, &id).await)?;
+        }
         Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
     }
 
@@ -57,23 +71,33 @@ impl GroupController for Driver {
         &self,
         request: Request<GetVolumeGroupSnapshotRequest>,
     ) -> Reply<GetVolumeGroupSnapshotResponse> {
-        self.need(Feature::GroupSnapshots)?;
-        let call = OneGroup::try_from(request.into_inner())?;
-        let found = self.backend.group(&call.id).await?;
-        let group =
-            found.ok_or_else(|| Error::NotFound { what: "group snapshot", id: call.id.to_string() })?;
-        check_members(&group, &call.members)?;
-        let group = answer::group(group, self.features);
+        let (controller, groups) = self.groups()?;
+        let (ctx, OneGroup { id, members }) = call::read(request)?;
+        let found = groups.group(&ctx, &id).await?;
+        let group = found.ok_or_else(|| Error::not_found("group snapshot", &id))?;
+        check_members(&group, &members)?;
+        let group = answer::group(group, controller.provisioner.places());
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
     }
 }
 
-impl Driver {
-    async fn ensure_group(&self, call: CreateGroup) -> Result<GroupSnapshot> {
+impl Services {
+    fn groups(&self) -> std::result::Result<(&Controller, &dyn DynGroupSnapshots), Status> {
+        let controller = self.controller()?;
+        Ok((controller, self.part(controller.parts.group_snapshots.as_deref(), "group snapshots")?))
+    }
+
+    async fn ensure_group(
+        &self,
+        ctx: &Context,
+        controller: &Controller,
+        groups: &dyn DynGroupSnapshots,
+        call: CreateGroup,
+    ) -> Result<GroupSnapshot> {
         let sources = call.sources.iter().map(|id| (Key::Volume(id.clone()), Hold::Exclusive));
         let name = (Key::GroupName(call.name.clone()), Hold::Exclusive);
         let _guard = self.lock(sources.chain([name]))?;
-        if let Some(existing) = self.backend.find_group(&call.name).await? {
+        if let Some(existing) = groups.find_group(ctx, &call.name).await? {
             let sources: BTreeSet<_> = existing.snapshots.iter().map(|member| &member.source).collect();
             if sources.into_iter().eq(&call.sources) {
                 return Ok(existing);
@@ -83,24 +107,11 @@ impl Driver {
                 "there is a group named {name:?} already, of other volumes"
             )));
         }
+        let mut volumes = Vec::new();
         for id in &call.sources {
-            self.volume(id).await?;
+            volumes.push(existing_volume(ctx, controller, id).await?);
         }
-        let sources: Vec<_> = call.sources.into_iter().collect();
-        self.backend.create_group(call.name, &sources, &call.parameters).await
-    }
-
-    async fn ensure_no_group(&self, call: &OneGroup) -> Result<()> {
-        let _guard = self.lock([(Key::Group(call.id.clone()), Hold::Exclusive)])?;
-        let Some(group) = self.backend.group(&call.id).await? else { return Ok(()) };
-        check_members(&group, &call.members)?;
-        let members =
-            group.snapshots.iter().map(|member| (Key::Snapshot(member.id.clone()), Hold::Exclusive));
-        let _members = self.lock(members)?;
-        match self.backend.delete_group(&call.id).await {
-            Err(Error::NotFound { what: "group snapshot", .. }) => Ok(()),
-            other => other,
-        }
+        groups.take_group_snapshot(ctx, &call.name, &volumes, &call.parameters).await
     }
 }
 

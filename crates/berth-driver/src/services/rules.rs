@@ -7,26 +7,27 @@ use berth_core::{
     names::KUBERNETES_PARAMETER_PREFIX,
 };
 
-use crate::{
-    Feature, Features,
-    backend::{Attachment, Error, Parameters, Result, Volume},
-    call::{Places, volumes::CreateVolume},
-};
+use crate::{Attached, Error, Parameters, Result, Supports, Volume, call::volumes::CreateVolume};
 
 /// In a PersistentVolume's attributes: who had it made.
 const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 
-/// Refuses modes that were not announced.
-pub(super) fn check_mode(capability: &VolumeCapability, features: Features) -> Result<()> {
-    let mode = capability.mode;
-    let needs_feature =
-        matches!(mode, AccessMode::SingleNodeSingleWriter | AccessMode::SingleNodeMultiWriter);
-    if needs_feature && !features.has(Feature::SingleNodeMultiWriter) {
+/// Refuses what volumes of this driver cannot be used as.
+pub(super) fn check_supported(supports: Supports, capability: &VolumeCapability) -> Result<()> {
+    let (kind, mode) = (capability.access.kind(), capability.mode);
+    if kind == AccessKind::Block && !supports.block {
+        return Err(Error::Invalid(format!("{kind} access is not supported by this driver")));
+    }
+    if !mode.is_single_node() && !supports.many_nodes {
         return Err(Error::Invalid(format!("access mode {mode:?} is not supported by this driver")));
     }
+    Ok(())
+}
+
+/// Refuses a group to own the files where that was not announced.
+pub(super) fn check_group(capability: &VolumeCapability, mount_group: bool) -> Result<()> {
     // Whoever gives files away opens them, on a server that may not answer.
-    if matches!(capability.access, Access::Mount { group: Some(_), .. }) && !features.has(Feature::MountGroup)
-    {
+    if matches!(capability.access, Access::Mount { group: Some(_), .. }) && !mount_group {
         return Err(Error::Invalid("volume_mount_group is not supported by this driver".to_owned()));
     }
     Ok(())
@@ -42,20 +43,20 @@ pub(super) fn check_kind(volume: &Volume, wanted: AccessKind) -> Result<()> {
 
 /// In what an existing volume of the same name is not the one asked for, if in anything.
 pub(super) fn difference(volume: &Volume, call: &CreateVolume) -> Option<String> {
-    let wanted = call.capabilities.first().map(|capability| capability.access.kind());
-    if !call.range.contains(volume.capacity) {
+    let CreateVolume { new, source, topology } = call;
+    if !new.range.contains(volume.capacity) {
         return Some(format!("its size is {} ({} bytes)", volume.capacity, volume.capacity.bytes()));
     }
-    if volume.source != call.source {
+    if volume.source != *source {
         return Some("it has another content source".to_owned());
     }
-    if wanted.is_some_and(|kind| kind != volume.access) {
+    if new.access() != volume.access {
         return Some(format!("it is for {} access", volume.access));
     }
-    if let Some(key) = different_key(&volume.parameters, &call.parameters) {
+    if let Some(key) = different_key(&volume.parameters, &new.parameters) {
         return Some(format!("its parameter {key:?} has another value"));
     }
-    if !call.places.as_ref().is_none_or(|places| places.accept(volume.topology.as_deref())) {
+    if !topology.as_ref().is_none_or(|wanted| wanted.accepts(volume.topology.as_deref())) {
         return Some("it is not accessible from where it is asked for".to_owned());
     }
     None
@@ -94,33 +95,12 @@ pub(super) fn check_source_size(range: &CapacityRange, source: Capacity) -> Resu
     }
 }
 
-/// Refuses what is to be where this backend cannot put it.
-pub(super) fn check_places(places: Option<&Places>, here: Option<&berth_core::Topology>) -> Result<()> {
-    match places {
-        Some(places) if !places.accept(here) => {
-            let here = here.map(ToString::to_string).unwrap_or_default();
-            Err(Error::Exhausted(format!(
-                "nothing can be made at {places}; this driver's storage is at {here}"
-            )))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// What attaching means when the volume is attached already.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Attaching {
-    /// Nothing is in the way.
-    New,
-    /// It is attached just so.
-    Repeated,
-}
-
-/// Whether a volume may be attached, given where it is.
-pub(super) fn check_attach(existing: &[Attachment], wanted: &Attachment) -> Result<Attaching> {
-    if let Some(here) = existing.iter().find(|attachment| attachment.node == wanted.node) {
-        return if here == wanted {
-            Ok(Attaching::Repeated)
+/// Refuses to attach a volume where its other attachments do not allow it.
+pub(super) fn check_attach(existing: &[Attached], wanted: &Attached) -> Result<()> {
+    if let Some(here) = existing.iter().find(|attached| attached.node == wanted.node) {
+        let same_mode = here.mode.is_none() || here.mode == wanted.mode;
+        return if same_mode && here.read_only == wanted.read_only {
+            Ok(())
         } else {
             Err(Error::Conflict(format!(
                 "the volume is already on node {:?} with read-only {} and mode {:?}",
@@ -128,17 +108,18 @@ pub(super) fn check_attach(existing: &[Attachment], wanted: &Attachment) -> Resu
             )))
         };
     }
-    let writes = |attachment: &Attachment| !attachment.read_only;
+    let is_single_node = |attached: &Attached| attached.mode.is_some_and(AccessMode::is_single_node);
     let in_the_way = existing.iter().find(|other| {
-        let one_node = wanted.mode.is_single_node() || other.mode.is_single_node();
-        let one_writer = wanted.mode == AccessMode::MultiNodeSingleWriter && writes(wanted) && writes(other);
+        let one_node = is_single_node(wanted) || is_single_node(other);
+        let one_writer =
+            wanted.mode == Some(AccessMode::MultiNodeSingleWriter) && !wanted.read_only && !other.read_only;
         one_node || one_writer
     });
     match in_the_way {
         Some(other) => {
             Err(Error::Precondition(format!("the volume is on node {:?}; detach it there first", other.node)))
         }
-        None => Ok(Attaching::New),
+        None => Ok(()),
     }
 }
 
@@ -162,6 +143,7 @@ mod tests {
     use berth_csi::v1;
 
     use super::*;
+    use crate::{ContentSource, NewVolume, TopologyRequirement};
 
     /// How a row of a table differs from a call that is right.
     type Change = fn(&mut CreateVolume);
@@ -188,20 +170,22 @@ mod tests {
     fn call(change: impl FnOnce(&mut CreateVolume)) -> CreateVolume {
         let access = Access::Mount { fs_type: String::new(), flags: vec![], group: None };
         let mut call = CreateVolume {
-            name: "n".parse().unwrap(),
-            range: CapacityRange::new(1 << 30, 0).unwrap(),
-            capabilities: vec![VolumeCapability { access, mode: AccessMode::SingleNodeWriter }],
-            parameters: map(&[("kind", "fast")]),
-            mutable: BTreeMap::new(),
+            new: NewVolume {
+                name: "n".parse().unwrap(),
+                range: CapacityRange::new(1 << 30, 0).unwrap(),
+                capabilities: vec![VolumeCapability { access, mode: AccessMode::SingleNodeWriter }],
+                parameters: map(&[("kind", "fast")]),
+                mutable: BTreeMap::new(),
+                ephemeral: false,
+            },
             source: None,
-            places: None,
-            secrets: crate::backend::Secrets::default(),
+            topology: None,
         };
         change(&mut call);
         call
     }
 
-    fn at(node: &str) -> Option<Places> {
+    fn at(node: &str) -> Option<TopologyRequirement> {
         let requirement = v1::TopologyRequirement {
             requisite: vec![v1::Topology { segments: map(&[("node", node)]) }],
             preferred: vec![],
@@ -212,29 +196,26 @@ mod tests {
             accessibility_requirements: Some(requirement),
             ..Default::default()
         };
-        crate::call::snapshots::CreateSnapshot::try_from(request).unwrap().places
+        crate::call::snapshots::CreateSnapshot::try_from(request).unwrap().topology
     }
 
     #[test]
     fn a_volume_of_the_same_name_is_the_same_or_it_is_said_what_differs() {
         assert_eq!(difference(&volume(), &call(|_| {})), None);
-        assert_eq!(difference(&volume(), &call(|call| call.places = at("1"))), None);
-        assert_eq!(difference(&volume(), &call(|call| call.mutable = map(&[("iops", "9")]))), None);
+        assert_eq!(difference(&volume(), &call(|call| call.topology = at("1"))), None);
+        assert_eq!(difference(&volume(), &call(|call| call.new.mutable = map(&[("iops", "9")]))), None);
         let kubernetes = map(&[("kind", "fast"), ("csi.storage.k8s.io/pvc/name", "new")]);
-        assert_eq!(difference(&volume(), &call(|call| call.parameters = kubernetes)), None);
+        assert_eq!(difference(&volume(), &call(|call| call.new.parameters = kubernetes)), None);
 
         let table: [(Change, &str); 8] = [
-            (|call| call.range = CapacityRange::new(3 << 30, 0).unwrap(), "size"),
-            (|call| call.range = CapacityRange::new(0, 1 << 30).unwrap(), "size"),
-            (
-                |call| call.source = Some(crate::backend::ContentSource::Volume("w".parse().unwrap())),
-                "source",
-            ),
-            (|call| call.capabilities[0].access = Access::Block, "mount access"),
-            (|call| call.parameters = map(&[("kind", "slow")]), "\"kind\""),
-            (|call| call.parameters = BTreeMap::new(), "\"kind\""),
-            (|call| call.parameters = map(&[("kind", "fast"), ("extra", "1")]), "\"extra\""),
-            (|call| call.places = at("2"), "accessible"),
+            (|call| call.new.range = CapacityRange::new(3 << 30, 0).unwrap(), "size"),
+            (|call| call.new.range = CapacityRange::new(0, 1 << 30).unwrap(), "size"),
+            (|call| call.source = Some(ContentSource::Volume("w".parse().unwrap())), "source"),
+            (|call| call.new.capabilities[0].access = Access::Block, "mount access"),
+            (|call| call.new.parameters = map(&[("kind", "slow")]), "\"kind\""),
+            (|call| call.new.parameters = BTreeMap::new(), "\"kind\""),
+            (|call| call.new.parameters = map(&[("kind", "fast"), ("extra", "1")]), "\"extra\""),
+            (|call| call.topology = at("2"), "accessible"),
         ];
         for (change, word) in table {
             let said = difference(&volume(), &call(change)).unwrap_or_default();
@@ -270,10 +251,13 @@ mod tests {
     #[test]
     fn a_place_that_is_not_here_is_exhausted_and_no_place_is_anywhere() {
         let here = Topology::single("node", "1");
-        assert!(check_places(None, Some(&here)).is_ok());
-        assert!(check_places(at("1").as_ref(), Some(&here)).is_ok());
-        assert!(check_places(at("2").as_ref(), None).is_ok());
-        let Err(Error::Exhausted(sentence)) = check_places(at("2").as_ref(), Some(&here)) else { panic!() };
+        assert!(TopologyRequirement::check(None, Some(&here)).is_ok());
+        assert!(TopologyRequirement::check(at("1").as_ref(), Some(&here)).is_ok());
+        assert!(TopologyRequirement::check(at("2").as_ref(), None).is_ok());
+        let Err(Error::Exhausted(sentence)) = TopologyRequirement::check(at("2").as_ref(), Some(&here))
+        else {
+            panic!()
+        };
         assert!(sentence.contains("node=2") && sentence.contains("node=1"), "{sentence}");
     }
 
@@ -282,30 +266,22 @@ mod tests {
         use AccessMode::{
             MultiNodeMultiWriter, MultiNodeReaderOnly, MultiNodeSingleWriter, SingleNodeWriter,
         };
-        let on = |node: &str, mode, read_only| Attachment { node: node.parse().unwrap(), read_only, mode };
+        let on = |node: &str, mode, read_only| Attached {
+            node: node.parse().unwrap(),
+            read_only,
+            mode: Some(mode),
+        };
         let one = SingleNodeWriter;
         for (existing, wanted, expected) in [
-            (vec![], on("a", one, false), Ok(Attaching::New)),
-            (vec![on("a", one, false)], on("a", one, false), Ok(Attaching::Repeated)),
+            (vec![], on("a", one, false), Ok(())),
+            (vec![on("a", one, false)], on("a", one, false), Ok(())),
             (vec![on("a", one, false)], on("a", one, true), Err("ALREADY_EXISTS")),
             (vec![on("a", one, false)], on("a", MultiNodeMultiWriter, false), Err("ALREADY_EXISTS")),
             (vec![on("a", one, false)], on("b", one, false), Err("FAILED_PRECONDITION")),
             (vec![on("a", one, false)], on("b", MultiNodeMultiWriter, false), Err("FAILED_PRECONDITION")),
-            (
-                vec![on("a", MultiNodeReaderOnly, true)],
-                on("b", MultiNodeReaderOnly, true),
-                Ok(Attaching::New),
-            ),
-            (
-                vec![on("a", MultiNodeMultiWriter, false)],
-                on("b", MultiNodeMultiWriter, false),
-                Ok(Attaching::New),
-            ),
-            (
-                vec![on("a", MultiNodeSingleWriter, false)],
-                on("b", MultiNodeSingleWriter, true),
-                Ok(Attaching::New),
-            ),
+            (vec![on("a", MultiNodeReaderOnly, true)], on("b", MultiNodeReaderOnly, true), Ok(())),
+            (vec![on("a", MultiNodeMultiWriter, false)], on("b", MultiNodeMultiWriter, false), Ok(())),
+            (vec![on("a", MultiNodeSingleWriter, false)], on("b", MultiNodeSingleWriter, true), Ok(())),
             (
                 vec![on("a", MultiNodeSingleWriter, false)],
                 on("b", MultiNodeSingleWriter, false),

@@ -13,11 +13,14 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, codegen::BoxStream};
 
-use super::{Driver, Reply};
+use super::{Reply, Services, controller::existing_snapshot};
 use crate::{
-    Feature,
-    backend::{BlockRange, Blocks, Error, Result, Snapshot},
-    call::snapshots::{Allocated, Delta, Part},
+    BlockRange, Blocks, Error, Result, Snapshot,
+    call::{
+        self,
+        snapshots::{Allocated, Delta, Part},
+    },
+    erased::{DynChangedBlocks, DynSnapshots},
     locks::{Guard, Hold, Key},
 };
 
@@ -25,17 +28,17 @@ use crate::{
 const AHEAD: usize = 4;
 
 #[tonic::async_trait]
-impl SnapshotMetadata for Driver {
+impl SnapshotMetadata for Services {
     async fn get_metadata_allocated(
         &self,
         request: Request<GetMetadataAllocatedRequest>,
     ) -> Reply<BoxStream<GetMetadataAllocatedResponse>> {
-        self.need(Feature::SnapshotMetadata)?;
-        let call = Allocated::try_from(request.into_inner())?;
+        let (snapshots, blocks) = self.changed_blocks()?;
+        let (ctx, call) = call::read::<_, Allocated>(request)?;
         let guard = self.lock([(Key::Snapshot(call.snapshot.clone()), Hold::Shared)])?;
-        let snapshot = self.snapshot(&call.snapshot).await?;
+        let snapshot = existing_snapshot(&ctx, snapshots, &call.snapshot).await?;
         let from = starting_offset(&snapshot, call.part)?;
-        let blocks = self.backend.allocated_blocks(&call.snapshot, from).await?;
+        let blocks = blocks.allocated(&ctx, &snapshot, from).await?;
         Ok(Response::new(stream(blocks, call.part, guard, |kind, capacity, ranges| {
             GetMetadataAllocatedResponse {
                 block_metadata_type: kind.into(),
@@ -49,14 +52,15 @@ impl SnapshotMetadata for Driver {
         &self,
         request: Request<GetMetadataDeltaRequest>,
     ) -> Reply<BoxStream<GetMetadataDeltaResponse>> {
-        self.need(Feature::SnapshotMetadata)?;
-        let call = Delta::try_from(request.into_inner())?;
+        let (snapshots, blocks) = self.changed_blocks()?;
+        let (ctx, call) = call::read::<_, Delta>(request)?;
         let keys = [&call.base, &call.target].map(|id| (Key::Snapshot(id.clone()), Hold::Shared));
         let guard = self.lock(keys)?;
-        let (base, target) = (self.snapshot(&call.base).await?, self.snapshot(&call.target).await?);
+        let base = existing_snapshot(&ctx, snapshots, &call.base).await?;
+        let target = existing_snapshot(&ctx, snapshots, &call.target).await?;
         check_comparable(&base, &target)?;
         let from = starting_offset(&target, call.part)?;
-        let blocks = self.backend.changed_blocks(&call.base, &call.target, from).await?;
+        let blocks = blocks.changed(&ctx, &base, &target, from).await?;
         Ok(Response::new(stream(blocks, call.part, guard, |kind, capacity, ranges| {
             GetMetadataDeltaResponse {
                 block_metadata_type: kind.into(),
@@ -64,6 +68,14 @@ impl SnapshotMetadata for Driver {
                 block_metadata: ranges,
             }
         })))
+    }
+}
+
+impl Services {
+    fn changed_blocks(&self) -> std::result::Result<(&dyn DynSnapshots, &dyn DynChangedBlocks), Status> {
+        let parts = &self.controller()?.parts;
+        let snapshots = self.part(parts.snapshots.as_deref(), "snapshots")?;
+        Ok((snapshots, self.part(parts.changed_blocks.as_deref(), "snapshot metadata")?))
     }
 }
 

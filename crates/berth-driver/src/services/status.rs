@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 use tonic::{Code, Status};
 
-use crate::backend::Error;
+use crate::Error;
 
 impl From<Error> for Status {
     fn from(error: Error) -> Self {

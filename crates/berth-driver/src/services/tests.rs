@@ -25,8 +25,8 @@ use berth_csi::v1::{
 use tonic::{Code, Request};
 
 use self::fake::Fake;
-use super::{Config, Driver, Mode, Reply};
-use crate::{Feature, Features};
+use super::{Config, Mode, Reply, Services};
+use crate::{Feature, Features, legacy};
 
 /// How a row of a table differs from a request that is right.
 type Change<R> = fn(&mut R);
@@ -59,7 +59,7 @@ const EVERYTHING: [Feature; 18] = [
 struct Bench {
     place: tempfile::TempDir,
     fake: Arc<Fake>,
-    driver: Arc<Driver>,
+    driver: Arc<Services>,
 }
 
 impl Bench {
@@ -74,14 +74,14 @@ impl Bench {
         let fake = Arc::new(backend);
         let mut settings = settings(place.path());
         config(&mut settings);
-        let driver = Driver::new(settings, fake.clone()).unwrap();
+        let driver = driver(&fake, Mode::All).open(settings).unwrap();
         Self { place, fake, driver }
     }
 
     /// The same backend and state under a new driver, as after a kill.
     async fn restart(&mut self) {
         let config = self.driver.config.clone();
-        self.driver = Driver::new(config, self.fake.clone()).unwrap();
+        self.driver = driver(&self.fake, Mode::All).open(config).unwrap();
         self.driver.recover().await.unwrap();
     }
 
@@ -99,13 +99,14 @@ impl Drop for Bench {
     }
 }
 
+fn driver(fake: &Arc<Fake>, mode: Mode) -> crate::Driver {
+    legacy::driver("test.berth.dev", "1", mode, fake.clone())
+}
+
 fn settings(place: &Path) -> Config {
     Config {
-        name: "test.berth.dev".into(),
-        version: "1".into(),
         state_dir: place.join("state"),
         private_dir: place.join("private"),
-        mode: Mode::All,
         default_page: 3,
         check_volume_lifecycle: false,
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::{Driver, nfs::Nfs, services};
+use berth_driver::{Services, nfs::Nfs, services};
 use prometheus_client::registry::Registry;
 use tokio::{sync::oneshot, task::JoinHandle};
 
@@ -15,7 +15,7 @@ const SOON: Duration = Duration::from_secs(20);
 
 /// A driver that takes calls.
 pub(crate) struct Served {
-    driver: Arc<Driver>,
+    driver: Arc<Services>,
     backend: Nfs,
     pub(crate) socket: PathBuf,
     stop: oneshot::Sender<()>,
@@ -25,16 +25,8 @@ pub(crate) struct Served {
 impl Served {
     /// Begins to serve, with everything that the driver keeps below `dir`.
     pub(crate) async fn start(dir: &Path, backend: Nfs) -> Self {
-        let config = services::Config {
-            name: "nfs.csi.k8s.io".to_owned(),
-            version: "1".to_owned(),
-            state_dir: dir.join("driver"),
-            private_dir: dir.join("driver"),
-            mode: services::Mode::All,
-            default_page: 1000,
-            check_volume_lifecycle: false,
-        };
-        let driver = Driver::new(config, Arc::new(backend.clone())).unwrap();
+        let config = services::Config::new(dir.join("driver"));
+        let driver = backend.driver("nfs.csi.k8s.io", "1", services::Mode::All).open(config).unwrap();
         driver.recover().await.unwrap();
         let socket = dir.join("csi.sock");
         let listener = Listener::bind(&Endpoint::Unix(socket.clone())).await.unwrap();

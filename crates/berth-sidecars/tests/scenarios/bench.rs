@@ -2,13 +2,12 @@
 
 use std::fmt::Debug;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use berth_csi::{CallLayer, Metrics};
+use berth_driver::Feature;
 use berth_driver::local::{self, Kind, Local};
 use berth_driver::services::{Config, Mode};
-use berth_driver::{Backend as _, Feature};
 use berth_kube::{Backoff, Cluster};
 use berth_sidecars::driver::Driver;
 use berth_sidecars::{attacher, provisioner, resizer};
@@ -257,20 +256,7 @@ pub(crate) async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) 
     config.kind = Some(Kind::Dir);
     config.features = config.features.with(Feature::Attach, attach);
     let backend = Local::open(config).await.unwrap();
-    let driver = berth_driver::Driver::new(
-        Config {
-            name: DRIVER.to_owned(),
-            version: "test".to_owned(),
-            state_dir: place.join("state"),
-            private_dir: place.to_owned(),
-            mode: Mode::Controller,
-            default_page: 100,
-            check_volume_lifecycle: false,
-        },
-        Arc::new(backend.clone()),
-    )
-    .unwrap();
-    assert!(backend.features().has(Feature::Volumes));
+    let driver = backend.driver(DRIVER, "test", Mode::Controller).open(Config::new(place)).unwrap();
     let calls = berth_csi::in_process(driver.routes(), &CallLayer::new(Metrics::unregistered(DRIVER), None));
     (backend, Driver::in_process(calls))
 }

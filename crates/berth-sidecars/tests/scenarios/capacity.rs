@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::Capacity as Size;
@@ -37,16 +36,7 @@ pub(crate) async fn pools(place: &Path, node: &str, pools: &[(&str, u64)]) -> (L
     config.kind = Some(Kind::Dir);
     config.pools = pools.iter().map(|(name, size)| ((*name).to_owned(), Size::mebibytes(*size))).collect();
     let backend = Local::open(config).await.unwrap();
-    let services = Config {
-        name: DRIVER.to_owned(),
-        version: "test".to_owned(),
-        state_dir: place.join("state"),
-        private_dir: place.to_owned(),
-        mode: Mode::All,
-        default_page: 100,
-        check_volume_lifecycle: false,
-    };
-    let driver = berth_driver::Driver::new(services, Arc::new(backend.clone())).unwrap();
+    let driver = backend.driver(DRIVER, "test", Mode::All).open(Config::new(place)).unwrap();
     let calls = berth_csi::in_process(driver.routes(), &CallLayer::new(Metrics::unregistered(DRIVER), None));
     (backend, Driver::in_process(calls))
 }

@@ -1,6 +1,6 @@
 //! `berth driver local`: volumes on this machine's disk, also in the place of csi-driver-host-path.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, bail};
 use berth_core::{Capacity, NodeId, names};
@@ -166,15 +166,8 @@ pub(crate) async fn run(args: Args, beside: Beside) -> anyhow::Result<()> {
     logging::start(&args.common.logging);
     args.hostpath.say_what_has_no_effect();
     let config = backend_config(&args)?;
-    let services = services::Config {
-        name: args.volumes.driver_name.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        state_dir: config.data_dir.join("state"),
-        private_dir: config.data_dir.clone(),
-        mode: args.common.mode.into(),
-        default_page: 1000,
-        check_volume_lifecycle: args.hostpath.check_volume_lifecycle,
-    };
+    let mut services = services::Config::new(&config.data_dir);
+    services.check_volume_lifecycle = args.hostpath.check_volume_lifecycle;
     let data_dir = config.data_dir.clone();
     let local = Local::open(config).await.with_context(|| format!("open {}", data_dir.display()))?;
     tracing::info!(
@@ -183,7 +176,8 @@ pub(crate) async fn run(args: Args, beside: Beside) -> anyhow::Result<()> {
         volumes = local.volume_count(),
         "volumes of no particular kind become {}", local.default_kind()
     );
-    super::serve(args.common, services, Arc::new(local.clone()), beside).await?;
+    let driver = local.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), args.common.mode.into());
+    super::serve(args.common, driver.open(services)?, beside).await?;
     local.drain(DRAIN).await;
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! `berth driver nfs`: volumes on NFS servers, in the place of csi-driver-nfs.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
 use berth_core::{NodeId, names};
@@ -150,17 +150,10 @@ pub(crate) async fn run(args: Args, role: services::Mode, beside: Beside) -> any
         only => only,
     };
     let config = backend_config(&args)?;
-    let services = services::Config {
-        name: args.volumes.driver_name.clone(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        state_dir: args.volumes.state_dir.join("state"),
-        private_dir: args.volumes.state_dir.clone(),
-        mode,
-        default_page: 1000,
-        check_volume_lifecycle: false,
-    };
+    let services = services::Config::new(&args.volumes.state_dir);
     let nfs = Nfs::new(config)?;
-    super::serve(args.common, services, Arc::new(nfs.clone()), beside).await?;
+    let driver = nfs.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), mode);
+    super::serve(args.common, driver.open(services)?, beside).await?;
     nfs.drain(DRAIN).await;
     Ok(())
 }

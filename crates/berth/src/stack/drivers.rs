@@ -9,7 +9,7 @@ use berth_core::{NodeId, names};
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
 use berth_driver::local::{self, Local};
 use berth_driver::nfs::{self, Nfs};
-use berth_driver::{Backend, Driver, Feature, services};
+use berth_driver::{Driver, Feature, Services, services};
 use berth_host::path::Dir;
 use berth_node::layout::Layout;
 use berth_sidecars::registrar;
@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 const LOCAL: &str = "local";
 /// The NFS driver's directory in the data directory.
 const NFS: &str = "nfs";
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 /// A driver that is to run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -156,12 +158,12 @@ pub(crate) async fn take_down(data_dir: &Path) -> anyhow::Result<usize> {
     Ok(taken)
 }
 
-async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Driver>)> {
+async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Services>)> {
     let directory = data_dir.join(LOCAL);
     let mut config = local::Config::new(directory.clone(), node_id(node)?);
     config.features = config.features.with(Feature::Attach, true);
     let local = Local::open(config).await.with_context(|| format!("open {}", directory.display()))?;
-    let driver = driver(names::LOCAL_DRIVER, directory, Arc::new(local.clone()))?;
+    let driver = open(local.driver(names::LOCAL_DRIVER, VERSION, services::Mode::All), directory)?;
     Ok((local, driver))
 }
 
@@ -169,7 +171,7 @@ fn open_nfs(
     data_dir: &Path,
     node: &str,
     choice: &NfsChoice,
-) -> anyhow::Result<(Nfs, Arc<Driver>, nfs::MountMode)> {
+) -> anyhow::Result<(Nfs, Arc<Services>, nfs::MountMode)> {
     let directory = data_dir.join(NFS);
     Dir::ensure(&directory, 0o700)?;
     let mode = choice.mount_mode.unwrap_or_else(what_the_kernel_can);
@@ -177,21 +179,12 @@ fn open_nfs(
     config.mount_mode = mode;
     config.mount_options.clone_from(&choice.mount_options);
     let nfs = Nfs::new(config)?;
-    let driver = driver(&choice.name, directory, Arc::new(nfs.clone()))?;
+    let driver = open(nfs.driver(&choice.name, VERSION, services::Mode::All), directory)?;
     Ok((nfs, driver, mode))
 }
 
-fn driver(name: &str, directory: PathBuf, backend: Arc<dyn Backend>) -> anyhow::Result<Arc<Driver>> {
-    let config = services::Config {
-        name: name.to_owned(),
-        version: env!("CARGO_PKG_VERSION").to_owned(),
-        state_dir: directory.join("state"),
-        private_dir: directory,
-        mode: services::Mode::All,
-        default_page: 1000,
-        check_volume_lifecycle: false,
-    };
-    Ok(Driver::new(config, backend)?)
+fn open(driver: Driver, directory: PathBuf) -> anyhow::Result<Arc<Services>> {
+    Ok(driver.open(services::Config::new(directory))?)
 }
 
 fn node_id(node: &str) -> anyhow::Result<NodeId> {

@@ -1,80 +1,107 @@
 //! What growing a volume on its node takes.
 
-use std::{path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use berth_core::{Capacity, VolumeId};
+use berth_core::{Capacity, VolumeCapability, VolumeId};
 use berth_host::mount;
 use rustix::io::Errno;
 
 use crate::{
-    Driver,
-    backend::{Error, NodeExpansion, Publication, Result, Secrets, Volume},
+    Context, Error, NodeExpanded, NodeVolume, Result, Services,
     call::node::NodeExpand,
+    compose::Node,
+    erased::{DynNodeExpansion, DynStaging},
     ledger::{Phase, Published, Staged},
-    services::rules,
     target,
 };
 
-impl Driver {
+impl Services {
     /// Makes sure that what is on the volume has the volume's size.
-    pub(super) async fn ensure_grown(&self, id: &VolumeId, call: &NodeExpand) -> Result<Capacity> {
+    pub(super) async fn ensure_grown(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        expansion: &dyn DynNodeExpansion,
+        id: &VolumeId,
+        call: &NodeExpand,
+    ) -> Result<Capacity> {
         let _guard = self.lock_volume(id)?;
-        let volume = self.known_here(id).await?;
-        if let Some(capability) = &call.capability {
-            rules::check_kind(&volume, capability.access.kind())?;
-        }
         let staged = self.ledger.staged(id);
-        let expansion = match &staged {
+        if let Some(capability) = &call.capability {
+            node.sources.check(ctx, &again(id, capability, false, None)).await?;
+        }
+        let expanded = match &staged {
             // A remount that failed between unstaging and staging: this call comes to finish it.
-            Some(staged) if staged.phase != Phase::Mounted => NodeExpansion::NeedsRemount,
+            Some(staged) if staged.phase != Phase::Mounted => {
+                NodeExpanded::NeedsRemount(call.range.required().unwrap_or(Capacity::ZERO))
+            }
             _ => {
                 let at = staged.as_ref().map_or(call.path.as_path(), |staged| &staged.path);
-                self.backend.expand_on_node(&volume, at, call.range).await?
+                expansion.expand_on_node(ctx, id, at, call.range).await?
             }
         };
-        match (expansion, staged) {
-            (NodeExpansion::Done(capacity), _) => Ok(capacity),
-            (NodeExpansion::NeedsRemount, Some(staged)) => {
-                self.remount(&volume, &staged).await?;
-                Ok(volume.capacity)
+        match (expanded, &node.parts.staging, staged) {
+            (NodeExpanded::Done(capacity), ..) => Ok(capacity),
+            (NodeExpanded::NeedsRemount(capacity), Some(staging), Some(staged)) => {
+                self.remount(ctx, node, &**staging, &staged).await?;
+                Ok(capacity)
             }
-            (NodeExpansion::NeedsRemount, None) => Err(only_unmounted()),
+            (NodeExpanded::NeedsRemount(_), ..) => Err(only_unmounted()),
         }
     }
 
     /// Takes the volume down on this node and brings it up again, which grows it; whoever uses it keeps it.
-    async fn remount(&self, volume: &Volume, staged: &Staged) -> Result<()> {
+    async fn remount(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        staging: &dyn DynStaging,
+        staged: &Staged,
+    ) -> Result<()> {
         self.note_staged(staged, Phase::Remounting).await?;
-        let published = self.ledger.published(&volume.id);
+        let published = self.ledger.published(&staged.volume);
         let targets: Vec<PathBuf> = published.iter().map(|publication| publication.target.clone()).collect();
         if let Err(error) = self.blocking(move |_| unmount_all(&targets)).await {
-            self.bind_all(volume, staged, &published).await?;
+            self.bind_all(ctx, node, staged, &published).await?;
             self.note_staged(staged, Phase::Mounted).await?;
             return Err(error);
         }
-        let unstaged = self.backend.unstage(&volume.id, &staged.path).await;
+        let unstaged = staging.unstage(ctx, &staged.volume, &staged.path).await;
         // Whether or not it came down, it has to be up again afterwards.
-        self.bring_up(volume, staged).await?;
+        self.bring_up(ctx, node, staging, staged).await?;
         unstaged.map_err(in_use)
     }
 
     /// Stages the volume again and binds it wherever it was published.
-    pub(super) async fn bring_up(&self, volume: &Volume, staged: &Staged) -> Result<()> {
-        self.backend.stage(volume, &staged.path, &staged.capability).await?;
-        self.bind_all(volume, staged, &self.ledger.published(&volume.id)).await?;
+    pub(super) async fn bring_up(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        staging: &dyn DynStaging,
+        staged: &Staged,
+    ) -> Result<()> {
+        let read_only = staged.capability.mode.is_read_only();
+        let volume = again(&staged.volume, &staged.capability, read_only, Some(staged));
+        staging.stage(ctx, &volume, &staged.path).await?;
+        self.bind_all(ctx, node, staged, &self.ledger.published(&staged.volume)).await?;
         self.note_staged(staged, Phase::Mounted).await
     }
 
     /// Binds the volume again wherever it was published and is not any more.
-    async fn bind_all(&self, volume: &Volume, staged: &Staged, published: &[Published]) -> Result<()> {
+    async fn bind_all(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        staged: &Staged,
+        published: &[Published],
+    ) -> Result<()> {
         for publication in published.iter().filter(|publication| publication.phase == Phase::Mounted) {
             let (capability, read_only) = (&publication.capability, publication.read_only);
-            let (staging, secrets) = (Some(staged.path.as_path()), &Secrets::default());
-            let how = Publication { staging, capability, read_only, secrets };
-            let source = self.backend.publish_source(volume, how).await?;
-            let (publication, mounts) = (publication.clone(), Arc::clone(&self.mounts));
+            let volume = again(&staged.volume, capability, read_only, Some(staged));
+            let source = node.sources.source(ctx, &volume).await?;
+            let (publication, mounts) = (publication.clone(), Arc::clone(&node.mounts));
             self.blocking(move |_| {
-                if mounts.is_bound(&publication.target)? {
+                if mounts.is_mounted(&publication.target)? {
                     return Ok(());
                 }
                 target::bind(&*mounts, &source, &publication.target, publication.look())
@@ -82,6 +109,23 @@ impl Driver {
             .await?;
         }
         Ok(())
+    }
+}
+
+/// A volume that was staged or published here before, of which no call says more than its id.
+pub(super) fn again(
+    id: &VolumeId,
+    capability: &VolumeCapability,
+    read_only: bool,
+    staged: Option<&Staged>,
+) -> NodeVolume {
+    NodeVolume {
+        id: id.clone(),
+        capability: capability.clone(),
+        read_only,
+        context: BTreeMap::new(),
+        publish_context: BTreeMap::new(),
+        staging: staged.map(|staged| staged.path.clone()),
     }
 }
 

@@ -1,7 +1,6 @@
 //! Inline volumes: made when their pod starts, removed when it ends, and unknown to the controller.
 
 use std::{
-    fmt::Write as _,
     io,
     path::{Path, PathBuf},
 };
@@ -11,21 +10,30 @@ use berth_host::path::Dir;
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    Driver, Feature,
-    backend::{Error, NewVolume, Parameters, Result, Volume},
-    call::node::{Inline, Publish, inline_name},
-    ledger::{Phase, Published},
+    Context, Error, NewVolume, NodeVolume, Parameters, Result, Services,
+    call::node::{self, inline_name},
+    compose::{AnyProvisioner, Inline, Node, Origin},
+    erased::DynInlineVolumes,
     locks::{Hold, Key},
     services::rules,
 };
 
-impl Driver {
+impl Services {
     /// Makes sure that the inline volume exists and is at the target; what fails halfway leaves no new volume.
-    pub(super) async fn publish_inline(&self, call: Publish, inline: Inline) -> Result<()> {
+    pub(super) async fn publish_inline(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        (provisioner, finder): (&dyn AnyProvisioner, &dyn DynInlineVolumes),
+        call: NodeVolume,
+        target: PathBuf,
+        inline: node::Inline,
+    ) -> Result<()> {
         let _name = self.lock([(Key::VolumeName(inline.name.clone()), Hold::Exclusive)])?;
-        let existing = self.backend.find_volume(&inline.name).await?;
+        rules::check_supported(provisioner.supports(), &call.capability)?;
+        let existing = finder.find_inline(ctx, &inline.name).await?;
         let is_new = existing.is_none();
-        let volume = match existing {
+        let made = match existing {
             Some(volume) if volume.ephemeral => volume,
             Some(volume) => {
                 let (name, id) = (&inline.name, volume.id);
@@ -33,74 +41,70 @@ impl Driver {
                     "{name:?} is the name of volume {id:?}, which is not inline"
                 )));
             }
-            None => self.make_inline(&call, inline).await?,
+            None => {
+                let new = NewVolume {
+                    name: inline.name,
+                    range: inline.range,
+                    capabilities: vec![call.capability.clone()],
+                    parameters: inline.parameters,
+                    mutable: Parameters::new(),
+                    ephemeral: true,
+                };
+                provisioner.check(ctx, &new)?;
+                provisioner.ensure(ctx, &new, None, Box::pin(async { Ok(Origin::Nothing) })).await?.0
+            }
         };
         let handle = call.id.clone();
-        let published = self.publish_made(&volume, call).await;
+        let volume = NodeVolume { id: made.id, context: made.context, staging: None, ..call };
+        let published = self.publish_made(ctx, node, volume, &handle, target).await;
         if is_new && let Err(error) = published {
-            if let Err(left) = self.remove_inline(&handle).await {
-                tracing::warn!(volume.id = %volume.id, error = %left, "an inline volume stays until its pod is gone");
+            if let Err(left) = self.remove_inline(ctx, node, &handle).await {
+                tracing::warn!(volume.id = %handle, error = %left, "an inline volume stays until its pod is gone");
             }
             return Err(error);
         }
         published
     }
 
-    async fn make_inline(&self, call: &Publish, inline: Inline) -> Result<Volume> {
-        let capabilities = vec![call.capability.clone()];
-        self.check_new(&inline.parameters, &Parameters::new(), &capabilities).await?;
-        let new = NewVolume {
-            name: inline.name,
-            range: inline.range,
-            capabilities,
-            parameters: inline.parameters,
-            mutable: Parameters::new(),
-            source: None,
-            ephemeral: true,
-        };
-        self.backend.create_volume(new).await
-    }
-
-    async fn publish_made(&self, volume: &Volume, call: Publish) -> Result<()> {
+    async fn publish_made(
+        &self,
+        ctx: &Context,
+        node: &Node,
+        mut volume: NodeVolume,
+        handle: &VolumeId,
+        target: PathBuf,
+    ) -> Result<()> {
         let _guard = self.lock_volume(&volume.id)?;
-        rules::check_kind(volume, call.capability.access.kind())?;
-        if let Some(other) =
-            self.ledger.published(&volume.id).iter().find(|other| other.target != call.target)
-        {
-            let (id, target) = (&call.id, other.target.display());
-            return Err(Error::Precondition(format!("inline volume {id:?} is published at {target}")));
+        node.sources.check(ctx, &volume).await?;
+        if let Some(other) = self.ledger.published(&volume.id).iter().find(|other| other.target != target) {
+            let target = other.target.display();
+            return Err(Error::Precondition(format!("inline volume {handle:?} is published at {target}")));
         }
-        let staging = self.features.has(Feature::Stage).then(|| self.private_staging(&call.id));
-        if let Some(path) = &staging {
+        if let Some(staging) = &node.parts.staging {
+            let path = self.private_staging(handle);
             let made = path.clone();
             self.blocking(move |_| Ok(Dir::ensure(&made, 0o700).map(drop)?)).await?;
-            self.stage(volume, path.clone(), call.capability.clone()).await?;
+            volume.staging = Some(path.clone());
+            self.stage(ctx, node, &**staging, &volume, path).await?;
         }
-        let wanted = Published {
-            volume: volume.id.clone(),
-            handle: Some(call.id),
-            target: call.target,
-            capability: call.capability,
-            read_only: call.read_only,
-            phase: Phase::Mounted,
-        };
-        self.publish(volume, staging.as_deref(), wanted, &call.secrets).await
+        self.publish(ctx, node, &volume, Some(handle.clone()), target).await
     }
 
     /// Removes the inline volume that Kubernetes calls `handle`, if there is one and no target has it any more.
-    pub(super) async fn remove_inline(&self, handle: &VolumeId) -> Result<()> {
+    pub(super) async fn remove_inline(&self, ctx: &Context, node: &Node, handle: &VolumeId) -> Result<()> {
+        let Inline::Made { provisioner, finder } = &node.inline else { return Ok(()) };
         let Some(name) = inline_name(handle) else { return Ok(()) };
-        let Some(volume) = self.backend.find_volume(&name).await? else { return Ok(()) };
+        let Some(volume) = finder.find_inline(ctx, &name).await? else { return Ok(()) };
         if !volume.ephemeral || !self.ledger.published(&volume.id).is_empty() {
             return Ok(());
         }
         let _guard = self.lock_volume(&volume.id)?;
-        if self.features.has(Feature::Stage) {
+        if let Some(staging) = &node.parts.staging {
             let path = self.private_staging(handle);
-            self.unstage(&volume.id, &path).await?;
+            self.unstage(ctx, &**staging, &volume.id, &path).await?;
             self.blocking(move |_| remove_directory(&path)).await?;
         }
-        match self.backend.delete_volume(&volume.id).await {
+        match provisioner.delete(ctx, &volume.id).await {
             Err(Error::NotFound { what: "volume", .. }) => Ok(()),
             other => other,
         }
@@ -108,11 +112,7 @@ impl Driver {
 
     /// Where an inline volume is staged; its id is no file name, a digest of it is.
     fn private_staging(&self, handle: &VolumeId) -> PathBuf {
-        let digest = Sha256::digest(handle.as_str());
-        let name = digest[..16].iter().fold(String::new(), |mut name, byte| {
-            let _ = write!(name, "{byte:02x}");
-            name
-        });
+        let name = berth_core::hex(&Sha256::digest(handle.as_str())[..16]);
         self.config.state_dir.join("ephemeral").join(name)
     }
 }

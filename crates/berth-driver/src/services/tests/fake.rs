@@ -384,7 +384,7 @@ impl Backend for Fake {
     async fn expand_on_node(&self, volume: &Volume, _: &Path, _: CapacityRange) -> Result<NodeExpansion> {
         let state = self.enter("expand_on_node")?;
         Ok(if state.needs_remount {
-            NodeExpansion::NeedsRemount
+            NodeExpansion::NeedsRemount(volume.capacity)
         } else {
             NodeExpansion::Done(volume.capacity)
         })

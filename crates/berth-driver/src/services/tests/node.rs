@@ -297,10 +297,12 @@ async fn a_volume_for_one_workload_is_published_once() {
 }
 
 #[tokio::test]
-async fn modes_that_were_not_announced_are_refused() {
-    let without = |fake: &mut Fake| fake.features = fake.features.with(Feature::SingleNodeMultiWriter, false);
+async fn a_mount_group_that_was_not_announced_is_refused() {
+    let without = |fake: &mut Fake| fake.features = fake.features.with(Feature::MountGroup, false);
     let bench = Bench::with(without, |_| {});
-    let request = v1::CreateVolumeRequest { volume_capabilities: vec![mounted(SNSW)], ..create("v") };
+    let mount = MountVolume { volume_mount_group: "4242".into(), ..Default::default() };
+    let capability = v1::VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..mounted(SNW) };
+    let request = v1::CreateVolumeRequest { volume_capabilities: vec![capability], ..create("v") };
     refused("create", bench.driver.create_volume(of(request)).await, Code::InvalidArgument);
 }
 

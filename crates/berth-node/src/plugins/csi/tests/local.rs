@@ -18,16 +18,7 @@ async fn with_local(kind: Kind) -> (World, Arc<Fake>, Csi) {
     let mut config = Config::new(data.clone(), "n".parse().unwrap());
     config.kind = Some(kind);
     let backend = Local::open(config).await.unwrap();
-    let config = services::Config {
-        name: LOCAL.to_owned(),
-        version: "0".to_owned(),
-        state_dir: data.join("state"),
-        private_dir: data,
-        mode: services::Mode::All,
-        default_page: 100,
-        check_volume_lifecycle: false,
-    };
-    let driver = berth_driver::Driver::new(config, Arc::new(backend)).unwrap();
+    let driver = backend.driver(LOCAL, "0", services::Mode::All).open(services::Config::new(data)).unwrap();
     driver.recover().await.unwrap();
     let front = world.fake(LOCAL, &[]);
     front.start_as(driver.routes(), &world.registry(), "local.sock").await;

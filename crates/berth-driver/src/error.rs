@@ -51,6 +51,12 @@ pub enum Error {
     State(String),
 }
 
+impl From<std::io::Error> for Error {
+    fn from(error: std::io::Error) -> Self {
+        Self::Host(berth_host::Error::new("use the storage", error))
+    }
+}
+
 impl From<berth_journal::Error> for Error {
     fn from(error: berth_journal::Error) -> Self {
         match error {
@@ -60,7 +66,42 @@ impl From<berth_journal::Error> for Error {
     }
 }
 
+macro_rules! constructors {
+    ($($(#[$doc:meta])* $name:ident => $variant:ident;)*) => {$(
+        $(#[$doc])*
+        pub fn $name(sentence: impl Into<String>) -> Self {
+            Self::$variant(sentence.into())
+        }
+    )*};
+}
+
 impl Error {
+    constructors! {
+        /// The request can never work; the sentence names the field, parameter or option.
+        invalid => Invalid;
+        /// Something of that name or at that path exists and is different.
+        conflict => Conflict;
+        /// The state that the call needs is missing, such as in use or not staged.
+        precondition => Precondition;
+        /// No size in the range is possible.
+        out_of_range => OutOfRange;
+        /// There is no room, or a limit is reached.
+        exhausted => Exhausted;
+        /// The work is under way and goes on; the same call will find it.
+        in_progress => Busy;
+        /// The storage does not answer.
+        unavailable => Unavailable;
+        /// The storage does not let the driver do it.
+        denied => Denied;
+        /// Something that should not happen.
+        internal => State;
+    }
+
+    /// A volume, snapshot, group or node that does not exist.
+    pub fn not_found(what: &'static str, id: impl std::fmt::Display) -> Self {
+        Self::NotFound { what, id: id.to_string() }
+    }
+
     /// A volume that is not there.
     pub fn no_volume(id: &VolumeId) -> Self {
         Self::NotFound { what: "volume", id: id.to_string() }
