@@ -11,7 +11,10 @@ pub mod patch;
 pub mod pods;
 pub mod resource;
 pub mod rest;
-pub mod rules;
+mod rules;
 pub mod schema;
 pub mod server;
 pub mod store;
+
+#[doc(hidden)]
+pub use rules::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};

@@ -12,7 +12,6 @@ mod delete;
 mod discovery;
 mod error;
 mod events;
-mod jsonpath;
 mod list;
 mod managed;
 mod modify;
@@ -236,7 +235,7 @@ impl ApiServer {
         if target.watch {
             query.set("watch", "true");
         }
-        let mut accept = match content::negotiate(&parts.headers, served.custom.is_none()) {
+        let mut accept = match content::negotiate(&parts.headers, served.resource.built_in) {
             // A log is plain text, and a command's output is nothing at all that HTTP knows.
             Err(_) if matches!(subresource, Some(Subresource::Log | Subresource::Exec)) => Accept::default(),
             negotiated => negotiated?,

@@ -5,43 +5,47 @@
 //! `prepare_` functions, [`admit`], then [`metadata_causes`] (or [`metadata_update_causes`]) and one of the `validate`
 //! functions. Texts and field paths are those of kube-apiserver, because people and programs read them.
 
-pub mod admission;
-pub mod age;
+pub(crate) mod admission;
+pub(crate) mod age;
 mod claim;
 mod classes;
 mod config;
 mod csi;
+pub(crate) mod custom;
 mod definition;
 mod diff;
-pub mod event;
-pub mod field;
-pub mod metadata;
-pub mod names;
-pub mod namespace;
+pub(crate) mod event;
+pub(crate) mod field;
+pub(crate) mod jsonpath;
+pub(crate) mod metadata;
+pub(crate) mod names;
+pub(crate) mod namespace;
 mod node;
 mod nodes;
-pub mod pod;
-pub mod quantity;
-pub mod read;
+pub(crate) mod pod;
+pub(crate) mod quantity;
+pub(crate) mod read;
 mod revision;
-pub mod selector;
+pub(crate) mod selector;
 mod sources;
-pub mod table;
+pub(crate) mod table;
 mod volume;
 mod workload;
+
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-pub use self::admission::{Denied, Operation, Reader, admit, complete_update};
-pub use self::metadata::{metadata_causes, metadata_update_causes};
-pub use self::names::NameRule;
+pub(crate) use self::admission::{Operation, Reader, admit, complete_update};
+pub(crate) use self::metadata::{metadata_causes, metadata_update_causes};
+pub(crate) use self::names::NameRule;
 pub use self::selector::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
-pub use self::table::Column;
+pub(crate) use self::table::Column;
 use crate::resource::Cause;
 
 /// What is particular to one kind.
-pub trait Rules: Send + Sync {
+pub(crate) trait Rules: Send + Sync {
     /// Fills in what the client left out.
     fn default(&self, _object: &mut Value) {}
 
@@ -54,6 +58,11 @@ pub trait Rules: Send + Sync {
     /// Resets what an update of the status may not change: everything else.
     fn prepare_status_update(&self, new: &mut Value, old: &Value) {
         keep_all_but_status(new, old);
+    }
+
+    /// Whether an update of the status leaves the metadata alone, too.
+    fn status_keeps_metadata(&self) -> bool {
+        false
     }
 
     /// Checks a new object; its metadata is checked apart.
@@ -97,7 +106,7 @@ pub trait Rules: Send + Sync {
     }
 
     /// The fields that field selectors may ask for, with the object's values.
-    fn selectable_fields(&self, object: &Value) -> Vec<(&'static str, String)> {
+    fn selectable_fields(&self, object: &Value) -> Vec<(&str, String)> {
         metadata_fields(object)
     }
 
@@ -107,18 +116,8 @@ pub trait Rules: Send + Sync {
             || self.selectable_fields(&Value::Null).iter().any(|(name, _)| *name == label)
     }
 
-    /// What to tell a client that selects by a field that is not supported.
-    fn unsupported_field(&self, label: &str) -> String {
-        // Kinds without fields of their own are converted by a default that words it differently.
-        if self.selectable_fields(&Value::Null).len() > 1 {
-            return format!("field label not supported: {label}");
-        }
-        let label = field::quote(label);
-        format!("{label} is not a known field selector: only \"metadata.name\", \"metadata.namespace\"")
-    }
-
     /// The columns of a table of its objects.
-    fn columns(&self) -> &'static [Column] {
+    fn columns(&self) -> &[Column] {
         table::PLAIN
     }
 
@@ -144,44 +143,48 @@ pub trait Rules: Send + Sync {
 }
 
 /// The rules of a kind without particular ones.
-pub struct Plain;
+pub(crate) struct Plain;
 
 impl Rules for Plain {}
 
 /// The rules of a kind.
-pub fn of(group: &str, kind: &str) -> &'static dyn Rules {
+pub(crate) fn of(group: &str, kind: &str) -> Arc<dyn Rules> {
     match (group, kind) {
-        ("", "PersistentVolume") => &volume::PersistentVolume,
-        ("", "PersistentVolumeClaim") => &claim::PersistentVolumeClaim,
-        ("", "Pod") => &pod::Pod,
-        ("", "Namespace") => &namespace::Namespace,
-        ("", "Node") => &node::Node,
-        ("", "ConfigMap") => &config::ConfigMap,
-        ("", "Secret") => &config::Secret,
-        ("", "ServiceAccount") => &config::ServiceAccount,
-        ("", "Event") => &event::Event { strict: false },
-        ("events.k8s.io", "Event") => &event::Event { strict: true },
-        ("apps", "Deployment") => &workload::Workload::Deployment,
-        ("apps", "ReplicaSet") => &workload::Workload::ReplicaSet,
-        ("apps", "StatefulSet") => &workload::Workload::StatefulSet,
-        ("apps", "DaemonSet") => &workload::Workload::DaemonSet,
-        ("apps", "ControllerRevision") => &revision::Revision,
-        ("apiextensions.k8s.io", "CustomResourceDefinition") => &definition::CustomResourceDefinition,
-        ("coordination.k8s.io", "Lease") => &event::Lease,
-        ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => &node::Rbac { binding: false },
-        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => &node::Rbac { binding: true },
-        ("storage.k8s.io", "StorageClass") => &classes::StorageClass,
-        ("storage.k8s.io", "VolumeAttributesClass") => &classes::VolumeAttributesClass,
-        ("storage.k8s.io", "CSIDriver") => &csi::CsiDriver,
-        ("storage.k8s.io", "CSINode") => &csi::CsiNode,
-        ("storage.k8s.io", "VolumeAttachment") => &csi::VolumeAttachment,
-        ("storage.k8s.io", "CSIStorageCapacity") => &csi::CsiStorageCapacity,
-        _ => &Plain,
+        ("", "PersistentVolume") => Arc::new(volume::PersistentVolume),
+        ("", "PersistentVolumeClaim") => Arc::new(claim::PersistentVolumeClaim),
+        ("", "Pod") => Arc::new(pod::Pod),
+        ("", "Namespace") => Arc::new(namespace::Namespace),
+        ("", "Node") => Arc::new(node::Node),
+        ("", "ConfigMap") => Arc::new(config::ConfigMap),
+        ("", "Secret") => Arc::new(config::Secret),
+        ("", "ServiceAccount") => Arc::new(config::ServiceAccount),
+        ("", "Event") => Arc::new(event::Event { strict: false }),
+        ("events.k8s.io", "Event") => Arc::new(event::Event { strict: true }),
+        ("apps", "Deployment") => Arc::new(workload::Workload::Deployment),
+        ("apps", "ReplicaSet") => Arc::new(workload::Workload::ReplicaSet),
+        ("apps", "StatefulSet") => Arc::new(workload::Workload::StatefulSet),
+        ("apps", "DaemonSet") => Arc::new(workload::Workload::DaemonSet),
+        ("apps", "ControllerRevision") => Arc::new(revision::Revision),
+        ("apiextensions.k8s.io", "CustomResourceDefinition") => {
+            Arc::new(definition::CustomResourceDefinition)
+        }
+        ("coordination.k8s.io", "Lease") => Arc::new(event::Lease),
+        ("rbac.authorization.k8s.io", "Role" | "ClusterRole") => Arc::new(node::Rbac { binding: false }),
+        ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {
+            Arc::new(node::Rbac { binding: true })
+        }
+        ("storage.k8s.io", "StorageClass") => Arc::new(classes::StorageClass),
+        ("storage.k8s.io", "VolumeAttributesClass") => Arc::new(classes::VolumeAttributesClass),
+        ("storage.k8s.io", "CSIDriver") => Arc::new(csi::CsiDriver),
+        ("storage.k8s.io", "CSINode") => Arc::new(csi::CsiNode),
+        ("storage.k8s.io", "VolumeAttachment") => Arc::new(csi::VolumeAttachment),
+        ("storage.k8s.io", "CSIStorageCapacity") => Arc::new(csi::CsiStorageCapacity),
+        _ => Arc::new(Plain),
     }
 }
 
 /// `metadata.name` and `metadata.namespace`, which every kind can be selected by.
-pub fn metadata_fields(object: &Value) -> Vec<(&'static str, String)> {
+pub(crate) fn metadata_fields(object: &Value) -> Vec<(&'static str, String)> {
     let mut fields = vec![("metadata.name", read::name(object).to_owned())];
     let namespace = read::text(object, &["metadata", "namespace"]);
     if !namespace.is_empty() {
@@ -191,7 +194,7 @@ pub fn metadata_fields(object: &Value) -> Vec<(&'static str, String)> {
 }
 
 /// Takes everything but `status` and `metadata` from the old object.
-pub fn keep_all_but_status(new: &mut Value, old: &Value) {
+pub(crate) fn keep_all_but_status(new: &mut Value, old: &Value) {
     let fields: Vec<String> = [&*new, old]
         .iter()
         .filter_map(|object| object.as_object())
@@ -209,14 +212,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_that_cannot_be_selected_by_are_refused_in_kubernetes_words() {
+    fn every_kind_can_be_selected_by_its_name() {
         let claims = of("", "PersistentVolumeClaim");
         assert!(claims.supports_field("metadata.name") && !claims.supports_field("spec.volumeName"));
-        assert_eq!(
-            claims.unsupported_field("spec.volumeName"),
-            "\"spec.volumeName\" is not a known field selector: only \"metadata.name\", \"metadata.namespace\""
-        );
-        assert_eq!(of("", "Pod").unsupported_field("spec.x"), "field label not supported: spec.x");
     }
 
     #[test]
@@ -273,7 +271,7 @@ mod tests {
             "Secret",
             "Event",
         ] {
-            exercise(of("", kind), &odd);
+            exercise(&*of("", kind), &odd);
         }
         for kind in [
             "StorageClass",
@@ -283,14 +281,14 @@ mod tests {
             "VolumeAttachment",
             "CSIStorageCapacity",
         ] {
-            exercise(of("storage.k8s.io", kind), &odd);
+            exercise(&*of("storage.k8s.io", kind), &odd);
         }
         for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
-            exercise(of("apps", kind), &odd);
+            exercise(&*of("apps", kind), &odd);
         }
-        exercise(of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
-        exercise(of("rbac.authorization.k8s.io", "RoleBinding"), &odd);
-        exercise(of("events.k8s.io", "Event"), &odd);
+        exercise(&*of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
+        exercise(&*of("rbac.authorization.k8s.io", "RoleBinding"), &odd);
+        exercise(&*of("events.k8s.io", "Event"), &odd);
     }
 
     fn exercise(rules: &dyn Rules, objects: &[Value]) {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::registry::{Custom, PrinterColumn, ScalePaths, Served, Stored};
+use super::registry::{Definition, ScalePaths, Served, Stored};
 use crate::resource::{Resource, Subresource};
-use crate::rules::{self, read};
+use crate::rules::custom::CustomRules;
+use crate::rules::read;
 use crate::schema::{self, Type};
 use crate::store::Collection;
 
@@ -68,26 +69,20 @@ fn one(definition: &Value, version: &Value, storage: &str) -> Served {
     let api_version = resource.api_version();
     let schema = Arc::new(type_of(&openapi));
     Served {
+        rules: Arc::new(CustomRules::new(version, schema.clone())),
         stored_schema: schema.clone(),
         schema,
         collection: Collection::from(resource.qualified().as_str()),
-        rules: rules::of(&resource.group, &resource.kind),
         stored: if api_version == storage && !has_older(definition, storage) {
             Stored::Same
         } else {
             Stored::As(storage.to_owned())
         },
-        custom: Some(Custom {
-            columns: columns(version),
-            scale: has("scale").then(|| scale_paths(version)),
-            has_status: has("status"),
+        scale: has("scale").then(|| scale_paths(version)),
+        definition: Some(Definition {
+            name: read::name(definition).to_owned(),
             openapi,
-            selectable: read::items(version, &["selectableFields"])
-                .iter()
-                .map(|field| read::text(field, &["jsonPath"]).trim_start_matches('.').to_owned())
-                .collect(),
             terminating: read::has(definition, &["metadata", "deletionTimestamp"]),
-            definition: read::name(definition).to_owned(),
         }),
         api_version,
         resource,
@@ -108,32 +103,6 @@ fn type_of(openapi: &Value) -> Type {
         unstructured: true,
         ..Type::default()
     })
-}
-
-fn columns(version: &Value) -> Vec<PrinterColumn> {
-    let given = read::items(version, &["additionalPrinterColumns"]);
-    if given.is_empty() {
-        return vec![PrinterColumn {
-            name: "Age".to_owned(),
-            type_: "date".to_owned(),
-            format: String::new(),
-            description: "How long ago the object was created.".to_owned(),
-            priority: 0,
-            path: ".metadata.creationTimestamp".to_owned(),
-        }];
-    }
-    let text = |column: &Value, field: &str| read::text(column, &[field]).to_owned();
-    given
-        .iter()
-        .map(|column| PrinterColumn {
-            name: text(column, "name"),
-            type_: text(column, "type"),
-            format: text(column, "format"),
-            description: text(column, "description"),
-            priority: read::number(column, &["priority"]).unwrap_or(0),
-            path: text(column, "jsonPath"),
-        })
-        .collect()
 }
 
 fn scale_paths(version: &Value) -> ScalePaths {

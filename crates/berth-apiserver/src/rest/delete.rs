@@ -312,7 +312,7 @@ impl Call {
             }
         }
         let mut metadata = json!({ "resourceVersion": view.revision().to_string() });
-        if self.served.custom.is_some() {
+        if !self.served.resource.built_in {
             metadata["continue"] = "".into();
         }
         self.presenter()?.respond_list(items, metadata)
@@ -320,7 +320,7 @@ impl Call {
 
     /// Whether something may have to follow when an object of this kind was written.
     pub(crate) fn has_sequel(&self) -> bool {
-        self.is_definition() || self.is_namespace() || self.served.custom.is_some()
+        self.is_definition() || self.is_namespace() || self.served.definition.is_some()
     }
 
     /// What has to follow a write: definitions take effect, and go when their last object goes.
@@ -340,10 +340,10 @@ impl Call {
             if !object::is_deleting(&namespace) {
                 Box::pin(self.api.furnish(read::name(&namespace))).await?;
             }
-        } else if let Some(custom) = &self.served.custom
+        } else if let Some(definition) = &self.served.definition
             && matches!(written, Written::Value(_))
         {
-            Box::pin(self.api.finish_definition(&custom.definition)).await?;
+            Box::pin(self.api.finish_definition(&definition.name)).await?;
         }
         Ok(())
     }
@@ -360,7 +360,7 @@ impl super::ApiServer {
         }
         let registry = self.registry();
         let of = |served: &&Arc<super::Served>| {
-            served.custom.as_ref().is_some_and(|custom| custom.definition == definition)
+            served.definition.as_ref().is_some_and(|have| have.name == definition)
         };
         let Some(served) = registry.all().find(of).cloned() else {
             return self.finish_definition(definition).await;

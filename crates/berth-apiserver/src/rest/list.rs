@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::error::{Answer, Failure};
 use super::query::{forbidden, not_supported};
 use super::registry::Served;
-use super::{Body, Call, content, jsonpath};
+use super::{Body, Call, content};
 use crate::resource::Cause;
 use crate::rules::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};
 use crate::store::{Object, View};
@@ -68,15 +68,7 @@ impl Filter {
             self.fields.matches(&own)
         } else {
             let value: Value = serde_json::from_slice(&object.bytes).unwrap_or_default();
-            let mut fields: Vec<(&str, String)> = served.rules.selectable_fields(&value);
-            if let Some(custom) = &served.custom {
-                fields.extend(custom.selectable.iter().map(|path| {
-                    let found = jsonpath::find(&value, path);
-                    let found = found.first().filter(|found| !found.is_null());
-                    (path.as_str(), found.map(|found| jsonpath::text(found)).unwrap_or_default())
-                }));
-            }
-            self.fields.matches(&fields)
+            self.fields.matches(&served.rules.selectable_fields(&value))
         };
         if !fields_match || self.labels.is_empty() {
             return fields_match;
@@ -147,9 +139,7 @@ impl Call {
         }
         let fields = parse_field_selector(&text).map_err(Failure::bad_request)?;
         for field in fields.fields() {
-            let custom = self.served.custom.as_ref();
-            let selectable = custom.is_some_and(|custom| custom.selectable.iter().any(|have| have == field));
-            if !selectable && !self.served.rules.supports_field(field) {
+            if !self.served.rules.supports_field(field) {
                 return Err(unknown_field(&self.served, field));
             }
         }
@@ -163,7 +153,7 @@ impl Call {
         let mut metadata = json!({ "resourceVersion": page.revision.to_string() });
         if let Some(next) = page.next {
             metadata["continue"] = next.into();
-        } else if self.served.custom.is_some() {
+        } else if !self.served.resource.built_in {
             metadata["continue"] = "".into();
         }
         if let Some(left) = page.left {
@@ -293,7 +283,7 @@ impl Call {
 fn unknown_field(served: &Served, field: &str) -> Failure {
     let resource = &served.resource;
     let own = ["Event", "Namespace", "Node", "Pod", "Secret", "Service"];
-    let has_own = served.custom.is_some()
+    let has_own = !resource.built_in
         || matches!(&*resource.group, "" | "events.k8s.io") && own.contains(&&*resource.kind);
     Failure::bad_request(if has_own {
         format!("field label not supported: {field}")
@@ -331,7 +321,7 @@ fn concatenate(served: &Served, metadata: &Value, objects: &[Arc<Object>]) -> By
         if index > 0 {
             bytes.push(b',');
         }
-        match object.bytes.strip_prefix(own.as_bytes()).filter(|_| served.custom.is_none()) {
+        match object.bytes.strip_prefix(own.as_bytes()).filter(|_| served.resource.built_in) {
             Some(rest) => {
                 bytes.push(b'{');
                 bytes.extend_from_slice(rest);

@@ -16,9 +16,6 @@ use crate::schema::{self, Shape, Type};
 /// The longest name that is taken from a client's own description of itself.
 const NAME_LIMIT: usize = 128;
 
-/// Built-in kinds whose metadata cannot be written with their status.
-const RESETS_METADATA: &[&str] = &["CustomResourceDefinition", "VolumeAttachment"];
-
 /// Records that the caller changed what differs between `old` and `new`.
 pub(crate) fn track(call: &Call, old: Option<&Value>, new: &mut Value, options: &WriteOptions) {
     let manager = options.field_manager.as_deref().unwrap_or_else(|| program(call));
@@ -101,11 +98,8 @@ fn failure(error: ApplyError) -> Failure {
 
 fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
     let has_status = call.served.resource.subresources.contains(&Subresource::Status);
-    let kind = &*call.served.resource.kind;
     let reset: &[&str] = match call.subresource {
-        Some(Subresource::Status) if call.served.custom.is_some() || RESETS_METADATA.contains(&kind) => {
-            &["spec", "metadata"]
-        }
+        Some(Subresource::Status) if call.served.rules.status_keeps_metadata() => &["spec", "metadata"],
         Some(Subresource::Status) => &["spec"],
         Some(Subresource::Finalize) => &["status"],
         None if has_status => &["status"],

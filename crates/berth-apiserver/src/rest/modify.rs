@@ -89,7 +89,7 @@ impl Call {
         tracking: Tracking,
     ) -> Answer<Written> {
         let resource = &self.served.resource;
-        if self.served.custom.as_ref().is_some_and(|custom| custom.terminating) {
+        if self.served.definition.as_ref().is_some_and(|definition| definition.terminating) {
             return Err(Failure::terminating(resource));
         }
         let prefix = object::text(&new, "generateName").to_owned();
@@ -267,7 +267,7 @@ impl Call {
 
     pub(crate) async fn patch(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let media = content::media_type(&self.parts.headers);
-        let custom = self.served.custom.is_some();
+        let custom = !self.served.resource.built_in;
         let options = self.query.write_options("PatchOptions")?;
         let mut warnings = Vec::new();
         let (code, written) = match media {

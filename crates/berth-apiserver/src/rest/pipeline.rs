@@ -10,7 +10,6 @@ use super::registry::Stored;
 use super::{Call, crd, object};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::{self, Operation, read};
-use crate::schema;
 
 /// Who may have written an object, for the record of managers.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -30,18 +29,13 @@ impl Call {
         tracking: Tracking,
     ) -> Answer<()> {
         let served = &self.served;
-        self.default(new);
+        self.served.rules.default(new);
         // What is added from here on belongs to nobody: otherwise the next apply without it would take it away.
         if tracking == Tracking::Update {
             managed::track(self, None, new, options);
         }
         served.rules.prepare_create(new);
-        if let Some(custom) = &served.custom {
-            if custom.has_status {
-                read::drop(new, "status");
-            }
-            object::metadata(new).insert("generation".to_owned(), 1.into());
-        } else if served.rules.counts_generation() {
+        if served.rules.counts_generation() {
             object::metadata(new).insert("generation".to_owned(), 1.into());
         }
         self.admit(Operation::Create, new, None)?;
@@ -64,7 +58,7 @@ impl Call {
         let is_status = self.subresource == Some(Subresource::Status);
         let is_finalize = self.subresource == Some(Subresource::Finalize);
         object::carry_over(new, old);
-        self.default(new);
+        self.served.rules.default(new);
         // A binding changes what nobody else may, and is no write of the pod itself: nobody comes to own anything.
         if self.subresource == Some(Subresource::Binding) {
             return Ok(());
@@ -73,23 +67,14 @@ impl Call {
             managed::track(self, Some(old), new, options);
         }
         let managers = object::managers(new);
-        match (&served.custom, is_status) {
-            (Some(_), true) => custom_status(new, old),
-            (Some(custom), false) => {
-                if custom.has_status {
-                    read::keep(new, old, "status");
-                }
-                if custom_generation(new, old, custom.has_status) {
-                    object::bump_generation(new);
-                }
-            }
-            (None, true) => served.rules.prepare_status_update(new, old),
-            (None, false) if is_finalize => rules::namespace::prepare_finalize(new, old),
-            (None, false) => {
-                served.rules.prepare_update(new, old);
-                if served.rules.generation_changes(new, old) {
-                    object::bump_generation(new);
-                }
+        if is_status {
+            served.rules.prepare_status_update(new, old);
+        } else if is_finalize {
+            rules::namespace::prepare_finalize(new, old);
+        } else {
+            served.rules.prepare_update(new, old);
+            if served.rules.generation_changes(new, old) {
+                object::bump_generation(new);
             }
         }
         object::set_managers(new, managers);
@@ -106,14 +91,6 @@ impl Call {
         }
         managed::keep_times(new, old);
         Ok(())
-    }
-
-    fn default(&self, new: &mut Value) {
-        if self.served.custom.is_some() {
-            schema::apply_defaults(&self.served.stored_schema, new);
-        } else {
-            self.served.rules.default(new);
-        }
     }
 
     /// Asks admission; what it may read is the store.
@@ -133,19 +110,12 @@ impl Call {
             None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
             Some(old) => rules::metadata_update_causes(new, old),
         };
-        if served.custom.is_some() {
-            causes.extend(match old {
-                None => schema::validate(&served.stored_schema, new),
-                Some(old) => schema::validate_update(&served.stored_schema, new, old),
-            });
-        } else {
-            causes.extend(match old {
-                None => served.rules.validate(new),
-                Some(old) if is_status => served.rules.validate_status_update(new, old),
-                Some(_) if is_finalize => rules::namespace::validate_finalize(new),
-                Some(old) => served.rules.validate_update(new, old),
-            });
-        }
+        causes.extend(match old {
+            None => served.rules.validate(new),
+            Some(old) if is_status => served.rules.validate_status_update(new, old),
+            Some(_) if is_finalize => rules::namespace::validate_finalize(new),
+            Some(old) => served.rules.validate_update(new, old),
+        });
         if causes.is_empty() {
             return Ok(());
         }
@@ -183,7 +153,7 @@ impl Call {
         let version = read::at(new, &["metadata", "resourceVersion"]);
         let given = version.as_str().unwrap_or_default();
         if given.is_empty() || given == "0" {
-            if !self.served.rules.unconditional_update() || self.served.custom.is_some() {
+            if !self.served.rules.unconditional_update() {
                 let cause = Cause {
                     reason: CauseReason::Invalid,
                     message: "Invalid value: 0: must be specified for an update".to_owned(),
@@ -210,28 +180,4 @@ impl Call {
         }
         Ok(())
     }
-}
-
-/// A custom resource's status is written alone: everything else stays.
-fn custom_status(new: &mut Value, old: &Value) {
-    let status = new.get("status").cloned();
-    let mut kept = old.clone();
-    match status {
-        Some(status) => kept["status"] = status,
-        None => read::drop(&mut kept, "status"),
-    }
-    *new = kept;
-}
-
-fn custom_generation(new: &Value, old: &Value, has_status: bool) -> bool {
-    let counted = |object: &Value| -> Vec<(String, Value)> {
-        object
-            .as_object()
-            .into_iter()
-            .flatten()
-            .filter(|(key, _)| *key != "metadata" && !(has_status && *key == "status"))
-            .map(|(key, value)| (key.clone(), value.clone()))
-            .collect()
-    };
-    counted(new) != counted(old)
 }

@@ -7,9 +7,9 @@ use serde_json::{Map, Value, json};
 
 use super::content::{self, Accept, Body, Format, Shape};
 use super::error::{Answer, Failure};
-use super::registry::{PrinterColumn, Served, Stored};
-use super::{events, jsonpath};
-use crate::rules::{age, read};
+use super::events;
+use super::registry::{Served, Stored};
+use crate::rules::read;
 use crate::schema::protobuf;
 
 /// What a table's rows carry of their objects.
@@ -99,7 +99,7 @@ impl Presenter<'_> {
 
     /// An object in a list: the list says what kind it is, except for custom resources.
     fn item(&self, mut object: Value) -> Value {
-        if self.served.custom.is_none() && self.accept.format != Format::Protobuf {
+        if self.served.resource.built_in && self.accept.format != Format::Protobuf {
             read::drop(&mut object, "apiVersion");
             read::drop(&mut object, "kind");
         }
@@ -151,7 +151,7 @@ impl Presenter<'_> {
             .iter()
             .map(|object| {
                 let mut row = Map::new();
-                row.insert("cells".to_owned(), self.cells(object, now).into());
+                row.insert("cells".to_owned(), self.served.rules.cells(object, now).into());
                 if let Some(condition) = self.completed(object) {
                     row.insert("conditions".to_owned(), json!([condition]));
                 }
@@ -205,40 +205,8 @@ impl Presenter<'_> {
                 "priority": priority,
             })
         };
-        let Some(custom) = &self.served.custom else {
-            let columns = self.served.rules.columns().iter();
-            return columns
-                .map(|c| column(c.name, c.type_, c.format, c.description, i64::from(c.priority)))
-                .collect();
-        };
-        let mut columns = vec![column("Name", "string", "name", "The object's name.", 0)];
-        columns.extend(
-            custom.columns.iter().map(|c| column(&c.name, &c.type_, &c.format, &c.description, c.priority)),
-        );
-        columns
-    }
-
-    fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {
-        let Some(custom) = &self.served.custom else { return self.served.rules.cells(object, now) };
-        let mut cells = vec![read::name(object).into()];
-        cells.extend(custom.columns.iter().map(|column| custom_cell(object, column, now)));
-        cells
-    }
-}
-
-fn custom_cell(object: &Value, column: &PrinterColumn, now: Timestamp) -> Value {
-    let found = jsonpath::find(object, &column.path);
-    let Some(first) = found.first() else { return Value::Null };
-    match (column.type_.as_str(), first) {
-        (_, Value::Null) => Value::Null,
-        ("date", value) => age::since(value, now).into(),
-        ("integer", Value::Number(number)) => {
-            // Fractions are cut off, as a client that asks for an integer expects.
-            number.as_i64().map_or_else(|| Value::Number(number.clone()), Value::from)
-        }
-        ("number" | "boolean", value @ (Value::Number(_) | Value::Bool(_))) => (*value).clone(),
-        ("string", value) => jsonpath::text(value).into(),
-        _ => Value::Null,
+        let columns = self.served.rules.columns().iter();
+        columns.map(|c| column(&c.name, &c.type_, &c.format, &c.description, c.priority)).collect()
     }
 }
 

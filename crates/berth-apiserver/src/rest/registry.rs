@@ -6,7 +6,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::{catalog, crd};
-use crate::resource::Resource;
+use crate::resource::{Resource, Subresource};
 use crate::rules::{self, Rules};
 use crate::schema::{self, Type};
 use crate::store::Collection;
@@ -18,12 +18,15 @@ pub(crate) struct Served {
     pub(crate) api_version: String,
     /// Where its objects lie.
     pub(crate) collection: Collection,
-    pub(crate) rules: &'static dyn Rules,
+    pub(crate) rules: Arc<dyn Rules>,
     pub(crate) schema: Arc<Type>,
     /// The type of the objects as they lie in the store.
     pub(crate) stored_schema: Arc<Type>,
     pub(crate) stored: Stored,
-    pub(crate) custom: Option<Custom>,
+    /// Where objects keep what `/scale` shows; only for those that have it.
+    pub(crate) scale: Option<ScalePaths>,
+    /// Only custom resources have one.
+    pub(crate) definition: Option<Definition>,
 }
 
 /// How objects lie in the store, compared to how they are served.
@@ -37,39 +40,33 @@ pub(crate) enum Stored {
     As(String),
 }
 
-/// What only a custom resource has.
+/// What a custom resource has of its definition, besides its rules.
 #[derive(Debug, Clone)]
-pub(crate) struct Custom {
-    pub(crate) columns: Vec<PrinterColumn>,
-    pub(crate) scale: Option<ScalePaths>,
-    pub(crate) has_status: bool,
+pub(crate) struct Definition {
+    /// The name of the definition.
+    pub(crate) name: String,
     /// The OpenAPI schema as it was given.
     pub(crate) openapi: Value,
-    /// Dotted paths that field selectors may ask for.
-    pub(crate) selectable: Vec<String>,
     /// The definition is being deleted: no new objects.
     pub(crate) terminating: bool,
-    /// The name of the definition.
-    pub(crate) definition: String,
 }
 
-/// One of a definition's `additionalPrinterColumns`.
-#[derive(Debug, Clone)]
-pub(crate) struct PrinterColumn {
-    pub(crate) name: String,
-    pub(crate) type_: String,
-    pub(crate) format: String,
-    pub(crate) description: String,
-    pub(crate) priority: i64,
-    pub(crate) path: String,
-}
-
-/// Where a custom resource keeps what `/scale` shows.
+/// Where a resource keeps what `/scale` shows.
 #[derive(Debug, Clone)]
 pub(crate) struct ScalePaths {
     pub(crate) spec: String,
     pub(crate) status: String,
     pub(crate) selector: Option<String>,
+}
+
+impl ScalePaths {
+    fn of_workloads() -> Self {
+        Self {
+            spec: ".spec.replicas".to_owned(),
+            status: ".status.replicas".to_owned(),
+            selector: Some(".spec.selector".to_owned()),
+        }
+    }
 }
 
 impl Served {
@@ -92,7 +89,8 @@ impl Served {
             },
             schema,
             stored,
-            custom: None,
+            scale: resource.subresources.contains(&Subresource::Scale).then(ScalePaths::of_workloads),
+            definition: None,
             resource,
         }
     }

@@ -8,26 +8,24 @@ use super::error::{Answer, Failure};
 use super::modify::Written;
 use super::pipeline::Tracking;
 use super::query::{FieldValidation, WriteOptions};
-use super::{Accept, Body, Call, Shape, content, jsonpath, object};
+use super::registry::ScalePaths;
+use super::{Accept, Body, Call, Shape, content, object};
 use crate::patch;
 use crate::resource::{Cause, CauseReason};
-use crate::rules::read;
+use crate::rules::{jsonpath, read};
 use crate::schema;
 
 impl Call {
-    fn scale_of(&self, object: &Value) -> Value {
-        let custom = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref());
-        let (spec_path, status_path) =
-            custom.map_or((".spec.replicas", ".status.replicas"), |paths| (&paths.spec, &paths.status));
+    fn scale_of(paths: &ScalePaths, object: &Value) -> Value {
         let number =
             |path: &str| jsonpath::find(object, path).first().and_then(|value| value.as_i64()).unwrap_or(0);
-        let selector = match custom {
-            Some(paths) => paths
-                .selector
-                .as_deref()
-                .and_then(|path| jsonpath::find(object, path).first().map(|value| jsonpath::text(value))),
-            None => Some(crate::rules::table::selector(read::at(object, &["spec", "selector"]))),
-        };
+        // Workloads keep a selector as an object, custom resources as a text.
+        let selector = paths.selector.as_deref().and_then(|path| {
+            jsonpath::find(object, path).first().map(|found| match found {
+                Value::Object(_) => crate::rules::table::selector(found),
+                _ => jsonpath::text(found),
+            })
+        });
         let mut metadata = serde_json::Map::new();
         for field in ["name", "namespace", "uid", "resourceVersion", "creationTimestamp"] {
             if let Some(value) = object["metadata"].get(field) {
@@ -36,7 +34,7 @@ impl Call {
         }
         let mut scale = json!({
             "kind": "Scale", "apiVersion": "autoscaling/v1", "metadata": metadata,
-            "spec": { "replicas": number(spec_path) }, "status": { "replicas": number(status_path) },
+            "spec": { "replicas": number(&paths.spec) }, "status": { "replicas": number(&paths.status) },
         });
         if let Some(selector) = selector.filter(|selector| !selector.is_empty()) {
             scale["status"]["selector"] = selector.into();
@@ -44,20 +42,23 @@ impl Call {
         scale
     }
 
+    fn scale_paths(&self) -> Answer<&ScalePaths> {
+        self.served.scale.as_ref().ok_or_else(Failure::no_such_path)
+    }
+
     fn respond_scale(&self, written: &Written) -> Answer<Response<Body>> {
-        let scale = self.scale_of(&written.value()?);
+        let scale = Self::scale_of(self.scale_paths()?, &written.value()?);
         Ok(content::respond(200, Accept { shape: Shape::Object, ..self.accept }, &scale))
     }
 
     pub(crate) fn scale(&self) -> Answer<Response<Body>> {
-        if let Some(paths) = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref()) {
-            let object: Value = serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)?;
-            if jsonpath::find(&object, &paths.spec).is_empty() {
-                let why = format!("the spec replicas field {:?} does not exist", paths.spec);
-                return Err(Failure::internal(why));
-            }
+        let (paths, current) = (self.scale_paths()?, self.current()?);
+        let object: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
+        if jsonpath::find(&object, &paths.spec).is_empty() {
+            let why = format!("the spec replicas field {:?} does not exist", paths.spec);
+            return Err(Failure::internal(why));
         }
-        self.respond_scale(&Written::Stored(self.current()?))
+        self.respond_scale(&Written::Stored(current))
     }
 
     pub(crate) async fn update_scale(&self, bytes: &[u8]) -> Answer<Response<Body>> {
@@ -78,8 +79,9 @@ impl Call {
         let options = self.query.write_options("PatchOptions")?;
         let patch: Value = body::parse_yaml(bytes).map_err(Failure::bad_request)?;
         let is_json = content::media_type(&self.parts.headers) == "application/json-patch+json";
+        let paths = self.scale_paths()?;
         self.rescale(&options, |object| {
-            let mut scale = self.scale_of(object);
+            let mut scale = Self::scale_of(paths, object);
             if is_json {
                 patch::json(&mut scale, &patch).map_err(|_| Failure::unprocessable())?;
             } else {
@@ -95,8 +97,7 @@ impl Call {
         options: &WriteOptions,
         scale: impl Fn(&Value) -> Answer<Value>,
     ) -> Answer<Response<Body>> {
-        let custom = self.served.custom.as_ref().and_then(|custom| custom.scale.as_ref());
-        let path = custom.map_or(".spec.replicas", |paths| &paths.spec);
+        let path = &self.scale_paths()?.spec;
         let written = self
             .modify(options, Tracking::Update, |old| {
                 let scale = scale(old)?;

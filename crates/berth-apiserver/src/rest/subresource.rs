@@ -69,6 +69,10 @@ impl Call {
                 let why = format!("pod {name} is already assigned to node {bound:?}");
                 return Err(Failure::conflict(&binding_resource, name, &why));
             }
+            if !read::items(pod, &["spec", "schedulingGates"]).is_empty() {
+                let why = format!("pod {name} has non-empty .spec.schedulingGates");
+                return Err(Failure::conflict(&binding_resource, name, &why));
+            }
             let mut new = pod.clone();
             assign(&mut new, node, &binding);
             Ok(new)

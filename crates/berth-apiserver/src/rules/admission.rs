@@ -21,7 +21,7 @@ const RESIZE: &str = "only dynamically provisioned pvc can be resized and the st
 
 /// What is being done to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
+pub(crate) enum Operation {
     /// It is new.
     Create,
     /// It replaces another.
@@ -33,7 +33,7 @@ pub enum Operation {
 /// Why a write is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
-pub struct Denied {
+pub(crate) struct Denied {
     /// The HTTP status code.
     pub code: u16,
     /// The reason in the answer's `Status`.
@@ -43,7 +43,7 @@ pub struct Denied {
 }
 
 /// Reads other objects.
-pub trait Reader {
+pub(crate) trait Reader {
     /// One object by its resource's plural name; the namespace is empty for cluster-scoped ones.
     fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Value>;
 
@@ -52,7 +52,7 @@ pub trait Reader {
 }
 
 /// Completes an object from others, or refuses to write it.
-pub fn admit(
+pub(crate) fn admit(
     operation: Operation,
     resource: &Resource,
     object: &mut Value,
@@ -82,7 +82,7 @@ pub fn admit(
 }
 
 /// Completes a changed object, before it is validated.
-pub fn complete_update(resource: &Resource, object: &mut Value, old: &Value) {
+pub(crate) fn complete_update(resource: &Resource, object: &mut Value, old: &Value) {
     if resource.group.is_empty() && &*resource.kind == "Pod" {
         keep_priority(object, old);
         default_tolerations(object);

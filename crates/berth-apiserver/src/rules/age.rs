@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 /// A length of time in two or three significant figures.
-pub fn human(seconds: i64) -> String {
+pub(crate) fn human(seconds: i64) -> String {
     let minutes = seconds / 60;
     let hours = seconds / 3600;
     let pair = |big: i64, unit: &str, small: i64, small_unit: &str| {
@@ -27,7 +27,7 @@ pub fn human(seconds: i64) -> String {
 }
 
 /// How long ago a JSON time was, or `<unknown>`.
-pub fn since(time: &Value, now: Timestamp) -> String {
+pub(crate) fn since(time: &Value, now: Timestamp) -> String {
     match time.as_str().and_then(|text| text.parse::<Timestamp>().ok()) {
         Some(time) => human(now.duration_since(time).as_secs()),
         None => "<unknown>".to_owned(),
@@ -35,12 +35,12 @@ pub fn since(time: &Value, now: Timestamp) -> String {
 }
 
 /// The age of an object.
-pub fn of(object: &Value, now: Timestamp) -> String {
+pub(crate) fn of(object: &Value, now: Timestamp) -> String {
     since(super::read::at(object, &["metadata", "creationTimestamp"]), now)
 }
 
 /// This moment as objects write it, to the second.
-pub fn now() -> String {
+pub(crate) fn now() -> String {
     Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 

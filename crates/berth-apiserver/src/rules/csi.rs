@@ -35,7 +35,7 @@ const DRIVER_COLUMNS: &[Column] = &[
 const NODE_COLUMNS: &[Column] = &[NAME, integer("Drivers", "How many CSI drivers the node has."), AGE];
 const ATTACHMENT_COLUMNS: &[Column] = &[
     NAME,
-    Column { format: "name", ..string("Attacher", "The driver that attaches.") },
+    table::column("Attacher", "string", "name", "The driver that attaches.", 0),
     string("PV", "The volume."),
     string("Node", "The node."),
     boolean("Attached", "Whether it is attached."),
@@ -283,6 +283,10 @@ impl Rules for CsiNode {
 pub(super) struct VolumeAttachment;
 
 impl Rules for VolumeAttachment {
+    fn status_keeps_metadata(&self) -> bool {
+        true
+    }
+
     fn default(&self, object: &mut Value) {
         default_pointer(map(object, &["status"]), "attached", false);
     }

@@ -16,6 +16,10 @@ const EXPRESSIONS: &str = "x-kubernetes-validations";
 pub(super) struct CustomResourceDefinition;
 
 impl Rules for CustomResourceDefinition {
+    fn status_keeps_metadata(&self) -> bool {
+        true
+    }
+
     fn default(&self, object: &mut Value) {
         let kind = text(object, &["spec", "names", "kind"]).to_owned();
         let named = map(object, &["spec", "names"]);

@@ -48,7 +48,7 @@ const COLUMNS: &[Column] = &[
     string("Message", "What happened."),
     wide("First Seen", "When it was seen first."),
     wide("Count", "How often it was seen."),
-    Column { priority: 1, ..NAME },
+    table::column("Name", "string", "name", "The name of the object.", 1),
 ];
 const LEASE_COLUMNS: &[Column] = &[NAME, string("Holder", "Who holds it."), AGE];
 
@@ -158,25 +158,6 @@ impl Rules for Event {
             json!(count),
             json!(name(object)),
         ]
-    }
-}
-
-/// Renames the fields of an event to those of the core API, in which events are stored.
-pub fn to_core(event: &mut Value) {
-    rename(event, |(core, other)| (other, core));
-}
-
-/// Renames the fields of a stored event to those of events.k8s.io.
-pub fn to_events(event: &mut Value) {
-    rename(event, |(core, other)| (core, other));
-}
-
-fn rename(event: &mut Value, direction: fn((&'static str, &'static str)) -> (&'static str, &'static str)) {
-    let Some(map) = event.as_object_mut() else { return };
-    for (from, to) in FIELDS.map(direction) {
-        if let Some(value) = map.remove(from) {
-            map.insert(to.to_owned(), value);
-        }
     }
 }
 
@@ -339,11 +320,13 @@ mod tests {
         assert_eq!(texts(OLD.validate(&old_style())), Vec::<String>::new());
         assert_eq!(texts(NEW.validate(&new_style())), Vec::<String>::new());
         let mut stored = new_style();
-        to_core(&mut stored);
+        for (core, other) in FIELDS {
+            if let Some(value) = stored.as_object_mut().unwrap().remove(other) {
+                stored[core] = value;
+            }
+        }
         assert_eq!(stored["involvedObject"]["name"], "p");
         assert_eq!(texts(NEW.validate(&stored)), Vec::<String>::new());
-        to_events(&mut stored);
-        assert_eq!(stored, new_style());
     }
 
     #[test]

@@ -8,92 +8,85 @@ use crate::resource::{Cause, CauseReason};
 
 /// The path of a field as errors spell it: `spec.volumes[0].name`, `spec.capacity[storage]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Path(String);
+pub(crate) struct Path(String);
 
 impl Path {
     /// A path of one field.
-    pub fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         Self(name.to_owned())
     }
 
     /// A field of the object at this path.
     #[must_use]
-    pub fn child(&self, name: &str) -> Self {
+    pub(crate) fn child(&self, name: &str) -> Self {
         if self.0.is_empty() { Self::new(name) } else { Self(format!("{}.{name}", self.0)) }
     }
 
     /// An item of the list at this path.
     #[must_use]
-    pub fn index(&self, index: usize) -> Self {
+    pub(crate) fn index(&self, index: usize) -> Self {
         Self(format!("{}[{index}]", self.0))
     }
 
     /// An entry of the map at this path.
     #[must_use]
-    pub fn key(&self, key: &str) -> Self {
+    pub(crate) fn key(&self, key: &str) -> Self {
         Self(format!("{}[{key}]", self.0))
     }
 
     /// The value is not allowed there.
-    pub fn invalid(&self, value: impl Into<Value>, detail: impl AsRef<str>) -> Cause {
+    pub(crate) fn invalid(&self, value: impl Into<Value>, detail: impl AsRef<str>) -> Cause {
         self.with_value(CauseReason::Invalid, "Invalid value", &value.into(), detail.as_ref())
     }
 
     /// As [`Self::invalid`], for a structure that Kubernetes shows with its program's own field names.
-    pub fn invalid_shown(&self, shown: &str, detail: &str) -> Cause {
+    pub(crate) fn invalid_shown(&self, shown: &str, detail: &str) -> Cause {
         self.plain(CauseReason::Invalid, &format!("Invalid value: {shown}"), detail)
     }
 
     /// As [`Self::not_supported`], for a structure that Kubernetes shows with its program's own field names.
-    pub fn not_supported_shown(&self, shown: &str, known: &[&str]) -> Cause {
+    pub(crate) fn not_supported_shown(&self, shown: &str, known: &[&str]) -> Cause {
         let known = known.iter().map(|k| quote(k)).collect::<Vec<_>>().join(", ");
         let label = format!("Unsupported value: {shown}");
         self.plain(CauseReason::NotSupported, &label, &format!("supported values: {known}"))
     }
 
     /// One [`Self::invalid`] for each complaint about the text.
-    pub fn each_invalid(&self, value: &str, complaints: Vec<String>) -> Vec<Cause> {
+    pub(crate) fn each_invalid(&self, value: &str, complaints: Vec<String>) -> Vec<Cause> {
         complaints.into_iter().map(|complaint| self.invalid(value, complaint)).collect()
     }
 
     /// Another item has the value already.
-    pub fn duplicate(&self, value: impl Into<Value>) -> Cause {
+    pub(crate) fn duplicate(&self, value: impl Into<Value>) -> Cause {
         self.with_value(CauseReason::Duplicate, "Duplicate value", &value.into(), "")
     }
 
     /// The value names something that does not exist.
-    pub fn not_found(&self, value: impl Into<Value>) -> Cause {
+    pub(crate) fn not_found(&self, value: impl Into<Value>) -> Cause {
         self.with_value(CauseReason::NotFound, "Not found", &value.into(), "")
     }
 
     /// The value is none of the known ones.
-    pub fn not_supported(&self, value: impl Into<Value>, known: &[&str]) -> Cause {
+    pub(crate) fn not_supported(&self, value: impl Into<Value>, known: &[&str]) -> Cause {
         let known = known.iter().map(|k| quote(k)).collect::<Vec<_>>().join(", ");
         let detail = if known.is_empty() { known } else { format!("supported values: {known}") };
         self.with_value(CauseReason::NotSupported, "Unsupported value", &value.into(), &detail)
     }
 
     /// A value has to be there.
-    pub fn required(&self, detail: impl AsRef<str>) -> Cause {
+    pub(crate) fn required(&self, detail: impl AsRef<str>) -> Cause {
         self.plain(CauseReason::Required, "Required value", detail.as_ref())
     }
 
     /// No such value may be there.
-    pub fn forbidden(&self, detail: impl AsRef<str>) -> Cause {
+    pub(crate) fn forbidden(&self, detail: impl AsRef<str>) -> Cause {
         self.plain(CauseReason::Forbidden, "Forbidden", detail.as_ref())
     }
 
     /// The text is too long.
-    pub fn too_long(&self, limit: usize) -> Cause {
+    pub(crate) fn too_long(&self, limit: usize) -> Cause {
         let unit = if limit == 1 { "byte" } else { "bytes" };
         self.plain(CauseReason::TooLong, "Too long", &format!("may not be more than {limit} {unit}"))
-    }
-
-    /// There are too many items.
-    pub fn too_many(&self, count: usize, limit: usize) -> Cause {
-        let unit = if limit == 1 { "item" } else { "items" };
-        let detail = format!("must have at most {limit} {unit}");
-        self.with_value(CauseReason::TooMany, "Too many", &count.into(), &detail)
     }
 
     fn with_value(&self, reason: CauseReason, label: &str, value: &Value, detail: &str) -> Cause {
@@ -117,7 +110,7 @@ impl fmt::Display for Path {
 }
 
 /// A text in quotes, with what Go's `%q` escapes escaped.
-pub fn quote(text: &str) -> String {
+pub(crate) fn quote(text: &str) -> String {
     let mut quoted = String::with_capacity(text.len() + 2);
     quoted.push('"');
     for c in text.chars() {
@@ -163,7 +156,6 @@ mod tests {
             path.not_supported("x", &["a", "b"]).message,
             "Unsupported value: \"x\": supported values: \"a\", \"b\""
         );
-        assert_eq!(path.too_many(3, 1).message, "Too many: 3: must have at most 1 item");
         assert_eq!(Path::new("spec").child("capacity").key("storage").to_string(), "spec.capacity[storage]");
     }
 }

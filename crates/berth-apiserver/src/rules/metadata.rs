@@ -11,12 +11,12 @@ use super::selector::label_causes;
 use crate::resource::Cause;
 
 /// The most that all annotations of an object may hold.
-pub const ANNOTATIONS_LIMIT: usize = 256 * 1024;
+pub(crate) const ANNOTATIONS_LIMIT: usize = 256 * 1024;
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 
 /// Checks the metadata of an object that is created.
-pub fn metadata_causes(object: &Value, namespaced: bool, rule: NameRule) -> Vec<Cause> {
+pub(crate) fn metadata_causes(object: &Value, namespaced: bool, rule: NameRule) -> Vec<Cause> {
     let path = Path::new("metadata");
     let metadata = at(object, &["metadata"]);
     let mut causes = Vec::new();
@@ -49,7 +49,7 @@ pub fn metadata_causes(object: &Value, namespaced: bool, rule: NameRule) -> Vec<
 }
 
 /// Checks the metadata of an object that replaces another.
-pub fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
+pub(crate) fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
     let path = Path::new("metadata");
     let standard = standard_finalizer_causes(new);
     let (new, old) = (at(new, &["metadata"]), at(old, &["metadata"]));
@@ -88,13 +88,13 @@ pub fn metadata_update_causes(new: &Value, old: &Value) -> Vec<Cause> {
 }
 
 /// Refuses a change of a field that never changes.
-pub fn immutable(new: &Value, old: &Value, path: &Path) -> Option<Cause> {
+pub(crate) fn immutable(new: &Value, old: &Value, path: &Path) -> Option<Cause> {
     let changed = !super::read::same(new, old);
     changed.then(|| path.invalid(super::read::pruned(new), "field is immutable"))
 }
 
 /// Checks annotations, also those of templates.
-pub fn annotation_causes(annotations: &Value, path: &Path) -> Vec<Cause> {
+pub(crate) fn annotation_causes(annotations: &Value, path: &Path) -> Vec<Cause> {
     let mut causes = Vec::new();
     let mut size = 0;
     for (key, value) in entries(annotations, &[]) {

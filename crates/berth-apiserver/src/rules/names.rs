@@ -14,11 +14,10 @@ const VALUE_MESSAGE: &str = "a valid label must be an empty string or consist of
 const CONFIG_KEY: &str = "[-._a-zA-Z0-9]+";
 const CONFIG_KEY_MESSAGE: &str =
     "a valid config key must consist of alphanumeric characters, '-', '_' or '.'";
-const C_IDENTIFIER: &str = "[A-Za-z_][A-Za-z0-9_]*";
 
 /// Which names objects of a kind may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NameRule {
+pub(crate) enum NameRule {
     /// A DNS subdomain of at most 253 characters: most kinds.
     Subdomain,
     /// A DNS label of at most 63 characters: namespaces.
@@ -31,7 +30,7 @@ pub enum NameRule {
 
 impl NameRule {
     /// What is wrong with `name`; `prefix` if more characters will be appended to it (`generateName`).
-    pub fn complaints(self, name: &str, prefix: bool) -> Vec<String> {
+    pub(crate) fn complaints(self, name: &str, prefix: bool) -> Vec<String> {
         // A trailing dash is fine where random characters follow it.
         let masked = match name.strip_suffix('-') {
             Some(head) if prefix && !head.is_empty() => format!("{head}a"),
@@ -46,17 +45,17 @@ impl NameRule {
 }
 
 /// "must be no more than N characters".
-pub fn too_long(limit: usize) -> String {
+pub(crate) fn too_long(limit: usize) -> String {
     format!("must be no more than {limit} characters")
 }
 
 /// "must be between LOW and HIGH, inclusive".
-pub fn in_range(low: i64, high: i64) -> String {
+pub(crate) fn in_range(low: i64, high: i64) -> String {
     format!("must be between {low} and {high}, inclusive")
 }
 
 /// A complaint that ends with examples and the expression that was used.
-pub fn expression(message: &str, expression: &str, examples: &[&str]) -> String {
+pub(crate) fn expression(message: &str, expression: &str, examples: &[&str]) -> String {
     if examples.is_empty() {
         return format!("{message} (regex used for validation is '{expression}')");
     }
@@ -65,7 +64,7 @@ pub fn expression(message: &str, expression: &str, examples: &[&str]) -> String 
 }
 
 /// Checks an RFC 1123 label.
-pub fn label(value: &str) -> Vec<String> {
+pub(crate) fn label(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 63 {
         complaints.push(too_long(63));
@@ -81,7 +80,7 @@ pub fn label(value: &str) -> Vec<String> {
 }
 
 /// Checks an RFC 1123 subdomain.
-pub fn subdomain(value: &str) -> Vec<String> {
+pub(crate) fn subdomain(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 253 {
         complaints.push(too_long(253));
@@ -93,7 +92,7 @@ pub fn subdomain(value: &str) -> Vec<String> {
 }
 
 /// Checks a label key, which is also what Kubernetes calls a qualified name.
-pub fn qualified(value: &str) -> Vec<String> {
+pub(crate) fn qualified(value: &str) -> Vec<String> {
     let examples = &["MyName", "my.name", "123-abc"];
     let mut complaints = Vec::new();
     let parts: Vec<&str> = value.split('/').collect();
@@ -126,7 +125,7 @@ pub fn qualified(value: &str) -> Vec<String> {
 }
 
 /// Checks a label value.
-pub fn label_value(value: &str) -> Vec<String> {
+pub(crate) fn label_value(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 63 {
         complaints.push("must be no more than 63 bytes".to_owned());
@@ -138,7 +137,7 @@ pub fn label_value(value: &str) -> Vec<String> {
 }
 
 /// Checks a key of a ConfigMap or Secret.
-pub fn config_key(value: &str) -> Vec<String> {
+pub(crate) fn config_key(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 253 {
         complaints.push(too_long(253));
@@ -156,7 +155,7 @@ pub fn config_key(value: &str) -> Vec<String> {
 }
 
 /// Checks the name of an environment variable, by the relaxed rule that is in force today.
-pub fn variable(value: &str) -> Vec<String> {
+pub(crate) fn variable(value: &str) -> Vec<String> {
     let printable = |c: char| (' '..='~').contains(&c) && c != '=';
     if value.is_empty() {
         vec!["environment variable name must be non-empty".to_owned()]
@@ -168,7 +167,7 @@ pub fn variable(value: &str) -> Vec<String> {
 }
 
 /// Checks the name of a container port.
-pub fn port(value: &str) -> Vec<String> {
+pub(crate) fn port(value: &str) -> Vec<String> {
     let mut complaints = Vec::new();
     if value.len() > 15 {
         complaints.push(too_long(15));
@@ -186,17 +185,6 @@ pub fn port(value: &str) -> Vec<String> {
         complaints.push("must not begin or end with a hyphen".to_owned());
     }
     complaints
-}
-
-/// Checks a C identifier, the stricter form of variable names that `envFrom` prefixes once had.
-pub fn c_identifier(value: &str) -> Vec<String> {
-    let mut bytes = value.bytes();
-    let first = bytes.next().is_some_and(|b| b.is_ascii_alphabetic() || b == b'_');
-    if first && bytes.all(|b| b.is_ascii_alphanumeric() || b == b'_') {
-        return Vec::new();
-    }
-    let message = "a valid C identifier must start with alphabetic character or '_', followed by a string of alphanumeric characters or '_'";
-    vec![expression(message, C_IDENTIFIER, &["my_name", "MY_NAME", "MyName"])]
 }
 
 fn path_segment(name: &str, prefix: bool) -> Vec<String> {

@@ -10,7 +10,7 @@ use super::{NameRule, Rules, age, names};
 use crate::resource::Cause;
 
 /// The finalizer that goes when everything in the namespace is gone.
-pub const KUBERNETES: &str = "kubernetes";
+pub(crate) const KUBERNETES: &str = "kubernetes";
 const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 const COLUMNS: &[Column] = &[NAME, string("Status", "The status of the namespace"), AGE];
 
@@ -91,23 +91,18 @@ impl Rules for Namespace {
 }
 
 /// Resets what an update of `namespaces/finalize` may not change: the status.
-pub fn prepare_finalize(new: &mut Value, old: &Value) {
+pub(crate) fn prepare_finalize(new: &mut Value, old: &Value) {
     keep(new, old, "status");
 }
 
 /// Checks an update of `namespaces/finalize`.
-pub fn validate_finalize(new: &Value) -> Vec<Cause> {
+pub(crate) fn validate_finalize(new: &Value) -> Vec<Cause> {
     let path = Path::new("spec").child("finalizers");
     finalizers(new).enumerate().flat_map(|(index, f)| finalizer_causes(f, &path.index(index))).collect()
 }
 
-/// Marks a namespace that is being deleted.
-pub fn begin_deletion(object: &mut Value) {
-    map(object, &["status"]).insert("phase".to_owned(), json!("Terminating"));
-}
-
 /// Whether a namespace that is being deleted still has to be emptied.
-pub fn is_held(object: &Value) -> bool {
+pub(crate) fn is_held(object: &Value) -> bool {
     !items(object, &["spec", "finalizers"]).is_empty()
 }
 

@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use super::field::Path;
 use super::metadata::immutable;
 use super::quantity::{self, Quantity};
-use super::read::{at, entries, flag, has, items, keep, map, name, number, same, text};
+use super::read::{at, flag, has, items, keep, map, name, number, same, text};
 use super::table::Column;
-use super::{Rules, age, metadata_fields, names, nodes, selector};
+use super::{Rules, metadata_fields, names, nodes, selector};
 use crate::resource::Cause;
 
 pub(super) use self::defaults::default_spec;
@@ -351,51 +351,6 @@ pub(super) fn template_causes(template: &Value, path: &Path) -> Vec<Cause> {
         causes.push(path.forbidden("ephemeral containers not allowed in pod template"));
     }
     causes
-}
-
-/// Checks the body of `pods/binding`.
-pub fn binding_causes(binding: &Value) -> Vec<Cause> {
-    let path = Path::new("target");
-    let mut causes = Vec::new();
-    let kind = text(binding, &["target", "kind"]);
-    if !matches!(kind, "" | "Node") {
-        causes.push(path.child("kind").not_supported(kind, &["Node", "<empty>"]));
-    }
-    if text(binding, &["target", "name"]).is_empty() {
-        causes.push(path.child("name").required(""));
-    }
-    causes
-}
-
-/// Puts a pod on the node that a binding names; says why not if it is on one already or is going.
-pub fn bind(pod: &mut Value, binding: &Value) -> Result<(), String> {
-    let node = text(pod, &["spec", "nodeName"]);
-    let target = text(binding, &["target", "name"]).to_owned();
-    let shown = name(pod).to_owned();
-    if has(pod, &["metadata", "deletionTimestamp"]) {
-        return Err(format!("pod {shown} is being deleted, cannot be assigned to a host"));
-    }
-    if !node.is_empty() {
-        return Err(format!("pod {shown} is already assigned to node \"{node}\""));
-    }
-    if !items(pod, &["spec", "schedulingGates"]).is_empty() {
-        return Err(format!("pod {shown} has non-empty .spec.schedulingGates"));
-    }
-    map(pod, &["spec"]).insert("nodeName".to_owned(), json!(target));
-    for (key, value) in entries(binding, &["metadata", "annotations"]) {
-        map(pod, &["metadata", "annotations"]).insert(key.to_owned(), value.clone());
-    }
-    let condition = json!({"type": "PodScheduled", "status": "True", "lastTransitionTime": age::now(),
-        "observedGeneration": at(pod, &["metadata", "generation"])});
-    let conditions = map(pod, &["status"]).entry("conditions").or_insert(json!([]));
-    match conditions.as_array_mut() {
-        Some(list) => {
-            list.retain(|c| text(c, &["type"]) != "PodScheduled");
-            list.push(condition);
-        }
-        None => *conditions = json!([condition]),
-    }
-    Ok(())
 }
 
 #[cfg(test)]

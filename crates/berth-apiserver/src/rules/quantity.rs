@@ -1,16 +1,16 @@
 //! Quantities of objects, as JSON has them: strings or numbers, alone or in lists of resources.
 
 use berth_core::InvalidQuantity;
-pub use berth_core::Quantity;
+pub(crate) use berth_core::Quantity;
 use serde_json::Value;
 
 /// Reads a quantity from a JSON string or number.
-pub fn from_value(value: &Value) -> Result<Quantity, InvalidQuantity> {
+pub(crate) fn from_value(value: &Value) -> Result<Quantity, InvalidQuantity> {
     text(value).ok_or(InvalidQuantity::Form)?.parse()
 }
 
 /// Rewrites a JSON quantity in its canonical spelling; leaves alone what is no quantity.
-pub fn canonicalise(value: &mut Value) {
+pub(crate) fn canonicalise(value: &mut Value) {
     if let Some(Ok(text)) = text(value).map(|text| Quantity::canonical(&text)) {
         *value = Value::String(text);
     }
@@ -19,7 +19,7 @@ pub fn canonicalise(value: &mut Value) {
 /// Rewrites every quantity of a resource list (`{"storage": "1024Mi"}`).
 ///
 /// What is finer than a thousandth is rounded up, as the server does for lists but not for single quantities.
-pub fn canonicalise_list(owner: &mut serde_json::Map<String, Value>, list: &str) {
+pub(crate) fn canonicalise_list(owner: &mut serde_json::Map<String, Value>, list: &str) {
     let Some(Value::Object(map)) = owner.get_mut(list) else { return };
     for value in map.values_mut() {
         let Ok(quantity) = from_value(value) else { continue };

@@ -5,42 +5,42 @@ use serde_json::{Map, Value, json};
 static NULL: Value = Value::Null;
 
 /// What is at a path of field names, or null.
-pub fn at<'a>(value: &'a Value, path: &[&str]) -> &'a Value {
+pub(crate) fn at<'a>(value: &'a Value, path: &[&str]) -> &'a Value {
     path.iter().try_fold(value, |value, name| value.get(name)).unwrap_or(&NULL)
 }
 
 /// The text at a path, or the empty one.
-pub fn text<'a>(value: &'a Value, path: &[&str]) -> &'a str {
+pub(crate) fn text<'a>(value: &'a Value, path: &[&str]) -> &'a str {
     at(value, path).as_str().unwrap_or_default()
 }
 
 /// The items of the list at a path.
-pub fn items<'a>(value: &'a Value, path: &[&str]) -> &'a [Value] {
+pub(crate) fn items<'a>(value: &'a Value, path: &[&str]) -> &'a [Value] {
     at(value, path).as_array().map_or(&[], Vec::as_slice)
 }
 
 /// The entries of the map at a path.
-pub fn entries<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = (&'a str, &'a Value)> {
+pub(crate) fn entries<'a>(value: &'a Value, path: &[&str]) -> impl Iterator<Item = (&'a str, &'a Value)> {
     at(value, path).as_object().into_iter().flatten().map(|(key, value)| (key.as_str(), value))
 }
 
 /// The number at a path.
-pub fn number(value: &Value, path: &[&str]) -> Option<i64> {
+pub(crate) fn number(value: &Value, path: &[&str]) -> Option<i64> {
     at(value, path).as_i64()
 }
 
 /// Whether the flag at a path is set.
-pub fn flag(value: &Value, path: &[&str]) -> bool {
+pub(crate) fn flag(value: &Value, path: &[&str]) -> bool {
     at(value, path).as_bool().unwrap_or_default()
 }
 
 /// Whether something is at a path that is not null.
-pub fn has(value: &Value, path: &[&str]) -> bool {
+pub(crate) fn has(value: &Value, path: &[&str]) -> bool {
     !at(value, path).is_null()
 }
 
 /// Whether there is nothing to speak of at a path: absent, null, an empty text, list or map.
-pub fn is_empty(value: &Value) -> bool {
+pub(crate) fn is_empty(value: &Value) -> bool {
     match value {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
@@ -51,7 +51,7 @@ pub fn is_empty(value: &Value) -> bool {
 }
 
 /// Whether two values mean the same: absent, null and empty fields do not tell them apart.
-pub fn same(one: &Value, other: &Value) -> bool {
+pub(crate) fn same(one: &Value, other: &Value) -> bool {
     match (one, other) {
         (Value::Object(one), Value::Object(other)) => {
             one.iter().all(|(key, value)| same(value, other.get(key).unwrap_or(&NULL)))
@@ -65,7 +65,7 @@ pub fn same(one: &Value, other: &Value) -> bool {
 }
 
 /// The value without the empty lists and maps in its maps, as it is shown in messages.
-pub fn pruned(value: &Value) -> Value {
+pub(crate) fn pruned(value: &Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.iter().filter(|(_, value)| value.is_string() || !is_empty(value));
@@ -76,17 +76,17 @@ pub fn pruned(value: &Value) -> Value {
 }
 
 /// The annotation of that name, or the empty text.
-pub fn annotation<'a>(object: &'a Value, name: &str) -> &'a str {
+pub(crate) fn annotation<'a>(object: &'a Value, name: &str) -> &'a str {
     text(object, &["metadata", "annotations", name])
 }
 
 /// The object's name.
-pub fn name(object: &Value) -> &str {
+pub(crate) fn name(object: &Value) -> &str {
     text(object, &["metadata", "name"])
 }
 
 /// The map at a path, made if there is none.
-pub fn map<'a>(value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
+pub(crate) fn map<'a>(value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value> {
     let mut value = value;
     for name in path {
         value = ensure_map(value).entry(*name).or_insert(Value::Null);
@@ -95,7 +95,7 @@ pub fn map<'a>(value: &'a mut Value, path: &[&str]) -> &'a mut Map<String, Value
 }
 
 /// Sets a field to a default if it is absent, null or an empty text.
-pub fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
+pub(crate) fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     match map.get(name) {
         None | Some(Value::Null) => {}
         Some(Value::String(text)) if text.is_empty() => {}
@@ -105,29 +105,29 @@ pub fn default(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>
 }
 
 /// Sets a field to a default if it is absent or null; an empty text is a choice.
-pub fn default_pointer(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
+pub(crate) fn default_pointer(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     if map.get(name).is_none_or(Value::is_null) {
         map.insert(name.to_owned(), value.into());
     }
 }
 
 /// The map at a path if there is one.
-pub fn map_at<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
+pub(crate) fn map_at<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Map<String, Value>> {
     find(value, path)?.as_object_mut()
 }
 
 /// The items of the list at a path.
-pub fn items_mut<'a>(value: &'a mut Value, path: &[&str]) -> impl Iterator<Item = &'a mut Value> {
+pub(crate) fn items_mut<'a>(value: &'a mut Value, path: &[&str]) -> impl Iterator<Item = &'a mut Value> {
     find(value, path).and_then(Value::as_array_mut).into_iter().flatten()
 }
 
 /// What is at a path, if anything.
-pub fn find<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Value> {
+pub(crate) fn find<'a>(value: &'a mut Value, path: &[&str]) -> Option<&'a mut Value> {
     path.iter().try_fold(value, |value, name| value.get_mut(name))
 }
 
 /// Makes a top-level field the same as in another object.
-pub fn keep(new: &mut Value, old: &Value, name: &str) {
+pub(crate) fn keep(new: &mut Value, old: &Value, name: &str) {
     let new = ensure_map(new);
     match old.get(name) {
         Some(value) => new.insert(name.to_owned(), value.clone()),
@@ -136,7 +136,7 @@ pub fn keep(new: &mut Value, old: &Value, name: &str) {
 }
 
 /// Takes a top-level field away.
-pub fn drop(object: &mut Value, name: &str) {
+pub(crate) fn drop(object: &mut Value, name: &str) {
     if let Some(map) = object.as_object_mut() {
         map.remove(name);
     }

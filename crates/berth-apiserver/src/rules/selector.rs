@@ -401,7 +401,7 @@ fn unescape(value: &str) -> Result<String, String> {
 }
 
 /// Checks a selector inside an object.
-pub fn label_selector_causes(selector: &Value, path: &Path) -> Vec<Cause> {
+pub(crate) fn label_selector_causes(selector: &Value, path: &Path) -> Vec<Cause> {
     let mut causes = label_causes(read::at(selector, &["matchLabels"]), &path.child("matchLabels"));
     for (index, expression) in items(selector, &["matchExpressions"]).iter().enumerate() {
         let path = path.child("matchExpressions").index(index);
@@ -428,7 +428,7 @@ pub fn label_selector_causes(selector: &Value, path: &Path) -> Vec<Cause> {
 }
 
 /// Checks a map of labels.
-pub fn label_causes(labels: &Value, path: &Path) -> Vec<Cause> {
+pub(crate) fn label_causes(labels: &Value, path: &Path) -> Vec<Cause> {
     let mut causes = Vec::new();
     for (key, value) in read::entries(labels, &[]) {
         causes.extend(path.each_invalid(key, names::qualified(key)));

@@ -1,70 +1,75 @@
 //! Columns of tables, and how values are spelled in their cells.
 
+use std::borrow::Cow;
+
 use serde_json::{Value, json};
 
 use super::read::{items, text};
 
 /// One column of a table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Column {
     /// The heading.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// The type of its cells: `string`, `integer`, `boolean`, `date`.
-    pub type_: &'static str,
+    pub type_: Cow<'static, str>,
     /// `name` for the column that holds the object's name.
-    pub format: &'static str,
+    pub format: Cow<'static, str>,
     /// What it shows.
-    pub description: &'static str,
+    pub description: Cow<'static, str>,
     /// 0 for columns that are always shown, 1 for those of wide output.
-    pub priority: i32,
+    pub priority: i64,
+}
+
+/// A column.
+pub(crate) const fn column(
+    name: &'static str,
+    type_: &'static str,
+    format: &'static str,
+    description: &'static str,
+    priority: i64,
+) -> Column {
+    Column {
+        name: Cow::Borrowed(name),
+        type_: Cow::Borrowed(type_),
+        format: Cow::Borrowed(format),
+        description: Cow::Borrowed(description),
+        priority,
+    }
 }
 
 /// A column of texts.
-pub const fn string(name: &'static str, description: &'static str) -> Column {
-    Column { name, type_: "string", format: "", description, priority: 0 }
+pub(crate) const fn string(name: &'static str, description: &'static str) -> Column {
+    column(name, "string", "", description, 0)
 }
 
 /// A column of numbers.
-pub const fn integer(name: &'static str, description: &'static str) -> Column {
-    Column { name, type_: "integer", format: "", description, priority: 0 }
+pub(crate) const fn integer(name: &'static str, description: &'static str) -> Column {
+    column(name, "integer", "", description, 0)
 }
 
 /// A column of yes and no.
-pub const fn boolean(name: &'static str, description: &'static str) -> Column {
-    Column { name, type_: "boolean", format: "", description, priority: 0 }
+pub(crate) const fn boolean(name: &'static str, description: &'static str) -> Column {
+    column(name, "boolean", "", description, 0)
 }
 
 /// A column that only wide output shows.
-pub const fn wide(name: &'static str, description: &'static str) -> Column {
-    Column { name, type_: "string", format: "", description, priority: 1 }
+pub(crate) const fn wide(name: &'static str, description: &'static str) -> Column {
+    column(name, "string", "", description, 1)
 }
 
 /// The name of the object.
-pub const NAME: Column = Column {
-    name: "Name",
-    type_: "string",
-    format: "name",
-    description: "The name of the object.",
-    priority: 0,
-};
+pub(crate) const NAME: Column = column("Name", "string", "name", "The name of the object.", 0);
 
 /// How long ago the object was created.
-pub const AGE: Column = string("Age", "How long ago the object was created.");
+pub(crate) const AGE: Column = string("Age", "How long ago the object was created.");
 
 /// The columns of kinds that have none of their own.
-pub const PLAIN: &[Column] = &[
-    NAME,
-    Column {
-        name: "Created At",
-        type_: "date",
-        format: "",
-        description: "When the object was created.",
-        priority: 0,
-    },
-];
+pub(crate) const PLAIN: &[Column] =
+    &[NAME, column("Created At", "date", "", "When the object was created.", 0)];
 
 /// Access modes in short: `RWO,ROX`, each once, in the order of the API.
-pub fn access_modes(modes: &[Value]) -> String {
+pub(crate) fn access_modes(modes: &[Value]) -> String {
     const SHORT: [(&str, &str); 4] = [
         ("ReadWriteOnce", "RWO"),
         ("ReadOnlyMany", "ROX"),
@@ -76,7 +81,7 @@ pub fn access_modes(modes: &[Value]) -> String {
 }
 
 /// The names and the images of containers, each joined by commas.
-pub fn containers(template: &Value) -> [Value; 2] {
+pub(crate) fn containers(template: &Value) -> [Value; 2] {
     let join = |field| {
         let of = items(template, &["spec", "containers"]).iter().map(|c| text(c, &[field]));
         json!(of.collect::<Vec<_>>().join(","))
@@ -85,7 +90,7 @@ pub fn containers(template: &Value) -> [Value; 2] {
 }
 
 /// A map as `a=b,c=d`, or `<none>`.
-pub fn labels(map: &Value) -> String {
+pub(crate) fn labels(map: &Value) -> String {
     let pairs: Vec<String> = super::read::entries(map, &[])
         .map(|(key, value)| format!("{key}={}", value.as_str().unwrap_or_default()))
         .collect();
@@ -93,7 +98,7 @@ pub fn labels(map: &Value) -> String {
 }
 
 /// A selector inside an object as text: `app=web,tier in (a,b)`, or `<none>`.
-pub fn selector(selector: &Value) -> String {
+pub(crate) fn selector(selector: &Value) -> String {
     if !super::selector::label_selector_causes(selector, &super::field::Path::new("")).is_empty() {
         return "<error>".to_owned();
     }
@@ -120,7 +125,7 @@ pub fn selector(selector: &Value) -> String {
 }
 
 /// A text, or what stands for none.
-pub fn or<'a>(text: &'a str, none: &'a str) -> &'a str {
+pub(crate) fn or<'a>(text: &'a str, none: &'a str) -> &'a str {
     if text.is_empty() { none } else { text }
 }
 

@@ -1,7 +1,7 @@
 //! Texts and bytes of all sorts: JSON, protobuf, selectors, quantities, times.
 
-use berth_apiserver::rules::{parse_field_selector, parse_label_selector};
 use berth_apiserver::schema::{self, protobuf};
+use berth_apiserver::{parse_field_selector, parse_label_selector};
 use berth_core::Quantity;
 use serde_json::{Value, json};
 

@@ -69,7 +69,7 @@ fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, served: &Served, s
         name: format!("{action}{}", resource.kind),
         body: body.cloned(),
         answer: answer.clone(),
-        custom: served.custom.is_some(),
+        custom: !resource.built_in,
         style,
     };
     let has = |verb: &str| resource.verbs.contains(&verb);
@@ -103,7 +103,7 @@ fn add(paths: &mut Map<String, Value>, schemas: &mut Schemas, served: &Served, s
 
 /// Collects the schema of a kind and marks it as one.
 fn kind_schema(schemas: &mut Schemas, served: &Served, kind: &Value) -> Value {
-    let Some(custom) = &served.custom else {
+    let Some(definition) = &served.definition else {
         let reference = schemas.reference(&served.schema);
         if let Some(schema) = schemas.found.get_mut(&published_name(&served.schema.name)) {
             schema["x-kubernetes-group-version-kind"] = json!([kind]);
@@ -111,7 +111,7 @@ fn kind_schema(schemas: &mut Schemas, served: &Served, kind: &Value) -> Value {
         return reference;
     };
     let name = custom_name(served);
-    let mut schema = custom.openapi.clone();
+    let mut schema = definition.openapi.clone();
     if !schema.is_object() {
         schema = json!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true });
     }
@@ -141,10 +141,8 @@ fn list_schema(schemas: &mut Schemas, served: &Served, item: &Value, kind: &Valu
     if !served.resource.verbs.contains(&"list") {
         return item.clone();
     }
-    let own = match &served.custom {
-        Some(_) => custom_name(served),
-        None => published_name(&served.schema.name),
-    };
+    let own =
+        if served.resource.built_in { published_name(&served.schema.name) } else { custom_name(served) };
     let name = format!("{own}List");
     let metadata = match schema::built_in_type("meta.ListMeta") {
         Some(type_) => schemas.reference(&type_),

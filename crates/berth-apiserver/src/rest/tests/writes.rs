@@ -419,6 +419,18 @@ async fn a_binding_is_of_the_pod_that_it_was_decided_for() {
 }
 
 #[tokio::test]
+async fn a_pod_with_scheduling_gates_is_not_bound() {
+    let api = Api::new().await;
+    let mut gated = pod("p");
+    gated["spec"]["schedulingGates"] = json!([{ "name": "example.com/wait" }]);
+    api.post(PODS, &gated).await;
+    let binding = json!({ "metadata": { "name": "p" }, "target": { "kind": "Node", "name": "n" } });
+    let (code, status) = api.send(Method::POST, &format!("{PODS}/p/binding"), &binding).await;
+    assert_eq!((code, reason(&status)), (409, "Conflict"));
+    assert!(status["message"].as_str().unwrap().ends_with("pod p has non-empty .spec.schedulingGates"));
+}
+
+#[tokio::test]
 async fn an_eviction_that_is_a_dry_run_leaves_the_pod() {
     let api = Api::new().await;
     api.post(PODS, &pod("p")).await;

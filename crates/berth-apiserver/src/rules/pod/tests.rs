@@ -282,18 +282,6 @@ fn a_status_update_keeps_spec_owners_and_quality() {
 }
 
 #[test]
-fn a_binding_puts_a_pod_on_a_node_once() {
-    let binding = json!({"target": {"kind": "Node", "name": "n"}});
-    assert!(binding_causes(&binding).is_empty());
-    assert_eq!(texts(binding_causes(&json!({}))), ["target.name: Required value"]);
-    let mut object = pod();
-    bind(&mut object, &binding).unwrap();
-    assert_eq!(object["spec"]["nodeName"], "n");
-    assert_eq!(object["status"]["conditions"][0]["status"], "True");
-    assert_eq!(bind(&mut object, &binding).unwrap_err(), "pod p is already assigned to node \"n\"");
-}
-
-#[test]
 fn deletion_waits_only_for_pods_that_run() {
     let mut object = pod();
     assert_eq!(Pod.grace_seconds(&object, None), 0);
