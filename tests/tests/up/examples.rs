@@ -149,7 +149,7 @@ fn a_class_that_waits_gives_the_volume_to_the_pods_node() -> Result<()> {
         says(&told, reason)?;
     }
     let explained = machine.explain("pvc/data")?;
-    for step in ["CREATED", "NODE_READY", "VOL_READY", "PUBLISHED", "Nothing stands in the way"] {
+    for step in ["CREATED", "NODE_READY", "VOL_READY", "PUBLISHED", "No problems found"] {
         says(&explained, step)?;
     }
     machine.kubectl(&["delete", "-f", &example("local.yaml")])?;

@@ -51,7 +51,7 @@ pub(crate) fn diagnose(seen: &Observed, _now: Timestamp) -> Diagnosis {
     if let Some(found) = waiting_for_growth(seen) {
         return found;
     }
-    fine("Nothing stands in the way.")
+    fine("No problems found.")
 }
 
 fn terminating_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
@@ -138,16 +138,29 @@ fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
 
 fn not_provisioned(seen: &Observed, class: &StorageClass) -> Diagnosis {
     let driver = &class.provisioner;
-    let known = seen.nodes.iter().any(|node| node.spec.drivers.iter().any(|known| known.name == *driver));
-    if known {
+    let registered =
+        seen.nodes.iter().any(|node| node.spec.drivers.iter().any(|known| known.name == *driver));
+    if !registered {
         return stuck(
-            format!("the driver {driver} was asked for a volume and has not answered yet"),
-            "look at the driver's log; the call is repeated until it succeeds",
+            format!(
+                "the class {} uses the driver {driver}, which is registered on no node",
+                class.name_any()
+            ),
+            format!("start the driver {driver} with a registrar and a provisioner, or use another class"),
+        );
+    }
+    // The provisioner's first act for a claim; without it, nobody has taken the claim up.
+    if !seen.events.iter().any(|event| event.reason.as_deref() == Some("Provisioning")) {
+        return stuck(
+            format!(
+                "no provisioner has taken up the claim; none seems to be running for the driver {driver}"
+            ),
+            format!("start one beside the driver: berth sidecars --csi-address SOCKET-OF-{driver}"),
         );
     }
     stuck(
-        format!("the class {} wants the driver {driver}, and it is registered on no node", class.name_any()),
-        format!("start the driver {driver} with its registrar, or use another class"),
+        format!("the driver {driver} was asked for a volume and has not answered yet"),
+        "look at the driver's log; the call is repeated until it succeeds",
     )
 }
 

@@ -182,7 +182,10 @@ impl Observed {
         if let Some(volume) = &self.volume {
             moment(volume.metadata.creation_timestamp.as_ref(), "", "volume object created".to_owned());
         }
-        for pod in self.users.iter().chain(&self.pod) {
+        let uid_of_pod = |pod: &Pod| pod.metadata.uid.clone();
+        let other =
+            self.pod.iter().filter(|pod| !self.users.iter().any(|user| uid_of_pod(user) == uid_of_pod(pod)));
+        for pod in self.users.iter().chain(other) {
             let name = pod.name_any();
             moment(pod.metadata.creation_timestamp.as_ref(), "user", format!("pod {name} created"));
             moment(
@@ -191,7 +194,6 @@ impl Observed {
                 format!("pod {name} accepted"),
             );
         }
-        moments.dedup();
         moments
     }
 }

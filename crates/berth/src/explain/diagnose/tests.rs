@@ -1,5 +1,6 @@
 //! One row per way of being stuck.
 
+use k8s_openapi::api::storage::v1::CSINode;
 use serde_json::{Value, json};
 
 use super::*;
@@ -25,6 +26,13 @@ fn pod(node: &str, status: &Value) -> Pod {
         "metadata": {"name": "web", "namespace": "default", "uid": "2"},
         "spec": {"nodeName": node, "containers": [], "volumes": [{"name": "v", "persistentVolumeClaim": {"claimName": "data"}}]},
         "status": status,
+    }))
+    .unwrap()
+}
+
+fn node(driver: &str) -> CSINode {
+    serde_json::from_value(json!({
+        "metadata": {"name": "node"}, "spec": {"drivers": [{"name": driver, "nodeID": "node"}]},
     }))
     .unwrap()
 }
@@ -143,4 +151,20 @@ fn a_claim_in_deletion_names_the_pods_that_hold_it() {
     let found = diagnose(&seen, Timestamp::UNIX_EPOCH);
     assert!(found.why.contains("still used by web"), "{found:?}");
     assert!(found.what_to_do.unwrap().contains("kubectl delete pod web"));
+}
+
+#[test]
+fn a_registered_driver_without_a_provisioner_is_told_from_one_that_does_not_answer() {
+    let waiting = |events| Observed {
+        claim: Some(claim("Pending", Some("fast"))),
+        classes: vec![class("fast", "Immediate")],
+        nodes: vec![node("a.driver")],
+        events,
+        ..Observed::default()
+    };
+    let (stuck, sentence) = why(&waiting(Vec::new()));
+    assert!(stuck && sentence.contains("none seems to be running for the driver a.driver"), "{sentence}");
+    let taken_up = event("1", "Provisioning", "External provisioner is provisioning volume");
+    let (stuck, sentence) = why(&waiting(vec![taken_up]));
+    assert!(stuck && sentence.contains("has not answered"), "{sentence}");
 }
