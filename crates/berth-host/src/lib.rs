@@ -6,7 +6,6 @@
 
 pub mod allocator;
 pub mod btrfs;
-pub mod code;
 pub mod copy;
 mod error;
 pub mod exec;

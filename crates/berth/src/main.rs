@@ -23,10 +23,6 @@ use berth_host::allocator::Allocator;
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
 
-/// By then a role has started.
-const STARTED: Duration = Duration::from_secs(2);
-const NOW_AND_THEN: Duration = Duration::from_secs(10);
-
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
     berth_runtime::intercept();
@@ -44,25 +40,11 @@ fn main() -> ExitCode {
         .thread_keep_alive(Duration::from_secs(2))
         .build()
         .expect("the runtime starts on every Linux");
-    runtime.spawn(stay_small());
     match runtime.block_on(command.run()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("berth: {error:#}");
             ExitCode::FAILURE
         }
-    }
-}
-
-/// Gives back, now and then, the code that ran once: that of starting, mostly, and of what has not happened lately.
-async fn stay_small() {
-    let mut pause = STARTED;
-    loop {
-        tokio::time::sleep(pause).await;
-        if let Err(error) = berth_host::code::unmap_idle() {
-            tracing::debug!(%error, "cannot unmap idle code");
-            return;
-        }
-        pause = NOW_AND_THEN;
     }
 }
