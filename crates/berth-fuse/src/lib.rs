@@ -24,7 +24,7 @@ mod wire;
 use std::{
     ffi::{OsStr, OsString},
     os::{
-        fd::{AsFd as _, AsRawFd as _, OwnedFd},
+        fd::{AsRawFd as _, OwnedFd},
         unix::ffi::OsStringExt as _,
     },
     path::{Path, PathBuf},
@@ -32,7 +32,7 @@ use std::{
 };
 
 use berth_host::{
-    remote::{self, Filesystem as Mountable},
+    remote::{self, Filesystem as Mountable, RemoteMounts},
     serving,
 };
 use berth_nfs::{Nfs, Options, Target};
@@ -102,7 +102,7 @@ impl Error {
 
 /// Has `program` serve a share, and returns when it is mounted.
 ///
-/// `program` is one whose `main` begins with [`intercept`]. Whatever goes wrong, nothing stays behind.
+/// `program` is one whose `main` begins with [`intercept`] and `berth_host::remote::intercept`. Whatever goes wrong, nothing stays behind.
 pub fn start(program: &Path, mount: &Mount, deadline: Duration) -> berth_host::Result<()> {
     let mut words: Vec<&OsStr> = vec![mount.at.as_os_str(), mount.server.as_ref(), mount.path.as_ref()];
     words.extend(mount.options.iter().map(OsStr::new));
@@ -110,7 +110,7 @@ pub fn start(program: &Path, mount: &Mount, deadline: Duration) -> berth_host::R
     let share = format!("{}:{}", mount.server, mount.path);
     let args = [OsStr::new(ARGUMENT), share.as_ref(), mount.at.as_os_str()];
     serving::start(program, args, &words, deadline).inspect_err(|_| {
-        let _ = remote::end(&mount.at, MOUNT);
+        let _ = RemoteMounts::new(program).end(&mount.at, MOUNT);
     })
 }
 
@@ -190,8 +190,7 @@ fn mount_device(device: &OwnedFd, target: &Target, at: &Path) -> Result<(), Erro
         format!("max_read={}", wire::LARGEST_TRANSFER),
         "subtype=nfs".to_owned(),
     ];
-    let source = target.to_string();
-    let file = Some(device.as_fd());
-    let filesystem = Mountable { fs_type: "fuse", source: &source, options: &options, file };
-    Ok(remote::mount(filesystem, at, MOUNT)?)
+    // The kernel does not wait for the process behind the device; our parent watches over this one.
+    let fs_type = "fuse".to_owned();
+    Ok(remote::mount_here(Mountable { fs_type, source: target.to_string(), options: options.into() }, at)?)
 }

@@ -23,5 +23,6 @@ pub mod quota;
 pub mod remote;
 pub mod serving;
 pub mod usage;
+pub mod worker;
 
 pub use error::{Change, Doing, Error, Result};

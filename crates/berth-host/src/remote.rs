@@ -1,52 +1,143 @@
 //! Mounts of what is on other machines, which may not answer.
 //!
-//! Every call that could wait for the other machine is made by a child process that does nothing else: it is killed at
-//! the deadline, and no thread of this process ever waits in the kernel. What is mounted is read from the kernel's
-//! table, which asks nobody.
+//! Every system call that could wait for the other machine is made by a worker process that does nothing else
+//! ([`crate::worker`]): it is killed at the deadline, and no thread of this process ever waits in the kernel. What is
+//! mounted is read from the kernel's table, which asks nobody.
 
-mod child;
+mod calls;
 
-use std::{
-    ffi::{CStr, CString},
-    io,
-    os::{
-        fd::{AsFd as _, BorrowedFd, OwnedFd},
-        unix::ffi::OsStrExt as _,
-    },
-    path::Path,
-    time::Duration,
-};
+use std::{io, path::Path, time::Duration};
 
 use rustix::{
-    fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxAttributes, StatxFlags},
     io::Errno,
-    mount::{
-        FsMountFlags, FsOpenFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, fsconfig_create,
-        fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
-    },
+    mount::{FsOpenFlags, fsopen},
 };
 
-use self::child::{hear_child, in_child};
+pub use self::calls::Filesystem;
+use self::calls::{Answer, Failure, Request, UnmountMethod};
 use crate::{
     error::{Change, Error, Result},
-    mount::{Attributes, MountInfo, add_attributes, layers_at, topmost},
+    mount::{Attributes, MountInfo, layers_at, topmost},
     usage::Space,
+    worker::{self, Workers},
 };
 
-/// How much of what the kernel says about a mount is kept.
-const LOG: usize = 1024;
+/// The argument that makes a program such a worker.
+const ROLE: &str = "__remote-mounts";
 
-/// A filesystem on another machine.
-#[derive(Debug, Clone, Copy)]
-pub struct Filesystem<'a> {
-    /// Its type.
-    pub fs_type: &'a str,
-    /// What it is called, such as `server:/path`.
-    pub source: &'a str,
-    /// Its options, one each.
-    pub options: &'a [String],
-    /// An open file that the options name by its number.
-    pub file: Option<BorrowedFd<'a>>,
+/// Mounts, binds and unmounts filesystems of other machines, each call within a deadline: errno `ETIMEDOUT` after it.
+#[derive(Debug)]
+pub struct RemoteMounts {
+    workers: Workers,
+}
+
+/// Takes over the process when it was started to make such calls; otherwise returns at once.
+pub fn intercept() {
+    worker::serve(ROLE, Request::perform);
+}
+
+impl RemoteMounts {
+    /// `program` is one whose `main` begins with [`intercept`].
+    pub fn new(program: &Path) -> Self {
+        Self { workers: Workers::new(program, ROLE) }
+    }
+
+    /// Mounts `filesystem` at the existing directory `target`.
+    ///
+    /// A kernel that does not know the type is errno `ENODEV`. Errors carry what the kernel said about the mount.
+    pub fn mount(&self, filesystem: Filesystem, target: &Path, deadline: Duration) -> Result<()> {
+        let doing = format!("mount {}", filesystem.source);
+        let request = Request::Mount { filesystem, target: target.to_owned() };
+        self.call(&request, deadline).map(drop).map_err(|failure| failure.while_doing(doing))
+    }
+
+    /// Makes the directory `below`, which is below the mount at `root`, also appear at the existing directory `target`.
+    ///
+    /// No symbolic link in `below` is followed, and nothing leads out of `root`: errno `ELOOP` or `EXDEV`. An empty `below`
+    /// is the root itself. Where nothing is mounted at `root`: errno `ENXIO`.
+    pub fn bind(
+        &self,
+        root: &Path,
+        below: &Path,
+        target: &Path,
+        attributes: Attributes,
+        deadline: Duration,
+    ) -> Result<()> {
+        let (root, below, target) = (root.to_owned(), below.to_owned(), target.to_owned());
+        let doing = format!("bind {} at {}", joined(&root, &below), target.display());
+        let request = Request::Bind { root, below, target, attributes };
+        self.call(&request, deadline).map(drop).map_err(|failure| failure.while_doing(doing))
+    }
+
+    /// Gives the directory `below` a mode, unless it has it; it is found as by [`RemoteMounts::bind`].
+    pub fn ensure_mode(&self, root: &Path, below: &Path, mode: u32, deadline: Duration) -> Result<()> {
+        let doing = format!("set the mode of {}", joined(root, below));
+        let request = Request::EnsureMode { root: root.to_owned(), below: below.to_owned(), mode };
+        self.call(&request, deadline).map(drop).map_err(|failure| failure.while_doing(doing))
+    }
+
+    /// Asks what is mounted at `path` for its attributes: an error is the other machine's. Where nothing is mounted:
+    /// errno `ENXIO`.
+    pub fn probe(&self, path: &Path, deadline: Duration) -> Result<()> {
+        let answer = self.call(&Request::Probe(path.to_owned()), deadline);
+        answer.map(drop).map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
+    }
+
+    /// The space of the filesystem mounted at `path`, by asking the other machine through it.
+    pub fn space(&self, path: &Path, deadline: Duration) -> Result<Space> {
+        let doing = || format!("ask for the free space of {}", path.display());
+        match self.call(&Request::Space(path.to_owned()), deadline) {
+            Ok(Answer::Space(space)) => Ok(space),
+            Ok(Answer::Done) => Err(Error::new(doing(), Errno::PROTO)),
+            Err(failure) => Err(failure.while_doing(doing())),
+        }
+    }
+
+    /// Takes away everything mounted at `target`: as usual, else out of sight until its last user is gone.
+    ///
+    /// Not by force: that would end what others do on the same filesystem, wherever they have it mounted.
+    pub fn unmount(&self, target: &Path, deadline: Duration) -> Result<Change> {
+        self.unmount_by(target, &[UnmountMethod::Usual, UnmountMethod::Detach], deadline)
+    }
+
+    /// As [`RemoteMounts::unmount`], but before it goes out of sight, by force: for the last mount of a filesystem.
+    pub fn unmount_last(&self, target: &Path, deadline: Duration) -> Result<Change> {
+        let methods = [UnmountMethod::Usual, UnmountMethod::Force, UnmountMethod::Detach];
+        self.unmount_by(target, &methods, deadline)
+    }
+
+    /// As [`RemoteMounts::unmount`], but only as usual: what is in use stays, errno `EBUSY`.
+    pub fn unmount_unused(&self, target: &Path, deadline: Duration) -> Result<Change> {
+        self.unmount_by(target, &[UnmountMethod::Usual], deadline)
+    }
+
+    /// As [`RemoteMounts::unmount`], but by force from the beginning: whoever still uses it, if only because its mount
+    /// namespace is a copy of this one, gets errors from now on.
+    pub fn end(&self, target: &Path, deadline: Duration) -> Result<Change> {
+        self.unmount_by(target, &[UnmountMethod::Force, UnmountMethod::Detach], deadline)
+    }
+
+    fn unmount_by(&self, target: &Path, methods: &[UnmountMethod], deadline: Duration) -> Result<Change> {
+        let mut last = Ok(Change::AlreadyTrue);
+        for &method in methods {
+            match self.call(&Request::Unmount { target: target.to_owned(), method }, deadline) {
+                Ok(_) => return Ok(Change::Made),
+                // Nothing is mounted there. Or it went out of sight, which is enough: what is still to be written may
+                // wait for the other machine long after.
+                Err(failure) if !is_mounted(target)? => {
+                    let was_mounted =
+                        last.is_err() || !matches!(failure.errno(), Errno::INVAL | Errno::NOENT);
+                    return Ok(if was_mounted { Change::Made } else { Change::AlreadyTrue });
+                }
+                Err(failure) => last = Err(failure),
+            }
+        }
+        last.map_err(|failure| failure.while_doing(format!("unmount {}", target.display())))
+    }
+
+    fn call(&self, request: &Request, deadline: Duration) -> std::result::Result<Answer, Failure> {
+        self.workers.call(request, deadline).unwrap_or_else(|error| Err(error.into()))
+    }
 }
 
 /// Whether the kernel can mount filesystems of this type, be it by a module that it loads for that.
@@ -54,135 +145,12 @@ pub fn kernel_has(fs_type: &str) -> bool {
     fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
-/// Mounts `filesystem` at the existing directory `target`; errno `ETIMEDOUT` at the deadline.
-///
-/// A kernel that does not know the type is errno `ENODEV`. Errors carry what the kernel said about the mount.
-pub fn mount(filesystem: Filesystem<'_>, target: &Path, deadline: Duration) -> Result<()> {
-    let Filesystem { fs_type, source, options, file } = filesystem;
-    let doing = || format!("mount {source}");
-    let text = |text: &str| CString::new(text).map_err(|_| Error::new(doing(), Errno::INVAL));
-    let (fs_type, name) = (text(fs_type)?, text(source)?);
-    let options = options
-        .iter()
-        .map(|option| match option.split_once('=') {
-            Some((key, value)) => Ok((text(key)?, Some(text(value)?))),
-            None => Ok((text(option)?, None)),
-        })
-        .collect::<Result<Vec<_>>>()?;
-    let target = c_path(target)?;
-    let outcome = hear_child(deadline, file, |log| {
-        let context = fsopen(&*fs_type, FsOpenFlags::FSOPEN_CLOEXEC)?;
-        let made = (|| {
-            fsconfig_set_string(&context, c"source", &*name)?;
-            for (key, value) in &options {
-                match value {
-                    Some(value) => fsconfig_set_string(&context, &**key, &**value)?,
-                    None => fsconfig_set_flag(&context, &**key)?,
-                }
-            }
-            fsconfig_create(&context)?;
-            fsmount(&context, FsMountFlags::FSMOUNT_CLOEXEC, rustix::mount::MountAttrFlags::empty())
-        })();
-        let tree = made.inspect_err(|_| {
-            let mut said = [0; LOG];
-            while let Ok(length @ 1..) = rustix::io::read(&context, &mut said) {
-                let _ = rustix::io::write(log, &said[..length]);
-            }
-        })?;
-        put(&tree, &target)
-    });
-    outcome.map(drop).map_err(|failure| failure.while_doing(doing()))
-}
-
-/// Makes the directory `below`, which is below the mount at `root`, also appear at the existing directory `target`.
-///
-/// No symbolic link in `below` is followed, and nothing leads out of `root`: errno `ELOOP` or `EXDEV`. An empty `below`
-/// is the root itself. Where nothing is mounted at `root`: errno `ENXIO`.
-pub fn bind(
-    root: &Path,
-    below: &Path,
-    target: &Path,
-    attributes: Attributes,
-    deadline: Duration,
-) -> Result<()> {
-    let (place, top, to) = (c_path(below)?, c_path(root)?, c_path(target)?);
-    let outcome = in_child(deadline, |_| {
-        let top = rustix::fs::open(&*top, DIRECTORY, Mode::empty())?;
-        let as_known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-        mount_root(rustix::fs::statx(&top, c"", as_known, StatxFlags::empty())?)?;
-        let directory = if place.is_empty() {
-            top
-        } else {
-            rustix::fs::openat2(&top, &*place, DIRECTORY, Mode::empty(), BENEATH)?
-        };
-        let flags =
-            OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-        let tree = open_tree(&directory, c"", flags)?;
-        add_attributes(tree.as_fd(), attributes).map_err(|error| error_number(&error))?;
-        put(&tree, &to)
-    });
-    let doing = || format!("bind {} at {}", root.join(below).display(), target.display());
-    outcome.map_err(|failure| failure.while_doing(doing()))
-}
-
-/// Gives the directory `below` a mode, unless it has it; it is found as by [`bind`].
-pub fn ensure_mode(root: &Path, below: &Path, mode: u32, deadline: Duration) -> Result<()> {
-    let (place, top) = (c_path(below)?, c_path(root)?);
-    let outcome = in_child(deadline, |_| {
-        let top = rustix::fs::open(&*top, READABLE, Mode::empty())?;
-        let directory = if place.is_empty() {
-            top
-        } else {
-            rustix::fs::openat2(&top, &*place, READABLE, Mode::empty(), BENEATH)?
-        };
-        let wanted = Mode::from_raw_mode(mode);
-        if Mode::from_raw_mode(rustix::fs::fstat(&directory)?.st_mode) != wanted {
-            rustix::fs::fchmod(&directory, wanted)?;
-        }
-        Ok(())
-    });
-    let doing = || format!("set the mode of {}", root.join(below).display());
-    outcome.map_err(|failure| failure.while_doing(doing()))
-}
-
-/// Asks what is mounted at `path` for its attributes: an error is the other machine's, or errno `ETIMEDOUT`. Where nothing
-/// is mounted: errno `ENXIO`.
-pub fn probe(path: &Path, deadline: Duration) -> Result<()> {
-    let place = c_path(path)?;
-    let outcome = in_child(deadline, |_| {
-        let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_FORCE_SYNC;
-        match rustix::fs::statx(CWD, &*place, flags, StatxFlags::MODE | StatxFlags::MTIME) {
-            Err(Errno::NOENT) => Err(Errno::NXIO),
-            found => mount_root(found?),
-        }
-    });
-    outcome.map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
-}
-
-/// The space of the filesystem mounted at `path`, by asking the other machine through it; errno `ETIMEDOUT` at the
-/// deadline.
-pub fn space(path: &Path, deadline: Duration) -> Result<Space> {
-    let place = c_path(path)?;
-    let said = hear_child(deadline, None, |answer| {
-        let space = Space::from(rustix::fs::statvfs(&*place)?);
-        let numbers = [space.total, space.free, space.available, space.inodes_total, space.inodes_free];
-        for number in numbers {
-            rustix::io::write(answer, &number.to_ne_bytes())?;
-        }
-        Ok(())
-    });
-    let doing = || format!("ask for the free space of {}", path.display());
-    let said = said.map_err(|failure| failure.while_doing(doing()))?;
-    let mut numbers =
-        said.chunks_exact(8).map(|bytes| u64::from_ne_bytes(bytes.try_into().unwrap_or_default()));
-    let mut next = || numbers.next().ok_or_else(|| Error::new(doing(), Errno::IO));
-    Ok(Space {
-        total: next()?,
-        free: next()?,
-        available: next()?,
-        inodes_total: next()?,
-        inodes_free: next()?,
-    })
+/// Mounts `filesystem` by the calling thread: for one whose mount waits for nobody, or in a process that somebody watches.
+/// Its options may name open files of this process.
+pub fn mount_here(filesystem: Filesystem, target: &Path) -> Result<()> {
+    let doing = format!("mount {}", filesystem.source);
+    let request = Request::Mount { filesystem, target: target.to_owned() };
+    request.perform().map(drop).map_err(|failure| failure.while_doing(doing))
 }
 
 /// Whether something is mounted exactly at `path`, by the kernel's table.
@@ -210,83 +178,13 @@ pub fn all_mounted_at(path: &Path) -> Result<Vec<MountInfo>> {
     }
 }
 
-/// Takes away everything mounted at `target`: as usual, else out of sight until its last user is gone.
-///
-/// Not by force: that would end what others do on the same filesystem, wherever they have it mounted.
-pub fn unmount(target: &Path, deadline: Duration) -> Result<Change> {
-    unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::DETACH], deadline)
-}
-
-/// As [`unmount`], but before it goes out of sight, by force: for the last mount of a filesystem.
-pub fn unmount_last(target: &Path, deadline: Duration) -> Result<Change> {
-    unmount_by(target, &[UnmountFlags::empty(), UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
-}
-
-/// As [`unmount`], but only as usual: what is in use stays, errno `EBUSY`.
-pub fn unmount_unused(target: &Path, deadline: Duration) -> Result<Change> {
-    unmount_by(target, &[UnmountFlags::empty()], deadline)
-}
-
-/// As [`unmount`], but by force from the beginning: whoever still uses it, if only because its mount namespace is a
-/// copy of this one, gets errors from now on.
-pub fn end(target: &Path, deadline: Duration) -> Result<Change> {
-    unmount_by(target, &[UnmountFlags::FORCE, UnmountFlags::DETACH], deadline)
-}
-
-fn unmount_by(target: &Path, ways: &[UnmountFlags], deadline: Duration) -> Result<Change> {
-    let place = c_path(target)?;
-    let mut last = Ok(Change::AlreadyTrue);
-    for &flags in ways {
-        let outcome = in_child(deadline, |_| {
-            let mut removed = false;
-            loop {
-                match rustix::mount::unmount(&*place, flags | UnmountFlags::NOFOLLOW) {
-                    Ok(()) => removed = true,
-                    // There was nothing below it.
-                    Err(Errno::INVAL) if removed => return Ok(()),
-                    failed => return failed,
-                }
-            }
-        });
-        match outcome {
-            Ok(()) => return Ok(Change::Made),
-            // Nothing is mounted there. Or it went out of sight, which is enough: what is still to be written may wait for
-            // the other machine long after.
-            Err(failure) if !is_mounted(target)? => {
-                let was_mounted = last.is_err() || !matches!(failure.errno, Errno::INVAL | Errno::NOENT);
-                return Ok(if was_mounted { Change::Made } else { Change::AlreadyTrue });
-            }
-            Err(failure) => last = Err(failure),
-        }
+/// For people; joining nothing would add a slash.
+fn joined(root: &Path, below: &Path) -> String {
+    if below.as_os_str().is_empty() {
+        root.display().to_string()
+    } else {
+        root.join(below).display().to_string()
     }
-    last.map_err(|failure| failure.while_doing(format!("unmount {}", target.display())))
-}
-
-const DIRECTORY: OFlags =
-    OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-const READABLE: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-const BENEATH: ResolveFlags =
-    ResolveFlags::BENEATH.union(ResolveFlags::NO_SYMLINKS).union(ResolveFlags::NO_MAGICLINKS);
-
-fn mount_root(found: Statx) -> std::result::Result<(), Errno> {
-    if found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT) { Ok(()) } else { Err(Errno::NXIO) }
-}
-
-/// Puts a detached mount at `target`.
-fn put(tree: &OwnedFd, target: &CStr) -> std::result::Result<(), Errno> {
-    let place = rustix::fs::open(target, DIRECTORY, Mode::empty())?;
-    let flags = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(tree, c"", &place, c"", flags)
-}
-
-fn c_path(path: &Path) -> Result<CString> {
-    CString::new(path.as_os_str().as_bytes())
-        .map_err(|_| Error::new(format!("use the path {}", path.display()), Errno::INVAL))
-}
-
-fn error_number(error: &io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
 }
 
 #[cfg(test)]
@@ -314,47 +212,62 @@ mod tests {
         }
     }
 
-    const SOON: Duration = Duration::from_secs(10);
+    const SOON: Duration = Duration::from_secs(20);
+
+    #[test]
+    #[ignore = "other tests start it as a process"]
+    fn worker_process() {
+        if worker::tests::is_worker() {
+            worker::answer_requests(Request::perform).unwrap();
+        }
+    }
+
+    fn mounts() -> RemoteMounts {
+        RemoteMounts { workers: worker::tests::workers_of("remote::tests::worker_process") }
+    }
+
+    fn filesystem(fs_type: &str, option: &str) -> Filesystem {
+        Filesystem { fs_type: fs_type.into(), source: "test".into(), options: vec![option.into()] }
+    }
 
     fn tmpfs(at: &Path) {
-        let options = ["size=1m".to_owned()];
-        mount(Filesystem { fs_type: "tmpfs", source: "test", options: &options, file: None }, at, SOON)
-            .unwrap();
+        mounts().mount(filesystem("tmpfs", "size=1m"), at, SOON).unwrap();
     }
 
     #[test]
     fn a_filesystem_is_mounted_and_a_directory_of_it_bound() {
-        let scratch = Scratch::new();
+        let (scratch, mounts) = (Scratch::new(), mounts());
         let (share, target) = (scratch.dir("share"), scratch.dir("target"));
         tmpfs(&share);
         assert!(is_mounted(&share).unwrap());
         std::fs::create_dir_all(share.join("a/b")).unwrap();
         std::fs::write(share.join("a/b/file"), "here").unwrap();
         let read_only = Attributes { read_only: true, ..Attributes::default() };
-        bind(&share, Path::new("a/b"), &target, read_only, SOON).unwrap();
+        mounts.bind(&share, Path::new("a/b"), &target, read_only, SOON).unwrap();
         assert_eq!(std::fs::read_to_string(target.join("file")).unwrap(), "here");
         assert!(std::fs::write(target.join("file"), "x").is_err());
-        ensure_mode(&share, Path::new("a/b"), 0o751, SOON).unwrap();
+        mounts.ensure_mode(&share, Path::new("a/b"), 0o751, SOON).unwrap();
         let mode =
             std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&target).unwrap().permissions());
         assert_eq!(mode & 0o7777, 0o751);
-        probe(&target, SOON).unwrap();
-        assert_eq!(space(&target, SOON).unwrap().total, 1 << 20);
-        assert_eq!(unmount(&target, SOON).unwrap(), Change::Made);
-        assert_eq!(unmount(&target, SOON).unwrap(), Change::AlreadyTrue);
+        mounts.probe(&target, SOON).unwrap();
+        assert_eq!(mounts.space(&target, SOON).unwrap().total, 1 << 20);
+        assert_eq!(mounts.unmount(&target, SOON).unwrap(), Change::Made);
+        assert_eq!(mounts.unmount(&target, SOON).unwrap(), Change::AlreadyTrue);
         assert!(!is_mounted(&target).unwrap() && !is_mounted(&scratch.0.path().join("none/such")).unwrap());
     }
 
     #[test]
     fn a_link_on_the_share_leads_nowhere() {
-        let scratch = Scratch::new();
+        let (scratch, mounts) = (Scratch::new(), mounts());
         let (share, target) = (scratch.dir("share"), scratch.dir("target"));
         tmpfs(&share);
         std::os::unix::fs::symlink("/etc", share.join("evil")).unwrap();
         std::fs::create_dir(share.join("dir")).unwrap();
         std::os::unix::fs::symlink("/", share.join("dir/evil")).unwrap();
         for below in ["evil", "dir/evil", "dir/evil/etc", "../target", "dir/../../target", "/etc"] {
-            let error = bind(&share, Path::new(below), &target, Attributes::default(), SOON).unwrap_err();
+            let error =
+                mounts.bind(&share, Path::new(below), &target, Attributes::default(), SOON).unwrap_err();
             let errno = error.errno().map(Errno::from_raw_os_error);
             assert!(matches!(errno, Some(Errno::LOOP | Errno::XDEV | Errno::NOTDIR)), "{below}: {error:?}");
             assert!(!is_mounted(&target).unwrap());
@@ -363,10 +276,10 @@ mod tests {
 
     #[test]
     fn a_directory_that_nothing_is_mounted_at_is_no_share() {
-        let scratch = Scratch::new();
+        let (scratch, mounts) = (Scratch::new(), mounts());
         let (share, target) = (scratch.dir("share"), scratch.dir("target"));
         scratch.dir("share/dir");
-        let error = bind(&share, Path::new("dir"), &target, Attributes::default(), SOON).unwrap_err();
+        let error = mounts.bind(&share, Path::new("dir"), &target, Attributes::default(), SOON).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::NXIO.raw_os_error()));
         assert!(!is_mounted(&target).unwrap());
     }
@@ -375,23 +288,22 @@ mod tests {
     fn what_the_kernel_refuses_is_told() {
         let scratch = Scratch::new();
         let target = scratch.dir("target");
-        let options = ["nonsense=1".to_owned()];
-        let odd = Filesystem { fs_type: "tmpfs", source: "test", options: &options, file: None };
-        let error = mount(odd, &target, SOON).unwrap_err();
+        let mounts = mounts();
+        let error = mounts.mount(filesystem("tmpfs", "nonsense=1"), &target, SOON).unwrap_err();
         assert_eq!(error.errno(), Some(Errno::INVAL.raw_os_error()));
         assert!(error.to_string().contains("nonsense"), "{error}");
-        let unknown = Filesystem { fs_type: "nosuchfs", source: "test", options: &[], file: None };
-        assert_eq!(mount(unknown, &target, SOON).unwrap_err().errno(), Some(Errno::NODEV.raw_os_error()));
+        let error = mounts.mount(filesystem("nosuchfs", "x"), &target, SOON).unwrap_err();
+        assert_eq!(error.errno(), Some(Errno::NODEV.raw_os_error()));
     }
 
     #[test]
     fn a_mount_in_use_goes_out_of_sight() {
-        let scratch = Scratch::new();
+        let (scratch, mounts) = (Scratch::new(), mounts());
         let share = scratch.dir("share");
         tmpfs(&share);
         std::fs::write(share.join("file"), "held").unwrap();
         let held = std::fs::File::open(share.join("file")).unwrap();
-        assert_eq!(unmount(&share, SOON).unwrap(), Change::Made);
+        assert_eq!(mounts.unmount(&share, SOON).unwrap(), Change::Made);
         assert!(!is_mounted(&share).unwrap());
         drop(held);
     }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use rustix::fs::{IFlags, StatVfs, Statx};
+use serde::{Deserialize, Serialize};
 
 use crate::{
     error::{Doing as _, Result},
@@ -23,7 +24,7 @@ use crate::{
 const BLOCK: u64 = 512;
 
 /// The space of a filesystem, in bytes and in inodes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
     /// All bytes.
     pub total: u64,

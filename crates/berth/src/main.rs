@@ -26,6 +26,8 @@ static ALLOCATOR: Allocator = Allocator;
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
     berth_runtime::intercept();
+    // And so is what mounts what may not answer.
+    berth_host::remote::intercept();
     // And so is whatever serves an NFS share through FUSE.
     berth_fuse::intercept();
     // And what works on images there.

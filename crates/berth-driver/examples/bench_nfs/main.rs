@@ -199,8 +199,12 @@ async fn many(berth: &Caller, directories: usize) {
     }
 }
 
-#[tokio::main]
-async fn main() {
+fn main() {
+    berth_host::remote::intercept();
+    tokio::runtime::Runtime::new().unwrap().block_on(measure());
+}
+
+async fn measure() {
     kernel::serve();
     let version = env::var("VERSION").unwrap_or_else(|_| "4.1".to_owned());
     let directories = env::var("DIRECTORIES").map_or(10 * THOUSAND, |count| count.parse().unwrap());

@@ -30,7 +30,7 @@ use super::{
     claims::Claim,
     id::{ShareName, SubPath},
     mount::refused,
-    node::{LOOKUP, NodeMounts, UNMOUNT, bind_below, blocking},
+    node::{LOOKUP, NodeMounts, UNMOUNT, blocking},
     parameters::{Look, Place, VolumeKind},
     parse_share,
     record::{key_of, now},
@@ -185,7 +185,8 @@ impl NodeMounts {
         target: &Target,
         work: Work,
     ) -> Result<()> {
-        let (at, root, below) = (home.clone(), root.to_owned(), PathBuf::from(&note.dir));
+        let (this, at, root) = (self.clone(), home.clone(), root.to_owned());
+        let below = PathBuf::from(&note.dir);
         let text = serde_json::to_vec(&note).map_err(|error| Error::State(error.to_string()))?;
         blocking(move || {
             for dir in [at.share(), at.volume()] {
@@ -195,13 +196,13 @@ impl NodeMounts {
             if remote::is_mounted(&at.share())? {
                 return Ok(());
             }
-            bind_below(&root, &below, &at.share(), PLAIN_FILES)
+            this.bind_below(&root, &below, &at.share(), PLAIN_FILES)
         })
         .await?;
         let (share, dir) = self.reach(target, &note.dir).await?;
         note.claim.take(&share, &dir).await?;
-        let (program, deadline) = (self.program.clone(), self.timeout);
-        blocking(move || work.run(&program, deadline)).await
+        let this = self.clone();
+        blocking(move || this.image_workers.run(&work, this.timeout)).await
     }
 
     /// The volume's directory, by the user-space client.
@@ -223,7 +224,7 @@ impl NodeMounts {
         if !remote::is_mounted(&home.volume())? {
             return Err(Error::Busy("the image was unmounted meanwhile; try again".to_owned()));
         }
-        let bound = remote::bind(&home.volume(), Path::new(""), target, attributes, LOOKUP);
+        let bound = self.remote.bind(&home.volume(), Path::new(""), target, attributes, LOOKUP);
         bound.map_err(|error| refused(&error))
     }
 
@@ -316,14 +317,15 @@ impl NodeMounts {
             if mount::mounts()?.iter().any(outside) {
                 return Ok(Standing::InUse);
             }
-            if is_busy(remote::unmount_unused(&home.volume(), UNMOUNT))? {
+            if is_busy(self.remote.unmount_unused(&home.volume(), UNMOUNT))? {
                 return Ok(Standing::NotYet);
             }
         }
         let Some(found) = remote::mounted_at(&home.share())? else { return Ok(Standing::Gone) };
         // The kernel goes on writing to the image after it is out of sight, and while others see it.
         let share = images.join(&home.key).join("share");
-        if loopdev::is_backing_below(&share)? || is_busy(remote::unmount_unused(&home.share(), UNMOUNT))? {
+        if loopdev::is_backing_below(&share)? || is_busy(self.remote.unmount_unused(&home.share(), UNMOUNT))?
+        {
             return Ok(Standing::NotYet);
         }
         self.release(found.device)?;
@@ -346,10 +348,10 @@ impl NodeMounts {
     }
 
     /// The use of the filesystem at a path, if it is an image's.
-    pub(super) async fn image_usage(&self, path: &Path) -> Result<Option<Usage>> {
-        let path = path.to_owned();
+    pub(super) async fn image_usage(self: &Arc<Self>, path: &Path) -> Result<Option<Usage>> {
+        let (this, path) = (self.clone(), path.to_owned());
         blocking(move || match remote::mounted_at(&path)? {
-            Some(found) if !is_share(&found) => Ok(Some(usage_of(&remote::space(&path, SPACE)?))),
+            Some(found) if !is_share(&found) => Ok(Some(usage_of(&this.remote.space(&path, SPACE)?))),
             _ => Ok(None),
         })
         .await
@@ -367,7 +369,7 @@ impl NodeMounts {
             let turn = this.turn(&home.key);
             let _turn = turn.blocking_write();
             let work = Work::Grow { share: home.share(), at: home.volume(), size: required.bytes() };
-            work.run(&this.program, this.timeout)?;
+            this.image_workers.run(&work, this.timeout)?;
             Ok(NodeExpansion::Done(Capacity::new(loopdev::size(Path::new(&found.source))?)))
         })
         .await

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use berth_host::remote::{self, Filesystem};
+use berth_host::remote::{Filesystem, RemoteMounts};
 use berth_nfs::{Nfs, Options, Target, Version};
 use rustix::io::Errno;
 
@@ -96,14 +96,21 @@ impl Plan {
 impl MountMode {
     /// Mounts a share at an existing directory; blocks up to the deadline, and no longer. `program` is what serves it
     /// where the kernel does not.
-    pub(super) fn mount(self, plan: &Plan, at: &Path, deadline: Duration, program: &Path) -> Result<()> {
+    pub(super) fn mount(
+        self,
+        plan: &Plan,
+        at: &Path,
+        deadline: Duration,
+        remote: &RemoteMounts,
+        program: &Path,
+    ) -> Result<()> {
         match self {
             Self::Kernel => {
-                let (source, options) = (plan.source(), plan.kernel_options());
                 // One type for all versions; "nfs4" is another name for it.
+                let fs_type = "nfs".to_owned();
                 let filesystem =
-                    Filesystem { fs_type: "nfs", source: &source, options: &options, file: None };
-                remote::mount(filesystem, at, deadline).map_err(|error| refused(&error))
+                    Filesystem { fs_type, source: plan.source(), options: plan.kernel_options() };
+                remote.mount(filesystem, at, deadline).map_err(|error| refused(&error))
             }
             Self::Fuse => {
                 let mount = berth_fuse::Mount {

@@ -13,7 +13,7 @@ use berth_core::{Access, AccessKind, Capacity, NodeId, VolumeId};
 use berth_host::{
     mount::{self, Attributes, MountInfo},
     path::Dir,
-    remote,
+    remote::{self, RemoteMounts},
 };
 use berth_nfs::Nfs;
 use parking_lot::{Mutex, MutexGuard};
@@ -27,6 +27,7 @@ use super::{
     mount::{MountMode, Plan, refused_by},
     parameters::{MOUNT_OPTIONS_SECRET, Place, VolumeKind, check_secret_options, options_in},
     record::hex,
+    worker::ImageWorkers,
 };
 use crate::backend::{Condition, Error, Mounts, Publication, Result, Severity, Usage, Volume};
 
@@ -62,6 +63,8 @@ pub(super) struct NodeMounts {
     /// The mode that directories get whose volume names none.
     pub(super) permissions: Option<u32>,
     pub(super) nfs: Nfs,
+    pub(super) remote: RemoteMounts,
+    pub(super) image_workers: ImageWorkers,
     /// The options of a volume that has none.
     default_options: Vec<String>,
     turns: Mutex<HashMap<String, Turn>>,
@@ -123,6 +126,8 @@ impl NodeMounts {
             program: config.program.clone(),
             permissions: config.mount_permissions,
             nfs: Nfs::new(),
+            remote: RemoteMounts::new(&config.program),
+            image_workers: ImageWorkers::new(&config.program),
             default_options: config.mount_options.clone(),
             turns: Mutex::default(),
             settling: Mutex::default(),
@@ -159,9 +164,10 @@ impl NodeMounts {
         let (root, stays) = self.share_root(&place, &how).await?;
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
         if let Some(mode) = place.look.mode.or(self.permissions).filter(|_| !how.read_only) {
-            let (at, beneath, share) = (root.clone(), below.clone(), place.share.clone());
+            let (this, at, beneath, share) = (self.clone(), root.clone(), below.clone(), place.share.clone());
             let changed = blocking(move || {
-                remote::ensure_mode(&at, &beneath, mode, LOOKUP).map_err(|error| refused_by(&share, &error))
+                let changed = this.remote.ensure_mode(&at, &beneath, mode, LOOKUP);
+                changed.map_err(|error| refused_by(&share, &error))
             });
             if let Err(error) = changed.await {
                 drop(stays);
@@ -212,8 +218,8 @@ impl NodeMounts {
         match self.standing(root, share).await? {
             Standing::Usable => return Ok(()),
             Standing::Stale => {
-                let root = root.to_owned();
-                blocking(move || Ok(remote::unmount(&root, UNMOUNT).map(drop)?)).await?;
+                let (this, root) = (self.clone(), root.to_owned());
+                blocking(move || Ok(this.remote.unmount(&root, UNMOUNT).map(drop)?)).await?;
             }
             Standing::Absent => {}
         }
@@ -221,7 +227,7 @@ impl NodeMounts {
         let (this, at) = (self.clone(), root.to_owned());
         blocking(move || {
             Dir::ensure(&at, 0o700)?;
-            this.mode.mount(&plan, &at, this.timeout, &this.program)
+            this.mode.mount(&plan, &at, this.timeout, &this.remote, &this.program)
         })
         .await?;
         self.note_answer(&share.to_string());
@@ -259,7 +265,7 @@ impl NodeMounts {
     /// Whether the share is mounted and of use; a server that does not answer is an error.
     async fn standing(self: &Arc<Self>, root: &Path, share: &ShareName) -> Result<Standing> {
         let (this, root, share) = (self.clone(), root.to_owned(), share.clone());
-        blocking(move || match remote::probe(&root, PROBE) {
+        blocking(move || match this.remote.probe(&root, PROBE) {
             Ok(()) => {
                 this.note_answer(&share.to_string());
                 Ok(Standing::Usable)
@@ -300,7 +306,7 @@ impl NodeMounts {
         if self.is_silent(found) {
             return Answer::None;
         }
-        match remote::probe(target, PROBE) {
+        match self.remote.probe(target, PROBE) {
             Ok(()) => {
                 self.silent().remove(&found.device);
                 Answer::Well
@@ -362,9 +368,9 @@ impl NodeMounts {
             }
             if root.fs_type.starts_with("fuse") {
                 // The process behind it is to end now, not when the last copy of this mount namespace does.
-                remote::end(&root.target, UNMOUNT)?;
+                self.remote.end(&root.target, UNMOUNT)?;
             } else {
-                remote::unmount_last(&root.target, UNMOUNT)?;
+                self.remote.unmount_last(&root.target, UNMOUNT)?;
             }
             let _ = std::fs::remove_dir(&root.target);
         }
@@ -429,7 +435,7 @@ impl Mounts for NodeMounts {
     fn unbind(&self, target: &Path) -> Result<()> {
         let taken = remote::all_mounted_at(target)?;
         if !taken.is_empty() {
-            remote::unmount(target, UNMOUNT)?;
+            self.remote.unmount(target, UNMOUNT)?;
         }
         for found in taken {
             if let Err(error) = self.release(found.device).and_then(|()| self.release_mounted(&found)) {
@@ -447,7 +453,31 @@ impl NodeMounts {
         // What is being bound has no user yet that anybody could see.
         let turn = self.turn(&root.file_name().map(OsStr::to_string_lossy).unwrap_or_default());
         let _stays = turn.blocking_read();
-        bind_below(&root, below, target, attributes)
+        self.bind_below(&root, below, target, attributes)
+    }
+
+    /// Makes a directory of the share that is mounted at `root` appear at a target; the share has to stay mounted meanwhile.
+    pub(super) fn bind_below(
+        &self,
+        root: &Path,
+        below: &Path,
+        target: &Path,
+        attributes: Attributes,
+    ) -> Result<()> {
+        self.remote.bind(root, below, target, attributes, LOOKUP).map_err(|error| {
+            let found = remote::mounted_at(root).ok().flatten();
+            let source = found.map_or_else(|| root.display().to_string(), |found| found.source);
+            match refused_by(&source, &error) {
+                // The last other user of the share went away just now.
+                _ if is_absent(&error) => {
+                    Error::Busy("the share was unmounted meanwhile; try again".to_owned())
+                }
+                Error::NotFound { .. } => {
+                    Error::NotFound { what: "directory", id: below.display().to_string() }
+                }
+                other => other,
+            }
+        })
     }
 
     /// The root of the mounted share that a directory is on, and where it is below that.
@@ -477,20 +507,6 @@ impl NodeMounts {
 /// What the call's secret says about mounting.
 fn secret_options(how: &Publication<'_>) -> Vec<String> {
     how.secrets.get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default()
-}
-
-/// Makes a directory of the share that is mounted at `root` appear at a target; the share has to stay mounted meanwhile.
-pub(super) fn bind_below(root: &Path, below: &Path, target: &Path, attributes: Attributes) -> Result<()> {
-    remote::bind(root, below, target, attributes, LOOKUP).map_err(|error| {
-        let found = remote::mounted_at(root).ok().flatten();
-        let source = found.map_or_else(|| root.display().to_string(), |found| found.source);
-        match refused_by(&source, &error) {
-            // The last other user of the share went away just now.
-            _ if is_absent(&error) => Error::Busy("the share was unmounted meanwhile; try again".to_owned()),
-            Error::NotFound { .. } => Error::NotFound { what: "directory", id: below.display().to_string() },
-            other => other,
-        }
-    })
 }
 
 /// What a mounted share is called: the same for all that can share it.

@@ -3,6 +3,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -72,7 +73,7 @@ impl From<Error> for Unmeasured {
 }
 
 impl NodeMounts {
-    async fn measure(&self, id: &VolumeId, path: PathBuf) -> Result<Usage> {
+    async fn measure(self: &Arc<Self>, id: &VolumeId, path: PathBuf) -> Result<Usage> {
         let at = path.clone();
         let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
         let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
@@ -89,13 +90,14 @@ impl NodeMounts {
     }
 
     async fn measure_mount(
-        &self,
+        self: &Arc<Self>,
         id: &VolumeId,
         path: PathBuf,
         found: &MountInfo,
     ) -> std::result::Result<Usage, Unmeasured> {
         if found.fs_type.starts_with("fuse") {
-            let space = blocking(move || Ok(remote::space(&path, SPACE))).await?;
+            let this = self.clone();
+            let space = blocking(move || Ok(this.remote.space(&path, SPACE))).await?;
             return space.map(|space| usage_of(&space)).map_err(|error| {
                 let is_silence = error.errno() == Some(Errno::TIMEDOUT.raw_os_error());
                 Unmeasured::new(is_silence, refused_by(&found.source, &error))

@@ -12,13 +12,10 @@ use berth_host::{
     Change,
     format::{self, Content, Filesystem},
     loopdev::{self, LoopDevice},
-    mount, serving,
+    mount,
+    worker::{self, Workers},
 };
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    io::Errno,
-    process::{Signal, set_parent_process_death_signal},
-};
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::{content::COPIED, mount::refused, parameters::Look};
@@ -28,11 +25,7 @@ use crate::{
 };
 
 /// The argument that makes a program do such work.
-const ARGUMENT: &str = "__nfs-image";
-/// How the process tells apart what the system said and what it says itself.
-const INVALID: Errno = Errno::BADRQC;
-const PRECONDITION: Errno = Errno::MEDIUMTYPE;
-const BUSY: Errno = Errno::AGAIN;
+const ROLE: &str = "__nfs-image";
 
 /// What is to be done.
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,66 +52,91 @@ pub(super) enum Work {
     },
 }
 
-/// Takes over the process when it was started to work on an image; otherwise returns at once.
+/// Why it was not done.
+#[derive(Debug, Serialize, Deserialize)]
+enum Failure {
+    Invalid(String),
+    Precondition(String),
+    Busy(String),
+    /// The machine or the server refused.
+    Host {
+        doing: String,
+        errno: i32,
+    },
+    /// Whatever else went wrong.
+    Other(String),
+}
+
+/// Takes over the process when it was started to work on images; otherwise returns at once.
 pub fn intercept() {
-    if std::env::args_os().nth(1).is_none_or(|argument| argument != ARGUMENT) {
-        return;
+    worker::serve(ROLE, |work: Work| work.perform().map_err(Failure::from));
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Invalid(sentence) => Self::Invalid(sentence),
+            Error::Busy(sentence) => Self::Busy(sentence),
+            Error::Precondition(sentence) => Self::Precondition(sentence),
+            Error::Host(host) => match host.errno() {
+                Some(errno) => Self::Host { doing: host.to_string(), errno },
+                None => Self::Other(host.sentence()),
+            },
+            other => Self::Other(other.to_string()),
+        }
     }
-    let done = alone().and_then(|()| told()).and_then(|work| work.perform());
-    serving::answer(match &done {
-        Ok(()) => Ok(()),
-        Err((errno, sentence)) => Err((errno.raw_os_error(), sentence)),
-    });
-    std::process::exit(i32::from(done.is_err()));
 }
 
-/// Ends this process with the driver that started it: the next one would work on the same files beside it.
-fn alone() -> Outcome<()> {
-    let failed = |errno: Errno| (errno, "watch over the driver".to_owned());
-    set_parent_process_death_signal(Some(Signal::KILL)).map_err(failed)?;
-    // It may have ended before that; then nobody reads what is said here.
-    let said = std::io::stdout();
-    let mut reader = [PollFd::new(&said, PollFlags::empty())];
-    poll(&mut reader, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).map_err(failed)?;
-    if reader[0].revents().contains(PollFlags::ERR) { Err(failed(Errno::PIPE)) } else { Ok(()) }
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Invalid(sentence) => Self::Invalid(sentence),
+            Failure::Busy(sentence) => Self::Busy(sentence),
+            Failure::Precondition(sentence) => Self::Precondition(sentence),
+            Failure::Other(sentence) => Self::State(sentence),
+            Failure::Host { doing, errno } => {
+                of_server(berth_host::Error::new(doing, io::Error::from_raw_os_error(errno)))
+            }
+        }
+    }
 }
 
-type Outcome<T> = std::result::Result<T, (Errno, String)>;
+/// An error of the machine, which may be the server's.
+fn of_server(error: berth_host::Error) -> Error {
+    match error.errno().map(Errno::from_raw_os_error) {
+        Some(Errno::TIMEDOUT | Errno::STALE | Errno::IO | Errno::ACCESS) => refused(&error),
+        _ => error.into(),
+    }
+}
 
-fn told() -> Outcome<Work> {
-    let words = serving::words().map_err(|error| (Errno::IO, error.sentence()))?;
-    let [work] = &words[..] else { return Err((Errno::INVAL, "there is no work to do".to_owned())) };
-    serde_json::from_slice(work).map_err(|error| (Errno::INVAL, error.to_string()))
+/// The processes that work on images.
+#[derive(Debug)]
+pub(super) struct ImageWorkers(Workers);
+
+impl ImageWorkers {
+    /// `program` is one whose `main` begins with [`intercept`].
+    pub(super) fn new(program: &Path) -> Self {
+        Self(Workers::new(program, ROLE))
+    }
+
+    /// Has the work done; blocks up to the deadline.
+    pub(super) fn run(&self, work: &Work, deadline: Duration) -> Result<()> {
+        let done: std::result::Result<(), Failure> = self
+            .0
+            .call(work, deadline)
+            .map_err(|error| of_server(berth_host::Error::new("work on an image", error)))?;
+        Ok(done?)
+    }
 }
 
 impl Work {
-    /// Has `program`, one whose `main` begins with [`intercept`], do the work; blocks up to the deadline.
-    pub(super) fn run(&self, program: &Path, deadline: Duration) -> Result<()> {
-        let text = serde_json::to_string(self).map_err(|error| Error::State(error.to_string()))?;
-        serving::start(program, [ARGUMENT], &[text.as_ref()], deadline).map_err(|error| {
-            match error.errno().map(Errno::from_raw_os_error) {
-                Some(INVALID) => Error::Invalid(error.to_string()),
-                Some(PRECONDITION) => Error::Precondition(error.to_string()),
-                Some(BUSY) => Error::Busy(error.to_string()),
-                Some(Errno::TIMEDOUT | Errno::STALE | Errno::IO | Errno::ACCESS) => refused(&error),
-                _ => error.into(),
-            }
-        })
-    }
-
-    fn perform(&self) -> Outcome<()> {
-        let done = match self {
+    fn perform(&self) -> Result<()> {
+        match self {
             Self::Mount { share, at, fs_type, read_only, look } => {
                 mount_image(share, at, fs_type, *read_only, *look)
             }
             Self::Grow { share, at, size } => grow(share, at, *size),
-        };
-        done.map_err(|error| match error {
-            Error::Invalid(sentence) => (INVALID, sentence),
-            Error::Busy(sentence) => (BUSY, sentence),
-            Error::Host(host) => (host.errno().map_or(Errno::IO, Errno::from_raw_os_error), host.to_string()),
-            other => (PRECONDITION, other.to_string()),
-        })
+        }
     }
 }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_host::remote;
+use rustix::mount::UnmountFlags;
 use tempfile::TempDir;
 
 use super::ganesha::Ganesha;
@@ -73,7 +73,8 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        let ended = remote::end(self.at.path(), PATIENCE);
+        let ended = rustix::mount::unmount(self.at.path(), UnmountFlags::FORCE)
+            .or_else(|_| rustix::mount::unmount(self.at.path(), UnmountFlags::DETACH));
         if let Some(serving) = self.serving.take() {
             let served = serving.join();
             if !std::thread::panicking() {

@@ -1,9 +1,10 @@
 //! Mount options as people write them, split into what the mount carries and what its filesystem reads.
 
 use rustix::mount::MountAttrFlags;
+use serde::{Deserialize, Serialize};
 
 /// Per-mount attributes, applied before the mount becomes visible.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[expect(clippy::struct_excessive_bools, reason = "each is one independent attribute of the kernel's")]
 pub struct Attributes {
     /// Refuse writes through this mount.
@@ -23,7 +24,7 @@ pub struct Attributes {
 }
 
 /// When a mount writes access times.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Atime {
     /// As the source of a bind has it; for a new filesystem the kernel's choice, `Relatime`.
     #[default]
