@@ -44,24 +44,42 @@ pub(crate) async fn persist<T, F>(again: Again, mut attempt: impl FnMut() -> F) 
 where
     F: Future<Output = Result<T, Fault>>,
 {
-    let begun = Instant::now();
-    let mut pause = SHORTEST_PAUSE;
-    let mut tries = 1;
+    let mut attempts = Attempts::new(again);
     loop {
-        let fault = match attempt().await {
+        match attempt().await {
             Ok(done) => return Ok(done),
-            Err(fault) => fault,
-        };
+            Err(fault) => attempts.wait_for_next(fault).await?,
+        }
+    }
+}
+
+/// The attempts made for one request.
+struct Attempts {
+    again: Again,
+    begun: Instant,
+    pause: Duration,
+    count: u32,
+}
+
+impl Attempts {
+    fn new(again: Again) -> Self {
+        Self { again, begun: Instant::now(), pause: SHORTEST_PAUSE, count: 1 }
+    }
+
+    /// Returns when another attempt is due after this fault, which is the error where there is no point in one.
+    async fn wait_for_next(&mut self, fault: Fault) -> Result<(), Fault> {
+        let may_connect = self.count < TRIES;
         match &fault {
-            Fault::Broken(_) if again == Again::Yes && tries < TRIES => tries += 1,
-            Fault::Closed if tries < TRIES => tries += 1,
-            Fault::Status(status) if status.lost_session() && tries < TRIES => tries += 1,
-            Fault::Status(status) if status.later() && begun.elapsed() < PATIENCE => {
-                sleep(pause).await;
-                pause = (2 * pause).min(LONGEST_PAUSE);
+            Fault::Broken(_) if self.again == Again::Yes && may_connect => self.count += 1,
+            Fault::Closed if may_connect => self.count += 1,
+            Fault::Status(status) if status.lost_session() && may_connect => self.count += 1,
+            Fault::Status(status) if status.later() && self.begun.elapsed() < PATIENCE => {
+                sleep(self.pause).await;
+                self.pause = (2 * self.pause).min(LONGEST_PAUSE);
             }
             _ => return Err(fault),
         }
+        Ok(())
     }
 }
 
