@@ -12,25 +12,39 @@
 //! The node (`node.rs`, `mount.rs`) mounts a share once for each set of options and binds directories of it. Images
 //! (`content.rs`, `images.rs`) are mounted by loop devices, of one node at a time (`claims.rs`).
 
+#[path = "nfs/controller/ahead.rs"]
 mod ahead;
 mod archive;
 mod claims;
+#[path = "nfs/controller/content.rs"]
 mod content;
+#[path = "nfs/controller/health.rs"]
 mod health;
 mod id;
+#[path = "nfs/node/images.rs"]
 mod images;
+#[path = "nfs/node/mount.rs"]
 mod mount;
+#[path = "nfs/node/shares.rs"]
 mod node;
 mod parameters;
+#[path = "nfs/controller/progress.rs"]
 mod progress;
+#[path = "nfs/controller/quota.rs"]
 mod quota;
 mod record;
+#[path = "nfs/controller/restore.rs"]
 mod restore;
 mod shares;
+#[path = "nfs/controller/snapshots.rs"]
 mod snapshots;
+#[path = "nfs/controller/upkeep.rs"]
 mod upkeep;
+#[path = "nfs/node/usage.rs"]
 mod usage;
+#[path = "nfs/controller/volumes.rs"]
 mod volumes;
+#[path = "nfs/node/worker.rs"]
 mod worker;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
