@@ -15,7 +15,7 @@ pub(crate) enum Failure {
     #[error(transparent)]
     Kube(#[from] berth_kube::Error),
     /// The driver refused, or could not be reached.
-    #[error("{}", driver::describe(.0))]
+    #[error("{}", code::status_text(.0))]
     Call(#[from] Status),
     /// The objects do not add up; a person has to change one of them.
     #[error("{0}")]
@@ -51,7 +51,7 @@ impl Failure {
 
     /// Whether a call broke on its way to the driver, or back.
     pub(crate) fn is_broken_call(&self) -> bool {
-        matches!(self, Self::Call(status) if driver::broke(status))
+        matches!(self, Self::Call(status) if berth_csi::from_transport(status))
     }
 
     /// Whether the driver was not even asked, because it is away.

@@ -65,7 +65,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         () = shutdown.cancelled() => return,
         identity = driver.ready() => identity,
     };
-    let Some(calls) = identity.health_calls() else {
+    let Some(calls) = HealthCalls::of(&identity) else {
         tracing::info!(driver = identity.name, "the driver tells nothing of its volumes' health");
         return;
     };

@@ -8,21 +8,18 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use berth_csi::Endpoint;
 use berth_csi::registration::InfoRequest;
-use berth_csi::registration::registration_client::RegistrationClient;
 use berth_csi::v1::ProbeRequest;
-use berth_csi::v1::identity_client::IdentityClient;
-use tonic::{Request, Response, Status};
+use berth_csi::{Client, Endpoint, code};
+use tonic::Status;
 
-use crate::driver::describe;
 use crate::registrar;
 
 /// Why something is not well.
 #[derive(Debug, thiserror::Error)]
 pub enum Unwell {
     /// The driver did not answer, or answered with an error.
-    #[error("the driver does not answer as it should: {}", describe(.0))]
+    #[error("the driver does not answer as it should: {}", code::status_text(.0))]
     Driver(Box<Status>),
     /// The driver says so itself.
     #[error("the driver says that it is not ready")]
@@ -40,7 +37,7 @@ pub enum Unwell {
     #[error("naming the registration socket")]
     Endpoint(#[from] berth_csi::EndpointError),
     /// Nobody answers on it.
-    #[error("the registration socket does not answer as it should: {}", describe(.0))]
+    #[error("the registration socket does not answer as it should: {}", code::status_text(.0))]
     Registration(Box<Status>),
     /// Somebody else does.
     #[error("the registration socket is that of another driver: {0}")]
@@ -49,8 +46,7 @@ pub enum Unwell {
 
 /// Probes the driver behind a socket, no longer than `timeout`.
 pub async fn probe(endpoint: &Endpoint, timeout: Duration) -> Result<(), Unwell> {
-    let mut identity = IdentityClient::new(berth_csi::connect(endpoint));
-    let answer = within(timeout, identity.probe(Request::new(ProbeRequest {}))).await;
+    let answer = Client::connect(endpoint).call(timeout, ProbeRequest {}).await;
     match answer.map_err(|status| Unwell::Driver(Box::new(status)))?.ready {
         Some(false) => Err(Unwell::NotReady),
         // A driver need not say.
@@ -68,20 +64,9 @@ pub async fn registration(directory: &Path, driver: &str, timeout: Duration) -> 
         Err(error) => return Err(Unwell::Look(error)),
     }
     let endpoint: Endpoint = format!("unix://{}", path.display()).parse()?;
-    let mut client = RegistrationClient::new(berth_csi::connect(&endpoint));
-    let answer = within(timeout, client.get_info(Request::new(InfoRequest {}))).await;
+    let answer = Client::connect(&endpoint).call(timeout, InfoRequest {}).await;
     let name = answer.map_err(|status| Unwell::Registration(Box::new(status)))?.name;
     if name == driver { Ok(()) } else { Err(Unwell::Stranger(name)) }
-}
-
-async fn within<A>(
-    timeout: Duration,
-    call: impl Future<Output = Result<Response<A>, Status>>,
-) -> Result<A, Status> {
-    match tokio::time::timeout(timeout, call).await {
-        Ok(answer) => answer.map(Response::into_inner),
-        Err(_elapsed) => Err(Status::deadline_exceeded(format!("no answer within {timeout:?}"))),
-    }
 }
 
 #[cfg(test)]

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use berth_csi::v1::NodeGetInfoRequest;
 use berth_kube::selectors;
 use k8s_openapi::api::core::v1::PersistentVolume;
 
-use crate::driver::{self, Driver};
+use crate::driver::Driver;
 
 /// How long to wait before the driver is asked again where it is.
 const ASKING: Duration = Duration::from_secs(1);
@@ -19,10 +20,10 @@ impl Place {
     /// Asks the driver where it is until it tells.
     pub(crate) async fn find(driver: &Driver, timeout: Duration) -> Self {
         loop {
-            match driver.node_info(timeout).await {
+            match driver.call(timeout, NodeGetInfoRequest {}).await {
                 Ok(info) => return Self(info.accessible_topology.map(|place| place.segments)),
                 Err(status) => {
-                    let error = driver::describe(&status);
+                    let error = berth_csi::code::status_text(&status);
                     tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
                     tokio::time::sleep(ASKING).await;
                 }

@@ -12,12 +12,10 @@ use berth_csi::registration::{
     CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
 use berth_csi::v1::GetPluginInfoRequest;
-use berth_csi::v1::identity_client::IdentityClient;
-use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
+use berth_csi::{CallLayer, Client, Endpoint, Listener, Metrics};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
-use tonic::transport::Channel;
 use tonic::{Request, Response, Status};
 
 /// The versions of CSI that are announced; nodes look only at the first number.
@@ -57,16 +55,11 @@ pub enum Error {
     Refused(String),
 }
 
-/// The name of the driver behind a channel.
-pub async fn name_of(driver: Channel, timeout: Duration) -> Result<String, Error> {
-    let mut request = Request::new(GetPluginInfoRequest {});
-    request.set_timeout(timeout);
-    let mut identity = IdentityClient::new(driver);
-    let answer = tokio::time::timeout(timeout, identity.get_plugin_info(request))
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded(format!("no answer within {timeout:?}"))))
-        .map_err(|status| Error::Name(Box::new(status)))?;
-    Some(answer.into_inner().name).filter(|name| !name.is_empty()).ok_or(Error::NoName)
+/// The name of a driver.
+pub async fn name_of(driver: &Client, timeout: Duration) -> Result<String, Error> {
+    let answer = driver.call(timeout, GetPluginInfoRequest {}).await;
+    let name = answer.map_err(|status| Error::Name(Box::new(status)))?.name;
+    Some(name).filter(|name| !name.is_empty()).ok_or(Error::NoName)
 }
 
 /// Where a driver's registration socket lies.

@@ -118,7 +118,7 @@ impl Attacher {
             self.cluster.update(attachment, |attachment| plan::keep(attachment, &self.finalizer, &attached));
         let ((), kept) = tokio::try_join!(keep_volume, keep_attachment)?;
         let begun = Instant::now();
-        let answer = self.driver.publish(self.options.timeout, request).await.map_err(Failure::from);
+        let answer = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
         tell("ControllerPublishVolume", "NODE_READY", attachment, begun, answer.as_ref().err());
         self.set_attached(&kept, answer?.publish_context).await?;
         Ok(Next::Done)
@@ -145,11 +145,13 @@ impl Attacher {
         let request =
             ControllerUnpublishVolumeRequest { volume_id: attached.handle, node_id: attached.node, secrets };
         let begun = Instant::now();
-        let answer = self.driver.unpublish(self.options.timeout, request).await.map_err(Failure::from);
+        let answer = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
         tell("ControllerUnpublishVolume", "", attachment, begun, answer.as_ref().err());
         match answer {
             Err(failure) if failure.code() == Some(Code::NotFound) && self.is_gone(node, named).await? => {}
-            result => result?,
+            result => {
+                result?;
+            }
         }
         self.let_go(attachment).await
     }

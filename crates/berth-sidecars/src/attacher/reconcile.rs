@@ -79,7 +79,7 @@ impl Attacher {
         let mut starting_token = String::new();
         loop {
             let request = ListVolumesRequest { max_entries: self.options.max_entries, starting_token };
-            let page = self.driver.list_volumes(self.options.timeout, request).await?;
+            let page = self.driver.call(self.options.timeout, request).await?;
             for entry in page.entries {
                 let nodes = entry.status.map(|status| status.published_node_ids).unwrap_or_default();
                 let handle = entry.volume.map(|volume| volume.volume_id).unwrap_or_default();

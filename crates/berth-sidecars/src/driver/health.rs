@@ -2,18 +2,12 @@
 //! versions put into the answers of ListVolumes and ControllerGetVolume.
 
 use std::collections::{HashMap, HashSet};
-use std::sync::Arc;
 use std::time::Duration;
 
-use berth_csi::v1;
-use tonic::codegen::http::uri::PathAndQuery;
-use tonic::{Request, Status};
-use tonic_prost::ProstCodec;
+use berth_csi::{Call, v1};
+use tonic::Status;
 
-use super::{ControllerCapability, Driver, Identity, LARGEST_ANSWER};
-
-/// The number of the capability VOLUME_CONDITION, which CSI 1.13 has taken away.
-pub(super) const VOLUME_CONDITION: i32 = 11;
+use super::{ControllerCapability, Driver, Identity};
 
 /// What a driver knows of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -37,11 +31,11 @@ pub enum HealthCalls {
     GetCondition,
 }
 
-impl Identity {
-    /// How the driver tells of its volumes' health, if it does: one call for all of them if possible.
-    pub fn health_calls(&self) -> Option<HealthCalls> {
-        let can = |capability| self.can(capability);
-        let condition = |capability| self.tells_condition && self.can(capability);
+impl HealthCalls {
+    /// How a driver tells of its volumes' health, if it does: one call for all of them if possible.
+    pub fn of(identity: &Identity) -> Option<Self> {
+        let can = |capability| identity.can(capability);
+        let condition = |capability| identity.tells_condition && identity.can(capability);
         [
             (can(ControllerCapability::ListVolumeHealth), HealthCalls::List),
             (condition(ControllerCapability::ListVolumes), HealthCalls::ListConditions),
@@ -63,12 +57,20 @@ impl Driver {
         let mut all = HashMap::new();
         let (mut token, mut tokens) = (String::new(), HashSet::new());
         loop {
-            let (page, next) = if conditions {
-                self.page_of_conditions(timeout, &token).await?
+            let starting_token = token;
+            let next = if conditions {
+                let page = self.call(timeout, ListConditionedVolumes { starting_token }).await?;
+                all.extend(page.entries.into_iter().filter_map(|entry| {
+                    let health = entry.health();
+                    Some((entry.volume?.volume_id, health))
+                }));
+                page.next_token
             } else {
-                self.page_of_health(timeout, &token).await?
+                let request = v1::ControllerListVolumeHealthRequest { starting_token, ..Default::default() };
+                let page = self.call(timeout, request).await?;
+                all.extend(page.entries.iter().map(|volume| (volume.volume_id.clone(), health_of(volume))));
+                page.next_token
             };
-            all.extend(page);
             if next.is_empty() {
                 return Ok(all);
             }
@@ -90,78 +92,11 @@ impl Driver {
     ) -> Result<Health, Status> {
         let volume_id = volume_id.to_owned();
         if condition {
-            let request = v1::ControllerGetVolumeRequest { volume_id };
-            let volume: Conditioned =
-                self.call_as_before(timeout, request, "/csi.v1.Controller/ControllerGetVolume").await?;
-            return Ok(volume.health());
+            return Ok(self.call(timeout, GetConditionedVolume { volume_id }).await?.health());
         }
-        let mut client = self.controller();
         let request = v1::ControllerGetVolumeHealthRequest { volume_id, ..Default::default() };
-        let answer =
-            self.call(timeout, request, |request| async move {
-                client.controller_get_volume_health(request).await
-            })
-            .await?;
+        let answer = self.call(timeout, request).await?;
         Ok(answer.volume_health.as_ref().map_or(Health::Well, health_of))
-    }
-
-    async fn page_of_health(
-        &self,
-        timeout: Duration,
-        token: &str,
-    ) -> Result<(Vec<(String, Health)>, String), Status> {
-        let mut client = self.controller();
-        let request = v1::ControllerListVolumeHealthRequest {
-            starting_token: token.to_owned(),
-            ..v1::ControllerListVolumeHealthRequest::default()
-        };
-        let page =
-            self.call(timeout, request, |request| async move {
-                client.controller_list_volume_health(request).await
-            })
-            .await?;
-        let volumes = page.entries.into_iter().map(|volume| (volume.volume_id.clone(), health_of(&volume)));
-        Ok((volumes.collect(), page.next_token))
-    }
-
-    async fn page_of_conditions(
-        &self,
-        timeout: Duration,
-        token: &str,
-    ) -> Result<(Vec<(String, Health)>, String), Status> {
-        let request = v1::ListVolumesRequest { max_entries: 0, starting_token: token.to_owned() };
-        let page: ConditionedPage =
-            self.call_as_before(timeout, request, "/csi.v1.Controller/ListVolumes").await?;
-        let volumes = page.entries.into_iter().filter_map(|entry| {
-            let health = entry.health();
-            Some((entry.volume?.volume_id, health))
-        });
-        Ok((volumes.collect(), page.next_token))
-    }
-
-    /// A call whose answer is read as it was before CSI 1.13.
-    async fn call_as_before<Q, A>(
-        &self,
-        timeout: Duration,
-        request: Q,
-        method: &'static str,
-    ) -> Result<A, Status>
-    where
-        Q: prost::Message + 'static,
-        A: prost::Message + Default + 'static,
-    {
-        let client = tonic::client::Grpc::new(self.shared.wire.clone());
-        let mut client = client.max_decoding_message_size(LARGEST_ANSWER);
-        self.call(timeout, request, |request: Request<Q>| async move {
-            client.ready().await.map_err(|error| {
-                let mut status = Status::unavailable("the connection is not ready");
-                status.set_source(Arc::new(error));
-                status
-            })?;
-            let codec: ProstCodec<Q, A> = ProstCodec::default();
-            client.unary(request, PathAndQuery::from_static(method), codec).await
-        })
-        .await
     }
 }
 
@@ -188,6 +123,30 @@ fn health_of(volume: &v1::VolumeHealth) -> Health {
     }
     sentences.sort();
     Health::Ill(sentences.join("; "))
+}
+
+/// ListVolumes, its answer read as it was before CSI 1.13.
+#[derive(Clone, PartialEq, prost::Message)]
+struct ListConditionedVolumes {
+    #[prost(string, tag = "2")]
+    starting_token: String,
+}
+
+impl Call for ListConditionedVolumes {
+    const METHOD: &'static str = v1::ListVolumesRequest::METHOD;
+    type Answer = ConditionedPage;
+}
+
+/// ControllerGetVolume, its answer read as it was before CSI 1.13.
+#[derive(Clone, PartialEq, prost::Message)]
+struct GetConditionedVolume {
+    #[prost(string, tag = "1")]
+    volume_id: String,
+}
+
+impl Call for GetConditionedVolume {
+    const METHOD: &'static str = v1::ControllerGetVolumeRequest::METHOD;
+    type Answer = Conditioned;
 }
 
 /// A page of ListVolumes before CSI 1.13.
@@ -290,7 +249,7 @@ mod tests {
         ] {
             let controller: HashSet<_> = controller.iter().copied().collect();
             let identity = Identity { controller, tells_condition, ..Identity::default() };
-            assert_eq!(identity.health_calls(), expected, "{identity:?}");
+            assert_eq!(HealthCalls::of(&identity), expected, "{identity:?}");
         }
     }
 }

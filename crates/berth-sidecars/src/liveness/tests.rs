@@ -8,6 +8,7 @@ use berth_csi::v1::{
 use berth_csi::{CallLayer, Listener, Metrics};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::service::Routes;
+use tonic::{Request, Response};
 
 use super::*;
 

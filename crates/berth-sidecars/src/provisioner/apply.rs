@@ -188,7 +188,11 @@ impl Provisioner {
             accessibility_requirements: wanted.topology.clone(),
             mutable_parameters: wanted.mutable_parameters.clone(),
         };
-        let made = self.driver.create_volume(self.options.timeout, request).await?;
+        let answer = self.driver.call(self.options.timeout, request).await?;
+        // Not final: a driver that answers like this has made something.
+        let made = answer.volume.filter(|volume| !volume.volume_id.is_empty()).ok_or_else(|| {
+            tonic::Status::aborted("the CSI driver's answer to CreateVolume has no volume id")
+        })?;
         if self.other_owner(&made, wanted).is_some() {
             return Ok(made);
         }
@@ -206,8 +210,8 @@ impl Provisioner {
         loop {
             tries += 1;
             let request = DeleteVolumeRequest { volume_id: made.volume_id.clone(), secrets: secrets.clone() };
-            match self.driver.delete_volume(self.options.timeout, request).await {
-                Ok(()) => return Err(Failure::refused(wrong)),
+            match self.driver.call(self.options.timeout, request).await {
+                Ok(_) => return Err(Failure::refused(wrong)),
                 Err(status) if tries == DELETE_TRIES => {
                     let text = format!("{wrong}, and deleting it failed: {}", status.message());
                     return Err(tonic::Status::aborted(text).into());
@@ -365,7 +369,7 @@ impl Provisioner {
         match self.create(claim, wanted, &secrets).await {
             Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
                 let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
-                let deleted = self.driver.delete_volume(self.options.timeout, request).await;
+                let deleted = self.driver.call(self.options.timeout, request).await;
                 deleted.map(drop).map_err(|status| self.not_undone(claim, "", status.into()))
             }
             // Somebody made a PersistentVolume for it by hand.

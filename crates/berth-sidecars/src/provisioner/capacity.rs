@@ -353,7 +353,7 @@ impl Publisher {
             parameters: question.parameters.clone(),
             accessible_topology: (!segments.is_empty()).then_some(Topology { segments }),
         };
-        let room = Room::from(self.driver.capacity(self.timeout, request).await?);
+        let room = Room::from(self.driver.call(self.timeout, request).await?);
         self.answered().insert(question.clone(), Instant::now());
         for place in self.places_answered_by(question) {
             for write in self.frame().plan(&place, room, &self.objects.at(&place)) {

@@ -204,7 +204,7 @@ impl Provisioner {
             parameters: wanted.parameters,
             accessible_topology: places.into_iter().next(),
         };
-        let room = Room::from(self.driver.capacity(self.options.timeout, request).await?);
+        let room = Room::from(self.driver.call(self.options.timeout, request).await?);
         Ok(room.fits(wanted.bytes))
     }
 }

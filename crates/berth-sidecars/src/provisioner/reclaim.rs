@@ -78,7 +78,7 @@ impl Provisioner {
         let secrets = secrets::read_if_there(&self.cluster, self.deletion_secret(volume).as_ref()).await?;
         let begun = Instant::now();
         let request = DeleteVolumeRequest { volume_id, secrets };
-        let deleted = self.driver.delete_volume(self.options.timeout, request).await.map_err(Failure::from);
+        let deleted = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
         let why = deleted.as_ref().err().map(Failure::sentence);
         Step {
             component: "provisioner",

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use berth_csi::registration::registration_client::RegistrationClient;
 use tokio::task::JoinHandle;
+use tonic::transport::Channel;
 
 use super::*;
 
@@ -90,6 +91,6 @@ async fn a_driver_that_does_not_answer_is_not_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let silent = directory.path().join("csi.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
-    let driver = berth_csi::connect(&Endpoint::Unix(silent));
-    assert!(matches!(name_of(driver, Duration::from_millis(20)).await, Err(Error::Name(_))));
+    let driver = berth_csi::Client::connect(&Endpoint::Unix(silent));
+    assert!(matches!(name_of(&driver, Duration::from_millis(20)).await, Err(Error::Name(_))));
 }

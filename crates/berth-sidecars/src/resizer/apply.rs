@@ -147,7 +147,7 @@ impl Resizer {
             volume_capability: Some(attacher::capability(&spec, &csi, identity, "")?),
         };
         let begun = Instant::now();
-        let answer = self.driver.expand(self.options.timeout, request).await.map_err(Failure::from);
+        let answer = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
         let why = answer.as_ref().err().map(Failure::sentence);
         Step {
             component: "resizer",
@@ -317,7 +317,8 @@ impl Resizer {
         let secrets = secrets::read(&self.cluster, secret.as_ref()).await?;
         let request =
             ControllerModifyVolumeRequest { volume_id: csi.volume_handle, secrets, mutable_parameters };
-        Ok(self.driver.modify(self.options.timeout, request).await?)
+        self.driver.call(self.options.timeout, request).await?;
+        Ok(())
     }
 
     async fn modified(

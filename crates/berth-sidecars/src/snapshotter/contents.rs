@@ -124,7 +124,13 @@ impl Content for VolumeSnapshotContent {
         secrets: Secrets,
     ) -> Result<(Snapshot, Option<String>), Status> {
         request.secrets = secrets;
-        let (mut made, progress) = context.driver.create_snapshot(context.options.timeout, request).await?;
+        let answer = context.driver.respond(context.options.timeout, request).await?;
+        let progress = berth_csi::progress::told(answer.metadata());
+        let made = answer.into_inner().snapshot.filter(|snapshot| !snapshot.snapshot_id.is_empty());
+        // Not final: a driver that answers like this has made something.
+        let mut made = made
+            .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateSnapshot has no snapshot id"))?;
+        let progress = progress.filter(|_| !made.ready_to_use);
         // Only a group's own content says which snapshots are its members.
         made.group_snapshot_id.clear();
         Ok((made, progress))
@@ -155,8 +161,10 @@ impl Content for VolumeSnapshotContent {
             secrets: context.secrets(secret.as_ref()).await?,
             ..ListSnapshotsRequest::default()
         };
-        let found = context.driver.find_snapshot(context.options.timeout, request).await?;
-        found.ok_or_else(|| {
+        let answer = context.driver.call(context.options.timeout, request).await?;
+        // What was not asked for must not be taken for it: it would be deleted instead one day.
+        let mut found = answer.entries.into_iter().filter_map(|entry| entry.snapshot);
+        found.find(|snapshot| snapshot.snapshot_id == snapshot_id).ok_or_else(|| {
             Failure::refused(format!(
                 "can not find snapshot for snapshotID {snapshot_id}: the driver does not know it; check the handle"
             ))
@@ -166,6 +174,7 @@ impl Content for VolumeSnapshotContent {
     async fn delete(&self, context: &Context, secrets: Secrets) -> Result<(), Failure> {
         let snapshot_id = self.status.as_ref().and_then(|status| status.snapshot_handle.clone());
         let request = DeleteSnapshotRequest { snapshot_id: snapshot_id.unwrap_or_default(), secrets };
-        Ok(context.driver.delete_snapshot(context.options.timeout, request).await?)
+        context.driver.call(context.options.timeout, request).await?;
+        Ok(())
     }
 }

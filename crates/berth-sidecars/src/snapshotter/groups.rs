@@ -127,7 +127,12 @@ impl Content for VolumeGroupSnapshotContent {
         secrets: Secrets,
     ) -> Result<(VolumeGroupSnapshot, Option<String>), Status> {
         request.secrets = secrets;
-        let made = context.driver.create_group_snapshot(context.options.timeout, request).await?;
+        let answer = context.driver.call(context.options.timeout, request).await?;
+        let made = answer.group_snapshot.filter(|group| !group.group_snapshot_id.is_empty());
+        // Not final: a driver that answers like this has made something.
+        let made = made.ok_or_else(|| {
+            Status::aborted("the CSI driver's answer to CreateVolumeGroupSnapshot has no group snapshot id")
+        })?;
         Ok((made, None))
     }
 
@@ -150,7 +155,10 @@ impl Content for VolumeGroupSnapshotContent {
             snapshot_ids: handles.volume_snapshot_handles,
             secrets: context.secrets(secret.as_ref()).await?,
         };
-        let mut found = context.driver.find_group_snapshot(context.options.timeout, request).await?;
+        let answer = context.driver.call(context.options.timeout, request).await?;
+        let mut found = answer
+            .group_snapshot
+            .ok_or_else(|| Status::internal("the CSI driver's answer to GetVolumeGroupSnapshot is empty"))?;
         found.group_snapshot_id = handles.volume_group_snapshot_handle;
         Ok(found)
     }
@@ -176,6 +184,7 @@ impl Content for VolumeGroupSnapshotContent {
             snapshot_ids,
             secrets,
         };
-        Ok(context.driver.delete_group_snapshot(context.options.timeout, request).await?)
+        context.driver.call(context.options.timeout, request).await?;
+        Ok(())
     }
 }

@@ -340,7 +340,7 @@ async fn the_clock_finds_what_nobody_told_of() {
         parameters: [("kind".to_owned(), "fast".to_owned())].into(),
         ..berth_csi::v1::CreateVolumeRequest::default()
     };
-    driver.create_volume(PATIENCE, request).await.unwrap();
+    driver.call(PATIENCE, request).await.unwrap();
     until_told(&server, &[told("late", NODE, "70Mi")]).await;
     running.stop().await;
 }

@@ -197,7 +197,7 @@ async fn what_a_node_has_begun_is_undone_by_that_node_and_no_other() {
         parameters: [("kind".to_owned(), "fast".to_owned())].into(),
         ..berth_csi::v1::CreateVolumeRequest::default()
     };
-    b.driver.create_volume(Duration::from_secs(60), request).await.unwrap();
+    b.driver.call(Duration::from_secs(60), request).await.unwrap();
     server.claims().delete("data", &DeleteParams::default()).await.unwrap();
     unprotect(&server, "data").await;
 

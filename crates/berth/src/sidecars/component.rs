@@ -4,7 +4,7 @@ use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use berth_kube::Cluster;
-use berth_sidecars::driver::{ControllerCapability, Driver, Identity, NodeCapability};
+use berth_sidecars::driver::{ControllerCapability, Driver, HealthCalls, Identity, NodeCapability};
 use berth_sidecars::{attacher, health_monitor, provisioner, resizer, snapshot_controller, snapshotter};
 use futures_util::FutureExt as _;
 use prometheus_client::registry::Registry;
@@ -80,7 +80,7 @@ impl Component {
                 (can(ControllerCapability::CreateDeleteSnapshot), "CREATE_DELETE_SNAPSHOT")
             }
             Self::HealthMonitor(_) => (
-                identity.health_calls().is_some(),
+                HealthCalls::of(identity).is_some(),
                 "LIST_VOLUME_HEALTH or GET_VOLUME_HEALTH, nor VOLUME_CONDITION with LIST_VOLUMES or GET_VOLUME",
             ),
             // Attachments of a driver that does not attach are called attached, which somebody has to do.

@@ -113,10 +113,10 @@ fn healthy(directory: PathBuf, driver: String) -> Ready {
 
 /// Asks the driver for its name until it answers; nothing if told to stop before.
 async fn name_of_driver(args: &Args, stop: &CancellationToken) -> Option<String> {
-    let channel = berth_csi::connect(&args.connection.csi_address);
+    let driver = berth_csi::Client::connect(&args.connection.csi_address);
     let mut told = false;
     loop {
-        let error = match registrar::name_of(channel.clone(), args.timeout).await {
+        let error = match registrar::name_of(&driver, args.timeout).await {
             Ok(name) => return Some(name),
             Err(error) => anyhow::Error::from(error),
         };
