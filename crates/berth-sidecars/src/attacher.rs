@@ -19,16 +19,15 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, finalizers};
 use k8s_openapi::api::core::v1::PersistentVolume;
 use k8s_openapi::api::storage::v1::{CSINode, VolumeAttachment};
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::driver::{Driver, Identity};
-use crate::failure::{Failure, settled};
+use crate::failure::settled;
 use crate::names::attacher_finalizer;
-use crate::suspects::Suspects;
 
 pub(crate) use self::plan::capability;
 
@@ -70,20 +69,23 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         identity = driver.ready() => identity,
     };
     let attacher = Arc::new(Attacher::new(&cluster, driver, options, &identity));
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = attacher.start() => {}
-    }
     let workers = attacher.options.workers;
-    let attachments = attacher.queue.run(workers, shutdown.clone(), |key| attacher.clone().look_at(key));
-    let volumes =
-        attacher.volume_queue.run(workers, shutdown.clone(), |key| attacher.clone().look_at_volume(key));
-    let again = attacher.driver.when_back(&shutdown, || {
-        for attachment in attacher.ours.get(&()) {
-            attacher.suspects.again(&attacher.queue, Key::of(attachment.as_ref()));
-        }
+    let attachments = attacher.driver.run_loop(
+        &cluster,
+        &attacher.queue,
+        attacher.attachment_loop(),
+        workers,
+        || attacher.ours.get(&()).iter().map(|attachment| Key::of(attachment.as_ref())).collect(),
+        |key| {
+            let attacher = attacher.clone();
+            async move { attacher.sync(&key).await }
+        },
+    );
+    let volumes = attacher.volume_loop().run(workers, |key| {
+        let attacher = attacher.clone();
+        async move { settled(attacher.sync_volume(&key).await) }
     });
-    tokio::join!(attachments, volumes, attacher.reconcile(), again);
+    tokio::join!(attachments, volumes, attacher.reconcile());
 }
 
 struct Attacher {
@@ -104,7 +106,6 @@ struct Attacher {
     /// Attachments whose state the driver contradicts: attach them again although they are attached.
     forced: Mutex<HashSet<Key>>,
     queue: Queue<Key>,
-    suspects: Suspects,
     volume_queue: Queue<Key>,
 }
 
@@ -132,7 +133,6 @@ impl Attacher {
             nodes: cluster.cache(),
             forced: Mutex::default(),
             queue: cluster.queue("csi-attacher-va", options.retry),
-            suspects: Suspects::default(),
             volume_queue: cluster.queue("csi-attacher-pv", options.retry),
             cluster: cluster.named("external-attacher"),
             driver,
@@ -141,71 +141,53 @@ impl Attacher {
         }
     }
 
-    async fn start(&self) {
-        self.attachments.synced().await;
-        self.volumes.synced().await;
-        self.nodes.synced().await;
-        let (queue, volumes, ours) = (self.queue.clone(), self.volume_queue.clone(), self.name.clone());
-        self.attachments.subscribe(move |before, after| match (before, after) {
-            (Some(gone), None) => {
-                if let Some(volume) = &gone.spec.source.persistent_volume_name {
-                    volumes.add(Key::cluster(volume.as_str()));
+    /// Attachments, when they change, when their volume is seen, and when the driver comes to be known on their node:
+    /// without the node's id they have failed before.
+    fn attachment_loop(&self) -> Loop<Key> {
+        let (ours, driver) = (self.name.clone(), self.name.clone());
+        let (by_volume, by_node) = (self.by_volume.clone(), self.by_node.clone());
+        Loop::new(&self.cluster, &self.queue)
+            .subscribe(&self.attachments, move |before, after| {
+                let changed = after.filter(|after| {
+                    after.spec.attacher == ours && before.is_none_or(|before| plan::matters(before, after))
+                });
+                changed.map(|after| Key::of(after.as_ref())).into_iter().collect()
+            })
+            .subscribe(&self.volumes, move |before, after| {
+                // An attachment may have been made before its volume was seen here.
+                let seen = after.filter(|_| before.is_none());
+                let attachments = seen.map_or_else(Vec::new, |volume| by_volume.get(&volume.name_any()));
+                attachments.iter().map(|attachment| Key::of(attachment.as_ref())).collect()
+            })
+            .subscribe(&self.nodes, move |before, after| {
+                let id = |node: Option<&Arc<CSINode>>| plan::node_id(node.map(AsRef::as_ref), &driver);
+                let known = id(after);
+                if known.is_none() || known == id(before) {
+                    return Vec::new();
                 }
-            }
-            (before, Some(after)) => {
-                if after.spec.attacher == ours && before.is_none_or(|before| plan::matters(before, after)) {
-                    queue.add(Key::of(after.as_ref()));
-                }
-            }
-            (None, None) => {}
-        });
-        let (queue, finalizer) = (self.volume_queue.clone(), self.finalizer.clone());
-        let (attachments, by_volume) = (self.queue.clone(), self.by_volume.clone());
-        self.volumes.subscribe(move |before, after| {
-            let Some(after) = after else { return };
-            if after.metadata.deletion_timestamp.is_some()
-                && crate::finalizers::has(after.as_ref(), &finalizer)
-            {
-                queue.add(Key::of(after.as_ref()));
-            }
-            // An attachment may have been made before its volume was seen here.
-            if before.is_none() {
-                for attachment in by_volume.get(&after.name_any()) {
-                    attachments.add(Key::of(attachment.as_ref()));
-                }
-            }
-        });
-        self.follow_nodes();
+                let attachments = after.map_or_else(Vec::new, |node| by_node.get(&node.name_any()));
+                attachments
+                    .iter()
+                    .filter(|attachment| attachment.status.as_ref().is_none_or(|status| !status.attached))
+                    .map(|attachment| Key::of(attachment.as_ref()))
+                    .collect()
+            })
     }
 
-    /// Looks again at what is not attached to a node yet when the driver comes to be known there: without the node's id
-    /// it has failed before.
-    fn follow_nodes(&self) {
-        let (queue, by_node, driver) = (self.queue.clone(), self.by_node.clone(), self.name.clone());
-        self.nodes.subscribe(move |before, after| {
-            let id = |node: Option<&Arc<CSINode>>| plan::node_id(node.map(AsRef::as_ref), &driver);
-            let Some(node) = after else { return };
-            let known = id(Some(node));
-            if known.is_none() || known == id(before) {
-                return;
-            }
-            for attachment in by_node.get(&node.name_any()) {
-                if attachment.status.as_ref().is_none_or(|status| !status.attached) {
-                    queue.add(Key::of(attachment.as_ref()));
-                }
-            }
-        });
-    }
-
-    async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        self.suspects.look(&self.driver, &self.queue, key.clone(), Box::pin(self.sync(&key))).await
-    }
-
-    async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        settled(self.sync_volume(&key).await)
-    }
-
-    fn forced(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.forced.lock()
+    /// Volumes that are kept until they are detached, when they are to go or an attachment of theirs is gone.
+    fn volume_loop(&self) -> Loop<Key> {
+        let finalizer = self.finalizer.clone();
+        Loop::new(&self.cluster, &self.volume_queue)
+            .subscribe(&self.attachments, |before, after| {
+                let gone = before.filter(|_| after.is_none());
+                let volume = gone.and_then(|gone| gone.spec.source.persistent_volume_name.as_deref());
+                volume.map(Key::cluster).into_iter().collect()
+            })
+            .subscribe(&self.volumes, move |_, after| {
+                let leaving = after.filter(|after| {
+                    after.metadata.deletion_timestamp.is_some() && finalizers::has(after.as_ref(), &finalizer)
+                });
+                leaving.map(|volume| Key::of(volume.as_ref())).into_iter().collect()
+            })
     }
 }

@@ -7,17 +7,19 @@
 
 mod health;
 
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use berth_csi::{Call, Calls, Client, Endpoint, from_transport};
+use berth_kube::{Cluster, Key, Loop, Next, Queue};
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Response, Status};
 
-use crate::failure::Failure;
-use crate::locks::{Held, Locks};
+use crate::failure::{Failure, settled};
 
 pub use self::health::{Health, HealthCalls};
 pub use berth_csi::{
@@ -31,6 +33,8 @@ const PROBING: Duration = Duration::from_secs(1);
 /// What is said while the driver is away.
 pub(crate) const ABSENT: &str = "the CSI driver does not answer; waiting for it to come back";
 
+type Waiter = Box<dyn FnOnce() + Send>;
+
 /// A CSI driver; clones share the connection and what is being worked on.
 #[derive(Clone)]
 pub struct Driver {
@@ -39,7 +43,8 @@ pub struct Driver {
 
 struct Shared {
     client: Client,
-    locks: Locks,
+    /// The volumes that are held, each with those who want to be called when it is free.
+    held: Mutex<HashMap<String, Vec<Waiter>>>,
     /// `None` while the driver is not there; a new value each time it comes back.
     identity: watch::Sender<Option<Arc<Identity>>>,
 }
@@ -57,7 +62,7 @@ impl Driver {
 
     fn over(client: Client) -> Self {
         let (identity, lost) = watch::channel(None);
-        let shared = Arc::new(Shared { client, locks: Locks::default(), identity });
+        let shared = Arc::new(Shared { client, held: Mutex::default(), identity });
         tokio::spawn(supervise(Arc::downgrade(&shared), lost));
         Self { shared }
     }
@@ -110,9 +115,63 @@ impl Driver {
         }
     }
 
-    /// Holds a volume, by the name of its PersistentVolume, or calls `when_free` once nobody does.
+    /// Runs a loop whose work calls the driver, until the cluster's shutdown. When the driver was away and is back, all of
+    /// `keys` are looked at again at once: its absence has cost everything its backoff.
+    ///
+    /// Except a key whose own call was in flight when the connection broke: the driver may have died of it, and would
+    /// again. That one waits for its backoff, so that it does not keep the driver from serving the others.
+    pub(crate) async fn run_loop<F>(
+        &self,
+        cluster: &Cluster,
+        queue: &Queue<Key>,
+        control: Loop<Key>,
+        workers: usize,
+        keys: impl Fn() -> Vec<Key>,
+        work: impl Fn(Key) -> F + Send + Sync,
+    ) where
+        F: Future<Output = Result<Next, Failure>> + Send + 'static,
+    {
+        let in_flight: Arc<Mutex<HashSet<Key>>> = Arc::default();
+        let calls = control.run(workers, |key| {
+            let (driver, queue, in_flight) = (self.clone(), queue.clone(), in_flight.clone());
+            let work = work(key.clone());
+            async move {
+                // From the beginning: the driver can be back before the failure is written down everywhere.
+                in_flight.lock().insert(key.clone());
+                let result = work.await;
+                if !result.as_ref().is_err_and(Failure::is_broken_call) {
+                    in_flight.lock().remove(&key);
+                }
+                // It came back meanwhile, and left out what was in flight.
+                if result.as_ref().is_err_and(Failure::is_absence) && driver.identity().is_ok() {
+                    queue.add(key);
+                }
+                settled(result)
+            }
+        });
+        let again = self.when_back(cluster.shutdown(), || {
+            for key in keys() {
+                if !in_flight.lock().contains(&key) {
+                    queue.add(key);
+                }
+            }
+        });
+        tokio::join!(calls, again);
+    }
+
+    /// Holds a volume, by the name of its PersistentVolume, until the guard is dropped: one operation at a time per volume,
+    /// across all components beside a driver.
+    ///
+    /// Nobody waits for a volume that is busy: `when_free` is called once it is free again, and the worker can be given to
+    /// another volume. So a call that hangs costs exactly one worker, however much is asked of its volume.
     pub(crate) fn try_hold(&self, volume: &str, when_free: impl FnOnce() + Send + 'static) -> Option<Held> {
-        self.shared.locks.try_hold(volume, when_free)
+        let mut held = self.shared.held.lock();
+        if let Some(waiters) = held.get_mut(volume) {
+            waiters.push(Box::new(when_free));
+            return None;
+        }
+        held.insert(volume.to_owned(), Vec::new());
+        Some(Held { driver: self.clone(), volume: volume.to_owned() })
     }
 
     /// Calls a method; a call that does not get through sets the driver down as away.
@@ -131,6 +190,21 @@ impl Driver {
             self.shared.identity.send_if_modified(|identity| identity.take().is_some());
         }
         answer
+    }
+}
+
+/// A volume held until this is dropped.
+pub(crate) struct Held {
+    driver: Driver,
+    volume: String,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let waiters = self.driver.shared.held.lock().remove(&self.volume).unwrap_or_default();
+        for waiter in waiters {
+            waiter();
+        }
     }
 }
 
@@ -160,5 +234,32 @@ async fn supervise(shared: Weak<Shared>, mut lost: watch::Receiver<Option<Arc<Id
                 tokio::time::sleep(PROBING).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_busy_volume_is_refused_and_everybody_who_asked_is_called_when_it_is_free() {
+        let driver = Driver::connect(&Endpoint::Unix("/nobody.sock".into()));
+        let called = Arc::new(AtomicUsize::new(0));
+        let count = || {
+            let called = called.clone();
+            move || {
+                called.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let held = driver.try_hold("a", count()).unwrap();
+        assert!(driver.try_hold("a", count()).is_none());
+        assert!(driver.try_hold("a", count()).is_none());
+        assert!(driver.try_hold("b", count()).is_some(), "another volume is free");
+        assert_eq!(called.load(Ordering::Relaxed), 0);
+        drop(held);
+        assert_eq!(called.load(Ordering::Relaxed), 2);
+        assert!(driver.try_hold("a", count()).is_some());
     }
 }

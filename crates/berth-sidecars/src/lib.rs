@@ -7,12 +7,9 @@
 
 pub mod attacher;
 pub mod driver;
-mod edit;
 mod failure;
-mod finalizers;
 pub mod health_monitor;
 pub mod liveness;
-mod locks;
 mod names;
 mod place;
 mod pods;
@@ -24,7 +21,6 @@ mod size;
 pub mod snapshot_controller;
 pub mod snapshots;
 pub mod snapshotter;
-mod suspects;
 
 use berth_csi::Endpoint;
 use berth_kube::Cluster;

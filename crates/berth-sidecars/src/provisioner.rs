@@ -25,39 +25,31 @@
 //! the moment of a kill and is never seen by Berth again keeps the finalizer; an orderly stop waits for the calls under
 //! way and leaves none.
 
-mod apply;
 mod capacity;
-mod claim;
-mod delete;
-mod grants;
+mod claims;
 mod metrics;
 mod per_node;
-mod reclaim;
 mod request;
-mod source;
 mod sources;
 mod topology;
-mod volume;
+mod volumes;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use self::capacity::Publisher;
-use self::claim::Who;
 use self::per_node::Here;
-use self::request::Wanted;
-use self::source::Source;
+use self::request::VolumeRequest;
+use self::sources::Source;
 use crate::driver::{ControllerCapability, Driver, Identity};
-use crate::failure::Failure;
-use crate::suspects::Suspects;
 
 pub use self::capacity::{Capacity, Owner};
 pub use self::metrics::Metrics;
@@ -142,28 +134,37 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
             here = Here::find(&driver, node, options.timeout) => Some(here),
         },
     };
-    let provisioner = Arc::new(Provisioner::new(&cluster, driver, options, &identity, here));
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = provisioner.start() => {}
-    }
-    let workers = provisioner.options.workers;
-    let claims =
-        provisioner.claim_queue.run(workers, shutdown.clone(), |key| provisioner.clone().look_at_claim(key));
-    let volumes = provisioner
-        .volume_queue
-        .run(workers, shutdown.clone(), |key| provisioner.clone().look_at_volume(key));
-    let sources = provisioner
-        .source_queue
-        .run(1, shutdown.clone(), |source| provisioner.clone().look_at_source(source));
-    tokio::join!(
-        claims,
-        volumes,
-        sources,
-        provisioner.follow_snapshots(&identity),
-        provisioner.publish_capacity(),
-        provisioner.look_again_when_the_driver_is_back()
+    let this = Arc::new(Provisioner::new(&cluster, driver, options, &identity, here));
+    let workers = this.options.workers;
+    let claims = this.driver.run_loop(
+        &cluster,
+        &this.claim_queue,
+        this.claim_loop(),
+        workers,
+        || this.open_claims(),
+        |key| {
+            let this = this.clone();
+            async move { this.sync_claim(&key).await }
+        },
     );
+    let volumes = this.driver.run_loop(
+        &cluster,
+        &this.volume_queue,
+        this.volume_loop(),
+        workers,
+        || this.volumes.keys(),
+        |key| {
+            let this = this.clone();
+            async move { this.sync_volume(&key).await }
+        },
+    );
+    let sources = this.source_loop().run(1, |source| this.clone().sync_source(source));
+    let capacity = async {
+        let Some(capacity) = &this.capacity else { return };
+        let refresh = this.driver.when_back(&shutdown, || capacity.refresh_all());
+        tokio::join!(capacity.clone().run(), refresh);
+    };
+    tokio::join!(claims, volumes, sources, this.follow_snapshots(&identity), capacity);
 }
 
 struct Provisioner {
@@ -191,13 +192,11 @@ struct Provisioner {
     places: Option<(Cache<CSINode>, Cache<Node>)>,
     capacity: Option<Arc<Publisher>>,
     /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
-    remembered: Mutex<HashMap<String, Arc<Wanted>>>,
+    remembered: Mutex<HashMap<String, Arc<VolumeRequest>>>,
     /// Held by those who look a source up and protect it; alone by whoever lets one go.
     protecting: tokio::sync::RwLock<()>,
     claim_queue: Queue<Key>,
-    claim_suspects: Suspects,
     volume_queue: Queue<Key>,
-    volume_suspects: Suspects,
     source_queue: Queue<Source>,
 }
 
@@ -223,7 +222,7 @@ impl Provisioner {
             claims_by_class: claims.index(move |claim| {
                 let open = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
                     || claim.finalizers().contains(&own_mark);
-                claim::class_of(claim).filter(|_| open).into_iter().collect()
+                claims::class_of(claim).filter(|_| open).into_iter().collect()
             }),
             claims_by_source: claims.index(|claim| Source::needed(claim).into_iter().collect()),
             claims,
@@ -244,8 +243,6 @@ impl Provisioner {
             remembered: Mutex::default(),
             protecting: tokio::sync::RwLock::default(),
             claim_queue: cluster.queue("claims", options.retry),
-            claim_suspects: Suspects::default(),
-            volume_suspects: Suspects::default(),
             volume_queue: cluster.queue("volumes", options.retry),
             source_queue: cluster.queue("sources", options.retry),
             cluster: cluster.named("external-provisioner"),
@@ -255,98 +252,63 @@ impl Provisioner {
         }
     }
 
-    /// Waits for the caches and puts what there is, and then what changes, into the queues.
-    async fn start(self: &Arc<Self>) {
-        self.claims.synced().await;
-        self.volumes.synced().await;
-        self.classes.synced().await;
-        if let Some((attachments, _)) = &self.attachments {
-            attachments.synced().await;
-        }
-        if let Some((csi_nodes, nodes)) = &self.places {
-            csi_nodes.synced().await;
-            nodes.synced().await;
-        }
-        let (queue, this) = (self.claim_queue.clone(), Arc::downgrade(self));
-        self.claims.subscribe(move |before, after| match (before, after) {
-            (Some(gone), None) => {
-                if let (Some(this), Some(uid)) = (this.upgrade(), gone.uid()) {
-                    this.remembered().remove(&uid);
+    /// Claims, when they, their classes or their sources change.
+    fn claim_loop(self: &Arc<Self>) -> Loop<Key> {
+        let this = Arc::downgrade(self);
+        let (by_class, by_source) = (self.claims_by_class.clone(), self.claims_by_source.clone());
+        let (of_volume, keys) = (by_source.clone(), |claims: Vec<Arc<PersistentVolumeClaim>>| {
+            claims.iter().map(|claim| Key::of(claim.as_ref())).collect::<Vec<_>>()
+        });
+        let mut claims = Loop::new(&self.cluster, &self.claim_queue)
+            .subscribe(&self.claims, move |before, after| {
+                if let (Some(gone), None, Some(this)) = (before, after, this.upgrade()) {
+                    let uid = gone.uid().unwrap_or_default();
+                    this.remembered.lock().remove(&uid);
                     this.here.iter().for_each(|here| here.forget(&uid));
                 }
-            }
-            (Some(before), Some(after)) if !matters(before, after) => {}
-            (_, Some(after)) => queue.add(Key::of(after.as_ref())),
-            (None, None) => {}
-        });
-        self.follow_sources();
-        let (queue, claims) = (self.claim_queue.clone(), self.claims_by_class.clone());
-        self.classes.subscribe(move |_, after| {
-            for claim in after.iter().flat_map(|class| claims.get(&class.name_any())) {
-                queue.add(Key::of(claim.as_ref()));
-            }
-        });
-        let queue = self.volume_queue.clone();
-        self.volumes.on_change(move |volume| queue.add(Key::of(volume.as_ref())));
-        if let Some((attachments, _)) = &self.attachments {
-            let queue = self.volume_queue.clone();
-            attachments.subscribe(move |before, after| {
-                let volume = before.and_then(|before| before.spec.source.persistent_volume_name.as_deref());
-                if let (Some(volume), None) = (volume, after) {
-                    queue.add(Key::cluster(volume));
-                }
+                let changed = before.zip(after).is_none_or(|(before, after)| matters(before, after));
+                let Some(claim) = after.or(before).filter(|_| changed) else { return Vec::new() };
+                let key = Key::of(claim.as_ref());
+                let mut affected = keys(by_source.get(&Source::Claim(key.clone())));
+                affected.extend(after.map(|_| key));
+                affected
+            })
+            .subscribe(&self.classes, move |_, after| {
+                after.map_or_else(Vec::new, |class| keys(by_class.get(&class.name_any())))
+            })
+            .subscribe(&self.volumes, move |before, after| {
+                let phase = |volume: &Arc<PersistentVolume>| volume.status.as_ref()?.phase.clone();
+                let owner = after.and_then(|volume| volume.spec.as_ref()?.claim_ref.as_ref());
+                let Some(owner) = owner.filter(|_| before.and_then(phase) != after.and_then(phase)) else {
+                    return Vec::new();
+                };
+                let name = |part: &Option<String>| part.clone().unwrap_or_default();
+                keys(of_volume.get(&Source::Claim(Key::new(name(&owner.namespace), name(&owner.name)))))
             });
+        if let Some((csi_nodes, nodes)) = &self.places {
+            claims = claims.reads(csi_nodes).reads(nodes);
+        }
+        claims
+    }
+
+    /// Volumes, when they change or are detached.
+    fn volume_loop(&self) -> Loop<Key> {
+        let volumes = Loop::new(&self.cluster, &self.volume_queue).keyed(&self.volumes).reads(&self.classes);
+        match &self.attachments {
+            None => volumes,
+            Some((attachments, _)) => volumes.subscribe(attachments, |before, after| {
+                let volume = before.filter(|_| after.is_none());
+                let volume = volume.and_then(|gone| gone.spec.source.persistent_volume_name.as_deref());
+                volume.map(Key::cluster).into_iter().collect()
+            }),
         }
     }
 
-    async fn publish_capacity(&self) {
-        if let Some(capacity) = &self.capacity {
-            capacity.clone().run().await;
-        }
-    }
-
-    /// A driver that was away has cost everything its backoff: begin anew.
-    async fn look_again_when_the_driver_is_back(&self) {
-        let mut driver = self.driver.watch();
-        driver.mark_unchanged();
-        loop {
-            tokio::select! {
-                () = self.cluster.shutdown().cancelled() => return,
-                changed = driver.changed() => if changed.is_err() { return },
-            }
-            if driver.borrow_and_update().is_none() {
-                continue;
-            }
-            for class in self.claims_by_class.values() {
-                for claim in self.claims_by_class.get(&class) {
-                    self.claim_suspects.again(&self.claim_queue, Key::of(claim.as_ref()));
-                }
-            }
-            for volume in self.volumes.keys() {
-                self.volume_suspects.again(&self.volume_queue, volume);
-            }
-            self.capacity.iter().for_each(|capacity| capacity.refresh_all());
-        }
-    }
-
-    async fn look_at_claim(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        let look = self.sync_claim(&key);
-        self.claim_suspects.look(&self.driver, &self.claim_queue, key.clone(), look).await
-    }
-
-    async fn look_at_volume(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        let look = self.sync_volume(&key);
-        self.volume_suspects.look(&self.driver, &self.volume_queue, key.clone(), look).await
-    }
-
-    /// Who decides about claims here.
-    fn who(&self) -> Who<'_> {
-        let node = self.here.as_ref().map(|here| (here.name(), here.takes_free_claims()));
-        Who { driver: &self.name, mark: &self.mark, node }
-    }
-
-    fn remembered(&self) -> MutexGuard<'_, HashMap<String, Arc<Wanted>>> {
-        self.remembered.lock()
+    /// The claims that have no volume, or may have another in the making.
+    fn open_claims(&self) -> Vec<Key> {
+        let classes = self.claims_by_class.values();
+        let claims = classes.iter().flat_map(|class| self.claims_by_class.get(class));
+        claims.map(|claim| Key::of(claim.as_ref())).collect()
     }
 }
 
@@ -391,11 +353,4 @@ fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> boo
         || before.metadata.labels != after.metadata.labels
         || before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || phase(before) != phase(after)
-}
-
-fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
-    match result {
-        Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
-        result => result,
-    }
 }

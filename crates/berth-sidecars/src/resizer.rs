@@ -18,16 +18,14 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::ResourceExt as _;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
-use crate::failure::Failure;
 use crate::place::Place;
-use crate::suspects::Suspects;
 
 /// How a resizer works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -75,18 +73,12 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         None
     };
     let resizer = Arc::new(Resizer { place, ..Resizer::new(&cluster, driver, options, &identity) });
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = resizer.start() => {}
-    }
-    let work =
-        resizer.queue.run(resizer.options.workers, shutdown.clone(), |key| resizer.clone().look_at(key));
-    let again = resizer.driver.when_back(&shutdown, || {
-        for claim in resizer.claims.keys() {
-            resizer.suspects.again(&resizer.queue, claim);
-        }
-    });
-    tokio::join!(work, again);
+    let work = |key: Key| {
+        let resizer = resizer.clone();
+        async move { resizer.sync(&key).await }
+    };
+    let (workers, keys) = (resizer.options.workers, || resizer.claims.keys());
+    resizer.driver.run_loop(&cluster, &resizer.queue, resizer.control_loop(), workers, keys, work).await;
 }
 
 /// What a driver can do about sizes and attributes.
@@ -137,7 +129,6 @@ struct Resizer {
     attributes: Option<Cache<VolumeAttributesClass>>,
     memory: Mutex<HashMap<String, Memory>>,
     queue: Queue<Key>,
-    suspects: Suspects,
 }
 
 impl Resizer {
@@ -155,7 +146,6 @@ impl Resizer {
             attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
             place: None,
             memory: Mutex::default(),
-            suspects: Suspects::default(),
             queue: cluster.queue(format!("{name}-pvc"), options.retry),
             cluster: cluster.named("external-resizer"),
             driver,
@@ -164,62 +154,42 @@ impl Resizer {
         }
     }
 
-    async fn start(self: &Arc<Self>) {
-        self.claims.synced().await;
-        self.volumes.synced().await;
-        if let Some(attributes) = &self.attributes {
-            attributes.synced().await;
-        }
-        let (queue, this) = (self.queue.clone(), Arc::downgrade(self));
-        self.claims.subscribe(move |before, after| match (before, after) {
-            (Some(gone), None) => {
-                if let (Some(this), Some(uid)) = (this.upgrade(), gone.uid()) {
-                    this.memory().remove(&uid);
+    /// Claims, when they, their volumes or their attribute classes change.
+    fn control_loop(self: &Arc<Self>) -> Loop<Key> {
+        let this = Arc::downgrade(self);
+        let (by_volume, by_attributes) = (self.claims_by_volume.clone(), self.claims_by_attributes.clone());
+        let keys = |claims: Vec<Arc<PersistentVolumeClaim>>| {
+            claims.iter().map(|claim| Key::of(claim.as_ref())).collect::<Vec<_>>()
+        };
+        let claims = Loop::new(&self.cluster, &self.queue)
+            .subscribe(&self.claims, move |before, after| {
+                if let (Some(gone), None, Some(this)) = (before, after, this.upgrade()) {
+                    this.memory.lock().remove(&gone.uid().unwrap_or_default());
                 }
-            }
-            (before, Some(after)) => {
-                if before
-                    .is_none_or(|before| expand::matters(before, after) || modify::matters(before, after))
-                {
-                    queue.add(Key::of(after.as_ref()));
-                }
-            }
-            (None, None) => {}
-        });
-        let (queue, claims) = (self.queue.clone(), self.claims_by_volume.clone());
-        self.volumes.subscribe(move |before, after| {
-            let Some(after) = after.filter(|after| before.is_none_or(|before| before.spec != after.spec))
-            else {
-                return;
-            };
-            for claim in claims.get(&after.name_any()) {
-                queue.add(Key::of(claim.as_ref()));
-            }
-        });
-        if let Some(attributes) = &self.attributes {
-            let (queue, claims) = (self.queue.clone(), self.claims_by_attributes.clone());
-            attributes.subscribe(move |_, after| {
-                for claim in after.iter().flat_map(|class| claims.get(&class.name_any())) {
-                    queue.add(Key::of(claim.as_ref()));
-                }
+                let changed = |after: &&Arc<PersistentVolumeClaim>| {
+                    before
+                        .is_none_or(|before| expand::matters(before, after) || modify::matters(before, after))
+                };
+                after.filter(changed).map(|after| Key::of(after.as_ref())).into_iter().collect()
+            })
+            .subscribe(&self.volumes, move |before, after| {
+                let changed = after.filter(|after| before.is_none_or(|before| before.spec != after.spec));
+                changed.map_or_else(Vec::new, |volume| keys(by_volume.get(&volume.name_any())))
             });
+        match &self.attributes {
+            None => claims,
+            Some(attributes) => claims.subscribe(attributes, move |_, after| {
+                after.map_or_else(Vec::new, |class| keys(by_attributes.get(&class.name_any())))
+            }),
         }
-    }
-
-    async fn look_at(self: Arc<Self>, key: Key) -> Result<Next, Failure> {
-        self.suspects.look(&self.driver, &self.queue, key.clone(), self.sync(&key)).await
-    }
-
-    fn memory(&self) -> MutexGuard<'_, HashMap<String, Memory>> {
-        self.memory.lock()
     }
 
     fn remember(&self, claim: &PersistentVolumeClaim, change: impl FnOnce(&mut Memory)) {
-        change(self.memory().entry(claim.uid().unwrap_or_default()).or_default());
+        change(self.memory.lock().entry(claim.uid().unwrap_or_default()).or_default());
     }
 
     fn remembered(&self, claim: &PersistentVolumeClaim) -> Memory {
-        self.memory().get(&claim.uid().unwrap_or_default()).copied().unwrap_or_default()
+        self.memory.lock().get(&claim.uid().unwrap_or_default()).copied().unwrap_or_default()
     }
 }
 

@@ -248,7 +248,7 @@ impl Controller {
                     queue.add(Key::of(snapshot.as_ref()));
                 }
             }
-            if before.is_none() && crate::finalizers::has(claim.as_ref(), names::CLAIM) {
+            if before.is_none() && berth_kube::finalizers::has(claim.as_ref(), names::CLAIM) {
                 own.add(Key::of(claim.as_ref()));
             }
         });

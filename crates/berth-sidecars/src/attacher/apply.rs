@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use berth_csi::v1::ControllerUnpublishVolumeRequest;
 use berth_kube::timeline::Step;
-use berth_kube::{Key, Next};
+use berth_kube::{Key, Next, finalizers};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeSpec};
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentStatus, VolumeError};
@@ -17,7 +17,6 @@ use super::Attacher;
 use super::plan::{self, Attached, Plan, Volume};
 use crate::driver::Identity;
 use crate::failure::Failure;
-use crate::finalizers;
 use crate::secrets;
 
 /// The longest message of a VolumeError, in bytes.
@@ -28,11 +27,11 @@ impl Attacher {
         let Some(attachment) =
             self.attachments.get(key).filter(|attachment| attachment.spec.attacher == self.name)
         else {
-            self.forced().remove(key);
+            self.forced.lock().remove(key);
             return Ok(Next::Done);
         };
         let identity = self.driver.identity_of(&self.name)?;
-        let forced = self.forced().contains(key);
+        let forced = self.forced.lock().contains(key);
         let plan = plan::plan(&attachment, identity.attaches(), &self.finalizer, forced);
         if plan == Plan::Nothing {
             return Ok(Next::Done);
@@ -57,7 +56,7 @@ impl Attacher {
             }
             Plan::LetGo => self.let_go(&attachment).await,
             Plan::Attach => {
-                self.forced().remove(key);
+                self.forced.lock().remove(key);
                 let done = match volume {
                     Ok(volume) => self.attach(&attachment, &volume, &identity).await,
                     Err(failure) => Err(failure),

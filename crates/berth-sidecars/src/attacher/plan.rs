@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use berth_csi::kubernetes::{self, Access};
 use berth_csi::v1::{ControllerPublishVolumeRequest, VolumeCapability};
+use berth_kube::finalizers;
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, PersistentVolume, PersistentVolumeSpec, SecretReference,
 };
@@ -12,7 +13,6 @@ use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Identity};
 use crate::failure::Failure;
-use crate::finalizers;
 use crate::names::{NODE_ID, PUBLISH_SECRET, VOLUME_HANDLE};
 
 /// What is to be done about an attachment.

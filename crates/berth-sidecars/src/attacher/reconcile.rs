@@ -67,7 +67,7 @@ impl Attacher {
                 "the driver does not have it attached; attaching again"
             );
             let key = Key::of(attachment);
-            self.forced().insert(key.clone());
+            self.forced.lock().insert(key.clone());
             self.queue.add(key);
         }
     }

@@ -30,10 +30,9 @@ use self::goal::{Goal, Place, Question};
 use self::objects::Objects;
 use self::plan::{Frame, Write};
 use super::per_node::Here;
-use super::settled;
 use super::topology::Segment;
 use crate::driver::{Driver, Identity};
-use crate::failure::Failure;
+use crate::failure::{Failure, settled};
 
 pub use self::owner::Owner;
 pub(super) use self::plan::Room;

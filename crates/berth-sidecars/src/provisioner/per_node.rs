@@ -8,7 +8,6 @@
 //! A volume is deleted where it can be reached.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,8 +21,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::capacity::Room;
+use super::request::VolumeRequest;
+use super::sources::Source;
 use super::topology::Segment;
-use super::{CONFLICT_PAUSE, Provisioner, request};
+use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
 use crate::names::{SELECTED_NODE, creating};
@@ -143,7 +144,7 @@ impl Here {
     }
 
     fn attempt(&self, number: u32) -> Attempt {
-        Attempt { number, due: Instant::now() + self.options.delay(number, chance()) }
+        Attempt { number, due: Instant::now() + self.options.delay(number, berth_core::random_fraction()) }
     }
 
     fn attempts(&self) -> MutexGuard<'_, HashMap<String, Attempt>> {
@@ -193,19 +194,21 @@ impl Provisioner {
         class: &StorageClass,
         identity: &Identity,
     ) -> Result<bool, Failure> {
-        let wanted = request::wanted(claim, class, None, identity, &self.options)?;
+        let source = Source::of(claim, self.options.cross_namespace_sources)?;
+        let volume = VolumeRequest::new(claim, class, source.as_ref(), None, identity, &self.options)?;
         let Ok(topology) = self.requirement(claim, class, false) else { return Ok(false) };
         if !identity.can(ControllerCapability::GetCapacity) {
             return Ok(true);
         }
+        let bytes = volume.bytes();
         let places = topology.map(|topology| topology.requisite).unwrap_or_default();
         let request = GetCapacityRequest {
-            volume_capabilities: wanted.capabilities,
-            parameters: wanted.parameters,
+            volume_capabilities: volume.call.volume_capabilities,
+            parameters: volume.call.parameters,
             accessible_topology: places.into_iter().next(),
         };
         let room = Room::from(self.driver.call(self.options.timeout, request).await?);
-        Ok(room.fits(wanted.bytes))
+        Ok(room.fits(bytes))
     }
 }
 
@@ -245,12 +248,6 @@ fn hash(text: &str) -> String {
     let hash =
         text.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     format!("{hash:08x}")
-}
-
-/// A number from 0 to 1, different each time.
-fn chance() -> f64 {
-    let bits = u32::try_from(RandomState::new().hash_one(0) >> 32).unwrap_or_default();
-    f64::from(bits) / f64::from(u32::MAX)
 }
 
 #[cfg(test)]

@@ -1,112 +1,193 @@
-//! What is asked of the driver for a claim: a pure function of the claim and its class.
+//! What is asked of the driver for a claim, and the PersistentVolume of what it made: pure functions of the claim and its
+//! class.
 
 use std::collections::BTreeMap;
 
 use berth_core::ClaimField;
 use berth_csi::kubernetes::{self, Access};
-use berth_csi::v1::{TopologyRequirement, VolumeCapability, VolumeContentSource};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, SecretReference};
+use berth_csi::v1::{CapacityRange, CreateVolumeRequest, Volume, VolumeCapability};
+use k8s_openapi::api::core::v1::{
+    CSIPersistentVolumeSource, PersistentVolume, PersistentVolumeClaim, PersistentVolumeSpec, SecretReference,
+};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 
-use super::Options;
-use super::source::Source;
+use super::sources::Source;
+use super::{Options, topology};
 use crate::driver::{ControllerCapability, Identity, Service};
 use crate::failure::Failure;
-use crate::names::RESERVED;
+use crate::names::{
+    DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE,
+    PROVISIONED_BY, PROVISIONER_FINALIZER, PROVISIONER_IDENTITY, RESERVED,
+};
 use crate::secrets::{self, Purpose};
 use crate::size;
 
-/// A new volume as it is asked for; the same at every retry, whatever happens to class and nodes meanwhile.
+/// The call for a new volume, and what its PersistentVolume will say besides; the same at every retry, whatever happens to
+/// class and nodes meanwhile.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
-    pub(super) name: String,
-    pub(super) bytes: i64,
-    pub(super) capabilities: Vec<VolumeCapability>,
-    pub(super) parameters: BTreeMap<String, String>,
-    pub(super) mutable_parameters: BTreeMap<String, String>,
-    pub(super) attributes_class: Option<String>,
-    pub(super) source: Option<VolumeContentSource>,
-    pub(super) topology: Option<TopologyRequirement>,
+pub(super) struct VolumeRequest {
+    /// Without secrets, which are read for each call.
+    pub(super) call: CreateVolumeRequest,
     pub(super) secrets: BTreeMap<Purpose, SecretReference>,
-    pub(super) fs_type: String,
-    pub(super) block: bool,
-    pub(super) read_only: bool,
     pub(super) class: String,
-    pub(super) reclaim_policy: String,
-    pub(super) mount_options: Option<Vec<String>>,
+    attributes_class: Option<String>,
+    /// Empty for a block volume.
+    fs_type: String,
+    read_only: bool,
+    reclaim_policy: String,
+    mount_options: Option<Vec<String>>,
 }
 
-impl Wanted {
-    /// The secret for a purpose.
-    pub(super) fn secret(&self, purpose: Purpose) -> Option<&SecretReference> {
-        self.secrets.get(&purpose)
+impl VolumeRequest {
+    /// The request for a claim, without what has to be looked up: the driver's id of the source, and topology.
+    pub(super) fn new(
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        source: Option<&Source>,
+        attributes: Option<&VolumeAttributesClass>,
+        identity: &Identity,
+        options: &Options,
+    ) -> Result<Self, Failure> {
+        let spec = claim.spec.clone().unwrap_or_default();
+        check_capabilities(identity, source, attributes.is_some())?;
+        if spec.selector.is_some() {
+            return Err(Failure::refused("claim Selector is not supported"));
+        }
+        let name = volume_name(claim, options)?;
+        let class_parameters = class.parameters.clone().unwrap_or_default();
+        let fs_type = fs_type(&class_parameters, options)?;
+        let block = spec.volume_mode.as_deref() == Some("Block");
+        let modes = spec.access_modes.unwrap_or_default();
+        let mount_options = class.mount_options.clone();
+        let volume_capabilities =
+            capabilities(&modes, block, &fs_type, mount_options.as_deref().unwrap_or_default(), identity)?;
+        let mut secrets = BTreeMap::new();
+        for purpose in Purpose::ALL {
+            if let Some(secret) = secrets::reference(&class_parameters, purpose, &name, Some(claim))? {
+                secrets.insert(purpose, secret);
+            }
+        }
+        let mut parameters = stripped(&class_parameters)?;
+        if options.extra_create_metadata {
+            parameters.insert(format!("{RESERVED}pvc/name"), claim.name_any());
+            parameters.insert(format!("{RESERVED}pvc/namespace"), claim.namespace().unwrap_or_default());
+            parameters.insert(format!("{RESERVED}pv/name"), name.clone());
+            let asked = claim_fields(&parameters, claim);
+            parameters.extend(asked);
+        }
+        if let Some(attributes) = attributes.filter(|attributes| attributes.driver_name != identity.name) {
+            return Err(Failure::refused(format!(
+                "VolumeAttributesClass {:?} is for driver {:?}, and the claim's StorageClass for {:?}",
+                attributes.name_any(),
+                attributes.driver_name,
+                identity.name
+            )));
+        }
+        let mutable_parameters = attributes.and_then(|attributes| attributes.parameters.clone());
+        let call = CreateVolumeRequest {
+            name,
+            capacity_range: Some(CapacityRange { required_bytes: requested(claim)?, limit_bytes: 0 }),
+            volume_capabilities,
+            parameters,
+            mutable_parameters: mutable_parameters.unwrap_or_default(),
+            ..CreateVolumeRequest::default()
+        };
+        Ok(Self {
+            call,
+            secrets,
+            class: class.name_any(),
+            attributes_class: spec.volume_attributes_class_name.filter(|class| !class.is_empty()),
+            fs_type: if block { String::new() } else { fs_type },
+            read_only: options.controller_publish_readonly && modes == ["ReadOnlyMany"],
+            reclaim_policy: class.reclaim_policy.clone().unwrap_or_else(|| "Delete".to_owned()),
+            mount_options,
+        })
     }
-}
 
-/// The request for a claim, without what has to be looked up: source and topology.
-pub(super) fn wanted(
-    claim: &PersistentVolumeClaim,
-    class: &StorageClass,
-    attributes: Option<&VolumeAttributesClass>,
-    identity: &Identity,
-    options: &Options,
-) -> Result<Wanted, Failure> {
-    let spec = claim.spec.clone().unwrap_or_default();
-    let source = Source::of(claim, options.cross_namespace_sources)?;
-    check_capabilities(identity, source.as_ref(), attributes.is_some())?;
-    if spec.selector.is_some() {
-        return Err(Failure::refused("claim Selector is not supported"));
+    /// The name of the volume and of its PersistentVolume.
+    pub(super) fn name(&self) -> &str {
+        &self.call.name
     }
-    let name = volume_name(claim, options)?;
-    let class_parameters = class.parameters.clone().unwrap_or_default();
-    let fs_type = fs_type(&class_parameters, options)?;
-    let block = spec.volume_mode.as_deref() == Some("Block");
-    let modes = spec.access_modes.clone().unwrap_or_default();
-    let mount_options = class.mount_options.clone();
-    let capabilities =
-        capabilities(&modes, block, &fs_type, mount_options.as_deref().unwrap_or_default(), identity)?;
-    let mut secrets = BTreeMap::new();
-    for purpose in Purpose::ALL {
-        if let Some(secret) = secrets::reference(&class_parameters, purpose, &name, Some(claim))? {
-            secrets.insert(purpose, secret);
+
+    /// How many bytes are asked for.
+    pub(super) fn bytes(&self) -> i64 {
+        self.call.capacity_range.map_or(0, |range| range.required_bytes)
+    }
+
+    /// What is wrong with a volume that the driver made, if it is not what was asked for.
+    pub(super) fn difference(&self, made: &Volume) -> Option<String> {
+        let bytes = self.bytes();
+        if made.capacity_bytes != 0 && made.capacity_bytes < bytes {
+            let capacity = made.capacity_bytes;
+            return Some(format!("created volume capacity {capacity} less than requested capacity {bytes}"));
+        }
+        (self.call.volume_content_source.is_some() && made.content_source.is_none()).then(|| {
+            "volume content source missing: the driver made an empty volume instead of a copy".to_owned()
+        })
+    }
+
+    /// The object that tells Kubernetes of the volume; `provisioner` names this process in the volume's attributes.
+    pub(super) fn persistent_volume(
+        &self,
+        claim: &PersistentVolumeClaim,
+        volume: &Volume,
+        identity: &Identity,
+        provisioner: &str,
+    ) -> PersistentVolume {
+        let spec = claim.spec.clone().unwrap_or_default();
+        let bytes = if volume.capacity_bytes == 0 { self.bytes() } else { volume.capacity_bytes };
+        let mut attributes = volume.volume_context.clone();
+        attributes.insert(PROVISIONER_IDENTITY.to_owned(), provisioner.to_owned());
+        let node_affinity =
+            if identity.has_topology() { topology::affinity(&volume.accessible_topology) } else { None };
+        let secret = |purpose| self.secrets.get(&purpose).cloned();
+        let csi = CSIPersistentVolumeSource {
+            driver: identity.name.clone(),
+            volume_handle: volume.volume_id.clone(),
+            fs_type: Some(self.fs_type.clone()).filter(|fs_type| !fs_type.is_empty()),
+            read_only: self.read_only.then_some(true),
+            volume_attributes: Some(attributes),
+            controller_publish_secret_ref: secret(Purpose::ControllerPublish),
+            node_stage_secret_ref: secret(Purpose::NodeStage),
+            node_publish_secret_ref: secret(Purpose::NodePublish),
+            controller_expand_secret_ref: secret(Purpose::ControllerExpand),
+            node_expand_secret_ref: secret(Purpose::NodeExpand),
+        };
+        let mut annotations = BTreeMap::from([(PROVISIONED_BY.to_owned(), identity.name.clone())]);
+        let mut annotate = |secret: &SecretReference, name: &str, namespace: &str| {
+            annotations.insert(name.to_owned(), secret.name.clone().unwrap_or_default());
+            annotations.insert(namespace.to_owned(), secret.namespace.clone().unwrap_or_default());
+        };
+        let deletion = secret(Purpose::Provisioner).unwrap_or_default();
+        annotate(&deletion, DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE);
+        if let Some(modification) = secret(Purpose::ControllerModify) {
+            annotate(&modification, MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE);
+        }
+        PersistentVolume {
+            metadata: ObjectMeta {
+                name: Some(self.call.name.clone()),
+                annotations: Some(annotations),
+                finalizers: (self.reclaim_policy == "Delete").then(|| vec![PROVISIONER_FINALIZER.to_owned()]),
+                ..ObjectMeta::default()
+            },
+            spec: Some(PersistentVolumeSpec {
+                access_modes: spec.access_modes,
+                capacity: Some(BTreeMap::from([("storage".to_owned(), size::quantity(bytes))])),
+                claim_ref: Some(berth_kube::reference(claim)),
+                csi: Some(csi),
+                mount_options: self.mount_options.clone(),
+                node_affinity,
+                persistent_volume_reclaim_policy: Some(self.reclaim_policy.clone()),
+                storage_class_name: Some(self.class.clone()),
+                volume_attributes_class_name: self.attributes_class.clone(),
+                volume_mode: spec.volume_mode,
+                ..PersistentVolumeSpec::default()
+            }),
+            status: None,
         }
     }
-    let mut parameters = stripped(&class_parameters)?;
-    if options.extra_create_metadata {
-        parameters.insert(format!("{RESERVED}pvc/name"), claim.name_any());
-        parameters.insert(format!("{RESERVED}pvc/namespace"), claim.namespace().unwrap_or_default());
-        parameters.insert(format!("{RESERVED}pv/name"), name.clone());
-        let asked = claim_fields(&parameters, claim);
-        parameters.extend(asked);
-    }
-    if let Some(attributes) = attributes.filter(|attributes| attributes.driver_name != identity.name) {
-        return Err(Failure::refused(format!(
-            "VolumeAttributesClass {:?} is for driver {:?}, and the claim's StorageClass for {:?}",
-            attributes.name_any(),
-            attributes.driver_name,
-            identity.name
-        )));
-    }
-    Ok(Wanted {
-        bytes: requested(claim)?,
-        name,
-        capabilities,
-        parameters,
-        mutable_parameters: attributes
-            .and_then(|attributes| attributes.parameters.clone())
-            .unwrap_or_default(),
-        attributes_class: spec.volume_attributes_class_name.filter(|class| !class.is_empty()),
-        source: None,
-        topology: None,
-        secrets,
-        fs_type: if block { String::new() } else { fs_type },
-        block,
-        read_only: options.controller_publish_readonly && modes == ["ReadOnlyMany"],
-        class: class.name_any(),
-        reclaim_policy: class.reclaim_policy.clone().unwrap_or_else(|| "Delete".to_owned()),
-        mount_options,
-    })
 }
 
 /// The name of a claim's volume.

@@ -8,21 +8,91 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_csi::v1::{VolumeContentSource, volume_content_source};
-use berth_kube::{Key, Next};
+use berth_kube::{Key, Loop, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::Api;
 use kube::api::ListParams;
+use kube::{Api, CustomResource, ResourceExt as _};
+use serde::{Deserialize, Serialize};
 
-use super::source::{self, Source};
-use super::{Provisioner, claim, matters, request, settled};
+use super::Provisioner;
+use super::claims::is_begun;
+use super::request::{self, requested};
 use crate::driver::{ControllerCapability, Identity};
-use crate::failure::Failure;
+use crate::failure::{Failure, settled};
 use crate::names::{CLONING_PROTECTION, SNAPSHOT_SOURCE_PROTECTION};
+use crate::size;
+use crate::snapshots::names::GROUP as SNAPSHOT_GROUP;
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, served};
-use crate::{edit, finalizers};
 
 /// How often a cluster without snapshots is looked at again.
 const KINDS: Duration = Duration::from_secs(30);
+/// On a content: its volume mode may be changed by a restore.
+const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
+
+/// Where a claim's data comes from.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) enum Source {
+    /// A VolumeSnapshot.
+    Snapshot(Key),
+    /// Another claim.
+    Claim(Key),
+    /// Something that an external populator knows.
+    Foreign,
+}
+
+impl Source {
+    /// The source that a claim may be made from; `elsewhere` tells whether it may be in another namespace.
+    pub(super) fn of(claim: &PersistentVolumeClaim, elsewhere: bool) -> Result<Option<Self>, Failure> {
+        let Some(Reference { key, .. }) = Reference::of(claim) else { return Ok(None) };
+        if !elsewhere && Some(&key.namespace) != claim.namespace().as_ref() {
+            return Err(Failure::refused(
+                "dataSourceRef names another namespace, which needs the feature gate CrossNamespaceVolumeDataSource",
+            ));
+        }
+        if key.name.is_empty() {
+            return Err(Failure::refused("the claim's data source has no name"));
+        }
+        Ok(Self::named(claim))
+    }
+
+    /// The source that a claim names, be it one that we would refuse.
+    pub(super) fn named(claim: &PersistentVolumeClaim) -> Option<Self> {
+        let Reference { group, kind, key } = Reference::of(claim)?;
+        Some(match (group, kind) {
+            (SNAPSHOT_GROUP, "VolumeSnapshot") => Self::Snapshot(key),
+            ("", "PersistentVolumeClaim") => Self::Claim(key),
+            _ => Self::Foreign,
+        })
+    }
+
+    /// The source that a claim still needs: a volume may be, or may be about to be, copied from it for the claim.
+    pub(super) fn needed(by: &PersistentVolumeClaim) -> Option<Self> {
+        let phase = by.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+        let waits = matches!(phase, "" | "Pending") && by.metadata.deletion_timestamp.is_none();
+        if waits || is_begun(by) { Self::named(by) } else { None }
+    }
+}
+
+/// What stands in a claim's `dataSourceRef`, or else in its `dataSource`.
+struct Reference<'a> {
+    group: &'a str,
+    kind: &'a str,
+    key: Key,
+}
+
+impl<'a> Reference<'a> {
+    fn of(claim: &'a PersistentVolumeClaim) -> Option<Self> {
+        let spec = claim.spec.as_ref()?;
+        let (group, kind, name, namespace) = match (&spec.data_source_ref, &spec.data_source) {
+            (Some(from), _) => (&from.api_group, &from.kind, &from.name, from.namespace.as_ref()),
+            (None, Some(from)) => (&from.api_group, &from.kind, &from.name, None),
+            (None, None) => return None,
+        };
+        let namespace = namespace.filter(|namespace| !namespace.is_empty()).cloned();
+        let key = Key::new(namespace.or_else(|| claim.namespace()).unwrap_or_default(), name.clone());
+        Some(Self { group: group.as_deref().unwrap_or_default(), kind, key })
+    }
+}
 
 /// Finding a source.
 impl Provisioner {
@@ -65,7 +135,7 @@ impl Provisioner {
             Some(name) => self.cluster.fetch::<VolumeSnapshotContent>(&Key::cluster(name)).await?,
             None => None,
         };
-        let handle = source::restorable(
+        let handle = restorable(
             claim,
             &snapshot,
             content.as_deref(),
@@ -94,9 +164,36 @@ impl Provisioner {
         let source = self.claims.get(key).ok_or_else(gone)?;
         let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
         let volume = self.volumes.named(&name);
-        let handle = source::cloneable(claim, &source, volume.as_deref(), &self.name)?;
+        let handle = cloneable(claim, &source, volume.as_deref(), &self.name)?;
         self.cluster.update(source.as_ref(), |source| finalizers::add(source, CLONING_PROTECTION)).await?;
         Ok(handle)
+    }
+
+    /// Refuses a claim whose source is in another namespace that does not grant it.
+    async fn check_granted(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        let own = claim.namespace().unwrap_or_default();
+        let Some(wanted) = Reference::of(claim).filter(|wanted| wanted.key.namespace != own) else {
+            return Ok(());
+        };
+        let namespace = wanted.key.namespace.as_str();
+        let grants: Api<ReferenceGrant> = Api::namespaced(self.cluster.client().clone(), namespace);
+        let grants =
+            grants.list(&ListParams::default()).await.map_err(|source| berth_kube::Error::Request {
+                action: "list",
+                kind: "ReferenceGrant".to_owned(),
+                name: namespace.to_owned(),
+                source: Box::new(source),
+            })?;
+        if grants.iter().any(|grant| grant.spec.allows(&own, &wanted)) {
+            return Ok(());
+        }
+        Err(Failure::refused(format!(
+            "accessing {namespace}/{} of {} dataSource from {own}/{} isn't allowed; it needs a ReferenceGrant in \
+             namespace {namespace}",
+            wanted.key.name,
+            wanted.kind,
+            claim.name_any()
+        )))
     }
 }
 
@@ -109,7 +206,7 @@ impl Provisioner {
         }
     }
 
-    pub(super) async fn look_at_source(self: Arc<Self>, source: Source) -> Result<Next, Failure> {
+    pub(super) async fn sync_source(self: Arc<Self>, source: Source) -> Result<Next, Failure> {
         let _alone = self.protecting.write().await;
         for claim in self.claims_by_source.get(&source) {
             if self.needs_source(&claim).await {
@@ -128,7 +225,7 @@ impl Provisioner {
     /// source must not keep other people's objects.
     pub(super) async fn needs_source(&self, claim: &PersistentVolumeClaim) -> bool {
         let name = request::volume_name(claim, &self.options);
-        let waits = claim::is_begun(claim) || !name.is_ok_and(|name| self.volumes.named(&name).is_some());
+        let waits = is_begun(claim) || !name.is_ok_and(|name| self.volumes.named(&name).is_some());
         waits
             && Source::of(claim, self.options.cross_namespace_sources).is_ok()
             && !matches!(self.check_granted(claim).await, Err(Failure::Refused(_)))
@@ -137,7 +234,8 @@ impl Provisioner {
     async fn let_claim_go(&self, key: &Key) -> Result<(), Failure> {
         let Some(source) = self.claims.get(key) else { return Ok(()) };
         if is_deleted_clone_source(&source) {
-            edit::object(&self.cluster, &source, |source| finalizers::remove(source, CLONING_PROTECTION))
+            self.cluster
+                .edit(source.as_ref(), |source| finalizers::remove(source, CLONING_PROTECTION))
                 .await?;
         }
         Ok(())
@@ -148,15 +246,15 @@ impl Provisioner {
         if !finalizers::has(snapshot.as_ref(), SNAPSHOT_SOURCE_PROTECTION) {
             return Ok(());
         }
-        let freed = edit::object(&self.cluster, &snapshot, |snapshot| {
+        let freed = self.cluster.edit(snapshot.as_ref(), |snapshot| {
             finalizers::remove(snapshot, SNAPSHOT_SOURCE_PROTECTION);
         });
         match freed.await {
-            Err(Failure::Kube(error)) if error.status() == Some(403) => {
+            Err(error) if error.status() == Some(403) => {
                 tracing::warn!(snapshot = %key, error = error.chain(), "not allowed to let the snapshot go");
                 Ok(())
             }
-            freed => freed.map(drop),
+            freed => Ok(freed.map(drop)?),
         }
     }
 }
@@ -167,42 +265,22 @@ fn is_deleted_clone_source(claim: &PersistentVolumeClaim) -> bool {
 
 /// The changes that lead to another look.
 impl Provisioner {
-    /// Follows claims, as sources and as what is made from them, and the volumes of sources.
-    pub(super) fn follow_sources(&self) {
-        let (sources, waiting) = (self.source_queue.clone(), self.claim_queue.clone());
-        let by_source = self.claims_by_source.clone();
-        self.claims.subscribe(move |before, after| {
-            let needed = before.and_then(|before| Source::needed(before));
-            if let Some(source) = needed
-                && after.and_then(|after| Source::needed(after)).as_ref() != Some(&source)
-            {
-                sources.add(source);
-            }
-            let Some(claim) = after.or(before) else { return };
-            let source = Source::Claim(Key::of(claim.as_ref()));
-            if before.zip(after).is_none_or(|(before, after)| matters(before, after)) {
-                for claim in by_source.get(&source) {
-                    waiting.add(Key::of(claim.as_ref()));
-                }
-            }
-            if after.is_some_and(|after| is_deleted_clone_source(after)) {
-                sources.add(source);
-            }
-        });
-        let (waiting, by_source) = (self.claim_queue.clone(), self.claims_by_source.clone());
-        self.volumes.subscribe(move |before, after| {
-            let phase = |volume: &Arc<PersistentVolume>| volume.status.as_ref()?.phase.clone();
-            let owner = after.and_then(|volume| volume.spec.as_ref()?.claim_ref.as_ref());
-            if let Some(owner) = owner
-                && before.and_then(phase) != after.and_then(phase)
-            {
-                let name = |part: &Option<String>| part.clone().unwrap_or_default();
-                let source = Source::Claim(Key::new(name(&owner.namespace), name(&owner.name)));
-                for claim in by_source.get(&source) {
-                    waiting.add(Key::of(claim.as_ref()));
-                }
-            }
-        });
+    /// Sources that a claim does not need any more, and claims that are deleted while they are one.
+    pub(super) fn source_loop(&self) -> Loop<Source> {
+        Loop::new(&self.cluster, &self.source_queue)
+            .subscribe(&self.claims, |before, after| {
+                let needed = before.and_then(|before| Source::needed(before));
+                let needs = after.and_then(|after| Source::needed(after));
+                let let_go = needed.filter(|source| needs.as_ref() != Some(source));
+                let mut sources: Vec<Source> = let_go.into_iter().collect();
+                sources.extend(
+                    after
+                        .filter(|after| is_deleted_clone_source(after))
+                        .map(|after| Source::Claim(Key::of(after.as_ref()))),
+                );
+                sources
+            })
+            .reads(&self.volumes)
     }
 
     /// Follows snapshots, once there are any.
@@ -239,3 +317,180 @@ impl Provisioner {
         });
     }
 }
+
+/// The handle of a snapshot that a claim may be restored from.
+fn restorable(
+    claim: &PersistentVolumeClaim,
+    snapshot: &VolumeSnapshot,
+    content: Option<&VolumeSnapshotContent>,
+    driver: &str,
+    prevent_mode_change: bool,
+) -> Result<String, Failure> {
+    let name = snapshot.name_any();
+    let no = |why: &str| {
+        Err(Failure::refused(format!(
+            "error getting handle for DataSource Type VolumeSnapshot by Name {name}: {why}"
+        )))
+    };
+    if snapshot.metadata.deletion_timestamp.is_some()
+        && !finalizers::has(snapshot, SNAPSHOT_SOURCE_PROTECTION)
+    {
+        return no("snapshot is currently being deleted");
+    }
+    let status = snapshot.status.clone().unwrap_or_default();
+    if status.bound_volume_snapshot_content_name.as_deref().unwrap_or_default().is_empty() {
+        return no("snapshot is not bound; wait until it is ready");
+    }
+    let Some(content) = content else { return no("its VolumeSnapshotContent does not exist") };
+    let back = &content.spec.volume_snapshot_ref;
+    if back.uid != snapshot.uid()
+        || back.namespace != snapshot.namespace()
+        || back.name.as_ref() != Some(&name)
+    {
+        return no("its VolumeSnapshotContent is bound to a different snapshot");
+    }
+    if content.spec.driver != driver {
+        return no(&format!(
+            "it was taken by driver {:?}, and the claim's class uses {driver:?}",
+            content.spec.driver
+        ));
+    }
+    if status.ready_to_use != Some(true) {
+        return no("snapshot is not Ready");
+    }
+    let handle = content.status.clone().unwrap_or_default().snapshot_handle.unwrap_or_default();
+    if handle.is_empty() {
+        return no("its VolumeSnapshotContent has no snapshot handle");
+    }
+    if let Some(least) = status.restore_size.as_ref().and_then(size::bytes)
+        && requested(claim)? < least
+    {
+        return no(&format!("requested volume size is less than the size {least} for the source snapshot"));
+    }
+    let allowed = content.annotations().get(ALLOW_MODE_CHANGE).is_some_and(|value| value == "true");
+    if let Some(mode) = &content.spec.source_volume_mode
+        && prevent_mode_change
+        && !allowed
+        && *mode != mode_of(claim)
+    {
+        return no(&format!(
+            "requested volume {} modifies the mode of the source volume but does not have permission to do so. {ALLOW_MODE_CHANGE} annotation is not present on snapshotcontent {}",
+            claim.name_any(),
+            content.name_any()
+        ));
+    }
+    Ok(handle)
+}
+
+/// The handle of a volume that a claim may be cloned from.
+fn cloneable(
+    claim: &PersistentVolumeClaim,
+    source: &PersistentVolumeClaim,
+    volume: Option<&PersistentVolume>,
+    driver: &str,
+) -> Result<String, Failure> {
+    let name = source.name_any();
+    let no = |why: &str| {
+        Err(Failure::refused(format!(
+            "error getting handle for DataSource Type PersistentVolumeClaim by Name {name}: {why}"
+        )))
+    };
+    let spec = source.spec.clone().unwrap_or_default();
+    let phase = source.status.as_ref().and_then(|status| status.phase.as_deref());
+    if phase != Some("Bound") {
+        return no("the claim to clone is not in Bound phase");
+    }
+    // A call that was made before must be made again to learn what became of it; until then the source stays.
+    let begun = is_begun(claim) && finalizers::has(source, CLONING_PROTECTION);
+    if source.metadata.deletion_timestamp.is_some() && !begun {
+        return no("the claim to clone is being deleted");
+    }
+    if spec.storage_class_name.as_deref().unwrap_or_default().is_empty() {
+        return no("the claim to clone has no StorageClass");
+    }
+    let Some(volume) = volume else { return no("the volume of the claim to clone does not exist") };
+    let volume_spec = volume.spec.clone().unwrap_or_default();
+    let Some(csi) = volume_spec.csi else { return no("its volume is no CSI volume") };
+    if csi.driver != driver {
+        return no(&format!(
+            "its volume belongs to driver {:?}, and the claim's class uses {driver:?}",
+            csi.driver
+        ));
+    }
+    if volume.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound") {
+        return no("its volume is not Bound");
+    }
+    let back = volume_spec.claim_ref.unwrap_or_default();
+    if back.uid != source.uid() || back.namespace != source.namespace() || back.name.as_ref() != Some(&name) {
+        return no("its volume is bound to a different claim");
+    }
+    let least =
+        volume_spec.capacity.as_ref().and_then(|capacity| size::bytes(capacity.get("storage")?)).unwrap_or(0);
+    if requested(claim)? < least {
+        return no(&format!("new claim requests less than the size {least} of the volume to clone"));
+    }
+    if mode_of(claim) != mode_of(source) {
+        return no("the claim to clone has another volume mode (Filesystem or Block)");
+    }
+    Ok(csi.volume_handle)
+}
+
+fn mode_of(claim: &PersistentVolumeClaim) -> &str {
+    claim.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()).unwrap_or("Filesystem")
+}
+
+/// Whom a namespace allows to refer to which of its objects; of it, what is read here.
+#[derive(CustomResource, Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+#[kube(
+    group = "gateway.networking.k8s.io",
+    version = "v1beta1",
+    kind = "ReferenceGrant",
+    namespaced,
+    schema = "disabled"
+)]
+struct ReferenceGrantSpec {
+    #[serde(default)]
+    from: Vec<From>,
+    #[serde(default)]
+    to: Vec<To>,
+}
+
+/// Who may refer.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+struct From {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    namespace: String,
+}
+
+/// To what; to all of a kind if there is no name.
+#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
+struct To {
+    #[serde(default)]
+    group: String,
+    #[serde(default)]
+    kind: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+}
+
+impl ReferenceGrantSpec {
+    fn allows(&self, namespace: &str, wanted: &Reference<'_>) -> bool {
+        let from = self.from.iter().any(|from| {
+            from.group.is_empty() && from.kind == "PersistentVolumeClaim" && from.namespace == namespace
+        });
+        let to = |to: &To| {
+            let name = to.name.as_deref().filter(|name| !name.is_empty());
+            to.group == wanted.group
+                && to.kind == wanted.kind
+                && name.is_none_or(|name| name == wanted.key.name)
+        };
+        from && self.to.iter().any(to)
+    }
+}
+
+#[cfg(test)]
+mod tests;

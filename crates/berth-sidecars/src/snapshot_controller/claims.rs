@@ -7,7 +7,7 @@ use kube::ResourceExt as _;
 use super::{Controller, status};
 use crate::failure::Failure;
 use crate::snapshots::names;
-use crate::{edit, finalizers};
+use berth_kube::finalizers;
 
 /// The snapshots that a claim is being restored from: those it names, until it has a volume.
 pub(super) fn restored_from(claim: &PersistentVolumeClaim) -> Vec<Key> {
@@ -39,7 +39,7 @@ impl Controller {
         if needed || !finalizers::has(claim.as_ref(), names::CLAIM) {
             return Ok(Next::Done);
         }
-        edit::object(&self.cluster, &claim, |claim| finalizers::remove(claim, names::CLAIM)).await?;
+        self.cluster.edit(claim.as_ref(), |claim| finalizers::remove(claim, names::CLAIM)).await?;
         Ok(Next::Done)
     }
 }

@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use super::Controller;
 use crate::failure::Failure;
 use crate::snapshots::{VolumeGroupSnapshotContent, VolumeSnapshotContent, names};
-use crate::{edit, finalizers};
+use berth_kube::finalizers;
 
 /// What is to be done about a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,12 +60,13 @@ impl Controller {
                 tracing::warn!(content = content.name_any(), text, "a content cannot be used");
             }
             Plan::Protect => {
-                edit::object(&self.cluster, &content, |content| {
-                    if content.metadata.deletion_timestamp.is_none() {
-                        finalizers::add(content, names::CONTENT);
-                    }
-                })
-                .await?;
+                self.cluster
+                    .edit(content.as_ref(), |content| {
+                        if content.metadata.deletion_timestamp.is_none() {
+                            finalizers::add(content, names::CONTENT);
+                        }
+                    })
+                    .await?;
             }
         }
         Ok(Next::Done)

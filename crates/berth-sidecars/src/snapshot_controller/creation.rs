@@ -129,7 +129,7 @@ pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal>
     let snapshot = seen.snapshot;
     let wanted = snapshot.spec.source.persistent_volume_claim_name.clone().unwrap_or_default();
     let claim = seen.claim.ok_or_else(|| failed(format!("the PVC {wanted} does not exist")))?;
-    let protected = crate::finalizers::has(claim, names::CLAIM);
+    let protected = berth_kube::finalizers::has(claim, names::CLAIM);
     if claim.metadata.deletion_timestamp.is_some() && !protected {
         return Err(failed(format!(
             "cannot add finalizer on claim {wanted} because it is being deleted: no snapshot can be taken of it any more"

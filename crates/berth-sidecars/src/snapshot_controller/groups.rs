@@ -19,7 +19,7 @@ use crate::snapshots::{
     VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus,
     VolumeSnapshotInfo, VolumeSnapshotStatus, names,
 };
-use crate::{edit, finalizers};
+use berth_kube::finalizers;
 
 /// What is kept of groups.
 pub(super) struct Groups {
@@ -222,12 +222,13 @@ impl Controller {
                 self.recorder.warning(content.as_ref(), "GroupContentValidationError", text);
             }
             contents::Plan::Protect => {
-                edit::object(&self.cluster, &content, |content| {
-                    if content.metadata.deletion_timestamp.is_none() {
-                        finalizers::add(content, names::GROUP_CONTENT);
-                    }
-                })
-                .await?;
+                self.cluster
+                    .edit(content.as_ref(), |content| {
+                        if content.metadata.deletion_timestamp.is_none() {
+                            finalizers::add(content, names::GROUP_CONTENT);
+                        }
+                    })
+                    .await?;
             }
         }
         Ok(Next::Done)
@@ -273,16 +274,17 @@ impl Controller {
     ) -> Result<Option<Arc<VolumeGroupSnapshot>>, Failure> {
         match (step, content) {
             (Step::Protect, _) => {
-                edit::object(&self.cluster, group, |group| {
+                let protected = self.cluster.edit(group.as_ref(), |group| {
                     if group.metadata.deletion_timestamp.is_none() {
                         finalizers::add(group, names::GROUP_BOUND);
                     }
-                })
-                .await
+                });
+                Ok(protected.await?)
             }
             (Step::Release, _) => {
-                edit::object(&self.cluster, group, |group| finalizers::remove(group, names::GROUP_BOUND))
-                    .await
+                let released =
+                    self.cluster.edit(group.as_ref(), |group| finalizers::remove(group, names::GROUP_BOUND));
+                Ok(released.await?)
             }
             (Step::Create, _) => self.create_group(group).await,
             (Step::Status(after), _) => self.tell_group(group, after).await,
@@ -312,16 +314,20 @@ impl Controller {
                 Ok(Some(group.clone()))
             }
             (Step::MarkContent, Some(content)) => {
-                edit::object(&self.cluster, content, |content| {
-                    content.annotations_mut().insert(names::GROUP_BEING_DELETED.to_owned(), "yes".to_owned());
-                    // One that was bound only now may not be kept yet, and would go without its group.
-                    let status = content.status.as_ref();
-                    let taken = status.is_some_and(|status| status.volume_group_snapshot_handle.is_some());
-                    if taken && content.metadata.deletion_timestamp.is_none() {
-                        finalizers::add(content, names::GROUP_CONTENT);
-                    }
-                })
-                .await?;
+                self.cluster
+                    .edit(content.as_ref(), |content| {
+                        content
+                            .annotations_mut()
+                            .insert(names::GROUP_BEING_DELETED.to_owned(), "yes".to_owned());
+                        // One that was bound only now may not be kept yet, and would go without its group.
+                        let status = content.status.as_ref();
+                        let taken =
+                            status.is_some_and(|status| status.volume_group_snapshot_handle.is_some());
+                        if taken && content.metadata.deletion_timestamp.is_none() {
+                            finalizers::add(content, names::GROUP_CONTENT);
+                        }
+                    })
+                    .await?;
                 Ok(Some(group.clone()))
             }
             (Step::DeleteContent, Some(content)) => {
@@ -356,7 +362,7 @@ impl Controller {
             }
         };
         let class = content.spec.volume_group_snapshot_class_name.clone();
-        let chosen = edit::object(&self.cluster, group, |group| {
+        let chosen = self.cluster.edit(group.as_ref(), |group| {
             let own = &mut group.spec.volume_group_snapshot_class_name;
             if own.is_none() {
                 own.clone_from(&class);
@@ -411,19 +417,20 @@ impl Controller {
                 Key::of(group)
             )));
         }
-        let bound = edit::object(&self.cluster, &its, |content| {
+        let bound = self.cluster.edit(its.as_ref(), |content| {
             content.spec.volume_snapshot_ref.uid = snapshot.uid();
         });
         let Some(its) = bound.await? else { return Ok(()) };
         if its.status.as_ref().and_then(|status| status.snapshot_handle.as_ref()).is_none() {
             let status = creation::member_status(info, handle);
-            edit::status(&self.cluster, &its, |content| content.status = Some(status.clone())).await?;
+            self.cluster.edit_status(its.as_ref(), |content| content.status = Some(status.clone())).await?;
         }
-        edit::status(&self.cluster, &snapshot, |snapshot| {
-            let status: &mut VolumeSnapshotStatus = snapshot.status.get_or_insert_default();
-            status.bound_volume_snapshot_content_name.get_or_insert_with(|| its.name_any());
-        })
-        .await?;
+        self.cluster
+            .edit_status(snapshot.as_ref(), |snapshot| {
+                let status: &mut VolumeSnapshotStatus = snapshot.status.get_or_insert_default();
+                status.bound_volume_snapshot_content_name.get_or_insert_with(|| its.name_any());
+            })
+            .await?;
         Ok(())
     }
 
@@ -492,12 +499,13 @@ impl Controller {
             return Ok(());
         }
         self.recorder.warning(group.as_ref(), reason, message);
-        edit::status(&self.cluster, group, |group| {
-            let status = group.status.get_or_insert_default();
-            status.error = Some(error_now(message));
-            status.ready_to_use = Some(false);
-        })
-        .await?;
+        self.cluster
+            .edit_status(group.as_ref(), |group| {
+                let status = group.status.get_or_insert_default();
+                status.error = Some(error_now(message));
+                status.ready_to_use = Some(false);
+            })
+            .await?;
         Ok(())
     }
 }

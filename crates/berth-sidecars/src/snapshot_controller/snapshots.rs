@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::snapshots::{
     VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotStatus, names,
 };
-use crate::{edit, finalizers};
+use berth_kube::finalizers;
 
 impl Controller {
     pub(super) async fn sync_snapshot(&self, key: &Key) -> Result<Next, Failure> {
@@ -96,7 +96,7 @@ impl Controller {
                         }
                     }
                 };
-                let protected = edit::object(&self.cluster, snapshot, protect).await?;
+                let protected = self.cluster.edit(snapshot.as_ref(), protect).await?;
                 // One that is going already, by a word that has not come here yet, gets no content any more.
                 Ok(protected.filter(|snapshot| snapshot.metadata.deletion_timestamp.is_none()))
             }
@@ -106,7 +106,7 @@ impl Controller {
                         finalizers::remove(snapshot, finalizer);
                     }
                 };
-                edit::object(&self.cluster, snapshot, release).await
+                Ok(self.cluster.edit(snapshot.as_ref(), release).await?)
             }
             (Step::Create, _) => self.create(snapshot).await,
             (Step::Status(after), _) => self.tell(snapshot, after).await,
@@ -121,16 +121,17 @@ impl Controller {
             }
             (Step::Bind, Some(content)) => self.bind(snapshot, content).await,
             (Step::MarkContent, Some(content)) => {
-                edit::object(&self.cluster, content, |content| {
-                    content.annotations_mut().insert(names::BEING_DELETED.to_owned(), "yes".to_owned());
-                    // One that was bound only now may not be kept yet, and would go without its snapshot.
-                    let taken =
-                        content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
-                    if taken && content.metadata.deletion_timestamp.is_none() {
-                        finalizers::add(content, names::CONTENT);
-                    }
-                })
-                .await?;
+                self.cluster
+                    .edit(content.as_ref(), |content| {
+                        content.annotations_mut().insert(names::BEING_DELETED.to_owned(), "yes".to_owned());
+                        // One that was bound only now may not be kept yet, and would go without its snapshot.
+                        let taken =
+                            content.status.as_ref().is_some_and(|status| status.snapshot_handle.is_some());
+                        if taken && content.metadata.deletion_timestamp.is_none() {
+                            finalizers::add(content, names::CONTENT);
+                        }
+                    })
+                    .await?;
                 Ok(Some(snapshot.clone()))
             }
             (Step::DeleteContent, Some(content)) => {
@@ -167,7 +168,7 @@ impl Controller {
             }
         };
         let class = content.spec.volume_snapshot_class_name.clone();
-        let chosen = edit::object(&self.cluster, snapshot, |snapshot| {
+        let chosen = self.cluster.edit(snapshot.as_ref(), |snapshot| {
             let own = &mut snapshot.spec.volume_snapshot_class_name;
             if own.is_none() {
                 own.clone_from(&class);
@@ -251,10 +252,10 @@ impl Controller {
     async fn own(&self, snapshot: &Arc<VolumeSnapshot>) -> Result<Option<Arc<VolumeSnapshot>>, Failure> {
         let group = group_of(snapshot).and_then(|key| self.groups.get()?.cache.get(&key));
         let Some(group) = group else { return Ok(None) };
-        edit::object(&self.cluster, snapshot, |snapshot| {
+        let owned = self.cluster.edit(snapshot.as_ref(), |snapshot| {
             snapshot.owner_references_mut().push(owner(&group));
-        })
-        .await
+        });
+        Ok(owned.await?)
     }
 
     /// Tells of what cannot go on: in the status, and once by an event. It is looked at again when something changes.
@@ -264,12 +265,13 @@ impl Controller {
             return Ok(());
         }
         self.recorder.warning(snapshot.as_ref(), reason, message);
-        edit::status(&self.cluster, snapshot, |snapshot| {
-            let status = snapshot.status.get_or_insert_default();
-            status.error = Some(error_now(message));
-            status.ready_to_use = Some(false);
-        })
-        .await?;
+        self.cluster
+            .edit_status(snapshot.as_ref(), |snapshot| {
+                let status = snapshot.status.get_or_insert_default();
+                status.error = Some(error_now(message));
+                status.ready_to_use = Some(false);
+            })
+            .await?;
         Ok(())
     }
 }

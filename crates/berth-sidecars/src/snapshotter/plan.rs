@@ -1,8 +1,8 @@
 //! What a content needs, whether of one snapshot or of a group: decided from the object alone.
 
+use berth_kube::finalizers;
 use kube::ResourceExt;
 
-use crate::finalizers;
 use crate::snapshots::names;
 use crate::snapshots::{VolumeGroupSnapshotContent, VolumeSnapshotContent};
 

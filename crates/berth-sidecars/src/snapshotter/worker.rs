@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use berth_csi::code;
 use berth_kube::timeline::Step;
-use berth_kube::{Cache, Index, Key, Kind, Next, Queue, Severity};
+use berth_kube::{Cache, Index, Key, Kind, Loop, Next, Queue, Severity, finalizers};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ObjectReference, SecretReference};
 use kube::ResourceExt as _;
@@ -16,8 +16,6 @@ use super::plan::{self, Plan, Seen};
 use super::{COMPONENT, Context, Options, poll, taken};
 use crate::failure::Failure;
 use crate::snapshots::SnapshotError;
-use crate::suspects::Suspects;
-use crate::{edit, finalizers};
 
 /// The reason of an event that tells how far something is.
 const PROGRESS: &str = "SnapshotProgress";
@@ -105,25 +103,15 @@ pub(super) struct Words {
 
 /// Works on the contents in a cache until the cluster's shutdown.
 pub(super) async fn run<C: Content>(context: Arc<Context>, contents: Cache<C>) {
-    let shutdown = context.cluster.shutdown().clone();
     let worker = Arc::new(Worker::new(context, contents));
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = worker.start() => {}
-    }
-    let work = worker.queue.run(worker.context.options.workers, shutdown.clone(), |key| {
+    let context = &worker.context;
+    let work = |key: Key| {
         let worker = worker.clone();
-        async move {
-            let (driver, look) = (&worker.context.driver, worker.sync(&key));
-            worker.suspects.look(driver, &worker.queue, key.clone(), look).await
-        }
-    });
-    let again = worker.context.driver.when_back(&shutdown, || {
-        for content in worker.ours.get(&()) {
-            worker.suspects.again(&worker.queue, Key::of(content.as_ref()));
-        }
-    });
-    tokio::join!(work, again);
+        async move { worker.sync(&key).await }
+    };
+    let ours = || worker.ours.get(&()).iter().map(|content| Key::of(content.as_ref())).collect();
+    let (control, workers) = (worker.control_loop(), context.options.workers);
+    context.driver.run_loop(&context.cluster, &worker.queue, control, workers, ours, work).await;
 }
 
 struct Worker<C: Content> {
@@ -136,7 +124,6 @@ struct Worker<C: Content> {
     /// The contents of this driver that have something, by its id.
     by_handle: Index<C, String>,
     classes: Cache<C::Class>,
-    suspects: Suspects,
     queue: Queue<Key>,
 }
 
@@ -157,33 +144,32 @@ impl<C: Content> Worker<C> {
             }),
             contents,
             classes: context.cluster.cache(),
-            suspects: Suspects::default(),
             queue: context.cluster.queue(C::WORDS.queue, context.options.retry),
             context,
         }
     }
 
-    async fn start(&self) {
-        self.contents.synced().await;
-        self.classes.synced().await;
-        self.context.volumes.synced().await;
-        let (queue, name) = (self.queue.clone(), self.context.name.clone());
-        self.contents.subscribe(move |before, after| {
-            let Some(after) = after else { return };
-            let seen = after.seen(&name);
-            let changed = before.is_none_or(|before| {
-                plan::matters((before.as_ref(), before.seen(&name)), (after.as_ref(), seen), C::WORDS.mark)
-            });
-            if seen.ours && changed {
-                queue.add(Key::of(after.as_ref()));
-            }
-        });
-        let (queue, contents) = (self.queue.clone(), self.by_class.clone());
-        self.classes.subscribe(move |_, after| {
-            for content in after.iter().flat_map(|class| contents.get(&class.name_any())) {
-                queue.add(Key::of(content.as_ref()));
-            }
-        });
+    /// Contents of this driver, when they or their classes change.
+    fn control_loop(&self) -> Loop<Key> {
+        let (name, by_class) = (self.context.name.clone(), self.by_class.clone());
+        Loop::new(&self.context.cluster, &self.queue)
+            .subscribe(&self.contents, move |before, after| {
+                let Some(after) = after else { return Vec::new() };
+                let seen = after.seen(&name);
+                let changed = before.is_none_or(|before| {
+                    plan::matters(
+                        (before.as_ref(), before.seen(&name)),
+                        (after.as_ref(), seen),
+                        C::WORDS.mark,
+                    )
+                });
+                if seen.ours && changed { vec![Key::of(after.as_ref())] } else { Vec::new() }
+            })
+            .subscribe(&self.classes, move |_, after| {
+                let contents = after.map_or_else(Vec::new, |class| by_class.get(&class.name_any()));
+                contents.iter().map(|content| Key::of(content.as_ref())).collect()
+            })
+            .reads(&self.context.volumes)
     }
 
     async fn sync(&self, key: &Key) -> Result<Next, Failure> {
@@ -224,7 +210,7 @@ impl<C: Content> Worker<C> {
             Err(failure) => return self.failed(content, reason, &doing, failure).await,
         };
         // The mark and the finalizer are one write, so what may be taken is never without a content that is kept.
-        let marked = edit::object(&self.context.cluster, content, |content| {
+        let marked = self.context.cluster.edit(content.as_ref(), |content| {
             content.annotations_mut().insert(C::WORDS.mark.to_owned(), "yes".to_owned());
             if content.meta().deletion_timestamp.is_none() {
                 finalizers::add(content, C::WORDS.finalizer);
@@ -294,7 +280,7 @@ impl<C: Content> Worker<C> {
     async fn save(&self, content: &Arc<C>, said: &C::Answer, just_taken: bool) -> Result<Next, Failure> {
         let now = Timestamp::now();
         let saved =
-            edit::status(&self.context.cluster, content, |content| content.save(said, just_taken, now));
+            self.context.cluster.edit_status(content.as_ref(), |content| content.save(said, just_taken, now));
         let Some(content) = saved.await? else { return Ok(Next::Done) };
         self.unmark(&content).await?;
         if C::is_ready(said) {
@@ -319,7 +305,7 @@ impl<C: Content> Worker<C> {
             self.context.recorder.warning(live.as_ref(), C::WORDS.not_deleted, text);
             return Err(failure);
         }
-        match edit::status(&self.context.cluster, &live, C::clear).await? {
+        match self.context.cluster.edit_status(live.as_ref(), C::clear).await? {
             Some(content) => self.release(&content).await,
             None => Ok(Next::Done),
         }
@@ -350,20 +336,24 @@ impl<C: Content> Worker<C> {
     }
 
     async fn unmark(&self, content: &Arc<C>) -> Result<(), Failure> {
-        edit::object(&self.context.cluster, content, |content| {
-            if content.annotations().contains_key(C::WORDS.mark) {
-                content.annotations_mut().remove(C::WORDS.mark);
-            }
-        })
-        .await?;
+        self.context
+            .cluster
+            .edit(content.as_ref(), |content| {
+                if content.annotations().contains_key(C::WORDS.mark) {
+                    content.annotations_mut().remove(C::WORDS.mark);
+                }
+            })
+            .await?;
         Ok(())
     }
 
     async fn release(&self, content: &Arc<C>) -> Result<Next, Failure> {
-        edit::object(&self.context.cluster, content, |content| {
-            finalizers::remove(content, C::WORDS.finalizer);
-        })
-        .await?;
+        self.context
+            .cluster
+            .edit(content.as_ref(), |content| {
+                finalizers::remove(content, C::WORDS.finalizer);
+            })
+            .await?;
         Ok(Next::Done)
     }
 
@@ -385,10 +375,12 @@ impl<C: Content> Worker<C> {
             self.tell_owner(content, Severity::Warning, reason, message.clone());
         }
         let now = Timestamp::now();
-        edit::status(&self.context.cluster, content, |content| {
-            content.fail(taken::error(content.error(), &message, now));
-        })
-        .await?;
+        self.context
+            .cluster
+            .edit_status(content.as_ref(), |content| {
+                content.fail(taken::error(content.error(), &message, now));
+            })
+            .await?;
         Err(failure)
     }
 }

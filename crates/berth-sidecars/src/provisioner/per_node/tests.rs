@@ -47,7 +47,7 @@ fn the_first_attempt_waits_up_to_the_base_delay_and_each_further_one_twice_as_lo
     assert_eq!((seconds(1, 0.0), seconds(1, 1.0)), (40, 20));
     assert_eq!((seconds(2, 0.0), seconds(2, 1.0)), (60, 40));
     assert_eq!(seconds(40, 0.0), 60);
-    assert!((0..100).map(|_| chance()).all(|chance| (0.0..=1.0).contains(&chance)));
+    assert!((0..100).map(|_| berth_core::random_fraction()).all(|chance| (0.0..=1.0).contains(&chance)));
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,5 +1,6 @@
 //! What is asked of the driver, row by row.
 
+use berth_csi::v1::volume_capability;
 use serde_json::{Value, json};
 
 use super::*;
@@ -26,11 +27,19 @@ fn claim(spec: &Value) -> PersistentVolumeClaim {
     serde_json::from_value(json!({ "metadata": metadata, "spec": all })).unwrap()
 }
 
-fn asked(spec: &Value, parameters: &Value, options: &Options) -> Result<Wanted, String> {
+fn asked(spec: &Value, parameters: &Value, options: &Options) -> Result<VolumeRequest, String> {
     let class = json!({ "metadata": { "name": "fast" }, "provisioner": "d", "parameters": parameters });
     let class: StorageClass = serde_json::from_value(class).unwrap();
     let identity = identity(&[ControllerCapability::CreateDeleteVolume]);
-    wanted(&claim(spec), &class, None, &identity, options).map_err(|failure| failure.to_string())
+    let claim = claim(spec);
+    let source = Source::of(&claim, options.cross_namespace_sources).unwrap();
+    VolumeRequest::new(&claim, &class, source.as_ref(), None, &identity, options)
+        .map_err(|failure| failure.to_string())
+}
+
+fn is_block(request: &VolumeRequest) -> bool {
+    let access = &request.call.volume_capabilities[0].access_type;
+    matches!(access, Some(volume_capability::AccessType::Block(_)))
 }
 
 #[test]
@@ -53,7 +62,9 @@ fn what_cannot_be_asked_for_is_refused_with_a_sentence() {
     }
     let class: StorageClass = serde_json::from_value(json!({ "metadata": {}, "provisioner": "d" })).unwrap();
     for identity in [Identity::default(), identity(&[])] {
-        let refused = wanted(&claim(&json!({})), &class, None, &identity, &Options::default()).map(|_| ());
+        let claim = claim(&json!({}));
+        let refused =
+            VolumeRequest::new(&claim, &class, None, None, &identity, &Options::default()).map(|_| ());
         assert!(refused.unwrap_err().to_string().contains("does not support dynamic provisioning"));
     }
 }
@@ -67,11 +78,11 @@ fn parameters_of_kubernetes_are_not_the_drivers() {
         "type": "ssd",
     });
     let plain = asked(&json!({}), &parameters, &Options::default()).unwrap();
-    assert_eq!(plain.parameters, BTreeMap::from([("type".to_owned(), "ssd".to_owned())]));
-    assert_eq!((plain.fs_type.as_str(), plain.bytes, plain.block), ("xfs", 1 << 30, false));
-    assert_eq!(plain.secret(Purpose::Provisioner).unwrap().namespace.as_deref(), Some("ns"));
+    assert_eq!(plain.call.parameters, BTreeMap::from([("type".to_owned(), "ssd".to_owned())]));
+    assert_eq!((plain.fs_type.as_str(), plain.bytes(), is_block(&plain)), ("xfs", 1 << 30, false));
+    assert_eq!(plain.secrets[&Purpose::Provisioner].namespace.as_deref(), Some("ns"));
     let extra = Options { extra_create_metadata: true, ..Options::default() };
-    let told = asked(&json!({}), &parameters, &extra).unwrap().parameters;
+    let told = asked(&json!({}), &parameters, &extra).unwrap().call.parameters;
     assert_eq!(told["csi.storage.k8s.io/pvc/name"], "c");
     assert_eq!(told["csi.storage.k8s.io/pvc/namespace"], "ns");
     assert_eq!(told["csi.storage.k8s.io/pv/name"], "pvc-a-b-c");
@@ -83,9 +94,9 @@ fn a_driver_is_told_the_labels_and_annotations_that_its_class_asks_for_and_no_ot
         "subDir": "${pvc.metadata.labels['app']}/${pvc.metadata.annotations['dir']}-${pvc.metadata.labels['none']}",
     });
     let told = |options: &Options| {
-        let wanted = asked(&json!({}), &parameters, options).unwrap();
+        let request = asked(&json!({}), &parameters, options).unwrap();
         let named = |key: &String| key.contains("/labels/") || key.contains("/annotations/");
-        wanted.parameters.into_iter().filter(|(key, _)| named(key)).collect::<Vec<_>>()
+        request.call.parameters.into_iter().filter(|(key, _)| named(key)).collect::<Vec<_>>()
     };
     assert_eq!(told(&Options::default()), []);
     let all = told(&Options { extra_create_metadata: true, ..Options::default() });
@@ -109,10 +120,14 @@ fn names_filesystems_and_read_only_follow_the_options() {
     };
     assert_eq!(asked(&json!({}), &json!({}), &options).unwrap().fs_type, "ext4");
     let block = asked(&json!({ "volumeMode": "Block" }), &json!({}), &options).unwrap();
-    assert_eq!((block.block, block.fs_type.as_str(), block.read_only), (true, "", false));
+    assert_eq!((is_block(&block), block.fs_type.as_str(), block.read_only), (true, "", false));
     let readers = json!({ "accessModes": ["ReadOnlyMany"] });
     assert!(asked(&readers, &json!({}), &options).unwrap().read_only);
     let many = json!({ "accessModes": ["ReadOnlyMany", "ReadWriteOnce"] });
     let many = asked(&many, &json!({}), &options).unwrap();
-    assert_eq!((many.capabilities.len(), many.read_only), (2, false), "one capability per access mode");
+    assert_eq!(
+        (many.call.volume_capabilities.len(), many.read_only),
+        (2, false),
+        "one capability per access mode"
+    );
 }

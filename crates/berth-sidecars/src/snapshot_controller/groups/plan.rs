@@ -1,8 +1,8 @@
 //! What a VolumeGroupSnapshot needs: decided from it, its content and its members.
 
+use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
-use crate::finalizers;
 use crate::snapshot_controller::status;
 use crate::snapshots::{VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus, names};
 

@@ -1,8 +1,8 @@
 //! What a VolumeSnapshot needs: decided from it, its content, its group and who is being restored from it.
 
+use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
-use crate::finalizers;
 use crate::snapshot_controller::{group_of, status};
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotStatus, names};
 

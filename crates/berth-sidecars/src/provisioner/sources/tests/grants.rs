@@ -11,11 +11,10 @@ use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::*;
 use crate::driver::{Driver, Identity};
 use crate::names::CLONING_PROTECTION;
 use crate::provisioner::Options;
-use crate::provisioner::source::Source;
+use crate::provisioner::sources::*;
 
 const DRIVER: &str = "d.example.com";
 

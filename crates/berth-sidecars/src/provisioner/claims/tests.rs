@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod away;
+
 const DRIVER: &str = "d.example.com";
 const VOLUME: &str = "pvc-1";
 
@@ -128,7 +130,7 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
         ),
     ];
     for (row, change, class, saved, expected) in rows {
-        let who = Who { driver: DRIVER, mark: &creating(DRIVER), node: None };
+        let who = Scope { driver: DRIVER, mark: &creating(DRIVER), node: None };
         assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, saved), expected, "{row}");
     }
 }
@@ -200,9 +202,9 @@ fn a_node_provisions_claims_that_it_is_selected_for_and_tries_to_be_selected_for
         ("begun elsewhere, free again", elsewhere(), now(), true, Plan::Select),
     ];
     for (row, change, class, immediate, expected) in rows {
-        let who = Who { driver: DRIVER, mark: node_mark, node: Some(("n", immediate)) };
+        let who = Scope { driver: DRIVER, mark: node_mark, node: Some(("n", immediate)) };
         assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, false), expected, "{row}");
     }
-    let who = Who { driver: DRIVER, mark: node_mark, node: Some(("n", true)) };
+    let who = Scope { driver: DRIVER, mark: node_mark, node: Some(("n", true)) };
     assert_eq!(plan(&claim(marked(json!({}))), now().as_ref(), who, VOLUME, true), Plan::Unmark);
 }

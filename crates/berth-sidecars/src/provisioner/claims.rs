@@ -1,31 +1,35 @@
-//! Carries out what was decided about claims and volumes.
+//! From a claim to its PersistentVolume: what a claim needs, and carrying that out.
+//!
+//! [`Provisioner::sync_claim`] observes and plans; [`Provisioner::provision`] looks up what the request needs, marks the
+//! claim, calls CreateVolume and saves the PersistentVolume; [`Provisioner::undo`] deletes what was made for a claim that
+//! does not want it any more.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use berth_csi::v1::{CapacityRange, CreateVolumeRequest, DeleteVolumeRequest, TopologyRequirement, Volume};
+use berth_csi::v1::{CreateVolumeRequest, DeleteVolumeRequest, TopologyRequirement, Volume};
 use berth_kube::timeline::Step;
-use berth_kube::{Key, Next};
+use berth_kube::{Key, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use kube::ResourceExt as _;
+use tonic::{Code, Status};
 
-use super::claim::{self, Plan, Verdict};
-use super::request::{self, Wanted};
-use super::source::Source;
+use super::request::{self, VolumeRequest};
+use super::sources::Source;
 use super::topology::{self, NoPlace, Places};
-use super::{CONFLICT_PAUSE, Provisioner, volume};
+use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
-use crate::finalizers;
-use crate::names::{ALPHA_SELECTED_NODE, SELECTED_NODE};
+use crate::names::{
+    ALPHA_SELECTED_NODE, BETA_STORAGE_CLASS, BETA_STORAGE_PROVISIONER, MIGRATED_TO, SELECTED_NODE,
+    STORAGE_PROVISIONER, creating,
+};
 use crate::secrets::{self, Purpose};
 
 /// How often a volume that is not what was asked for is tried to be deleted at once.
 const DELETE_TRIES: u32 = 5;
-/// How often a change of a claim is tried again at once when somebody else was quicker.
-const EDIT_TRIES: u32 = 5;
 
 /// Why there is nothing to ask the driver for.
 enum Unprepared {
@@ -47,10 +51,10 @@ impl Provisioner {
     pub(super) async fn sync_claim(&self, key: &Key) -> Result<Next, Failure> {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
         let name = request::volume_name(&claim, &self.options)?;
-        let class = claim::class_of(&claim).and_then(|class| self.classes.named(&class));
+        let class = class_of(&claim).and_then(|class| self.classes.named(&class));
         let saved = self.volumes.named(&name).is_some();
-        let plan = claim::plan(&claim, class.as_deref(), self.who(), &name, saved);
-        if plan == Plan::Nothing {
+        let planned = plan(&claim, class.as_deref(), self.scope(), &name, saved);
+        if planned == Plan::Nothing {
             return Ok(Next::Done);
         }
         let identity = self.driver.identity_of(&self.name)?;
@@ -58,8 +62,8 @@ impl Provisioner {
         let Some(_held) = self.driver.try_hold(&name, move || queue.add(again)) else {
             return Ok(Next::Done);
         };
-        match (plan, class) {
-            (Plan::Unmark, _) => self.unmark(&claim).await,
+        match (planned, class) {
+            (Plan::Unmark, _) => self.unmark(&claim).await.map(|()| Next::Done),
             (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity, &name).await,
             (Plan::Select, Some(class)) => match &self.here {
                 Some(here) => self.try_to_be_selected(here, &claim, &class, &identity).await,
@@ -70,6 +74,13 @@ impl Provisioner {
         }
     }
 
+    fn scope(&self) -> Scope<'_> {
+        let node = self.here.as_ref().map(|here| (here.name(), here.takes_free_claims()));
+        Scope { driver: &self.name, mark: &self.mark, node }
+    }
+
+    /// Makes a claim's volume: looks up what the request needs, marks the claim, calls CreateVolume, saves the
+    /// PersistentVolume.
     async fn provision(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -80,11 +91,11 @@ impl Provisioner {
         let begun = Instant::now();
         let uid = claim.uid().unwrap_or_default();
         self.here.iter().for_each(|here| here.forget(&uid));
-        let known = self.remembered().get(&uid).cloned();
-        let wanted = match known {
-            Some(wanted) => wanted,
+        let known = self.remembered.lock().get(&uid).cloned();
+        let request = match known {
+            Some(request) => request,
             None => match self.prepare(claim, class, identity, false).await {
-                Ok(wanted) => Arc::new(wanted),
+                Ok(request) => Arc::new(request),
                 Err(Unprepared::Reschedule(failure)) => {
                     self.tell_failed(claim, class, &failure);
                     if finalizers::has(claim.as_ref(), &self.mark) {
@@ -107,7 +118,7 @@ impl Provisioner {
                 }
             },
         };
-        let secrets = match secrets::read(&self.cluster, wanted.secret(Purpose::Provisioner)).await {
+        let secrets = match secrets::read(&self.cluster, request.secrets.get(&Purpose::Provisioner)).await {
             Ok(secrets) => secrets,
             Err(failure) => {
                 self.tell_failed(claim, class, &failure);
@@ -115,110 +126,88 @@ impl Provisioner {
             }
         };
         let claim = self.cluster.update(claim.as_ref(), |claim| finalizers::add(claim, &self.mark)).await?;
-        self.remembered().insert(uid, wanted.clone());
+        self.remembered.lock().insert(uid, request.clone());
         let about = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
         self.recorder.normal(
             claim.as_ref(),
             "Provisioning",
             format!("External provisioner is provisioning volume for claim \"{about}\""),
         );
-        let made = self.create(&claim, &wanted, &secrets).await;
-        match made.and_then(|made| self.not_of_another(made, &wanted)) {
-            Ok(made) => {
-                let object = volume::saved(&claim, &wanted, &made, identity, &self.identity);
-                self.capacity_changed(&object);
-                let next = self.save(&claim, &object).await?;
-                self.options.metrics.provisioned(&wanted.class, source_kind(&claim), begun.elapsed());
-                Ok(next)
-            }
-            Err(failure) => self.refused(&claim, class, identity, failure).await,
+        let made = match self.create(&claim, &request, &secrets).await {
+            Ok(made) => made,
+            Err(failure) => return self.refused(&claim, class, identity, failure).await,
+        };
+        if let Some(owner) = self.other_owner(&made, name) {
+            // A driver that confuses two volumes must not have both use one. What was asked for may exist all the same.
+            let text = format!(
+                "the CSI driver's answer to CreateVolume is volume {:?}, which belongs to PersistentVolume {owner}; this is \
+                 an error of the driver",
+                made.volume_id
+            );
+            return self.refused(&claim, class, identity, Status::aborted(text).into()).await;
         }
+        let object = request.persistent_volume(&claim, &made, identity, &self.identity);
+        self.capacity_changed(&object);
+        self.save(&claim, &object).await?;
+        self.options.metrics.provisioned(&request.class, source_kind(&claim), begun.elapsed());
+        Ok(Next::Done)
     }
 
-    /// Asks for a claim's volume, and tells how that went.
+    /// Calls CreateVolume. What is not what was asked for is deleted again, unless it is somebody else's.
     async fn create(
         &self,
         claim: &PersistentVolumeClaim,
-        wanted: &Wanted,
+        request: &VolumeRequest,
         secrets: &BTreeMap<String, String>,
     ) -> Result<Volume, Failure> {
         let begun = Instant::now();
-        let made = self.ask_for(wanted, secrets).await;
+        let name = request.name();
+        let made = async {
+            let call = CreateVolumeRequest { secrets: secrets.clone(), ..request.call.clone() };
+            let answer = self.driver.call(self.options.timeout, call).await?;
+            // Not final: a driver that answers like this has made something.
+            let made = answer
+                .volume
+                .filter(|volume| !volume.volume_id.is_empty())
+                .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateVolume has no volume id"))?;
+            let Some(wrong) = request.difference(&made).filter(|_| self.other_owner(&made, name).is_none())
+            else {
+                return Ok(made);
+            };
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                let volume_id = made.volume_id.clone();
+                let call = DeleteVolumeRequest { volume_id, secrets: secrets.clone() };
+                match self.driver.call(self.options.timeout, call).await {
+                    Ok(_) => return Err(Failure::refused(wrong)),
+                    Err(status) if tries == DELETE_TRIES => {
+                        let text = format!("{wrong}, and deleting it failed: {}", status.message());
+                        return Err(Status::aborted(text).into());
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        .await;
         let why = made.as_ref().err().map(Failure::sentence);
         Step {
             component: "provisioner",
             call: "CreateVolume",
             state: "CREATED",
-            volume: &wanted.name,
+            volume: name,
             claim: &Key::of(claim).to_string(),
-            node: claim::selected_node(claim).unwrap_or_default(),
+            node: selected_node(claim).unwrap_or_default(),
             ..Step::default()
         }
         .ended(begun, why.as_deref());
         made
     }
 
-    /// Refuses a volume that another PersistentVolume has: a driver that confuses two must not have both use one. What
-    /// was asked for may exist all the same.
-    fn not_of_another(&self, made: Volume, wanted: &Wanted) -> Result<Volume, Failure> {
-        let Some(owner) = self.other_owner(&made, wanted) else { return Ok(made) };
-        let text = format!(
-            "the CSI driver's answer to CreateVolume is volume {:?}, which belongs to PersistentVolume {owner}; this is an \
-             error of the driver",
-            made.volume_id
-        );
-        Err(tonic::Status::aborted(text).into())
-    }
-
-    /// The PersistentVolume, other than the one that is to be made, that has a volume.
-    fn other_owner(&self, made: &Volume, wanted: &Wanted) -> Option<String> {
+    /// The PersistentVolume, other than the one called `name`, that has a volume.
+    fn other_owner(&self, made: &Volume, name: &str) -> Option<String> {
         let owners = self.volumes_by_handle.get(&made.volume_id);
-        owners.iter().map(|owner| owner.name_any()).find(|owner| *owner != wanted.name)
-    }
-
-    /// Asks for the volume; what is not what was asked for is deleted again, unless it is somebody else's.
-    async fn ask_for(&self, wanted: &Wanted, secrets: &BTreeMap<String, String>) -> Result<Volume, Failure> {
-        let request = CreateVolumeRequest {
-            name: wanted.name.clone(),
-            capacity_range: Some(CapacityRange { required_bytes: wanted.bytes, limit_bytes: 0 }),
-            volume_capabilities: wanted.capabilities.clone(),
-            parameters: wanted.parameters.clone(),
-            secrets: secrets.clone(),
-            volume_content_source: wanted.source.clone(),
-            accessibility_requirements: wanted.topology.clone(),
-            mutable_parameters: wanted.mutable_parameters.clone(),
-        };
-        let answer = self.driver.call(self.options.timeout, request).await?;
-        // Not final: a driver that answers like this has made something.
-        let made = answer.volume.filter(|volume| !volume.volume_id.is_empty()).ok_or_else(|| {
-            tonic::Status::aborted("the CSI driver's answer to CreateVolume has no volume id")
-        })?;
-        if self.other_owner(&made, wanted).is_some() {
-            return Ok(made);
-        }
-        let wrong = if made.capacity_bytes != 0 && made.capacity_bytes < wanted.bytes {
-            format!(
-                "created volume capacity {} less than requested capacity {}",
-                made.capacity_bytes, wanted.bytes
-            )
-        } else if wanted.source.is_some() && made.content_source.is_none() {
-            "volume content source missing: the driver made an empty volume instead of a copy".to_owned()
-        } else {
-            return Ok(made);
-        };
-        let mut tries = 0;
-        loop {
-            tries += 1;
-            let request = DeleteVolumeRequest { volume_id: made.volume_id.clone(), secrets: secrets.clone() };
-            match self.driver.call(self.options.timeout, request).await {
-                Ok(_) => return Err(Failure::refused(wrong)),
-                Err(status) if tries == DELETE_TRIES => {
-                    let text = format!("{wrong}, and deleting it failed: {}", status.message());
-                    return Err(tonic::Status::aborted(text).into());
-                }
-                Err(_) => {}
-            }
-        }
+        owners.iter().map(|owner| owner.name_any()).find(|owner| owner != name)
     }
 
     /// Tells Kubernetes of the volume, then takes the mark away.
@@ -226,7 +215,7 @@ impl Provisioner {
         &self,
         claim: &Arc<PersistentVolumeClaim>,
         object: &PersistentVolume,
-    ) -> Result<Next, Failure> {
+    ) -> Result<(), Failure> {
         let name = object.name_any();
         match self.cluster.create(object).await {
             Ok(_) => {}
@@ -251,7 +240,7 @@ impl Provisioner {
         self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", text);
         self.unmark(claim).await?;
         self.let_go_of_source(claim);
-        Ok(Next::Done)
+        Ok(())
     }
 
     /// The driver did not make a volume, or did not say so.
@@ -265,9 +254,8 @@ impl Provisioner {
         self.tell_failed(claim, class, &failure);
         self.capacity.iter().for_each(|capacity| capacity.refresh_class(&class.name_any()));
         let selected = self.selected_node(claim, class).is_some();
-        let verdict = failure
-            .code()
-            .map_or(Verdict::Finished, |code| claim::verdict(code, identity.has_topology(), selected));
+        let verdict =
+            failure.code().map_or(Verdict::Finished, |code| verdict(code, identity.has_topology(), selected));
         match verdict {
             Verdict::InBackground => Err(failure),
             Verdict::Reschedule => {
@@ -298,17 +286,17 @@ impl Provisioner {
         let live = self.cluster.fetch::<PersistentVolumeClaim>(&Key::of(claim.as_ref())).await?;
         let Some(live) = live.filter(|live| live.uid() == claim.uid()) else { return Ok(Next::Done) };
         let saved = self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some();
-        match claim::plan(&live, class, self.who(), name, saved) {
+        match plan(&live, class, self.scope(), name, saved) {
             Plan::Undo => {}
-            Plan::Unmark => return self.unmark(&live).await.map(|_| self.undone()),
+            Plan::Unmark => return self.unmark(&live).await.map(|()| self.undone()),
             Plan::Nothing | Plan::Provision | Plan::Select => return Ok(Next::Done),
         }
-        let known = self.remembered().get(&live.uid().unwrap_or_default()).cloned();
-        let wanted = match (known, class) {
-            (Some(wanted), _) => wanted,
+        let known = self.remembered.lock().get(&live.uid().unwrap_or_default()).cloned();
+        let request = match (known, class) {
+            (Some(request), _) => request,
             (None, Some(class)) => match self.prepare(&live, class, identity, true).await {
-                Ok(wanted) => Arc::new(wanted),
-                Err(Unprepared::Foreign) => return self.unmark(&live).await.map(|_| self.undone()),
+                Ok(request) => Arc::new(request),
+                Err(Unprepared::Foreign) => return self.unmark(&live).await.map(|()| self.undone()),
                 Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
                     self.tell_failed(&live, class, &failure);
                     return Err(failure);
@@ -318,14 +306,14 @@ impl Provisioner {
                 let text = format!(
                     "whether a volume was created for this claim can only be found out with its StorageClass {:?}, which \
                      is gone: create it again, or remove the finalizer {} if you know that there is no volume {name}",
-                    claim::class_of(&live).unwrap_or_default(),
+                    class_of(&live).unwrap_or_default(),
                     self.mark
                 );
                 self.recorder.warning(live.as_ref(), "ProvisioningFailed", text);
                 return Ok(Next::Done);
             }
         };
-        self.delete_made(&live, &wanted, name).await?;
+        self.delete_made(&live, &request, name).await?;
         self.unmark(&live).await?;
         self.let_go_of_source(&live);
         Ok(self.undone())
@@ -350,7 +338,7 @@ impl Provisioner {
             return Ok(());
         }
         match self.prepare(claim, class, identity, true).await {
-            Ok(wanted) => self.delete_made(claim, &wanted, name).await,
+            Ok(request) => self.delete_made(claim, &request, name).await,
             Err(Unprepared::Foreign) => Ok(()),
             Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
                 Err(self.not_undone(claim, "", failure))
@@ -362,11 +350,12 @@ impl Provisioner {
     async fn delete_made(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
-        wanted: &Wanted,
+        request: &VolumeRequest,
         name: &str,
     ) -> Result<(), Failure> {
-        let secrets = secrets::read_if_there(&self.cluster, wanted.secret(Purpose::Provisioner)).await?;
-        match self.create(claim, wanted, &secrets).await {
+        let secret = request.secrets.get(&Purpose::Provisioner);
+        let secrets = secrets::read_if_there(&self.cluster, secret).await?;
+        match self.create(claim, request, &secrets).await {
             Ok(made) if self.volumes_by_handle.get(&made.volume_id).is_empty() => {
                 let request = DeleteVolumeRequest { volume_id: made.volume_id, secrets };
                 let deleted = self.driver.call(self.options.timeout, request).await;
@@ -400,7 +389,7 @@ impl Provisioner {
         class: &StorageClass,
         identity: &Identity,
         relaxed: bool,
-    ) -> Result<Wanted, Unprepared> {
+    ) -> Result<VolumeRequest, Unprepared> {
         let source = Source::of(claim, self.options.cross_namespace_sources)?;
         if source == Some(Source::Foreign) {
             return Err(Unprepared::Foreign);
@@ -415,17 +404,19 @@ impl Provisioner {
                 }
                 _ => None,
             };
-        let mut wanted = request::wanted(claim, class, attributes.as_deref(), identity, &self.options)?;
-        wanted.source = self.look_up_source(claim, source).await?;
+        let attributes = attributes.as_deref();
+        let mut request =
+            VolumeRequest::new(claim, class, source.as_ref(), attributes, identity, &self.options)?;
+        request.call.volume_content_source = self.look_up_source(claim, source).await?;
         if identity.has_topology() {
-            wanted.topology = match self.requirement(claim, class, relaxed) {
+            request.call.accessibility_requirements = match self.requirement(claim, class, relaxed) {
                 Err(gone @ NoPlace::NodeGone(_)) => {
                     return Err(Unprepared::Reschedule(Failure::refused(gone.to_string())));
                 }
                 found => found.map_err(|wrong| Failure::refused(wrong.to_string()))?,
             };
         }
-        Ok(wanted)
+        Ok(request)
     }
 
     /// Where a claim's volume must be reachable from; `None` if anywhere will do.
@@ -469,53 +460,27 @@ impl Provisioner {
     ) -> Option<&'a str> {
         match &self.here {
             Some(here) => Some(here.name()),
-            None => claim::selected_node(claim).filter(|_| claim::waits(class)),
+            None => selected_node(claim).filter(|_| waits(class)),
         }
     }
 
     /// Takes the mark away and forgets what was asked for.
-    async fn unmark(&self, claim: &PersistentVolumeClaim) -> Result<Next, Failure> {
-        self.edit(claim, |claim| finalizers::remove(claim, &self.mark)).await?;
-        self.remembered().remove(&claim.uid().unwrap_or_default());
-        Ok(Next::Done)
+    async fn unmark(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        self.cluster.edit(claim, |claim| finalizers::remove(claim, &self.mark)).await?;
+        self.remembered.lock().remove(&claim.uid().unwrap_or_default());
+        Ok(())
     }
 
     /// Asks the scheduler for another node, and takes the mark away.
     async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
-        self.edit(claim, |claim| {
+        let rescheduled = self.cluster.edit(claim, |claim| {
             finalizers::remove(claim, &self.mark);
             claim.annotations_mut().remove(SELECTED_NODE);
             claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
-        })
-        .await?;
-        self.remembered().remove(&claim.uid().unwrap_or_default());
+        });
+        rescheduled.await?;
+        self.remembered.lock().remove(&claim.uid().unwrap_or_default());
         Ok(())
-    }
-
-    /// Changes a claim as it is now, again if somebody else was quicker; one that is gone needs no change.
-    async fn edit(
-        &self,
-        claim: &PersistentVolumeClaim,
-        change: impl Fn(&mut PersistentVolumeClaim),
-    ) -> Result<(), Failure> {
-        let key = Key::of(claim);
-        let mut current = self.claims.get(&key).filter(|current| current.uid() == claim.uid());
-        for _ in 0..EDIT_TRIES {
-            let Some(claim_now) = current else { return Ok(()) };
-            match self.cluster.update(claim_now.as_ref(), &change).await {
-                Ok(_) => return Ok(()),
-                Err(error) if error.is_not_found() => return Ok(()),
-                Err(error) if error.is_conflict() => {
-                    current = self
-                        .cluster
-                        .fetch(&key)
-                        .await?
-                        .filter(|now: &Arc<PersistentVolumeClaim>| now.uid() == claim.uid());
-                }
-                Err(error) => return Err(error.into()),
-            }
-        }
-        Err(Failure::refused(format!("claim {key} is changed all the time by somebody else")))
     }
 
     fn tell_failed(&self, claim: &PersistentVolumeClaim, class: &StorageClass, failure: &Failure) {
@@ -547,6 +512,130 @@ impl Provisioner {
 fn source_kind(claim: &PersistentVolumeClaim) -> &str {
     let source = claim.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
     source.map(|source| source.kind.as_str()).unwrap_or_default()
+}
+
+/// What is to be done about a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    /// Nothing, until something changes.
+    Nothing,
+    /// Its volume is saved: take the mark away.
+    Unmark,
+    /// Make its volume.
+    Provision,
+    /// No node is selected for it: try to have this one selected.
+    Select,
+    /// A volume may have been made that nobody wants any more: find it, delete it, take the mark away.
+    Undo,
+}
+
+/// Which claims are a provisioner's: those of a driver, on all nodes or on one.
+#[derive(Debug, Clone, Copy)]
+struct Scope<'a> {
+    driver: &'a str,
+    /// Its finalizer on claims.
+    mark: &'a str,
+    /// The one node, and whether it takes claims that no node is selected for.
+    node: Option<(&'a str, bool)>,
+}
+
+/// Whose turn it is to make a claim's volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ours,
+    /// Whose node is selected first.
+    Anybodys,
+    NotOurs,
+}
+
+/// What a failed CreateVolume means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing was made and nothing is being made.
+    Finished,
+    /// As finished, and trying again soon is useless.
+    Infeasible,
+    /// The driver may still be at it: the same call must be repeated until there is a final answer.
+    InBackground,
+    /// There is no room at the selected node: the scheduler must choose another.
+    Reschedule,
+}
+
+/// The name of a claim's class.
+pub(super) fn class_of(claim: &PersistentVolumeClaim) -> Option<String> {
+    let old = claim.annotations().get(BETA_STORAGE_CLASS).cloned();
+    old.or_else(|| claim.spec.as_ref()?.storage_class_name.clone()).filter(|class| !class.is_empty())
+}
+
+/// The node that was selected for a claim's first consumer.
+fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = claim.annotations();
+    let node = annotations.get(SELECTED_NODE).or_else(|| annotations.get(ALPHA_SELECTED_NODE));
+    node.map(String::as_str).filter(|node| !node.is_empty())
+}
+
+/// Whether the class waits for a claim's first consumer.
+fn waits(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+}
+
+/// Whether a claim says that a volume may be coming into being for it, by anybody's mark.
+pub(super) fn is_begun(claim: &PersistentVolumeClaim) -> bool {
+    let prefix = creating("");
+    claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&prefix))
+}
+
+/// What to do about a claim whose volume is, or would be, called `volume`; `saved` tells whether it exists.
+fn plan(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    scope: Scope<'_>,
+    volume: &str,
+    saved: bool,
+) -> Plan {
+    let marked = claim.finalizers().iter().any(|finalizer| finalizer == scope.mark);
+    let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    if saved || bound_to == volume {
+        return if marked { Plan::Unmark } else { Plan::Nothing };
+    }
+    let wanted = bound_to.is_empty()
+        && claim.metadata.deletion_timestamp.is_none()
+        && is_handed_to(claim, scope.driver)
+        && class.is_none_or(|class| class.provisioner == scope.driver);
+    let turn = if wanted { turn(claim, class, scope) } else { Turn::NotOurs };
+    match (turn, marked) {
+        (Turn::Ours, _) if class.is_some() => Plan::Provision,
+        // The class is gone, so the question whether a volume was made cannot even be asked yet.
+        (Turn::Ours, _) | (Turn::NotOurs, false) => Plan::Nothing,
+        (Turn::Anybodys, false) => Plan::Select,
+        (Turn::Anybodys | Turn::NotOurs, true) => Plan::Undo,
+    }
+}
+
+fn turn(claim: &PersistentVolumeClaim, class: Option<&StorageClass>, scope: Scope<'_>) -> Turn {
+    match (scope.node, selected_node(claim), class.map(waits)) {
+        (Some((node, _)), Some(selected), _) if node != selected => Turn::NotOurs,
+        (_, Some(_), _) | (_, None, None) | (None, None, Some(false)) => Turn::Ours,
+        (Some((_, true)), None, Some(false)) => Turn::Anybodys,
+        (Some((_, false)), None, Some(false)) | (_, None, Some(true)) => Turn::NotOurs,
+    }
+}
+
+fn is_handed_to(claim: &PersistentVolumeClaim, driver: &str) -> bool {
+    let annotations = claim.annotations();
+    let provisioner =
+        annotations.get(STORAGE_PROVISIONER).or_else(|| annotations.get(BETA_STORAGE_PROVISIONER));
+    [provisioner, annotations.get(MIGRATED_TO)].into_iter().flatten().any(|named| named == driver)
+}
+
+/// What a code that CreateVolume was answered with means.
+fn verdict(code: Code, topology: bool, selected: bool) -> Verdict {
+    match code {
+        Code::ResourceExhausted if topology && selected => Verdict::Reschedule,
+        Code::InvalidArgument => Verdict::Infeasible,
+        code if is_final_for_provisioning(code) => Verdict::Finished,
+        _ => Verdict::InBackground,
+    }
 }
 
 #[cfg(test)]

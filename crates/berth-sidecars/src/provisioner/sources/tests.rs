@@ -4,6 +4,8 @@ use serde_json::{Value, json};
 
 use super::*;
 
+mod grants;
+
 const DRIVER: &str = "d";
 
 fn of<K: serde::de::DeserializeOwned>(mut object: Value, change: &[(&str, Value)]) -> K {

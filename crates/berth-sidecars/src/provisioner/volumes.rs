@@ -1,17 +1,18 @@
 //! Deletes the storage of volumes whose claims are gone, and then the volumes.
+//!
+//! What a volume needs is decided from the volume and its attachments.
 
 use std::time::Instant;
 
 use berth_csi::v1::DeleteVolumeRequest;
 use berth_kube::timeline::Step;
-use berth_kube::{Key, Next};
+use berth_kube::{Key, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
 use kube::ResourceExt as _;
 
-use super::{Provisioner, delete};
+use super::Provisioner;
 use crate::failure::Failure;
-use crate::finalizers;
-use crate::names::{DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONER_FINALIZER};
+use crate::names::{DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER};
 use crate::secrets::{self, Purpose};
 
 impl Provisioner {
@@ -23,22 +24,22 @@ impl Provisioner {
                 .is_some_and(|(_, by_volume)| !by_volume.get(key.name.as_str()).is_empty())
         };
         let reached = |volume| self.here.as_ref().is_none_or(|here| here.reaches(volume));
-        match delete::plan(&volume, &self.name, reached(&volume), attached()) {
+        match plan(&volume, &self.name, reached(&volume), attached()) {
             // Comes again when the attachment goes.
-            delete::Plan::Nothing | delete::Plan::Attached => return Ok(Next::Done),
-            delete::Plan::Protect => {
+            Plan::Nothing | Plan::Attached => return Ok(Next::Done),
+            Plan::Protect => {
                 self.cluster
                     .update(volume.as_ref(), |volume| finalizers::add(volume, PROVISIONER_FINALIZER))
                     .await?;
                 return Ok(Next::Done);
             }
-            delete::Plan::Unprotect => {
+            Plan::Unprotect => {
                 self.cluster
                     .update(volume.as_ref(), |volume| finalizers::remove(volume, PROVISIONER_FINALIZER))
                     .await?;
                 return Ok(Next::Done);
             }
-            delete::Plan::Delete => {}
+            Plan::Delete => {}
         }
         self.driver.identity_of(&self.name)?;
         let (queue, again) = (self.volume_queue.clone(), key.clone());
@@ -49,7 +50,7 @@ impl Provisioner {
         let live =
             self.cluster.fetch::<PersistentVolume>(key).await?.filter(|live| live.uid() == volume.uid());
         let Some(live) = live else { return Ok(Next::Done) };
-        if delete::plan(&live, &self.name, reached(&live), attached()) != delete::Plan::Delete {
+        if plan(&live, &self.name, reached(&live), attached()) != Plan::Delete {
             return Ok(Next::Done);
         }
         let begun = Instant::now();
@@ -108,3 +109,49 @@ impl Provisioner {
         secrets::reference(&parameters, Purpose::Provisioner, &volume.name_any(), None).ok().flatten()
     }
 }
+
+/// What is to be done about a volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// Nothing, until something changes.
+    Nothing,
+    /// It must not go before its storage is deleted.
+    Protect,
+    /// Its storage outlives it.
+    Unprotect,
+    /// Delete its storage, then itself.
+    Delete,
+    /// It would be deleted, but is still attached, or being detached.
+    Attached,
+}
+
+/// What to do about a volume that is attached or not; `reached` tells whether it is for this provisioner to delete.
+pub(super) fn plan(volume: &PersistentVolume, driver: &str, reached: bool, attached: bool) -> Plan {
+    let Some(spec) = &volume.spec else { return Plan::Nothing };
+    // Whoever made it says whose it is; of one that a person made, its driver.
+    let whose = volume.annotations().get(PROVISIONED_BY).or_else(|| spec.csi.as_ref().map(|csi| &csi.driver));
+    if whose.is_none_or(|whose| whose != driver) {
+        return Plan::Nothing;
+    }
+    let protected = volume.finalizers().iter().any(|finalizer| finalizer == PROVISIONER_FINALIZER);
+    let deleting = volume.metadata.deletion_timestamp.is_some();
+    let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
+    if spec.persistent_volume_reclaim_policy.as_deref() != Some("Delete") {
+        return if protected { Plan::Unprotect } else { Plan::Nothing };
+    }
+    match phase {
+        _ if !reached => Plan::Nothing,
+        "Bound" if !deleting && !protected => Plan::Protect,
+        "Released" if protected || !deleting => {
+            if attached {
+                Plan::Attached
+            } else {
+                Plan::Delete
+            }
+        }
+        _ => Plan::Nothing,
+    }
+}
+
+#[cfg(test)]
+mod tests;
