@@ -11,8 +11,8 @@
 //! A content whose VolumeSnapshot does not exist is never deleted: it may have come from another cluster's backup.
 //! What waits for another object is looked at again when that object changes; nothing is polled.
 
+mod binding;
 mod claims;
-mod contents;
 mod creation;
 mod groups;
 mod metrics;
@@ -22,18 +22,14 @@ mod status;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Queue, Recorder};
-use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder, finalizers};
+use k8s_openapi::api::core::v1::{Node, ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 
+use self::binding::Content;
 use self::groups::Groups;
-use self::metrics::Operations;
 use crate::failure::settled;
-use crate::snapshots::{
-    SnapshotError, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, names, served,
-};
+use crate::snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, names, served};
 
 pub use self::metrics::Metrics;
 
@@ -75,22 +71,22 @@ pub async fn run(cluster: Cluster, options: Options) {
     if !served::wait(&cluster, served::SNAPSHOTS, COMPONENT, pause).await {
         return;
     }
-    let shutdown = cluster.shutdown().clone();
     let this = Arc::new(Controller::new(&cluster, options));
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = this.start() => {}
-    }
     let workers = this.options.workers;
-    let snapshots = this.snapshot_queue.run(workers, shutdown.clone(), |key| {
+    let measured = async {
+        this.contents.synced().await;
+        this.classes.synced().await;
+        this.measure::<VolumeSnapshot>();
+    };
+    let snapshots = this.snapshot_loop().run(workers, |key| {
         let this = this.clone();
-        async move { settled(this.sync_snapshot(&key).await) }
+        async move { settled(this.sync::<VolumeSnapshot>(&key).await) }
     });
-    let contents = this.content_queue.run(workers, shutdown.clone(), |key| {
+    let contents = Loop::new(&cluster, &this.content_queue).keyed(&this.contents).run(workers, |key| {
         let this = this.clone();
-        async move { settled(this.sync_content(&key).await) }
+        async move { settled(this.sync_content::<VolumeSnapshot>(&key).await) }
     });
-    let claims = this.claim_queue.run(workers, shutdown.clone(), |key| {
+    let claims = this.claim_loop().run(workers, |key| {
         let this = this.clone();
         async move { settled(this.sync_claim(&key).await) }
     });
@@ -99,6 +95,10 @@ pub async fn run(cluster: Cluster, options: Options) {
             groups::run(this.clone()).await;
         }
     };
+    tokio::select! {
+        () = cluster.shutdown().cancelled() => {}
+        () = measured => {}
+    }
     tokio::join!(snapshots, contents, claims, groups);
 }
 
@@ -175,95 +175,56 @@ impl Controller {
         }
     }
 
-    /// Waits for the caches and puts what there is, and then what changes, into the queues.
-    async fn start(&self) {
-        self.snapshots.synced().await;
-        self.contents.synced().await;
-        self.classes.synced().await;
-        self.claims.synced().await;
-        self.volumes.synced().await;
-        if let Some(nodes) = &self.nodes {
-            nodes.synced().await;
+    /// Snapshots, when they, their contents, classes, claims or volumes, or the claims restored from them change.
+    fn snapshot_loop(&self) -> Loop<Key> {
+        let (by_content, by_class) = (self.by_content.clone(), self.by_class.clone());
+        let (of_claim, of_volume) = (self.by_claim.clone(), self.by_claim.clone());
+        let keys = |snapshots: &[Arc<VolumeSnapshot>]| {
+            snapshots.iter().map(|snapshot| Key::of(snapshot.as_ref())).collect::<Vec<_>>()
+        };
+        // Those that are ready need their claim no more.
+        let unready = move |mut snapshots: Vec<Arc<VolumeSnapshot>>| {
+            snapshots.retain(|snapshot| !status::is_ready(snapshot));
+            keys(&snapshots)
+        };
+        let snapshots = Loop::new(&self.cluster, &self.snapshot_queue)
+            .keyed(&self.snapshots)
+            .also(&self.contents, move |content| {
+                let mut snapshots = keys(&by_content.get(&content.name_any()));
+                snapshots.push(owner_key(content.as_ref()));
+                snapshots
+            })
+            .also(&self.classes, move |class| {
+                let mut waiting = keys(&by_class.get(&class.name_any()));
+                waiting.extend(keys(&by_class.get("")));
+                waiting
+            })
+            .subscribe(&self.claims, move |before, after| {
+                let Some(claim) = after.or(before) else { return Vec::new() };
+                let mut snapshots = unready(of_claim.get(&Key::of(claim.as_ref())));
+                snapshots.extend(before.into_iter().flat_map(|before| claims::restored_from(before)));
+                snapshots
+            })
+            .subscribe(&self.volumes, move |_, after| {
+                let claim = after.and_then(|volume| volume.spec.as_ref()?.claim_ref.as_ref());
+                claim.map_or_else(Vec::new, |claim| unready(of_volume.get(&key_of(claim))))
+            });
+        match &self.nodes {
+            None => snapshots,
+            Some(nodes) => snapshots.reads(nodes),
         }
-        self.measure();
-        let (queue, claims) = (self.snapshot_queue.clone(), self.claim_queue.clone());
-        self.snapshots.on_change(move |snapshot| {
-            queue.add(Key::of(snapshot.as_ref()));
-            if let Some(claim) = claim_of(snapshot) {
-                claims.add(claim);
-            }
-        });
-        let (queue, snapshots) = (self.content_queue.clone(), self.snapshot_queue.clone());
-        let by_content = self.by_content.clone();
-        self.contents.on_change(move |content| {
-            queue.add(Key::of(content.as_ref()));
-            snapshots.add(snapshot_of(content));
-            for snapshot in by_content.get(&content.name_any()) {
-                snapshots.add(Key::of(snapshot.as_ref()));
-            }
-        });
-        let (queue, by_class) = (self.snapshot_queue.clone(), self.by_class.clone());
-        self.classes.on_change(move |class| {
-            for name in [class.name_any(), String::new()] {
-                for snapshot in by_class.get(&name) {
-                    queue.add(Key::of(snapshot.as_ref()));
-                }
-            }
-        });
-        self.follow_claims();
     }
 
-    /// Lets the metrics see what snapshots go through.
-    fn measure(&self) {
-        let operations = Operations::new(&self.options.metrics, metrics::SNAPSHOT);
-        let (contents, classes) = (self.contents.clone(), self.classes.clone());
-        self.snapshots.subscribe(move |before, after| {
-            let Some(snapshot) = after.or(before) else { return };
-            let status = snapshot.status.as_ref();
-            let content = snapshots::plan::content_name(snapshot).and_then(|name| contents.named(&name));
-            let class = snapshot.spec.volume_snapshot_class_name.as_deref().unwrap_or_default();
-            let of_class = || classes.named(class).map(|class| class.driver.clone());
-            let seen = metrics::Seen {
-                uid: snapshot.uid().unwrap_or_default(),
-                driver: content.map(|content| content.spec.driver.clone()).or_else(of_class),
-                given: snapshot.spec.source.volume_snapshot_content_name.is_some(),
-                taken: status::is_taken(status),
-                ready: status::is_ready(snapshot),
-                deleting: snapshot.metadata.deletion_timestamp.is_some(),
-            };
-            if after.is_some() { operations.observe(&seen) } else { operations.gone(&seen) }
-        });
-    }
-
-    /// Snapshots wait for their claims to be bound, and stay while claims are restored from them.
-    fn follow_claims(&self) {
-        let (queue, own, by_claim) =
-            (self.snapshot_queue.clone(), self.claim_queue.clone(), self.by_claim.clone());
-        self.claims.subscribe(move |before, after| {
-            let Some(claim) = after.or(before) else { return };
-            let restored = before.into_iter().flat_map(|before| claims::restored_from(before));
-            restored.for_each(|snapshot| queue.add(snapshot));
-            for snapshot in by_claim.get(&Key::of(claim.as_ref())) {
-                if !status::is_ready(&snapshot) {
-                    queue.add(Key::of(snapshot.as_ref()));
-                }
-            }
-            if before.is_none() && berth_kube::finalizers::has(claim.as_ref(), names::CLAIM) {
-                own.add(Key::of(claim.as_ref()));
-            }
-        });
-        let (queue, by_claim) = (self.snapshot_queue.clone(), self.by_claim.clone());
-        self.volumes.subscribe(move |_, after| {
-            let claim = after.and_then(|volume| volume.spec.as_ref()?.claim_ref.as_ref());
-            let Some(claim) = claim else { return };
-            let key =
-                Key::new(claim.namespace.clone().unwrap_or_default(), claim.name.clone().unwrap_or_default());
-            for snapshot in by_claim.get(&key) {
-                if !status::is_ready(&snapshot) {
-                    queue.add(Key::of(snapshot.as_ref()));
-                }
-            }
-        });
+    /// Claims that are kept while snapshots of them are being taken.
+    fn claim_loop(&self) -> Loop<Key> {
+        Loop::new(&self.cluster, &self.claim_queue)
+            .also(&self.snapshots, |snapshot| claim_of(snapshot))
+            .subscribe(&self.claims, |before, after| {
+                let kept =
+                    |claim: &&Arc<PersistentVolumeClaim>| finalizers::has(claim.as_ref(), names::CLAIM);
+                let new = after.filter(|_| before.is_none()).filter(kept);
+                new.map(|claim| Key::of(claim.as_ref())).into_iter().collect()
+            })
     }
 }
 
@@ -273,10 +234,13 @@ fn claim_of(snapshot: &VolumeSnapshot) -> Option<Key> {
     Some(Key::new(snapshot.namespace().unwrap_or_default(), name))
 }
 
-/// The snapshot that a content belongs to.
-fn snapshot_of(content: &VolumeSnapshotContent) -> Key {
-    let back = &content.spec.volume_snapshot_ref;
-    Key::new(back.namespace.clone().unwrap_or_default(), back.name.clone().unwrap_or_default())
+/// The snapshot or the group that a content belongs to.
+fn owner_key(content: &impl Content) -> Key {
+    key_of(content.owner())
+}
+
+fn key_of(reference: &ObjectReference) -> Key {
+    Key::new(reference.namespace.clone().unwrap_or_default(), reference.name.clone().unwrap_or_default())
 }
 
 /// The group that a snapshot belongs to, by its owner (of whatever version) or its status.
@@ -288,8 +252,4 @@ fn group_of(snapshot: &VolumeSnapshot) -> Option<Key> {
     let named = snapshot.status.as_ref().and_then(|status| status.volume_group_snapshot_name.clone());
     let name = owner.map(|owner| owner.name.clone()).or(named).filter(|name| !name.is_empty())?;
     Some(Key::new(snapshot.namespace().unwrap_or_default(), name))
-}
-
-fn error_now(message: &str) -> SnapshotError {
-    SnapshotError { time: Some(Time(Timestamp::now())), message: Some(message.to_owned()) }
 }

@@ -1,18 +1,22 @@
-//! The content of a snapshot of a claim: which class, which volume, which secret; decided without a write.
+//! The contents of snapshots and of groups, and the objects of a group's members: which class, which volumes, which
+//! secret; decided without a write.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use berth_kube::{Key, reference, selectors};
+use berth_kube::{Key, Kind, reference, selectors};
 use k8s_openapi::api::core::v1::{
     Node, ObjectReference, PersistentVolume, PersistentVolumeClaim, SecretReference,
 };
-use kube::ResourceExt as _;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
+use kube::{Resource as _, ResourceExt as _};
 
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::{
-    VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, VolumeSnapshotContentSource,
-    VolumeSnapshotContentSpec, names,
+    VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent,
+    VolumeGroupSnapshotContentSource, VolumeGroupSnapshotContentSpec, VolumeSnapshot, VolumeSnapshotClass,
+    VolumeSnapshotContent, VolumeSnapshotContentSource, VolumeSnapshotContentSpec,
+    VolumeSnapshotContentStatus, VolumeSnapshotInfo, VolumeSnapshotSource, VolumeSnapshotSpec, names,
 };
 
 /// Why a content cannot be made: the event's reason, and what a person should know.
@@ -22,55 +26,83 @@ pub(super) struct Refusal {
     pub(super) message: String,
 }
 
-/// A class among those of one kind.
-pub(super) trait Class {
-    fn name(&self) -> String;
+/// A class of snapshots, or of groups of them.
+pub(super) trait Class: Kind {
+    /// The annotation of the default class.
+    const DEFAULT: &'static str;
+    /// What is taken by it.
+    const WHAT: &'static str;
+    /// Reason and beginning of the message if the class that is named does not exist.
+    const NOT_FOUND: (&'static str, &'static str);
+    /// The same if none is named and there is no default.
+    const NO_DEFAULT: (&'static str, &'static str);
+
     fn driver(&self) -> &str;
-    fn is_default(&self) -> bool;
 }
 
 impl Class for VolumeSnapshotClass {
-    fn name(&self) -> String {
-        self.name_any()
-    }
+    const DEFAULT: &'static str = names::DEFAULT_CLASS;
+    const WHAT: &'static str = "snapshot";
+    const NOT_FOUND: (&'static str, &'static str) =
+        ("GetSnapshotClassFailed", "Failed to get snapshot class with error");
+    const NO_DEFAULT: (&'static str, &'static str) =
+        ("SetDefaultSnapshotClassFailed", "Failed to set default snapshot class with error");
 
     fn driver(&self) -> &str {
         &self.driver
     }
+}
 
-    fn is_default(&self) -> bool {
-        self.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true")
+impl Class for VolumeGroupSnapshotClass {
+    const DEFAULT: &'static str = names::DEFAULT_GROUP_CLASS;
+    const WHAT: &'static str = "group snapshot";
+    const NOT_FOUND: (&'static str, &'static str) =
+        ("GetGroupSnapshotClassFailed", "failed to get group snapshot class with error");
+    const NO_DEFAULT: (&'static str, &'static str) =
+        ("SetDefaultGroupSnapshotClassFailed", "Failed to set default group snapshot class with error");
+
+    fn driver(&self) -> &str {
+        &self.driver
     }
 }
 
-/// The one default class of a driver.
-pub(super) fn default_class<C: Class>(
-    classes: &[Arc<C>],
-    driver: &str,
-    what: &str,
-) -> Result<Arc<C>, String> {
-    let mut chosen: Vec<&Arc<C>> =
-        classes.iter().filter(|class| class.is_default() && class.driver() == driver).collect();
-    match (chosen.pop(), chosen.len()) {
-        (Some(class), 0) => Ok(class.clone()),
-        (None, _) => Err(format!(
-            "cannot find default {what} class for driver {driver}: name one in the spec, or mark one as default"
+/// The class that is named, or the one default class of a driver.
+fn class<C: Class>(named: Option<&str>, driver: &str, classes: &[Arc<C>]) -> Result<Arc<C>, Refusal> {
+    let refusal = |(reason, beginning): (&'static str, &str), wrong: String| Refusal {
+        reason,
+        message: format!("{beginning} {wrong}"),
+    };
+    if let Some(name) = named {
+        let found = classes.iter().find(|class| class.name_any() == name);
+        return found
+            .cloned()
+            .ok_or_else(|| refusal(C::NOT_FOUND, format!("{} {name:?} does not exist", C::kind(&()))));
+    }
+    let is_default =
+        |class: &&Arc<C>| class.annotations().get(C::DEFAULT).is_some_and(|value| value == "true");
+    let chosen: Vec<&Arc<C>> =
+        classes.iter().filter(is_default).filter(|class| class.driver() == driver).collect();
+    match chosen.as_slice() {
+        [class] => Ok((*class).clone()),
+        [] => Err(refusal(
+            C::NO_DEFAULT,
+            format!(
+                "cannot find default {} class for driver {driver}: name one in the spec, or mark one as default",
+                C::WHAT
+            ),
         )),
-        (Some(last), more) => {
-            let mut all: Vec<String> = chosen.iter().map(|class| class.name()).collect();
-            all.push(last.name());
+        several => {
+            let mut all: Vec<String> = several.iter().map(|class| class.name_any()).collect();
             all.sort();
-            Err(format!(
-                "{} default snapshot classes were found: {}; leave only one",
-                more + 1,
-                all.join(", ")
-            ))
+            let (count, all) = (all.len(), all.join(", "));
+            let text = format!("{count} default snapshot classes were found: {all}; leave only one");
+            Err(refusal(C::NO_DEFAULT, text))
         }
     }
 }
 
 /// The volume of a claim, if a snapshot can be taken of it: bound both ways, and of a CSI driver.
-pub(super) fn volume_of<'a>(
+fn volume_of<'a>(
     claim: &PersistentVolumeClaim,
     volume: Option<&'a PersistentVolume>,
 ) -> Result<(&'a PersistentVolume, &'a str, &'a str), String> {
@@ -93,7 +125,7 @@ pub(super) fn volume_of<'a>(
     }
 }
 
-/// What is known when a content is to be made.
+/// What is known when the content of a snapshot is to be made.
 pub(super) struct Seen<'a> {
     pub(super) snapshot: &'a VolumeSnapshot,
     pub(super) claim: Option<&'a PersistentVolumeClaim>,
@@ -120,7 +152,7 @@ fn managed_by(volume: &PersistentVolume, nodes: &[Arc<Node>]) -> Option<String> 
     node
 }
 
-/// The content to make.
+/// The content to make for a snapshot.
 pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal> {
     let failed = |message: String| Refusal {
         reason: "SnapshotContentCreationFailed",
@@ -136,7 +168,8 @@ pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal>
         )));
     }
     let (volume, driver, handle) = volume_of(claim, seen.volume).map_err(failed)?;
-    let class = class(seen, driver)?;
+    let named = snapshot.spec.volume_snapshot_class_name.as_deref();
+    let class = class(named, driver, seen.classes)?;
     if class.driver != driver {
         return Err(failed(format!(
             "VolumeSnapshotClass {} is for driver {}, and the volume of the PVC {wanted} belongs to {driver}",
@@ -172,32 +205,149 @@ pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal>
 }
 
 /// Annotations that name a secret.
-pub(super) fn secret_marks(
-    secret: &SecretReference,
-    name: &str,
-    namespace: &str,
-) -> BTreeMap<String, String> {
+fn secret_marks(secret: &SecretReference, name: &str, namespace: &str) -> BTreeMap<String, String> {
     BTreeMap::from([
         (name.to_owned(), secret.name.clone().unwrap_or_default()),
         (namespace.to_owned(), secret.namespace.clone().unwrap_or_default()),
     ])
 }
 
-fn class(seen: &Seen<'_>, driver: &str) -> Result<Arc<VolumeSnapshotClass>, Refusal> {
-    match seen.snapshot.spec.volume_snapshot_class_name.as_deref() {
-        Some(name) => {
-            let found = seen.classes.iter().find(|class| class.name_any() == name);
-            found.cloned().ok_or_else(|| Refusal {
-                reason: "GetSnapshotClassFailed",
-                message: format!(
-                    "Failed to get snapshot class with error VolumeSnapshotClass {name:?} does not exist"
-                ),
-            })
+/// A claim and its volume.
+pub(super) type Chosen = (Arc<PersistentVolumeClaim>, Option<Arc<PersistentVolume>>);
+
+/// The content to make for the claims that a group's selector chose.
+pub(super) fn group_content(
+    group: &VolumeGroupSnapshot,
+    claims: &[Chosen],
+    classes: &[Arc<VolumeGroupSnapshotClass>],
+) -> Result<VolumeGroupSnapshotContent, Refusal> {
+    let failed = |message: String| Refusal {
+        reason: "GroupSnapshotContentCreationFailed",
+        message: format!("failed to create group snapshot content with error {message}"),
+    };
+    let mut handles = Vec::new();
+    let mut driver = None;
+    for (claim, volume) in claims {
+        let (_, its, handle) = volume_of(claim, volume.as_deref()).map_err(failed)?;
+        if *driver.get_or_insert(its) != its {
+            return Err(failed(format!(
+                "the selector chooses volumes of different drivers ({} and {its}), which no driver can take together",
+                driver.unwrap_or_default()
+            )));
         }
-        None => default_class(seen.classes, driver, "snapshot").map_err(|message| Refusal {
-            reason: "SetDefaultSnapshotClassFailed",
-            message: format!("Failed to set default snapshot class with error {message}"),
-        }),
+        handles.push(handle.to_owned());
+    }
+    let driver = driver.ok_or_else(|| {
+        failed(
+            "label selector for group snapshot not applied to any PVC: label the claims, or correct it"
+                .to_owned(),
+        )
+    })?;
+    let class = class(group.spec.volume_group_snapshot_class_name.as_deref(), driver, classes)?;
+    if class.driver != driver {
+        return Err(failed(format!(
+            "Volume CSI driver ({driver}) mismatch with VolumeGroupSnapshotClass ({}) {}",
+            class.driver,
+            class.name_any()
+        )));
+    }
+    let name = names::group_content(&group.uid().unwrap_or_default());
+    let parameters = class.parameters.clone().unwrap_or_default();
+    let key = Key::of(group);
+    let secret = secrets::snapshot_reference(&parameters, SnapshotPurpose::TakeGroup, &name, Some(&key))
+        .map_err(|failure| failed(failure.sentence()))?;
+    let mut content = VolumeGroupSnapshotContent::new(
+        &name,
+        VolumeGroupSnapshotContentSpec {
+            deletion_policy: class.deletion_policy.clone(),
+            driver: driver.to_owned(),
+            source: VolumeGroupSnapshotContentSource {
+                volume_handles: Some(handles),
+                group_snapshot_handles: None,
+            },
+            volume_group_snapshot_class_name: Some(class.name_any()),
+            volume_group_snapshot_ref: ObjectReference { field_path: None, ..reference(group) },
+        },
+    );
+    content.metadata.annotations =
+        secret.map(|secret| secret_marks(&secret, names::GROUP_SECRET_NAME, names::GROUP_SECRET_NAMESPACE));
+    Ok(content)
+}
+
+/// The objects of a member, as they are made, before they know each other's UIDs.
+pub(super) fn member(
+    group: &VolumeGroupSnapshot,
+    content: &VolumeGroupSnapshotContent,
+    volume_handle: &str,
+    volume: Option<&PersistentVolume>,
+) -> (VolumeSnapshotContent, VolumeSnapshot) {
+    let (snapshot_name, content_name) = names::member(&group.uid().unwrap_or_default(), volume_handle);
+    let namespace = group.namespace();
+    let spec = volume.and_then(|volume| volume.spec.as_ref());
+    let handle = content.status.as_ref().and_then(|status| status.volume_group_snapshot_handle.clone());
+    let mut marks = BTreeMap::from([(names::GROUP_HANDLE.to_owned(), handle.unwrap_or_default())]);
+    // The group's secret is its members' too; it was named with the group's names, which a member has not.
+    for (from, to) in [
+        (names::GROUP_SECRET_NAME, names::SECRET_NAME),
+        (names::GROUP_SECRET_NAMESPACE, names::SECRET_NAMESPACE),
+    ] {
+        if let Some(value) = content.annotations().get(from) {
+            marks.insert(to.to_owned(), value.clone());
+        }
+    }
+    let mut member = VolumeSnapshotContent::new(
+        &content_name,
+        VolumeSnapshotContentSpec {
+            deletion_policy: content.spec.deletion_policy.clone(),
+            driver: content.spec.driver.clone(),
+            source: VolumeSnapshotContentSource {
+                volume_handle: Some(volume_handle.to_owned()),
+                snapshot_handle: None,
+            },
+            source_volume_mode: spec.and_then(|spec| spec.volume_mode.clone()),
+            volume_snapshot_class_name: None,
+            volume_snapshot_ref: ObjectReference {
+                kind: Some("VolumeSnapshot".to_owned()),
+                name: Some(snapshot_name.clone()),
+                namespace: namespace.clone(),
+                ..ObjectReference::default()
+            },
+        },
+    );
+    member.metadata.annotations = Some(marks);
+    let claim = spec.and_then(|spec| spec.claim_ref.as_ref()?.name.clone()).unwrap_or_default();
+    let source = VolumeSnapshotSource {
+        persistent_volume_claim_name: Some(claim),
+        volume_snapshot_content_name: None,
+    };
+    let mut snapshot =
+        VolumeSnapshot::new(&snapshot_name, VolumeSnapshotSpec { source, volume_snapshot_class_name: None });
+    snapshot.metadata.namespace = namespace;
+    snapshot.metadata.owner_references = Some(vec![owner(group)]);
+    snapshot.metadata.finalizers = Some(vec![names::IN_GROUP.to_owned()]);
+    (member, snapshot)
+}
+
+/// What the group's content says of a member.
+pub(super) fn member_status(info: &VolumeSnapshotInfo, group_handle: &str) -> VolumeSnapshotContentStatus {
+    VolumeSnapshotContentStatus {
+        snapshot_handle: Some(info.snapshot_handle.clone()),
+        creation_time: info.creation_time,
+        restore_size: info.restore_size,
+        ready_to_use: info.ready_to_use,
+        error: None,
+        volume_group_snapshot_handle: Some(group_handle.to_owned()),
+    }
+}
+
+/// A member's owner.
+pub(super) fn owner(group: &VolumeGroupSnapshot) -> OwnerReference {
+    OwnerReference {
+        api_version: VolumeGroupSnapshot::api_version(&()).into_owned(),
+        kind: VolumeGroupSnapshot::kind(&()).into_owned(),
+        name: group.name_any(),
+        uid: group.uid().unwrap_or_default(),
+        ..OwnerReference::default()
     }
 }
 

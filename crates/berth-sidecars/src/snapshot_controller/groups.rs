@@ -1,25 +1,23 @@
-//! VolumeGroupSnapshots: carries out what was decided about them and their members.
+//! VolumeGroupSnapshots: what is observed of them, the content they get, and the objects of their members.
 
-mod creation;
 mod plan;
 
 use std::sync::Arc;
 
-use berth_kube::{Cache, Index, Key, Kind, Next, Queue};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use berth_kube::{Cache, Index, Key, Kind, Loop, Queue};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
-use self::creation::Chosen;
 use self::plan::{Seen, Step};
-use super::metrics::{self, Operations};
-use super::{Controller, contents, error_now, status};
+use super::binding::{Bindable, Caches, Content, GroupStep, Words};
+use super::creation::{self, Chosen, Refusal};
+use super::{Controller, metrics};
 use crate::failure::{Failure, settled};
 use crate::snapshots::{
-    VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus,
-    VolumeSnapshotInfo, VolumeSnapshotStatus, names,
+    SnapshotError, VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent,
+    VolumeGroupSnapshotStatus, VolumeSnapshotInfo, VolumeSnapshotStatus, names,
 };
-use berth_kube::finalizers;
 
 /// What is kept of groups.
 pub(super) struct Groups {
@@ -40,22 +38,28 @@ pub(super) struct Groups {
 
 /// Works on groups until the cluster's shutdown.
 pub(super) async fn run(controller: Arc<Controller>) {
-    let shutdown = controller.cluster.shutdown().clone();
+    let cluster = &controller.cluster;
     let groups = Groups::new(&controller);
+    let synced = async {
+        groups.cache.synced().await;
+        groups.contents.synced().await;
+        groups.classes.synced().await;
+    };
     tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = groups.synced() => {}
+        () = cluster.shutdown().cancelled() => return,
+        () = synced => {}
     }
     let groups = controller.groups.get_or_init(|| groups);
-    groups.start(&controller);
+    controller.measure::<VolumeGroupSnapshot>();
+    groups.wake_members(&controller);
     let workers = controller.options.workers;
-    let work = groups.queue.run(workers, shutdown.clone(), |key| {
+    let work = groups.group_loop(&controller).run(workers, |key| {
         let controller = controller.clone();
-        async move { settled(controller.sync_group(&key).await) }
+        async move { settled(controller.sync::<VolumeGroupSnapshot>(&key).await) }
     });
-    let contents = groups.content_queue.run(workers, shutdown.clone(), |key| {
+    let contents = Loop::new(cluster, &groups.content_queue).keyed(&groups.contents).run(workers, |key| {
         let controller = controller.clone();
-        async move { settled(controller.sync_group_content(&key).await) }
+        async move { settled(controller.sync_content::<VolumeGroupSnapshot>(&key).await) }
     });
     tokio::join!(work, contents);
 }
@@ -96,91 +100,56 @@ impl Groups {
         }
     }
 
-    async fn synced(&self) {
-        self.cache.synced().await;
-        self.contents.synced().await;
-        self.classes.synced().await;
+    /// Groups, when they, their contents, classes, claims, or the claims that are restored from their members change.
+    fn group_loop(&self, controller: &Controller) -> Loop<Key> {
+        let (by_content, snapshots) = (self.by_content.clone(), controller.snapshots.clone());
+        let (open, unbound, members) = (self.open.clone(), self.open.clone(), controller.by_group.clone());
+        let keys = |groups: Vec<Arc<VolumeGroupSnapshot>>| {
+            groups.iter().map(|group| Key::of(group.as_ref())).collect::<Vec<_>>()
+        };
+        Loop::new(&controller.cluster, &self.queue)
+            .keyed(&self.cache)
+            .also(&self.contents, move |content| {
+                let mut groups = keys(by_content.get(&content.name_any()));
+                groups.push(super::owner_key(content.as_ref()));
+                groups
+            })
+            .also(&self.classes, move |_| {
+                let open = open.values().iter().flat_map(|namespace| open.get(namespace)).collect();
+                keys(open)
+            })
+            .subscribe(&controller.claims, move |before, after| {
+                let namespace = after.or(before).and_then(|claim| claim.namespace()).unwrap_or_default();
+                let mut groups = keys(unbound.get(&namespace));
+                // A group that is being deleted waits for claims that are restored from its members.
+                for restored in before.iter().flat_map(|claim| super::claims::restored_from(claim)) {
+                    let group = snapshots.get(&restored).and_then(|snapshot| super::group_of(&snapshot));
+                    groups.extend(group.filter(|group| !members.get(group).is_empty()));
+                }
+                groups
+            })
     }
 
-    /// Puts what there is, and then what changes, into the queues.
-    fn start(&self, controller: &Controller) {
-        self.measure(controller);
-        let (queue, snapshots) = (self.queue.clone(), controller.snapshot_queue.clone());
-        let members = controller.by_group.clone();
+    /// Has members looked at when their group or its content changes, and those whose group went while nobody looked.
+    fn wake_members(&self, controller: &Controller) {
+        let (snapshots, members) = (controller.snapshot_queue.clone(), controller.by_group.clone());
         self.cache.on_change(move |group| {
-            let key = Key::of(group.as_ref());
-            for member in members.get(&key) {
+            for member in members.get(&Key::of(group.as_ref())) {
                 snapshots.add(Key::of(member.as_ref()));
             }
-            queue.add(key);
         });
-        // Members whose group went while nobody looked.
         for key in controller.by_group.values() {
             for member in controller.by_group.get(&key) {
                 controller.snapshot_queue.add(Key::of(member.as_ref()));
             }
         }
-        let (queue, own, by_content) =
-            (self.queue.clone(), self.content_queue.clone(), self.by_content.clone());
         let (snapshots, by_handle) = (controller.snapshot_queue.clone(), controller.by_group_handle.clone());
         self.contents.on_change(move |content| {
-            own.add(Key::of(content.as_ref()));
-            let back = &content.spec.volume_group_snapshot_ref;
-            queue.add(Key::new(
-                back.namespace.clone().unwrap_or_default(),
-                back.name.clone().unwrap_or_default(),
-            ));
-            for group in by_content.get(&content.name_any()) {
-                queue.add(Key::of(group.as_ref()));
-            }
             let handle =
                 content.status.as_ref().and_then(|status| status.volume_group_snapshot_handle.as_ref());
             for member in handle.iter().flat_map(|handle| by_handle.get(*handle)) {
-                snapshots.add(super::snapshot_of(&member));
+                snapshots.add(super::owner_key(member.as_ref()));
             }
-        });
-        let (queue, open) = (self.queue.clone(), self.open.clone());
-        self.classes.on_change(move |_| {
-            for group in open.values().iter().flat_map(|namespace| open.get(namespace)) {
-                queue.add(Key::of(group.as_ref()));
-            }
-        });
-        let (queue, open, members) = (self.queue.clone(), self.open.clone(), controller.by_group.clone());
-        let snapshots = controller.snapshots.clone();
-        controller.claims.subscribe(move |before, after| {
-            let namespace = after.or(before).and_then(|claim| claim.namespace()).unwrap_or_default();
-            for group in open.get(&namespace) {
-                queue.add(Key::of(group.as_ref()));
-            }
-            // A group that is being deleted waits for claims that are restored from its members.
-            for restored in before.iter().flat_map(|claim| super::claims::restored_from(claim)) {
-                let group = snapshots.get(&restored).and_then(|snapshot| super::group_of(&snapshot));
-                if let Some(group) = group.filter(|group| !members.get(group).is_empty()) {
-                    queue.add(group);
-                }
-            }
-        });
-    }
-
-    /// Lets the metrics see what groups go through.
-    fn measure(&self, controller: &Controller) {
-        let operations = Operations::new(&controller.options.metrics, metrics::GROUP);
-        let (contents, classes) = (self.contents.clone(), self.classes.clone());
-        self.cache.subscribe(move |before, after| {
-            let Some(group) = after.or(before) else { return };
-            let status = group.status.as_ref();
-            let class = group.spec.volume_group_snapshot_class_name.as_deref().unwrap_or_default();
-            let of_class = || classes.named(class).map(|class| class.driver.clone());
-            let content = contents.named(&plan::content_name(group));
-            let seen = metrics::Seen {
-                uid: group.uid().unwrap_or_default(),
-                driver: content.map(|content| content.spec.driver.clone()).or_else(of_class),
-                given: group.spec.source.volume_group_snapshot_content_name.is_some(),
-                taken: status.is_some_and(|status| status.creation_time.is_some()),
-                ready: status::is_group_ready(group),
-                deleting: group.metadata.deletion_timestamp.is_some(),
-            };
-            if after.is_some() { operations.observe(&seen) } else { operations.gone(&seen) }
         });
     }
 
@@ -208,174 +177,149 @@ impl Groups {
     }
 }
 
-impl Controller {
-    fn known_groups(&self) -> &Groups {
-        self.groups.get().expect("the queues of groups run only after they are known")
+impl Bindable for VolumeGroupSnapshot {
+    type Status = VolumeGroupSnapshotStatus;
+    type Content = VolumeGroupSnapshotContent;
+    type Class = VolumeGroupSnapshotClass;
+    const WORDS: Words = Words {
+        what: "group snapshot",
+        name: "GroupSnapshot",
+        content: "VolumeGroupSnapshotContent",
+        creating: "CreatingGroupSnapshot",
+        not_created: "CreateGroupSnapshotContentFailed",
+        created: "GroupSnapshotCreated",
+        ready: "GroupSnapshotReady",
+        not_bound: "GroupSnapshotBindFailed",
+        not_deleted: "GroupSnapshotContentObjectDeleteError",
+    };
+    const OPERATIONS: metrics::Names = metrics::GROUP;
+
+    fn caches(controller: &Controller) -> Option<Caches<'_, Self>> {
+        let Groups { cache, contents, classes, .. } = controller.groups.get()?;
+        Some(Caches { objects: cache, contents, classes })
     }
 
-    async fn sync_group_content(&self, key: &Key) -> Result<Next, Failure> {
-        let Some(content) = self.known_groups().contents.get(key) else { return Ok(Next::Done) };
-        match contents::of_group(&content) {
-            contents::Plan::Nothing => {}
-            contents::Plan::Invalid => {
-                let text = "Exactly one of GroupSnapshotHandles and VolumeHandles should be specified";
-                self.recorder.warning(content.as_ref(), "GroupContentValidationError", text);
-            }
-            contents::Plan::Protect => {
-                self.cluster
-                    .edit(content.as_ref(), |content| {
-                        if content.metadata.deletion_timestamp.is_none() {
-                            finalizers::add(content, names::GROUP_CONTENT);
-                        }
-                    })
-                    .await?;
-            }
-        }
-        Ok(Next::Done)
+    fn content_name(&self) -> Option<String> {
+        Some(plan::content_name(self))
     }
 
-    async fn sync_group(&self, key: &Key) -> Result<Next, Failure> {
-        let groups = self.known_groups();
-        let Some(group) = groups.cache.get(key) else { return Ok(Next::Done) };
-        let name = plan::content_name(&group);
-        let content = match groups.contents.named(&name) {
-            // Whether a group that goes leaves a content behind is asked, not believed.
-            None if group.metadata.deletion_timestamp.is_some() => {
-                self.cluster.fetch(&Key::cluster(name)).await?
-            }
-            known => known,
-        };
-        let members = self.by_group.get(key);
+    fn is_given(&self) -> bool {
+        self.spec.source.volume_group_snapshot_content_name.is_some()
+    }
+
+    fn is_taken(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.creation_time.is_some())
+    }
+
+    fn is_ready(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
+    }
+
+    fn error(&self) -> Option<&SnapshotError> {
+        self.status.as_ref()?.error.as_ref()
+    }
+
+    fn fail(&mut self, error: SnapshotError) {
+        let status = self.status.get_or_insert_default();
+        status.error = Some(error);
+        status.ready_to_use = Some(false);
+    }
+
+    fn set_status(&mut self, status: VolumeGroupSnapshotStatus) {
+        self.status = Some(status);
+    }
+
+    fn class_name(&self) -> Option<&String> {
+        self.spec.volume_group_snapshot_class_name.as_ref()
+    }
+
+    fn class_name_mut(&mut self) -> &mut Option<String> {
+        &mut self.spec.volume_group_snapshot_class_name
+    }
+
+    fn plan(&self, controller: &Controller, content: Option<&VolumeGroupSnapshotContent>) -> Vec<Step> {
+        let members = controller.by_group.get(&Key::of(self));
         let restoring =
-            members.iter().find(|member| !self.restoring.get(&Key::of(member.as_ref())).is_empty());
+            members.iter().find(|member| !controller.restoring.get(&Key::of(member.as_ref())).is_empty());
         let restoring = restoring.map(|member| member.name_any());
-        let steps = plan::plan(&Seen {
-            group: &group,
-            content: content.as_deref(),
+        plan::plan(&Seen {
+            group: self,
+            content,
             restoring: restoring.as_deref(),
             has_members: members.iter().any(|member| member.metadata.deletion_timestamp.is_none()),
-        });
-        let mut current = group;
-        for step in steps {
-            match self.carry_out_for_group(&current, content.as_ref(), step).await? {
-                Some(next) => current = next,
-                None => return Ok(Next::Done),
-            }
-        }
-        Ok(Next::Done)
+        })
     }
 
-    /// One step; the group as it is afterwards, or `None` if nothing more can be done now.
-    async fn carry_out_for_group(
-        &self,
-        group: &Arc<VolumeGroupSnapshot>,
-        content: Option<&Arc<VolumeGroupSnapshotContent>>,
-        step: Step,
-    ) -> Result<Option<Arc<VolumeGroupSnapshot>>, Failure> {
-        match (step, content) {
-            (Step::Protect, _) => {
-                let protected = self.cluster.edit(group.as_ref(), |group| {
-                    if group.metadata.deletion_timestamp.is_none() {
-                        finalizers::add(group, names::GROUP_BOUND);
-                    }
-                });
-                Ok(protected.await?)
-            }
-            (Step::Release, _) => {
-                let released =
-                    self.cluster.edit(group.as_ref(), |group| finalizers::remove(group, names::GROUP_BOUND));
-                Ok(released.await?)
-            }
-            (Step::Create, _) => self.create_group(group).await,
-            (Step::Status(after), _) => self.tell_group(group, after).await,
-            (Step::Fail(reason, message), _) => {
-                self.fail_group(group, reason, &message).await?;
-                Ok(None)
-            }
-            (Step::Pending(message), _) => {
-                self.recorder.warning(group.as_ref(), "SnapshotDeletePending", message);
-                Ok(None)
-            }
-            (Step::DeleteMembers, _) => self.delete_members(group).await,
-            (Step::Bind, Some(content)) => {
-                self.cluster
-                    .update(content.as_ref(), |content| {
-                        content.spec.volume_group_snapshot_ref.uid = group.uid();
-                        let class = &mut content.spec.volume_group_snapshot_class_name;
-                        if class.is_none() {
-                            class.clone_from(&group.spec.volume_group_snapshot_class_name);
-                        }
-                    })
-                    .await?;
-                Ok(Some(group.clone()))
-            }
-            (Step::Members, Some(content)) => {
-                self.make_members(group, content).await?;
-                Ok(Some(group.clone()))
-            }
-            (Step::MarkContent, Some(content)) => {
-                self.cluster
-                    .edit(content.as_ref(), |content| {
-                        content
-                            .annotations_mut()
-                            .insert(names::GROUP_BEING_DELETED.to_owned(), "yes".to_owned());
-                        // One that was bound only now may not be kept yet, and would go without its group.
-                        let status = content.status.as_ref();
-                        let taken =
-                            status.is_some_and(|status| status.volume_group_snapshot_handle.is_some());
-                        if taken && content.metadata.deletion_timestamp.is_none() {
-                            finalizers::add(content, names::GROUP_CONTENT);
-                        }
-                    })
-                    .await?;
-                Ok(Some(group.clone()))
-            }
-            (Step::DeleteContent, Some(content)) => {
-                if let Err(error) = self.cluster.delete(content.as_ref()).await {
-                    let text =
-                        format!("Failed to delete group snapshot content API object: {}", error.chain());
-                    self.recorder.warning(group.as_ref(), "GroupSnapshotContentObjectDeleteError", text);
-                    return Err(error.into());
-                }
-                Ok(Some(group.clone()))
-            }
-            (Step::Bind | Step::Members | Step::MarkContent | Step::DeleteContent, None) => Ok(None),
-        }
-    }
-
-    /// Makes the content of a group: class, then the content.
-    async fn create_group(
-        &self,
-        group: &Arc<VolumeGroupSnapshot>,
-    ) -> Result<Option<Arc<VolumeGroupSnapshot>>, Failure> {
-        let groups = self.known_groups();
-        let chosen = groups.chosen(group, &self.volumes).map_err(|message| super::creation::Refusal {
+    fn new_content(&self, controller: &Controller) -> Result<VolumeGroupSnapshotContent, Refusal> {
+        let groups = controller.known_groups();
+        let chosen = groups.chosen(self, &controller.volumes).map_err(|message| Refusal {
             reason: "GroupSnapshotContentCreationFailed",
             message: format!("failed to create group snapshot content with error {message}"),
         });
-        let content = chosen.and_then(|chosen| creation::content(group, &chosen, &groups.classes.list()));
-        let content = match content {
-            Ok(content) => content,
-            Err(refusal) => {
-                self.fail_group(group, refusal.reason, &refusal.message).await?;
-                return Ok(None);
-            }
-        };
-        let class = content.spec.volume_group_snapshot_class_name.clone();
-        let chosen = self.cluster.edit(group.as_ref(), |group| {
-            let own = &mut group.spec.volume_group_snapshot_class_name;
-            if own.is_none() {
-                own.clone_from(&class);
-            }
-        });
-        let Some(group) = chosen.await? else { return Ok(None) };
-        let key = Key::of(group.as_ref());
-        if self.create_or_find(&content).await?.is_none() {
-            return Ok(None);
+        chosen.and_then(|chosen| creation::group_content(self, &chosen, &groups.classes.list()))
+    }
+
+    async fn protect_source(&self, _controller: &Controller) -> Result<(), Failure> {
+        Ok(())
+    }
+
+    async fn group_step(
+        self: &Arc<Self>,
+        controller: &Controller,
+        content: Option<&Arc<VolumeGroupSnapshotContent>>,
+        step: GroupStep,
+    ) -> Result<Option<Arc<Self>>, Failure> {
+        match (step, content) {
+            (GroupStep::DeleteMembers, _) => controller.delete_members(self).await?,
+            (GroupStep::Members, Some(content)) => controller.make_members(self, content).await?,
+            (GroupStep::Members | GroupStep::Own, _) => return Ok(None),
         }
-        let text = format!("Waiting for a group snapshot {key} to be created by the CSI driver.");
-        self.recorder.normal(group.as_ref(), "CreatingGroupSnapshot", text);
-        Ok(Some(group))
+        Ok(Some(self.clone()))
+    }
+}
+
+impl Content for VolumeGroupSnapshotContent {
+    const FINALIZER: &'static str = names::GROUP_CONTENT;
+    const BEING_DELETED: &'static str = names::GROUP_BEING_DELETED;
+    const INVALID: (&'static str, &'static str) = (
+        "GroupContentValidationError",
+        "Exactly one of GroupSnapshotHandles and VolumeHandles should be specified",
+    );
+
+    fn driver(&self) -> &str {
+        &self.spec.driver
+    }
+
+    fn sources(&self) -> usize {
+        let source = &self.spec.source;
+        let volumes = source.volume_handles.as_ref().is_some_and(|handles| !handles.is_empty());
+        usize::from(volumes) + usize::from(source.group_snapshot_handles.is_some())
+    }
+
+    fn owner(&self) -> &ObjectReference {
+        &self.spec.volume_group_snapshot_ref
+    }
+
+    fn bind(&mut self, uid: Option<String>) {
+        self.spec.volume_group_snapshot_ref.uid = uid;
+    }
+
+    fn class_name(&self) -> Option<&String> {
+        self.spec.volume_group_snapshot_class_name.as_ref()
+    }
+
+    fn class_name_mut(&mut self) -> &mut Option<String> {
+        &mut self.spec.volume_group_snapshot_class_name
+    }
+
+    fn is_taken(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.volume_group_snapshot_handle.is_some())
+    }
+}
+
+impl Controller {
+    fn known_groups(&self) -> &Groups {
+        self.groups.get().expect("the queues of groups run only after they are known")
     }
 
     /// Makes the objects of all members, and binds them to each other; what is done already stays as it is.
@@ -443,11 +387,8 @@ impl Controller {
         }
     }
 
-    async fn delete_members(
-        &self,
-        group: &Arc<VolumeGroupSnapshot>,
-    ) -> Result<Option<Arc<VolumeGroupSnapshot>>, Failure> {
-        let key = Key::of(group.as_ref());
+    async fn delete_members(&self, group: &VolumeGroupSnapshot) -> Result<(), Failure> {
+        let key = Key::of(group);
         for member in self.by_group.get(&key) {
             if member.metadata.deletion_timestamp.is_some() {
                 continue;
@@ -458,54 +399,10 @@ impl Controller {
                     Key::of(member.as_ref()),
                     error.chain()
                 );
-                self.recorder.warning(group.as_ref(), "SnapshotDeleteError", text);
+                self.recorder.warning(group, "SnapshotDeleteError", text);
                 return Err(error.into());
             }
         }
-        Ok(Some(group.clone()))
-    }
-
-    /// Writes a new status, and tells what it means.
-    async fn tell_group(
-        &self,
-        group: &Arc<VolumeGroupSnapshot>,
-        after: VolumeGroupSnapshotStatus,
-    ) -> Result<Option<Arc<VolumeGroupSnapshot>>, Failure> {
-        let key = Key::of(group.as_ref());
-        let before = group.status.as_ref().and_then(|status| status.creation_time.as_ref());
-        let taken = before.is_none() && after.creation_time.is_some();
-        let ready = !status::is_group_ready(group) && after.ready_to_use == Some(true);
-        let written = self.cluster.update_status(group.as_ref(), |group| group.status = Some(after)).await?;
-        if taken {
-            let text = format!("GroupSnapshot {key} was successfully created by the CSI driver.");
-            self.recorder.normal(group.as_ref(), "GroupSnapshotCreated", text);
-        }
-        if ready {
-            let text = format!("GroupSnapshot {key} is ready to use.");
-            self.recorder.normal(group.as_ref(), "GroupSnapshotReady", text);
-        }
-        Ok(Some(written))
-    }
-
-    /// Tells of what cannot go on: in the status, and once by an event. It is looked at again when something changes.
-    async fn fail_group(
-        &self,
-        group: &Arc<VolumeGroupSnapshot>,
-        reason: &str,
-        message: &str,
-    ) -> Result<(), Failure> {
-        let known = group.status.as_ref().and_then(|status| status.error.as_ref()?.message.as_deref());
-        if known == Some(message) {
-            return Ok(());
-        }
-        self.recorder.warning(group.as_ref(), reason, message);
-        self.cluster
-            .edit_status(group.as_ref(), |group| {
-                let status = group.status.get_or_insert_default();
-                status.error = Some(error_now(message));
-                status.ready_to_use = Some(false);
-            })
-            .await?;
         Ok(())
     }
 }

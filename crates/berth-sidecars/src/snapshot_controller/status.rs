@@ -5,25 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::size;
 use crate::snapshots::{
-    VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus, VolumeSnapshot,
-    VolumeSnapshotContent, VolumeSnapshotStatus,
+    VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus, VolumeSnapshot, VolumeSnapshotContent,
+    VolumeSnapshotStatus,
 };
 
 /// Whether a snapshot can be restored from.
 pub(super) fn is_ready(snapshot: &VolumeSnapshot) -> bool {
     snapshot.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
-}
-
-/// Whether a snapshot is taken.
-pub(super) fn is_taken(status: Option<&VolumeSnapshotStatus>) -> bool {
-    status.is_some_and(|status| {
-        status.creation_time.is_some() && status.bound_volume_snapshot_content_name.is_some()
-    })
-}
-
-/// Whether the members of a group can be restored from.
-pub(super) fn is_group_ready(group: &VolumeGroupSnapshot) -> bool {
-    group.status.as_ref().is_some_and(|status| status.ready_to_use == Some(true))
 }
 
 /// A snapshot's status from its content's. What is bound, when it was taken and its size, once known, stay.

@@ -5,6 +5,8 @@ use serde_json::{Value, json};
 use super::*;
 use crate::snapshots::tests::merge;
 
+mod groups;
+
 fn with<T: serde::de::DeserializeOwned>(mut object: Value, change: Value) -> T {
     merge(&mut object, change);
     serde_json::from_value(object).unwrap()

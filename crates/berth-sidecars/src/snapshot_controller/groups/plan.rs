@@ -3,35 +3,12 @@
 use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
+use crate::snapshot_controller::binding::{self, GroupStep};
 use crate::snapshot_controller::status;
 use crate::snapshots::{VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotStatus, names};
 
-/// One write, or one for each member, in the order in which they are made.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) enum Step {
-    /// Keep the group until its content is gone.
-    Protect,
-    /// Let the group go.
-    Release,
-    /// Make its content.
-    Create,
-    /// Tell an existing content which group it belongs to.
-    Bind,
-    /// Make its members' objects.
-    Members,
-    /// Tell what has become of it.
-    Status(VolumeGroupSnapshotStatus),
-    /// It cannot go on; the event's reason and the message.
-    Fail(&'static str, String),
-    /// It cannot be deleted yet; the message.
-    Pending(String),
-    /// Tell the content that its group is being deleted.
-    MarkContent,
-    /// Delete the content.
-    DeleteContent,
-    /// Delete the members.
-    DeleteMembers,
-}
+/// What is done about a group.
+pub(super) type Step = binding::Step<VolumeGroupSnapshotStatus>;
 
 /// What is known of a group.
 #[derive(Debug, Clone, Copy)]
@@ -74,7 +51,8 @@ pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
             return vec![Step::Fail("GroupSnapshotContentMissing", text.to_owned())];
         }
         // Kept before there is a content: a group that went in between would leave the content behind for ever.
-        let protect = (!finalizers::has(group, names::GROUP_BOUND)).then_some(Step::Protect);
+        let protect =
+            (!finalizers::has(group, names::GROUP_BOUND)).then(|| Step::Protect(vec![names::GROUP_BOUND]));
         return protect.into_iter().chain([Step::Create]).collect();
     };
     if bound && !belongs(content, group) {
@@ -86,7 +64,7 @@ pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
     }
     let mut steps = Vec::new();
     if !finalizers::has(group, names::GROUP_BOUND) {
-        steps.push(Step::Protect);
+        steps.push(Step::Protect(vec![names::GROUP_BOUND]));
     }
     if !bound {
         steps.extend(unready(group, content));
@@ -106,7 +84,7 @@ fn unready(group: &VolumeGroupSnapshot, content: &VolumeGroupSnapshotContent) ->
     let said = content.status.as_ref().filter(|status| status.volume_group_snapshot_handle.is_some());
     let listed = said.and_then(|status| status.volume_snapshot_info_list.as_ref());
     if !given && listed.is_some_and(|members| !members.is_empty()) {
-        steps.push(Step::Members);
+        steps.push(Step::Group(GroupStep::Members));
     }
     let before = group.status.as_ref();
     let after = status::of_group(before, &content.name_any(), content);
@@ -141,10 +119,10 @@ fn deleting(seen: &Seen<'_>) -> Vec<Step> {
         }
     }
     if seen.has_members {
-        steps.push(Step::DeleteMembers);
+        steps.push(Step::Group(GroupStep::DeleteMembers));
     }
     if !kept {
-        steps.push(Step::Release);
+        steps.push(Step::Release(vec![names::GROUP_BOUND]));
     }
     steps
 }

@@ -3,37 +3,16 @@
 use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
+use crate::snapshot_controller::binding::{self, GroupStep};
 use crate::snapshot_controller::{group_of, status};
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotStatus, names};
 
-/// One write, in the order in which they are made.
-#[derive(Debug, Clone, PartialEq)]
-pub(in crate::snapshot_controller) enum Step {
-    /// Keep the snapshot.
-    Protect(Vec<&'static str>),
-    /// Let the snapshot go, as far as these are concerned.
-    Release(Vec<&'static str>),
-    /// Make its content.
-    Create,
-    /// Tell an existing content which snapshot it belongs to.
-    Bind,
-    /// Tell what has become of it.
-    Status(VolumeSnapshotStatus),
-    /// It goes with its group.
-    Own,
-    /// It cannot go on; the event's reason and the message.
-    Fail(&'static str, String),
-    /// It cannot be deleted yet; the message.
-    Pending(String),
-    /// Tell the content that its snapshot is being deleted.
-    MarkContent,
-    /// Delete the content.
-    DeleteContent,
-}
+/// What is done about a snapshot.
+pub(super) type Step = binding::Step<VolumeSnapshotStatus>;
 
 /// A group as far as it matters to a member.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::snapshot_controller) enum Group<'a> {
+pub(super) enum Group<'a> {
     /// It belongs to none.
     None,
     /// Whether its group exists is not known yet.
@@ -48,19 +27,19 @@ pub(in crate::snapshot_controller) enum Group<'a> {
 
 /// What is known of a snapshot.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::snapshot_controller) struct Seen<'a> {
-    pub(in crate::snapshot_controller) snapshot: &'a VolumeSnapshot,
-    pub(in crate::snapshot_controller) content: Option<&'a VolumeSnapshotContent>,
+pub(super) struct Seen<'a> {
+    pub(super) snapshot: &'a VolumeSnapshot,
+    pub(super) content: Option<&'a VolumeSnapshotContent>,
     /// The group that the snapshot names.
-    pub(in crate::snapshot_controller) group: Group<'a>,
+    pub(super) group: Group<'a>,
     /// The group that its content was taken with.
-    pub(in crate::snapshot_controller) content_group: Group<'a>,
+    pub(super) content_group: Group<'a>,
     /// A claim waits to be restored from it.
-    pub(in crate::snapshot_controller) restoring: bool,
+    pub(super) restoring: bool,
 }
 
 /// The content that a snapshot is bound to, or would be.
-pub(in crate::snapshot_controller) fn content_name(snapshot: &VolumeSnapshot) -> Option<String> {
+pub(super) fn content_name(snapshot: &VolumeSnapshot) -> Option<String> {
     let bound = snapshot.status.as_ref().and_then(|status| status.bound_volume_snapshot_content_name.clone());
     let source = &snapshot.spec.source;
     bound.or_else(|| source.volume_snapshot_content_name.clone()).or_else(|| match group_of(snapshot) {
@@ -70,7 +49,7 @@ pub(in crate::snapshot_controller) fn content_name(snapshot: &VolumeSnapshot) ->
 }
 
 /// What to do about a snapshot.
-pub(in crate::snapshot_controller) fn plan(seen: &Seen<'_>) -> Vec<Step> {
+pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
     if seen.snapshot.metadata.deletion_timestamp.is_some() {
         return deleting(seen);
     }
@@ -113,7 +92,7 @@ fn ready(seen: &Seen<'_>) -> Option<Step> {
         return Some(Step::Fail("SnapshotMisbound", text.to_owned()));
     }
     let owned = seen.snapshot.owner_references().iter().any(|owner| owner.kind == "VolumeGroupSnapshot");
-    (matches!(seen.group, Group::Live(_)) && !owned).then_some(Step::Own)
+    (matches!(seen.group, Group::Live(_)) && !owned).then_some(Step::Group(GroupStep::Own))
 }
 
 fn unready(seen: &Seen<'_>) -> Vec<Step> {

@@ -40,6 +40,9 @@ fn words(steps: Vec<Step>) -> Vec<String> {
         Step::Status(status) => format!("status {}", status.ready_to_use.unwrap()),
         Step::Fail(reason, _) => format!("fail {reason}"),
         Step::Pending(_) => "pending".to_owned(),
+        Step::Protect(_) => "protect".to_owned(),
+        Step::Release(_) => "release".to_owned(),
+        Step::Group(step) => format!("{step:?}").to_lowercase(),
         other => format!("{other:?}").to_lowercase(),
     };
     steps.into_iter().map(word).collect()

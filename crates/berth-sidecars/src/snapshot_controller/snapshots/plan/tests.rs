@@ -65,7 +65,7 @@ fn words(steps: Vec<Step>) -> Vec<String> {
         Step::Create => "create".to_owned(),
         Step::Bind => "bind".to_owned(),
         Step::Status(status) => format!("status {}", status.ready_to_use.unwrap()),
-        Step::Own => "own".to_owned(),
+        Step::Group(_) => "own".to_owned(),
         Step::Fail(reason, _) => format!("fail {reason}"),
         Step::Pending(_) => "pending".to_owned(),
         Step::MarkContent => "mark".to_owned(),

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::*;
+use crate::snapshot_controller::creation::*;
 
 fn group(class: Option<&str>) -> VolumeGroupSnapshot {
     serde_json::from_value(json!({
@@ -56,7 +56,7 @@ fn class_named(name: &str, driver: &str, default: bool) -> Arc<VolumeGroupSnapsh
 fn a_groups_content_names_all_volumes_and_its_members_share_its_secret() {
     let claims = [chosen("a", "Bound", &csi("d", "ha")), chosen("b", "Bound", &csi("d", "hb"))];
     let group = group(None);
-    let mut made = content(&group, &claims, &[class_named("k", "d", true)]).unwrap();
+    let mut made = group_content(&group, &claims, &[class_named("k", "d", true)]).unwrap();
     assert_eq!(made.name_any(), "groupsnapcontent-u");
     assert_eq!(made.spec.source.volume_handles.as_deref(), Some(&["ha".to_owned(), "hb".to_owned()][..]));
     assert_eq!(made.spec.volume_group_snapshot_class_name.as_deref(), Some("k"));
@@ -135,7 +135,7 @@ fn what_stands_in_the_way_of_a_group_is_told() {
     ] {
         let classes: Vec<_> =
             classes.into_iter().map(|(name, driver, default)| class_named(name, driver, default)).collect();
-        let refusal = content(&group(class), &claims, &classes).unwrap_err();
+        let refusal = group_content(&group(class), &claims, &classes).unwrap_err();
         assert_eq!(refusal.reason, expected.0, "{name}");
         assert!(refusal.message.contains(expected.1), "{name}: {}", refusal.message);
     }
