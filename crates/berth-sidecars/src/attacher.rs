@@ -27,7 +27,6 @@ use parking_lot::Mutex;
 
 use crate::driver::{Driver, Identity};
 use crate::failure::settled;
-use crate::names::attacher_finalizer;
 
 pub(crate) use self::plan::capability;
 
@@ -115,7 +114,7 @@ impl Attacher {
         let name = identity.name.clone();
         let (ours, of_driver) = (name.clone(), name.clone());
         Self {
-            finalizer: attacher_finalizer(&name),
+            finalizer: plan::finalizer(&name),
             by_volume: attachments.index(|attachment: &VolumeAttachment| {
                 attachment.spec.source.persistent_volume_name.clone().into_iter().collect()
             }),

@@ -38,7 +38,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder, storage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
@@ -214,7 +214,7 @@ impl Provisioner {
         let watches_places = identity.has_topology() && here.is_none();
         let volumes = cluster.cache::<PersistentVolume>();
         let claims = cluster.cache::<PersistentVolumeClaim>();
-        let (driver_name, own_mark) = (name.clone(), mark.clone());
+        let own_mark = mark.clone();
         let capacity = publisher(cluster, &driver, &options, identity, here.as_ref());
         Self {
             recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
@@ -222,17 +222,12 @@ impl Provisioner {
             claims_by_class: claims.index(move |claim| {
                 let open = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
                     || claim.finalizers().contains(&own_mark);
-                claims::class_of(claim).filter(|_| open).into_iter().collect()
+                let class = storage::class_of_claim(claim);
+                (open && !class.is_empty()).then(|| class.to_owned()).into_iter().collect()
             }),
             claims_by_source: claims.index(|claim| Source::needed(claim).into_iter().collect()),
             claims,
-            volumes_by_handle: volumes.index(move |volume| {
-                let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-                csi.filter(|csi| csi.driver == driver_name)
-                    .map(|csi| csi.volume_handle.clone())
-                    .into_iter()
-                    .collect()
-            }),
+            volumes_by_handle: storage::volumes_by_handle(&volumes, &name),
             volumes,
             classes: cluster.cache(),
             attachments: identity.attaches().then(|| attachments(cluster)),

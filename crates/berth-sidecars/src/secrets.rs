@@ -7,11 +7,11 @@ mod snapshot;
 
 use std::collections::BTreeMap;
 
+use berth_core::names::{KUBERNETES_PARAMETER_PREFIX, SECRET_NAME_PARAMETER, SECRET_NAMESPACE_PARAMETER};
 use berth_kube::{Cluster, Key};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret, SecretReference};
 
 use crate::failure::Failure;
-use crate::names::RESERVED;
 
 pub(crate) use self::snapshot::{SnapshotPurpose, snapshot_parameters, snapshot_reference};
 
@@ -35,7 +35,7 @@ pub(crate) enum Purpose {
 }
 
 /// The parameters that name a secret for every purpose that has none of its own.
-const FALLBACK: (&str, &str) = ("csi.storage.k8s.io/secret-name", "csi.storage.k8s.io/secret-namespace");
+const FALLBACK: (&str, &str) = (SECRET_NAME_PARAMETER, SECRET_NAMESPACE_PARAMETER);
 
 impl Purpose {
     /// All of them.
@@ -64,7 +64,10 @@ impl Purpose {
     /// The parameters that name it: name and namespace.
     fn keys(self) -> (String, String) {
         let name = self.name();
-        (format!("{RESERVED}{name}-secret-name"), format!("{RESERVED}{name}-secret-namespace"))
+        (
+            format!("{KUBERNETES_PARAMETER_PREFIX}{name}-secret-name"),
+            format!("{KUBERNETES_PARAMETER_PREFIX}{name}-secret-namespace"),
+        )
     }
 
     /// How they were called before there was a prefix.

@@ -2,9 +2,12 @@
 //! by which the components that serve them, and people, know each other's marks.
 
 mod groups;
-pub(crate) mod names;
 mod objects;
 pub(crate) mod served;
+
+use berth_kube::storage;
+
+pub(crate) use berth_core::names::snapshots as names;
 
 pub use self::groups::{
     GroupSnapshotHandles, VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent,
@@ -30,6 +33,12 @@ pub fn definitions() -> Vec<serde_json::Value> {
     .into_iter()
     .map(|text| serde_yaml_ng::from_str(text).expect("the definitions are well-formed, which a test checks"))
     .collect()
+}
+
+/// The VolumeSnapshot of a group's member, and its content.
+pub(crate) fn member_names(group_uid: &str, volume_handle: &str) -> (String, String) {
+    let name = |prefix| storage::hashed_name(prefix, &[group_uid, volume_handle]);
+    (name("snapshot"), name("snapcontent"))
 }
 
 #[cfg(test)]

@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Recorder, storage};
 use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
 use kube::ResourceExt as _;
 
@@ -127,18 +127,13 @@ struct Context {
 impl Context {
     fn new(cluster: &Cluster, driver: Driver, name: &str, options: Options) -> Self {
         let volumes = cluster.cache::<PersistentVolume>();
-        let of = name.to_owned();
         Self {
             recorder: Recorder::new(cluster, &format!("csi-snapshotter {name}"), ""),
             cluster: cluster.named("csi-snapshotter"),
             driver,
             name: name.to_owned(),
             options,
-            by_handle: volumes.index(move |volume: &PersistentVolume| {
-                let csi = volume.spec.as_ref().and_then(|spec| spec.csi.as_ref());
-                let csi = csi.filter(|csi| csi.driver == of);
-                csi.map(|csi| csi.volume_handle.clone()).into_iter().collect()
-            }),
+            by_handle: storage::volumes_by_handle(&volumes, name),
             volumes,
         }
     }

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::{NODE_ID, PUBLISH_SECRET, VOLUME_HANDLE};
 use berth_csi::kubernetes::{self, Access};
 use berth_csi::v1::{ControllerPublishVolumeRequest, VolumeCapability};
-use berth_kube::finalizers;
+use berth_kube::{finalizers, storage};
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, PersistentVolume, PersistentVolumeSpec, SecretReference,
 };
@@ -13,7 +14,11 @@ use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Identity};
 use crate::failure::Failure;
-use crate::names::{NODE_ID, PUBLISH_SECRET, VOLUME_HANDLE};
+
+/// The finalizer by which attachments and their volumes are kept until they are detached.
+pub(super) fn finalizer(driver: &str) -> String {
+    format!("external-attacher/{}", storage::lease_name(driver))
+}
 
 /// What is to be done about an attachment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

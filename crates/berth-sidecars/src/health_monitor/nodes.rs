@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_kube::storage::{self, ClaimOfPod};
 use berth_kube::{Backoff, Key, Next};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
@@ -13,7 +14,6 @@ use parking_lot::Mutex;
 
 use super::Monitor;
 use crate::failure::Failure;
-use crate::pods;
 
 /// How many pods are listed at a time.
 const PAGE: u32 = 500;
@@ -150,10 +150,8 @@ impl Monitor {
                 name: format!("of node {node}"),
                 source: Box::new(source),
             })?;
-            for pod in &page.items {
-                let namespace = pod.namespace().unwrap_or_default();
-                for claim in pods::claims_of(pod) {
-                    let key = Key::new(namespace.clone(), claim);
+            for pod in page.items.iter().filter(|pod| !storage::is_over(pod)) {
+                for ClaimOfPod { key, .. } in storage::claims_of_pod(pod) {
                     if self.claims.get(&key).is_some_and(|claim| self.is_ours(&claim)) {
                         used.entry(key).or_default().push(pod.name_any());
                     }

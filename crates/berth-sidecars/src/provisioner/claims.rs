@@ -8,9 +8,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use berth_core::names::{
+    ALPHA_SELECTED_NODE, BETA_STORAGE_PROVISIONER, MIGRATED_TO, SELECTED_NODE, STORAGE_PROVISIONER, creating,
+};
 use berth_csi::v1::{CreateVolumeRequest, DeleteVolumeRequest, TopologyRequirement, Volume};
 use berth_kube::timeline::Step;
-use berth_kube::{Key, Next, finalizers};
+use berth_kube::{Key, Next, finalizers, storage};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttributesClass};
 use kube::ResourceExt as _;
@@ -22,10 +25,6 @@ use super::topology::{self, NoPlace, Places};
 use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
-use crate::names::{
-    ALPHA_SELECTED_NODE, BETA_STORAGE_CLASS, BETA_STORAGE_PROVISIONER, MIGRATED_TO, SELECTED_NODE,
-    STORAGE_PROVISIONER, creating,
-};
 use crate::secrets::{self, Purpose};
 
 /// How often a volume that is not what was asked for is tried to be deleted at once.
@@ -51,7 +50,7 @@ impl Provisioner {
     pub(super) async fn sync_claim(&self, key: &Key) -> Result<Next, Failure> {
         let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
         let name = request::volume_name(&claim, &self.options)?;
-        let class = class_of(&claim).and_then(|class| self.classes.named(&class));
+        let class = self.classes.named(storage::class_of_claim(&claim));
         let saved = self.volumes.named(&name).is_some();
         let planned = plan(&claim, class.as_deref(), self.scope(), &name, saved);
         if planned == Plan::Nothing {
@@ -306,7 +305,7 @@ impl Provisioner {
                 let text = format!(
                     "whether a volume was created for this claim can only be found out with its StorageClass {:?}, which \
                      is gone: create it again, or remove the finalizer {} if you know that there is no volume {name}",
-                    class_of(&live).unwrap_or_default(),
+                    storage::class_of_claim(&live),
                     self.mark
                 );
                 self.recorder.warning(live.as_ref(), "ProvisioningFailed", text);
@@ -559,12 +558,6 @@ enum Verdict {
     InBackground,
     /// There is no room at the selected node: the scheduler must choose another.
     Reschedule,
-}
-
-/// The name of a claim's class.
-pub(super) fn class_of(claim: &PersistentVolumeClaim) -> Option<String> {
-    let old = claim.annotations().get(BETA_STORAGE_CLASS).cloned();
-    old.or_else(|| claim.spec.as_ref()?.storage_class_name.clone()).filter(|class| !class.is_empty())
 }
 
 /// The node that was selected for a claim's first consumer.

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::names::{SELECTED_NODE, creating};
 use berth_csi::v1::GetCapacityRequest;
 use berth_kube::Next;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
@@ -27,7 +28,6 @@ use super::topology::Segment;
 use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
-use crate::names::{SELECTED_NODE, creating};
 use crate::place::Place;
 
 /// Who keeps the capacity objects of a whole cluster current.

@@ -4,6 +4,10 @@
 use std::collections::BTreeMap;
 
 use berth_core::ClaimField;
+use berth_core::names::{
+    DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, FS_TYPE_PARAMETER, KUBERNETES_PARAMETER_PREFIX,
+    MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER, PROVISIONER_IDENTITY,
+};
 use berth_csi::kubernetes::{self, Access};
 use berth_csi::v1::{CapacityRange, CreateVolumeRequest, Volume, VolumeCapability};
 use k8s_openapi::api::core::v1::{
@@ -17,10 +21,6 @@ use super::sources::Source;
 use super::{Options, topology};
 use crate::driver::{ControllerCapability, Identity, Service};
 use crate::failure::Failure;
-use crate::names::{
-    DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE,
-    PROVISIONED_BY, PROVISIONER_FINALIZER, PROVISIONER_IDENTITY, RESERVED,
-};
 use crate::secrets::{self, Purpose};
 use crate::size;
 
@@ -71,9 +71,12 @@ impl VolumeRequest {
         }
         let mut parameters = stripped(&class_parameters)?;
         if options.extra_create_metadata {
-            parameters.insert(format!("{RESERVED}pvc/name"), claim.name_any());
-            parameters.insert(format!("{RESERVED}pvc/namespace"), claim.namespace().unwrap_or_default());
-            parameters.insert(format!("{RESERVED}pv/name"), name.clone());
+            parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}pvc/name"), claim.name_any());
+            parameters.insert(
+                format!("{KUBERNETES_PARAMETER_PREFIX}pvc/namespace"),
+                claim.namespace().unwrap_or_default(),
+            );
+            parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}pv/name"), name.clone());
             let asked = claim_fields(&parameters, claim);
             parameters.extend(asked);
         }
@@ -243,10 +246,10 @@ fn check_capabilities(identity: &Identity, source: Option<&Source>, modify: bool
 }
 
 fn fs_type(parameters: &BTreeMap<String, String>, options: &Options) -> Result<String, Failure> {
-    match (parameters.get("fstype"), parameters.get("csi.storage.k8s.io/fstype")) {
-        (Some(_), Some(_)) => Err(Failure::refused(
-            "fstype specified in parameters with both \"fstype\" and \"csi.storage.k8s.io/fstype\" keys; keep the latter",
-        )),
+    match (parameters.get("fstype"), parameters.get(FS_TYPE_PARAMETER)) {
+        (Some(_), Some(_)) => Err(Failure::refused(format!(
+            "fstype specified in parameters with both \"fstype\" and {FS_TYPE_PARAMETER:?} keys; keep the latter"
+        ))),
         (Some(fs_type), None) | (None, Some(fs_type)) if !fs_type.is_empty() => Ok(fs_type.clone()),
         _ => Ok(options.default_fs_type.clone()),
     }
@@ -279,11 +282,11 @@ fn capabilities(
 fn stripped(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>, Failure> {
     let mut own = BTreeMap::new();
     for (key, value) in parameters {
-        if !key.starts_with(RESERVED) {
+        if !key.starts_with(KUBERNETES_PARAMETER_PREFIX) {
             own.insert(key.clone(), value.clone());
-        } else if key != "csi.storage.k8s.io/fstype" && !secrets::is_key(key) {
+        } else if key != FS_TYPE_PARAMETER && !secrets::is_key(key) {
             return Err(Failure::refused(format!(
-                "found unknown parameter key {key:?} with reserved namespace csi.storage.k8s.io/; correct the StorageClass"
+                "found unknown parameter key {key:?} with reserved namespace {KUBERNETES_PARAMETER_PREFIX}; correct the StorageClass"
             )));
         }
     }

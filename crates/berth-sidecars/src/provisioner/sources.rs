@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::names::{CLONING_PROTECTION, SNAPSHOT_SOURCE_PROTECTION};
 use berth_csi::v1::{VolumeContentSource, volume_content_source};
 use berth_kube::{Key, Loop, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -19,16 +20,12 @@ use super::claims::is_begun;
 use super::request::{self, requested};
 use crate::driver::{ControllerCapability, Identity};
 use crate::failure::{Failure, settled};
-use crate::names::{CLONING_PROTECTION, SNAPSHOT_SOURCE_PROTECTION};
 use crate::size;
-use crate::snapshots::names::GROUP as SNAPSHOT_GROUP;
+use crate::snapshots::names::{ALLOW_MODE_CHANGE, GROUP as SNAPSHOT_GROUP};
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, served};
 
 /// How often a cluster without snapshots is looked at again.
 const KINDS: Duration = Duration::from_secs(30);
-/// On a content: its volume mode may be changed by a restore.
-const ALLOW_MODE_CHANGE: &str = "snapshot.storage.kubernetes.io/allow-volume-mode-change";
-
 /// Where a claim's data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Source {

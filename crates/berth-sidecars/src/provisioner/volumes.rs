@@ -4,6 +4,9 @@
 
 use std::time::Instant;
 
+use berth_core::names::{
+    DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER,
+};
 use berth_csi::v1::DeleteVolumeRequest;
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next, finalizers};
@@ -12,7 +15,6 @@ use kube::ResourceExt as _;
 
 use super::Provisioner;
 use crate::failure::Failure;
-use crate::names::{DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER};
 use crate::secrets::{self, Purpose};
 
 impl Provisioner {

@@ -3,13 +3,17 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use berth_core::names::{
+    KUBERNETES_PARAMETER_PREFIX, MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE, NODE_EXPANSION_NOT_REQUIRED,
+    PRE_RESIZE_CAPACITY,
+};
 use berth_csi::code;
 use berth_csi::v1::{
     CapacityRange, ControllerExpandVolumeRequest, ControllerExpandVolumeResponse,
     ControllerModifyVolumeRequest,
 };
 use berth_kube::timeline::Step;
-use berth_kube::{Key, Next};
+use berth_kube::{Key, Next, storage};
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, SecretReference,
 };
@@ -21,10 +25,6 @@ use super::{Abilities, Resizer, modify};
 use crate::attacher;
 use crate::driver::Identity;
 use crate::failure::Failure;
-use crate::names::{
-    MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE, NODE_EXPANSION_NOT_REQUIRED, PRE_RESIZE_CAPACITY, RESERVED,
-};
-use crate::pods;
 use crate::secrets;
 use crate::size;
 
@@ -250,7 +250,10 @@ impl Resizer {
             source: Box::new(source),
         })?;
         let name = claim.name_any();
-        Ok(pods.items.iter().any(|pod| pods::claims_of(pod).contains(&name)))
+        let uses = |pod: &Pod| {
+            !storage::is_over(pod) && storage::claims_of_pod(pod).iter().any(|used| used.key.name == name)
+        };
+        Ok(pods.items.iter().any(uses))
     }
 
     async fn modify(
@@ -290,9 +293,12 @@ impl Resizer {
         self.recorder.normal(claim, "VolumeModify", text);
         let mut parameters = found.parameters.clone().unwrap_or_default();
         if self.options.extra_modify_metadata {
-            parameters.insert(format!("{RESERVED}pvc/name"), claim.name_any());
-            parameters.insert(format!("{RESERVED}pvc/namespace"), claim.namespace().unwrap_or_default());
-            parameters.insert(format!("{RESERVED}pv/name"), volume.name_any());
+            parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}pvc/name"), claim.name_any());
+            parameters.insert(
+                format!("{KUBERNETES_PARAMETER_PREFIX}pvc/namespace"),
+                claim.namespace().unwrap_or_default(),
+            );
+            parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}pv/name"), volume.name_any());
         }
         match self.change(volume, parameters).await {
             Ok(()) => self.modified(&marked, volume, class).await,

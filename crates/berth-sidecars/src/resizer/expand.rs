@@ -107,7 +107,7 @@ pub(super) fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeCl
             .metadata
             .annotations
             .as_ref()
-            .and_then(|all| all.get("volume.kubernetes.io/storage-resizer").cloned())
+            .and_then(|all| all.get(berth_core::names::STORAGE_RESIZER).cloned())
     };
     // Of the steps only the node's are news: the controller's are our own writes.
     let by_node = |claim: &PersistentVolumeClaim| matches!(resize_status(claim), NODE_INFEASIBLE | "");

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_kube::Key;
 use k8s_openapi::api::core::v1::SecretReference;
 
 use super::{expand, label};
 use crate::failure::Failure;
-use crate::names::RESERVED;
 
 /// What a secret of a snapshot class is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,7 +37,10 @@ impl SnapshotPurpose {
     /// The parameters that name it: name and namespace.
     fn keys(self) -> (String, String) {
         let name = self.name();
-        (format!("{RESERVED}{name}-secret-name"), format!("{RESERVED}{name}-secret-namespace"))
+        (
+            format!("{KUBERNETES_PARAMETER_PREFIX}{name}-secret-name"),
+            format!("{KUBERNETES_PARAMETER_PREFIX}{name}-secret-namespace"),
+        )
     }
 
     /// What its tokens begin with.
@@ -92,11 +95,11 @@ pub(crate) fn snapshot_parameters(
     let known: Vec<(String, String)> = SnapshotPurpose::ALL.iter().map(|purpose| purpose.keys()).collect();
     let mut own = BTreeMap::new();
     for (key, value) in parameters {
-        if !key.starts_with(RESERVED) {
+        if !key.starts_with(KUBERNETES_PARAMETER_PREFIX) {
             own.insert(key.clone(), value.clone());
         } else if !known.iter().any(|(name, namespace)| key == name || key == namespace) {
             return Err(Failure::refused(format!(
-                "found unknown parameter key {key:?} with reserved namespace {RESERVED}; correct the snapshot class"
+                "found unknown parameter key {key:?} with reserved namespace {KUBERNETES_PARAMETER_PREFIX}; correct the snapshot class"
             )));
         }
     }

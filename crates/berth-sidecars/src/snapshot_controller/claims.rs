@@ -1,5 +1,6 @@
 //! Claims are kept while snapshots of them are being taken.
 
+use berth_kube::finalizers;
 use berth_kube::{Key, Next};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
@@ -7,7 +8,6 @@ use kube::ResourceExt as _;
 use super::{Controller, status};
 use crate::failure::Failure;
 use crate::snapshots::names;
-use berth_kube::finalizers;
 
 /// The snapshots that a claim is being restored from: those it names, until it has a volume.
 pub(super) fn restored_from(claim: &PersistentVolumeClaim) -> Vec<Key> {

@@ -16,7 +16,8 @@ use crate::snapshots::{
     VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent,
     VolumeGroupSnapshotContentSource, VolumeGroupSnapshotContentSpec, VolumeSnapshot, VolumeSnapshotClass,
     VolumeSnapshotContent, VolumeSnapshotContentSource, VolumeSnapshotContentSpec,
-    VolumeSnapshotContentStatus, VolumeSnapshotInfo, VolumeSnapshotSource, VolumeSnapshotSpec, names,
+    VolumeSnapshotContentStatus, VolumeSnapshotInfo, VolumeSnapshotSource, VolumeSnapshotSpec, member_names,
+    names,
 };
 
 /// Why a content cannot be made: the event's reason, and what a person should know.
@@ -281,7 +282,7 @@ pub(super) fn member(
     volume_handle: &str,
     volume: Option<&PersistentVolume>,
 ) -> (VolumeSnapshotContent, VolumeSnapshot) {
-    let (snapshot_name, content_name) = names::member(&group.uid().unwrap_or_default(), volume_handle);
+    let (snapshot_name, content_name) = member_names(&group.uid().unwrap_or_default(), volume_handle);
     let namespace = group.namespace();
     let spec = volume.and_then(|volume| volume.spec.as_ref());
     let handle = content.status.as_ref().and_then(|status| status.volume_group_snapshot_handle.clone());

@@ -123,5 +123,5 @@ fn every_field_of_a_definition_is_a_field_of_its_type() {
 fn members_are_named_by_the_hash_of_group_and_volume() {
     let hex = "4888fb23f417fea4ae44a3aedae303f90011f242a3d3eaa6b006f7277dec6042";
     let named = (format!("snapshot-{hex}"), format!("snapcontent-{hex}"));
-    assert_eq!(names::member("uid", "handle"), named);
+    assert_eq!(member_names("uid", "handle"), named);
 }

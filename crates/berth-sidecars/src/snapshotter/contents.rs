@@ -1,5 +1,6 @@
 //! Contents of single snapshots.
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
 use berth_kube::Cache;
 use jiff::Timestamp;
@@ -12,7 +13,6 @@ use super::worker::{Content, Secrets, Words, class_of, secret_of};
 use super::{Context, Options, csi_name, taken};
 use crate::driver::ControllerCapability;
 use crate::failure::Failure;
-use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::{SnapshotError, VolumeSnapshotClass, VolumeSnapshotContent, names};
 
@@ -70,7 +70,9 @@ impl Content for VolumeSnapshotContent {
         let mut parameters = secrets::snapshot_parameters(&class.parameters.clone().unwrap_or_default())?;
         let owner = &self.spec.volume_snapshot_ref;
         if options.extra_create_metadata {
-            let mut add = |key: &str, value: String| parameters.insert(format!("{RESERVED}{key}"), value);
+            let mut add = |key: &str, value: String| {
+                parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}{key}"), value)
+            };
             add("volumesnapshot/name", owner.name.clone().unwrap_or_default());
             add("volumesnapshot/namespace", owner.namespace.clone().unwrap_or_default());
             add("volumesnapshotcontent/name", self.name_any());

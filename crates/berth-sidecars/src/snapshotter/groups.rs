@@ -1,5 +1,6 @@
 //! Contents of groups of snapshots.
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_csi::v1::{
     CreateVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest,
     VolumeGroupSnapshot,
@@ -14,7 +15,6 @@ use super::plan::Seen;
 use super::worker::{Content, Secrets, Words, class_of};
 use super::{Context, Options, csi_name, taken};
 use crate::failure::Failure;
-use crate::names::RESERVED;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::{SnapshotError, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, names};
 
@@ -73,7 +73,9 @@ impl Content for VolumeGroupSnapshotContent {
         let mut parameters = secrets::snapshot_parameters(&class.parameters.clone().unwrap_or_default())?;
         let owner = &self.spec.volume_group_snapshot_ref;
         if options.extra_create_metadata {
-            let mut add = |key: &str, value: String| parameters.insert(format!("{RESERVED}{key}"), value);
+            let mut add = |key: &str, value: String| {
+                parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}{key}"), value)
+            };
             add("volumegroupsnapshot/name", owner.name.clone().unwrap_or_default());
             add("volumegroupsnapshot/namespace", owner.namespace.clone().unwrap_or_default());
             add("volumegroupsnapshotcontent/name", self.name_any());

@@ -37,8 +37,8 @@ fn csi_node(id: &str) -> CSINode {
 
 #[test]
 fn the_finalizer_is_upstreams() {
-    assert_eq!(crate::names::attacher_finalizer(DRIVER), FINALIZER);
-    assert_eq!(crate::names::attacher_finalizer("a.b."), "external-attacher/a-b-X");
+    assert_eq!(finalizer(DRIVER), FINALIZER);
+    assert_eq!(finalizer("a.b."), "external-attacher/a-b-X");
 }
 
 #[test]

@@ -3,11 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use k8s_openapi::api::core::v1::{Node, VolumeNodeAffinity};
 use k8s_openapi::api::storage::v1::{CSINode, CSIStorageCapacity, StorageClass};
 use kube::ResourceExt as _;
 
-use crate::names::RESERVED;
 use crate::provisioner::topology::{self, Segment};
 
 /// What a class asks of the driver.
@@ -94,7 +94,7 @@ pub(super) fn classes(
         .filter(|class| class.provisioner == driver && (immediate || !at_once(class)))
         .map(|class| {
             let mut parameters = class.parameters.clone().unwrap_or_default();
-            parameters.retain(|key, _| !key.starts_with(RESERVED));
+            parameters.retain(|key, _| !key.starts_with(KUBERNETES_PARAMETER_PREFIX));
             (class.name_any(), parameters)
         })
         .collect()

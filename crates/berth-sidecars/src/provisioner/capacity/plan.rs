@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use berth_core::names::{CAPACITY_DRIVER, CAPACITY_MANAGED_BY};
 use berth_csi::v1::GetCapacityResponse;
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -11,11 +12,6 @@ use kube::ResourceExt as _;
 
 use super::goal::Place;
 use crate::size;
-
-/// On an object: the driver.
-pub(super) const DRIVER_NAME: &str = "csi.storage.k8s.io/drivername";
-/// On an object: who keeps it current.
-pub(super) const MANAGED_BY: &str = "csi.storage.k8s.io/managed-by";
 
 /// What all objects of a publisher have in common.
 #[derive(Debug, Clone)]
@@ -65,7 +61,7 @@ pub(super) enum Write {
 impl Frame {
     /// What chooses the objects of this publisher.
     pub(super) fn selector(&self) -> String {
-        format!("{DRIVER_NAME}={},{MANAGED_BY}={}", self.driver, self.manager)
+        format!("{CAPACITY_DRIVER}={},{CAPACITY_MANAGED_BY}={}", self.driver, self.manager)
     }
 
     /// The writes after which there is exactly one object for the place, and it tells of this room.
@@ -104,7 +100,7 @@ impl Frame {
     }
 
     fn object(&self, place: &Place, room: Room) -> CSIStorageCapacity {
-        let labels = [(DRIVER_NAME, &self.driver), (MANAGED_BY, &self.manager)]
+        let labels = [(CAPACITY_DRIVER, &self.driver), (CAPACITY_MANAGED_BY, &self.manager)]
             .map(|(k, v)| (k.to_owned(), v.clone()));
         let mut object = CSIStorageCapacity {
             metadata: ObjectMeta {

@@ -1,5 +1,6 @@
 //! What a claim needs, row by row.
 
+use berth_core::names::BETA_STORAGE_CLASS;
 use serde_json::{Value, json};
 
 use super::*;
@@ -138,9 +139,9 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
 #[test]
 fn the_old_annotation_names_the_class_before_the_field() {
     let old = claim(json!({ "metadata": { "annotations": { BETA_STORAGE_CLASS: "old" } } }));
-    assert_eq!(class_of(&old).as_deref(), Some("old"));
-    assert_eq!(class_of(&claim(json!({}))).as_deref(), Some("fast"));
-    assert_eq!(class_of(&claim(json!({ "spec": { "storageClassName": "" } }))), None);
+    assert_eq!(storage::class_of_claim(&old), "old");
+    assert_eq!(storage::class_of_claim(&claim(json!({}))), "fast");
+    assert_eq!(storage::class_of_claim(&claim(json!({ "spec": { "storageClassName": "" } }))), "");
 }
 
 #[test]

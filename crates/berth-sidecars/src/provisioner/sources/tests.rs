@@ -139,7 +139,7 @@ fn a_source_is_needed_while_a_claim_waits_for_its_volume_or_may_have_one_in_the_
     let needed = |change: &[(&str, Value)]| Source::needed(&of(pending.clone(), change));
     let source = |namespace: &str| Some(Source::Claim(Key::new(namespace, "o")));
     let deleting = ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-    let marked = ("/metadata/finalizers", json!([crate::names::creating(DRIVER)]));
+    let marked = ("/metadata/finalizers", json!([berth_core::names::creating(DRIVER)]));
     let bound = ("/status/phase", json!("Bound"));
     assert_eq!(needed(&[]), source("ns"));
     assert_eq!(needed(&[("/status", Value::Null)]), source("ns"));
@@ -173,7 +173,7 @@ fn a_clone_that_was_begun_is_gone_on_with_though_its_source_is_being_deleted() {
         cloneable(claim, &of(source.clone(), change), Some(&volume), DRIVER).is_ok()
     };
     assert!(!check(&claim, &[]), "a new one comes too late");
-    finalizers::add(&mut claim, &crate::names::creating(DRIVER));
+    finalizers::add(&mut claim, &berth_core::names::creating(DRIVER));
     assert!(check(&claim, &[]));
     assert!(!check(&claim, &[("/metadata/finalizers", json!([]))]), "the source may be gone in a moment");
 }

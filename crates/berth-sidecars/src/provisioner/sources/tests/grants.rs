@@ -2,6 +2,7 @@
 
 use berth_apiserver::rest::ApiServer;
 use berth_apiserver::store::Store;
+use berth_core::names::CLONING_PROTECTION;
 use berth_csi::Endpoint;
 use berth_kube::{Cluster, Key};
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
@@ -12,7 +13,6 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::driver::{Driver, Identity};
-use crate::names::CLONING_PROTECTION;
 use crate::provisioner::Options;
 use crate::provisioner::sources::*;
 

@@ -64,7 +64,7 @@ fn a_groups_content_names_all_volumes_and_its_members_share_its_secret() {
 
     made.status.get_or_insert_default().volume_group_snapshot_handle = Some("gh".to_owned());
     let (its, snapshot) = member(&group, &made, "ha", claims[0].1.as_deref());
-    let (snapshot_name, content_name) = names::member("u", "ha");
+    let (snapshot_name, content_name) = member_names("u", "ha");
     assert_eq!((its.name_any(), snapshot.name_any()), (content_name, snapshot_name));
     assert_eq!(its.annotations()["groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle"], "gh");
     assert_eq!(its.annotations()["snapshot.storage.kubernetes.io/deletion-secret-name"], "g");
