@@ -23,7 +23,7 @@ use super::{
     record::Key,
 };
 use crate::{
-    backend::{Error, Result},
+    Error, Result,
     image::{IMAGE, TOOL_DEADLINE},
 };
 

@@ -1,24 +1,57 @@
 //! What is wrong with volumes and with the disk below them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use berth_core::VolumeId;
 use berth_host::{mount, usage};
 
 use super::{
-    Inner,
+    Inner, Local,
     content::DATA,
     kind::Kind,
     record::{Key, VOLUME, VolumeRecord},
     volumes::page_start,
 };
 use crate::{
-    backend::{Condition, Error, Page, PageRequest, Result, Severity},
+    Condition, Context, Error, Health, NodeHealth, Page, PageRequest, Result, Severity,
     image::{IMAGE, UNIT},
 };
 
+impl Health for Local {
+    async fn health(&self, _: &Context, id: &VolumeId) -> Result<Vec<Condition>> {
+        let id = id.clone();
+        self.blocking(move |inner| inner.volume_health(&id)).await
+    }
+
+    async fn list_unhealthy(
+        &self,
+        _: &Context,
+        page: &PageRequest,
+    ) -> Result<Page<(VolumeId, Vec<Condition>)>> {
+        let page = page.clone();
+        self.blocking(move |inner| inner.list_unhealthy(&page)).await
+    }
+}
+
+impl NodeHealth for Local {
+    async fn volume_health(
+        &self,
+        _: &Context,
+        id: &VolumeId,
+        staging: Option<&Path>,
+        _: &[PathBuf],
+    ) -> Result<Vec<Condition>> {
+        let (id, staging) = (id.clone(), staging.map(Path::to_owned));
+        self.blocking(move |inner| inner.node_health(&id, staging.as_deref())).await
+    }
+
+    async fn storage_health(&self, _: &Context) -> Result<Vec<Condition>> {
+        self.blocking(|inner| Ok(inner.storage_health())).await
+    }
+}
+
 impl Inner {
-    pub(super) fn volume_health(&self, id: &VolumeId) -> Result<Vec<Condition>> {
+    fn volume_health(&self, id: &VolumeId) -> Result<Vec<Condition>> {
         let key = Key::parse(VOLUME, id.as_str()).ok_or_else(|| Error::no_volume(id))?;
         let Some(record) = self.state().volume(key) else {
             return self.lost(key).map(|condition| vec![condition]).ok_or_else(|| Error::no_volume(id));
@@ -26,7 +59,7 @@ impl Inner {
         Ok(self.conditions(key, &record))
     }
 
-    pub(super) fn node_health(&self, id: &VolumeId, staging: Option<&Path>) -> Result<Vec<Condition>> {
+    fn node_health(&self, id: &VolumeId, staging: Option<&Path>) -> Result<Vec<Condition>> {
         let mut conditions = self.volume_health(id)?;
         let Some((_, record)) = self.volume(id) else { return Ok(conditions) };
         if let Some(staging) =
@@ -43,7 +76,7 @@ impl Inner {
     }
 
     /// Volumes that have a condition, in the order of their ids: those with a record, and those whose record is lost.
-    pub(super) fn list_unhealthy(&self, page: &PageRequest) -> Result<Page<(VolumeId, Vec<Condition>)>> {
+    fn list_unhealthy(&self, page: &PageRequest) -> Result<Page<(VolumeId, Vec<Condition>)>> {
         let mut after = page_start(VOLUME, page)?;
         let mut lost: Vec<Key> =
             self.lost.entries()?.iter().filter_map(|entry| Key::from_hex(entry.name.to_str()?)).collect();
@@ -80,7 +113,7 @@ impl Inner {
         Ok(super::volumes::into_page(VOLUME, page, found, |key, conditions| (key.id(VOLUME), conditions)))
     }
 
-    pub(super) fn storage_health(&self) -> Vec<Condition> {
+    fn storage_health(&self) -> Vec<Condition> {
         let path = self.root.path();
         let degraded = |reason, message| Condition { severity: Severity::Degraded, reason, message };
         let space = match self.root.free_space() {

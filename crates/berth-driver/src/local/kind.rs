@@ -6,7 +6,7 @@ use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_host::{btrfs::Compression, io_limit::Limits};
 use serde::{Deserialize, Serialize};
 
-use crate::backend::{Error, Parameters, Result};
+use crate::{Error, Parameters, Result};
 
 /// How a volume's bytes are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -20,13 +20,14 @@ use berth_host::{
 use parking_lot::MutexGuard;
 
 use super::{
-    Inner, Walk,
+    Inner, Local, Walk,
     content::{DATA, image_path},
     kind::{Kind, Tunable, Tuning},
     record::{Key, VOLUME, VolumeRecord},
 };
 use crate::{
-    backend::{Amounts, Error, NodeExpansion, Result, StagedVolume, Usage},
+    Amounts, Context, Error, NodeExpanded, NodeExpansion, NodeVolume, Result, Source, Sources, StagedVolume,
+    Staging, Stats, Usage,
     image::{self, IMAGE, TOOL_DEADLINE},
 };
 
@@ -34,8 +35,81 @@ const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
 /// A walk through a volume is repeated when it is this many times older than it took.
 const WALK_AGE: u32 = 20;
 
+impl Sources for Local {
+    async fn check(&self, _: &Context, volume: &NodeVolume) -> Result<()> {
+        volume.check_access(self.0.existing_volume(&volume.id)?.1.access)
+    }
+
+    async fn source(&self, _: &Context, volume: &NodeVolume) -> Result<Source> {
+        let (key, record) = self.0.existing_volume(&volume.id)?;
+        match (record.kind, volume.capability.access.kind()) {
+            (Kind::Image, AccessKind::Mount) => {
+                let staging =
+                    volume.staging.as_ref().ok_or_else(|| Error::precondition("the volume is not staged"))?;
+                if !mount::is_mount_point(staging)? {
+                    return Err(Error::Precondition(format!(
+                        "the volume is no longer mounted at {}; stage it again",
+                        staging.display()
+                    )));
+                }
+                Ok(Source::directory(staging))
+            }
+            (Kind::Image, AccessKind::Block) => {
+                let image = self.0.image(key)?;
+                let device = if volume.read_only {
+                    self.0.devices.attach_read_only(key, &image)?
+                } else {
+                    self.0.devices.attach(key, &image, false)?
+                };
+                Ok(Source::device(device.path()))
+            }
+            (_, AccessKind::Mount) => Ok(Source::directory(self.0.data_path(key)?)),
+            (kind, AccessKind::Block) => {
+                Err(Error::Invalid(format!("a volume of kind {kind} cannot be used as a raw block device")))
+            }
+        }
+    }
+}
+
+impl Staging for Local {
+    async fn stage(&self, _: &Context, volume: &NodeVolume, staging: &Path) -> Result<()> {
+        let (id, capability) = (volume.id.clone(), volume.capability.clone());
+        let staging = staging.to_owned();
+        self.blocking(move |inner| inner.stage(&id, &staging, &capability)).await
+    }
+
+    async fn unstage(&self, _: &Context, id: &VolumeId, staging: &Path) -> Result<()> {
+        let (id, staging) = (id.clone(), staging.to_owned());
+        self.blocking(move |inner| inner.unstage(&id, &staging)).await
+    }
+
+    async fn recover(&self, staged: Vec<StagedVolume>) -> Result<()> {
+        self.blocking(move |inner| inner.recover_node(&staged)).await
+    }
+}
+
+impl Stats for Local {
+    async fn usage(&self, _: &Context, id: &VolumeId, path: &Path) -> Result<Usage> {
+        let (id, path) = (id.clone(), path.to_owned());
+        self.blocking(move |inner| inner.usage(&id, &path)).await
+    }
+}
+
+impl NodeExpansion for Local {
+    async fn expand_on_node(
+        &self,
+        _: &Context,
+        id: &VolumeId,
+        path: &Path,
+        range: CapacityRange,
+    ) -> Result<NodeExpanded> {
+        let (id, path) = (id.clone(), path.to_owned());
+        self.blocking(move |inner| inner.expand_on_node(&id, &path, range)).await
+    }
+}
+
 impl Inner {
-    pub(super) fn stage(&self, id: &VolumeId, staging: &Path, capability: &VolumeCapability) -> Result<()> {
+    fn stage(&self, id: &VolumeId, staging: &Path, capability: &VolumeCapability) -> Result<()> {
         let (key, record) = self.existing_volume(id)?;
         match (record.kind, &capability.access) {
             (Kind::Image, Access::Mount { fs_type, flags, .. }) => {
@@ -167,7 +241,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(super) fn unstage(&self, id: &VolumeId, staging: &Path) -> Result<()> {
+    fn unstage(&self, id: &VolumeId, staging: &Path) -> Result<()> {
         let Some(key) = Key::parse(VOLUME, id.as_str()) else { return Ok(()) };
         let record = self.state().volume(key);
         if record.as_ref().is_some_and(|record| record.kind != Kind::Image) {
@@ -190,43 +264,7 @@ impl Inner {
         Ok(())
     }
 
-    pub(super) fn publish_source(
-        &self,
-        id: &VolumeId,
-        staging: Option<&Path>,
-        capability: &VolumeCapability,
-        read_only: bool,
-    ) -> Result<PathBuf> {
-        let (key, record) = self.existing_volume(id)?;
-        match (record.kind, capability.access.kind()) {
-            (Kind::Image, AccessKind::Mount) => {
-                let staging =
-                    staging.ok_or_else(|| Error::Precondition("the volume is not staged".to_owned()))?;
-                if !mount::is_mount_point(staging)? {
-                    return Err(Error::Precondition(format!(
-                        "the volume is no longer mounted at {}; stage it again",
-                        staging.display()
-                    )));
-                }
-                Ok(staging.to_owned())
-            }
-            (Kind::Image, AccessKind::Block) => {
-                let image = self.image(key)?;
-                let device = if read_only {
-                    self.devices.attach_read_only(key, &image)?
-                } else {
-                    self.devices.attach(key, &image, false)?
-                };
-                Ok(device.path().to_owned())
-            }
-            (_, AccessKind::Mount) => self.data_path(key),
-            (kind, AccessKind::Block) => {
-                Err(Error::Invalid(format!("a volume of kind {kind} cannot be used as a raw block device")))
-            }
-        }
-    }
-
-    pub(super) fn usage(&self, id: &VolumeId, path: &Path) -> Result<Usage> {
+    fn usage(&self, id: &VolumeId, path: &Path) -> Result<Usage> {
         let (key, record) = self.existing_volume(id)?;
         let size = record.size;
         let (usage, occupied) = match (record.kind, record.access) {
@@ -291,12 +329,7 @@ impl Inner {
         self.walks.lock()
     }
 
-    pub(super) fn expand_on_node(
-        &self,
-        id: &VolumeId,
-        staging: &Path,
-        range: CapacityRange,
-    ) -> Result<NodeExpansion> {
+    fn expand_on_node(&self, id: &VolumeId, staging: &Path, range: CapacityRange) -> Result<NodeExpanded> {
         let (key, record) = self.existing_volume(id)?;
         let size = Capacity::new(record.size);
         if range.required().is_some_and(|required| required > self.config.max_volume_size_on_node) {
@@ -311,26 +344,26 @@ impl Inner {
             )));
         }
         if record.kind != Kind::Image {
-            return Ok(NodeExpansion::Done(size));
+            return Ok(NodeExpanded::Done(size));
         }
         let image = self.image(key)?;
         if let Some(device) = self.devices.writable(key, &image)? {
             loopdev::refresh_capacity(device.number())?;
         }
         if record.access == AccessKind::Block {
-            return Ok(NodeExpansion::Done(size));
+            return Ok(NodeExpanded::Done(size));
         }
         let Content::Filesystem(filesystem) = format::probe(&image)? else {
             return Err(Error::Precondition("the volume holds no filesystem that could grow".to_owned()));
         };
         match format::grow_mounted(filesystem, staging) {
-            Ok(_) => Ok(NodeExpansion::Done(size)),
+            Ok(_) => Ok(NodeExpanded::Done(size)),
             Err(error) if image::grows_only_unmounted(filesystem, &error) => {
                 tracing::info!(
                     volume.id = %id,
                     "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
                 );
-                Ok(NodeExpansion::NeedsRemount(size))
+                Ok(NodeExpanded::NeedsRemount(size))
             }
             Err(error) => Err(error.into()),
         }
@@ -365,7 +398,7 @@ impl Inner {
     }
 
     /// Makes sure that what was staged before a restart still is, and takes down loop devices of nothing.
-    pub(super) fn recover_node(&self, staged: &[StagedVolume]) -> Result<()> {
+    fn recover_node(&self, staged: &[StagedVolume]) -> Result<()> {
         let keys: Vec<Key> =
             staged.iter().filter_map(|volume| Key::parse(VOLUME, volume.id.as_str())).collect();
         for device in loopdev::attached_below(self.root.path())? {
@@ -405,7 +438,7 @@ impl Inner {
         self.present(key, IMAGE)
     }
 
-    pub(super) fn data_path(&self, key: Key) -> Result<PathBuf> {
+    fn data_path(&self, key: Key) -> Result<PathBuf> {
         self.present(key, DATA)
     }
 

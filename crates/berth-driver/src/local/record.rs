@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use super::kind::Kind;
-use crate::backend::{Attachment, Parameters};
+use crate::{Attached, Parameters};
 
 /// What the id of a volume starts with.
 pub(super) const VOLUME: &str = "vol";
@@ -100,23 +100,54 @@ pub(super) enum Source {
 pub(super) struct AttachmentRecord {
     pub(super) node: Box<str>,
     pub(super) read_only: bool,
-    pub(super) mode: u8,
+    #[serde(with = "access_mode")]
+    pub(super) mode: AccessMode,
 }
 
 impl AttachmentRecord {
-    pub(super) fn new(attachment: &Attachment) -> Self {
-        let mode = AccessMode::ALL.iter().position(|mode| Some(*mode) == attachment.mode).unwrap_or_default();
-        Self {
-            node: attachment.node.as_str().into(),
-            read_only: attachment.read_only,
-            mode: u8::try_from(mode).unwrap_or_default(),
-        }
+    pub(super) fn new(node: &NodeId, read_only: bool, mode: AccessMode) -> Self {
+        Self { node: node.as_str().into(), read_only, mode }
     }
 
-    pub(super) fn attachment(&self) -> Option<Attachment> {
+    pub(super) fn attached(&self) -> Option<Attached> {
         let node: NodeId = self.node.parse().ok()?;
-        let mode = *AccessMode::ALL.get(usize::from(self.mode))?;
-        Some(Attachment { node, read_only: self.read_only, mode: Some(mode) })
+        Some(Attached { node, read_only: self.read_only, mode: Some(self.mode) })
+    }
+}
+
+/// Access modes are written by name. Records of older versions hold the position in the list below.
+mod access_mode {
+    use berth_core::AccessMode;
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    const NAMES: [(AccessMode, &str); 7] = [
+        (AccessMode::SingleNodeWriter, "SingleNodeWriter"),
+        (AccessMode::SingleNodeReaderOnly, "SingleNodeReaderOnly"),
+        (AccessMode::MultiNodeReaderOnly, "MultiNodeReaderOnly"),
+        (AccessMode::MultiNodeSingleWriter, "MultiNodeSingleWriter"),
+        (AccessMode::MultiNodeMultiWriter, "MultiNodeMultiWriter"),
+        (AccessMode::SingleNodeSingleWriter, "SingleNodeSingleWriter"),
+        (AccessMode::SingleNodeMultiWriter, "SingleNodeMultiWriter"),
+    ];
+
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    pub(super) fn serialize<S: Serializer>(mode: &AccessMode, serializer: S) -> Result<S::Ok, S::Error> {
+        let name = NAMES.iter().find(|(known, _)| known == mode).map_or("", |(_, name)| name);
+        serializer.serialize_str(name)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<AccessMode, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(untagged)]
+        enum Written {
+            Position(usize),
+            Name(String),
+        }
+        let found = match Written::deserialize(deserializer)? {
+            Written::Position(position) => NAMES.get(position),
+            Written::Name(name) => NAMES.iter().find(|(_, known)| *known == name),
+        };
+        found.map(|(mode, _)| *mode).ok_or_else(|| D::Error::custom("no such access mode"))
     }
 }
 
@@ -244,11 +275,20 @@ mod tests {
             parameters: Arc::new(BTreeMap::from([("kind".into(), "image".into())])),
             mutable: Arc::default(),
             source: Some(Source::Snapshot(Key::of(SNAPSHOT, "s"))),
-            attachments: vec![AttachmentRecord { node: "n1".into(), read_only: true, mode: 2 }],
+            attachments: vec![AttachmentRecord::new(
+                &"n1".parse().unwrap(),
+                true,
+                AccessMode::MultiNodeReaderOnly,
+            )],
             ephemeral: false,
         };
         let json = serde_json::to_string(&record).unwrap();
         assert_eq!(serde_json::from_str::<VolumeRecord>(&json).unwrap(), record);
+        let older = json.replace(r#""MultiNodeReaderOnly""#, "2");
+        assert_ne!(older, json);
+        assert_eq!(serde_json::from_str::<VolumeRecord>(&older).unwrap(), record);
+        let unknown = json.replace("MultiNodeReaderOnly", "Tape");
+        assert!(serde_json::from_str::<VolumeRecord>(&unknown).is_err());
         let least = r#"{"name":"n","size":1,"kind":"dir","access":"mount"}"#;
         assert_eq!(serde_json::from_str::<VolumeRecord>(least).unwrap().filesystem, None);
     }

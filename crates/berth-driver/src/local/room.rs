@@ -4,10 +4,10 @@
 //! disk's free space already, so what can still be promised is the free space, plus what volumes use, minus what
 //! they were promised; over-commit multiplies the former.
 
-use berth_core::{Capacity, Topology};
+use berth_core::Capacity;
 
 use super::Inner;
-use crate::backend::{Error, Parameters, Result, Room};
+use crate::{Error, Parameters, Result};
 
 /// A size promised to a volume that has no record yet; taken back unless kept.
 #[derive(Debug)]
@@ -24,20 +24,6 @@ impl Drop for Reservation<'_> {
 }
 
 impl Inner {
-    /// How much can be created with these parameters in that place.
-    pub(super) fn room(&self, parameters: &Parameters, topology: Option<&Topology>) -> Result<Room> {
-        let here = match (topology, &self.topology) {
-            (Some(wanted), Some(here)) => here.satisfies(wanted),
-            _ => true,
-        };
-        let available = if here { self.available(parameters)? } else { Capacity::ZERO };
-        Ok(Room {
-            available,
-            largest_volume: Some(available.min(self.config.max_volume_size)),
-            smallest_volume: Some(Capacity::new(crate::image::UNIT)),
-        })
-    }
-
     /// Promises `bytes` more, if there is room.
     pub(super) fn reserve(&self, parameters: &Parameters, bytes: u64) -> Result<Reservation<'_>> {
         let space = self.root.free_space()?;
@@ -67,7 +53,7 @@ impl Inner {
         Ok(Reservation { inner: self, pool, bytes })
     }
 
-    fn available(&self, parameters: &Parameters) -> Result<Capacity> {
+    pub(super) fn available(&self, parameters: &Parameters) -> Result<Capacity> {
         let free = self.root.free_space()?.available;
         Ok(self.available_in(&self.state(), parameters, free))
     }

@@ -13,77 +13,68 @@ use berth_host::extents::{self, Range};
 use berth_journal as journal;
 
 use super::{
-    Inner,
+    Inner, Local,
     content::{self, Capture},
     record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
-    volumes::{into_page, page_start, to_json},
+    volumes::{Plan, into_page, page_start, to_json},
 };
 use crate::{
-    backend::{BlockRange, Blocks, Error, GroupSnapshot, Page, PageRequest, Parameters, Result, Snapshot},
-    image::IMAGE,
+    BlockRange, Blocks, ChangedBlocks, Context, Error, GroupSnapshot, GroupSnapshots, NewSnapshot, Page,
+    PageRequest, Parameters, Result, Snapshot, Snapshots, Volume, image::IMAGE,
 };
 
 /// The length of a piece where changed blocks are listed in pieces of one length.
 const FIXED_LENGTH: u64 = 4096;
 
-impl Inner {
-    pub(super) fn find_snapshot(&self, name: &Name) -> Result<Option<Snapshot>> {
-        let key = Key::of(SNAPSHOT, name.as_str());
-        let Some(record) = self.state().snapshot(key) else { return Ok(None) };
+impl Snapshots for Local {
+    async fn find_snapshot(&self, _: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
+        let (key, name) = (Key::of(SNAPSHOT, new.name.as_str()), &new.name);
+        let Some(record) = self.0.state().snapshot(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
             return Err(Error::Conflict(format!(
                 "the names {:?} and {name:?} have the same hash",
                 record.name
             )));
         }
-        Ok(Some(self.describe_snapshot(key, &record)))
+        Ok(Some(self.0.describe_snapshot(key, &record)))
     }
 
-    pub(super) fn snapshot(&self, id: &SnapshotId) -> Option<(Key, Arc<SnapshotRecord>)> {
-        let key = Key::parse(SNAPSHOT, id.as_str())?;
-        Some((key, self.state().snapshot(key)?))
-    }
-
-    pub(super) fn existing_snapshot(&self, id: &SnapshotId) -> Result<(Key, Arc<SnapshotRecord>)> {
-        self.snapshot(id).ok_or_else(|| Error::no_snapshot(id))
-    }
-
-    pub(super) async fn create_snapshot(
-        self: &Arc<Self>,
-        name: &Name,
-        source: &VolumeId,
-        parameters: &Parameters,
-    ) -> Result<Snapshot> {
-        check_parameters(parameters)?;
-        let (source, volume) = self.existing_volume(source)?;
-        let key = Key::of(SNAPSHOT, name.as_str());
+    async fn take_snapshot(&self, _: &Context, new: NewSnapshot, source: &Volume) -> Result<Snapshot> {
+        check_parameters(&new.parameters)?;
+        let (source, volume) = self.0.existing_volume(&source.id)?;
+        let key = Key::of(SNAPSHOT, new.name.as_str());
         let kind = volume.kind;
         self.blocking(move |inner| inner.take(&[(key, source, kind)])).await?;
-        let record = new_record(name, source, &volume, now());
+        let record = new_record(&new.name, source, &volume, now());
         let recorded =
-            self.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), super::SNAPSHOTS).await;
+            self.0.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), super::SNAPSHOTS).await;
         self.undo_if_full(recorded, vec![key]).await?;
-        let record = self.state().put_snapshot(key, record);
-        Ok(self.describe_snapshot(key, &record))
+        let record = self.0.state().put_snapshot(key, record);
+        Ok(self.0.describe_snapshot(key, &record))
     }
 
-    pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
+    async fn snapshot(&self, _: &Context, id: &SnapshotId) -> Result<Option<Snapshot>> {
+        Ok(self.0.snapshot(id).map(|(key, record)| self.0.describe_snapshot(key, &record)))
+    }
+
+    async fn delete_snapshot(&self, _: &Context, id: &SnapshotId) -> Result<()> {
         let Some(key) = Key::parse(SNAPSHOT, id.as_str()) else { return Ok(()) };
-        self.journal.remove(format!("{SNAPSHOT}-{key}")).await?;
+        self.0.journal.remove(format!("{SNAPSHOT}-{key}")).await?;
         self.blocking(move |inner| Ok(inner.trash.discard(&inner.snapshots, &key.to_string())?)).await?;
         // Not before: whoever takes one of the same name now would have it discarded.
-        self.state().remove_snapshot(key);
+        self.0.state().remove_snapshot(key);
         Ok(())
     }
 
-    pub(super) fn list_snapshots(
+    async fn list_snapshots(
         &self,
+        _: &Context,
         source: Option<&VolumeId>,
         page: &PageRequest,
     ) -> Result<Page<Snapshot>> {
         let after = page_start(SNAPSHOT, page)?;
         let take = page.limit.saturating_add(1);
-        let state = self.state();
+        let state = self.0.state();
         let found: Vec<(Key, Arc<SnapshotRecord>)> = match source {
             None => {
                 state.snapshots_after(after).take(take).map(|(key, record)| (key, record.clone())).collect()
@@ -97,31 +88,32 @@ impl Inner {
             },
         };
         drop(state);
-        Ok(into_page(SNAPSHOT, page, found, |key, record| self.describe_snapshot(key, &record)))
+        Ok(into_page(SNAPSHOT, page, found, |key, record| self.0.describe_snapshot(key, &record)))
     }
 
-    pub(super) fn find_group(&self, name: &Name) -> Result<Option<GroupSnapshot>> {
+    async fn restore(&self, _: &Context, plan: Plan, snapshot: &Snapshot) -> Result<Volume> {
+        self.make_from_snapshot(plan, snapshot).await
+    }
+}
+
+impl GroupSnapshots for Local {
+    async fn find_group(&self, _: &Context, name: &Name) -> Result<Option<GroupSnapshot>> {
         let key = Key::of(GROUP, name.as_str());
-        let Some(record) = self.state().group(key) else { return Ok(None) };
+        let Some(record) = self.0.state().group(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
             return Err(Error::Conflict(format!(
                 "the names {:?} and {name:?} have the same hash",
                 record.name
             )));
         }
-        Ok(Some(self.describe_group(key, &record)))
+        Ok(Some(self.0.describe_group(key, &record)))
     }
 
-    pub(super) fn group(&self, id: &GroupSnapshotId) -> Option<GroupSnapshot> {
-        let key = Key::parse(GROUP, id.as_str())?;
-        let record = self.state().group(key)?;
-        Some(self.describe_group(key, &record))
-    }
-
-    pub(super) async fn create_group(
-        self: &Arc<Self>,
+    async fn take_group_snapshot(
+        &self,
+        _: &Context,
         name: &Name,
-        sources: &[VolumeId],
+        sources: &[Volume],
         parameters: &Parameters,
     ) -> Result<GroupSnapshot> {
         check_parameters(parameters)?;
@@ -129,8 +121,8 @@ impl Inner {
         let created = now();
         let mut members = BTreeMap::new();
         let mut captures = Vec::new();
-        for id in sources {
-            let (source, volume) = self.existing_volume(id)?;
+        for source in sources {
+            let (source, volume) = self.0.existing_volume(&source.id)?;
             let key = Key::of_member(group, source);
             captures.push((key, source, volume.kind));
             members.insert(key, new_record(name, source, &volume, created));
@@ -138,19 +130,76 @@ impl Inner {
         let keys: Vec<Key> = members.keys().copied().collect();
         self.blocking(move |inner| inner.take(&captures)).await?;
         let record = GroupRecord { name: name.as_str().into(), created, members };
-        let recorded = self.journal.put(format!("{GROUP}-{group}"), to_json(&record), super::SNAPSHOTS).await;
+        let recorded =
+            self.0.journal.put(format!("{GROUP}-{group}"), to_json(&record), super::SNAPSHOTS).await;
         self.undo_if_full(recorded, keys).await?;
-        let record = self.state().put_group(group, record);
-        Ok(self.describe_group(group, &record))
+        let record = self.0.state().put_group(group, record);
+        Ok(self.0.describe_group(group, &record))
     }
 
-    pub(super) async fn delete_group(self: &Arc<Self>, id: &GroupSnapshotId) -> Result<()> {
+    async fn group(&self, _: &Context, id: &GroupSnapshotId) -> Result<Option<GroupSnapshot>> {
+        let Some(key) = Key::parse(GROUP, id.as_str()) else { return Ok(None) };
+        let record = self.0.state().group(key);
+        Ok(record.map(|record| self.0.describe_group(key, &record)))
+    }
+
+    async fn delete_group(&self, _: &Context, id: &GroupSnapshotId) -> Result<()> {
         let Some(key) = Key::parse(GROUP, id.as_str()) else { return Ok(()) };
-        let Some(record) = self.state().group(key) else { return Ok(()) };
-        self.journal.remove(format!("{GROUP}-{key}")).await?;
-        self.state().remove_group(key);
+        let Some(record) = self.0.state().group(key) else { return Ok(()) };
+        self.0.journal.remove(format!("{GROUP}-{key}")).await?;
+        self.0.state().remove_group(key);
         let members: Vec<Key> = record.members.keys().copied().collect();
         self.blocking(move |inner| inner.discard_snapshots(&members)).await
+    }
+}
+
+impl ChangedBlocks for Local {
+    async fn allocated(&self, _: &Context, snapshot: &Snapshot, from: u64) -> Result<Blocks> {
+        let snapshot = snapshot.id.clone();
+        self.blocking(move |inner| {
+            let (record, image) = inner.snapshot_image(&snapshot)?;
+            Ok(inner.blocks(record.size, from, extents::allocated(&image, from)?))
+        })
+        .await
+    }
+
+    async fn changed(&self, _: &Context, base: &Snapshot, target: &Snapshot, from: u64) -> Result<Blocks> {
+        let (base, target) = (base.id.clone(), target.id.clone());
+        self.blocking(move |inner| {
+            let (_, base) = inner.snapshot_image(&base)?;
+            let (record, target) = inner.snapshot_image(&target)?;
+            Ok(inner.blocks(record.size, from, extents::changed(&base, &target, from)?))
+        })
+        .await
+    }
+}
+
+impl Local {
+    /// A snapshot that could not be recorded for want of room is taken back; after any other failure the record may
+    /// be on disk, and the next start sees what is there.
+    async fn undo_if_full(
+        &self,
+        recorded: std::result::Result<(), journal::Error>,
+        keys: Vec<Key>,
+    ) -> Result<()> {
+        if let Err(error) = recorded {
+            if matches!(error, journal::Error::Full(_)) {
+                self.blocking(move |inner| inner.discard_snapshots(&keys)).await?;
+            }
+            return Err(error.into());
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn snapshot(&self, id: &SnapshotId) -> Option<(Key, Arc<SnapshotRecord>)> {
+        let key = Key::parse(SNAPSHOT, id.as_str())?;
+        Some((key, self.state().snapshot(key)?))
+    }
+
+    pub(super) fn existing_snapshot(&self, id: &SnapshotId) -> Result<(Key, Arc<SnapshotRecord>)> {
+        self.snapshot(id).ok_or_else(|| Error::no_snapshot(id))
     }
 
     /// Takes snapshots of volumes at one instant: (snapshot, volume, kind) each.
@@ -187,23 +236,7 @@ impl Inner {
         Ok(())
     }
 
-    /// A snapshot that could not be recorded for want of room is taken back; after any other failure the record may
-    /// be on disk, and the next start sees what is there.
-    async fn undo_if_full(
-        self: &Arc<Self>,
-        recorded: std::result::Result<(), journal::Error>,
-        keys: Vec<Key>,
-    ) -> Result<()> {
-        if let Err(error) = recorded {
-            if matches!(error, journal::Error::Full(_)) {
-                self.blocking(move |inner| inner.discard_snapshots(&keys)).await?;
-            }
-            return Err(error.into());
-        }
-        Ok(())
-    }
-
-    pub(super) fn describe_snapshot(&self, key: Key, record: &SnapshotRecord) -> Snapshot {
+    fn describe_snapshot(&self, key: Key, record: &SnapshotRecord) -> Snapshot {
         Snapshot {
             id: key.id(SNAPSHOT),
             source: record.source.id(VOLUME),
@@ -225,19 +258,6 @@ impl Inner {
             snapshots: record.members.iter().map(member).collect(),
             created: record.created,
         }
-    }
-
-    pub(super) fn allocated_blocks(&self, snapshot: &SnapshotId, from: u64) -> Result<Blocks> {
-        let (record, image) = self.snapshot_image(snapshot)?;
-        let ranges = extents::allocated(&image, from)?;
-        Ok(self.blocks(record.size, from, ranges))
-    }
-
-    pub(super) fn changed_blocks(&self, base: &SnapshotId, target: &SnapshotId, from: u64) -> Result<Blocks> {
-        let (_, base) = self.snapshot_image(base)?;
-        let (record, target) = self.snapshot_image(target)?;
-        let ranges = extents::changed(&base, &target, from)?;
-        Ok(self.blocks(record.size, from, ranges))
     }
 
     fn snapshot_image(&self, id: &SnapshotId) -> Result<(Arc<SnapshotRecord>, File)> {

@@ -16,11 +16,7 @@ use super::{
     state::State,
     trash::Trash,
 };
-use crate::{
-    Feature,
-    backend::{Error, Result},
-    image::IMAGE,
-};
+use crate::{Error, Result, image::IMAGE};
 
 const JOURNAL: &str = "volumes.journal";
 
@@ -63,8 +59,7 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     let inner = Inner {
         default_kind: config.kind.unwrap_or_else(|| best_kind(offers_btrfs)),
         topology: config
-            .features
-            .has(Feature::Topology)
+            .topology
             .then(|| Arc::new(Topology::single(config.topology_key.as_str(), config.node.as_str()))),
         config,
         is_btrfs,
@@ -80,6 +75,7 @@ pub(super) fn open(config: Config) -> Result<Inner> {
         devices: Devices::default(),
         trash,
         walks: Mutex::default(),
+        attaching: tokio::sync::Mutex::default(),
         _lock: lock,
     };
     inner.find_devices()?;

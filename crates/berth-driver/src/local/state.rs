@@ -10,7 +10,7 @@ use std::{
 };
 
 use super::record::{GroupRecord, Key, SnapshotRecord, VolumeRecord};
-use crate::backend::Parameters;
+use crate::Parameters;
 
 /// Every record.
 #[derive(Debug, Default)]

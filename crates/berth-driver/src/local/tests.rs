@@ -6,11 +6,9 @@ use berth_core::{Access, AccessMode, Capacity, CapacityRange, Name, NodeId, Volu
 
 use super::{Config, Kind, Local};
 use crate::{
-    Backend,
-    backend::{
-        Attachment, ContentSource, Error, NewVolume, PageRequest, Parameters, Publication, Secrets, Severity,
-        Volume,
-    },
+    Attachment as _, CapacityInfo as _, Cloning as _, Context, Error, Expansion as _, GroupSnapshots as _,
+    Health as _, Listing as _, NewSnapshot, NewVolume, NodeVolume, PageRequest, Parameters, Result, Severity,
+    Snapshots as _, Sources as _, Staging as _, Stats as _, Volume, Volumes as _,
 };
 
 const MIB: i64 = 1 << 20;
@@ -37,7 +35,6 @@ fn named(name: &str, mebibytes: i64) -> NewVolume {
         capabilities: vec![mounted()],
         parameters: Parameters::new(),
         mutable: Parameters::new(),
-        source: None,
         ephemeral: false,
     }
 }
@@ -46,14 +43,40 @@ fn with_kind(name: &str, kind: &str) -> NewVolume {
     NewVolume { parameters: Parameters::from([("kind".into(), kind.into())]), ..named(name, 8) }
 }
 
+fn ctx() -> &'static Context {
+    static CONTEXT: std::sync::LazyLock<Context> = std::sync::LazyLock::new(Context::default);
+    &CONTEXT
+}
+
+async fn create(local: &Local, new: NewVolume) -> Result<Volume> {
+    local.create(ctx(), local.plan(ctx(), &new)?).await
+}
+
+fn on_node(volume: &Volume, capability: VolumeCapability) -> NodeVolume {
+    NodeVolume {
+        id: volume.id.clone(),
+        capability,
+        read_only: false,
+        context: Parameters::new(),
+        publish_context: Parameters::new(),
+        staging: None,
+    }
+}
+
+async fn stage(local: &Local, volume: &Volume, staging: &Path) -> Result<()> {
+    local.stage(ctx(), &on_node(volume, mounted()), staging).await
+}
+
+async fn grow(local: &Local, volume: &Volume, mebibytes: i64) -> Result<crate::Expanded> {
+    local.expand(ctx(), volume, CapacityRange::new(mebibytes * MIB, 0).unwrap()).await
+}
+
 async fn data_of(local: &Local, volume: &Volume) -> std::path::PathBuf {
-    let (capability, secrets) = (mounted(), Secrets::default());
-    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
-    local.publish_source(volume, how).await.unwrap()
+    local.source(ctx(), &on_node(volume, mounted())).await.unwrap().path()
 }
 
 async fn ids(local: &Local) -> Vec<String> {
-    let page = local.list_volumes(PageRequest { after: None, limit: 1000 }).await.unwrap();
+    let page = local.list(ctx(), &PageRequest { after: None, limit: 1000 }).await.unwrap();
     page.entries.iter().map(|volume| volume.id.to_string()).collect()
 }
 
@@ -65,24 +88,26 @@ fn entries(path: &Path) -> usize {
 async fn volumes_snapshots_and_attachments_outlive_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(named("a", 8)).await.unwrap();
+    let volume = create(&local, named("a", 8)).await.unwrap();
     fs::write(data_of(&local, &volume).await.join("file"), "kept").unwrap();
     let node: NodeId = "node-1".parse().unwrap();
-    let attachment =
-        Attachment { node: node.clone(), read_only: false, mode: Some(AccessMode::SingleNodeWriter) };
-    local.attach(&volume.id, attachment.clone()).await.unwrap();
-    let snapshot = local.create_snapshot("s".parse().unwrap(), &volume.id, &Parameters::new()).await.unwrap();
-    local.expand_volume(&volume.id, CapacityRange::new(16 * MIB, 0).unwrap()).await.unwrap();
+    local.attach(ctx(), &volume, &node, &mounted()).await.unwrap();
+    let new =
+        NewSnapshot { name: "s".parse().unwrap(), source: volume.id.clone(), parameters: Parameters::new() };
+    let snapshot = local.take_snapshot(ctx(), new, &volume).await.unwrap();
+    grow(&local, &volume, 16).await.unwrap();
     drop(local);
 
     let local = open(dir.path()).await;
-    let again = local.find_volume(&"a".parse().unwrap()).await.unwrap().unwrap();
+    let plan = local.plan(ctx(), &named("a", 8)).unwrap();
+    let again = local.find(ctx(), &plan).await.unwrap().unwrap();
     assert_eq!((again.id.clone(), again.capacity), (volume.id, Capacity::mebibytes(16)));
-    assert_eq!(again.attachments, [attachment]);
-    assert_eq!(local.attached_count(&node).await.unwrap(), 1);
-    assert_eq!(local.snapshot(&snapshot.id).await.unwrap().unwrap().created, snapshot.created);
-    let restored = NewVolume { source: Some(ContentSource::Snapshot(snapshot.id)), ..named("b", 8) };
-    let restored = local.create_volume(restored).await.unwrap();
+    let attached = crate::Attached { node, read_only: false, mode: Some(AccessMode::SingleNodeWriter) };
+    assert_eq!(again.attachments, [attached]);
+    assert_eq!(local.0.state().attached_to("node-1"), 1);
+    assert_eq!(local.snapshot(ctx(), &snapshot.id).await.unwrap().unwrap().created, snapshot.created);
+    let plan = local.plan(ctx(), &named("b", 8)).unwrap();
+    let restored = local.restore(ctx(), plan, &snapshot).await.unwrap();
     assert_eq!(fs::read_to_string(data_of(&local, &restored).await.join("file")).unwrap(), "kept");
 }
 
@@ -90,7 +115,7 @@ async fn volumes_snapshots_and_attachments_outlive_a_restart() {
 async fn what_a_crash_left_without_a_record_is_gone_after_a_restart() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(named("kept", 8)).await.unwrap();
+    let volume = create(&local, named("kept", 8)).await.unwrap();
     drop(local);
     let orphan = "0123456789abcdef0123456789abcdef";
     for part in ["volumes", "snapshots", "incoming"] {
@@ -110,8 +135,8 @@ async fn what_a_crash_left_without_a_record_is_gone_after_a_restart() {
 async fn a_damaged_record_costs_no_data_and_no_other_volume() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let lost = local.create_volume(named("lost", 8)).await.unwrap();
-    let kept = local.create_volume(named("kept", 8)).await.unwrap();
+    let lost = create(&local, named("lost", 8)).await.unwrap();
+    let kept = create(&local, named("kept", 8)).await.unwrap();
     fs::write(data_of(&local, &lost).await.join("file"), "precious").unwrap();
     drop(local);
     let journal = dir.path().join("state/volumes.journal");
@@ -121,11 +146,11 @@ async fn a_damaged_record_costs_no_data_and_no_other_volume() {
     for _ in 0..2 {
         let local = open(dir.path()).await;
         assert_eq!(ids(&local).await, [kept.id.to_string()]);
-        let health = local.volume_health(&lost.id).await.unwrap();
+        let health = local.health(ctx(), &lost.id).await.unwrap();
         assert_eq!((health[0].severity, health[0].reason), (Severity::Inaccessible, "CorruptMetadata"));
-        let listed = local.list_unhealthy(PageRequest { after: None, limit: 10 }).await.unwrap();
+        let listed = local.list_unhealthy(ctx(), &PageRequest { after: None, limit: 10 }).await.unwrap();
         assert_eq!(listed.entries.len(), 1);
-        assert!(local.volume_health(&kept.id).await.unwrap().is_empty());
+        assert!(local.health(ctx(), &kept.id).await.unwrap().is_empty());
     }
     let key = lost.id.as_str().strip_prefix("vol-").unwrap();
     let file = dir.path().join("lost").join(key).join("data/file");
@@ -150,7 +175,7 @@ async fn records_that_are_lost_as_a_whole_cost_no_data() {
         }),
     ] {
         let local = open(dir.path()).await;
-        let volume = local.create_volume(named(name, 8)).await.unwrap();
+        let volume = create(&local, named(name, 8)).await.unwrap();
         fs::write(data_of(&local, &volume).await.join("file"), name).unwrap();
         drop(local);
         lose();
@@ -166,14 +191,14 @@ async fn records_that_are_lost_as_a_whole_cost_no_data() {
 async fn missing_data_is_reported_as_data_loss_and_never_made_anew() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(named("a", 8)).await.unwrap();
+    let volume = create(&local, named("a", 8)).await.unwrap();
     fs::remove_dir(data_of(&local, &volume).await).unwrap();
-    assert_eq!(local.volume_health(&volume.id).await.unwrap()[0].severity, Severity::DataLoss);
-    let staged = local.stage(&volume, Path::new("/nowhere"), &mounted()).await;
+    assert_eq!(local.health(ctx(), &volume.id).await.unwrap()[0].severity, Severity::DataLoss);
+    let staged = stage(&local, &volume, Path::new("/nowhere")).await;
     assert!(matches!(staged, Err(Error::Precondition(_))));
     drop(local);
     let local = open(dir.path()).await;
-    assert_eq!(local.volume_health(&volume.id).await.unwrap()[0].reason, "DataMissing");
+    assert_eq!(local.health(ctx(), &volume.id).await.unwrap()[0].reason, "DataMissing");
 }
 
 #[tokio::test]
@@ -189,16 +214,16 @@ async fn pages_go_through_all_volumes_once_also_while_they_come_and_go() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
     for index in 0..25 {
-        local.create_volume(named(&format!("v{index}"), 1)).await.unwrap();
+        create(&local, named(&format!("v{index}"), 1)).await.unwrap();
     }
     let all = ids(&local).await;
     let mut seen = Vec::new();
     let mut after = None;
     loop {
-        let page = local.list_volumes(PageRequest { after, limit: 10 }).await.unwrap();
+        let page = local.list(ctx(), &PageRequest { after, limit: 10 }).await.unwrap();
         seen.extend(page.entries.iter().map(|volume| volume.id.to_string()));
         // The last volume of a page may be gone before the next page is asked for.
-        local.delete_volume(&page.entries.last().unwrap().id).await.unwrap();
+        local.delete(ctx(), &page.entries.last().unwrap().id).await.unwrap();
         after = page.next;
         if after.is_none() {
             break;
@@ -206,7 +231,7 @@ async fn pages_go_through_all_volumes_once_also_while_they_come_and_go() {
     }
     assert_eq!(seen, all);
     let strange = PageRequest { after: Some("invalid-token".to_owned()), limit: 10 };
-    assert!(matches!(local.list_volumes(strange).await, Err(Error::Busy(_))));
+    assert!(matches!(local.list(ctx(), &strange).await, Err(Error::Busy(_))));
 }
 
 #[tokio::test]
@@ -218,17 +243,20 @@ async fn no_more_is_promised_than_there_is() {
         |name: &str, size| NewVolume { parameters: with_kind("x", "fast").parameters, ..named(name, size) };
     let room = |local: &Local| {
         let local = local.clone();
-        async move { local.room(&with_kind("x", "fast").parameters, None).await.unwrap().available }
+        async move {
+            let parameters = with_kind("x", "fast").parameters;
+            local.available_capacity(ctx(), &parameters, None).await.unwrap().available
+        }
     };
-    let first = local.create_volume(pooled("a", 60)).await.unwrap();
+    let first = create(&local, pooled("a", 60)).await.unwrap();
     assert_eq!(room(&local).await, Capacity::mebibytes(40));
-    assert!(matches!(local.create_volume(pooled("b", 60)).await, Err(Error::Exhausted(_))));
-    local.create_volume(pooled("c", 40)).await.unwrap();
-    let grown = local.expand_volume(&first.id, CapacityRange::new(61 * MIB, 0).unwrap()).await;
+    assert!(matches!(create(&local, pooled("b", 60)).await, Err(Error::Exhausted(_))));
+    create(&local, pooled("c", 40)).await.unwrap();
+    let grown = grow(&local, &first, 61).await;
     assert!(matches!(grown, Err(Error::Exhausted(_))));
-    local.delete_volume(&first.id).await.unwrap();
+    local.delete(ctx(), &first.id).await.unwrap();
     assert_eq!(room(&local).await, Capacity::mebibytes(60));
-    assert!(matches!(local.create_volume(with_kind("d", "slow")).await, Err(Error::Invalid(_))));
+    assert!(matches!(create(&local, with_kind("d", "slow")).await, Err(Error::Invalid(_))));
 }
 
 #[tokio::test]
@@ -236,7 +264,7 @@ async fn a_volume_larger_than_the_disk_is_out_of_range_and_leaves_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
     let huge = NewVolume { range: CapacityRange::new(i64::MAX, 0).unwrap(), ..named("huge", 1) };
-    assert!(matches!(local.create_volume(huge).await, Err(Error::OutOfRange(_))));
+    assert!(matches!(create(&local, huge).await, Err(Error::OutOfRange(_))));
     assert!(ids(&local).await.is_empty());
     assert_eq!(entries(&dir.path().join("volumes")) + entries(&dir.path().join("incoming")), 0);
 }
@@ -247,7 +275,8 @@ async fn parameters_that_mean_nothing_are_named() {
     let local = open(dir.path()).await;
     for (key, value) in [("kind", "tape"), ("colour", "red"), ("../../etc", "x")] {
         let parameters = Parameters::from([(key.to_owned(), value.to_owned())]);
-        let error = local.check_parameters(&parameters, &Parameters::new(), &[mounted()]).await.unwrap_err();
+        let error =
+            crate::Volumes::check(&local, ctx(), &NewVolume { parameters, ..named("x", 8) }).unwrap_err();
         assert!(matches!(&error, Error::Invalid(message) if message.contains(key)), "{error}");
     }
 }
@@ -258,70 +287,72 @@ async fn snapshots_of_a_group_come_and_go_together() {
     let local = open(dir.path()).await;
     let mut sources = Vec::new();
     for name in ["a", "b"] {
-        sources.push(local.create_volume(named(name, 8)).await.unwrap().id);
+        sources.push(create(&local, named(name, 8)).await.unwrap());
     }
     let name: Name = "g".parse().unwrap();
-    let group = local.create_group(name.clone(), &sources, &Parameters::new()).await.unwrap();
+    let group = local.take_group_snapshot(ctx(), &name, &sources, &Parameters::new()).await.unwrap();
     assert_eq!(group.snapshots.len(), 2);
     drop(local);
     let local = open(dir.path()).await;
-    let again = local.find_group(&name).await.unwrap().unwrap();
+    let again = local.find_group(ctx(), &name).await.unwrap().unwrap();
     assert_eq!(again.snapshots.len(), 2);
     assert!(again.snapshots.iter().all(|snapshot| snapshot.group.as_ref() == Some(&again.id)));
     assert_eq!(entries(&dir.path().join("snapshots")), 2);
-    local.delete_group(&again.id).await.unwrap();
+    local.delete_group(ctx(), &again.id).await.unwrap();
     assert_eq!(entries(&dir.path().join("snapshots")), 0);
-    assert!(local.snapshot(&again.snapshots[0].id).await.unwrap().is_none());
+    assert!(local.snapshot(ctx(), &again.snapshots[0].id).await.unwrap().is_none());
 }
 
 #[tokio::test]
 async fn an_image_is_formatted_once_mounted_grown_and_released() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let volume = create(&local, with_kind("i", "image")).await.unwrap();
     let staging = dir.path().join("staging");
-    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    stage(&local, &volume, &staging).await.unwrap();
     fs::write(staging.join("file"), "first").unwrap();
-    local.stage(&volume, &staging, &mounted()).await.unwrap();
-    let before = local.usage(&volume, &staging).await.unwrap().bytes.total;
-    local.unstage(&volume.id, &staging).await.unwrap();
-    local.expand_volume(&volume.id, CapacityRange::new(64 * MIB, 0).unwrap()).await.unwrap();
-    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    stage(&local, &volume, &staging).await.unwrap();
+    let before = local.usage(ctx(), &volume.id, &staging).await.unwrap().bytes.total;
+    local.unstage(ctx(), &volume.id, &staging).await.unwrap();
+    grow(&local, &volume, 64).await.unwrap();
+    stage(&local, &volume, &staging).await.unwrap();
     assert_eq!(fs::read_to_string(staging.join("file")).unwrap(), "first");
-    let after = local.usage(&volume, &staging).await.unwrap().bytes.total;
+    let after = local.usage(ctx(), &volume.id, &staging).await.unwrap().bytes.total;
     assert!(after > before * 4, "{before} grew to {after}");
-    local.unstage(&volume.id, &staging).await.unwrap();
+    local.unstage(ctx(), &volume.id, &staging).await.unwrap();
     // A child of another test may have the device open until it runs its program; then the kernel lets go of it.
     let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !berth_host::loopdev::attached_below(dir.path()).unwrap().is_empty() {
         assert!(std::time::Instant::now() < deadline, "the image is still attached");
         tokio::time::sleep(std::time::Duration::from_millis(5)).await;
     }
-    local.delete_volume(&volume.id).await.unwrap();
+    local.delete(ctx(), &volume.id).await.unwrap();
 }
 
 #[tokio::test]
 async fn a_mounted_image_is_cloned_by_many_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let volume = create(&local, with_kind("i", "image")).await.unwrap();
     let staging = dir.path().join("staging");
-    local.stage(&volume, &staging, &mounted()).await.unwrap();
+    stage(&local, &volume, &staging).await.unwrap();
     fs::write(staging.join("file"), "copied").unwrap();
     let mut clones = tokio::task::JoinSet::new();
     for index in 0..4 {
-        let source = Some(ContentSource::Volume(volume.id.clone()));
-        let clone = NewVolume { source, ..named(&format!("clone-{index}"), 8) };
-        let local = local.clone();
-        clones.spawn(async move { local.create_volume(clone).await });
+        let clone = named(&format!("clone-{index}"), 8);
+        let (local, volume) = (local.clone(), volume.clone());
+        clones.spawn(async move {
+            let plan = local.plan(ctx(), &clone)?;
+            local.clone_volume(ctx(), plan, &volume).await
+        });
     }
     let clones = clones.join_all().await;
-    local.unstage(&volume.id, &staging).await.unwrap();
+    local.unstage(ctx(), &volume.id, &staging).await.unwrap();
     for clone in clones {
         let clone = clone.unwrap();
-        local.stage(&clone, &staging, &mounted()).await.unwrap();
+        stage(&local, &clone, &staging).await.unwrap();
         let read = fs::read_to_string(staging.join("file"));
-        local.unstage(&clone.id, &staging).await.unwrap();
+        local.unstage(ctx(), &clone.id, &staging).await.unwrap();
         assert_eq!(read.unwrap(), "copied");
     }
 }
@@ -330,12 +361,12 @@ async fn a_mounted_image_is_cloned_by_many_at_once() {
 async fn an_image_with_something_unknown_on_it_is_never_formatted() {
     let dir = tempfile::tempdir().unwrap();
     let local = open(dir.path()).await;
-    let volume = local.create_volume(with_kind("i", "image")).await.unwrap();
+    let volume = create(&local, with_kind("i", "image")).await.unwrap();
     let key = volume.id.as_str().strip_prefix("vol-").unwrap();
     let image = dir.path().join("volumes").join(key).join("image");
     let file = fs::OpenOptions::new().write(true).open(&image).unwrap();
     std::os::unix::fs::FileExt::write_all_at(&file, b"somebody's bytes", 5 << 20).unwrap();
-    let staged = local.stage(&volume, &dir.path().join("staging"), &mounted()).await;
+    let staged = stage(&local, &volume, &dir.path().join("staging")).await;
     assert!(matches!(staged, Err(Error::Precondition(_))), "{staged:?}");
     let mut bytes = [0; 16];
     let file = fs::File::open(&image).unwrap();
@@ -354,9 +385,9 @@ async fn what_is_deleted_inside_an_image_goes_back_to_the_disk() {
             ..mounted()
         };
         new.capabilities = vec![capability.clone()];
-        let volume = local.create_volume(new).await.unwrap();
+        let volume = create(&local, new).await.unwrap();
         let staging = dir.path().join(name);
-        local.stage(&volume, &staging, &capability).await.unwrap();
+        local.stage(ctx(), &on_node(&volume, capability), &staging).await.unwrap();
         let key = volume.id.as_str().strip_prefix("vol-").unwrap();
         let image = dir.path().join("volumes").join(key).join("image");
         let allocated = || berth_host::usage::file_allocated(&image).unwrap();
@@ -372,7 +403,7 @@ async fn what_is_deleted_inside_an_image_goes_back_to_the_disk() {
             tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
         let left = allocated();
-        local.unstage(&volume.id, &staging).await.unwrap();
+        local.unstage(ctx(), &volume.id, &staging).await.unwrap();
         assert!(full.saturating_sub(left) >= 24 << 20, "{fs_type}: {full} became {left}");
     }
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use berth_core::{
-    AccessKind, Capacity, CapacityRange, Name, NodeId, VolumeCapability, VolumeId,
+    AccessKind, Capacity, CapacityRange, Name, NodeId, Topology, VolumeCapability, VolumeId,
     names::KUBERNETES_PARAMETER_PREFIX,
 };
 use berth_host::{
@@ -15,17 +15,34 @@ use berth_host::{
 use berth_journal::{self as journal, Barrier};
 
 use super::{
-    Inner,
+    Inner, Local,
     content::{self, Capture},
     kind::{Kind, Tuning},
     record::{AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
 };
 use crate::{
-    backend::{
-        Attachment, ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Volume,
-    },
+    Attachment, AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion,
+    InlineVolumes, Listing, Modification, NewVolume, Page, PageRequest, Parameters, Placement,
+    ReadOnlyAttachment, Result, Snapshot, Supports, TopologyRequirement, Volume, Volumes,
     image::{choose_growth, choose_size, filesystem_asked},
 };
+
+/// A volume to make, with what its class says.
+#[derive(Debug)]
+pub struct Plan {
+    new: NewVolume,
+    /// The kind that the class names.
+    asked: Option<Kind>,
+    content: ContentPlan,
+}
+
+/// What a new volume will be, as far as its class and its source decide it.
+#[derive(Debug)]
+struct ContentPlan {
+    kind: Kind,
+    filesystem: Option<Filesystem>,
+    tuning: Tuning,
+}
 
 /// Where a new volume's first content comes from, looked up.
 #[derive(Debug)]
@@ -38,22 +55,265 @@ struct Origin {
     filesystem: Option<Filesystem>,
 }
 
-impl Inner {
-    pub(super) fn check_parameters(
-        &self,
-        parameters: &Parameters,
-        mutable: &Parameters,
-        capabilities: &[VolumeCapability],
-    ) -> Result<()> {
-        let access = capabilities.first().map_or(AccessKind::Mount, |capability| capability.access.kind());
-        let kind = self.choose_kind(parameters, access, None)?;
-        if kind == Kind::Image {
-            filesystem_asked(capabilities)?;
-        }
-        Tuning::parse(kind, mutable, &self.tunable()).map(|_| ())
+impl Volumes for Local {
+    type Plan = Plan;
+
+    fn supports(&self) -> Supports {
+        Supports::filesystem().and_block().on_many_nodes()
     }
 
-    pub(super) fn find_volume(&self, name: &Name) -> Result<Option<Volume>> {
+    fn plan(&self, _: &Context, new: &NewVolume) -> Result<Plan> {
+        let asked = self.0.kind_asked(&new.parameters)?;
+        let content = self.0.plan_content(new, asked, None)?;
+        Ok(Plan { new: new.clone(), asked, content })
+    }
+
+    async fn find(&self, _: &Context, plan: &Plan) -> Result<Option<Volume>> {
+        self.0.find_volume(&plan.new.name)
+    }
+
+    async fn create(&self, _: &Context, plan: Plan) -> Result<Volume> {
+        self.make(plan, None).await
+    }
+
+    async fn get(&self, _: &Context, id: &VolumeId) -> Result<Option<Volume>> {
+        Ok(self.0.volume(id).map(|(key, record)| self.0.describe_volume(key, &record)))
+    }
+
+    async fn delete(&self, _: &Context, id: &VolumeId) -> Result<()> {
+        let Some((key, _)) = self.0.volume(id) else { return Ok(()) };
+        self.0.journal.remove(volume_key(key)).await?;
+        self.0.walks().remove(&key);
+        let discarded = self.blocking(move |inner| {
+            let name = key.to_string();
+            if let Err(error) = inner.devices.release(key, &content::image_path(&inner.volumes, key)) {
+                // Someone outside Kubernetes holds the device; the kernel lets go of it and of the file with him.
+                tracing::warn!(volume.id = %key, error = error.sentence(), "a deleted volume's device is still in use");
+            }
+            Ok(inner.trash.discard(&inner.volumes, &name)?)
+        });
+        discarded.await?;
+        // Not before: whoever makes one of the same name now would have its data discarded.
+        self.0.state().remove_volume(key);
+        Ok(())
+    }
+}
+
+impl InlineVolumes for Local {
+    async fn find_inline(&self, _: &Context, name: &Name) -> Result<Option<Volume>> {
+        self.0.find_volume(name)
+    }
+}
+
+impl Cloning for Local {
+    async fn clone_volume(&self, _: &Context, plan: Plan, source: &Volume) -> Result<Volume> {
+        let (key, record) = self.0.existing_volume(&source.id)?;
+        let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
+        let (source, dir) = (Source::Volume(key), self.0.volume_dir(key)?);
+        self.make(plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
+    }
+}
+
+impl Placement for Local {
+    async fn place(
+        &self,
+        _: &Context,
+        _: &mut Plan,
+        wanted: Option<&TopologyRequirement>,
+    ) -> Result<Topology> {
+        let here = self.0.topology.as_deref();
+        TopologyRequirement::check(wanted, here)?;
+        here.cloned().ok_or_else(|| Error::internal("this node has no topology"))
+    }
+}
+
+impl Listing for Local {
+    async fn list(&self, _: &Context, page: &PageRequest) -> Result<Page<Volume>> {
+        let after = page_start(VOLUME, page)?;
+        let state = self.0.state();
+        let found: Vec<_> = state
+            .volumes_after(after)
+            .take(page.limit.saturating_add(1))
+            .map(|(key, record)| (key, record.clone()))
+            .collect();
+        drop(state);
+        Ok(into_page(VOLUME, page, found, |key, record| self.0.describe_volume(key, &record)))
+    }
+}
+
+impl CapacityInfo for Local {
+    async fn available_capacity(
+        &self,
+        _: &Context,
+        parameters: &Parameters,
+        topology: Option<&Topology>,
+    ) -> Result<AvailableCapacity> {
+        let here = self.0.topology.as_deref();
+        if topology.is_some_and(|wanted| here.is_some_and(|here| !here.satisfies(wanted))) {
+            let available = Capacity::ZERO;
+            return Ok(AvailableCapacity { available, largest_volume: None, smallest_volume: None });
+        }
+        let available = self.0.available(parameters)?;
+        Ok(AvailableCapacity {
+            available,
+            largest_volume: Some(available.min(self.0.config.max_volume_size)),
+            smallest_volume: Some(Capacity::new(crate::image::UNIT)),
+        })
+    }
+}
+
+impl Attachment for Local {
+    async fn attach(
+        &self,
+        _: &Context,
+        volume: &Volume,
+        node: &NodeId,
+        capability: &VolumeCapability,
+    ) -> Result<BTreeMap<String, String>> {
+        self.note_attached(volume, AttachmentRecord::new(node, false, capability.mode), node).await
+    }
+
+    async fn detach(&self, _: &Context, id: &VolumeId, node: Option<&NodeId>) -> Result<()> {
+        self.0
+            .change_volume(id, |record| match node {
+                Some(node) => record.attachments.retain(|existing| *existing.node != *node.as_str()),
+                None => record.attachments.clear(),
+            })
+            .await
+    }
+}
+
+impl ReadOnlyAttachment for Local {
+    async fn attach_read_only(
+        &self,
+        _: &Context,
+        volume: &Volume,
+        node: &NodeId,
+        capability: &VolumeCapability,
+    ) -> Result<BTreeMap<String, String>> {
+        self.note_attached(volume, AttachmentRecord::new(node, true, capability.mode), node).await
+    }
+}
+
+impl Expansion for Local {
+    async fn expand(&self, _: &Context, volume: &Volume, range: CapacityRange) -> Result<Expanded> {
+        let (key, record) = self.0.existing_volume(&volume.id)?;
+        let wanted = choose_growth(&range, record.size)?;
+        if wanted > self.0.config.max_volume_size {
+            return Err(Error::OutOfRange(format!(
+                "{wanted} is above the largest volume this driver makes, {}",
+                self.0.config.max_volume_size
+            )));
+        }
+        if wanted.bytes() > record.size {
+            let reservation = self.0.reserve(&record.parameters, wanted.bytes() - record.size)?;
+            let kind = record.kind;
+            self.blocking(move |inner| inner.grow_content(key, kind, wanted.bytes())).await?;
+            self.0.change_volume(&volume.id, |record| record.size = wanted.bytes()).await?;
+            drop(reservation);
+        }
+        let node_expansion_required =
+            record.kind == Kind::Image && record.access == AccessKind::Mount && self.0.config.node_expansion;
+        Ok(Expanded { capacity: wanted, node_expansion_required })
+    }
+}
+
+impl Modification for Local {
+    async fn modify(&self, _: &Context, volume: &Volume, mutable: Parameters) -> Result<()> {
+        let (key, record) = self.0.existing_volume(&volume.id)?;
+        let tunable = self.0.tunable();
+        let tuning = Tuning::parse(record.kind, &mutable, &tunable)?;
+        let merged: Parameters =
+            record.mutable.iter().map(|(k, v)| (k.clone(), v.clone())).chain(mutable).collect();
+        let all = Tuning::parse(record.kind, &merged, &tunable)?;
+        let before = Tuning::parse(record.kind, &record.mutable, &tunable)?;
+        self.blocking(move |inner| {
+            let apply = |content: &Tuning, device: &Tuning| {
+                content::tune(&inner.volume_dir(key)?, content)?;
+                inner.tune_device(key, device)
+            };
+            // All or none: what was applied before one failed is taken back.
+            apply(&tuning, &all).inspect_err(|_| {
+                if let Err(error) = apply(&before, &before) {
+                    tracing::warn!(volume.id = %key, %error, "could not return to the former parameters");
+                }
+            })
+        })
+        .await?;
+        self.0.change_volume(&volume.id, |record| record.mutable = Arc::new(merged)).await
+    }
+}
+
+impl Local {
+    /// Restores a snapshot; the rest of the snapshots' trait is in `snapshots.rs`.
+    pub(super) async fn make_from_snapshot(&self, plan: Plan, snapshot: &Snapshot) -> Result<Volume> {
+        let (key, record) = self.0.existing_snapshot(&snapshot.id)?;
+        let dir = self.0.snapshots.dir(&key.to_string())?;
+        let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
+        let source = Source::Snapshot(key);
+        self.make(plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
+    }
+
+    /// Builds a volume beside the others, moves it into place, and records it.
+    async fn make(&self, plan: Plan, origin: Option<Origin>) -> Result<Volume> {
+        let Plan { new, asked, mut content } = plan;
+        if let Some(origin) = origin.as_ref().filter(|origin| origin.kind != content.kind) {
+            content = self.0.plan_content(&new, asked, Some(origin.kind))?;
+        }
+        let key = Key::of(VOLUME, new.name.as_str());
+        let record = self.0.plan_record(new, &content, origin.as_ref())?;
+        let reservation = self.0.reserve(&record.parameters, record.size)?;
+
+        let (planned, name) = (record.clone(), key.to_string());
+        self.blocking(move |inner| inner.build_volume(&name, &planned, origin.as_ref(), &content.tuning))
+            .await?;
+        let recorded = self.0.journal.put(volume_key(key), to_json(&record), super::VOLUMES).await;
+        if let Err(error) = recorded {
+            if matches!(error, journal::Error::Full(_)) {
+                self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?))
+                    .await?;
+            }
+            return Err(error.into());
+        }
+        let mut state = self.0.state();
+        let record = state.put_volume(key, record);
+        drop(state);
+        drop(reservation);
+        Ok(self.0.describe_volume(key, &record))
+    }
+
+    async fn note_attached(
+        &self,
+        volume: &Volume,
+        attached: AttachmentRecord,
+        node: &NodeId,
+    ) -> Result<BTreeMap<String, String>> {
+        if *node != self.0.config.node {
+            return Err(Error::not_found("node", node));
+        }
+        // Two calls that count at the same time would both find the last place free.
+        let _turn = self.0.attaching.lock().await;
+        let repeated = volume.attachments.iter().any(|known| known.node == *node);
+        if let Some(limit) = self.0.config.max_volumes.filter(|_| !repeated) {
+            let count = self.0.state().attached_to(node.as_str());
+            if count >= usize::try_from(limit).unwrap_or(usize::MAX) {
+                return Err(Error::Exhausted(format!(
+                    "node {node:?} has {count} volumes, its limit is {limit}"
+                )));
+            }
+        }
+        self.0
+            .change_volume(&volume.id, |record| {
+                record.attachments.retain(|existing| existing.node != attached.node);
+                record.attachments.push(attached);
+            })
+            .await?;
+        Ok(BTreeMap::new())
+    }
+}
+
+impl Inner {
+    fn find_volume(&self, name: &Name) -> Result<Option<Volume>> {
         let key = Key::of(VOLUME, name.as_str());
         let Some(record) = self.state().volume(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
@@ -79,63 +339,28 @@ impl Inner {
         Ok(self.volumes.dir(&key.to_string())?)
     }
 
-    pub(super) async fn create_volume(self: &Arc<Self>, new: NewVolume) -> Result<Volume> {
-        let key = Key::of(VOLUME, new.name.as_str());
-        let origin = new.source.as_ref().map(|source| self.origin(source)).transpose()?;
-        let record = self.plan_volume(&new, origin.as_ref())?;
-        let tuning = Tuning::parse(record.kind, &new.mutable, &self.tunable())?;
-        let reservation = self.reserve(&new.parameters, record.size)?;
-
-        let (plan, name) = (record.clone(), key.to_string());
-        self.blocking(move |inner| inner.build_volume(&name, &plan, origin.as_ref(), &tuning)).await?;
-        let recorded = self.journal.put(volume_key(key), to_json(&record), super::VOLUMES).await;
-        if let Err(error) = recorded {
-            if matches!(error, journal::Error::Full(_)) {
-                self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?))
-                    .await?;
-            }
-            return Err(error.into());
-        }
-        let mut state = self.state();
-        let record = state.put_volume(key, record);
-        drop(state);
-        drop(reservation);
-        Ok(self.describe_volume(key, &record))
+    /// Decides what a new volume will be, given its class and the kind of its source.
+    fn plan_content(
+        &self,
+        new: &NewVolume,
+        asked: Option<Kind>,
+        origin: Option<Kind>,
+    ) -> Result<ContentPlan> {
+        let kind = self.choose_kind(asked, new.access(), origin)?;
+        let filesystem = if kind == Kind::Image { filesystem_asked(&new.capabilities)? } else { None };
+        let tuning = Tuning::parse(kind, &new.mutable, &self.tunable())?;
+        Ok(ContentPlan { kind, filesystem, tuning })
     }
 
-    fn origin(&self, source: &ContentSource) -> Result<Origin> {
-        match source {
-            ContentSource::Volume(id) => {
-                let (key, record) = self.existing_volume(id)?;
-                let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
-                Ok(Origin {
-                    source: Source::Volume(key),
-                    key,
-                    dir: self.volume_dir(key)?,
-                    kind,
-                    size,
-                    filesystem,
-                })
-            }
-            ContentSource::Snapshot(id) => {
-                let (key, record) = self.existing_snapshot(id)?;
-                let dir = self.snapshots.dir(&key.to_string())?;
-                let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
-                Ok(Origin { source: Source::Snapshot(key), key, dir, kind, size, filesystem })
-            }
-        }
-    }
-
-    /// Decides everything about a new volume without touching the disk.
-    fn plan_volume(&self, new: &NewVolume, origin: Option<&Origin>) -> Result<VolumeRecord> {
-        let access =
-            new.capabilities.first().map_or(AccessKind::Mount, |capability| capability.access.kind());
-        let kind = self.choose_kind(&new.parameters, access, origin.map(|origin| origin.kind))?;
-        let asked = if kind == Kind::Image { filesystem_asked(&new.capabilities)? } else { None };
-        let filesystem = match origin {
-            Some(origin) => origin.filesystem.or(asked),
-            None => asked,
-        };
+    /// The record of a new volume.
+    fn plan_record(
+        &self,
+        new: NewVolume,
+        content: &ContentPlan,
+        origin: Option<&Origin>,
+    ) -> Result<VolumeRecord> {
+        let access = new.access();
+        let filesystem = origin.and_then(|origin| origin.filesystem).or(content.filesystem);
         let least = [
             origin.map_or(0, |origin| origin.size),
             filesystem.filter(|_| access == AccessKind::Mount).map_or(0, format::minimum_size),
@@ -150,19 +375,19 @@ impl Inner {
         Ok(VolumeRecord {
             name: new.name.as_str().into(),
             size: size.bytes(),
-            kind,
+            kind: content.kind,
             access,
             filesystem,
-            parameters: Arc::new(new.parameters.clone()),
-            mutable: Arc::new(new.mutable.clone()),
+            parameters: Arc::new(new.parameters),
+            mutable: Arc::new(new.mutable),
             source: origin.map(|origin| origin.source),
             attachments: Vec::new(),
             ephemeral: new.ephemeral,
         })
     }
 
-    /// The kind a class asks for, refusing parameters that mean nothing here.
-    fn choose_kind(&self, parameters: &Parameters, access: AccessKind, origin: Option<Kind>) -> Result<Kind> {
+    /// The kind that a class names, refusing parameters that mean nothing here.
+    fn kind_asked(&self, parameters: &Parameters) -> Result<Option<Kind>> {
         let mut asked = None;
         for (key, value) in parameters {
             match key.as_str() {
@@ -181,6 +406,10 @@ impl Inner {
                 }
             }
         }
+        Ok(asked)
+    }
+
+    fn choose_kind(&self, asked: Option<Kind>, access: AccessKind, origin: Option<Kind>) -> Result<Kind> {
         let kind = match (asked, origin) {
             (Some(asked), Some(origin)) if asked != origin => {
                 return Err(Error::Invalid(format!(
@@ -240,45 +469,6 @@ impl Inner {
         built
     }
 
-    pub(super) async fn delete_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
-        let Some(key) = Key::parse(VOLUME, id.as_str()) else { return Ok(()) };
-        self.journal.remove(volume_key(key)).await?;
-        self.walks().remove(&key);
-        let discarded = self.blocking(move |inner| {
-            let name = key.to_string();
-            if let Err(error) = inner.devices.release(key, &content::image_path(&inner.volumes, key)) {
-                // Someone outside Kubernetes holds the device; the kernel lets go of it and of the file with him.
-                tracing::warn!(volume.id = %key, error = error.sentence(), "a deleted volume's device is still in use");
-            }
-            Ok(inner.trash.discard(&inner.volumes, &name)?)
-        });
-        discarded.await?;
-        // Not before: whoever makes one of the same name now would have its data discarded.
-        self.state().remove_volume(key);
-        Ok(())
-    }
-
-    pub(super) async fn attach(
-        self: &Arc<Self>,
-        id: &VolumeId,
-        attachment: &Attachment,
-    ) -> Result<BTreeMap<String, String>> {
-        self.change_volume(id, |record| {
-            record.attachments.retain(|existing| *existing.node != *attachment.node.as_str());
-            record.attachments.push(AttachmentRecord::new(attachment));
-        })
-        .await?;
-        Ok(BTreeMap::new())
-    }
-
-    pub(super) async fn detach(self: &Arc<Self>, id: &VolumeId, node: Option<&NodeId>) -> Result<()> {
-        self.change_volume(id, |record| match node {
-            Some(node) => record.attachments.retain(|existing| *existing.node != *node.as_str()),
-            None => record.attachments.clear(),
-        })
-        .await
-    }
-
     /// Records a changed volume; nothing is written if nothing changed.
     async fn change_volume(&self, id: &VolumeId, change: impl FnOnce(&mut VolumeRecord)) -> Result<()> {
         let (key, old) = self.existing_volume(id)?;
@@ -298,32 +488,6 @@ impl Inner {
         self.state().used_by(key)
     }
 
-    pub(super) async fn expand_volume(
-        self: &Arc<Self>,
-        id: &VolumeId,
-        range: CapacityRange,
-    ) -> Result<Expanded> {
-        let (key, record) = self.existing_volume(id)?;
-        let wanted = choose_growth(&range, record.size)?;
-        if wanted > self.config.max_volume_size {
-            return Err(Error::OutOfRange(format!(
-                "{wanted} is above the largest volume this driver makes, {}",
-                self.config.max_volume_size
-            )));
-        }
-        if wanted.bytes() > record.size {
-            let reservation = self.reserve(&record.parameters, wanted.bytes() - record.size)?;
-            let kind = record.kind;
-            self.blocking(move |inner| inner.grow_content(key, kind, wanted.bytes())).await?;
-            self.change_volume(id, |record| record.size = wanted.bytes()).await?;
-            drop(reservation);
-        }
-        let node_expansion_required = record.kind == Kind::Image
-            && record.access == AccessKind::Mount
-            && self.config.features.has(crate::Feature::NodeExpand);
-        Ok(Expanded { capacity: wanted, node_expansion_required })
-    }
-
     fn grow_content(&self, key: Key, kind: Kind, size: u64) -> Result<()> {
         content::grow(&self.volume_dir(key)?, kind, size)?;
         let image = content::image_path(&self.volumes, key);
@@ -332,42 +496,6 @@ impl Inner {
             loopdev::refresh_capacity(device.number())?;
         }
         Ok(())
-    }
-
-    pub(super) async fn modify_volume(self: &Arc<Self>, id: &VolumeId, mutable: Parameters) -> Result<()> {
-        let (key, record) = self.existing_volume(id)?;
-        let tunable = self.tunable();
-        let tuning = Tuning::parse(record.kind, &mutable, &tunable)?;
-        let merged: Parameters =
-            record.mutable.iter().map(|(k, v)| (k.clone(), v.clone())).chain(mutable).collect();
-        let all = Tuning::parse(record.kind, &merged, &tunable)?;
-        let before = Tuning::parse(record.kind, &record.mutable, &tunable)?;
-        self.blocking(move |inner| {
-            let apply = |content: &Tuning, device: &Tuning| {
-                content::tune(&inner.volume_dir(key)?, content)?;
-                inner.tune_device(key, device)
-            };
-            // All or none: what was applied before one failed is taken back.
-            apply(&tuning, &all).inspect_err(|_| {
-                if let Err(error) = apply(&before, &before) {
-                    tracing::warn!(volume.id = %key, %error, "could not return to the former parameters");
-                }
-            })
-        })
-        .await?;
-        self.change_volume(id, |record| record.mutable = Arc::new(merged)).await
-    }
-
-    pub(super) fn list_volumes(&self, page: &PageRequest) -> Result<Page<Volume>> {
-        let after = page_start(VOLUME, page)?;
-        let state = self.state();
-        let found: Vec<_> = state
-            .volumes_after(after)
-            .take(page.limit.saturating_add(1))
-            .map(|(key, record)| (key, record.clone()))
-            .collect();
-        drop(state);
-        Ok(into_page(VOLUME, page, found, |key, record| self.describe_volume(key, &record)))
     }
 
     pub(super) fn describe_volume(&self, key: Key, record: &VolumeRecord) -> Volume {
@@ -391,7 +519,7 @@ impl Inner {
             }),
             topology: self.topology.clone(),
             ephemeral: record.ephemeral,
-            attachments: record.attachments.iter().filter_map(AttachmentRecord::attachment).collect(),
+            attachments: record.attachments.iter().filter_map(AttachmentRecord::attached).collect(),
         }
     }
 }

@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use berth_csi::{CallLayer, Metrics};
-use berth_driver::Feature;
 use berth_driver::local::{self, Kind, Local};
 use berth_driver::services::{Config, Mode};
 use berth_kube::{Backoff, Cluster};
@@ -254,7 +253,7 @@ pub(crate) fn merge(into: &mut Value, change: Value) {
 pub(crate) async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) {
     let mut config = local::Config::new(place.join("data"), NODE.parse().unwrap());
     config.kind = Some(Kind::Dir);
-    config.features = config.features.with(Feature::Attach, attach);
+    config.attachment = attach;
     let backend = Local::open(config).await.unwrap();
     let driver = backend.driver(DRIVER, "test", Mode::Controller).open(Config::new(place)).unwrap();
     let calls = berth_csi::in_process(driver.routes(), &CallLayer::new(Metrics::unregistered(DRIVER), None));

@@ -5,7 +5,6 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 use anyhow::{Context as _, bail};
 use berth_core::{Capacity, NodeId, names};
 use berth_driver::{
-    Feature, Features,
     local::{Config, Kind, Local},
     services,
 };
@@ -199,7 +198,13 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
         KindArg::Image => Some(Kind::Image),
         KindArg::Dir => Some(Kind::Dir),
     };
-    config.features = features(config.features, args, as_hostpath);
+    let expand = hostpath.enable_volume_expansion;
+    config.attachment = volumes.attach;
+    config.topology = hostpath.enable_topology;
+    config.expansion = expand && !hostpath.disable_controller_expansion;
+    config.node_expansion = expand && !hostpath.disable_node_expansion;
+    config.modification = hostpath.enable_controller_modify_volume.unwrap_or(!as_hostpath);
+    config.changed_blocks = hostpath.enable_snapshot_metadata.unwrap_or(!as_hostpath);
     config.max_volumes = match (hostpath.attach_limit, volumes.max_volumes_per_node) {
         (0, 0) => None,
         (0, limit) => Some(limit),
@@ -220,17 +225,6 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     config.mutable_without_effect.clone_from(&hostpath.accepted_mutable_parameter_names);
     config.fixed_length_blocks = hostpath.snapshot_metadata_block_type.eq_ignore_ascii_case("FIXED_LENGTH");
     Ok(config)
-}
-
-fn features(all: Features, args: &Args, as_hostpath: bool) -> Features {
-    let hostpath = &args.hostpath;
-    let expand = hostpath.enable_volume_expansion;
-    all.with(Feature::Attach, args.volumes.attach)
-        .with(Feature::Topology, hostpath.enable_topology)
-        .with(Feature::ControllerExpand, expand && !hostpath.disable_controller_expansion)
-        .with(Feature::NodeExpand, expand && !hostpath.disable_node_expansion)
-        .with(Feature::Modify, hostpath.enable_controller_modify_volume.unwrap_or(!as_hostpath))
-        .with(Feature::SnapshotMetadata, hostpath.enable_snapshot_metadata.unwrap_or(!as_hostpath))
 }
 
 impl HostPath {

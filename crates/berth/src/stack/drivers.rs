@@ -9,7 +9,7 @@ use berth_core::{NodeId, names};
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
 use berth_driver::local::{self, Local};
 use berth_driver::nfs::{self, Nfs};
-use berth_driver::{Driver, Feature, Services, services};
+use berth_driver::{Driver, Services, services};
 use berth_host::path::Dir;
 use berth_node::layout::Layout;
 use berth_sidecars::registrar;
@@ -161,7 +161,7 @@ pub(crate) async fn take_down(data_dir: &Path) -> anyhow::Result<usize> {
 async fn open_local(data_dir: &Path, node: &str) -> anyhow::Result<(Local, Arc<Services>)> {
     let directory = data_dir.join(LOCAL);
     let mut config = local::Config::new(directory.clone(), node_id(node)?);
-    config.features = config.features.with(Feature::Attach, true);
+    config.attachment = true;
     let local = Local::open(config).await.with_context(|| format!("open {}", directory.display()))?;
     let driver = open(local.driver(names::LOCAL_DRIVER, VERSION, services::Mode::All), directory)?;
     Ok((local, driver))
