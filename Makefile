@@ -42,7 +42,7 @@ lint: ## check format, clippy and docs, warnings being errors
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
-	cargo clippy -p berth-driver --test nfs_kernel --locked -- -D warnings
+	cargo clippy -p berth-backends --test nfs_kernel --locked -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint deps ## everything that must pass: lint, all tests, csi-sanity, a short crash run
@@ -58,7 +58,7 @@ VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CUR
 	"--env", "BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth", "--"]
 test-vm: deps ## the NFS driver with the kernel's NFS client and server, in a virtual machine that has them: csi-sanity by every version
 	cargo build --locked -p berth
-	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-driver --test nfs_kernel -- --test-threads=1 --nocapture
+	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-backends --test nfs_kernel -- --test-threads=1 --nocapture
 
 # The real servers run beside whatever else does, with a state, a network and a kubelet's directory of their own.
 KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443 KUBELET_PORT=7449 KUBELET_ROOT=/var/lib/kube-testbed
@@ -110,7 +110,7 @@ bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thous
 
 BENCH_VM := testbed/vm/vm.sh --mem 3G --timeout 1800 --env NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh --env DIRECTORIES --env VERSION
 bench-nfs: deps ## measure the NFS driver in the virtual machine, beside mounting by programs as csi-driver-nfs does: create, delete, publish, 10,000 volumes on one share; DIRECTORIES for less, VERSION for 4.0 or 4.2
-	cargo build --release --locked -p berth-driver --example bench_nfs
+	cargo build --release --locked -p berth-backends --example bench_nfs
 	$(BENCH_VM) -- $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/release/examples/bench_nfs
 
 bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less

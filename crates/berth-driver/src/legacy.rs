@@ -34,7 +34,7 @@ struct Legacy {
 }
 
 /// A driver over the backend, composed of what its features promise.
-pub(crate) fn driver(name: &str, version: &str, mode: Mode, backend: Arc<dyn Backend>) -> Driver {
+pub fn driver(name: &str, version: &str, mode: Mode, backend: Arc<dyn Backend>) -> Driver {
     let (features, info, mounts) = (backend.features(), backend.node(), backend.mounts());
     let has = |feature| features.has(feature);
     let legacy = Arc::new(Legacy { backend, attaching: tokio::sync::Mutex::default() });

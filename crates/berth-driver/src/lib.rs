@@ -1,25 +1,23 @@
 //! A framework for CSI drivers: implement a few small traits, compose them, serve the result.
 //!
 //! What a driver announces follows from what it was composed of ([`Driver`], [`Controller`], [`Node`]). The framework
-//! owns what is the same for every driver: gRPC, parsing ([`call`]), the spec's error tables, idempotency, locks,
+//! owns what is the same for every driver: gRPC, parsing, the spec's error tables, idempotency, locks,
 //! the record of what is mounted, recovery after a crash, mounts, deadlines and secrets ([`services`]). A backend sees
 //! neither CSI nor Kubernetes, only the types of `berth-core`.
 
 mod announce;
 pub mod backend;
-pub mod call;
+mod call;
 mod compose;
 mod context;
 mod controller;
 mod erased;
 mod error;
 mod features;
-mod image;
 mod ledger;
-mod legacy;
-pub mod local;
+#[doc(hidden)]
+pub mod legacy;
 mod locks;
-pub mod nfs;
 mod node;
 pub mod services;
 mod target;

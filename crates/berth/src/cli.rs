@@ -6,7 +6,7 @@
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
-use berth_driver::services;
+use berth_backends::services;
 use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::sidecars::alone;

@@ -6,9 +6,9 @@ pub(crate) mod nfs;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
+use berth_backends::{Services, services};
 use berth_core::NodeId;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::{Services, services};
 use clap::Args;
 use prometheus_client::registry::Registry;
 

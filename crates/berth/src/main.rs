@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     // And so is whatever serves an NFS share through FUSE.
     berth_fuse::intercept();
     // And what works on images there.
-    berth_driver::nfs::intercept();
+    berth_backends::nfs::intercept();
     let command = cli::parse(std::env::args_os());
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {

@@ -2,11 +2,11 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
-use berth_core::{AccessMode, CapacityRange};
-use berth_driver::{
+use berth_backends::{
     Backend,
     backend::{ContentSource, Error, NewVolume, Parameters, Severity},
 };
+use berth_core::{AccessMode, CapacityRange};
 
 use crate::server::{Server, VERSIONS, mounted};
 

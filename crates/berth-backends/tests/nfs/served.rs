@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use berth_backends::{Services, nfs::Nfs, services};
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::{Services, nfs::Nfs, services};
 use prometheus_client::registry::Registry;
 use tokio::{sync::oneshot, task::JoinHandle};
 

@@ -2,11 +2,11 @@
 
 use std::path::{Path, PathBuf};
 
-use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
-use berth_driver::{
+use berth_backends::{
     backend::{NewVolume, Parameters},
     nfs::{Config, Nfs},
 };
+use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
 
 use super::{
     between::{Fate, Request, between},

@@ -8,15 +8,15 @@ use std::{
     time::Duration,
 };
 
+use berth_backends::{
+    Backend,
+    backend::{ContentSource, Error, NewVolume, PageRequest, Parameters, Snapshot},
+    nfs::Nfs,
+};
 use berth_core::SnapshotId;
 use berth_csi::{
     Endpoint,
     v1::{DeleteSnapshotRequest, controller_client::ControllerClient},
-};
-use berth_driver::{
-    Backend,
-    backend::{ContentSource, Error, NewVolume, PageRequest, Parameters, Snapshot},
-    nfs::Nfs,
 };
 use parking_lot::Mutex;
 

@@ -8,12 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_core::CapacityRange;
-use berth_driver::{
+use berth_backends::{
     Backend,
     backend::{About, ContentSource, Error, NewVolume, PageRequest, Parameters, Secrets, Severity},
     nfs::{Nfs, OnDelete},
 };
+use berth_core::CapacityRange;
 
 use crate::{
     between::Fate,

@@ -2,8 +2,8 @@
 
 use std::{fs, io::Write as _, path::Path};
 
+use berth_backends::{Backend, backend::NodeExpansion, nfs::Nfs};
 use berth_core::{AccessMode, CapacityRange};
-use berth_driver::{Backend, backend::NodeExpansion, nfs::Nfs};
 
 use crate::kernel::{
     EXPORT, Scratch, VERSIONS, class, config, new_volume, program, publish_as, serve, unpublish,

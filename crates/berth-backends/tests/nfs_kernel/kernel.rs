@@ -5,12 +5,12 @@ use std::{
     time::Duration,
 };
 
-use berth_core::{AccessMode, CapacityRange};
-use berth_driver::{
+use berth_backends::{
     Backend as _,
     backend::{NewVolume, Parameters, Publication, Result, Secrets, Volume},
     nfs::{Config, Nfs},
 };
+use berth_core::{AccessMode, CapacityRange};
 use berth_host::mount::{self, Attributes};
 
 /// Served as `/` by version 4, by its own path by version 3.

@@ -7,12 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_core::AccessMode;
-use berth_driver::{
+use berth_backends::{
     Backend,
     backend::{Error, Volume},
     nfs::Nfs,
 };
+use berth_core::AccessMode;
 
 use crate::{
     kernel::{self, EXPORT, Scratch, VERSIONS, backend, class, new_volume, publish_as, serve, unpublish},
@@ -25,7 +25,7 @@ async fn create(backend: &Nfs, version: &str, name: &str) -> Volume {
     backend.create_volume(new).await.unwrap()
 }
 
-async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> berth_driver::backend::Result<()> {
+async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> berth_backends::backend::Result<()> {
     publish_as(backend, volume, target, AccessMode::MultiNodeMultiWriter).await
 }
 

@@ -6,12 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_core::{AccessMode, CapacityRange};
-use berth_driver::{
+use berth_backends::{
     Backend,
     backend::{ContentSource, Error, Parameters},
     nfs::Nfs,
 };
+use berth_core::{AccessMode, CapacityRange};
 use berth_host::{path::Dir, quota};
 
 use crate::kernel::{EXPORT, Scratch, config, new_volume, publish_as, run, serve, unpublish};

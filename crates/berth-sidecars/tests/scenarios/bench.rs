@@ -4,9 +4,9 @@ use std::fmt::Debug;
 use std::path::Path;
 use std::time::Duration;
 
+use berth_backends::local::{self, Kind, Local};
+use berth_backends::services::{Config, Mode};
 use berth_csi::{CallLayer, Metrics};
-use berth_driver::local::{self, Kind, Local};
-use berth_driver::services::{Config, Mode};
 use berth_kube::{Backoff, Cluster};
 use berth_sidecars::driver::Driver;
 use berth_sidecars::{attacher, provisioner, resizer};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use berth_backends::local::{self, Kind, Local};
+use berth_backends::services::{Config, Mode};
 use berth_core::Capacity as Size;
 use berth_csi::{CallLayer, Metrics};
-use berth_driver::local::{self, Kind, Local};
-use berth_driver::services::{Config, Mode};
 use berth_kube::Cluster;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::provisioner::{self, Capacity, Options, Owner};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use berth_driver::local::Local;
+use berth_backends::local::Local;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::provisioner::{Capacity, PerNode};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};

@@ -3,11 +3,11 @@
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use anyhow::{Context as _, bail};
-use berth_core::{Capacity, NodeId, names};
-use berth_driver::{
+use berth_backends::{
     local::{Config, Kind, Local},
     services,
 };
+use berth_core::{Capacity, NodeId, names};
 use clap::Args as ClapArgs;
 
 use super::Common;

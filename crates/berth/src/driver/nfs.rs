@@ -3,11 +3,11 @@
 use std::{path::PathBuf, time::Duration};
 
 use anyhow::Context as _;
-use berth_core::{NodeId, names};
-use berth_driver::{
+use berth_backends::{
     nfs::{Config, MountMode, Nfs, OnDelete},
     services,
 };
+use berth_core::{NodeId, names};
 use clap::Args as ClapArgs;
 
 use super::Common;

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
+use berth_backends::local::{self, Local};
+use berth_backends::nfs::{self, Nfs};
+use berth_backends::{Driver, Services, services};
 use berth_core::{NodeId, names};
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics};
-use berth_driver::local::{self, Local};
-use berth_driver::nfs::{self, Nfs};
-use berth_driver::{Driver, Services, services};
 use berth_host::path::Dir;
 use berth_node::layout::Layout;
 use berth_sidecars::registrar;

@@ -2,10 +2,10 @@
 
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
+use berth_backends::local::{Config, Kind, Local};
+use berth_backends::services;
 use berth_csi::v1::controller_client::ControllerClient;
 use berth_csi::v1::{CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest};
-use berth_driver::local::{Config, Kind, Local};
-use berth_driver::services;
 use berth_host::mount;
 
 use super::*;
