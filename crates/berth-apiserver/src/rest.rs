@@ -3,32 +3,24 @@
 //! [`ApiServer`] is used by the TLS listener and, without a socket, by `kube::Client::new`. It trusts whoever calls it:
 //! the listener finds out who that is and leaves an [`Identity`] in the request's extensions.
 
-mod body;
 mod bootstrap;
-mod catalog;
 mod content;
 mod crd;
 mod delete;
 mod discovery;
 mod error;
-mod events;
 mod list;
-mod managed;
-mod modify;
 mod object;
 mod openapi;
-mod pipeline;
 mod pods;
-mod present;
-mod query;
-mod reader;
 mod registry;
+mod request;
 mod review;
-mod route;
 mod scale;
 mod status;
 mod subresource;
 mod watch;
+mod write;
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -42,11 +34,9 @@ use parking_lot::RwLock;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use self::content::{Accept, Shape};
-use self::present::{Include, Presenter};
-use self::query::Query;
+use self::content::{Accept, Include, Presenter, Shape};
 use self::registry::{Registry, Served};
-use self::route::{Route, Target};
+use self::request::{Query, Route, Target};
 use crate::auth::{Credentials, Identity};
 use crate::pods::Pods;
 use crate::resource::Subresource;
@@ -174,7 +164,7 @@ impl ApiServer {
         B: http_body::Body<Data = Bytes> + Send,
         B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
-        let route = route::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
+        let route = request::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
         let Route::Objects(target) = route else {
             let reads = matches!(parts.method, Method::GET | Method::HEAD);
             if !reads && !matches!(route, Route::Health { .. }) {
@@ -185,7 +175,7 @@ impl ApiServer {
         let call = self.call(target, parts)?;
         let bytes = match call.parts.method {
             Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
-            _ => content::read(body).await?,
+            _ => content::read_body(body).await?,
         };
         if !call.has_sequel() {
             return call.dispatch(bytes).await;

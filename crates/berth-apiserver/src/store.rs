@@ -14,7 +14,6 @@
 
 mod commit;
 mod published;
-mod record;
 mod view;
 mod watch;
 
@@ -254,7 +253,7 @@ impl Shared {
 impl Store {
     /// Opens the store in `dir`, which is made when it is missing, and locks it for this process.
     pub fn open(dir: &Path, options: Options) -> Result<(Self, Opened), OpenError> {
-        let (published, journal, opened) = record::load(dir, options)?;
+        let (published, journal, opened) = commit::load(dir, options)?;
         let shared = Arc::new(Shared {
             commits: Commits::after(published.revision()),
             newest: tokio::sync::watch::Sender::new(published.revision()),

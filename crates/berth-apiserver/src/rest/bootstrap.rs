@@ -3,8 +3,8 @@
 use serde_json::{Value, json};
 
 use super::error::Answer;
-use super::pipeline::Tracking;
-use super::query::Query;
+use super::request::Query;
+use super::write::Tracking;
 use super::{ApiServer, Failure, crd, object};
 use crate::store::{Collection, Key};
 

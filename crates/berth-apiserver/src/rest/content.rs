@@ -1,17 +1,25 @@
-//! Bodies: what the client accepts, what it sends, and how answers are written.
+//! What clients send and get: formats, what they accept, and objects as they are stored, translated, as tables or as
+//! metadata only.
+//!
+//! Events of both groups are one and the same objects: kept as the core group's, shown as the other's.
 
 use std::convert::Infallible;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, WARNING,
+};
 use http::{HeaderValue, Response, StatusCode};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Full, Limited};
-use serde_json::Value;
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
 
 use super::error::{Answer, Failure};
-use crate::schema;
+use super::registry::{Served, Stored};
+use crate::rules::read;
+use crate::schema::{self, protobuf};
 
 /// The body of an answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
@@ -166,7 +174,7 @@ pub(crate) fn media_type(headers: &HeaderMap) -> &str {
 }
 
 /// Reads a request's body, up to the limit.
-pub(crate) async fn read<B>(body: B) -> Answer<Bytes>
+pub(crate) async fn read_body<B>(body: B) -> Answer<Bytes>
 where
     B: http_body::Body<Data = Bytes>,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -207,7 +215,7 @@ pub(crate) fn respond_status(code: u16, accept: Accept, status: &Value) -> Respo
     let accept = Accept { shape: Shape::Object, ..accept };
     if accept.format == Format::Protobuf
         && let Some(type_) = schema::built_in_type("meta.Status")
-        && let Ok(bytes) = schema::protobuf::encode(&type_, status)
+        && let Ok(bytes) = protobuf::encode(&type_, status)
     {
         return respond_bytes(code, PROTOBUF, false, bytes.into());
     }
@@ -245,6 +253,289 @@ fn compress(bytes: &[u8]) -> Bytes {
     written.unwrap_or_default().into()
 }
 
+/// Warnings are cut to this many bytes in all.
+const WARNINGS_LIMIT: usize = 4096;
+
+/// Leaves what is worth mentioning in `Warning` headers.
+pub(crate) fn warn(response: &mut Response<Body>, warnings: &[String]) {
+    let mut length = 0;
+    for warning in warnings {
+        length += warning.len();
+        if length > WARNINGS_LIMIT {
+            return;
+        }
+        let clean: String = warning.chars().filter(|c| !c.is_control()).collect();
+        let text = format!("299 - \"{}\"", clean.replace('\\', "\\\\").replace('"', "\\\""));
+        if let Ok(value) = HeaderValue::from_str(&text) {
+            response.headers_mut().append(WARNING, value);
+        }
+    }
+}
+
+/// What a table's rows carry of their objects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Include {
+    Nothing,
+    Metadata,
+    Object,
+}
+
+impl Include {
+    pub(crate) fn parse(text: Option<&str>) -> Answer<Self> {
+        match text {
+            None | Some("Metadata") => Ok(Self::Metadata),
+            Some("None") => Ok(Self::Nothing),
+            Some("Object") => Ok(Self::Object),
+            Some(other) => Err(Failure::bad_request(format!(
+                "Unable to convert to Table as requested: includeObject: Invalid value: {other:?}: must be \
+                 'Metadata', 'Object', 'None', or empty"
+            ))),
+        }
+    }
+}
+
+/// How one client wants to see the objects of one resource.
+pub(crate) struct Presenter<'a> {
+    pub(crate) served: &'a Served,
+    pub(crate) accept: Accept,
+    pub(crate) include: Include,
+}
+
+impl Presenter<'_> {
+    /// Whether stored bytes can be sent as they are.
+    pub(crate) fn is_plain(&self) -> bool {
+        self.accept.format == Format::Json
+            && self.accept.shape == Shape::Object
+            && self.served.stored == Stored::Same
+            && !self.accept.pretty
+    }
+
+    /// An object of the store as the client wants it.
+    pub(crate) fn object(&self, mut object: Value) -> Value {
+        from_store(self.served, &mut object);
+        match self.accept.shape {
+            Shape::Object | Shape::Discovery => object,
+            Shape::Table => self.table(&[object], None, true),
+            Shape::PartialMetadata | Shape::PartialMetadataList => {
+                self.partial(&object, "PartialObjectMetadata")
+            }
+        }
+    }
+
+    /// Like [`Self::object`], for an event of a watch: only the first table names its columns.
+    pub(crate) fn event(&self, mut object: Value, first: bool) -> Value {
+        if self.accept.shape == Shape::Table {
+            from_store(self.served, &mut object);
+            return self.table(&[object], None, first);
+        }
+        self.object(object)
+    }
+
+    /// A list of objects of the store as the client wants it.
+    fn list(&self, objects: Vec<Value>, metadata: Value) -> Value {
+        let objects = objects.into_iter().map(|mut object| {
+            from_store(self.served, &mut object);
+            object
+        });
+        match self.accept.shape {
+            Shape::Table => self.table(&objects.collect::<Vec<_>>(), Some(metadata), true),
+            Shape::PartialMetadata | Shape::PartialMetadataList => {
+                let items: Vec<Value> =
+                    objects.map(|object| self.partial(&object, "PartialObjectMetadata")).collect();
+                let version = self.meta_version();
+                json!({
+                    "kind": "PartialObjectMetadataList", "apiVersion": version, "metadata": metadata,
+                    "items": items,
+                })
+            }
+            Shape::Object | Shape::Discovery => json!({
+                "kind": &*self.served.resource.list_kind,
+                "apiVersion": self.served.api_version,
+                "metadata": metadata,
+                "items": objects.map(|object| self.item(object)).collect::<Vec<_>>(),
+            }),
+        }
+    }
+
+    /// An object in a list: the list says what kind it is, except for custom resources.
+    fn item(&self, mut object: Value) -> Value {
+        if self.served.resource.built_in && self.accept.format != Format::Protobuf {
+            read::drop(&mut object, "apiVersion");
+            read::drop(&mut object, "kind");
+        }
+        object
+    }
+
+    /// The answer with one object, given as stored bytes.
+    pub(crate) fn respond_stored(&self, code: u16, bytes: &Bytes) -> Answer<Response<Body>> {
+        if self.is_plain() {
+            return Ok(respond_bytes(code, "application/json", self.accept.gzip, bytes.clone()));
+        }
+        let object = serde_json::from_slice(bytes).map_err(Failure::internal)?;
+        self.respond(code, object)
+    }
+
+    /// The answer with one object of the store.
+    pub(crate) fn respond(&self, code: u16, object: Value) -> Answer<Response<Body>> {
+        let object = self.object(object);
+        if self.accept.format != Format::Protobuf {
+            return Ok(respond(code, self.accept, &object));
+        }
+        let bytes = protobuf::encode(&self.served.schema, &object).map_err(Failure::internal)?;
+        Ok(respond_bytes(code, PROTOBUF, self.accept.gzip, bytes.into()))
+    }
+
+    /// The answer with a list of objects of the store.
+    pub(crate) fn respond_list(&self, objects: Vec<Value>, metadata: Value) -> Answer<Response<Body>> {
+        let list = self.list(objects, metadata);
+        if self.accept.format != Format::Protobuf {
+            return Ok(respond(200, self.accept, &list));
+        }
+        let bytes = protobuf::encode_list(&self.served.schema, &list).map_err(Failure::internal)?;
+        Ok(respond_bytes(200, PROTOBUF, self.accept.gzip, bytes.into()))
+    }
+
+    fn meta_version(&self) -> &'static str {
+        if self.accept.beta { "meta.k8s.io/v1beta1" } else { "meta.k8s.io/v1" }
+    }
+
+    fn partial(&self, object: &Value, kind: &str) -> Value {
+        json!({
+            "kind": kind, "apiVersion": self.meta_version(), "metadata": read::at(object, &["metadata"]),
+        })
+    }
+
+    fn table(&self, objects: &[Value], metadata: Option<Value>, columns: bool) -> Value {
+        let now = Timestamp::now();
+        let rows: Vec<Value> = objects
+            .iter()
+            .map(|object| {
+                let mut row = Map::new();
+                row.insert("cells".to_owned(), self.served.rules.cells(object, now).into());
+                if let Some(condition) = self.completed(object) {
+                    row.insert("conditions".to_owned(), json!([condition]));
+                }
+                match self.include {
+                    Include::Nothing => {
+                        row.insert("object".to_owned(), Value::Null);
+                    }
+                    Include::Metadata => {
+                        let partial = json!({
+                            "kind": "PartialObjectMetadata", "apiVersion": self.meta_version(),
+                            "metadata": read::at(object, &["metadata"]),
+                        });
+                        row.insert("object".to_owned(), partial);
+                    }
+                    Include::Object => {
+                        row.insert("object".to_owned(), object.clone());
+                    }
+                }
+                Value::Object(row)
+            })
+            .collect();
+        let metadata = metadata.unwrap_or_else(|| match objects {
+            [object] => json!({ "resourceVersion": read::text(object, &["metadata", "resourceVersion"]) }),
+            _ => json!({}),
+        });
+        let columns = if columns { self.columns() } else { Vec::new() };
+        json!({
+            "kind": "Table", "apiVersion": self.meta_version(), "metadata": metadata,
+            "columnDefinitions": if columns.is_empty() { Value::Null } else { columns.into() }, "rows": rows,
+        })
+    }
+
+    /// The mark of a pod that is done, by which clients leave its row out.
+    fn completed(&self, object: &Value) -> Option<Value> {
+        if !self.served.resource.group.is_empty() || &*self.served.resource.kind != "Pod" {
+            return None;
+        }
+        let phase = read::text(object, &["status", "phase"]);
+        let message = match phase {
+            "Succeeded" => "The pod has completed successfully.",
+            "Failed" => "The pod failed.",
+            _ => return None,
+        };
+        Some(json!({ "type": "Completed", "status": "True", "reason": phase, "message": message }))
+    }
+
+    fn columns(&self) -> Vec<Value> {
+        let column = |name: &str, type_: &str, format: &str, description: &str, priority: i64| {
+            json!({
+                "name": name, "type": type_, "format": format, "description": description,
+                "priority": priority,
+            })
+        };
+        let columns = self.served.rules.columns().iter();
+        columns.map(|c| column(&c.name, &c.type_, &c.format, &c.description, c.priority)).collect()
+    }
+}
+
+/// From the form in the store to the form that is served.
+pub(crate) fn from_store(served: &Served, object: &mut Value) {
+    match &served.stored {
+        Stored::Same => {}
+        Stored::CoreEvents => from_core(object),
+        Stored::As(_) => object["apiVersion"] = served.api_version.as_str().into(),
+    }
+}
+
+/// Brings an object of the store to the version that is stored now; whether an earlier one had written it.
+pub(crate) fn renew(served: &Served, object: &mut Value) -> bool {
+    let Stored::As(api_version) = &served.stored else { return false };
+    let is_old = object["apiVersion"] != *api_version;
+    if is_old {
+        object["apiVersion"] = api_version.as_str().into();
+    }
+    is_old
+}
+
+/// From the form that is served to the form in the store.
+pub(crate) fn to_store(served: &Served, object: &mut Value) {
+    match &served.stored {
+        Stored::Same => {}
+        Stored::CoreEvents => to_core(object),
+        Stored::As(api_version) => object["apiVersion"] = api_version.as_str().into(),
+    }
+}
+
+/// Core field, and the same field in events.k8s.io.
+const EVENT_FIELDS: &[(&str, &str)] = &[
+    ("involvedObject", "regarding"),
+    ("message", "note"),
+    ("source", "deprecatedSource"),
+    ("firstTimestamp", "deprecatedFirstTimestamp"),
+    ("lastTimestamp", "deprecatedLastTimestamp"),
+    ("count", "deprecatedCount"),
+    ("reportingComponent", "reportingController"),
+];
+
+/// From events.k8s.io to the core group.
+fn to_core(event: &mut Value) {
+    rename_fields(event, "v1", |(core, new)| (new, core));
+}
+
+/// From the core group to events.k8s.io.
+fn from_core(event: &mut Value) {
+    rename_fields(event, "events.k8s.io/v1", |(core, new)| (core, new));
+}
+
+fn rename_fields(
+    event: &mut Value,
+    api_version: &str,
+    direction: fn((&'static str, &'static str)) -> (&'static str, &'static str),
+) {
+    let Some(fields) = event.as_object_mut() else { return };
+    let mut moved = Map::new();
+    for (from, to) in EVENT_FIELDS.iter().copied().map(direction) {
+        if let Some(value) = fields.remove(from) {
+            moved.insert(to.to_owned(), value);
+        }
+    }
+    fields.append(&mut moved);
+    fields.retain(|name, value| !(name.starts_with("reporting") && value == ""));
+    fields.insert("apiVersion".to_owned(), api_version.into());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -277,5 +568,19 @@ mod tests {
     fn what_is_not_offered_is_not_acceptable() {
         let failure = accept("text/html").unwrap_err();
         assert_eq!((failure.code, failure.reason), (406, "NotAcceptable"));
+    }
+
+    #[test]
+    fn an_event_survives_the_way_there_and_back() {
+        let core = json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": { "name": "e" }, "message": "m", "reason": "r",
+            "involvedObject": { "kind": "Pod" }, "count": 2, "source": { "component": "c" },
+        });
+        let mut event = core.clone();
+        from_core(&mut event);
+        assert_eq!((&event["note"], &event["regarding"]["kind"]), (&json!("m"), &json!("Pod")));
+        assert_eq!(event.get("message"), None);
+        to_core(&mut event);
+        assert_eq!(event, core);
     }
 }

@@ -6,10 +6,9 @@ use http::Response;
 use jiff::{Timestamp, ToSpan};
 use serde_json::{Map, Value, json};
 
-use super::body;
 use super::error::{Answer, Failure};
-use super::modify::Written;
-use super::query::not_supported;
+use super::request::not_supported;
+use super::write::Written;
 use super::{Accept, Body, Call, content, crd, object};
 use crate::resource::{Cause, CauseReason};
 use crate::rules::{Operation, read};
@@ -45,7 +44,7 @@ impl DeleteOptions {
         if !bytes.is_empty() {
             let type_ = schema::built_in_type("meta.DeleteOptions").unwrap_or_default();
             let format = content::body_format(&call.parts.headers)?;
-            let (mut body, _) = body::parse(format, bytes, &type_).map_err(Failure::bad_request)?;
+            let (mut body, _) = object::parse(format, bytes, &type_).map_err(Failure::bad_request)?;
             // Clients send it in the version of any group.
             let kind = read::text(&body, &["kind"]);
             if !matches!(kind, "" | "DeleteOptions") {

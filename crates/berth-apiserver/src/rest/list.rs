@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::error::{Answer, Failure};
-use super::query::{forbidden, not_supported};
 use super::registry::Served;
+use super::request::{forbidden, not_supported};
 use super::{Body, Call, content};
 use crate::resource::Cause;
 use crate::rules::{FieldSelector, LabelSelector, parse_field_selector, parse_label_selector};

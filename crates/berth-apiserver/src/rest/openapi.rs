@@ -118,5 +118,5 @@ fn serve(document: &Document, media: &'static str, parts: &Parts) -> Response<Bo
 }
 
 fn digest(bytes: &[u8]) -> String {
-    super::object::hexadecimal(&Sha256::digest(bytes)).to_uppercase()
+    berth_core::hex(&Sha256::digest(bytes)).to_uppercase()
 }

@@ -23,7 +23,7 @@ use serde_json::Value;
 
 use self::channels::Protocol;
 use super::error::{Answer, Failure};
-use super::query::{Query, forbidden, not_supported};
+use super::request::{Query, forbidden, not_supported};
 use super::{Body, Call};
 use crate::pods::{ExecOptions, LogOptions, LogSource, LogStream, Pods, PodsError};
 use crate::resource::{Cause, CauseReason, Subresource};

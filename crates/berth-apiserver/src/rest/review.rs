@@ -4,11 +4,11 @@ use http::Response;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
-use super::body::{self, Expected};
 use super::error::{Answer, Failure};
-use super::query::FieldValidation;
+use super::object::{self, Expected};
 use super::registry::Served;
-use super::{ApiServer, Body, Call, content, object};
+use super::request::FieldValidation;
+use super::{ApiServer, Body, Call, content};
 use crate::auth::{Bindings, Bound, Claims, ISSUER, Identity, Refused};
 use crate::resource::{Cause, CauseReason, Resource};
 use crate::rules::read;
@@ -82,7 +82,7 @@ impl Call {
     pub(crate) fn review(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let expected = Expected::of(&self.served, &self.registry);
         let headers = &self.parts.headers;
-        let mut review = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        let mut review = object::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
         self.check_review(&review)?;
         object::metadata(&mut review).remove("creationTimestamp");
         if &*self.served.resource.kind == "SelfSubjectReview" {
@@ -155,7 +155,8 @@ impl Call {
             registry: &self.registry,
         };
         let headers = &self.parts.headers;
-        let mut request = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        let mut request =
+            object::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
         let Some(credentials) = &self.api.inner.options.credentials else {
             return Err(Failure::not_implemented("this server signs no tokens"));
         };

@@ -3,13 +3,13 @@
 use http::Response;
 use serde_json::{Value, json};
 
-use super::body::{self, Expected};
 use super::error::{Answer, Failure};
-use super::modify::Written;
-use super::pipeline::Tracking;
-use super::query::{FieldValidation, WriteOptions};
+use super::object::{self, Expected};
 use super::registry::ScalePaths;
-use super::{Accept, Body, Call, Shape, content, object};
+use super::request::{FieldValidation, WriteOptions};
+use super::write::Tracking;
+use super::write::Written;
+use super::{Accept, Body, Call, Shape, content};
 use crate::patch;
 use crate::resource::{Cause, CauseReason};
 use crate::rules::{jsonpath, read};
@@ -71,13 +71,13 @@ impl Call {
             registry: &self.registry,
         };
         let headers = &self.parts.headers;
-        let scale = body::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+        let scale = object::decode(headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
         self.rescale(&options, |_| Ok(scale.clone())).await
     }
 
     pub(crate) async fn patch_scale(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let options = self.query.write_options("PatchOptions")?;
-        let patch: Value = body::parse_yaml(bytes).map_err(Failure::bad_request)?;
+        let patch: Value = object::parse_yaml(bytes).map_err(Failure::bad_request)?;
         let is_json = content::media_type(&self.parts.headers) == "application/json-patch+json";
         let paths = self.scale_paths()?;
         self.rescale(&options, |object| {

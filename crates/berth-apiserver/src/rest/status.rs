@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::content::{self, Accept, Body, Shape};
 use super::error::{Answer, Failure};
-use super::query::Query;
-use super::route::Route;
+use super::request::Query;
+use super::request::Route;
 use super::{ApiServer, discovery};
 
 /// The Kubernetes version that is spoken.

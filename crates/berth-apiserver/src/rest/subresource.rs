@@ -4,11 +4,11 @@ use bytes::Bytes;
 use http::{Method, Response};
 use serde_json::{Value, json};
 
-use super::body::{self, Expected};
 use super::error::{Answer, Failure};
-use super::pipeline::Tracking;
-use super::query::FieldValidation;
-use super::{Accept, Body, Call, Shape, content, object};
+use super::object::{self, Expected};
+use super::request::FieldValidation;
+use super::write::Tracking;
+use super::{Accept, Body, Call, Shape, content};
 use crate::resource::Subresource;
 use crate::rules::read;
 use crate::schema;
@@ -40,7 +40,7 @@ impl Call {
         let expected =
             Expected { api_version: "v1", kind: "Binding", type_: &type_, registry: &self.registry };
         let binding =
-            body::decode(&self.parts.headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
+            object::decode(&self.parts.headers, bytes, &expected, FieldValidation::Ignore, &mut Vec::new())?;
         let name = if self.name.is_empty() { read::name(&binding) } else { &self.name };
         let kind = read::text(&binding, &["target", "kind"]);
         let node = read::text(&binding, &["target", "name"]);

@@ -15,11 +15,11 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
 use super::content::{Accept, Format, Shape};
+use super::content::{Include, Presenter, from_store};
 use super::error::{Answer, Failure};
 use super::list::{Filter, parse_version};
-use super::present::{Include, Presenter, from_store};
-use super::query::{forbidden, not_supported};
 use super::registry::Served;
+use super::request::{forbidden, not_supported};
 use super::{ApiServer, Body, Call};
 use crate::resource::Cause;
 use crate::schema::{self, Type, protobuf};

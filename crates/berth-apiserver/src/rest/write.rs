@@ -1,20 +1,26 @@
-//! Create, update and patch: one way to write an object, tried again when somebody else was faster.
+//! Create, update, patch and apply: one way to write an object, tried again when somebody else was faster.
+//!
+//! Every written object goes through defaults, preparation, admission, validation and the record of who manages which
+//! fields.
 
 use std::sync::Arc;
 
 use http::Response;
-use serde_json::Value;
+use http::header::USER_AGENT;
+use jiff::Timestamp;
+use serde_json::{Value, json};
 
-use super::body::{self, Expected};
+use super::content::{self, from_store, renew, to_store};
 use super::error::{Answer, Failure};
-use super::object::Encoded;
-use super::pipeline::Tracking;
-use super::query::WriteOptions;
-use super::{Body, Call, content, managed, object, present};
-use crate::patch::{self, PatchError};
-use crate::resource::{Cause, CauseReason};
-use crate::rules::read;
-use crate::store::{Expect, Object, WriteError};
+use super::object::{self, Encoded, Expected};
+use super::registry::{Registry, Stored};
+use super::request::{self, WriteOptions};
+use super::{ApiServer, Body, Call, crd};
+use crate::patch::{self, ApplyError, PatchError, Writer};
+use crate::resource::{Cause, CauseReason, Subresource};
+use crate::rules::{self, Operation, Reader, read};
+use crate::schema::{self, Shape, Type};
+use crate::store::{Expect, Key, Object, WriteError};
 
 /// How often a name is made up before giving up.
 const NAME_TRIES: usize = 8;
@@ -61,7 +67,7 @@ impl Call {
             Written::Stored(object) => presenter.respond_stored(code, &object.bytes)?,
             Written::Value(object) => presenter.respond(code, object)?,
         };
-        body::warn(&mut response, warnings);
+        content::warn(&mut response, warnings);
         Ok(response)
     }
 
@@ -70,12 +76,12 @@ impl Call {
         let mut warnings = Vec::new();
         let expected = Expected::of(&self.served, &self.registry);
         let mut new =
-            body::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
+            object::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
         self.check_namespace(&mut new)?;
         if !object::text(&new, "resourceVersion").is_empty() {
             return Err(Failure::plain(500, "resourceVersion should not be set on objects to be created"));
         }
-        present::to_store(&self.served, &mut new);
+        to_store(&self.served, &mut new);
         let written = self.insert(new, &options, Tracking::Update).await?;
         self.after_write(&written, options.dry_run).await?;
         self.reply_to_write(201, written, warnings)
@@ -191,9 +197,9 @@ impl Call {
         let mut warnings = Vec::new();
         let expected = Expected::of(&self.served, &self.registry);
         let mut new =
-            body::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
+            object::decode(&self.parts.headers, bytes, &expected, options.field_validation, &mut warnings)?;
         self.check_name(&mut new)?;
-        present::to_store(&self.served, &mut new);
+        to_store(&self.served, &mut new);
         let creates = self.served.rules.create_on_update() && self.subresource.is_none();
         if creates && self.store().get(&self.key(&self.name)).is_none() {
             if !object::text(&new, "resourceVersion").is_empty() || !object::text(&new, "uid").is_empty() {
@@ -219,12 +225,12 @@ impl Call {
             let current = self.current()?;
             let mut old: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
             // Whoever moves objects to a new storage version writes them unchanged.
-            let is_outdated = present::renew(&self.served, &mut old);
+            let outdated = renew(&self.served, &mut old);
             let mut new = change(&old)?;
             self.check_version(&mut new, &old)?;
             self.prepare_changed(&mut new, &old, options, tracking)?;
             let gone = self.is_finished(&new, &old);
-            if !gone && !is_outdated && new == old {
+            if !gone && !outdated && new == old {
                 return Ok(Written::Stored(current));
             }
             let encoded = self.encode(&new)?;
@@ -306,18 +312,18 @@ impl Call {
         change: impl Fn(&mut Value) -> Result<(), PatchError>,
     ) -> Answer<Written> {
         if self.query.flag_if_given("force").is_some() {
-            let cause = super::query::forbidden("force", "may not be specified for non-apply patch");
+            let cause = request::forbidden("force", "may not be specified for non-apply patch");
             return Err(Failure::invalid_options("PatchOptions", &[cause]));
         }
         self.modify(options, Tracking::Update, |old| {
             let mut object = old.clone();
-            present::from_store(&self.served, &mut object);
+            from_store(&self.served, &mut object);
             change(&mut object).map_err(|error| patch_failure(&error))?;
             warnings.clear();
-            body::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
+            object::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
             self.check_namespace(&mut object)?;
             self.check_name(&mut object)?;
-            present::to_store(&self.served, &mut object);
+            to_store(&self.served, &mut object);
             Ok(object)
         })
         .await
@@ -332,10 +338,10 @@ impl Call {
             };
             return Err(Failure::invalid_options("PatchOptions", &[cause]));
         }
-        let mut applied = body::parse_yaml(bytes)
+        let mut applied = object::parse_yaml(bytes)
             .map_err(|why| Failure::bad_request(format!("error decoding YAML: {why}")))?;
         self.check_applied(&applied)?;
-        present::to_store(&self.served, &mut applied);
+        to_store(&self.served, &mut applied);
         for _ in 0..WRITE_TRIES {
             if self.store().get(&self.key(&self.name)).is_some() {
                 let written = self
@@ -381,7 +387,7 @@ impl Call {
 
     /// What is applied, merged into what is there, under the name and namespace of the path.
     fn applied(&self, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
-        let mut merged = managed::apply(self, old, applied, options)?;
+        let mut merged = merge_applied(self, old, applied, options)?;
         self.check_namespace(&mut merged)?;
         self.check_name(&mut merged)?;
         Ok(merged)
@@ -394,7 +400,7 @@ fn parse_patch(bytes: &[u8], media: &str) -> Answer<Value> {
         if media == "application/strategic-merge-patch+json" { "" } else { "error decoding patch: " };
     let refuse = |why: &str| Failure::bad_request(format!("{prefix}{why}"));
     let patch: Value =
-        serde_json::from_slice(bytes).map_err(|error| refuse(&body::go_words(&error, bytes)))?;
+        serde_json::from_slice(bytes).map_err(|error| refuse(&object::go_words(&error, bytes)))?;
     let found = match &patch {
         Value::Object(_) => "object",
         Value::Array(_) => "array",
@@ -419,5 +425,299 @@ fn patch_failure(error: &PatchError) -> Failure {
         413 => Failure::too_large(format!("Request entity too large: {error}")),
         422 => Failure::unprocessable(),
         _ => Failure::plain(500, error.to_string()),
+    }
+}
+
+/// Who may have written an object, for the record of managers.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// The writer owns what it changed.
+    Update,
+    /// The managers were settled already, by an apply.
+    Settled,
+}
+
+impl Call {
+    /// Makes a new object ready to be stored. It has a name, a uid and a namespace.
+    pub(crate) fn prepare_new(
+        &self,
+        new: &mut Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        self.served.rules.default(new);
+        // What is added from here on belongs to nobody: otherwise the next apply without it would take it away.
+        if tracking == Tracking::Update {
+            track(self, None, new, options);
+        }
+        served.rules.prepare_create(new);
+        if served.rules.counts_generation() {
+            object::metadata(new).insert("generation".to_owned(), 1.into());
+        }
+        self.admit(Operation::Create, new, None)?;
+        self.validate(new, None)?;
+        if &*served.resource.group == crd::GROUP {
+            Self::prepare_definition(new);
+        }
+        Ok(())
+    }
+
+    /// Makes a changed object ready to be stored.
+    pub(crate) fn prepare_changed(
+        &self,
+        new: &mut Value,
+        old: &Value,
+        options: &WriteOptions,
+        tracking: Tracking,
+    ) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        let is_finalize = self.subresource == Some(Subresource::Finalize);
+        object::carry_over(new, old);
+        self.served.rules.default(new);
+        // A binding changes what nobody else may, and is no write of the pod itself: nobody comes to own anything.
+        if self.subresource == Some(Subresource::Binding) {
+            return Ok(());
+        }
+        if tracking == Tracking::Update {
+            track(self, Some(old), new, options);
+        }
+        let managers = object::managers(new);
+        if is_status {
+            served.rules.prepare_status_update(new, old);
+        } else if is_finalize {
+            rules::namespace::prepare_finalize(new, old);
+        } else {
+            served.rules.prepare_update(new, old);
+            if served.rules.generation_changes(new, old) {
+                object::bump_generation(new);
+            }
+        }
+        object::set_managers(new, managers);
+        // What admission checks of updates, Kubernetes checks last.
+        if !is_status {
+            rules::complete_update(&served.resource, new, old);
+        }
+        self.validate(new, Some(old))?;
+        if !is_status {
+            self.admit(Operation::Update, new, Some(old))?;
+        }
+        if &*served.resource.group == crd::GROUP && !is_status {
+            Self::prepare_definition(new);
+        }
+        keep_times(new, old);
+        Ok(())
+    }
+
+    /// Asks admission; what it may read is the store.
+    pub(crate) fn admit(&self, operation: Operation, new: &mut Value, old: Option<&Value>) -> Answer<()> {
+        let reader = StoreReader { api: &self.api, registry: &self.registry };
+        rules::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
+            let name = object::text(new, "name");
+            Failure::denied(&self.served.resource, name, denied.code, denied.reason, &denied.message)
+        })
+    }
+
+    fn validate(&self, new: &Value, old: Option<&Value>) -> Answer<()> {
+        let served = &self.served;
+        let is_status = self.subresource == Some(Subresource::Status);
+        let is_finalize = self.subresource == Some(Subresource::Finalize);
+        let mut causes = match old {
+            None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
+            Some(old) => rules::metadata_update_causes(new, old),
+        };
+        causes.extend(match old {
+            None => served.rules.validate(new),
+            Some(old) if is_status => served.rules.validate_status_update(new, old),
+            Some(_) if is_finalize => rules::namespace::validate_finalize(new),
+            Some(old) => served.rules.validate_update(new, old),
+        });
+        if causes.is_empty() {
+            return Ok(());
+        }
+        let name = object::text(new, "name");
+        if served.stored == Stored::CoreEvents {
+            return Err(Failure::invalid_kind("", "Event", name, &causes));
+        }
+        Err(Failure::invalid(&served.resource, name, &causes))
+    }
+
+    fn prepare_definition(new: &mut Value) {
+        crd::establish(new, &object::now());
+    }
+
+    /// The refusal to write an object that is not the one, or not in the state, that the client means.
+    pub(crate) fn broken_precondition(&self, name: &str, what: &str, given: &str, found: &str) -> Failure {
+        let resource = &self.served.resource;
+        let separator = if self.namespace.is_empty() { "" } else { "/" };
+        let why = format!(
+            "StorageError: invalid object, Code: 4, Key: /registry/{}/{}{separator}{name}, ResourceVersion: 0, \
+             AdditionalErrorMsg: Precondition failed: {what} in precondition: {given}, {what} in object meta: {found}",
+            resource.plural, self.namespace
+        );
+        Failure::conflict(resource, name, &why)
+    }
+
+    /// Checks the version and uid that a changed object carries against the stored one.
+    pub(crate) fn check_version(&self, new: &mut Value, old: &Value) -> Answer<()> {
+        let resource = &self.served.resource;
+        let name = object::text(old, "name").to_owned();
+        let uid = object::text(new, "uid");
+        if !uid.is_empty() && uid != object::text(old, "uid") {
+            return Err(self.broken_precondition(&name, "UID", uid, object::text(old, "uid")));
+        }
+        let version = read::at(new, &["metadata", "resourceVersion"]);
+        let given = version.as_str().unwrap_or_default();
+        if given.is_empty() || given == "0" {
+            if !self.served.rules.unconditional_update() {
+                let cause = Cause {
+                    reason: CauseReason::Invalid,
+                    message: "Invalid value: 0: must be specified for an update".to_owned(),
+                    field: "metadata.resourceVersion".to_owned(),
+                };
+                return Err(Failure::invalid_kind(&resource.group, &resource.plural, &name, &[cause]));
+            }
+            let current = read::at(old, &["metadata", "resourceVersion"]).clone();
+            object::metadata(new).insert("resourceVersion".to_owned(), current);
+            return Ok(());
+        }
+        if given.parse::<u64>().is_err() {
+            let cause = Cause {
+                reason: CauseReason::Invalid,
+                message: format!(
+                    "Invalid value: {given:?}: strconv.ParseUint: parsing {given:?}: invalid syntax"
+                ),
+                field: "metadata.resourceVersion".to_owned(),
+            };
+            return Err(Failure::invalid_kind("", "", "", &[cause]));
+        }
+        if given != object::text(old, "resourceVersion") {
+            return Err(Failure::modified(resource, &name));
+        }
+        Ok(())
+    }
+}
+
+/// The longest name that is taken from a client's own description of itself.
+const NAME_LIMIT: usize = 128;
+
+/// Records that the caller changed what differs between `old` and `new`.
+fn track(call: &Call, old: Option<&Value>, new: &mut Value, options: &WriteOptions) {
+    let manager = options.field_manager.as_deref().unwrap_or_else(|| program(call));
+    let type_ = &call.served.stored_schema;
+    let empty = if old.is_none() { empty(type_) } else { Value::Null };
+    patch::track_update(type_, old.unwrap_or(&empty), new, &writer(call, manager));
+}
+
+/// What a new object is compared with: an empty one, which in Go has all its structures, so nobody owns these.
+fn empty(type_: &Type) -> Value {
+    let present = type_.fields.iter().filter_map(|field| {
+        let value = match &field.schema.shape {
+            Shape::Object(link) if !field.pointer => empty(link.get()),
+            Shape::List(_) if field.always => json!([]),
+            Shape::Map(_) if field.always => json!({}),
+            _ => return None,
+        };
+        Some((field.name.to_string(), value))
+    });
+    Value::Object(present.collect())
+}
+
+/// Takes over the old managers if nothing but their times has changed.
+fn keep_times(new: &mut Value, old: &Value) {
+    let managers = |object: &Value| read::at(object, &["metadata", "managedFields"]).clone();
+    let (now, before) = (managers(new), managers(old));
+    if now == before || without_times(now.clone()) != without_times(before.clone()) {
+        return;
+    }
+    object::metadata(new).insert("managedFields".to_owned(), before);
+    if new != old {
+        object::metadata(new).insert("managedFields".to_owned(), now);
+    }
+}
+
+fn without_times(mut managers: Value) -> Value {
+    for entry in managers.as_array_mut().into_iter().flatten() {
+        read::drop(entry, "time");
+    }
+    managers
+}
+
+/// What is applied, merged into the object that is there.
+fn merge_applied(call: &Call, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
+    let manager = options.field_manager.as_deref().unwrap_or_default();
+    let nothing = json!({});
+    let type_ = &call.served.stored_schema;
+    let merged = patch::apply(type_, old.unwrap_or(&nothing), applied, &writer(call, manager), options.force);
+    let mut merged = merged.map_err(apply_failure)?;
+    if let Some(error) = schema::decode(type_, &mut merged).errors.first() {
+        return Err(Failure::plain(500, patch::misfit_message(applied, error)));
+    }
+    Ok(merged)
+}
+
+fn apply_failure(error: ApplyError) -> Failure {
+    let message = error.to_string();
+    match error {
+        ApplyError::Conflicts(conflicts) => {
+            let mut causes: Vec<Cause> = conflicts
+                .into_iter()
+                .map(|conflict| Cause {
+                    reason: CauseReason::ManagerConflict,
+                    message: format!("conflict with {}", conflict.manager),
+                    field: conflict.field,
+                })
+                .collect();
+            causes.sort_by(|one, other| one.field.cmp(&other.field));
+            Failure::apply_conflict(message, &causes)
+        }
+        ApplyError::Malformed(_) => Failure::bad_request(message),
+        ApplyError::Unfit(_) => Failure::plain(500, message),
+    }
+}
+
+fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
+    let has_status = call.served.resource.subresources.contains(&Subresource::Status);
+    let reset: &[&str] = match call.subresource {
+        Some(Subresource::Status) if call.served.rules.status_keeps_metadata() => &["spec", "metadata"],
+        Some(Subresource::Status) => &["spec"],
+        Some(Subresource::Finalize) => &["status"],
+        None if has_status => &["status"],
+        _ => &[],
+    };
+    Writer {
+        manager,
+        api_version: &call.served.api_version,
+        subresource: call.subresource.map_or("", Subresource::name),
+        reset,
+        now: Timestamp::now(),
+    }
+}
+
+/// The name a program gives itself: what stands before the version in its user agent.
+fn program(call: &Call) -> &str {
+    let agent = call.parts.headers.get(USER_AGENT).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let name = agent.split('/').next().unwrap_or_default();
+    name.get(..NAME_LIMIT).unwrap_or(name)
+}
+
+/// Reads other objects from the store.
+struct StoreReader<'a> {
+    api: &'a ApiServer,
+    registry: &'a Registry,
+}
+
+impl Reader for StoreReader<'_> {
+    fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Value> {
+        let served = self.registry.by_name(group, resource)?;
+        let object = self.api.inner.store.get(&Key::new(served.collection.clone(), namespace, name))?;
+        serde_json::from_slice(&object.bytes).ok()
+    }
+
+    fn list(&self, group: &str, resource: &str) -> Vec<Value> {
+        let Some(served) = self.registry.by_name(group, resource) else { return Vec::new() };
+        let view = self.api.inner.store.view(&served.collection);
+        view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect()
     }
 }
