@@ -150,39 +150,33 @@ impl ApiServer {
     {
         let (parts, body) = request.into_parts();
         let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
-        let answer = self.route(parts, body).await;
-        answer.unwrap_or_else(|failure| {
+        let answer = async {
+            let route = request::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
+            let Route::Objects(target) = route else {
+                let reads = matches!(parts.method, Method::GET | Method::HEAD);
+                if !reads && !matches!(route, Route::Health { .. }) {
+                    return Err(Failure::method_not_allowed());
+                }
+                return self.document(&route, &parts);
+            };
+            let call = Call::new(self, target, parts)?;
+            let bytes = match call.parts.method {
+                Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
+                _ => content::read_body(body).await?,
+            };
+            if !call.has_sequel() {
+                return call.dispatch(bytes).await;
+            }
+            // A client that goes away takes its request's future along, and the store writes all the same. What has to
+            // follow the write must not be lost with the client.
+            tokio::spawn(call.dispatch(bytes)).await.unwrap_or_else(|error| Err(Failure::internal(error)))
+        };
+        answer.await.unwrap_or_else(|failure: Failure| {
             if failure.is_plain() {
                 return content::respond_text(failure.code, failure.message);
             }
             content::respond_status(failure.code, accept, &failure.status())
         })
-    }
-
-    async fn route<B>(self, parts: Parts, body: B) -> Answer<Response<Body>>
-    where
-        B: http_body::Body<Data = Bytes> + Send,
-        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    {
-        let route = request::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
-        let Route::Objects(target) = route else {
-            let reads = matches!(parts.method, Method::GET | Method::HEAD);
-            if !reads && !matches!(route, Route::Health { .. }) {
-                return Err(Failure::method_not_allowed());
-            }
-            return self.document(&route, &parts);
-        };
-        let call = self.call(target, parts)?;
-        let bytes = match call.parts.method {
-            Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
-            _ => content::read_body(body).await?,
-        };
-        if !call.has_sequel() {
-            return call.dispatch(bytes).await;
-        }
-        // A client that goes away takes its request's future along, and the store writes all the same. What has to
-        // follow the write must not be lost with the client.
-        tokio::spawn(call.dispatch(bytes)).await.unwrap_or_else(|error| Err(Failure::internal(error)))
     }
 
     /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.
@@ -195,9 +189,12 @@ impl ApiServer {
         };
         if self.registry().group(group).is_some() { Failure::no_such_path() } else { Failure::nowhere() }
     }
+}
 
-    fn call(self, target: Target, parts: Parts) -> Answer<Call> {
-        let registry = self.registry();
+impl Call {
+    /// The request for what a path names, if that is served and may be asked for this way.
+    fn new(api: ApiServer, target: Target, parts: Parts) -> Answer<Call> {
+        let registry = api.registry();
         if registry.group(&target.group).is_none() {
             return Err(Failure::nowhere());
         }
@@ -233,11 +230,9 @@ impl ApiServer {
         accept.pretty = query.flag("pretty");
         let identity = parts.extensions.get::<Identity>().cloned().unwrap_or_else(Identity::in_process);
         let namespace = target.namespace.unwrap_or_default();
-        Ok(Call { registry, served, namespace, name, subresource, query, accept, parts, identity, api: self })
+        Ok(Self { api, registry, served, namespace, name, subresource, query, accept, parts, identity })
     }
-}
 
-impl Call {
     async fn dispatch(self, body: Bytes) -> Answer<Response<Body>> {
         if let Some(subresource) = self.subresource {
             return self.subresource(subresource, body).await;

@@ -13,7 +13,6 @@ mod config;
 mod csi;
 pub(crate) mod custom;
 mod definition;
-mod diff;
 pub(crate) mod event;
 pub(crate) mod field;
 pub(crate) mod jsonpath;

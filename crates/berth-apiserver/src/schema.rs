@@ -10,7 +10,6 @@ use serde_json::Value;
 
 mod decode;
 mod description;
-mod go_text;
 pub mod json;
 pub mod protobuf;
 mod structural;
@@ -20,7 +19,6 @@ mod validate;
 
 pub use decode::{Decoded, decode, prune};
 pub use description::{describe_field, describe_type};
-pub use go_text::go_text;
 pub use structural::{apply_defaults, from_openapi};
 pub use table::{built_in, built_in_kinds, built_in_type};
 pub use validate::{validate, validate_update};

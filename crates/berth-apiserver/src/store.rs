@@ -300,15 +300,6 @@ impl Store {
         Ok(view)
     }
 
-    /// Changes one object, if it is as expected. Durable and visible when it returns.
-    ///
-    /// A change that was queued is made even if the caller no longer waits for it. A refusal speaks of what is durable,
-    /// too: it is not given before the change that led to it is published.
-    pub async fn write(&self, key: Key, expect: Expect, change: Change) -> Result<Arc<Object>, WriteError> {
-        let answer = self.shared.assign(key, expect, change)?;
-        answer.await.unwrap_or_else(|_| Err(WriteError::Storage("the store was closed".to_owned())))
-    }
-
     /// Every change of a collection after a revision, from the history and then as it happens.
     pub fn watch(&self, collection: &Collection, after: u64) -> Result<Watch, Expired> {
         Watch::new(self.clone(), collection.clone(), after)

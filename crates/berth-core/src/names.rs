@@ -1,11 +1,13 @@
 //! Names that Kubernetes, CSI and other people's manifests rely on.
 
+mod api;
 mod nodes;
 mod sidecars;
 pub mod snapshots;
 mod volumes;
 mod workloads;
 
+pub use api::*;
 pub use nodes::*;
 pub use sidecars::*;
 pub use volumes::*;

@@ -5,6 +5,7 @@
 
 use std::sync::LazyLock;
 
+use berth_core::names::LAST_APPLIED;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -15,7 +16,6 @@ use crate::schema::{Type, time};
 
 /// The manager of whatever was there before somebody first applied.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 
 /// Who writes, through what, and when.
 #[derive(Debug, Clone, Copy)]

@@ -208,7 +208,7 @@ fn take(container: &mut Value, key: &str) -> Result<Value, String> {
 
 /// The index a key means in a list with this many places.
 fn index(key: &str, places: usize) -> Result<usize, String> {
-    let index: i64 = key.parse().map_err(|_| format!("strconv.Atoi: parsing {key:?}: invalid syntax"))?;
+    let index: i64 = key.parse().map_err(|_| format!("{key:?} is not an index of a list"))?;
     let invalid = || format!("Unable to access invalid index: {index}: invalid index referenced");
     let length = i64::try_from(places).map_err(|_| invalid())?;
     let counted = if index < 0 { index + length } else { index };

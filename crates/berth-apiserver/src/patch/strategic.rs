@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use serde_json::{Map, Value};
 
 use super::PatchError;
-use crate::schema::{Patch, Schema, Shape, Type, go_text};
+use crate::schema::{Patch, Schema, Shape, Type};
 
 const DIRECTIVE: &str = "$patch";
 const RETAIN_KEYS: &str = "$retainKeys";
@@ -186,7 +186,7 @@ fn check_order(patch: &[Value], order: &[Value], key: Option<&str>) -> Result<()
     if items.peek().is_none() {
         return Ok(());
     }
-    let (patch, order) = (go_text(&Value::from(patch)), go_text(&Value::from(order)));
+    let (patch, order) = (Value::from(patch), Value::from(order));
     Err(PatchError::Failed(format!(
         "The order in patch list:\n{patch}\n doesn't match $setElementOrder list:\n{order}\n"
     )))
@@ -220,7 +220,7 @@ fn merge_list(
     };
     let all_objects = first.is_object();
     if original.iter().chain(&patch).any(|item| item.is_object() != all_objects) {
-        let lists = go_text(&Value::from(vec![original, patch]));
+        let lists = Value::from(vec![original, patch]);
         return Err(PatchError::Failed(format!("list element types are not identical: {lists}")));
     }
     if first.is_array() {
@@ -421,12 +421,11 @@ fn discard_nulls(value: &mut Value) {
 fn unknown_directive(directive: &Value, patch: &Object) -> PatchError {
     let mut patch = patch.clone();
     patch.insert(DIRECTIVE.to_owned(), directive.clone());
-    let (directive, patch) = (go_text(directive), go_text(&Value::Object(patch)));
+    let patch = Value::Object(patch);
     PatchError::Failed(format!("unknown patch type: {directive} in map: {patch}"))
 }
 
 fn no_merge_key(item: &Value, key: &str) -> PatchError {
-    let item = go_text(item);
     PatchError::Failed(format!("map: {item} does not contain declared merge key: {key}"))
 }
 

@@ -6,6 +6,7 @@
 use std::convert::Infallible;
 use std::time::Duration;
 
+use berth_core::names::{EVENTS_V1, META_V1, META_V1BETA1};
 use bytes::Bytes;
 use http::header::{
     ACCEPT, ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, WARNING,
@@ -396,7 +397,7 @@ impl Presenter<'_> {
     }
 
     fn meta_version(&self) -> &'static str {
-        if self.accept.beta { "meta.k8s.io/v1beta1" } else { "meta.k8s.io/v1" }
+        if self.accept.beta { META_V1BETA1 } else { META_V1 }
     }
 
     fn partial(&self, object: &Value, kind: &str) -> Value {
@@ -516,7 +517,7 @@ fn to_core(event: &mut Value) {
 
 /// From the core group to events.k8s.io.
 fn from_core(event: &mut Value) {
-    rename_fields(event, "events.k8s.io/v1", |(core, new)| (core, new));
+    rename_fields(event, EVENTS_V1, |(core, new)| (core, new));
 }
 
 fn rename_fields(

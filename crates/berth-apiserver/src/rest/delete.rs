@@ -168,12 +168,12 @@ impl Call {
         match deleted {
             Deleted::Marked(written) => {
                 self.after_write(&written, dry_run).await?;
-                self.reply(200, written, &[])
+                self.reply(200, written, Vec::new())
             }
             Deleted::Gone(last) => {
                 self.after_write(&Written::Value(last.clone()), dry_run).await?;
                 if returns_object(&self.served.resource.group, &self.served.resource.kind) {
-                    return self.reply(200, Written::Value(last), &[]);
+                    return self.reply(200, Written::Value(last), Vec::new());
                 }
                 let mut details = json!({
                     "name": object::text(&last, "name"), "kind": &*self.served.resource.plural,

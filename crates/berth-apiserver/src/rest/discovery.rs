@@ -1,5 +1,6 @@
 //! Discovery: which groups, versions and resources there are, in the old lists and in one document.
 
+use berth_core::names::API_DISCOVERY_V2;
 use serde_json::{Map, Value, json};
 
 use super::registry::{Group, Registry, Served, Version};
@@ -149,7 +150,7 @@ pub(crate) fn aggregated(registry: &Registry, core: bool) -> Value {
         })
         .collect();
     json!({
-        "kind": "APIGroupDiscoveryList", "apiVersion": "apidiscovery.k8s.io/v2", "metadata": {}, "items": groups,
+        "kind": "APIGroupDiscoveryList", "apiVersion": API_DISCOVERY_V2, "metadata": {}, "items": groups,
     })
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use berth_core::names::META_V1;
 use bytes::Bytes;
 use http::Response;
 use serde::{Deserialize, Serialize};
@@ -92,7 +93,7 @@ struct Continue {
 impl Continue {
     fn after(rv: i64, last: &Object, left: Option<u64>) -> String {
         let start = format!("{}/{}", last.key.namespace, last.key.name);
-        let token = Self { v: "meta.k8s.io/v1".to_owned(), rv, start, left };
+        let token = Self { v: META_V1.to_owned(), rv, start, left };
         URL_SAFE_NO_PAD.encode(serde_json::to_string(&token).unwrap_or_default())
     }
 
@@ -103,14 +104,14 @@ impl Continue {
         let bytes =
             URL_SAFE_NO_PAD.decode(text.trim_end_matches('=')).map_err(|error| bad(&error.to_string()))?;
         let token: Self = serde_json::from_slice(&bytes).map_err(|error| bad(&error.to_string()))?;
-        if token.v != "meta.k8s.io/v1" {
+        if token.v != META_V1 {
             return Err(bad(&format!("server does not recognize this encoded version {:?}", token.v)));
         }
         if token.rv == 0 {
-            return Err(bad("incorrect encoded start resourceVersion (version meta.k8s.io/v1)"));
+            return Err(bad(&format!("incorrect encoded start resourceVersion (version {META_V1})")));
         }
         if !token.start.contains('/') {
-            return Err(bad("encoded start key empty (version meta.k8s.io/v1)"));
+            return Err(bad(&format!("encoded start key empty (version {META_V1})")));
         }
         Ok(token)
     }
@@ -228,12 +229,8 @@ impl Call {
             // A token without a version goes on in whatever is there now.
             let Ok(revision) = u64::try_from(token.rv) else { return Ok(store.view(collection)) };
             return store.view_at(collection, revision).map_err(|_| {
-                let start = Continue {
-                    v: "meta.k8s.io/v1".to_owned(),
-                    rv: -1,
-                    start: token.start.clone(),
-                    left: None,
-                };
+                let start =
+                    Continue { v: META_V1.to_owned(), rv: -1, start: token.start.clone(), left: None };
                 let fresh = URL_SAFE_NO_PAD.encode(serde_json::to_string(&start).unwrap_or_default());
                 Failure { next: Some(fresh), ..Failure::expired(EXPIRED) }
             });
@@ -294,11 +291,7 @@ fn unknown_field(served: &Served, field: &str) -> Failure {
 
 /// Reads a resource version.
 pub(crate) fn parse_version(text: &str) -> Result<u64, String> {
-    text.parse().map_err(|_| {
-        format!(
-            "resourceVersion: Invalid value: {text:?}: strconv.ParseUint: parsing {text:?}: invalid syntax"
-        )
-    })
+    text.parse().map_err(|_| format!("resourceVersion: Invalid value: {text:?}: must be a whole number"))
 }
 
 /// The list as bytes, out of the bytes of its objects.

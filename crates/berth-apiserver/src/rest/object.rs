@@ -363,49 +363,16 @@ fn check_nesting(bytes: &[u8]) -> Result<(), String> {
 }
 
 fn parse_json(bytes: &[u8]) -> Result<(Value, Vec<String>), String> {
-    let parsed = schema::json::parse(bytes).map_err(|error| {
-        format!("couldn't get version/kind; json parse error: {}", go_words(&error, bytes))
-    })?;
+    let parsed = schema::json::parse(bytes)
+        .map_err(|error| format!("couldn't get version/kind; json parse error: {error}"))?;
     // Nothing at all decodes as an empty object.
     if parsed.value.is_null() {
         return Ok((Value::Object(serde_json::Map::new()), Vec::new()));
     }
     if !parsed.value.is_object() {
-        let kind = match &parsed.value {
-            Value::Array(_) => "array",
-            Value::String(_) => "string",
-            Value::Number(_) => "number",
-            Value::Bool(_) => "bool",
-            Value::Null | Value::Object(_) => "null",
-        };
-        return Err(format!(
-            "couldn't get version/kind; json parse error: json: cannot unmarshal {kind} into Go value of type struct \
-             {{ APIVersion string \"json:\\\"apiVersion,omitempty\\\"\"; Kind string \"json:\\\"kind,omitempty\\\"\" }}"
-        ));
+        return Err("couldn't get version/kind; json parse error: the body is not an object".to_owned());
     }
     Ok((parsed.value, parsed.duplicates))
-}
-
-/// The commonest complaints about JSON, as Go words them.
-pub(crate) fn go_words(error: &serde_json::Error, bytes: &[u8]) -> String {
-    if error.is_eof() {
-        return "unexpected end of JSON input".to_owned();
-    }
-    let line = bytes.split(|&byte| byte == b'\n').nth(error.line().saturating_sub(1)).unwrap_or_default();
-    let at = line.get(error.column().saturating_sub(1)).copied().map(char::from);
-    let text = error.to_string();
-    match at {
-        Some(at) if text.starts_with("expected value") => {
-            format!("invalid character {at:?} looking for beginning of value")
-        }
-        Some(at) if text.starts_with("key must be a string") => {
-            format!("invalid character {at:?} looking for beginning of object key string")
-        }
-        Some(at) if text.starts_with("trailing characters") => {
-            format!("invalid character {at:?} after top-level value")
-        }
-        _ => text,
-    }
 }
 
 fn unrecognized(expected: &Expected<'_>, why: &str, bytes: &[u8]) -> Failure {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
+use berth_core::names::DEFAULT_CONTAINER;
 use bytes::Bytes;
 use futures_util::StreamExt as _;
 use http::header::{
@@ -30,7 +31,6 @@ use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::read;
 use crate::schema::time;
 
-const DEFAULT_CONTAINER: &str = "kubectl.kubernetes.io/default-container";
 /// What Kubernetes names where no single field is to blame.
 const NO_FIELD: &str = "[]";
 /// What the client's key is joined with to prove that WebSocket was understood (RFC 6455).

@@ -221,7 +221,7 @@ impl Query {
     pub(crate) fn number(&self, key: &str) -> Answer<Option<i64>> {
         let Some(text) = self.get(key) else { return Ok(None) };
         let number = text.parse().map_err(|_| {
-            Failure::bad_request(format!("strconv.ParseInt: parsing {text:?}: invalid syntax"))
+            Failure::bad_request(format!("{key}: Invalid value: {text:?}: must be a whole number"))
         })?;
         Ok(Some(number))
     }

@@ -1,5 +1,6 @@
 //! Questions that are answered and not stored: whose token is this, may I do that; and tokens for service accounts.
 
+use berth_core::names::AUTHENTICATION_V1;
 use http::Response;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -149,7 +150,7 @@ impl Call {
     pub(crate) fn token(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let type_ = schema::built_in("authentication.k8s.io", "v1", "TokenRequest").unwrap_or_default();
         let expected = Expected {
-            api_version: "authentication.k8s.io/v1",
+            api_version: AUTHENTICATION_V1,
             kind: "TokenRequest",
             type_: &type_,
             registry: &self.registry,

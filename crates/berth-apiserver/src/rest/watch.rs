@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use berth_core::names::{INITIAL_EVENTS_END, META_V1};
 use bytes::Bytes;
 use http::Response;
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
@@ -308,13 +309,11 @@ impl Stream {
     fn bookmark(&self, revision: u64, initial_end: bool) -> Vec<u8> {
         let mut metadata = json!({ "resourceVersion": revision.to_string() });
         if initial_end {
-            metadata["annotations"] = json!({ "k8s.io/initial-events-end": "true" });
+            metadata["annotations"] = json!({ INITIAL_EVENTS_END: "true" });
         }
         let (kind, api_version) = match self.accept.shape {
-            Shape::Table => ("Table", "meta.k8s.io/v1"),
-            Shape::PartialMetadata | Shape::PartialMetadataList => {
-                ("PartialObjectMetadata", "meta.k8s.io/v1")
-            }
+            Shape::Table => ("Table", META_V1),
+            Shape::PartialMetadata | Shape::PartialMetadataList => ("PartialObjectMetadata", META_V1),
             Shape::Object | Shape::Discovery => {
                 (&*self.served.resource.kind, self.served.api_version.as_str())
             }

@@ -5,8 +5,8 @@
 
 use std::sync::Arc;
 
-use http::Response;
 use http::header::USER_AGENT;
+use http::{Method, Response};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -48,26 +48,23 @@ impl Written {
 }
 
 impl Call {
-    /// Answers a write with what was written, warnings about it included.
-    fn reply_to_write(
+    /// Answers with what was written, and with warnings about it unless it was deleted.
+    pub(crate) fn reply(
         &self,
         code: u16,
         written: Written,
         mut warnings: Vec<String>,
     ) -> Answer<Response<Body>> {
-        if self.subresource.is_none() && self.served.rules.warns() {
-            warnings.extend(self.served.rules.warnings(&written.value()?, code == 201));
+        let rules = &self.served.rules;
+        if self.subresource.is_none() && self.parts.method != Method::DELETE && rules.warns() {
+            warnings.extend(rules.warnings(&written.value()?, code == 201));
         }
-        self.reply(code, written, &warnings)
-    }
-
-    pub(crate) fn reply(&self, code: u16, written: Written, warnings: &[String]) -> Answer<Response<Body>> {
         let presenter = self.presenter()?;
         let mut response = match written {
             Written::Stored(object) => presenter.respond_stored(code, &object.bytes)?,
             Written::Value(object) => presenter.respond(code, object)?,
         };
-        content::warn(&mut response, warnings);
+        content::warn(&mut response, &warnings);
         Ok(response)
     }
 
@@ -84,7 +81,7 @@ impl Call {
         to_store(&self.served, &mut new);
         let written = self.insert(new, &options, Tracking::Update).await?;
         self.after_write(&written, options.dry_run).await?;
-        self.reply_to_write(201, written, warnings)
+        self.reply(201, written, warnings)
     }
 
     /// Stores a new object, under a made-up name if it asks for one.
@@ -206,11 +203,11 @@ impl Call {
                 return Err(Failure::not_found(&self.served.resource, &self.name));
             }
             let written = self.insert(new, &options, Tracking::Update).await?;
-            return self.reply_to_write(201, written, warnings);
+            return self.reply(201, written, warnings);
         }
         let written = self.modify(&options, Tracking::Update, |_| Ok(new.clone())).await?;
         self.after_write(&written, options.dry_run).await?;
-        self.reply_to_write(200, written, warnings)
+        self.reply(200, written, warnings)
     }
 
     /// Changes the object by `change`, which sees it in the form of the store, and stores the result.
@@ -273,60 +270,46 @@ impl Call {
 
     pub(crate) async fn patch(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let media = content::media_type(&self.parts.headers);
-        let custom = !self.served.resource.built_in;
+        let built_in = self.served.resource.built_in;
         let options = self.query.write_options("PatchOptions")?;
-        let mut warnings = Vec::new();
-        let (code, written) = match media {
-            "application/apply-patch+yaml" => self.apply(bytes, &options).await?,
-            "application/json-patch+json" | "application/merge-patch+json" => {
-                let patch: Value = parse_patch(bytes, media)?;
-                let is_json = media == "application/json-patch+json";
-                let change = |object: &mut Value| {
-                    if is_json {
-                        patch::json(object, &patch)
-                    } else {
-                        patch::merge(object, &patch);
-                        Ok(())
-                    }
-                };
-                (200, self.patch_with(&options, &mut warnings, change).await?)
+        match media {
+            "application/apply-patch+yaml" => {
+                let (code, written) = self.apply(bytes, &options).await?;
+                self.after_write(&written, options.dry_run).await?;
+                return self.reply(code, written, Vec::new());
             }
-            "application/strategic-merge-patch+json" if !custom => {
-                let patch: Value = parse_patch(bytes, media)?;
-                let type_ = self.served.schema.clone();
-                let change = |object: &mut Value| patch::strategic(&type_, object, patch.clone());
-                (200, self.patch_with(&options, &mut warnings, change).await?)
-            }
-            _ => {
-                return Err(Failure::unsupported_patch(custom.then_some(CUSTOM_PATCH_FORMATS)));
-            }
-        };
-        self.after_write(&written, options.dry_run).await?;
-        self.reply_to_write(code, written, warnings)
-    }
-
-    async fn patch_with(
-        &self,
-        options: &WriteOptions,
-        warnings: &mut Vec<String>,
-        change: impl Fn(&mut Value) -> Result<(), PatchError>,
-    ) -> Answer<Written> {
+            "application/json-patch+json" | "application/merge-patch+json" => {}
+            "application/strategic-merge-patch+json" if built_in => {}
+            _ => return Err(Failure::unsupported_patch((!built_in).then_some(CUSTOM_PATCH_FORMATS))),
+        }
+        let patch = parse_patch(bytes, media)?;
         if self.query.flag_if_given("force").is_some() {
             let cause = request::forbidden("force", "may not be specified for non-apply patch");
             return Err(Failure::invalid_options("PatchOptions", &[cause]));
         }
-        self.modify(options, Tracking::Update, |old| {
+        let mut warnings = Vec::new();
+        let change = |old: &Value| {
             let mut object = old.clone();
             from_store(&self.served, &mut object);
-            change(&mut object).map_err(|error| patch_failure(&error))?;
+            match media {
+                "application/json-patch+json" => patch::json(&mut object, &patch),
+                "application/merge-patch+json" => {
+                    patch::merge(&mut object, &patch);
+                    Ok(())
+                }
+                _ => patch::strategic(&self.served.schema, &mut object, patch.clone()),
+            }
+            .map_err(|error| patch_failure(&error))?;
             warnings.clear();
-            object::settle_patched(&self.served, &mut object, options.field_validation, warnings)?;
+            object::settle_patched(&self.served, &mut object, options.field_validation, &mut warnings)?;
             self.check_namespace(&mut object)?;
             self.check_name(&mut object)?;
             to_store(&self.served, &mut object);
             Ok(object)
-        })
-        .await
+        };
+        let written = self.modify(&options, Tracking::Update, change).await?;
+        self.after_write(&written, options.dry_run).await?;
+        self.reply(200, written, warnings)
     }
 
     async fn apply(&self, bytes: &[u8], options: &WriteOptions) -> Answer<(u16, Written)> {
@@ -399,24 +382,15 @@ fn parse_patch(bytes: &[u8], media: &str) -> Answer<Value> {
     let prefix =
         if media == "application/strategic-merge-patch+json" { "" } else { "error decoding patch: " };
     let refuse = |why: &str| Failure::bad_request(format!("{prefix}{why}"));
-    let patch: Value =
-        serde_json::from_slice(bytes).map_err(|error| refuse(&object::go_words(&error, bytes)))?;
-    let found = match &patch {
-        Value::Object(_) => "object",
-        Value::Array(_) => "array",
-        Value::String(_) => "string",
-        Value::Number(_) => "number",
-        Value::Bool(_) => "bool",
-        Value::Null => return Ok(patch),
+    let patch: Value = serde_json::from_slice(bytes).map_err(|error| refuse(&error.to_string()))?;
+    let (fits, expected) = match media {
+        "application/json-patch+json" => (patch.is_array(), "a list of operations"),
+        _ => (patch.is_object(), "an object"),
     };
-    let (wanted, type_) = match media {
-        "application/json-patch+json" => ("array", "[]handlers.jsonPatchOp"),
-        _ => ("object", "map[string]interface {}"),
-    };
-    if found == wanted {
-        return Ok(patch);
+    if !fits && !patch.is_null() {
+        return Err(refuse(&format!("the patch is not {expected}")));
     }
-    Err(refuse(&format!("json: cannot unmarshal {found} into Go value of type {type_}")))
+    Ok(patch)
 }
 
 fn patch_failure(error: &PatchError) -> Failure {
@@ -585,9 +559,7 @@ impl Call {
         if given.parse::<u64>().is_err() {
             let cause = Cause {
                 reason: CauseReason::Invalid,
-                message: format!(
-                    "Invalid value: {given:?}: strconv.ParseUint: parsing {given:?}: invalid syntax"
-                ),
+                message: format!("Invalid value: {given:?}: must be a whole number"),
                 field: "metadata.resourceVersion".to_owned(),
             };
             return Err(Failure::invalid_kind("", "", "", &[cause]));

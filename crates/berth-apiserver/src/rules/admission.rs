@@ -6,6 +6,10 @@
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
+use berth_core::names::{
+    ATTRIBUTES_CLASS_PROTECTION, BETA_STORAGE_CLASS, CLAIM_PROTECTION, MIRROR_POD, NODE_NOT_READY,
+    NODE_UNREACHABLE, SERVICE_ACCOUNT_DIRECTORY, VOLUME_PROTECTION,
+};
 use serde_json::{Value, json};
 
 use super::quantity::{self, Quantity};
@@ -14,9 +18,7 @@ use super::{classes, volume};
 use crate::resource::Resource;
 
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
-const TOKEN_PATH: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const TOKEN_VOLUME: &str = "kube-api-access-";
-const MIRROR: &str = "kubernetes.io/config.mirror";
 const RESIZE: &str = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize";
 
 /// What is being done to an object.
@@ -69,12 +71,12 @@ pub(crate) fn admit(
         }
         ("", "PersistentVolumeClaim", Operation::Create) => {
             request.default_class(object);
-            protect(object, "kubernetes.io/pvc-protection");
+            protect(object, CLAIM_PROTECTION);
         }
         ("", "PersistentVolumeClaim", Operation::Update) => request.resize(object, old)?,
-        ("", "PersistentVolume", Operation::Create) => protect(object, "kubernetes.io/pv-protection"),
+        ("", "PersistentVolume", Operation::Create) => protect(object, VOLUME_PROTECTION),
         ("storage.k8s.io", "VolumeAttributesClass", Operation::Create) => {
-            protect(object, "kubernetes.io/vac-protection");
+            protect(object, ATTRIBUTES_CLASS_PROTECTION);
         }
         _ => {}
     }
@@ -140,7 +142,7 @@ impl Request<'_> {
 
     /// Every pod runs as a service account and finds its token in its containers.
     fn service_account(&self, pod: &mut Value) -> Result<(), Denied> {
-        if has(pod, &["metadata", "annotations", MIRROR]) {
+        if has(pod, &["metadata", "annotations", MIRROR_POD]) {
             return Ok(());
         }
         let namespace = text(pod, &["metadata", "namespace"]).to_owned();
@@ -202,7 +204,7 @@ impl Request<'_> {
     /// A claim that names no class gets the default one, the newest if there are several.
     fn default_class(&self, claim: &mut Value) {
         let chosen = has(claim, &["spec", "storageClassName"])
-            || has(claim, &["metadata", "annotations", volume::BETA_CLASS]);
+            || has(claim, &["metadata", "annotations", BETA_STORAGE_CLASS]);
         if chosen {
             return;
         }
@@ -263,7 +265,7 @@ fn keep_priority(pod: &mut Value, old: &Value) {
 
 /// Pods stay for five minutes on a node that stops answering.
 fn default_tolerations(pod: &mut Value) {
-    for key in ["node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"] {
+    for key in [NODE_NOT_READY, NODE_UNREACHABLE] {
         let tolerated = items(pod, &["spec", "tolerations"]).iter().any(|toleration| {
             matches!(text(toleration, &["effect"]), "" | "NoExecute")
                 && (text(toleration, &["key"]) == key || text(toleration, &["key"]).is_empty())
@@ -288,9 +290,9 @@ fn mount_token(pod: &mut Value) {
         for container in items_mut(pod, &["spec", field]) {
             let mounted = items(container, &["volumeMounts"])
                 .iter()
-                .any(|mount| text(mount, &["mountPath"]) == TOKEN_PATH);
+                .any(|mount| text(mount, &["mountPath"]) == SERVICE_ACCOUNT_DIRECTORY);
             if !mounted {
-                let mount = json!({"name": volume, "readOnly": true, "mountPath": TOKEN_PATH});
+                let mount = json!({"name": volume, "readOnly": true, "mountPath": SERVICE_ACCOUNT_DIRECTORY});
                 push(map(container, &[]).entry("volumeMounts").or_insert(json!([])), mount);
                 used = true;
             }

@@ -1,5 +1,6 @@
 //! PersistentVolumeClaim, and claim templates in pods and stateful sets.
 
+use berth_core::names::{BETA_STORAGE_CLASS, IN_TREE_PLUGIN_PREFIX};
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
@@ -9,7 +10,7 @@ use super::read::{
     annotation, at, default, default_pointer, entries, find, has, items, keep, map, name, same, text,
 };
 use super::table::{AGE, Column, NAME, string, wide};
-use super::volume::{BETA_CLASS, VOLUME_MODES, access_mode_causes, class, deprecated_annotations, phase};
+use super::volume::{VOLUME_MODES, access_mode_causes, class, deprecated_annotations, phase};
 use super::{Rules, age, names, selector, table};
 use crate::resource::Cause;
 
@@ -42,7 +43,7 @@ impl Rules for PersistentVolumeClaim {
     }
 
     fn warnings(&self, object: &Value, _created: bool) -> Vec<String> {
-        deprecated_annotations(object, &[BETA_CLASS])
+        deprecated_annotations(object, &[BETA_STORAGE_CLASS])
     }
 
     fn default(&self, object: &mut Value) {
@@ -93,7 +94,7 @@ impl Rules for PersistentVolumeClaim {
             keep(&mut changed, &original, "volumeAttributesClassName");
         }
         if !same(&changed, &original) {
-            let difference = super::diff::unified(&original, &changed);
+            let difference = super::field::difference(&original, &changed);
             causes.push(path.forbidden(format!("{IMMUTABLE}\n{difference}")));
         }
         let size = |value: &Value| quantity::from_value(value).unwrap_or(Quantity::ZERO);
@@ -280,8 +281,8 @@ fn comparable(new: &Value, old: &Value, causes: &mut Vec<Cause>) -> (Value, Valu
     }
     let class = at(new, &["spec", "storageClassName"]).as_str();
     let had_class = has(old, &["spec", "storageClassName"]);
-    let old_annotation = at(old, &["metadata", "annotations", BETA_CLASS]).as_str();
-    let new_annotation = at(new, &["metadata", "annotations", BETA_CLASS]).as_str();
+    let old_annotation = at(old, &["metadata", "annotations", BETA_STORAGE_CLASS]).as_str();
+    let new_annotation = at(new, &["metadata", "annotations", BETA_STORAGE_CLASS]).as_str();
     let from_annotation = old_annotation.is_some()
         && !had_class
         && class == old_annotation
@@ -291,8 +292,8 @@ fn comparable(new: &Value, old: &Value, causes: &mut Vec<Cause>) -> (Value, Valu
         return (changed, original);
     }
     if new_annotation.unwrap_or_default() != old_annotation.unwrap_or_default() {
-        let path = Path::new("metadata").child("annotations").child(BETA_CLASS);
-        causes.push(path.invalid(annotation(new, BETA_CLASS), "field is immutable"));
+        let path = Path::new("metadata").child("annotations").child(BETA_STORAGE_CLASS);
+        causes.push(path.invalid(annotation(new, BETA_STORAGE_CLASS), "field is immutable"));
     }
     if class.is_some() && !had_class && (old_annotation.is_none() || class == old_annotation) {
         keep(&mut changed, &original, "storageClassName");
@@ -369,7 +370,7 @@ fn not_negative(quantity: &Value, path: &Path) -> Option<Cause> {
 
 fn resource_causes(resource: &str, path: &Path) -> Vec<Cause> {
     let causes = path.each_invalid(resource, names::qualified(resource));
-    let native = !resource.contains('/') || resource.contains("kubernetes.io/");
+    let native = !resource.contains('/') || resource.contains(IN_TREE_PLUGIN_PREFIX);
     if causes.is_empty() && native && resource != "storage" {
         return vec![path.not_supported(resource, &["storage"])];
     }

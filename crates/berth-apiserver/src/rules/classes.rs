@@ -1,5 +1,6 @@
 //! StorageClass and VolumeAttributesClass.
 
+use berth_core::names::{BETA_DEFAULT_CLASS, DEFAULT_CLASS};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -10,9 +11,6 @@ use super::table::{AGE, Column, NAME, string};
 use super::{Rules, age, names, nodes, table};
 use crate::resource::Cause;
 
-/// Marks the class that claims without one get.
-pub(super) const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
-const BETA_DEFAULT_CLASS: &str = "storageclass.beta.kubernetes.io/is-default-class";
 const PARAMETERS: usize = 512;
 const PARAMETERS_SIZE: usize = 256 * 1024;
 const BINDING_MODES: [&str; 2] = ["Immediate", "WaitForFirstConsumer"];

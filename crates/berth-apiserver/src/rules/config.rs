@@ -2,6 +2,10 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use berth_core::names::{
+    BASIC_AUTH_SECRET, DOCKER_CONFIG_SECRET, DOCKERCFG_SECRET, SERVICE_ACCOUNT_NAME,
+    SERVICE_ACCOUNT_TOKEN_SECRET, SSH_AUTH_SECRET, TLS_SECRET,
+};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -159,23 +163,23 @@ fn type_causes(object: &Value, path: &Path) -> Vec<Cause> {
         }
     };
     match text(object, &["type"]) {
-        "kubernetes.io/service-account-token" => {
-            let key = "kubernetes.io/service-account.name";
+        SERVICE_ACCOUNT_TOKEN_SECRET => {
+            let key = SERVICE_ACCOUNT_NAME;
             let path = Path::new("metadata").child("annotations").key(key);
             if annotation(object, key).is_empty() { vec![path.required("")] } else { Vec::new() }
         }
-        "kubernetes.io/dockercfg" => json_at(".dockercfg"),
-        "kubernetes.io/dockerconfigjson" => json_at(".dockerconfigjson"),
-        "kubernetes.io/basic-auth" => {
+        DOCKERCFG_SECRET => json_at(".dockercfg"),
+        DOCKER_CONFIG_SECRET => json_at(".dockerconfigjson"),
+        BASIC_AUTH_SECRET => {
             let keys = ["username", "password"];
             if keys.iter().any(|key| has(key)) { Vec::new() } else { missing(&keys) }
         }
-        "kubernetes.io/ssh-auth" => {
+        SSH_AUTH_SECRET => {
             let key = "ssh-privatekey";
             let empty = decoded_length(at(object, &["data", key])) == 0;
             if empty { vec![path.key(key).required("")] } else { Vec::new() }
         }
-        "kubernetes.io/tls" => missing(&["tls.crt", "tls.key"]),
+        TLS_SECRET => missing(&["tls.crt", "tls.key"]),
         _ => Vec::new(),
     }
 }

@@ -130,6 +130,18 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
+/// The unified difference of two values' indented JSON, for the refusals that show what may not change.
+pub(super) fn difference(old: &Value, new: &Value) -> String {
+    /// A spec is small; one that is not would make a message nobody reads.
+    const LINES: usize = 2000;
+    let pretty = |value: &Value| -> String {
+        let text = serde_json::to_string_pretty(value).unwrap_or_default().replace("  ", " ");
+        text.lines().take(LINES).fold(String::new(), |text, line| text + line + "\n")
+    };
+    let (old, new) = (pretty(old), pretty(new));
+    similar::TextDiff::from_lines(&old, &new).unified_diff().context_radius(3).to_string()
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -157,5 +169,16 @@ mod tests {
             "Unsupported value: \"x\": supported values: \"a\", \"b\""
         );
         assert_eq!(Path::new("spec").child("capacity").key("storage").to_string(), "spec.capacity[storage]");
+    }
+
+    #[test]
+    fn only_the_surroundings_of_changes_are_shown() {
+        let old = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": 5, "f": 6});
+        let new = json!({"a": 1, "b": 2, "c": 3, "d": 4, "e": 7, "f": 6});
+        assert_eq!(
+            difference(&old, &new),
+            "@@ -3,6 +3,6 @@\n  \"b\": 2,\n  \"c\": 3,\n  \"d\": 4,\n- \"e\": 5,\n+ \"e\": 7,\n  \"f\": 6\n }\n"
+        );
+        assert_eq!(difference(&old, &old), "");
     }
 }

@@ -1,5 +1,6 @@
 //! Namespace: its phase, and the finalizers in its spec that hold it until it is empty.
 
+use berth_core::names::NAMESPACE_NAME;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -11,7 +12,6 @@ use crate::resource::Cause;
 
 /// The finalizer that goes when everything in the namespace is gone.
 pub(crate) const KUBERNETES: &str = "kubernetes";
-const NAME_LABEL: &str = "kubernetes.io/metadata.name";
 const COLUMNS: &[Column] = &[NAME, string("Status", "The status of the namespace"), AGE];
 
 /// The rules of namespaces.
@@ -21,7 +21,7 @@ impl Rules for Namespace {
     fn default(&self, object: &mut Value) {
         let name = name(object).to_owned();
         if !name.is_empty() {
-            map(object, &["metadata", "labels"]).insert(NAME_LABEL.to_owned(), json!(name));
+            map(object, &["metadata", "labels"]).insert(NAMESPACE_NAME.to_owned(), json!(name));
         }
         default(map(object, &["status"]), "phase", "Active");
     }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use berth_core::names::{NODE_ROLE, NODE_ROLE_PREFIX};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -12,8 +13,6 @@ use super::table::{AGE, Column, NAME, string, wide};
 use super::{NameRule, Rules, age, metadata_fields, names, table};
 use crate::resource::Cause;
 
-const ROLE_PREFIX: &str = "node-role.kubernetes.io/";
-const ROLE_LABEL: &str = "kubernetes.io/role";
 const COLUMNS: &[Column] = &[
     NAME,
     string("Status", "The status of the node"),
@@ -146,11 +145,11 @@ impl Rules for Node {
 fn roles(object: &Value) -> String {
     let mut roles = BTreeSet::new();
     for (key, value) in entries(object, &["metadata", "labels"]) {
-        match key.strip_prefix(ROLE_PREFIX) {
+        match key.strip_prefix(NODE_ROLE_PREFIX) {
             Some(role) if !role.is_empty() => {
                 roles.insert(role);
             }
-            None if key == ROLE_LABEL => {
+            None if key == NODE_ROLE => {
                 roles.extend(value.as_str().filter(|role| !role.is_empty()));
             }
             _ => {}

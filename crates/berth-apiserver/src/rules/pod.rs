@@ -284,7 +284,7 @@ fn update_causes(new: &Value, old: &Value) -> Vec<Cause> {
     }
     let fixed = without_updatable(new, old);
     if !same(&fixed, old) {
-        let difference = super::diff::unified(old, &fixed);
+        let difference = super::field::difference(old, &fixed);
         let detail = format!("pod updates may not change fields other than {UPDATABLE}\n{difference}");
         causes.push(path.forbidden(detail));
     }

@@ -1,5 +1,6 @@
 //! PersistentVolume.
 
+use berth_core::names::{BETA_MOUNT_OPTIONS, BETA_STORAGE_CLASS, RENAMED_NODE_LABELS};
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
@@ -13,8 +14,6 @@ use super::table::{AGE, Column, NAME, string, wide};
 use super::{Rules, age, names, sources, table};
 use crate::resource::Cause;
 
-/// The class of a volume or claim, before it was a field.
-pub(super) const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 /// All access modes, sorted.
 pub(super) const ACCESS_MODES: [&str; 4] =
     ["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
@@ -36,7 +35,6 @@ const COLUMNS: &[Column] = &[
     wide("VolumeMode", "Whether it has a filesystem or is a raw block device."),
 ];
 
-const BETA_OPTIONS: &str = "volume.beta.kubernetes.io/mount-options";
 const RECYCLE: &str = "spec.persistentVolumeReclaimPolicy: The Recycle reclaim policy is deprecated. Instead, the recommended approach is to use dynamic provisioning.";
 /// Sources that no longer work, with the versions since when.
 const DEPRECATED: &[(&str, &str, &str)] = &[
@@ -53,7 +51,7 @@ pub(super) fn deprecated_annotations(object: &Value, keys: &[&str]) -> Vec<Strin
     let used = keys.iter().filter(|key| has(object, &["metadata", "annotations", key]));
     used.map(|key| {
         let (since, instead) =
-            if *key == BETA_CLASS { ("v1.8", "storageClassName") } else { ("v1.31", "mountOptions") };
+            if *key == BETA_STORAGE_CLASS { ("v1.8", "storageClassName") } else { ("v1.31", "mountOptions") };
         format!("metadata.annotations[{key}]: deprecated since {since}; use \"{instead}\" attribute instead")
     })
     .collect()
@@ -68,7 +66,7 @@ impl Rules for PersistentVolume {
     }
 
     fn warnings(&self, object: &Value, _created: bool) -> Vec<String> {
-        let mut warnings = deprecated_annotations(object, &[BETA_CLASS, BETA_OPTIONS]);
+        let mut warnings = deprecated_annotations(object, &[BETA_STORAGE_CLASS, BETA_MOUNT_OPTIONS]);
         if text(object, &["spec", "persistentVolumeReclaimPolicy"]) == "Recycle" {
             warnings.push(RECYCLE.to_owned());
         }
@@ -136,7 +134,7 @@ impl Rules for PersistentVolume {
         }
         let path = Path::new("spec");
         if !same(&new_source, &old_source) {
-            let difference = super::diff::unified(&old_source, &new_source);
+            let difference = super::field::difference(&old_source, &new_source);
             let detail = format!("spec.persistentvolumesource is immutable after creation\n{difference}");
             causes.push(path.child("persistentvolumesource").forbidden(detail));
         }
@@ -196,8 +194,8 @@ pub(super) fn phase(object: &Value) -> &str {
 
 /// The class of a volume or claim, also where only the old annotation names it.
 pub(super) fn class(object: &Value) -> &str {
-    match object.pointer("/metadata/annotations").and_then(|a| a.get(BETA_CLASS)) {
-        Some(_) => annotation(object, BETA_CLASS),
+    match object.pointer("/metadata/annotations").and_then(|a| a.get(BETA_STORAGE_CLASS)) {
+        Some(_) => annotation(object, BETA_STORAGE_CLASS),
         None => text(object, &["spec", "storageClassName"]),
     }
 }
@@ -374,13 +372,6 @@ fn class_causes(spec: &Value, inline: bool, path: &Path) -> Vec<Cause> {
 
 /// Whether two node affinities are the same, but for well-known labels that got their final names.
 fn same_affinity(new: &Value, old: &Value) -> bool {
-    const RENAMED: [(&str, &str); 5] = [
-        ("failure-domain.beta.kubernetes.io/zone", "topology.kubernetes.io/zone"),
-        ("failure-domain.beta.kubernetes.io/region", "topology.kubernetes.io/region"),
-        ("beta.kubernetes.io/os", "kubernetes.io/os"),
-        ("beta.kubernetes.io/arch", "kubernetes.io/arch"),
-        ("beta.kubernetes.io/instance-type", "node.kubernetes.io/instance-type"),
-    ];
     fn rename(value: &mut Value, new: &Value) {
         match value {
             Value::Array(items) => {
@@ -389,7 +380,7 @@ fn same_affinity(new: &Value, old: &Value) -> bool {
             Value::Object(map) => {
                 for (key, value) in map {
                     let wanted = new.get(key).unwrap_or(&Value::Null);
-                    let renamed = RENAMED.iter().find(|(old, _)| key == "key" && value == old);
+                    let renamed = RENAMED_NODE_LABELS.iter().find(|(old, _)| key == "key" && value == old);
                     match renamed.filter(|(_, name)| wanted == name) {
                         Some(_) => *value = wanted.clone(),
                         None => rename(value, wanted),

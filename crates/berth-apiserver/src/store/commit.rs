@@ -19,7 +19,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    Change, Collection, Event, EventKind, Expect, Key, Object, OpenError, Opened, Options, Shared,
+    Change, Collection, Event, EventKind, Expect, Key, Object, OpenError, Opened, Options, Shared, Store,
     WriteError, published::Published,
 };
 
@@ -135,35 +135,36 @@ impl Commits {
     }
 }
 
-impl Shared {
-    /// Gives a write its revision and its place in the queue, or refuses it.
-    pub(super) fn assign(
-        &self,
-        key: Key,
-        expect: Expect,
-        change: Change,
-    ) -> Result<oneshot::Receiver<Answer>, WriteError> {
-        let mut pending = self.commits.pending.lock();
-        if pending.is_closing {
-            return Err(WriteError::Storage("the thread that writes the journal is gone".to_owned()));
-        }
-        let (current, is_published) = match pending.assigned.get(&key) {
-            Some(event) if event.kind == EventKind::Deleted => (None, false),
-            Some(event) => (Some(event.object.clone()), false),
-            None => (self.read().get(&key), true),
-        };
-        let what = match check(expect, &change, current.as_ref()) {
-            Ok(()) => What::Change(pending.give_out(key, change, current)),
-            Err(refusal) if is_published => return Err(refusal),
-            Err(refusal) => What::Refusal(refusal),
-        };
+impl Store {
+    /// Changes one object, if it is as expected. Durable and visible when it returns.
+    ///
+    /// A change that was queued is made even if the caller no longer waits for it. A refusal speaks of what is durable,
+    /// too: it is not given before the change that led to it is published.
+    pub async fn write(&self, key: Key, expect: Expect, change: Change) -> Result<Arc<Object>, WriteError> {
         let (answer, receiver) = oneshot::channel();
-        pending.queue.push(Step { what, answer });
-        drop(pending);
-        self.commits.arrived.notify_one();
-        Ok(receiver)
+        {
+            let mut pending = self.shared.commits.pending.lock();
+            if pending.is_closing {
+                return Err(WriteError::Storage("the thread that writes the journal is gone".to_owned()));
+            }
+            let (current, is_published) = match pending.assigned.get(&key) {
+                Some(event) if event.kind == EventKind::Deleted => (None, false),
+                Some(event) => (Some(event.object.clone()), false),
+                None => (self.shared.read().get(&key), true),
+            };
+            let what = match check(expect, &change, current.as_ref()) {
+                Ok(()) => What::Change(pending.give_out(key, change, current)),
+                Err(refusal) if is_published => return Err(refusal),
+                Err(refusal) => What::Refusal(refusal),
+            };
+            pending.queue.push(Step { what, answer });
+        }
+        self.shared.commits.arrived.notify_one();
+        receiver.await.unwrap_or_else(|_| Err(WriteError::Storage("the store was closed".to_owned())))
     }
+}
 
+impl Shared {
     fn publish(&self, events: impl Iterator<Item = Arc<Event>>) {
         let mut published = self.change();
         let aftermath = published.publish(events);
@@ -183,14 +184,14 @@ impl Shared {
 
     /// Makes a batch durable, publishes it and answers those who wait.
     fn commit(&self, records: &mut Records, batch: Vec<Step>) {
-        match record(records, &batch) {
+        match records.append(&batch) {
             Ok(()) => self.settle(batch),
             Err(failure @ WriteError::Full(_)) => {
                 let (removals, rest) = self.commits.split_removals(batch);
                 for step in rest {
                     step.settle(Some(&failure));
                 }
-                match record(records, &removals) {
+                match records.append(&removals) {
                     Ok(()) => self.settle(removals),
                     Err(failure) => self.fail(removals, &failure),
                 }
@@ -254,17 +255,6 @@ fn check(expect: Expect, change: &Change, current: Option<&Arc<Object>>) -> Resu
         }
         _ => Ok(()),
     }
-}
-
-fn record(records: &mut Records, batch: &[Step]) -> Result<(), WriteError> {
-    let events = batch.iter().filter_map(Step::event).map(AsRef::as_ref);
-    if events.clone().next().is_none() {
-        return Ok(());
-    }
-    records.append(events).map_err(|error| match error {
-        berth_journal::Error::Full(why) => WriteError::Full(why),
-        berth_journal::Error::Broken(why) => WriteError::Storage(why),
-    })
 }
 
 /// The thread that owns the journal; it ends, with everything queued done, when this is dropped.
@@ -372,14 +362,11 @@ impl Records {
         self.journal.sync()
     }
 
-    /// Makes the events durable, with one sync.
-    pub(super) fn append<'a>(
-        &mut self,
-        events: impl Iterator<Item = &'a Event> + Clone,
-    ) -> Result<(), berth_journal::Error> {
+    /// Makes the changes of a batch durable, with one sync.
+    fn append(&mut self, batch: &[Step]) -> Result<(), WriteError> {
         let mut marks: Vec<(&str, Vec<u8>)> = Vec::new();
         let mut lines: Vec<(String, Option<Vec<u8>>)> = Vec::new();
-        for event in events {
+        for event in batch.iter().filter_map(Step::event) {
             let Key { collection, namespace, name } = &event.object.key;
             let key = format!("{collection}/{namespace}/{name}");
             if event.kind == EventKind::Deleted {
@@ -393,6 +380,9 @@ impl Records {
                 lines.push((key, Some(encode(&event.object))));
             }
         }
+        if lines.is_empty() {
+            return Ok(());
+        }
         // First the marks: a removal that is on the disk without its revision would let that be given out again.
         let mut entries: Vec<Entry<'_>> = Vec::with_capacity(marks.len() + lines.len());
         entries.extend(marks.iter().map(|(key, json)| Entry::Put { key, json }));
@@ -400,12 +390,15 @@ impl Records {
             Some(json) => Entry::Put { key, json },
             None => Entry::Remove { key },
         }));
-        if lines.iter().all(|(_, json)| json.is_none()) {
-            self.journal.write_from_reserve(&entries)?;
+        let written = if lines.iter().all(|(_, json)| json.is_none()) {
+            self.journal.write_from_reserve(&entries)
         } else {
-            self.journal.write(&entries)?;
-        }
-        self.journal.sync()
+            self.journal.write(&entries)
+        };
+        written.and_then(|()| self.journal.sync()).map_err(|error| match error {
+            berth_journal::Error::Full(why) => WriteError::Full(why),
+            berth_journal::Error::Broken(why) => WriteError::Storage(why),
+        })
     }
 }
 

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 use super::super::fields::display;
 use super::{Form, edge, is_free, root};
-use crate::schema::{ListType, Schema, Shape, Type, go_text};
+use crate::schema::{ListType, Schema, Shape, Type};
 
 /// Checks a configuration; the messages begin with the place.
 pub(in crate::patch) fn validate(type_: &Type, object: &Value) -> Vec<String> {
@@ -46,15 +46,14 @@ fn misfit(shape: &Shape, value: &Value) -> Option<String> {
     if fits {
         return None;
     }
-    Some(match shape {
-        Shape::Object(_) | Shape::Map(_) => format!("expected map, got &{{{}}}", go_text(value)),
-        Shape::List(_) | Shape::Items(_) => format!("expected list, got &{{{}}}", go_text(value)),
-        Shape::Int32 | Shape::Int64 | Shape::Double => {
-            format!("expected numeric (int or float), got {}", go_type(value))
-        }
-        Shape::Bool => format!("expected boolean, got &{{{}}}", go_text(value)),
-        _ => format!("expected string, got &value.valueUnstructured{{Value:{}}}", go_text(value)),
-    })
+    let expected = match shape {
+        Shape::Object(_) | Shape::Map(_) => "map",
+        Shape::List(_) | Shape::Items(_) => "list",
+        Shape::Int32 | Shape::Int64 | Shape::Double => "numeric (int or float)",
+        Shape::Bool => "boolean",
+        _ => "string",
+    };
+    Some(format!("expected {expected}, got {value}"))
 }
 
 fn check_form(form: Form<'_>, value: &Value, path: &str, problems: &mut Vec<String>) {
@@ -99,17 +98,5 @@ fn check_items(of: &Schema, list: &ListType, items: &[Value], path: &str, proble
             }
         };
         check(of, item, &format!("{path}{place}"), problems);
-    }
-}
-
-fn go_type(value: &Value) -> &'static str {
-    match value {
-        Value::Null => "<nil>",
-        Value::Bool(_) => "bool",
-        Value::Number(number) if number.is_f64() => "float64",
-        Value::Number(_) => "int64",
-        Value::String(_) => "string",
-        Value::Array(_) => "[]interface {}",
-        Value::Object(_) => "map[string]interface {}",
     }
 }

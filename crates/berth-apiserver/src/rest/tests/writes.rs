@@ -33,7 +33,7 @@ async fn bodies_that_make_no_sense_are_refused() {
     let api = Api::new().await;
     for (media, body, code, text) in [
         ("application/json", "{", 400, "the object provided is unrecognized (must be of type ConfigMap)"),
-        ("application/json", "[]", 400, "cannot unmarshal array"),
+        ("application/json", "[]", 400, "the body is not an object"),
         ("application/json", "", 400, "(<empty>)"),
         ("text/plain", "{}", 415, "accepted media types include"),
         (

@@ -152,7 +152,7 @@ fn pods_run_as_a_service_account_that_exists() {
     assert_eq!(volume.len(), "kube-api-access-".len() + 5);
     assert_eq!(
         spec["containers"][0]["volumeMounts"],
-        json!([{"name": volume, "readOnly": true, "mountPath": TOKEN_PATH}])
+        json!([{"name": volume, "readOnly": true, "mountPath": SERVICE_ACCOUNT_DIRECTORY}])
     );
     assert_eq!(
         spec["volumes"][0]["projected"]["sources"][0],
