@@ -7,7 +7,7 @@ use kube::ResourceExt;
 
 use super::observe::{Observed, claims_of};
 
-/// What stands in the way, or that nothing does.
+/// The problem that keeps a volume from being used, or that there is none.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Diagnosis {
     pub(crate) stuck: bool,

@@ -119,7 +119,7 @@ fn every_way_of_being_stuck_has_its_sentence() {
             "a bound claim",
             Observed { claim: Some(claim("Bound", None)), ..Observed::default() },
             false,
-            "Nothing",
+            "No problems found",
         ),
     ];
     for (name, seen, is_stuck, expected) in rows {
