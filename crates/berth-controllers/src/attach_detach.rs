@@ -24,9 +24,11 @@ use std::time::Duration;
 
 use berth_kube::storage;
 use berth_kube::timeline::Step;
-use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Result};
+use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Result};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec};
+use k8s_openapi::api::storage::v1::{
+    CSIDriver, VolumeAttachment, VolumeAttachmentSource, VolumeAttachmentSpec,
+};
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use parking_lot::Mutex;
@@ -42,25 +44,36 @@ const WORKERS: usize = 64;
 /// Runs until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {
     let cluster = cluster.named(COMPONENT);
-    let queue =
-        Queue::new("attach-detach", Backoff { first: Duration::from_millis(50), ..Backoff::default() });
-    let world = tokio::select! {
-        world = World::new(&cluster) => world,
-        () = cluster.shutdown().cancelled() => return,
-    };
+    let backoff = Backoff { first: Duration::from_millis(50), ..Backoff::default() };
+    let queue = cluster.queue("attach-detach", backoff);
+    let world = World::new(&cluster);
     let reports = Reports::new(&cluster, queue.clone());
     let controller = Arc::new(Controller {
         recorder: Recorder::new(&cluster, COMPONENT, ""),
-        world,
+        world: world.clone(),
         reports: reports.clone(),
         known: Mutex::default(),
         cluster: cluster.clone(),
     });
-    controller.subscribe(&queue);
-    let volumes = queue.run(WORKERS, cluster.shutdown().clone(), |volume| {
-        let controller = controller.clone();
-        async move { controller.reconcile(&volume).await }
-    });
+    // Each volume is looked at when something it depends on changes.
+    let (of_pod, of_claim, of_attachment) = (world.clone(), world.clone(), world.clone());
+    let (of_driver, of_node) = (world.clone(), world.clone());
+    let volumes = Loop::new(&cluster, &queue)
+        .also(&world.pods, move |pod| of_pod.unique_of_pod(pod))
+        .also(&world.claims, move |claim| of_claim.unique_of_claim(claim))
+        .also(&world.volumes, |volume| storage::unique_name(volume))
+        .also(&world.attachments, move |attachment| of_attachment.unique_of_attachment(attachment))
+        .subscribe(&world.drivers, move |before, after| {
+            let required =
+                |driver: Option<&Arc<CSIDriver>>| driver.and_then(|driver| driver.spec.attach_required);
+            let driver = after.or(before).filter(|_| required(before) != required(after));
+            let volumes = driver.map(|driver| of_driver.volumes_by_driver.get(driver.name_any().as_str()));
+            volumes.iter().flatten().filter_map(|volume| storage::unique_name(volume)).collect()
+        })
+        .subscribe(&world.nodes, move |before, after| {
+            touched(&of_node, before.map(AsRef::as_ref), after.map(AsRef::as_ref))
+        })
+        .run(WORKERS, move |volume| controller.clone().reconcile(volume));
     tokio::join!(volumes, reports.run());
 }
 
@@ -74,46 +87,8 @@ struct Controller {
 }
 
 impl Controller {
-    /// Puts each volume into the queue when something it depends on changes.
-    fn subscribe(&self, queue: &Queue<String>) {
-        let add = |queue: &Queue<String>, volumes: Vec<String>| {
-            for name in volumes {
-                queue.add(name);
-            }
-        };
-        let (world, to) = (self.world.clone(), queue.clone());
-        self.world.pods.on_change(move |pod| add(&to, world.unique_of_pod(pod)));
-        let (world, to) = (self.world.clone(), queue.clone());
-        self.world
-            .claims
-            .on_change(move |claim| add(&to, world.unique_of_claim(claim).into_iter().collect()));
-        let to = queue.clone();
-        self.world
-            .volumes
-            .on_change(move |volume| add(&to, storage::unique_name(volume).into_iter().collect()));
-        let (world, to) = (self.world.clone(), queue.clone());
-        self.world.attachments.on_change(move |attachment| {
-            add(&to, world.unique_of_attachment(attachment).into_iter().collect());
-        });
-        let (world, to) = (self.world.clone(), queue.clone());
-        self.world.drivers.subscribe(move |before, after| {
-            let required = |driver: Option<&Arc<k8s_openapi::api::storage::v1::CSIDriver>>| {
-                driver.and_then(|driver| driver.spec.attach_required)
-            };
-            if let Some(driver) = after.or(before)
-                && required(before) != required(after)
-            {
-                let volumes = world.volumes_by_driver.get(driver.name_any().as_str());
-                add(&to, volumes.iter().filter_map(|volume| storage::unique_name(volume)).collect());
-            }
-        });
-        let (world, to) = (self.world.clone(), queue.clone());
-        self.world.nodes.subscribe(move |before, after| {
-            add(&to, touched(&world, before.map(AsRef::as_ref), after.map(AsRef::as_ref)));
-        });
-    }
-
-    async fn reconcile(&self, volume: &str) -> Result<Next> {
+    async fn reconcile(self: Arc<Self>, volume: String) -> Result<Next> {
+        let volume = volume.as_str();
         let known = self.known().get(volume).cloned().unwrap_or_default();
         let seen = self.world.observe(volume, &known, |node| self.reports.settled(node, volume));
         let mut again = None;

@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
 
-use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Loop, Next, Recorder};
 
 use berth_kube::storage;
 
@@ -43,33 +43,20 @@ pub async fn run(cluster: Cluster) {
     let cluster = cluster.named("ephemeral_volume");
     let (pods, existing) = (cluster.cache::<Pod>(), cluster.cache::<PersistentVolumeClaim>());
     let recorder = Recorder::new(&cluster, "ephemeral_volume", "");
-    let queue: Queue<Key> = Queue::new("ephemeral volumes", Backoff::default());
     let by_claim = pods.index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect());
-    let adding = queue.clone();
-    pods.subscribe(move |before, after| {
-        // A pod's volumes never change.
-        if let (None, Some(pod)) = (before, after)
-            && wants_claims(pod)
-        {
-            adding.add(Key::of(pod.as_ref()));
-        }
-    });
-    let adding = queue.clone();
-    existing.subscribe(move |before, after| {
-        // A claim that is gone is made again as long as its pod lives.
-        if let (Some(claim), None) = (before, after) {
-            for pod in by_claim.get(&Key::of(claim.as_ref())) {
-                adding.add(Key::of(pod.as_ref()));
-            }
-        }
-    });
-    let shutdown = cluster.shutdown().clone();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        _ = async { tokio::join!(pods.synced(), existing.synced()) } => {}
-    }
-    queue
-        .run(WORKERS, shutdown, |key| {
+    Loop::new(&cluster, &cluster.queue("ephemeral volumes", Backoff::default()))
+        .subscribe(&pods, |before, after| {
+            // A pod's volumes never change.
+            let new = after.filter(|pod| before.is_none() && wants_claims(pod));
+            new.map(|pod| Key::of(pod.as_ref())).into_iter().collect()
+        })
+        .subscribe(&existing, move |before, after| {
+            // A claim that is gone is made again as long as its pod lives.
+            let gone = before.filter(|_| after.is_none());
+            let pods = gone.map(|claim| by_claim.get(&Key::of(claim.as_ref()))).unwrap_or_default();
+            pods.iter().map(|pod| Key::of(pod.as_ref())).collect()
+        })
+        .run(WORKERS, |key| {
             let (cluster, pods, existing, recorder) =
                 (cluster.clone(), pods.clone(), existing.clone(), recorder.clone());
             async move {
@@ -141,7 +128,7 @@ fn claim_for(pod: &Pod, volume: &Volume) -> Option<PersistentVolumeClaim> {
     let meta = template.metadata.clone().unwrap_or_default();
     Some(PersistentVolumeClaim {
         metadata: ObjectMeta {
-            name: Some(format!("{}-{}", pod.name_any(), volume.name)),
+            name: Some(storage::ephemeral_claim_name(pod, volume)),
             namespace: pod.namespace(),
             labels: meta.labels,
             annotations: meta.annotations,

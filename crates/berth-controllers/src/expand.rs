@@ -5,7 +5,7 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
-use berth_kube::{Backoff, Cluster, Error, Key, Next, Queue, Recorder, Severity, reference};
+use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Severity, reference};
 
 use berth_kube::storage;
 
@@ -14,28 +14,20 @@ const WORKERS: usize = 16;
 
 /// Runs the expand controller until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {
-    let known = cluster.cache::<PersistentVolumeClaim>();
+    let claims = cluster.cache::<PersistentVolumeClaim>();
     let volumes = cluster.cache::<PersistentVolume>();
     let recorder = Recorder::new(&cluster, "volume_expand", "");
-    let queue: Queue<Key> = Queue::new("expansion", Backoff::default());
-    let adding = queue.clone();
-    known.subscribe(move |before, after| {
-        if let Some(claim) = after
-            && waits(claim)
-            && before
-                .is_none_or(|before| storage::requested(before) < storage::requested(claim) || !waits(before))
-        {
-            adding.add(Key::of(claim.as_ref()));
-        }
-    });
-    let shutdown = cluster.shutdown().clone();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        _ = async { tokio::join!(known.synced(), volumes.synced()) } => {}
-    }
-    queue
-        .run(WORKERS, shutdown, |key| {
-            let claim = known.get(&key).filter(|claim| waits(claim));
+    let grew = |before: &PersistentVolumeClaim, claim: &PersistentVolumeClaim| {
+        storage::requested(before) < storage::requested(claim) || !waits(before)
+    };
+    Loop::new(&cluster, &cluster.queue("expansion", Backoff::default()))
+        .subscribe(&claims, move |before, after| {
+            let claim = after.filter(|claim| waits(claim) && before.is_none_or(|before| grew(before, claim)));
+            claim.map(|claim| Key::of(claim.as_ref())).into_iter().collect()
+        })
+        .reads(&volumes)
+        .run(WORKERS, |key| {
+            let claim = claims.get(&key).filter(|claim| waits(claim));
             let volume = claim.as_ref().and_then(|claim| volumes.named(storage::volume_name(claim)));
             if let Some((claim, volume)) = claim.zip(volume)
                 && let Some(severity) = plan(&claim, &volume)

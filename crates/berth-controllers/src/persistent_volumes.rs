@@ -31,7 +31,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
 use berth_kube::timeline;
-use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Loop, Next, Queue, Recorder};
 
 use self::apply::Pair;
 use self::plan::ClaimSeen;
@@ -50,22 +50,14 @@ const PATIENCE: Duration = Duration::from_secs(1);
 pub async fn run(cluster: Cluster) {
     let cluster = cluster.named("persistentvolume-controller");
     let controller = Arc::new(Controller::new(&cluster));
-    let shutdown = cluster.shutdown().clone();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = controller.synced() => {}
-    }
-    let queue = controller.queue.clone();
-    queue
-        .run(WORKERS, shutdown, move |work| {
-            let controller = controller.clone();
-            async move {
-                match work {
-                    Work::Claim(key) => controller.look_at_claim(key).await,
-                    Work::Volume(name) => controller.look_at_volume(name).await,
-                }
-            }
-        })
+    let of = || controller.clone();
+    let (of_volume, of_claim, of_class, of_pod) = (of(), of(), of(), of());
+    Loop::new(&cluster, &controller.queue)
+        .subscribe(&controller.volumes, move |before, after| of_volume.volume_changed(before, after))
+        .also(&controller.claims, move |claim| of_claim.claim_changed(claim))
+        .also(&controller.classes, move |class| of_class.class_changed(class))
+        .subscribe(&controller.pods, move |before, after| of_pod.pod_changed(before, after))
+        .run(WORKERS, |work| controller.clone().look_at(work))
         .await;
 }
 
@@ -112,116 +104,106 @@ struct Controller {
     volumes_by_claim: Index<PersistentVolume, Key>,
     /// Pods by the claims they use.
     pods_by_claim: Index<Pod, Key>,
+    /// Claims by the volume they name.
+    claims_by_volume: Index<PersistentVolumeClaim, String>,
+    /// Claims whose binding is not finished, by the class they ask for.
+    waiting_by_class: Index<PersistentVolumeClaim, Option<String>>,
 }
 
 impl Controller {
     fn new(cluster: &Cluster) -> Self {
-        let queue = Queue::new("persistent volumes", Backoff::default());
+        let queue = cluster.queue("persistent volumes", Backoff::default());
         let wake = queue.clone();
-        let (claims, volumes, pods) = (cluster.cache(), cluster.cache(), cluster.cache());
-        let controller = Self {
+        let (volumes, pods) = (cluster.cache::<PersistentVolume>(), cluster.cache::<Pod>());
+        let claims = cluster.cache::<PersistentVolumeClaim>();
+        Self {
             cluster: cluster.clone(),
             recorder: Recorder::new(cluster, "persistentvolume-controller", ""),
             pool: Pool::new(move |claim| wake.add(Work::Claim(claim))),
             volumes_by_claim: volumes.index(|volume| storage::claim_of_volume(volume).into_iter().collect()),
             pods_by_claim: pods
                 .index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect()),
+            claims_by_volume: claims.index(|claim| {
+                let name = Some(storage::volume_name(claim).to_owned());
+                name.filter(|name| !name.is_empty()).into_iter().collect()
+            }),
+            waiting_by_class: claims.index(|claim| {
+                let class = plan::has_class(claim).then(|| storage::class_of_claim(claim).to_owned());
+                if waits(claim) { vec![class] } else { Vec::new() }
+            }),
             classes: cluster.cache(),
             recycler_news: RecyclerNews::default(),
             queue,
             claims,
             volumes,
             pods,
-        };
-        controller.follow_volumes();
-        controller.follow_claims();
-        controller.follow_classes();
-        controller.follow_pods();
-        controller
+        }
     }
 
-    async fn synced(&self) {
-        tokio::join!(self.claims.synced(), self.volumes.synced(), self.classes.synced(), self.pods.synced());
+    /// A volume matters to the claims it points at and to those that name it.
+    fn volume_changed(
+        &self,
+        before: Option<&Arc<PersistentVolume>>,
+        after: Option<&Arc<PersistentVolume>>,
+    ) -> Vec<Work> {
+        let Some(volume) = after.or(before) else { return Vec::new() };
+        let name = volume.name_any();
+        self.pool.volume_changed(&name, after);
+        let both = [before, after].into_iter().flatten();
+        let mut work: Vec<Work> =
+            both.filter_map(|volume| storage::claim_of_volume(volume)).map(Work::Claim).collect();
+        work.extend(
+            self.claims_by_volume.get(&name).iter().map(|claim| Work::Claim(Key::of(claim.as_ref()))),
+        );
+        work.push(Work::Volume(name));
+        work
     }
 
-    fn follow_volumes(&self) {
-        let (queue, pool) = (self.queue.clone(), self.pool.clone());
-        let by_volume = self.claims.index(|claim| {
-            Some(storage::volume_name(claim).to_owned()).filter(|name| !name.is_empty()).into_iter().collect()
-        });
-        self.volumes.subscribe(move |before, after| {
-            let Some(volume) = after.or(before) else { return };
-            let name = volume.name_any();
-            pool.volume_changed(&name, after);
-            for claim in
-                [before, after].into_iter().flatten().filter_map(|volume| storage::claim_of_volume(volume))
-            {
-                queue.add(Work::Claim(claim));
-            }
-            for claim in by_volume.get(&name) {
-                queue.add(Work::Claim(Key::of(claim.as_ref())));
-            }
-            queue.add(Work::Volume(name));
-        });
-    }
-
-    fn follow_claims(&self) {
-        let (queue, by_claim) = (self.queue.clone(), self.volumes_by_claim.clone());
-        self.claims.on_change(move |claim| {
-            let key = Key::of(claim.as_ref());
-            for volume in by_claim.get(&key) {
-                queue.add(Work::Volume(volume.name_any()));
-            }
-            queue.add(Work::Claim(key));
-        });
+    /// A claim matters to the volumes that point at it.
+    fn claim_changed(&self, claim: &PersistentVolumeClaim) -> Vec<Work> {
+        let key = Key::of(claim);
+        let volumes = self.volumes_by_claim.get(&key);
+        let mut work: Vec<Work> = volumes.iter().map(|volume| Work::Volume(volume.name_any())).collect();
+        work.push(Work::Claim(key));
+        work
     }
 
     /// A class that comes or changes matters to its claims, and a default class to those without a class.
-    fn follow_classes(&self) {
-        let queue = self.queue.clone();
-        let by_class = self.claims.index(|claim| {
-            let waits = !claim.annotations().contains_key(BIND_COMPLETED);
-            let class = plan::has_class(claim).then(|| storage::class_of_claim(claim).to_owned());
-            if waits { vec![class] } else { Vec::new() }
-        });
-        self.classes.on_change(move |class| {
-            let mut waiting = by_class.get(&Some(class.name_any()));
-            if names::is_default(class.as_ref()) {
-                waiting.extend(by_class.get(&None));
-            }
-            for claim in waiting {
-                queue.add(Work::Claim(Key::of(claim.as_ref())));
-            }
-        });
+    fn class_changed(&self, class: &StorageClass) -> Vec<Work> {
+        let mut waiting = self.waiting_by_class.get(&Some(class.name_any()));
+        if names::is_default(class) {
+            waiting.extend(self.waiting_by_class.get(&None));
+        }
+        waiting.iter().map(|claim| Work::Claim(Key::of(claim.as_ref()))).collect()
     }
 
     /// A pod matters to a claim that waits for its first consumer, to a volume that can be emptied once no pod uses it,
     /// and to the volume it empties.
-    fn follow_pods(&self) {
-        let (queue, claims, by_claim) =
-            (self.queue.clone(), self.claims.clone(), self.volumes_by_claim.clone());
-        let news = self.recycler_news.clone();
-        self.pods.subscribe(move |before, after| {
-            let Some(pod) = after.or(before) else { return };
-            if let Some(volume) = recycle::volume_of(pod) {
-                if after.is_none() {
-                    news.end(pod);
-                }
-                queue.add(Work::Volume(volume));
+    fn pod_changed(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) -> Vec<Work> {
+        let Some(pod) = after.or(before) else { return Vec::new() };
+        let mut work = Vec::new();
+        if let Some(volume) = recycle::volume_of(pod) {
+            if after.is_none() {
+                self.recycler_news.end(pod);
             }
-            for claim in storage::claims_of_pod(pod) {
-                for volume in by_claim.get(&claim.key) {
-                    if matches!(plan::phase(&volume), "Released" | "Failed") {
-                        queue.add(Work::Volume(volume.name_any()));
-                    }
-                }
-                let waits =
-                    |claim: Arc<PersistentVolumeClaim>| !claim.annotations().contains_key(BIND_COMPLETED);
-                if before.is_none() && claims.get(&claim.key).is_some_and(waits) {
-                    queue.add_after(Work::Claim(claim.key), PATIENCE);
-                }
+            work.push(Work::Volume(volume));
+        }
+        for claim in storage::claims_of_pod(pod) {
+            let volumes = self.volumes_by_claim.get(&claim.key).into_iter();
+            let left = volumes.filter(|volume| matches!(plan::phase(volume), "Released" | "Failed"));
+            work.extend(left.map(|volume| Work::Volume(volume.name_any())));
+            if before.is_none() && self.claims.get(&claim.key).is_some_and(|claim| waits(&claim)) {
+                self.queue.add_after(Work::Claim(claim.key), PATIENCE);
             }
-        });
+        }
+        work
+    }
+
+    async fn look_at(self: Arc<Self>, work: Work) -> Result<Next, Error> {
+        match work {
+            Work::Claim(key) => self.look_at_claim(key).await,
+            Work::Volume(name) => self.look_at_volume(name).await,
+        }
     }
 
     async fn look_at_claim(&self, key: Key) -> Result<Next, Error> {
@@ -331,6 +313,11 @@ impl Controller {
         names.sort();
         names
     }
+}
+
+/// Whether a claim's binding is not finished.
+fn waits(claim: &PersistentVolumeClaim) -> bool {
+    !claim.annotations().contains_key(BIND_COMPLETED)
 }
 
 /// Whether nothing of a pod runs any more.

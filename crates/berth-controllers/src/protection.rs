@@ -13,9 +13,7 @@ mod volumes;
 
 use std::sync::Arc;
 
-use kube::ResourceExt as _;
-
-use berth_kube::{Cluster, Failure, Kind, Result};
+use berth_kube::{Cluster, Kind, Result, finalizers};
 
 /// How many objects are looked at at a time.
 const WORKERS: usize = 32;
@@ -29,27 +27,6 @@ pub async fn run(cluster: Cluster) {
     );
 }
 
-#[derive(Debug, thiserror::Error)]
-enum Error {
-    #[error(transparent)]
-    Kube(#[from] berth_kube::Error),
-    #[error("list the {what} that may use what was deleted")]
-    List { what: &'static str, source: kube::Error },
-}
-
-impl Failure for Error {
-    fn is_conflict(&self) -> bool {
-        matches!(self, Self::Kube(error) if error.is_conflict())
-    }
-
-    fn describe(&self) -> String {
-        match self {
-            Self::Kube(error) => error.chain(),
-            Self::List { source, .. } => format!("{self}: {source}"),
-        }
-    }
-}
-
 /// What an object's finalizer calls for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Wanted {
@@ -61,29 +38,16 @@ enum Wanted {
 }
 
 fn wanted(object: &impl kube::ResourceExt, finalizer: &str) -> Wanted {
-    let has = object.finalizers().iter().any(|known| known == finalizer);
-    match (object.meta().deletion_timestamp.is_some(), has) {
+    match (object.meta().deletion_timestamp.is_some(), finalizers::has(object, finalizer)) {
         (false, false) => Wanted::Add,
         (true, true) => Wanted::RemoveIfUnused,
         _ => Wanted::Nothing,
     }
 }
 
-async fn add<K: Kind>(cluster: &Cluster, object: &Arc<K>, finalizer: &str) -> Result<()> {
-    let added =
-        cluster.update(object.as_ref(), |object| object.finalizers_mut().push(finalizer.to_owned())).await;
-    unless_gone(added)
-}
-
-async fn remove<K: Kind>(cluster: &Cluster, object: &Arc<K>, finalizer: &str) -> Result<()> {
-    let removed = cluster
-        .update(object.as_ref(), |object| object.finalizers_mut().retain(|known| known != finalizer))
-        .await;
-    unless_gone(removed)
-}
-
-fn unless_gone<T>(outcome: Result<T>) -> Result<()> {
-    match outcome {
+/// Makes the change that was decided on if the object is as it was, and still is at all.
+async fn write<K: Kind>(cluster: &Cluster, object: &Arc<K>, change: impl FnOnce(&mut K)) -> Result<()> {
+    match cluster.update(object.as_ref(), change).await {
         Err(error) if !error.is_not_found() => Err(error),
         _ => Ok(()),
     }

@@ -26,8 +26,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::timeline::Step;
-use berth_kube::{Backoff, Cluster, Key, Next, Queue, Recorder, Result};
+use berth_kube::{Backoff, Cluster, Key, Loop, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
@@ -47,20 +48,12 @@ const WORKERS: usize = 64;
 /// Runs until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {
     let cluster = cluster.named(COMPONENT);
-    let caches = tokio::select! {
-        caches = Caches::new(&cluster) => caches,
-        () = cluster.shutdown().cancelled() => return,
+    let scheduler = Arc::new(Scheduler::new(&cluster));
+    let work = |pod: Key| {
+        let scheduler = scheduler.clone();
+        async move { scheduler.reconcile(&pod).await }
     };
-    let scheduler = Arc::new(Scheduler::new(&cluster, caches));
-    scheduler.subscribe();
-    let shutdown = cluster.shutdown().clone();
-    scheduler
-        .queue
-        .run(WORKERS, shutdown, |pod| {
-            let scheduler = scheduler.clone();
-            async move { scheduler.reconcile(&pod).await }
-        })
-        .await;
+    scheduler.control(&cluster).run(WORKERS, work).await;
 }
 
 struct Scheduler {
@@ -102,12 +95,12 @@ impl State {
 }
 
 impl Scheduler {
-    fn new(cluster: &Cluster, caches: Caches) -> Self {
+    fn new(cluster: &Cluster) -> Self {
         Self {
             recorder: Recorder::new(cluster, COMPONENT, ""),
             cluster: cluster.clone(),
-            caches,
-            queue: Queue::new(
+            caches: Caches::new(cluster),
+            queue: cluster.queue(
                 "scheduler",
                 Backoff { first: Duration::from_millis(5), longest: Duration::from_secs(10) },
             ),
@@ -240,33 +233,27 @@ impl Scheduler {
     fn abandon(&self, pod: &Key) {
         let had_plans = self.state().abandon(pod);
         if had_plans {
-            self.wake(&hints::PLAN_GIVEN_UP);
+            for waiting in self.waiting(&hints::PLAN_GIVEN_UP) {
+                self.queue.add(waiting);
+            }
         }
     }
 
-    /// Looks again at the pods that wait because of one of these.
-    fn wake(&self, plugins: &[Plugin]) {
-        if plugins.is_empty() {
-            return;
-        }
-        let pods = self.state().waiting.because(plugins);
-        for pod in pods {
-            self.queue.add(pod);
-        }
+    /// The pods that wait because of one of these.
+    fn waiting(&self, plugins: &[Plugin]) -> Vec<Key> {
+        if plugins.is_empty() { Vec::new() } else { self.state().waiting.because(plugins) }
     }
 
-    /// Looks again at the pods that were to go to a node.
-    fn wake_reserved(&self, node: &str) {
+    /// The pods that were to go to a node.
+    fn reserved(&self, node: &str) -> Vec<Key> {
         let state = self.state();
-        for (pod, _) in state.reservations.iter().filter(|(_, reserved)| reserved.placement.node == node) {
-            self.queue.add(pod.clone());
-        }
+        let pods = state.reservations.iter().filter(|(_, reserved)| reserved.placement.node == node);
+        pods.map(|(pod, _)| pod.clone()).collect()
     }
 
-    fn wake_users(&self, claim: &Key) {
-        for pod in self.caches.pending_by_claim.get(claim) {
-            self.queue.add(Key::of(pod.as_ref()));
-        }
+    /// The pods without a node that use a claim.
+    fn users(&self, claim: &Key) -> Vec<Key> {
+        self.caches.pending_by_claim.get(claim).iter().map(|pod| Key::of(pod.as_ref())).collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -276,72 +263,64 @@ impl Scheduler {
 
 /// The changes that lead to another look.
 impl Scheduler {
-    fn subscribe(self: &Arc<Self>) {
-        let me = self.clone();
-        self.caches.pods.subscribe(move |before, after| {
-            me.pod_changed(before.map(AsRef::as_ref), after.map(AsRef::as_ref));
-        });
-        let me = self.clone();
-        self.caches.nodes.subscribe(move |before, after| {
-            me.wake(&hints::of_node(before.map(AsRef::as_ref), after.map(AsRef::as_ref)));
-            if let (Some(gone), None) = (before, after) {
-                me.wake_reserved(&gone.name_any());
-            }
-        });
-        let me = self.clone();
-        self.caches.claims.on_change(move |claim| me.wake_users(&Key::of(claim.as_ref())));
-        let me = self.clone();
-        self.caches.volumes.on_change(move |volume| match storage::claim_of_volume(volume) {
-            Some(claim) => me.wake_users(&claim),
-            None => me.wake(&[Plugin::VolumeBinding]),
-        });
-        let me = self.clone();
-        self.caches.classes.subscribe(move |before, after| {
-            let topologies = |class: Option<&Arc<k8s_openapi::api::storage::v1::StorageClass>>| {
-                class.map(|class| class.allowed_topologies.clone())
-            };
-            if after.is_some() && topologies(before) != topologies(after) {
-                me.wake(&[Plugin::VolumeBinding, Plugin::VolumeZone]);
-            }
-        });
-        let me = self.clone();
-        self.caches.drivers.on_change(move |_| me.wake(&[Plugin::VolumeBinding, Plugin::VolumeLimits]));
-        let me = self.clone();
-        self.caches.csi_nodes.subscribe(move |before, after| {
-            if before.map(|node| &node.spec) != after.map(|node| &node.spec) {
-                me.wake(&[Plugin::VolumeLimits]);
-            }
-        });
-        let me = self.clone();
-        self.caches.capacities.subscribe(move |before, after| {
-            let grown = after.and_then(|after| volumes::limit(after))
-                > before.and_then(|before| volumes::limit(before));
-            if grown {
-                me.wake(&[Plugin::VolumeBinding]);
-            }
-        });
-        let me = self.clone();
-        self.caches.attachments.subscribe(move |_, after| {
-            if after.is_none() {
-                me.wake(&[Plugin::VolumeLimits]);
-            }
-        });
+    fn control(self: &Arc<Self>, cluster: &Cluster) -> Loop<Key> {
+        let caches = &self.caches;
+        let of = || self.clone();
+        let (of_pod, of_node, of_claim, of_volume) = (of(), of(), of(), of());
+        let (of_class, of_driver, of_csi_node, of_capacity, of_attachment) = (of(), of(), of(), of(), of());
+        Loop::new(cluster, &self.queue)
+            .subscribe(&caches.pods, move |before, after| {
+                of_pod.pod_changed(before.map(AsRef::as_ref), after.map(AsRef::as_ref))
+            })
+            .subscribe(&caches.nodes, move |before, after| {
+                let hints = hints::of_node(before.map(AsRef::as_ref), after.map(AsRef::as_ref));
+                let mut pods = of_node.waiting(&hints);
+                if let (Some(gone), None) = (before, after) {
+                    pods.extend(of_node.reserved(&gone.name_any()));
+                }
+                pods
+            })
+            .also(&caches.claims, move |claim| of_claim.users(&Key::of(claim.as_ref())))
+            .also(&caches.volumes, move |volume| match storage::claim_of_volume(volume) {
+                Some(claim) => of_volume.users(&claim),
+                None => of_volume.waiting(&[Plugin::VolumeBinding]),
+            })
+            .subscribe(&caches.classes, move |before, after| {
+                let topologies =
+                    |class: Option<&Arc<StorageClass>>| class.map(|class| class.allowed_topologies.clone());
+                let changed = after.is_some() && topologies(before) != topologies(after);
+                let hints: &[Plugin] =
+                    if changed { &[Plugin::VolumeBinding, Plugin::VolumeZone] } else { &[] };
+                of_class.waiting(hints)
+            })
+            .also(&caches.drivers, move |_| of_driver.waiting(&[Plugin::VolumeBinding, Plugin::VolumeLimits]))
+            .subscribe(&caches.csi_nodes, move |before, after| {
+                let changed = before.map(|node| &node.spec) != after.map(|node| &node.spec);
+                of_csi_node.waiting(if changed { &[Plugin::VolumeLimits] } else { &[] })
+            })
+            .subscribe(&caches.capacities, move |before, after| {
+                let grown = after.and_then(|after| volumes::limit(after))
+                    > before.and_then(|before| volumes::limit(before));
+                of_capacity.waiting(if grown { &[Plugin::VolumeBinding] } else { &[] })
+            })
+            .subscribe(&caches.attachments, move |_, after| {
+                of_attachment.waiting(if after.is_none() { &[Plugin::VolumeLimits] } else { &[] })
+            })
     }
 
-    fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) {
-        let Some(pod) = after.or(before) else { return };
+    fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) -> Vec<Key> {
+        let Some(pod) = after.or(before) else { return Vec::new() };
         let key = Key::of(pod);
         let left = self.state().board.observe(&key, after);
-        if left {
-            self.wake(&hints::POD_LEFT);
-        }
+        let mut pods = if left { self.waiting(&hints::POD_LEFT) } else { Vec::new() };
         // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
         let wishes =
             |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
         let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::node_of_pod(pod).is_empty());
         if (pending(before) || pending(after)) && wishes(before) != wishes(after) {
-            self.queue.add(key);
+            pods.push(key);
         }
+        pods
     }
 }
 

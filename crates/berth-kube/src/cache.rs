@@ -13,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     Key,
-    cluster::Kind,
+    kind::Kind,
     objects::{Objects, Taken},
 };
 
@@ -109,12 +109,16 @@ impl<K: Kind> Cache<K> {
     /// Calls `subscriber(before, after)` for every object there is (before is `None`) and then for every change (after
     /// is `None` when the object is gone). It must be quick and must not write to Kubernetes: put a key into a queue.
     pub fn subscribe(&self, subscriber: impl Fn(Option<&Arc<K>>, Option<&Arc<K>>) + Send + Sync + 'static) {
+        self.subscribe_boxed(Box::new(subscriber));
+    }
+
+    fn subscribe_boxed(&self, subscriber: Subscriber<K>) {
         let mut telling = self.telling();
         // One by one: all of them at once, awake, would be the most this process ever holds.
         for object in self.keys().iter().filter_map(|key| self.get(key)) {
             subscriber(None, Some(&object));
         }
-        telling.subscribers.push(Box::new(subscriber));
+        telling.subscribers.push(subscriber);
     }
 
     /// Calls `subscriber` with the state after each change, or the last known one when the object is gone.

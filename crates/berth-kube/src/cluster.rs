@@ -5,30 +5,17 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::time::Duration;
 
-use futures_util::StreamExt as _;
-use kube::runtime::watcher;
-use kube::{Api, Client, Resource, ResourceExt};
+use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
-use serde::{Serialize, de::DeserializeOwned};
 use tokio_util::sync::CancellationToken;
 
 use crate::cache::Cache;
+use crate::kind::Kind;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
+use crate::watch::{Sink, Watch};
 use berth_core::{Backoff, names::LAST_APPLIED};
-
-/// A kind of object known when the program is built.
-pub trait Kind:
-    Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
-{
-}
-
-impl<K> Kind for K where
-    K: Resource<DynamicType = ()> + Clone + Debug + Serialize + DeserializeOwned + Send + Sync + 'static
-{
-}
 
 /// A cluster; cheap to clone. Clones share their caches.
 #[derive(Clone)]
@@ -45,9 +32,9 @@ pub struct Cluster {
 
 /// Which objects of a kind; all if both are empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
-struct Selector {
-    fields: String,
-    labels: String,
+pub(crate) struct Selector {
+    pub(crate) fields: String,
+    pub(crate) labels: String,
 }
 
 impl Cluster {
@@ -97,20 +84,20 @@ impl Cluster {
 
     /// The process's one cache of a kind; its watch starts with the first call.
     pub fn cache<K: Kind>(&self) -> Cache<K> {
-        self.selected(Selector::default())
+        (K::operations().cache)(self, Selector::default())
     }
 
     /// The process's one cache of the objects of a kind that a field selector chooses, such as `spec.nodeName=a`.
     pub fn cache_where<K: Kind>(&self, fields: &str) -> Cache<K> {
-        self.selected(Selector { fields: fields.to_owned(), ..Selector::default() })
+        (K::operations().cache)(self, Selector { fields: fields.to_owned(), ..Selector::default() })
     }
 
     /// The process's one cache of the objects of a kind that a label selector chooses, such as `tier=front`.
     pub fn cache_labelled<K: Kind>(&self, labels: &str) -> Cache<K> {
-        self.selected(Selector { labels: labels.to_owned(), ..Selector::default() })
+        (K::operations().cache)(self, Selector { labels: labels.to_owned(), ..Selector::default() })
     }
 
-    fn selected<K: Kind>(&self, selector: Selector) -> Cache<K> {
+    pub(crate) fn selected<K: Kind>(&self, selector: Selector) -> Cache<K> {
         let mut caches = self.caches.lock();
         let caches: &mut HashMap<Selector, Cache<K>> = caches
             .entry(TypeId::of::<K>())
@@ -120,20 +107,33 @@ impl Cluster {
         if let Some(cache) = caches.get(&selector) {
             return cache.clone();
         }
+        let cache = self.watched("", selector.clone(), self.shutdown.clone());
+        caches.insert(selector, cache.clone());
+        cache
+    }
+
+    /// A cache that nobody else sees, of the objects in a namespace that a field selector chooses; it ends with `until`.
+    pub fn watch<K: Kind>(&self, namespace: &str, fields: &str, until: CancellationToken) -> Cache<K> {
+        let selector = Selector { fields: fields.to_owned(), ..Selector::default() };
+        (K::operations().watch)(self, namespace, selector, until)
+    }
+
+    pub(crate) fn watched<K: Kind>(
+        &self,
+        namespace: &str,
+        selector: Selector,
+        until: CancellationToken,
+    ) -> Cache<K> {
         let cache = Cache::new(if self.frugal { ready::<K>() } else { usize::MAX });
-        caches.insert(selector.clone(), cache.clone());
-        let given = |text: String| Some(text).filter(|text| !text.is_empty());
-        let config = watcher::Config {
-            field_selector: given(selector.fields),
-            label_selector: given(selector.labels),
-            ..watcher::Config::default()
+        let watch = Watch {
+            client: self.client.clone(),
+            kind: K::kind(&()),
+            path: K::url_path(&(), Some(namespace).filter(|namespace| !namespace.is_empty())),
+            fields: selector.fields,
+            labels: selector.labels,
+            sink: Arc::new(cache.clone()),
         };
-        let (api, shutdown, followed) = (Api::all(self.client.clone()), self.shutdown.clone(), cache.clone());
-        tokio::spawn(async move {
-            follow(api, config, &followed, shutdown).await;
-            // Those who listen often hold other caches, and these hold their listeners: without this, none would go.
-            followed.end();
-        });
+        tokio::spawn(watch.run(until));
         cache
     }
 
@@ -195,45 +195,35 @@ fn ready<K: Kind>() -> usize {
     if PER_VOLUME.contains(&&*K::kind(&())) { 128 } else { usize::MAX }
 }
 
-async fn follow<K: Kind>(
-    api: Api<K>,
-    config: watcher::Config,
-    cache: &Cache<K>,
-    shutdown: CancellationToken,
-) {
-    let mut events = std::pin::pin!(watcher(api, config));
-    let mut failures = 0_u32;
-    loop {
-        let event = tokio::select! {
-            () = shutdown.cancelled() => return,
-            event = events.next() => event,
-        };
-        match event {
-            None => return,
-            Some(Ok(event)) => {
-                failures = 0;
-                take(cache, event);
-            }
-            Some(Err(error)) => {
-                let wait = Duration::from_millis(10_u64 << failures.min(10));
-                failures += 1;
-                tracing::warn!(kind = %K::kind(&()), error = berth_core::error_chain(&error), "watch interrupted; trying again in {wait:?}");
-                tokio::select! {
-                    () = shutdown.cancelled() => return,
-                    () = tokio::time::sleep(wait) => {}
-                }
-            }
-        }
+impl<K: Kind> Sink for Cache<K> {
+    fn begin_list(&self) {
+        self.begin_list();
     }
-}
 
-fn take<K: Kind>(cache: &Cache<K>, event: watcher::Event<K>) {
-    match event {
-        watcher::Event::Init => cache.begin_list(),
-        watcher::Event::InitApply(object) => cache.listed(&Arc::new(trimmed(object))),
-        watcher::Event::InitDone => cache.end_list(),
-        watcher::Event::Apply(object) => cache.applied(&Arc::new(trimmed(object))),
-        watcher::Event::Delete(object) => cache.deleted(&object),
+    fn listed(&self, json: &[u8]) -> serde_json::Result<()> {
+        self.listed(&Arc::new(trimmed(K::decode(json)?)));
+        Ok(())
+    }
+
+    fn end_list(&self) {
+        self.end_list();
+    }
+
+    fn applied(&self, json: &[u8]) -> serde_json::Result<Option<String>> {
+        let object = Arc::new(trimmed(K::decode(json)?));
+        self.applied(&object);
+        Ok(object.resource_version())
+    }
+
+    fn deleted(&self, json: &[u8]) -> serde_json::Result<Option<String>> {
+        let object = K::decode(json)?;
+        self.deleted(&object);
+        Ok(object.resource_version())
+    }
+
+    fn end(&self) {
+        // Those who listen often hold other caches, and these hold their listeners: without this, none would go.
+        self.end();
     }
 }
 

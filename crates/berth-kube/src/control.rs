@@ -7,7 +7,8 @@ use std::sync::Arc;
 use futures_util::future::{BoxFuture, join_all};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Cluster, Kind};
+use crate::cluster::Cluster;
+use crate::kind::Kind;
 use crate::queue::{Failure, Next, Queue};
 use crate::{Cache, Key};
 

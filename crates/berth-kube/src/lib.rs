@@ -11,6 +11,7 @@ mod control;
 mod error;
 pub mod finalizers;
 mod key;
+mod kind;
 pub mod leader;
 mod metrics;
 mod objects;
@@ -19,14 +20,18 @@ mod recorder;
 pub mod selectors;
 pub mod storage;
 pub mod timeline;
+mod watch;
 mod write;
 
 pub use berth_core::Backoff;
 pub use cache::{Cache, Index};
-pub use cluster::{Cluster, Kind};
+pub use cluster::Cluster;
 pub use control::Loop;
 pub use error::{Error, Result};
 pub use key::Key;
+pub use kind::Kind;
+#[doc(hidden)]
+pub use kind::private as __private;
 pub use metrics::Metrics;
 pub use queue::{Failure, Next, Queue};
 pub use recorder::{Recorder, Severity, reference};

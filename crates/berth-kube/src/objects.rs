@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use lz4_flex::block::{compress_prepend_size_with_dict, decompress_size_prepended_with_dict};
 
-use crate::{Key, cluster::Kind};
+use crate::{Key, kind::Kind};
 
 /// Objects by their keys.
 pub(crate) struct Objects<K> {
@@ -50,7 +50,7 @@ impl<K: Kind> Held<K> {
             State::Asleep(compressed) => {
                 let json = decompress_size_prepended_with_dict(compressed, typical)
                     .expect("what was compressed can be read");
-                Arc::new(serde_json::from_slice(&json).expect("what was written as JSON can be read"))
+                Arc::new(K::decode(&json).expect("what was written as JSON can be read"))
             }
         }
     }
@@ -109,7 +109,7 @@ impl<K: Kind> Objects<K> {
         let held = self.awake.pop_front().and_then(|key| self.all.get_mut(&key));
         if let Some(Held { state, .. }) = held
             && let State::Awake(object) = state
-            && let Ok(json) = serde_json::to_vec(object.as_ref())
+            && let Ok(json) = object.encode()
         {
             if self.typical.is_empty() {
                 self.typical = json.clone().into();

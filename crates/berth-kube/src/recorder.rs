@@ -15,7 +15,8 @@ use kube::api::{Api, Patch, PatchParams, PostParams};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use crate::cluster::{Cluster, Kind};
+use crate::cluster::Cluster;
+use crate::kind::Kind;
 use crate::write::within;
 
 /// Whether an event is good or bad news.

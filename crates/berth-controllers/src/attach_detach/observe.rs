@@ -41,12 +41,12 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) async fn new(cluster: &Cluster) -> Self {
+    pub(super) fn new(cluster: &Cluster) -> Self {
         let pods: Cache<Pod> = cluster.cache();
         let volumes: Cache<PersistentVolume> = cluster.cache();
         let attachments: Cache<VolumeAttachment> = cluster.cache();
         let nodes: Cache<Node> = cluster.cache();
-        let world = Self {
+        Self {
             claims: cluster.cache(),
             nodes_by_volume: nodes
                 .index(|node| attached(node).chain(in_use(node)).map(str::to_owned).collect()),
@@ -65,14 +65,7 @@ impl World {
             pods,
             volumes,
             attachments,
-        };
-        world.pods.synced().await;
-        world.claims.synced().await;
-        world.volumes.synced().await;
-        world.nodes.synced().await;
-        world.drivers.synced().await;
-        world.attachments.synced().await;
-        world
+        }
     }
 
     /// The names, in nodes' statuses, of the volumes a claim is bound to.

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use berth_kube::{Backoff, Cache, Cluster, Key, Next, Queue, Result};
+use berth_kube::{Backoff, Cache, Cluster, Key, Loop, Next, Queue, Result};
 use k8s_openapi::api::core::v1::{AttachedVolume, Node};
 use parking_lot::Mutex;
 
@@ -41,7 +41,7 @@ impl Reports {
             cluster: cluster.clone(),
             nodes: cluster.cache(),
             waiting: Arc::default(),
-            queue: Queue::new("attached-volumes", Backoff::default()),
+            queue: cluster.queue("attached-volumes", Backoff::default()),
             volumes,
         }
     }
@@ -69,13 +69,11 @@ impl Reports {
 
     /// Writes changes until the cluster's shutdown.
     pub(super) async fn run(&self) {
-        let shutdown = self.cluster.shutdown().clone();
-        self.queue
-            .run(16, shutdown, |node| {
-                let reports = self.clone();
-                async move { reports.write(&node).await }
-            })
-            .await;
+        let work = |node: String| {
+            let reports = self.clone();
+            async move { reports.write(&node).await }
+        };
+        Loop::new(&self.cluster, &self.queue).reads(&self.nodes).run(16, work).await;
     }
 
     async fn write(&self, name: &str) -> Result<Next> {

@@ -13,7 +13,6 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams};
 
 use berth_kube::{Key, Next};
 
@@ -143,9 +142,7 @@ impl Controller {
         if self.claims.get(&claim).is_some() {
             return Ok(Vec::new());
         }
-        let failed = |error| Error::Reclaim(volume.name_any(), format!("list pods: {error}"));
-        let pods: Api<Pod> = Api::namespaced(self.cluster.client().clone(), &claim.namespace);
-        let pods = pods.list(&ListParams::default()).await.map_err(failed)?.items;
+        let pods = self.cluster.fetch_all::<Pod>(&claim.namespace).await?;
         let uses = |pod: &&Pod| storage::claims_of_pod(pod).iter().any(|used| used.key == claim);
         Ok(names_of_running(pods.iter().filter(uses)))
     }

@@ -5,49 +5,44 @@
 
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
-use kube::api::ListParams;
-use kube::{Api, ResourceExt as _};
 
 use berth_core::names::ATTRIBUTES_CLASS_PROTECTION;
-use berth_kube::{Backoff, Cluster, Next, Queue};
+use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Result, finalizers};
 
-use super::{Error, WORKERS, Wanted, add, remove, wanted};
+use super::{WORKERS, Wanted, wanted, write};
 
 pub(super) async fn run(cluster: Cluster) {
     let classes = cluster.cache::<VolumeAttributesClass>();
     let (claims, volumes) = (cluster.cache::<PersistentVolumeClaim>(), cluster.cache::<PersistentVolume>());
     let by_claim = claims.index(named_by_claim);
     let by_volume = volumes.index(named_by_volume);
-    let queue: Queue<String> = Queue::new("attributes class protection", Backoff::default());
-    let adding = queue.clone();
-    classes.on_change(move |class| {
-        if wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) != Wanted::Nothing {
-            adding.add(class.name_any());
-        }
-    });
-    let adding = queue.clone();
-    claims.subscribe(move |before, _| {
-        before.into_iter().flat_map(|claim| named_by_claim(claim)).for_each(|name| adding.add(name));
-    });
-    let adding = queue.clone();
-    volumes.subscribe(move |before, _| {
-        before.into_iter().flat_map(|volume| named_by_volume(volume)).for_each(|name| adding.add(name));
-    });
-    let shutdown = cluster.shutdown().clone();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        _ = async { tokio::join!(classes.synced(), claims.synced(), volumes.synced()) } => {}
-    }
-    queue
-        .run(WORKERS, shutdown, |name| {
-            let (cluster, classes) = (cluster.clone(), classes.clone());
-            let used = !by_claim.get(&name).is_empty() || !by_volume.get(&name).is_empty();
+    let names = |names: Vec<String>| names.into_iter().map(Key::cluster).collect();
+    Loop::new(&cluster, &cluster.queue("attributes class protection", Backoff::default()))
+        .also(&classes, |class| {
+            let asked = wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION);
+            (asked != Wanted::Nothing).then(|| Key::of(class.as_ref()))
+        })
+        .subscribe(&claims, move |before, _| {
+            names(before.map(|claim| named_by_claim(claim)).unwrap_or_default())
+        })
+        .subscribe(&volumes, move |before, _| {
+            names(before.map(|volume| named_by_volume(volume)).unwrap_or_default())
+        })
+        .run(WORKERS, |key| {
+            let (cluster, class) = (cluster.clone(), classes.get(&key));
+            let used = !by_claim.get(&key.name).is_empty() || !by_volume.get(&key.name).is_empty();
             async move {
-                let Some(class) = classes.named(&name) else { return Ok::<_, Error>(Next::Done) };
+                let Some(class) = class else { return Ok::<_, Error>(Next::Done) };
                 match wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) {
-                    Wanted::Add => add(&cluster, &class, ATTRIBUTES_CLASS_PROTECTION).await?,
-                    Wanted::RemoveIfUnused if !used && !is_named(&cluster, &name).await? => {
-                        remove(&cluster, &class, ATTRIBUTES_CLASS_PROTECTION).await?;
+                    Wanted::Add => {
+                        write(&cluster, &class, |class| finalizers::add(class, ATTRIBUTES_CLASS_PROTECTION))
+                            .await?;
+                    }
+                    Wanted::RemoveIfUnused if !used && !is_named(&cluster, &key.name).await? => {
+                        write(&cluster, &class, |class| {
+                            finalizers::remove(class, ATTRIBUTES_CLASS_PROTECTION);
+                        })
+                        .await?;
                     }
                     _ => {}
                 }
@@ -58,12 +53,10 @@ pub(super) async fn run(cluster: Cluster) {
 }
 
 /// Whether the API server knows a claim or a volume that names the class.
-async fn is_named(cluster: &Cluster, class: &str) -> Result<bool, Error> {
-    let claims: Api<PersistentVolumeClaim> = Api::all(cluster.client().clone());
-    let volumes: Api<PersistentVolume> = Api::all(cluster.client().clone());
-    let all = ListParams::default();
-    let (claims, volumes) = tokio::try_join!(claims.list(&all), volumes.list(&all))
-        .map_err(|source| Error::List { what: "claims and volumes", source })?;
+async fn is_named(cluster: &Cluster, class: &str) -> Result<bool> {
+    let claims = cluster.fetch_all::<PersistentVolumeClaim>("");
+    let volumes = cluster.fetch_all::<PersistentVolume>("");
+    let (claims, volumes) = tokio::try_join!(claims, volumes)?;
     let mut named = claims.iter().flat_map(named_by_claim).chain(volumes.iter().flat_map(named_by_volume));
     Ok(named.any(|name| name == class))
 }

@@ -8,61 +8,39 @@ use std::sync::Arc;
 
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
-use kube::Api;
-use kube::api::ListParams;
 use parking_lot::Mutex;
 
 use berth_core::names::CLAIM_PROTECTION;
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Queue, Result, finalizers};
 
-use super::{Error, WORKERS, Wanted, add, remove, wanted};
+use super::{WORKERS, Wanted, wanted, write};
 use berth_kube::storage;
 
 /// The claims to look at, by namespace.
-type Due = Arc<Mutex<HashMap<String, HashSet<String>>>>;
+type Due = Mutex<HashMap<String, HashSet<String>>>;
 
 pub(super) async fn run(cluster: Cluster) {
     let (claims, pods) = (cluster.cache::<PersistentVolumeClaim>(), cluster.cache::<Pod>());
     let by_claim = pods.index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect());
-    let queue: Queue<String> = Queue::new("claim protection", Backoff::default());
-    let due = Due::default();
-    let look = {
-        let (queue, due) = (queue.clone(), due.clone());
-        move |key: Key| {
-            let mut due = due.lock();
-            due.entry(key.namespace.clone()).or_default().insert(key.name);
-            drop(due);
-            queue.add(key.namespace);
-        }
-    };
-    let looking = look.clone();
-    claims.on_change(move |claim| {
-        if wanted(claim.as_ref(), CLAIM_PROTECTION) != Wanted::Nothing {
-            looking(Key::of(claim.as_ref()));
-        }
+    let queue: Queue<String> = cluster.queue("claim protection", Backoff::default());
+    let protection = Arc::new(Protection {
+        cluster: cluster.clone(),
+        claims: claims.clone(),
+        by_claim,
+        due: Due::default(),
     });
-    let known = claims.clone();
-    pods.subscribe(move |before, after| {
-        let used = [before, after].into_iter().flatten().flat_map(|pod| storage::claims_of_pod(pod));
-        for claim in used {
-            let deleted =
-                known.get(&claim.key).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some());
-            if deleted {
-                look(claim.key);
-            }
-        }
-    });
-    let shutdown = cluster.shutdown().clone();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        _ = async { tokio::join!(claims.synced(), pods.synced()) } => {}
-    }
-    let protection = Arc::new(Protection { cluster, claims, by_claim, due });
-    queue
-        .run(WORKERS, shutdown, move |namespace| {
-            let protection = protection.clone();
-            async move { protection.look_at_namespace(namespace).await }
+    let (changed, used) = (protection.clone(), protection.clone());
+    Loop::new(&cluster, &queue)
+        .also(&claims, move |claim| {
+            let asked = wanted(claim.as_ref(), CLAIM_PROTECTION);
+            (asked != Wanted::Nothing).then(|| changed.note(Key::of(claim.as_ref())))
         })
+        .subscribe(&pods, move |before, after| {
+            let pods = [before, after].into_iter().flatten();
+            let claims = pods.flat_map(|pod| storage::claims_of_pod(pod)).map(|claim| claim.key);
+            claims.filter(|claim| used.is_deleted(claim)).map(|claim| used.note(claim)).collect()
+        })
+        .run(WORKERS, move |namespace| protection.clone().look_at_namespace(namespace))
         .await;
 }
 
@@ -74,7 +52,17 @@ struct Protection {
 }
 
 impl Protection {
-    async fn look_at_namespace(&self, namespace: String) -> Result<Next, Error> {
+    /// Remembers a claim; its namespace.
+    fn note(&self, claim: Key) -> String {
+        self.due().entry(claim.namespace.clone()).or_default().insert(claim.name);
+        claim.namespace
+    }
+
+    fn is_deleted(&self, claim: &Key) -> bool {
+        self.claims.get(claim).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
+    }
+
+    async fn look_at_namespace(self: Arc<Self>, namespace: String) -> Result<Next> {
         let names = self.due().remove(&namespace).unwrap_or_default();
         let outcome = self.look_at(&namespace, &names).await;
         if outcome.is_err() {
@@ -84,7 +72,7 @@ impl Protection {
         outcome
     }
 
-    async fn look_at(&self, namespace: &str, names: &HashSet<String>) -> Result<Next, Error> {
+    async fn look_at(&self, namespace: &str, names: &HashSet<String>) -> Result<Next> {
         let mut work = Vec::new();
         let mut unused = Vec::new();
         for name in names {
@@ -96,12 +84,8 @@ impl Protection {
             }
         }
         if !unused.is_empty() {
-            let api: Api<Pod> = Api::namespaced(self.cluster.client().clone(), namespace);
-            let pods = api
-                .list(&ListParams::default())
-                .await
-                .map_err(|source| Error::List { what: "pods", source })?;
-            let users = users(&pods.items);
+            let pods = self.cluster.fetch_all::<Pod>(namespace).await?;
+            let users = users(&pods);
             unused.retain(|claim| {
                 let pods = users.get(&Key::of(claim.as_ref())).into_iter().flatten();
                 !pods.into_iter().any(|pod| is_user(pod, claim))
@@ -109,14 +93,11 @@ impl Protection {
             work.extend(unused.into_iter().map(|claim| (claim, false)));
         }
         let writes = stream::iter(work).map(|(claim, adds)| async move {
-            if adds {
-                add(&self.cluster, &claim, CLAIM_PROTECTION).await
-            } else {
-                remove(&self.cluster, &claim, CLAIM_PROTECTION).await
-            }
+            let change = if adds { finalizers::add } else { finalizers::remove };
+            write(&self.cluster, &claim, |claim| change(claim, CLAIM_PROTECTION)).await
         });
         let outcomes: Vec<_> = writes.buffer_unordered(WORKERS).collect().await;
-        outcomes.into_iter().collect::<berth_kube::Result<()>>()?;
+        outcomes.into_iter().collect::<Result<()>>()?;
         Ok(Next::Done)
     }
 

@@ -1,31 +1,28 @@
 //! Volumes are protected while they are bound.
 
 use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::ResourceExt as _;
 
 use berth_core::names::VOLUME_PROTECTION;
-use berth_kube::{Backoff, Cluster, Error, Next, Queue};
+use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, finalizers};
 
-use super::{WORKERS, Wanted, add, remove, wanted};
+use super::{WORKERS, Wanted, wanted, write};
 
 pub(super) async fn run(cluster: Cluster) {
     let volumes = cluster.cache::<PersistentVolume>();
-    let queue: Queue<String> = Queue::new("volume protection", Backoff::default());
-    let adding = queue.clone();
-    volumes.on_change(move |volume| {
-        if plan(volume) != Wanted::Nothing {
-            adding.add(volume.name_any());
-        }
-    });
-    let shutdown = cluster.shutdown().clone();
-    queue
-        .run(WORKERS, shutdown, |name| {
+    Loop::new(&cluster, &cluster.queue("volume protection", Backoff::default()))
+        .also(&volumes, |volume| (plan(volume) != Wanted::Nothing).then(|| Key::of(volume.as_ref())))
+        .run(WORKERS, |key| {
             let (cluster, volumes) = (cluster.clone(), volumes.clone());
             async move {
-                let Some(volume) = volumes.named(&name) else { return Ok::<_, Error>(Next::Done) };
+                let Some(volume) = volumes.get(&key) else { return Ok::<_, Error>(Next::Done) };
                 match plan(&volume) {
-                    Wanted::Add => add(&cluster, &volume, VOLUME_PROTECTION).await?,
-                    Wanted::RemoveIfUnused => remove(&cluster, &volume, VOLUME_PROTECTION).await?,
+                    Wanted::Add => {
+                        write(&cluster, &volume, |object| finalizers::add(object, VOLUME_PROTECTION)).await?;
+                    }
+                    Wanted::RemoveIfUnused => {
+                        write(&cluster, &volume, |object| finalizers::remove(object, VOLUME_PROTECTION))
+                            .await?;
+                    }
                     Wanted::Nothing => {}
                 }
                 Ok(Next::Done)

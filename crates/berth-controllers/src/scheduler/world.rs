@@ -43,12 +43,12 @@ pub(super) struct Caches {
 }
 
 impl Caches {
-    pub(super) async fn new(cluster: &Cluster) -> Self {
+    pub(super) fn new(cluster: &Cluster) -> Self {
         let pods: Cache<Pod> = cluster.cache();
         let volumes: Cache<PersistentVolume> = cluster.cache();
         let attachments: Cache<VolumeAttachment> = cluster.cache();
         let capacities: Cache<CSIStorageCapacity> = cluster.cache();
-        let caches = Self {
+        Self {
             nodes: cluster.cache(),
             claims: cluster.cache(),
             classes: cluster.cache(),
@@ -69,17 +69,7 @@ impl Caches {
             volumes,
             attachments,
             capacities,
-        };
-        caches.pods.synced().await;
-        caches.nodes.synced().await;
-        caches.claims.synced().await;
-        caches.volumes.synced().await;
-        caches.classes.synced().await;
-        caches.drivers.synced().await;
-        caches.csi_nodes.synced().await;
-        caches.attachments.synced().await;
-        caches.capacities.synced().await;
-        caches
+        }
     }
 }
 

@@ -9,7 +9,7 @@ mod tests;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder, Result};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Recorder, Result};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
@@ -30,7 +30,6 @@ pub(super) async fn run(cluster: Cluster) {
     let cluster = cluster.named(COMPONENT);
     let (deployments, sets): (Cache<Deployment>, Cache<ReplicaSet>) = (cluster.cache(), cluster.cache());
     let pods: Cache<Pod> = cluster.cache();
-    let queue = Queue::new("deployments", Backoff::default());
     let controller = Arc::new(Controller {
         recorder: Recorder::new(&cluster, COMPONENT, ""),
         owned: sets
@@ -47,20 +46,18 @@ pub(super) async fn run(cluster: Cluster) {
         sets,
         pods,
     });
-    tokio::select! {
-        () = cluster.shutdown().cancelled() => return,
-        () = async {
-            controller.deployments.synced().await;
-            controller.sets.synced().await;
-            controller.pods.synced().await;
-        } => {}
-    }
-    controller.clone().subscribe(&queue);
-    queue
-        .run(32, cluster.shutdown().clone(), |deployment| {
-            let controller = controller.clone();
-            async move { controller.reconcile(&deployment).await }
+    let (deployments, sets, pods) =
+        (controller.deployments.clone(), controller.sets.clone(), controller.pods.clone());
+    let (of_set, of_pod) = (controller.clone(), controller.clone());
+    Loop::new(&cluster, &cluster.queue("deployments", Backoff::default()))
+        .keyed(&deployments)
+        .subscribe(&sets, move |before, after| of_set.set_changed(before, after))
+        // Recreate waits for the last old pod to be gone.
+        .subscribe(&pods, move |before, after| {
+            let gone = before.filter(|_| after.is_none());
+            gone.and_then(|pod| of_pod.deployment_of(pod)).into_iter().collect()
         })
+        .run(32, move |deployment| controller.clone().reconcile(deployment))
         .await;
 }
 
@@ -80,41 +77,36 @@ struct Controller {
 }
 
 impl Controller {
-    fn subscribe(self: Arc<Self>, queue: &Queue<Key>) {
-        let to = queue.clone();
-        self.deployments.on_change(move |deployment| to.add(Key::of(deployment.as_ref())));
-        let (me, to) = (self.clone(), queue.clone());
-        self.sets.subscribe(move |before, after| {
-            for set in before.into_iter().chain(after) {
-                let namespace = set.namespace().unwrap_or_default();
-                if let Some(owner) = controller(&set.metadata) {
-                    if owner.kind == "Deployment" {
-                        to.add(Key::new(namespace, owner.name.clone()));
-                    }
-                    continue;
+    /// The deployments that a set's change matters to: its own, or those that may adopt it.
+    fn set_changed(&self, before: Option<&Arc<ReplicaSet>>, after: Option<&Arc<ReplicaSet>>) -> Vec<Key> {
+        let mut keys = Vec::new();
+        for set in before.into_iter().chain(after) {
+            let namespace = set.namespace().unwrap_or_default();
+            if let Some(owner) = controller(&set.metadata) {
+                if owner.kind == "Deployment" {
+                    keys.push(Key::new(namespace, owner.name.clone()));
                 }
-                for deployment in me.by_namespace.get(namespace.as_str()) {
-                    if deployment.spec.as_ref().is_some_and(|spec| chooses(&spec.selector, &set.metadata)) {
-                        to.add(Key::of(deployment.as_ref()));
-                    }
-                }
+                continue;
             }
-        });
-        // Recreate waits for the last old pod to be gone.
-        let (me, to) = (self.clone(), queue.clone());
-        self.pods.subscribe(move |before, after| {
-            let (Some(pod), None) = (before, after) else { return };
-            let namespace = pod.namespace().unwrap_or_default();
-            let set = controller(&pod.metadata).filter(|owner| owner.kind == "ReplicaSet");
-            let set = set.and_then(|owner| me.sets.get(&Key::new(namespace.clone(), owner.name.clone())));
-            if let Some(owner) = set.as_ref().and_then(|set| controller(&set.metadata)) {
-                to.add(Key::new(namespace, owner.name.clone()));
-            }
-        });
+            let deployments = self.by_namespace.get(namespace.as_str()).into_iter();
+            let adopting = deployments.filter(|deployment| {
+                deployment.spec.as_ref().is_some_and(|spec| chooses(&spec.selector, &set.metadata))
+            });
+            keys.extend(adopting.map(|deployment| Key::of(deployment.as_ref())));
+        }
+        keys
     }
 
-    async fn reconcile(&self, key: &Key) -> Result<Next> {
-        let Some(deployment) = self.deployments.get(key) else { return Ok(Next::Done) };
+    /// The deployment whose set a pod belongs to.
+    fn deployment_of(&self, pod: &Pod) -> Option<Key> {
+        let namespace = pod.namespace().unwrap_or_default();
+        let owner = controller(&pod.metadata).filter(|owner| owner.kind == "ReplicaSet")?;
+        let set = self.sets.get(&Key::new(namespace.clone(), owner.name.clone()))?;
+        controller(&set.metadata).map(|owner| Key::new(namespace, owner.name.clone()))
+    }
+
+    async fn reconcile(self: Arc<Self>, key: Key) -> Result<Next> {
+        let Some(deployment) = self.deployments.get(&key) else { return Ok(Next::Done) };
         let (Some(spec), Some(uid)) = (&deployment.spec, deployment.uid()) else { return Ok(Next::Done) };
         if is_empty(&spec.selector) {
             let message = "This deployment is selecting all pods. A non-empty selector is required.";
@@ -138,7 +130,7 @@ impl Controller {
         let seen = self.see(&deployment, self.owned.get(&uid));
         let (status, again) = status(&seen, created.as_deref(), collisions, Timestamp::now());
         if !is_written(&deployment, &status) {
-            let deployment = self.deployments.get(key).unwrap_or(deployment.clone());
+            let deployment = self.deployments.get(&key).unwrap_or(deployment.clone());
             self.cluster
                 .update_status(deployment.as_ref(), |deployment| deployment.status = Some(status))
                 .await?;

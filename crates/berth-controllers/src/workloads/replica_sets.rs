@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder, Result};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Recorder, Result};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
@@ -27,7 +27,6 @@ const COMPONENT: &str = "replicaset-controller";
 pub(super) async fn run(cluster: Cluster) {
     let cluster = cluster.named(COMPONENT);
     let (sets, pods): (Cache<ReplicaSet>, Cache<Pod>) = (cluster.cache(), cluster.cache());
-    let queue = Queue::new("replica-sets", Backoff::default());
     let controller = Arc::new(Controller {
         recorder: Recorder::new(&cluster, COMPONENT, ""),
         owned: pods
@@ -44,16 +43,12 @@ pub(super) async fn run(cluster: Cluster) {
         sets,
         pods,
     });
-    tokio::select! {
-        () = cluster.shutdown().cancelled() => return,
-        () = async { controller.sets.synced().await; controller.pods.synced().await } => {}
-    }
-    controller.clone().subscribe(&queue);
-    queue
-        .run(32, cluster.shutdown().clone(), |set| {
-            let controller = controller.clone();
-            async move { controller.reconcile(&set).await }
-        })
+    let (sets, pods) = (controller.sets.clone(), controller.pods.clone());
+    let follower = controller.clone();
+    Loop::new(&cluster, &cluster.queue("replica-sets", Backoff::default()))
+        .keyed(&sets)
+        .subscribe(&pods, move |before, after| follower.pod_changed(before, after))
+        .run(32, move |set| controller.clone().reconcile(set))
         .await;
 }
 
@@ -74,36 +69,33 @@ struct Controller {
 }
 
 impl Controller {
-    fn subscribe(self: Arc<Self>, queue: &Queue<Key>) {
-        let to = queue.clone();
-        self.sets.on_change(move |set| to.add(Key::of(set.as_ref())));
-        let (me, to) = (self.clone(), queue.clone());
-        self.pods.subscribe(move |before, after| {
-            if let Some(before) = before
-                && after.is_none_or(|after| after.metadata.deletion_timestamp.is_some())
-                && let Some(uid) = before.uid()
-            {
-                me.deleted().remove(&uid);
-            }
-            for pod in before.into_iter().chain(after) {
-                let namespace = pod.namespace().unwrap_or_default();
-                if let Some(owner) = controller(&pod.metadata) {
-                    if owner.kind == "ReplicaSet" {
-                        to.add(Key::new(namespace, owner.name.clone()));
-                    }
-                    continue;
+    /// The sets that a pod's change matters to: its own, or those that may adopt it.
+    fn pod_changed(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) -> Vec<Key> {
+        if let Some(before) = before
+            && after.is_none_or(|after| after.metadata.deletion_timestamp.is_some())
+            && let Some(uid) = before.uid()
+        {
+            self.deleted().remove(&uid);
+        }
+        let mut keys = Vec::new();
+        for pod in before.into_iter().chain(after) {
+            let namespace = pod.namespace().unwrap_or_default();
+            if let Some(owner) = controller(&pod.metadata) {
+                if owner.kind == "ReplicaSet" {
+                    keys.push(Key::new(namespace, owner.name.clone()));
                 }
-                for set in me.by_namespace.get(namespace.as_str()) {
-                    if set.spec.as_ref().is_some_and(|spec| chooses(&spec.selector, &pod.metadata)) {
-                        to.add(Key::of(set.as_ref()));
-                    }
-                }
+                continue;
             }
-        });
+            let sets = self.by_namespace.get(namespace.as_str()).into_iter();
+            let adopting = sets
+                .filter(|set| set.spec.as_ref().is_some_and(|spec| chooses(&spec.selector, &pod.metadata)));
+            keys.extend(adopting.map(|set| Key::of(set.as_ref())));
+        }
+        keys
     }
 
-    async fn reconcile(&self, key: &Key) -> Result<Next> {
-        let Some(set) = self.sets.get(key) else { return Ok(Next::Done) };
+    async fn reconcile(self: Arc<Self>, key: Key) -> Result<Next> {
+        let Some(set) = self.sets.get(&key) else { return Ok(Next::Done) };
         let (Some(spec), Some(uid)) = (&set.spec, set.uid()) else { return Ok(Next::Done) };
         let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
         let pods = claim(&self.cluster, set.as_ref(), &spec.selector, owned, orphans).await?;

@@ -173,3 +173,4 @@ pub struct VolumeGroupSnapshotClass {
 }
 
 class!(VolumeGroupSnapshotClass, "groupsnapshot.storage.k8s.io", "volumegroupsnapshotclasses");
+berth_kube::kinds!(VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass);

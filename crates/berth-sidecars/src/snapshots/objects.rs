@@ -199,3 +199,4 @@ macro_rules! class {
 pub(super) use class;
 
 class!(VolumeSnapshotClass, "snapshot.storage.k8s.io", "volumesnapshotclasses");
+berth_kube::kinds!(VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotClass);

@@ -3,10 +3,8 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Event, ObjectReference, PersistentVolume, Pod};
-use kube::runtime::{WatchStreamExt as _, watcher};
-use kube::{Api, ResourceExt as _};
+use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use tokio_util::sync::CancellationToken;
 
@@ -37,12 +35,11 @@ impl News {
         }
         ends.insert(uid.clone(), end.clone());
         drop(ends);
-        let events = Api::namespaced(cluster.client().clone(), NAMESPACE);
-        let told = tell(events, recorder.clone(), reference(volume), uid);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = end.cancelled() => {}
-                () = told => {}
+        let events = cluster.watch::<Event>(NAMESPACE, &format!("involvedObject.uid={uid}"), end);
+        let (recorder, volume) = (recorder.clone(), reference(volume));
+        events.subscribe(move |_, after| {
+            if let Some(event) = after {
+                tell(&recorder, &volume, event);
             }
         });
     }
@@ -59,17 +56,12 @@ impl News {
     }
 }
 
-async fn tell(events: Api<Event>, recorder: Recorder, volume: ObjectReference, pod: String) {
-    let config = watcher::Config::default().fields(&format!("involvedObject.uid={pod}"));
-    let mut stream = std::pin::pin!(watcher::watcher(events, config).default_backoff());
-    while let Some(event) = stream.next().await {
-        // Counted up is not news.
-        let Ok(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) = event else { continue };
-        let is_new = event.count.is_none_or(|count| count <= 1);
-        if let (Some(message), true) = (&event.message, is_new) {
-            let severity =
-                if event.type_.as_deref() == Some("Warning") { Severity::Warning } else { Severity::Normal };
-            recorder.tell(volume.clone(), severity, "RecyclerPod", format!("Recycler pod: {message}"));
-        }
+fn tell(recorder: &Recorder, volume: &ObjectReference, event: &Event) {
+    // Counted up is not news.
+    let is_new = event.count.is_none_or(|count| count <= 1);
+    if let (Some(message), true) = (&event.message, is_new) {
+        let severity =
+            if event.type_.as_deref() == Some("Warning") { Severity::Warning } else { Severity::Normal };
+        recorder.tell(volume.clone(), severity, "RecyclerPod", format!("Recycler pod: {message}"));
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::super::{Caches, Scheduler};
+use super::super::Scheduler;
 use super::Setbacks;
 use berth_core::names::SELECTED_NODE;
 
@@ -64,7 +64,11 @@ impl Place {
         let api = ApiServer::new(store, berth_apiserver::rest::Options::default());
         api.bootstrap().await.unwrap();
         let cluster = Cluster::new(Client::new(api, "default"), CancellationToken::new());
-        let scheduler = Scheduler::new(&cluster, Caches::new(&cluster).await);
+        let scheduler = Scheduler::new(&cluster);
+        let caches = &scheduler.caches;
+        tokio::join!(caches.pods.synced(), caches.nodes.synced(), caches.claims.synced());
+        tokio::join!(caches.volumes.synced(), caches.classes.synced(), caches.drivers.synced());
+        tokio::join!(caches.csi_nodes.synced(), caches.attachments.synced(), caches.capacities.synced());
         let place = Self { cluster, scheduler, _directory: directory };
         let node: Arc<Node> = place.create(json!({ "metadata": { "name": "a" } })).await;
         let room = json!({ "allocatable": { "cpu": "8", "memory": "16Gi", "pods": "100" } });
