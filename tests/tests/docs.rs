@@ -664,10 +664,13 @@ fn every_file_and_target_that_a_page_names_exists() -> Result<()> {
     Ok(())
 }
 
-/// The table of a command's flags, as a page has it.
+/// The table of a command's flags, in the order of their names, as a page has it.
 fn table(help: &str) -> String {
     let mut rows = String::from("| flag | |\n|---|---|\n");
-    for flag in flags(help).iter().filter(|flag| flag.name != "--help" && flag.name != "--version") {
+    let mut flags = flags(help);
+    flags.retain(|flag| flag.name != "--help" && flag.name != "--version");
+    flags.sort_by(|one, other| one.name.cmp(&other.name));
+    for flag in &flags {
         let value = flag.value.trim_start_matches("[=").trim_end_matches(']').trim_matches(['<', '>']);
         let value = if value.is_empty() { String::new() } else { format!(" {value}") };
         let text = flag.text.trim().replace('|', "\\|");
