@@ -137,7 +137,7 @@ func main() {
 	fmt.Print(strings.Join(blocks, ""), "\n", strings.Join(types, "\n"))
 }
 
-const header = `# The fields of the built-in kinds: made by generate/, checked by tests/kubernetes.rs.
+const header = `# The fields of the built-in kinds: made by generate/, checked by tests/server/kubernetes.rs.
 #
 # kind GROUP/VERSION KIND TYPE, then one block per type: "type NAME [atomic]" and one line per field:
 #   JSON-NAME PROTOBUF-NUMBER SHAPE [FLAG...]

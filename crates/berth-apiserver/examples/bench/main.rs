@@ -4,7 +4,7 @@
 //! and both answer a write only when it is on the disk. `BERTH_OBJECTS` says how many claims and volumes fill the store
 //! for the restart.
 
-#[path = "../../tests/running/http.rs"]
+#[path = "../../tests/server/http.rs"]
 #[allow(dead_code, reason = "shared with the tests")]
 mod http;
 mod load;

@@ -1,4 +1,4 @@
-//! Tests of the patches that need no peer; the comparison with Kubernetes' libraries is in `tests/kubernetes.rs`.
+//! Tests of the patches that need no peer; the comparison with Kubernetes' libraries is in `tests/server/kubernetes.rs`.
 
 use serde_json::json;
 

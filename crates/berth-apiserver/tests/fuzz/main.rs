@@ -5,7 +5,7 @@
 
 mod making;
 mod patches;
-#[path = "../kubernetes/random.rs"]
+#[path = "../server/kubernetes/random.rs"]
 #[allow(dead_code, reason = "shared with another test")]
 mod random;
 mod requests;

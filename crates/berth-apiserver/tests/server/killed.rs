@@ -2,14 +2,7 @@
 //!
 //! `BERTH_KILLS` says how often. Every acknowledged write must be there afterwards, resource versions must not go back,
 //! and a watch must go on where it was or be told that it cannot.
-#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
-#[path = "../running/http.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod http;
-#[path = "../running/served.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod served;
 mod watching;
 
 use std::collections::HashMap;
@@ -21,9 +14,9 @@ use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use self::http::{Connection, Endpoint, Reply};
-use self::served::Served;
 use self::watching::{Model, follow};
+use crate::http::{Connection, Endpoint, Reply};
+use crate::served::Served;
 
 const WRITERS: usize = 8;
 const SLOTS: u64 = 5;

@@ -1,7 +1,6 @@
 //! What people do with kubectl: the manifests of `examples/`, logs and commands in pods, with a node that is played.
 //!
 //! Every kubectl that is found is tried: the machine's own, and the one that the testbed builds (`KUBE_BIN`).
-#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod examples;
 mod node;

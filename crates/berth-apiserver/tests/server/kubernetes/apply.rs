@@ -4,8 +4,8 @@ use berth_apiserver::patch::{ApplyError, Writer, apply, track_update};
 use berth_apiserver::schema::{built_in, built_in_kinds};
 use serde_json::{Map, Value, json};
 
-use crate::peer::{about, ask};
-use crate::random::Random;
+use super::peer::{about, ask};
+use super::random::Random;
 
 const POD: (&str, &str, &str) = ("", "v1", "Pod");
 const TIME: &str = "2026-01-01T00:00:00Z";

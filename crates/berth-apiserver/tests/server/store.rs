@@ -1,5 +1,4 @@
 //! The store as its callers know it: concurrent, watched, killed, damaged and on a full disk.
-#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod concurrency;
 mod disk;

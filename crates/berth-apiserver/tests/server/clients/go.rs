@@ -4,13 +4,13 @@ use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use super::served::Served;
 use super::{HISTORY, events};
+use crate::served::Served;
 
 /// Builds the program, from sources and modules pinned beside it.
 #[expect(clippy::disallowed_methods, reason = "a build takes as long as it takes")]
 fn build(binary: &Path) {
-    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/informers");
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/server/clients/informers");
     let built = Command::new("go").arg("build").arg("-o").arg(binary).arg(".").current_dir(sources).status();
     assert!(built.expect("go is installed").success());
 }

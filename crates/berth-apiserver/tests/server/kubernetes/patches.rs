@@ -4,8 +4,8 @@ use berth_apiserver::patch;
 use berth_apiserver::schema::built_in;
 use serde_json::{Map, Value, json};
 
-use crate::peer::{about, ask};
-use crate::random::Random;
+use super::peer::{about, ask};
+use super::random::Random;
 
 fn strategic_cases() -> Vec<(Value, Value)> {
     let containers = json!({"spec": {"containers": [

@@ -58,7 +58,7 @@ fn the_child_of_the_kill_test() {
 #[expect(clippy::disallowed_methods, reason = "the process is there to be killed")]
 fn start(dir: &Path) -> std::process::Child {
     Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "kill::the_child_of_the_kill_test", "--nocapture"])
+        .args(["--exact", "store::kill::the_child_of_the_kill_test", "--nocapture"])
         .env(CHILD, dir)
         .stdout(Stdio::piped())
         .spawn()

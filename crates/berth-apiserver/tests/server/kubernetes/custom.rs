@@ -3,7 +3,7 @@
 use berth_apiserver::schema::{apply_defaults, decode, from_openapi, validate};
 use serde_json::{Value, json};
 
-use crate::peer::ask;
+use super::peer::ask;
 
 fn same_as_peer(schema: &Value, object: &Value) {
     let theirs = ask(&json!({"op": "custom", "patch": schema, "object": object}));

@@ -3,7 +3,7 @@
 use berth_apiserver::schema::{built_in, decode, json};
 use berth_core::Quantity;
 
-use crate::peer::{about, ask};
+use super::peer::{about, ask};
 
 const CASES: [(&str, &str); 23] = [
     ("Pod", r#"{"metadata":{"name":"a"},"spec":{"containers":[{"name":"c","image":"i"}]}}"#),

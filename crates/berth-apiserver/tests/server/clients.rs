@@ -2,18 +2,11 @@
 //!
 //! They run through churn, with restarts of the server, slow readers and expired versions; at the end each must know
 //! exactly what a list shows. `BERTH_EVENTS` says how many changes are made.
-#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod churn;
 mod finalizers;
 mod go;
-#[path = "../running/http.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod http;
 mod in_process;
-#[path = "../running/served.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod served;
 mod watching;
 
 use std::path::Path;
@@ -25,7 +18,7 @@ use kube::config::{Config, KubeConfigOptions, Kubeconfig};
 
 use self::churn::Churn;
 use self::in_process::InProcess;
-use self::served::Served;
+use crate::served::Served;
 
 /// Fewer than the changes made while a slow reader rests: it is told that its version expired.
 const HISTORY: usize = 2000;

@@ -5,7 +5,7 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use berth_apiserver::schema::{built_in_kinds, decode, protobuf};
 use serde_json::{Value, json};
 
-use crate::peer::{about, ask};
+use super::peer::{about, ask};
 
 /// Kinds that are not objects of the API by themselves.
 const APART: [&str; 2] = ["WatchEvent", "PartialObjectMetadata"];

@@ -1,22 +1,15 @@
 //! Clients that behave badly: none may crash the server, hang it, or make it grow without bound.
-#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod bodies;
 mod connections;
-#[path = "../running/http.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod http;
-#[path = "../running/served.rs"]
-#[allow(dead_code, reason = "shared by several tests")]
-mod served;
 mod watches;
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use self::http::{Connection, Reply};
-use self::served::Served;
+use crate::http::{Connection, Reply};
+use crate::served::Served;
 
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 const MB: u64 = 1 << 20;

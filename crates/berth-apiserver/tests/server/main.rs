@@ -1,0 +1,13 @@
+//! The API server as others meet it: well-behaved clients and bad ones, kubectl, kill -9, and Kubernetes' own libraries, with
+//! which types, patches and field ownership are compared; and the store below it.
+#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
+
+mod abuse;
+mod clients;
+#[allow(dead_code, reason = "shared with the benchmark")]
+mod http;
+mod killed;
+mod kubectl;
+mod kubernetes;
+mod served;
+mod store;
