@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Next, Queue, Recorder};
+use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Queue, Recorder};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
@@ -211,21 +211,22 @@ impl Monitor {
         let retry = Backoff { first: interval, longest: interval.max(Duration::from_mins(5)) };
         let queue: Queue<Key> = self.cluster.queue("csi-monitor-pv-queue", retry);
         let count = Arc::new(AtomicUsize::new(0));
-        let (added, name, counted) = (queue.clone(), self.name.clone(), count.clone());
-        self.volumes.subscribe(move |before, after| {
+        let (name, counted) = (self.name.clone(), count.clone());
+        let volumes = Loop::new(&self.cluster, &queue).subscribe(&self.volumes, move |before, after| {
             let is = |volume: Option<&Arc<PersistentVolume>>| {
                 volume.is_some_and(|volume| watched(volume, &name).is_some())
             };
             match (is(before), after.filter(|_| is(after))) {
                 (false, Some(volume)) => {
                     counted.fetch_add(1, Ordering::Relaxed);
-                    added.add(Key::of(volume.as_ref()));
+                    return vec![Key::of(volume.as_ref())];
                 }
                 (true, None) => {
                     counted.fetch_sub(1, Ordering::Relaxed);
                 }
                 (true, Some(_)) | (false, None) => {}
             }
+            Vec::new()
         });
         let work = |key: Key| {
             let (this, count) = (self.clone(), count.clone());
@@ -244,7 +245,7 @@ impl Monitor {
                 Ok::<_, Failure>(Next::After(pause(interval, count, this.options.workers)))
             }
         };
-        queue.run(self.options.workers, self.cluster.shutdown().clone(), work).await;
+        volumes.run(self.options.workers, work).await;
     }
 
     /// The driver's id of a volume, and the claim that it is bound to.

@@ -21,7 +21,7 @@ pub mod snapshots;
 pub mod snapshotter;
 
 use berth_csi::Endpoint;
-use berth_kube::Cluster;
+use berth_kube::{Cluster, storage};
 
 /// Runs every component that a driver needs beside it, until the cluster's shutdown; the snapshot controller, of which a
 /// cluster has one, is not among them. All is as upstream's defaults have it, but that the driver is told the claims'
@@ -42,4 +42,17 @@ pub async fn run(cluster: Cluster, endpoint: Endpoint) {
         snapshotter::run(cluster.clone(), driver.clone(), snapshotter::Options::default()),
         health_monitor::run(cluster, driver, health_monitor::Options::default()),
     );
+}
+
+/// The name of what a driver makes for an object: a prefix, and the object's UID or, without its dashes, as much of it as
+/// `length` says. `None` if one of them is empty.
+fn name_from_uid(prefix: &str, length: Option<usize>, uid: &str) -> Option<String> {
+    if prefix.is_empty() || uid.is_empty() {
+        return None;
+    }
+    let part = match length {
+        None => uid.to_owned(),
+        Some(length) => uid.replace('-', "").chars().take(length).collect(),
+    };
+    Some(storage::name_of_uid(prefix, &part))
 }

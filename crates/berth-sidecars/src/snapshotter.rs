@@ -166,17 +166,12 @@ impl Context {
 
 /// The name that the driver is given, from a prefix and the UID of the object that a content belongs to.
 fn csi_name(prefix: &str, length: Option<usize>, uid: &str) -> Result<String, Failure> {
-    if prefix.is_empty() || uid.is_empty() {
-        return Err(Failure::refused(
+    crate::name_from_uid(prefix, length, uid).ok_or_else(|| {
+        Failure::refused(
             "a snapshot's name needs a prefix (--snapshot-name-prefix) and the UID in its content's reference, which is \
              missing: create contents of volumes by VolumeSnapshots, not by hand",
-        ));
-    }
-    let part = match length {
-        None => uid.to_owned(),
-        Some(length) => uid.replace('-', "").chars().take(length).collect(),
-    };
-    Ok(format!("{prefix}-{part}"))
+        )
+    })
 }
 
 #[cfg(test)]

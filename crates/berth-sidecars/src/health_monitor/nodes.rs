@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::storage::{self, ClaimOfPod};
-use berth_kube::{Backoff, Key, Next};
+use berth_kube::{Backoff, Key, Loop, Next};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
@@ -69,21 +69,12 @@ fn plan(standing: Standing, told: bool, now: Timestamp, patience: Duration) -> P
 
 /// Tells of nodes until the cluster's shutdown.
 pub(super) async fn run(monitor: Arc<Monitor>) {
-    let shutdown = monitor.cluster.shutdown().clone();
     let nodes = monitor.cluster.cache::<Node>();
-    tokio::select! {
-        () = shutdown.cancelled() => return,
-        () = nodes.synced() => {}
-    }
     let queue = monitor.cluster.queue("nodes", Backoff::default());
-    let changed = queue.clone();
-    nodes.subscribe(move |before, after| {
+    let changed = Loop::new(&monitor.cluster, &queue).subscribe(&nodes, |before, after| {
         let of = |node: Option<&Arc<Node>>| Standing::of(node.map(AsRef::as_ref));
-        if of(before) != of(after)
-            && let Some(node) = after.or(before)
-        {
-            changed.add(node.name_any());
-        }
+        let changed = after.or(before).filter(|_| of(before) != of(after));
+        changed.map(|node| node.name_any()).into_iter().collect()
     });
     let failed: Arc<Mutex<HashSet<String>>> = Arc::default();
     let work = |name: String| {
@@ -110,7 +101,7 @@ pub(super) async fn run(monitor: Arc<Monitor>) {
             Ok::<_, Failure>(Next::Done)
         }
     };
-    queue.run(1, shutdown, work).await;
+    changed.run(1, work).await;
 }
 
 impl Monitor {

@@ -22,7 +22,7 @@ use super::{Options, topology};
 use crate::driver::{ControllerCapability, Identity, Service};
 use crate::failure::Failure;
 use crate::secrets::{self, Purpose};
-use crate::size;
+use crate::{name_from_uid, size};
 
 /// The call for a new volume, and what its PersistentVolume will say besides; the same at every retry, whatever happens to
 /// class and nodes meanwhile.
@@ -196,16 +196,9 @@ impl VolumeRequest {
 /// The name of a claim's volume.
 pub(super) fn volume_name(claim: &PersistentVolumeClaim, options: &Options) -> Result<String, Failure> {
     let uid = claim.uid().unwrap_or_default();
-    if options.volume_name_prefix.is_empty() || uid.is_empty() {
-        return Err(Failure::refused(
-            "a volume's name needs a prefix (--volume-name-prefix) and the claim's UID",
-        ));
-    }
-    let part = match options.volume_name_uuid_length {
-        None => uid,
-        Some(length) => uid.replace('-', "").chars().take(length).collect(),
-    };
-    Ok(format!("{}-{part}", options.volume_name_prefix))
+    name_from_uid(&options.volume_name_prefix, options.volume_name_uuid_length, &uid).ok_or_else(|| {
+        Failure::refused("a volume's name needs a prefix (--volume-name-prefix) and the claim's UID")
+    })
 }
 
 /// How many bytes a claim asks for.
