@@ -27,3 +27,5 @@ pub const HOSTPATH_TOPOLOGY_NODE: &str = "topology.hostpath.csi/node";
 pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 /// The prefix of parameters and contexts that Kubernetes itself adds; drivers must accept them all.
 pub const KUBERNETES_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
+/// Where a pod finds the namespace that it runs in.
+pub const SERVICE_ACCOUNT_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";

@@ -4,6 +4,9 @@
 //! Controller service, and [`health_monitor`] asks it how the volumes are; [`registrar`] makes its Node service known to
 //! the kubelet. All share one [`driver::Driver`]: one connection, one answer to what the driver can do, and one operation
 //! at a time per volume. [`snapshot_controller`] makes the objects that the snapshotter acts on; it calls no driver.
+//!
+//! Each component is one `run` function with an `Options`; the table in the `berth` crate's `sidecars` module says which
+//! of them a driver needs, and starts them.
 
 pub mod attacher;
 pub mod driver;
@@ -20,29 +23,7 @@ pub mod snapshot_controller;
 pub mod snapshots;
 pub mod snapshotter;
 
-use berth_csi::Endpoint;
-use berth_kube::{Cluster, storage};
-
-/// Runs every component that a driver needs beside it, until the cluster's shutdown; the snapshot controller, of which a
-/// cluster has one, is not among them. All is as upstream's defaults have it, but that the driver is told the claims'
-/// names, and capacity while the CSIDriver says that the scheduler is to read it.
-pub async fn run(cluster: Cluster, endpoint: Endpoint) {
-    let driver = driver::Driver::connect(&endpoint);
-    let capacity =
-        provisioner::Capacity { only_if_announced: true, ..provisioner::Capacity::new("kube-system") };
-    let provisioning = provisioner::Options {
-        capacity: Some(capacity),
-        extra_create_metadata: true,
-        ..provisioner::Options::default()
-    };
-    tokio::join!(
-        provisioner::run(cluster.clone(), driver.clone(), provisioning),
-        attacher::run(cluster.clone(), driver.clone(), attacher::Options::default()),
-        resizer::run(cluster.clone(), driver.clone(), resizer::Options::default()),
-        snapshotter::run(cluster.clone(), driver.clone(), snapshotter::Options::default()),
-        health_monitor::run(cluster, driver, health_monitor::Options::default()),
-    );
-}
+use berth_kube::storage;
 
 /// The name of what a driver makes for an object: a prefix, and the object's UID or, without its dashes, as much of it as
 /// `length` says. `None` if one of them is empty.

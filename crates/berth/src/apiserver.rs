@@ -11,9 +11,8 @@ use berth_apiserver::{
     store::{self, Store},
 };
 use clap::Args as ClapArgs;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
+use crate::launch::stop_on_signal;
 use crate::logging;
 
 /// The Kubernetes API for the kinds that storage needs, kept in one directory.
@@ -45,7 +44,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         tracing::error!(opened.damaged, "records were damaged and set aside; all others are served");
     }
     let credentials = Arc::new(Credentials::ensure(&directory.join("pki"), jiff::Timestamp::now())?);
-    let shutdown = CancellationToken::new();
+    let shutdown = stop_on_signal()?;
     let options =
         Options { credentials: Some(credentials.clone()), shutdown: shutdown.clone(), ..Options::default() };
     let api = ApiServer::new(store, options);
@@ -58,20 +57,6 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         "ready: kubectl --kubeconfig {}", kubeconfig.display()
     );
     let collecting = tokio::spawn(collect::run(api, collect::Options::default(), shutdown.clone()));
-    tokio::spawn(stop_on_signal(shutdown.clone())?);
     server.run(shutdown).await;
     collecting.await.context("the collector ended badly")
-}
-
-fn stop_on_signal(shutdown: CancellationToken) -> anyhow::Result<impl Future<Output = ()>> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping");
-        shutdown.cancel();
-    })
 }

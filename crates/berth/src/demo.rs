@@ -16,6 +16,8 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::broadcast;
 
+use crate::driver::BACKENDS;
+use crate::sidecars::SIDECARS;
 use crate::stack::{self, Stack};
 use crate::timeline::{Keeper, Step};
 use crate::{logging, machine};
@@ -67,7 +69,9 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         listen: "127.0.0.1:0".parse().context("parse a constant")?,
         kubeconfig: None,
         node_name: "berth".to_owned(),
-        drivers: vec![stack::drivers::Choice::Local],
+        drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
+        sidecars: SIDECARS.to_vec(),
+        flags: crate::up::default_flags()?,
     })
 }
 

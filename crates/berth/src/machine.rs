@@ -155,7 +155,7 @@ pub(crate) async fn stop_containers(runtime: &Runtime, grace: Duration) -> usize
 
 /// Takes all volumes away from below a data directory; gives how many mounts there were.
 pub(crate) async fn take_volumes_away(data_dir: &Path) -> anyhow::Result<usize> {
-    let mut taken = stack::drivers::take_down(data_dir).await?;
+    let mut taken = stack::take_volumes_down(data_dir).await?;
     // Only the node's: a person may have mounted a disk for the rest.
     let node = data_dir.join(stack::NODE);
     if node.exists() {

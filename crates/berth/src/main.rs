@@ -1,12 +1,16 @@
-//! The `berth` binary: reads the command line, wires the roles together, and stops them in order.
+//! The `berth` binary: reads the command line, and starts the role that it names.
+//!
+//! Roles are rows of two tables, [`sidecars::SIDECARS`] and [`driver::BACKENDS`], which [`launch`] and [`driver`] start;
+//! the other commands are in [`Command`]. Flags that other projects' manifests use are taken in Go's style too: one dash
+//! or two, `--flag=true` for switches.
 
 mod apiserver;
-mod cli;
 mod demo;
 mod down;
 mod driver;
 mod explain;
 mod http;
+mod launch;
 mod logging;
 mod machine;
 mod sidecars;
@@ -15,13 +19,75 @@ mod status;
 mod timeline;
 mod up;
 
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use berth_host::allocator::Allocator;
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::driver::{BACKENDS, Backend, Role};
+use crate::launch::Choice;
+use crate::sidecars::{SIDECARS, Sidecar, liveness, registrar};
 
 #[global_allocator]
 static ALLOCATOR: Allocator = Allocator;
+
+/// Kubernetes storage in one binary.
+#[derive(Debug, Parser)]
+#[command(
+    name = "berth",
+    version,
+    max_term_width = 110,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// The commands that are not rows of a table.
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Stop what `berth up` started; objects and data stay.
+    #[command(display_order = 2)]
+    Down(down::Args),
+
+    /// Tell what runs, and what needs attention.
+    #[command(display_order = 3)]
+    Status(status::Args),
+
+    /// Walk one volume through its life, from claim to pod and away again.
+    #[command(display_order = 4)]
+    Demo(demo::Args),
+
+    /// Tell what happened to a volume, and what it waits for.
+    #[command(display_order = 5)]
+    Explain(explain::Args),
+
+    /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
+    #[command(display_order = 6)]
+    Apiserver(apiserver::Args),
+
+    /// Tell over HTTP whether a CSI driver lives (replaces livenessprobe).
+    #[command(display_order = 100)]
+    Livenessprobe(Box<liveness::Args>),
+
+    /// Register a CSI driver with the node (replaces node-driver-registrar).
+    #[command(display_order = 101)]
+    CsiNodeDriverRegistrar(Box<registrar::Args>),
+}
+
+/// What can be started: the rows that this program has.
+#[derive(Clone, Copy)]
+struct Tables<'a> {
+    backends: &'a [Backend],
+    sidecars: &'a [Sidecar],
+}
+
+const TABLES: Tables<'static> = Tables { backends: BACKENDS, sidecars: SIDECARS };
 
 fn main() -> ExitCode {
     // A container of `berth up` is this program too, and small as long as nothing else has started.
@@ -32,7 +98,7 @@ fn main() -> ExitCode {
     berth_fuse::intercept();
     // And what works on images there.
     berth_backends::nfs::intercept();
-    let command = cli::parse(std::env::args_os());
+    let matches = TABLES.parse(std::env::args_os()).unwrap_or_else(|mistake| mistake.exit());
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {
         eprintln!("berth: {}", error.sentence());
@@ -42,7 +108,7 @@ fn main() -> ExitCode {
         .thread_keep_alive(Duration::from_secs(2))
         .build()
         .expect("the runtime starts on every Linux");
-    match runtime.block_on(command.run()) {
+    match runtime.block_on(TABLES.run(&matches)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("berth: {error:#}");
@@ -50,3 +116,100 @@ fn main() -> ExitCode {
         }
     }
 }
+
+impl Tables<'_> {
+    /// The whole command line.
+    fn command(self) -> clap::Command {
+        let rows = Role::ALL
+            .iter()
+            .map(|role| role.command(self.backends, self.sidecars))
+            .chain([sidecars::command(self.sidecars)])
+            .chain(self.sidecars.iter().map(Sidecar::command))
+            .enumerate()
+            .map(|(number, row)| row.display_order(10 + number));
+        Cli::command().subcommand(up::command(self.backends).display_order(1)).subcommands(rows)
+    }
+
+    /// The names by which a link to this program runs one of its roles.
+    fn by_name(self) -> Vec<&'static str> {
+        let rows = self.sidecars.iter().map(|row| row.name);
+        rows.chain(["csi-node-driver-registrar", "livenessprobe"]).collect()
+    }
+
+    /// Parses a command line; help, and what is wrong with it, come as an error.
+    fn parse(self, args: impl Iterator<Item = OsString>) -> Result<ArgMatches, clap::Error> {
+        let command = self.command();
+        let args = with_own_name(args.collect(), &self.by_name());
+        let args = with_two_dashes(args, &command);
+        command.try_get_matches_from(args)
+    }
+
+    /// Runs what was asked for, until it is told to stop.
+    async fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
+        let (name, own) = matches.subcommand().expect("the command line has a subcommand");
+        if let Some(sidecar) = self.sidecars.iter().find(|row| row.name == name) {
+            return launch::run(Choice::Single(sidecar), own).await;
+        }
+        if let Some(role) = Role::ALL.into_iter().find(|role| role.name() == name) {
+            let (name, own) = own.subcommand().expect("the command line names a backend");
+            let backend = self.backends.iter().find(|row| row.name == name).expect("the backend is a row");
+            return Box::pin(driver::run(role, backend, self.sidecars, own)).await;
+        }
+        match name {
+            "sidecars" => return launch::run(Choice::Of(self.sidecars), own).await,
+            "up" => return up::run(own, self.backends, self.sidecars).await,
+            _ => {}
+        }
+        match Cli::from_arg_matches(matches)?.command {
+            Command::Down(args) => down::run(args).await,
+            Command::Status(args) => status::run(args).await,
+            Command::Demo(args) => demo::run(args).await,
+            Command::Explain(args) => explain::run(args).await,
+            Command::Apiserver(args) => apiserver::run(args).await,
+            Command::Livenessprobe(args) => liveness::run(*args).await,
+            Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await,
+        }
+    }
+}
+
+/// Takes the name of the program for a subcommand where it is one's: `csi-provisioner …` is `berth csi-provisioner …`.
+fn with_own_name(mut args: Vec<OsString>, by_name: &[&str]) -> Vec<OsString> {
+    let name = args.first().and_then(|program| Path::new(program).file_name()).and_then(OsStr::to_str);
+    if let Some(role) = by_name.iter().find(|known| name == Some(known)) {
+        args.splice(0..1, [OsString::from("berth"), OsString::from(role)]);
+    }
+    args
+}
+
+/// Turns Go's `-flag` and `-flag=value` into `--flag` for every long flag that some subcommand has.
+fn with_two_dashes(mut args: Vec<OsString>, command: &clap::Command) -> Vec<OsString> {
+    let mut long_flags = vec!["help".to_owned(), "version".to_owned()];
+    collect_long_flags(command, &mut long_flags);
+    for arg in &mut args {
+        if single_dash_name(arg).is_some_and(|name| long_flags.iter().any(|flag| flag == name)) {
+            let mut doubled = OsString::from("-");
+            doubled.push(&*arg);
+            *arg = doubled;
+        }
+    }
+    args
+}
+
+fn single_dash_name(arg: &OsStr) -> Option<&str> {
+    let rest = arg.to_str()?.strip_prefix('-')?;
+    let name = rest.split_once('=').map_or(rest, |(name, _)| name);
+    (name.len() > 1 && !name.starts_with('-')).then_some(name)
+}
+
+fn collect_long_flags(command: &clap::Command, found: &mut Vec<String>) {
+    for argument in command.get_arguments() {
+        found.extend(argument.get_long_and_visible_aliases().into_iter().flatten().map(str::to_owned));
+        found.extend(argument.get_all_aliases().into_iter().flatten().map(str::to_owned));
+    }
+    for subcommand in command.get_subcommands() {
+        collect_long_flags(subcommand, found);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,96 +1,203 @@
-//! The external components of a CSI driver, together or each alone, with upstream's command lines.
+//! The sidecars of a CSI driver, one row each, and the command lines that choose and configure them.
 //!
-//! - [`Args`]: `berth sidecars`, all that a driver needs over one connection, under one Lease.
-//! - [`alone`], [`registrar`], [`liveness`]: each under its upstream name, as a subcommand and by the program's name.
-//! - [`beside`]: in the process of Berth's own drivers.
+//! - [`SIDECARS`]: the table. A new sidecar is a module here with its flags and its row, and a line in the table.
+//! - [`command`]: `berth sidecars`, all that a driver needs over one connection, under one Lease.
+//! - [`Sidecar::command`]: each under its upstream name, as a subcommand and by the program's name.
+//! - [`flags`]: the flags of the rows, for `berth controller` and `berth node`.
+//! - [`registrar`], [`liveness`]: the two that need no cluster, and so are not in the table.
+//!
+//! [`crate::launch`] runs what they come to.
 
-pub(crate) mod alone;
-pub(crate) mod beside;
-mod component;
-mod flags;
+mod attacher;
+pub(crate) mod flags;
 pub(crate) mod go;
+mod health_monitor;
 pub(crate) mod liveness;
-mod monitoring;
-mod options;
-mod provisioning;
+mod provisioner;
 pub(crate) mod registrar;
-pub(crate) mod replica;
-mod together;
+mod resizer;
+mod snapshot_controller;
+mod snapshotter;
 
-use std::time::Duration;
+use std::sync::Arc;
 
-use anyhow::Context as _;
-use berth_sidecars::driver::Driver;
+use anyhow::bail;
+use berth_kube::Cluster;
+use berth_sidecars::driver::{Driver, Identity};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
+use clap::{Arg, ArgMatches, Args as _, Command};
+use futures_util::future::BoxFuture;
 use prometheus_client::registry::Registry;
-use tokio::signal::unix::{SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
-use self::replica::{Health, Replica};
-use crate::http::Site;
+use self::flags::{Connection, Election, Http, Klog, Kube};
+use crate::launch::Setting;
 
-/// How long a probe of the driver may take before it counts as dead.
-pub(crate) const PROBING: Duration = Duration::from_secs(3);
+/// Every sidecar that there is.
+pub(crate) const SIDECARS: &[Sidecar] = &[
+    provisioner::SIDECAR,
+    attacher::SIDECAR,
+    resizer::SIDECAR,
+    snapshotter::SIDECAR,
+    health_monitor::SIDECAR,
+    snapshot_controller::SIDECAR,
+];
 
-/// Everything that a CSI driver needs beside it: makes, attaches, grows, changes, snapshots and watches over its volumes.
-#[derive(Debug, clap::Args)]
-#[command(version, args_override_self = true)]
-pub(crate) struct Args {
-    #[command(flatten)]
-    connection: flags::Connection,
-    #[command(flatten)]
-    kube: flags::Kube,
-    #[command(flatten)]
-    election: flags::Election,
-    #[command(flatten)]
-    http: flags::Http,
-    #[command(flatten)]
-    klog: flags::Klog,
-    #[command(flatten)]
-    together: together::Together,
+/// One sidecar: what it is called, which driver needs it, its flags, and how it is run.
+#[derive(Clone, Copy)]
+pub(crate) struct Sidecar {
+    /// The upstream program that it replaces, which is its subcommand.
+    pub(crate) name: &'static str,
+    /// Its name in `--controllers`.
+    pub(crate) short_name: &'static str,
+    /// What it does, in one sentence without a full stop.
+    pub(crate) about: &'static str,
+    pub(crate) scope: Scope,
+    /// What its Lease is called when it runs alone, as upstream has it; the driver's name follows.
+    pub(crate) lease: &'static str,
+    /// Adds its own flags to a command. Rows may have flags in common; each then stands in a command once.
+    pub(crate) flags: fn(Command) -> Command,
+    /// What a driver lacks for this sidecar to have anything to do.
+    pub(crate) missing: fn(&Identity) -> Option<&'static str>,
+    /// Reads its flags; its metrics, if it has any, go to the registry.
+    pub(crate) configure: fn(&ArgMatches, &Setting, &mut Registry) -> anyhow::Result<Run>,
 }
 
-/// Runs until SIGTERM.
-pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    args.klog.start();
-    args.together.components(&args.kube, &args.election)?;
-    let address = args.http.address()?;
-    let stop = stop_on_signal()?;
-    let mut registry = Registry::default();
-    let health = Health::register(&mut registry);
-    let driver = Driver::connect(&args.connection.csi_address);
-    driver.measure(&mut registry);
-    if let Some(address) = address {
-        let told = health.clone();
-        Site::new(registry)
-            .metrics_at(&args.http.metrics_path)
-            .check("/healthz/leader-election", move || told.leader_election())
-            .check("/healthz", liveness::healthy(args.connection.csi_address.clone(), PROBING))
-            .serve(address)
-            .await
-            .with_context(|| format!("serve HTTP on --http-endpoint={address}"))?;
+/// For what there is one of a sidecar.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Scope {
+    /// The cluster: it calls no driver, and runs beside one only if asked for by name.
+    Cluster,
+    /// Each driver.
+    Driver,
+    /// Each driver, or each of its nodes (`--node-deployment`).
+    Node,
+}
+
+/// Starts a sidecar that has its options. It ends at the cluster's shutdown, and can be started again.
+pub(crate) type Run = Arc<dyn Fn(Cluster, Option<Driver>) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// A sidecar that calls a driver, with its options.
+fn over_driver<O, F>(options: O, run: impl Fn(Cluster, Driver, O) -> F + Send + Sync + 'static) -> Run
+where
+    O: Clone + Send + Sync + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    Arc::new(move |cluster, driver| {
+        let driver = driver.expect("a sidecar that calls a driver is started with one");
+        Box::pin(run(cluster, driver, options.clone()))
+    })
+}
+
+impl Sidecar {
+    /// The command line of this sidecar alone.
+    pub(crate) fn command(&self) -> Command {
+        let command = Command::new(self.name).version(env!("CARGO_PKG_VERSION")).args_override_self(true);
+        let command = match self.scope {
+            Scope::Cluster => command,
+            Scope::Driver | Scope::Node => Connection::augment_args(command),
+        };
+        let command = Http::augment_args(Election::augment_args(Kube::augment_args(command)));
+        let command = add_flags(Klog::augment_args(command), &[*self]);
+        // Last: every group of flags brings a description of its own.
+        command.about(format!("{} (replaces upstream's {})", self.about, self.name)).long_about(None)
     }
-    let replica = Replica::new(&args.kube, &args.election, health).await?;
-    let identity = tokio::select! {
-        () = stop.cancelled() => return Ok(()),
-        identity = driver.ready() => identity,
-    };
-    let groups = args.together.groups(&identity, &args.kube, &args.election)?;
-    replica.run(groups, Some(driver), &stop).await
+
+    /// The Lease under which it runs alone.
+    pub(crate) fn lease(&self, driver: &str) -> String {
+        sanitized(&match self.scope {
+            Scope::Cluster => self.lease.to_owned(),
+            Scope::Driver | Scope::Node => format!("{}{driver}", self.lease),
+        })
+    }
 }
 
-/// A token that SIGTERM and SIGINT cancel.
-pub(crate) fn stop_on_signal() -> anyhow::Result<CancellationToken> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let stop = CancellationToken::new();
-    let told = stop.clone();
-    tokio::spawn(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-        tracing::info!("stopping: finishing what is under way");
-        told.cancel();
-    });
-    Ok(stop)
+/// The command line of `berth sidecars`.
+pub(crate) fn command(table: &[Sidecar]) -> Command {
+    let command = Command::new("sidecars").version(env!("CARGO_PKG_VERSION")).args_override_self(true);
+    let command = flags(Klog::augment_args(Http::augment_args(Connection::augment_args(command))), table);
+    let names: Vec<_> =
+        table.iter().filter(|row| row.scope != Scope::Cluster).map(|row| row.short_name).collect();
+    command
+        .about(format!("Run what a CSI driver needs beside it, in one process: {}", names.join(", ")))
+        .long_about(None)
 }
+
+/// Adds what sidecars that run together take: which cluster, which of them, and the flags of each.
+pub(crate) fn flags(command: Command, table: &[Sidecar]) -> Command {
+    let names =
+        PossibleValuesParser::new(table.iter().map(|row| PossibleValue::new(row.short_name).alias(row.name)));
+    let rows = table.to_vec();
+    let chosen = Arg::new("controllers")
+        .long("controllers")
+        .value_name("NAMES")
+        .help(
+            "Which sidecars to run, whether or not they are needed [default: those that the driver needs, without the \
+             snapshot controller, of which a cluster has one]",
+        )
+        .value_delimiter(',')
+        .action(clap::ArgAction::Append)
+        .value_parser(names.map(move |name| {
+            *rows
+                .iter()
+                .find(|row| row.short_name == name || row.name == name)
+                .expect("the parser takes only names of rows")
+        }));
+    add_flags(Election::augment_args(Kube::augment_args(command)).arg(chosen), table)
+}
+
+/// Adds the flags of some sidecars, each once.
+fn add_flags(command: Command, rows: &[Sidecar]) -> Command {
+    let own = rows.iter().fold(Command::new("flags"), |known, row| {
+        let flags = (row.flags)(Command::new("flags"));
+        let new = flags
+            .get_arguments()
+            .filter(|arg| !known.get_arguments().any(|other| other.get_id() == arg.get_id()));
+        new.cloned().collect::<Vec<_>>().into_iter().fold(known, Command::arg)
+    });
+    let first = command.get_arguments().count();
+    let args =
+        own.get_arguments().cloned().enumerate().map(|(number, arg)| arg.display_order(first + number));
+    args.fold(command, Command::arg)
+}
+
+/// The sidecars that a command line with [`flags`] asks for: those named, else all that belong beside a driver.
+pub(crate) fn chosen(table: &[Sidecar], matches: &ArgMatches) -> anyhow::Result<Vec<Sidecar>> {
+    let per_node = is_set(matches, "node_deployment");
+    let mut chosen: Vec<Sidecar> = Vec::new();
+    for row in matches.get_many::<Sidecar>("controllers").into_iter().flatten() {
+        if per_node && row.scope != Scope::Node {
+            let able: Vec<_> =
+                table.iter().filter(|row| row.scope == Scope::Node).map(|row| row.short_name).collect();
+            bail!(
+                "of --controllers only {} can run on every node (--node-deployment); run the others once for the cluster",
+                able.join(", ")
+            );
+        }
+        if !chosen.iter().any(|other| other.name == row.name) {
+            chosen.push(*row);
+        }
+    }
+    if chosen.is_empty() {
+        let belongs = |row: &&Sidecar| row.scope == Scope::Node || (row.scope == Scope::Driver && !per_node);
+        chosen = table.iter().filter(belongs).copied().collect();
+    }
+    Ok(chosen)
+}
+
+/// Whether a switch is on, if there is one.
+pub(crate) fn is_set(matches: &ArgMatches, switch: &str) -> bool {
+    matches.try_get_one::<bool>(switch).ok().flatten().copied().unwrap_or_default()
+}
+
+/// A name as csi-lib-utils writes it in Leases.
+pub(crate) fn sanitized(name: &str) -> String {
+    let mut name: String =
+        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).collect();
+    if name.ends_with('-') {
+        name.push('X');
+    }
+    name
+}
+
+#[cfg(test)]
+mod tests;

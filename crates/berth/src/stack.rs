@@ -11,7 +11,6 @@
 //! | `running.json` | who runs here, and where its API is |
 //! | `timeline.jsonl` | the steps of every volume |
 
-pub(crate) mod drivers;
 pub(crate) mod objects;
 mod pods;
 
@@ -34,15 +33,19 @@ use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_node::registration::Drivers;
 use berth_runtime::Runtime;
-use berth_sidecars::snapshot_controller;
+use berth_sidecars::registrar;
+use clap::ArgMatches;
 use k8s_openapi::api::storage::v1::CSINode;
+use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::drivers::Choice;
 use self::pods::NodePods;
+use crate::driver::{BACKENDS, Backend, Served, keep_registered};
+use crate::launch::{Choice, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
+use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::Keeper;
 
 /// How long the node and the driver may take to find each other.
@@ -53,18 +56,28 @@ pub(crate) const NODE: &str = "node";
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
-const DRAIN: Duration = Duration::from_secs(5);
+/// How the sidecars run here: as upstream's defaults have it, but that drivers are told the claims' names, and that
+/// capacity is published while the CSIDriver says that the scheduler is to read it.
+const SIDECARS: [&str; 5] = [
+    "sidecars",
+    "--extra-create-metadata",
+    "--enable-capacity",
+    "--capacity-ownerref-level=-1",
+    "--capacity-only-if-announced",
+];
 
 /// What runs, and where.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub(crate) struct Options {
     pub(crate) data_dir: PathBuf,
     pub(crate) listen: SocketAddr,
     /// Besides the one in the data directory.
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) node_name: String,
-    pub(crate) drivers: Vec<Choice>,
+    pub(crate) drivers: Vec<Backend>,
+    pub(crate) sidecars: Vec<Sidecar>,
+    /// The flags of `berth up`, as far as they are the drivers'.
+    pub(crate) flags: ArgMatches,
 }
 
 /// All roles of one machine, running.
@@ -72,7 +85,7 @@ pub(crate) struct Stack {
     pub(crate) running: Running,
     pub(crate) client: kube::Client,
     runtime: Runtime,
-    drivers: Vec<drivers::Running>,
+    drivers: Vec<Served>,
     loops: CancellationToken,
     serving: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
@@ -116,18 +129,30 @@ impl Stack {
         let cluster = Cluster::new(client.clone(), loops.clone());
         let layout = Layout::new(data_dir.join(NODE));
         let mut tasks = vec![
-            tokio::spawn(collect::run(api, collect::Options::default(), loops.clone())),
-            tokio::spawn(berth_controllers::run(cluster.clone())),
+            role("garbage-collector", &loops, {
+                let (api, loops) = (api.clone(), loops.clone());
+                move || collect::run(api.clone(), collect::Options::default(), loops.clone())
+            }),
+            role("controllers", &loops, {
+                let cluster = cluster.clone();
+                move || berth_controllers::run(cluster.clone())
+            }),
         ];
+        let mut lines = Vec::new();
+        for backend in &options.drivers {
+            let directory = data_dir.join(backend.name);
+            Dir::ensure(&directory, 0o700)?;
+            lines.push((backend, backend.embed(&options.flags, &directory, &options.node_name)?));
+        }
         // The driver needs none of them.
-        let objects = tokio::spawn(objects::ensure(client.clone(), options.drivers.clone()));
+        let objects = lines.iter().map(|(backend, line)| (backend.objects)(&(backend.driver_name)(line)));
+        let objects = tokio::spawn(objects::ensure(client.clone(), objects.collect()));
         progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
 
         let mut drivers = Vec::new();
-        for choice in &options.drivers {
-            let driver =
-                drivers::Running::start(choice, &data_dir, &layout, &options.node_name, &serving).await?;
-            progress(&format!("driver {}: {}", driver.name, driver.remark), begun.elapsed());
+        for (backend, line) in lines {
+            let driver = start_driver(backend, line, &layout, &serving).await?;
+            progress(&format!("driver {}: {}", driver.name, driver.remark()), begun.elapsed());
             drivers.push(driver);
         }
 
@@ -136,15 +161,15 @@ impl Stack {
         let node = start_node(&cluster, &options.node_name, &layout, &data_dir).await?;
         let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
         pods.set(node).await;
-        tasks.push(tokio::spawn(snapshot_controller::run(
-            cluster.clone(),
-            snapshot_controller::Options::default(),
-        )));
         for driver in &drivers {
-            tasks.push(driver.introduce(&layout, loops.clone()));
-            let endpoint = Endpoint::Unix(driver.socket.clone());
-            tasks.push(tokio::spawn(berth_sidecars::run(cluster.clone(), endpoint)));
+            let registration = registrar::Options {
+                directory: layout.registry(),
+                driver: driver.name.clone(),
+                endpoint: socket(&layout, &driver.name),
+            };
+            tasks.push(tokio::spawn(keep_registered(registration, loops.clone())));
         }
+        tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers)?);
         all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
@@ -168,12 +193,91 @@ impl Stack {
         self.serving.cancel();
         let _ = self.server.await;
         for driver in self.drivers {
-            driver.stop(DRAIN).await;
+            if let Err(error) = driver.ended().await {
+                tracing::error!("the driver ended badly: {error:#}");
+            }
         }
         machine::take_volumes_away(self.data.path()).await?;
         let _ = self.data.remove_file(RUNNING);
         Ok(())
     }
+}
+
+/// Starts a role that is started again whenever it fails.
+fn role<R>(
+    name: &'static str,
+    shutdown: &CancellationToken,
+    run: impl Fn() -> R + Send + Sync + 'static,
+) -> JoinHandle<()>
+where
+    R: Future<Output = ()> + Send + 'static,
+{
+    tokio::spawn(supervise(name, shutdown.clone(), run))
+}
+
+/// Where a driver of this machine listens.
+fn socket(layout: &Layout, driver: &str) -> PathBuf {
+    layout.plugins().join(driver).join("csi.sock")
+}
+
+async fn start_driver(
+    backend: &Backend,
+    line: ArgMatches,
+    layout: &Layout,
+    serving: &CancellationToken,
+) -> anyhow::Result<Served> {
+    let opened = (backend.open)(line, berth_backends::services::Mode::All).await?;
+    let socket = socket(layout, opened.driver.name());
+    Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
+    Served::start(opened, &Endpoint::Unix(socket), None, &mut Registry::default(), serving.clone()).await
+}
+
+/// Starts what the cluster has one of, and beside each driver those that it needs.
+pub(crate) fn start_sidecars(
+    table: &[Sidecar],
+    cluster: &Cluster,
+    drivers: &[Served],
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let mut registry = Registry::default();
+    let surroundings = Surroundings {
+        host: "berth".to_owned(),
+        namespace: Some("kube-system".to_owned()),
+        ..Surroundings::default()
+    };
+    let mut started = Vec::new();
+    let mut start = |choice: Choice<'_>, line: &ArgMatches, driver: Option<&Served>| {
+        let sidecars = Sidecars::configure(choice, line, surroundings.clone(), &mut registry)?;
+        let (cluster, driver) = (cluster.clone(), driver.map(Served::client));
+        started.push(tokio::spawn(async move {
+            if let Err(error) = sidecars.run_in(cluster, driver).await {
+                tracing::error!("sidecars do not run: {error:#}");
+            }
+        }));
+        anyhow::Ok(())
+    };
+    for row in table.iter().filter(|row| row.scope == Scope::Cluster) {
+        start(Choice::Single(row), &row.command().try_get_matches_from([row.name])?, None)?;
+    }
+    let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
+    for driver in drivers {
+        start(Choice::Of(table), &line, Some(driver))?;
+    }
+    Ok(started)
+}
+
+/// Takes away what drivers have mounted below a data directory where none runs; gives how many mounts there were.
+pub(crate) async fn take_volumes_down(data_dir: &Path) -> anyhow::Result<usize> {
+    let mut taken = 0;
+    for backend in BACKENDS {
+        let directory = data_dir.join(backend.name);
+        if directory.exists() {
+            let line = backend.embed(&crate::up::default_flags()?, &directory, "berth")?;
+            let opened = (backend.open)(line, berth_backends::services::Mode::All).await?;
+            let away = opened.driver.take_down().await;
+            taken += away.with_context(|| format!("take the volumes of driver {} away", backend.name))?;
+        }
+    }
+    Ok(taken)
 }
 
 async fn serve_api(
@@ -233,7 +337,7 @@ async fn all_ready(
     cluster: &Cluster,
     node: &str,
     registered: &Drivers,
-    drivers: &[drivers::Running],
+    drivers: &[Served],
 ) -> anyhow::Result<()> {
     timeout(START, node_ready(cluster, node)).await.context("the node does not get ready")?;
     for driver in drivers {

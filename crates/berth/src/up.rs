@@ -6,15 +6,15 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use berth_core::names;
-use clap::Args as ClapArgs;
+use clap::builder::PossibleValuesParser;
+use clap::{ArgMatches, Args as ClapArgs, Command, FromArgMatches as _};
 use tokio::signal::unix::{SignalKind, signal};
 
-use crate::driver::nfs::MountModeArg;
-use crate::logging;
+use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
-use crate::stack::drivers::{Choice, NfsChoice};
+use crate::sidecars::Sidecar;
 use crate::stack::{self, Stack};
+use crate::{launch, logging};
 
 /// Where detached output goes, in the data directory.
 const LOG: &str = "up.log";
@@ -40,11 +40,8 @@ pub(crate) struct Args {
     node_name: Option<String>,
 
     /// A driver to run; may be given several times
-    #[arg(long = "driver", value_enum, default_values_t = [DriverArg::Local], value_name = "BACKEND")]
-    drivers: Vec<DriverArg>,
-
-    #[command(flatten)]
-    nfs: NfsArgs,
+    #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
+    drivers: Vec<String>,
 
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
@@ -54,58 +51,40 @@ pub(crate) struct Args {
     logging: logging::Logging,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum DriverArg {
-    /// Volumes on this machine's disk
-    Local,
-    /// Volumes on NFS servers
-    Nfs,
+/// The command line, with what each backend takes.
+pub(crate) fn command(backends: &[Backend]) -> Command {
+    let command = backends
+        .iter()
+        .fold(Args::augment_args(Command::new("up")), |command, backend| (backend.embedded_flags)(command));
+    let names: Vec<_> = backends.iter().map(|backend| backend.name).collect();
+    command
+        .mut_arg("drivers", |arg| arg.value_parser(PossibleValuesParser::new(names)))
+        .about("Run Kubernetes storage on this machine: API server, control loops, driver, and a node that runs pods")
+        .long_about(None)
 }
 
-/// How the NFS driver runs.
-#[derive(Debug, ClapArgs)]
-#[command(next_help_heading = "The NFS driver")]
-struct NfsArgs {
-    /// Its name, as it stands in StorageClass.provisioner
-    #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
-    driver_name: String,
-
-    /// What mounts shares [default: the kernel if it has an NFS client, else FUSE]
-    #[arg(long, value_enum)]
-    mount_mode: Option<MountModeArg>,
-
-    /// How servers are reached of which no class says it, such as port=20049,vers=4.1
-    #[arg(long, value_name = "OPTIONS")]
-    default_mount_options: Option<String>,
+/// The command line without any flags.
+pub(crate) fn default_flags() -> anyhow::Result<ArgMatches> {
+    Ok(command(BACKENDS).try_get_matches_from(["up"])?)
 }
 
-impl Args {
-    fn drivers(&self) -> Vec<Choice> {
-        let mut chosen: Vec<Choice> = Vec::new();
-        for driver in &self.drivers {
-            let choice = match driver {
-                DriverArg::Local => Choice::Local,
-                DriverArg::Nfs => Choice::Nfs(NfsChoice {
-                    name: self.nfs.driver_name.clone(),
-                    mount_mode: self.nfs.mount_mode.map(Into::into),
-                    mount_options: self.nfs.default_mount_options.iter().cloned().collect(),
-                }),
-            };
-            if !chosen.contains(&choice) {
-                chosen.push(choice);
-            }
-        }
-        chosen
-    }
+/// The backends that are asked for, each once.
+fn chosen(backends: &[Backend], names: &[String]) -> Vec<Backend> {
+    let asked = |backend: &&Backend| names.iter().any(|name| name == backend.name);
+    backends.iter().filter(asked).copied().collect()
 }
 
 /// Runs until SIGTERM or SIGINT; detached, returns when everything is ready.
-pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
+pub(crate) async fn run(
+    matches: &ArgMatches,
+    backends: &[Backend],
+    sidecars: &[Sidecar],
+) -> anyhow::Result<()> {
+    let args = Args::from_arg_matches(matches)?;
     machine::require_root("up")?;
     if args.detach {
         return detach(&args).await;
     }
-    let drivers = args.drivers();
     let logging = args.logging.quieter("warn,berth_csi=error");
     let timeline = logging::start(&logging);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -115,7 +94,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         listen: args.listen,
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
-        drivers,
+        drivers: chosen(backends, &args.drivers),
+        sidecars: sidecars.to_vec(),
+        flags: matches.clone(),
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.place.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {
@@ -173,11 +154,7 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
 }
 
 fn node_name(given: Option<&str>) -> anyhow::Result<String> {
-    if let Some(name) = given {
-        return Ok(name.to_owned());
-    }
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").context("read the host's name")?;
-    Ok(name.trim().to_lowercase())
+    given.map_or_else(|| Ok(launch::host_name()?.to_lowercase()), |name| Ok(name.to_owned()))
 }
 
 /// Where things are, and what to try.

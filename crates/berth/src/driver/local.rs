@@ -1,6 +1,6 @@
 //! `berth driver local`: volumes on this machine's disk, also in the place of csi-driver-host-path.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf};
 
 use anyhow::{Context as _, bail};
 use berth_backends::{
@@ -8,24 +8,45 @@ use berth_backends::{
     services,
 };
 use berth_core::{Capacity, NodeId, names};
-use clap::Args as ClapArgs;
+use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 
-use super::Common;
-use crate::logging;
-use crate::sidecars::beside::Beside;
+use super::{Backend, Opened};
+use crate::stack::objects::{self, Objects};
 
-/// How long a stopping driver goes on removing deleted data; the rest is removed at the next start.
-const DRAIN: Duration = Duration::from_secs(5);
+pub(super) const BACKEND: Backend = Backend {
+    name: "local",
+    about: "Volumes on this machine's disk: btrfs subvolumes, loop images or plain directories",
+    separable: false,
+    flags: Args::augment_args,
+    driver_name: |matches| driver_name(matches),
+    open: |matches, mode| Box::pin(async move { open(&Args::from_arg_matches(&matches)?, mode).await }),
+    embedded_flags: |command| command,
+    embedded: |_, directory, node| {
+        let (data_dir, node_id) = (directory.as_os_str().to_owned(), node.into());
+        vec!["--data-dir".into(), data_dir, "--node-id".into(), node_id, "--attach".into()]
+    },
+    objects: |name| Objects {
+        // A pod's claim is attached to its node before it is mounted there.
+        driver: (name == names::LOCAL_DRIVER).then(|| objects::csi_driver(name, true)),
+        classes: vec![objects::default_storage_class(name)],
+        snapshot_classes: vec![
+            objects::snapshot_class(objects::CLASS, name),
+            objects::group_snapshot_class(objects::CLASS, name),
+        ],
+    },
+};
 
 /// Volumes on this machine's disk: btrfs subvolumes, loop images or plain directories.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
+struct Args {
     #[command(flatten)]
     volumes: Volumes,
     #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
     hostpath: HostPath,
+}
+
+fn driver_name(matches: &ArgMatches) -> String {
+    matches.get_one::<String>("driver_name").cloned().unwrap_or_default()
 }
 
 #[derive(Debug, ClapArgs)]
@@ -160,25 +181,26 @@ fn parse_pool(text: &str) -> Result<(String, Capacity), String> {
     Ok((kind.to_owned(), size.parse::<Capacity>().map_err(|error| error.to_string())?))
 }
 
-/// Runs the driver, and what belongs beside it, until it is told to stop.
-pub(crate) async fn run(args: Args, beside: Beside) -> anyhow::Result<()> {
-    logging::start(&args.common.logging);
+async fn open(args: &Args, mode: services::Mode) -> anyhow::Result<Opened> {
     args.hostpath.say_what_has_no_effect();
-    let config = backend_config(&args)?;
+    let config = backend_config(args)?;
     let mut services = services::Config::new(&config.data_dir);
     services.check_volume_lifecycle = args.hostpath.check_volume_lifecycle;
     let data_dir = config.data_dir.clone();
     let local = Local::open(config).await.with_context(|| format!("open {}", data_dir.display()))?;
+    let kind = local.default_kind();
     tracing::info!(
         data_dir = %data_dir.display(),
-        kind = %local.default_kind(),
+        %kind,
         volumes = local.volume_count(),
-        "volumes of no particular kind become {}", local.default_kind()
+        "volumes of no particular kind become {kind}"
     );
-    let driver = local.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), args.common.mode.into());
-    super::serve(args.common, driver.open(services)?, beside).await?;
-    local.drain(DRAIN).await;
-    Ok(())
+    let driver = local.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), mode);
+    Ok(Opened {
+        driver: driver.open(services)?,
+        remark: format!("volumes are {kind} by default"),
+        drain: Box::new(move |patience| Box::pin(async move { local.drain(patience).await })),
+    })
 }
 
 fn backend_config(args: &Args) -> anyhow::Result<Config> {
@@ -189,7 +211,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     }
     let node = match &volumes.node_id {
         Some(node) => node.clone(),
-        None => super::host_name()?,
+        None => super::node_id()?,
     };
     let mut config = Config::new(std::path::absolute(&volumes.data_dir)?, node);
     config.kind = match volumes.kind {

@@ -1,6 +1,8 @@
 //! `berth driver nfs`: volumes on NFS servers, in the place of csi-driver-nfs.
 
-use std::{path::PathBuf, time::Duration};
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::Context as _;
 use berth_backends::{
@@ -8,24 +10,71 @@ use berth_backends::{
     services,
 };
 use berth_core::{NodeId, names};
-use clap::Args as ClapArgs;
+use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _, ValueEnum as _};
 
-use super::Common;
-use crate::logging;
-use crate::sidecars::{beside::Beside, go};
+use super::{Backend, Opened};
+use crate::sidecars::go;
+use crate::stack::objects::{self, Objects};
 
-/// How long a stopping driver goes on removing deleted data and writing snapshots; whoever starts next goes on with it.
-const DRAIN: Duration = Duration::from_secs(5);
+/// The class of snapshots on NFS servers in `berth up`; which server volumes are on, only a person knows.
+const SNAPSHOT_CLASS: &str = "berth-nfs";
+
+pub(super) const BACKEND: Backend = Backend {
+    name: "nfs",
+    about: "Volumes on NFS servers: each a directory of a share",
+    // A controller mounts nothing, and needs no privilege.
+    separable: true,
+    flags: Args::augment_args,
+    driver_name: |matches| matches.get_one::<String>("driver_name").cloned().unwrap_or_default(),
+    open: |matches, mode| Box::pin(async move { open(&Args::from_arg_matches(&matches)?, mode) }),
+    embedded_flags: EmbeddedArgs::augment_args,
+    embedded,
+    objects: |name| Objects {
+        // What can be mounted from everywhere need not be attached first.
+        driver: (name == names::NFS_DRIVER).then(|| objects::csi_driver(name, false)),
+        classes: Vec::new(),
+        // No two directories of a server can be copied at the same instant, so there are no groups.
+        snapshot_classes: vec![objects::snapshot_class(SNAPSHOT_CLASS, name)],
+    },
+};
 
 /// Volumes on NFS servers: each a directory of a share.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct Args {
+struct Args {
     #[command(flatten)]
     volumes: Volumes,
     #[command(flatten)]
-    common: Common,
-    #[command(flatten)]
     upstream: Upstream,
+}
+
+/// How the NFS driver runs in `berth up`.
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "The NFS driver")]
+struct EmbeddedArgs {
+    /// Its name, as it stands in StorageClass.provisioner
+    #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
+    driver_name: String,
+
+    /// What mounts shares [default: the kernel if it has an NFS client, else FUSE]
+    #[arg(long, value_enum)]
+    mount_mode: Option<MountModeArg>,
+
+    /// How servers are reached of which no class says it, such as port=20049,vers=4.1
+    #[arg(long, value_name = "OPTIONS")]
+    default_mount_options: Option<String>,
+}
+
+fn embedded(up: &ArgMatches, directory: &Path, node: &str) -> Vec<OsString> {
+    let mode = up.get_one::<MountModeArg>("mount_mode").copied().unwrap_or_else(MountModeArg::of_this_kernel);
+    let mode = mode.to_possible_value().map_or_else(String::new, |mode| mode.get_name().to_owned());
+    let mut words =
+        vec!["--state-dir".into(), directory.as_os_str().to_owned(), "--node-id".into(), node.into()];
+    words.push(format!("--mount-mode={mode}").into());
+    for (flag, id) in [("--driver-name", "driver_name"), ("--default-mount-options", "default_mount_options")]
+    {
+        words.extend(up.get_one::<String>(id).map(|value| format!("{flag}={value}").into()));
+    }
+    words
 }
 
 #[derive(Debug, ClapArgs)]
@@ -107,13 +156,20 @@ struct Upstream {
 
 /// A [`MountMode`] on the command line.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-pub(crate) enum MountModeArg {
+enum MountModeArg {
     /// The kernel's NFS client
     Kernel,
     /// The client that the controller uses, through FUSE: needs no NFS in the kernel. Locks of files hold on this node
     /// only. Each share is served by a process that outlives the driver, but not its container: pods whose share has lost
     /// its process must be started again
     Fuse,
+}
+
+impl MountModeArg {
+    /// The kernel mounts where it can: its client is faster, and knows locks.
+    fn of_this_kernel() -> Self {
+        if berth_host::remote::kernel_has("nfs") { Self::Kernel } else { Self::Fuse }
+    }
 }
 
 impl From<MountModeArg> for MountMode {
@@ -140,29 +196,28 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Runs the driver, and what belongs beside it, until it is told to stop. Where the whole driver is asked for, `role`
-/// says what of it.
-pub(crate) async fn run(args: Args, role: services::Mode, beside: Beside) -> anyhow::Result<()> {
-    logging::start(&args.common.logging);
+fn open(args: &Args, mode: services::Mode) -> anyhow::Result<Opened> {
     args.upstream.say_what_has_no_effect();
-    let mode = match args.common.mode.into() {
-        services::Mode::All => role,
-        only => only,
-    };
-    let config = backend_config(&args)?;
+    let config = backend_config(args)?;
     let services = services::Config::new(&args.volumes.state_dir);
+    let mounted_by = match config.mount_mode {
+        MountMode::Kernel => "the kernel",
+        MountMode::Fuse => "FUSE",
+    };
     let nfs = Nfs::new(config)?;
     let driver = nfs.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), mode);
-    super::serve(args.common, driver.open(services)?, beside).await?;
-    nfs.drain(DRAIN).await;
-    Ok(())
+    Ok(Opened {
+        driver: driver.open(services)?,
+        remark: format!("shares are mounted by {mounted_by}"),
+        drain: Box::new(move |patience| Box::pin(async move { nfs.drain(patience).await })),
+    })
 }
 
 fn backend_config(args: &Args) -> anyhow::Result<Config> {
     let (volumes, upstream) = (&args.volumes, &args.upstream);
     let node = match &volumes.node_id {
         Some(node) => node.clone(),
-        None => super::host_name()?,
+        None => super::node_id()?,
     };
     let mut config = Config::new(std::path::absolute(&volumes.state_dir)?.join("shares"), node);
     config.shares.clone_from(&volumes.shares);

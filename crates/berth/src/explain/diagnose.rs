@@ -1,5 +1,6 @@
 //! Why a volume is stuck, in one sentence, and what to do: a pure function of what was observed.
 
+use berth_core::names;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
@@ -22,8 +23,6 @@ fn fine(why: impl Into<String>) -> Diagnosis {
 fn stuck(why: impl Into<String>, what_to_do: impl Into<String>) -> Diagnosis {
     Diagnosis { stuck: true, why: why.into(), what_to_do: Some(what_to_do.into()) }
 }
-
-const DEFAULT_CLASS: &str = "storageclass.kubernetes.io/is-default-class";
 
 /// Says what the observed claim, volume or pod waits for.
 pub(crate) fn diagnose(seen: &Observed, _now: Timestamp) -> Diagnosis {
@@ -123,7 +122,7 @@ fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
     let default = seen
         .classes
         .iter()
-        .any(|class| class.annotations().get(DEFAULT_CLASS).is_some_and(|value| value == "true"));
+        .any(|class| class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true"));
     if named || default {
         return stuck(
             "the claim wants no class, and no available volume fits it (size, access modes, selector)",

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
+use berth_core::Backoff;
 use berth_csi::Endpoint;
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 
@@ -101,6 +102,77 @@ impl Http {
             ),
         }
     }
+}
+
+/// How much is done at a time, and when again.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sidecars")]
+pub(crate) struct Work {
+    /// How long one call of the driver may take [default: 10s; attacher and health monitor 15s; snapshotter 1m]
+    #[arg(long, value_parser = go::positive_duration, value_name = "DURATION")]
+    pub(crate) timeout: Option<Duration>,
+
+    /// How many objects of a kind are worked on at a time [default: 10; provisioner 100]
+    #[arg(long, alias = "workers", value_parser = go::workers, value_name = "COUNT")]
+    pub(crate) worker_threads: Option<usize>,
+
+    /// How long to wait after the first failure; twice as long after each further one
+    #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
+    retry_interval_start: Duration,
+
+    /// How long to wait at most
+    #[arg(long, default_value = "5m", value_parser = go::positive_duration, value_name = "DURATION")]
+    retry_interval_max: Duration,
+}
+
+impl Work {
+    pub(crate) fn retry(&self) -> anyhow::Result<Backoff> {
+        let (first, longest) = (self.retry_interval_start, self.retry_interval_max);
+        if first > longest {
+            bail!("--retry-interval-start ({first:?}) is longer than --retry-interval-max ({longest:?})");
+        }
+        Ok(Backoff { first, longest })
+    }
+}
+
+/// The filesystem of volumes.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sidecars")]
+pub(crate) struct Filesystem {
+    /// The filesystem of volumes that name none
+    #[arg(long, default_value = "", hide_default_value = true, value_name = "FSTYPE")]
+    pub(crate) default_fstype: String,
+}
+
+/// What the driver is told of the objects.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Sidecars")]
+pub(crate) struct Metadata {
+    /// Give the objects' names to the driver as parameters when creating, and the labels and annotations of the claim
+    /// that the class's parameters ask for, as `${pvc.metadata.labels['KEY']}`
+    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub(crate) extra_create_metadata: bool,
+}
+
+/// What a restore may do.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sidecars")]
+pub(crate) struct Conversion {
+    /// Refuse a restore that changes the volume mode, unless the content allows it
+    #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub(crate) prevent_volume_mode_conversion: bool,
+}
+
+/// One sidecar per node instead of one per cluster. [`crate::launch::Setting`] reads it.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sidecars")]
+pub(crate) struct NodeDeployment {
+    /// Run on every node, and work only on what is there; needs the environment variable NODE_NAME
+    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
+    pub(crate) node_deployment: bool,
 }
 
 /// How to log, in Go's words.

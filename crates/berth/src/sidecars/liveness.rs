@@ -54,7 +54,7 @@ impl Args {
 /// Runs until SIGTERM.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     args.klog.start();
-    let stop = super::stop_on_signal()?;
+    let stop = crate::launch::stop_on_signal()?;
     let (address, metrics) = args.addresses()?;
     let check = healthy(args.connection.csi_address.clone(), args.probe_timeout);
     Site::new(Registry::default())

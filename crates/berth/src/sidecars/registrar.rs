@@ -84,7 +84,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         );
     };
     let address = args.address()?;
-    let stop = super::stop_on_signal()?;
+    let stop = crate::launch::stop_on_signal()?;
     let Some(driver) = name_of_driver(&args, &stop).await else { return Ok(()) };
     if let Some(address) = address {
         let (directory, name) = (args.plugin_registration_path.clone(), driver.clone());

@@ -5,6 +5,7 @@ use berth_apiserver::store::{self, Store};
 use kube::ResourceExt as _;
 
 use super::*;
+use crate::driver::BACKENDS;
 
 #[tokio::test]
 async fn the_local_driver_comes_with_default_classes_of_volumes_snapshots_and_groups() {
@@ -13,9 +14,10 @@ async fn the_local_driver_comes_with_default_classes_of_volumes_snapshots_and_gr
     let server = ApiServer::new(store, rest::Options::default());
     assert!(server.bootstrap().await.is_ok());
     let client = Client::new(server, "default");
+    let local = BACKENDS.iter().find(|backend| backend.name == "local").unwrap();
     // What is there already is left alone.
     for _ in 0..2 {
-        ensure(client.clone(), vec![Choice::Local]).await.unwrap();
+        ensure(client.clone(), vec![(local.objects)(names::LOCAL_DRIVER)]).await.unwrap();
     }
     for (group, kind, default) in [
         ("storage.k8s.io", "StorageClass", "storageclass.kubernetes.io/is-default-class"),
@@ -26,7 +28,8 @@ async fn the_local_driver_comes_with_default_classes_of_volumes_snapshots_and_gr
             "groupsnapshot.storage.kubernetes.io/is-default-class",
         ),
     ] {
-        let class = api(&client, group, "v1", kind).get(CLASS).await.unwrap();
+        let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
+        let class = Api::<DynamicObject>::all_with(client.clone(), &resource).get(CLASS).await.unwrap();
         assert_eq!(class.annotations()[default], "true", "{kind}");
     }
 }

@@ -1,17 +1,35 @@
-//! The flags of the health monitor, and what they come to.
+//! The health monitor's flags, and its row.
 
 use std::time::Duration;
 
+use berth_sidecars::driver::HealthCalls;
 use berth_sidecars::health_monitor;
-use clap::Args;
+use clap::{Args, FromArgMatches as _};
 
-use super::go;
-use super::options::Work;
+use super::flags::Work;
+use super::{Scope, Sidecar, go, over_driver};
+
+pub(super) const SIDECAR: Sidecar = Sidecar {
+    name: "csi-external-health-monitor-controller",
+    short_name: "health-monitor",
+    about: "Report on claims what is wrong with their volumes",
+    scope: Scope::Driver,
+    lease: "external-health-monitor-leader-",
+    flags: Flags::augment_args,
+    missing: |identity| {
+        let none =
+            "LIST_VOLUME_HEALTH or GET_VOLUME_HEALTH, nor VOLUME_CONDITION with LIST_VOLUMES or GET_VOLUME";
+        HealthCalls::of(identity).is_none().then_some(none)
+    },
+    configure: |matches, _, _| {
+        Ok(over_driver(Flags::from_arg_matches(matches)?.options(), health_monitor::run))
+    },
+};
 
 /// How often volumes' health is asked for, and whether nodes are watched.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Health monitor")]
-pub(crate) struct Monitoring {
+pub(super) struct Flags {
     /// How often to ask for each volume's health, if the driver cannot list it
     #[arg(long, default_value = "1m", value_parser = go::positive_duration, value_name = "DURATION")]
     monitor_interval: Duration,
@@ -24,14 +42,17 @@ pub(crate) struct Monitoring {
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     enable_node_watcher: bool,
+
+    #[command(flatten)]
+    work: Work,
 }
 
-impl Monitoring {
-    pub(crate) fn options(&self, work: &Work) -> health_monitor::Options {
+impl Flags {
+    pub(super) fn options(&self) -> health_monitor::Options {
         let defaults = health_monitor::Options::default();
         health_monitor::Options {
-            timeout: work.timeout.unwrap_or(defaults.timeout),
-            workers: work.worker_threads.unwrap_or(defaults.workers),
+            timeout: self.work.timeout.unwrap_or(defaults.timeout),
+            workers: self.work.worker_threads.unwrap_or(defaults.workers),
             interval: self.monitor_interval,
             list_interval: self.list_volumes_interval,
             node_watcher: self.enable_node_watcher,

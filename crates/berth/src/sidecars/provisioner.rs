@@ -1,19 +1,38 @@
-//! The provisioner's flags, and what they come to.
+//! The provisioner's flags, and its row.
 
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use berth_sidecars::provisioner::{self, Owner};
-use clap::Args;
+use berth_sidecars::driver::ControllerCapability;
+use berth_sidecars::provisioner::{self, Metrics, Owner};
+use clap::{Args, FromArgMatches as _};
 
-use super::flags::{Election, Kube};
-use super::options::{Conversion, Filesystem, Metadata, Work};
-use super::{go, replica};
+use super::flags::{Conversion, Filesystem, Metadata, NodeDeployment, Work};
+use super::{Scope, Sidecar, go, over_driver};
+use crate::launch::{Setting, Surroundings};
+
+pub(super) const SIDECAR: Sidecar = Sidecar {
+    name: "csi-provisioner",
+    short_name: "provisioner",
+    about: "Provision and delete volumes for PersistentVolumeClaims",
+    scope: Scope::Node,
+    lease: "",
+    flags: Flags::augment_args,
+    missing: |identity| {
+        let can = identity.can(ControllerCapability::CreateDeleteVolume);
+        (!can).then_some("CREATE_DELETE_VOLUME")
+    },
+    configure: |matches, setting, registry| {
+        let options = Flags::from_arg_matches(matches)?.options(setting)?;
+        let options = provisioner::Options { metrics: Metrics::register(registry), ..options };
+        Ok(over_driver(options, provisioner::run))
+    },
+};
 
 /// How volumes are made.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 #[command(next_help_heading = "Provisioner")]
-pub(crate) struct Provisioning {
+pub(super) struct Flags {
     /// A volume must be reachable from the selected node's place, not just from one like it
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
@@ -43,10 +62,18 @@ pub(crate) struct Provisioning {
     capacity: Capacity,
     #[command(flatten)]
     per_node: PerNode,
+    #[command(flatten)]
+    work: Work,
+    #[command(flatten)]
+    filesystem: Filesystem,
+    #[command(flatten)]
+    metadata: Metadata,
+    #[command(flatten)]
+    conversion: Conversion,
 }
 
 /// CSIStorageCapacity objects.
-#[derive(Debug, Clone, Args)]
+#[derive(Debug, Args)]
 #[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 struct Capacity {
     /// Tell the scheduler how much room there is (CSIStorageCapacity); needs the environment variable NAMESPACE
@@ -72,16 +99,17 @@ struct Capacity {
     /// How many questions for room are asked at a time
     #[arg(long, default_value = "1", value_parser = go::workers, value_name = "COUNT")]
     capacity_threads: usize,
+
+    /// Only while the CSIDriver object says that the scheduler is to read it; for `berth up`
+    #[arg(long, hide = true)]
+    capacity_only_if_announced: bool,
 }
 
 /// One provisioner per node instead of one per cluster.
-#[derive(Debug, Clone, Args)]
-#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
+#[derive(Debug, Args)]
 struct PerNode {
-    /// Run on every node, and make only volumes that are there; needs the environment variable NODE_NAME
-    #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
-          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
-    node_deployment: bool,
+    #[command(flatten)]
+    _node_deployment: NodeDeployment,
 
     /// On every node: also for classes that bind at once, for which the nodes select one of them
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
@@ -97,82 +125,28 @@ struct PerNode {
     node_deployment_max_delay: Duration,
 }
 
-/// What a process is told of itself by its environment.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Surroundings {
-    /// The host's name, which in a pod is the pod's.
-    pub(crate) host: String,
-    /// NODE_NAME.
-    pub(crate) node: Option<String>,
-    /// NAMESPACE, or POD_NAMESPACE.
-    pub(crate) namespace: Option<String>,
-    /// POD_NAME.
-    pub(crate) pod: Option<String>,
-}
-
-impl Surroundings {
-    /// As they are.
-    pub(crate) fn read() -> anyhow::Result<Self> {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        Ok(Self {
-            host: replica::host_name()?,
-            node: variable("NODE_NAME"),
-            namespace: variable("NAMESPACE").or_else(|| variable("POD_NAMESPACE")),
-            pod: variable("POD_NAME"),
-        })
-    }
-}
-
-impl Provisioning {
-    /// What the flags come to, without what other components have as well.
-    pub(crate) fn options(
-        &self,
-        kube: &Kube,
-        election: &Election,
-        surroundings: &Surroundings,
-    ) -> anyhow::Result<provisioner::Options> {
+impl Flags {
+    pub(super) fn options(&self, setting: &Setting) -> anyhow::Result<provisioner::Options> {
+        let defaults = provisioner::Options::default();
         Ok(provisioner::Options {
+            timeout: self.work.timeout.unwrap_or(defaults.timeout),
+            workers: self.work.worker_threads.unwrap_or(defaults.workers),
+            retry: self.work.retry()?,
+            extra_create_metadata: self.metadata.extra_create_metadata,
+            default_fs_type: self.filesystem.default_fstype.clone(),
             strict_topology: self.strict_topology,
             immediate_topology: self.immediate_topology,
             volume_name_prefix: self.volume_name_prefix.clone(),
             volume_name_uuid_length: self.volume_name_uuid_length.0,
             controller_publish_readonly: self.controller_publish_readonly,
-            cross_namespace_sources: kube.feature_gates.cross_namespace_sources(),
-            capacity: self.capacity.options(surroundings)?,
-            per_node: self.per_node.options(election, surroundings)?,
-            instance: surroundings.host.clone(),
-            ..provisioner::Options::default()
+            prevent_volume_mode_conversion: self.conversion.prevent_volume_mode_conversion,
+            cross_namespace_sources: setting.kube.feature_gates.cross_namespace_sources(),
+            capacity: self.capacity.options(&setting.surroundings)?,
+            per_node: setting.node.as_deref().map(|node| self.per_node.options(node)).transpose()?,
+            instance: setting.surroundings.host.clone(),
+            ..defaults
         })
     }
-
-    /// Whether every node has a provisioner of its own.
-    pub(crate) fn is_per_node(&self) -> bool {
-        self.per_node.node_deployment
-    }
-
-    /// Whether capacity is to be told.
-    pub(crate) fn tells_capacity(&self) -> bool {
-        self.capacity.enable_capacity
-    }
-}
-
-/// The same with what other components have as well.
-pub(crate) fn completed(
-    options: provisioner::Options,
-    work: &Work,
-    filesystem: &Filesystem,
-    metadata: &Metadata,
-    conversion: &Conversion,
-) -> anyhow::Result<provisioner::Options> {
-    Ok(provisioner::Options {
-        timeout: work.timeout.unwrap_or(options.timeout),
-        workers: work.worker_threads.unwrap_or(options.workers),
-        retry: work.retry()?,
-        extra_create_metadata: metadata.extra_create_metadata,
-        default_fs_type: filesystem.default_fstype.clone(),
-        prevent_volume_mode_conversion: conversion.prevent_volume_mode_conversion,
-        ..options
-    })
 }
 
 impl Capacity {
@@ -197,27 +171,14 @@ impl Capacity {
             poll: self.capacity_poll_interval,
             immediate: self.capacity_for_immediate_binding,
             workers: self.capacity_threads,
+            only_if_announced: self.capacity_only_if_announced,
             ..provisioner::Capacity::new(namespace)
         }))
     }
 }
 
 impl PerNode {
-    fn options(
-        &self,
-        election: &Election,
-        surroundings: &Surroundings,
-    ) -> anyhow::Result<Option<provisioner::PerNode>> {
-        if !self.node_deployment {
-            return Ok(None);
-        }
-        if election.leader_election {
-            bail!("--leader-election and --node-deployment exclude each other: every node has its own work");
-        }
-        let node = surroundings
-            .node
-            .as_deref()
-            .context("--node-deployment needs the node's name in the environment variable NODE_NAME")?;
+    fn options(&self, node: &str) -> anyhow::Result<provisioner::PerNode> {
         let (base_delay, max_delay) = (self.node_deployment_base_delay, self.node_deployment_max_delay);
         if base_delay > max_delay {
             bail!(
@@ -225,6 +186,6 @@ impl PerNode {
             );
         }
         let immediate = self.node_deployment_immediate_binding;
-        Ok(Some(provisioner::PerNode { immediate, base_delay, max_delay, ..provisioner::PerNode::new(node) }))
+        Ok(provisioner::PerNode { immediate, base_delay, max_delay, ..provisioner::PerNode::new(node) })
     }
 }

@@ -4,24 +4,24 @@ use super::*;
 
 #[test]
 fn the_command_line_is_consistent() {
-    Cli::command().debug_assert();
+    TABLES.command().debug_assert();
 }
 
 #[test]
 fn flags_are_taken_with_one_dash_as_go_programs_do() {
     let given = ["berth", "driver", "local", "-nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"];
-    let taken: Vec<_> = with_two_dashes(given.iter().map(OsString::from)).collect();
+    let taken = with_two_dashes(given.map(OsString::from).into(), &TABLES.command());
     assert_eq!(taken, ["berth", "driver", "local", "--nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"]);
 }
 
 #[test]
 fn a_component_runs_by_the_name_of_the_program() {
     let words = |given: &[&str]| -> Vec<OsString> {
-        with_own_name(given.iter().map(OsString::from).collect::<Vec<_>>().into_iter()).collect()
+        with_own_name(given.iter().map(OsString::from).collect(), &TABLES.by_name())
     };
-    for name in BY_NAME {
+    for name in TABLES.by_name() {
         assert_eq!(words(&[&format!("/usr/bin/{name}"), "-v=5"]), ["berth", name, "-v=5"]);
-        assert!(Cli::command().find_subcommand(name).is_some(), "there is no {name}");
+        assert!(TABLES.command().find_subcommand(name).is_some(), "there is no {name}");
     }
     assert_eq!(words(&["/usr/bin/berth", "up"]), ["/usr/bin/berth", "up"]);
     assert_eq!(words(&["./other", "up"]), ["./other", "up"]);
@@ -179,8 +179,8 @@ const HEALTH_MONITOR: &[(&str, Takes)] = &[
     ("resync", Value("10m")),
 ];
 
-fn parsed(words: &[String]) -> Result<Cli, clap::Error> {
-    try_parse(words.iter().map(OsString::from).collect::<Vec<_>>().into_iter())
+fn parsed(words: &[String]) -> Result<ArgMatches, clap::Error> {
+    TABLES.parse(words.iter().map(OsString::from))
 }
 
 /// Every way in which Go programs take a flag.
@@ -244,8 +244,110 @@ fn every_flag_of_the_nfs_driver_is_taken() {
 
 #[test]
 fn a_flag_that_no_component_has_is_refused() {
-    for program in BY_NAME {
-        let words = [(*program).to_owned(), "--no-such-flag=1".to_owned()];
+    for program in TABLES.by_name() {
+        let words = [program.to_owned(), "--no-such-flag=1".to_owned()];
         assert!(parsed(&words).is_err(), "{program}");
+    }
+}
+
+/// Rows that this program does not have: whatever starts roles takes them from the tables alone.
+mod more_rows {
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::Duration;
+
+    use berth_apiserver::rest::{self, ApiServer};
+    use berth_apiserver::store::{self, Store};
+    use berth_csi::Endpoint;
+    use berth_kube::Cluster;
+    use clap::{Arg, value_parser};
+    use prometheus_client::registry::Registry;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::driver::Served;
+    use crate::sidecars::Scope;
+
+    static STARTS: AtomicUsize = AtomicUsize::new(0);
+    static SUM: AtomicUsize = AtomicUsize::new(0);
+
+    const COUNTER: Sidecar = Sidecar {
+        name: "csi-counter",
+        short_name: "counter",
+        about: "Count",
+        scope: Scope::Driver,
+        lease: "external-counter-",
+        flags: |command| {
+            command.arg(Arg::new("step").long("step").default_value("2").value_parser(value_parser!(usize)))
+        },
+        missing: |_| None,
+        configure: |matches, _, _| {
+            let step = matches.get_one::<usize>("step").copied().unwrap_or_default();
+            Ok(Arc::new(move |cluster: Cluster, driver| {
+                Box::pin(async move {
+                    SUM.fetch_add(step, Ordering::SeqCst);
+                    assert!(STARTS.fetch_add(1, Ordering::SeqCst) > 0, "the first start fails");
+                    assert_eq!(driver.expect("it is beside one").ready().await.name, "local.berth.dev");
+                    cluster.shutdown().cancelled().await;
+                })
+            }))
+        },
+    };
+
+    fn tables<T>(backends: &[Backend], sidecars: &[Sidecar], test: impl FnOnce(Tables<'_>) -> T) -> T {
+        test(Tables { backends, sidecars })
+    }
+
+    #[test]
+    fn a_row_is_all_that_the_command_lines_need() {
+        let backend = Backend { name: "shelf", about: "Volumes on a shelf", ..BACKENDS[0] };
+        tables(&[backend], &[COUNTER], |tables| {
+            tables.command().debug_assert();
+            for words in [
+                "csi-counter --step=3 --leader-election --csi-address=/x",
+                "/usr/bin/csi-counter -step=3",
+                "berth sidecars --controllers=counter --step=3",
+                "berth sidecars --controllers=csi-counter",
+                "berth driver shelf --data-dir=/x",
+                "berth controller shelf --step=3 --controllers=counter",
+                "berth node shelf --plugin-registration-path=/x",
+                "berth up --driver shelf",
+            ] {
+                let parsed = tables.parse(words.split(' ').map(OsString::from));
+                assert!(parsed.is_ok(), "{words}: {:?}", parsed.err());
+            }
+            let mistaken = tables.parse(["berth", "up", "--driver", "local"].map(OsString::from).into_iter());
+            assert!(mistaken.is_err());
+        });
+    }
+
+    #[tokio::test]
+    async fn rows_run_in_berth_up_and_a_sidecar_that_panics_is_started_again() {
+        let place = tempfile::tempdir().unwrap();
+        let (store, _) = Store::open(&place.path().join("store"), store::Options::default()).unwrap();
+        let api = ApiServer::new(store, rest::Options::default());
+        assert!(api.bootstrap().await.is_ok());
+        let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
+        let cluster = Cluster::new(kube::Client::new(api, "default"), loops.clone());
+
+        let shelf = Backend { name: "shelf", about: "Volumes on a shelf", ..BACKENDS[0] };
+        let line = shelf.embed(&up::default_flags().unwrap(), &place.path().join(shelf.name), "n").unwrap();
+        let opened = (shelf.open)(line, berth_backends::services::Mode::All).await.unwrap();
+        let endpoint = Endpoint::Unix(place.path().join("csi.sock"));
+        let mut registry = Registry::default();
+        let served = Served::start(opened, &endpoint, None, &mut registry, serving.clone()).await.unwrap();
+
+        let table: Vec<_> = SIDECARS.iter().copied().chain([COUNTER]).collect();
+        let started = stack::start_sidecars(&table, &cluster, std::slice::from_ref(&served)).unwrap();
+        while STARTS.load(Ordering::SeqCst) < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert_eq!(SUM.load(Ordering::SeqCst), 4, "it has the flag's default at each start");
+        loops.cancel();
+        for task in started {
+            task.await.unwrap();
+        }
+        serving.cancel();
+        served.ended().await.unwrap();
     }
 }

@@ -1,0 +1,38 @@
+//! Restarting roles that fail.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use super::*;
+
+#[tokio::test]
+async fn a_role_that_panics_or_ends_is_started_again_until_it_is_told_to_stop() {
+    let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
+    let backoff = Backoff { first: Duration::from_millis(1), longest: Duration::from_millis(4) };
+    supervise_with(backoff, "test", shutdown.clone(), || async {
+        match starts.fetch_add(1, Ordering::Relaxed) {
+            0 | 2 => panic!("a mistake"),
+            1 => {}
+            _ => shutdown.cancel(),
+        }
+    })
+    .await;
+    assert_eq!(starts.into_inner(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_pause_grows_with_every_failure_in_a_row() {
+    let (starts, shutdown) = (parking_lot::Mutex::new(Vec::new()), CancellationToken::new());
+    let begun = tokio::time::Instant::now();
+    supervise("test", shutdown.clone(), || async {
+        starts.lock().push(begun.elapsed());
+        assert!(starts.lock().len() > 3, "a mistake");
+        shutdown.cancel();
+    })
+    .await;
+    let pauses: Vec<_> = starts.lock().windows(2).map(|pair| pair[1].saturating_sub(pair[0])).collect();
+    for (pause, least) in pauses.iter().zip([1, 2, 4]) {
+        let least = Duration::from_secs(least);
+        assert!(*pause >= least && *pause <= least.mul_f64(1.26), "{pauses:?}");
+    }
+    assert_eq!(pauses.len(), 3);
+}

@@ -1,0 +1,53 @@
+//! The attacher's flags, and its row.
+
+use std::time::Duration;
+
+use berth_sidecars::attacher;
+use clap::{Args, FromArgMatches as _};
+
+use super::flags::{Filesystem, Work};
+use super::{Scope, Sidecar, go, over_driver};
+
+pub(super) const SIDECAR: Sidecar = Sidecar {
+    name: "csi-attacher",
+    short_name: "attacher",
+    about: "Attach volumes to nodes and detach them",
+    scope: Scope::Driver,
+    lease: "external-attacher-leader-",
+    flags: Flags::augment_args,
+    // Attachments of a driver that does not attach are called attached, which somebody has to do.
+    missing: |_| None,
+    configure: |matches, _, _| Ok(over_driver(Flags::from_arg_matches(matches)?.options()?, attacher::run)),
+};
+
+/// How volumes are attached.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Attacher")]
+pub(super) struct Flags {
+    /// How often to ask the driver what is attached where, if it can tell
+    #[arg(long, default_value = "1m", value_parser = go::positive_duration, value_name = "DURATION")]
+    reconcile_sync: Duration,
+
+    /// How many volumes a page of that has; as many as the driver likes if 0
+    #[arg(long, default_value = "0", value_parser = clap::value_parser!(i32).range(0..), value_name = "COUNT")]
+    max_entries: i32,
+
+    #[command(flatten)]
+    work: Work,
+    #[command(flatten)]
+    filesystem: Filesystem,
+}
+
+impl Flags {
+    pub(super) fn options(&self) -> anyhow::Result<attacher::Options> {
+        let defaults = attacher::Options::default();
+        Ok(attacher::Options {
+            timeout: self.work.timeout.unwrap_or(defaults.timeout),
+            workers: self.work.worker_threads.unwrap_or(defaults.workers),
+            retry: self.work.retry()?,
+            reconcile: self.reconcile_sync,
+            max_entries: self.max_entries,
+            default_fs_type: self.filesystem.default_fstype.clone(),
+        })
+    }
+}
