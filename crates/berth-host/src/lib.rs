@@ -1,8 +1,8 @@
 //! Touches the machine: mounts, loop devices, btrfs, formatting, quotas, safe paths, child processes.
 //!
-//! With berth-runtime the only crate of Berth with unsafe code or child processes. Everything here is synchronous and talks to the
-//! kernel directly; a tool is run only where the kernel has no call for the job (mkfs, fsck, resize2fs), always
-//! with a deadline. Nothing here knows what a CSI volume is.
+//! With berth-runtime the only crate of Berth with unsafe code or child processes. Everything here is synchronous and
+//! talks to the kernel directly; a tool is run only where the kernel has no call for the job (mkfs, fsck, resize2fs),
+//! always with a deadline. Nothing here knows what a CSI volume is.
 
 pub mod allocator;
 pub mod btrfs;

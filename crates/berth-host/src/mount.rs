@@ -198,24 +198,35 @@ pub(crate) fn add_attributes(tree: BorrowedFd<'_>, attributes: Attributes) -> io
         // The access time is one value of several bits, which the kernel wants cleared as a whole.
         _ => clear = MountAttrFlags::MOUNT_ATTR__ATIME,
     }
-    let attr = libc::mount_attr {
-        attr_set: set.bits().into(),
-        attr_clr: clear.bits().into(),
-        propagation: 0,
-        userns_fd: 0,
-    };
+    Ok(mount_setattr(tree, set.bits().into(), clear.bits().into(), 0, false)?)
+}
+
+/// Sets and clears attributes of a mount and sets its propagation (0 leaves it), for it alone or all mounts below.
+pub fn mount_setattr(
+    tree: BorrowedFd<'_>,
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    recursive: bool,
+) -> rustix::io::Result<()> {
+    let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation, userns_fd: 0 };
+    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the fd is open, the path a constant C string, and `attr` a live `mount_attr` of the size given.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mount_setattr,
             tree.as_raw_fd(),
             c"".as_ptr(),
-            libc::AT_EMPTY_PATH,
+            flags,
             &raw const attr,
             size_of::<libc::mount_attr>(),
         )
     };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO))
+    }
 }
 
 /// What the kernel logged about this filesystem context, in parentheses, or nothing.

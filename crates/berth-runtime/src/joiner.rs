@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     ContainerSpec,
     launcher::{Launcher, MOST_FDS, receive, send},
-    process::{Command, Stdio},
+    shim::{Command, Stdio},
     status::Shim,
     sys::{self, Kind},
 };

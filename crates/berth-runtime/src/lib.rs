@@ -19,7 +19,6 @@ mod joiner;
 mod launcher;
 mod log;
 mod logs;
-mod process;
 mod root;
 mod runtime;
 mod shim;

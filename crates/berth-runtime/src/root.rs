@@ -25,7 +25,7 @@ use rustix::{
 };
 
 use crate::{ContainerSpec, Device, Mount, Propagation, TERMINATION_FILE, sys};
-use berth_host::{Doing as _, Error, Result};
+use berth_host::{Doing as _, Error, Result, mount::mount_setattr};
 
 /// How much a container may write outside its volumes; it is memory.
 const SCRATCH_SIZE: &str = "256m";
@@ -83,7 +83,7 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
         root.ensure_dir(directory).doing("make the working directory", directory)?;
     }
     if spec.read_only_root {
-        sys::set_mount(root.0.as_fd(), READ_ONLY, 0, false)
+        mount_setattr(root.0.as_fd(), READ_ONLY, 0, 0, false)
             .map_err(|errno| Error::new("make the root filesystem read-only", errno))?;
     }
     rustix::system::sethostname(spec.hostname.as_bytes())
@@ -142,13 +142,13 @@ fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
         Propagation::Bidirectional => libc::MS_SHARED,
     };
     let attributes = if mount.read_only { READ_ONLY } else { 0 };
-    sys::set_mount(tree.as_fd(), attributes, propagation, true)?;
+    mount_setattr(tree.as_fd(), attributes, 0, propagation, true)?;
     Ok(tree)
 }
 
 fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
     let tree = clone_tree(directory, Path::new(name), OpenTreeFlags::empty())?;
-    sys::set_mount(tree.as_fd(), 0, libc::MS_PRIVATE, false)?;
+    mount_setattr(tree.as_fd(), 0, 0, libc::MS_PRIVATE, false)?;
     Ok(tree)
 }
 
@@ -272,7 +272,7 @@ impl Root {
                 opened => opened?,
             };
             let empty = clone_tree(scratch.as_fd(), Path::new("empty"), OpenTreeFlags::empty())?;
-            sys::set_mount(empty.as_fd(), READ_ONLY, 0, false)?;
+            mount_setattr(empty.as_fd(), READ_ONLY, 0, 0, false)?;
             attach_at(&empty, place.as_fd(), "")
         };
         hide().doing("hide in the container", path)
@@ -284,11 +284,11 @@ impl Root {
         self.attach(&proc, Path::new("/proc"))?;
         if let Some(sysfs) = sysfs {
             let attributes = READ_ONLY | HARMLESS | libc::MOUNT_ATTR_NODEV;
-            sys::set_mount(sysfs.as_fd(), attributes, libc::MS_PRIVATE, false).map_err(make)?;
+            mount_setattr(sysfs.as_fd(), attributes, 0, libc::MS_PRIVATE, false).map_err(make)?;
             self.attach(sysfs, Path::new("/sys"))?;
         }
         let dev = clone_tree(scratch.as_fd(), Path::new("dev"), OpenTreeFlags::empty()).map_err(make)?;
-        sys::set_mount(dev.as_fd(), HARMLESS, 0, false).map_err(make)?;
+        mount_setattr(dev.as_fd(), HARMLESS, 0, 0, false).map_err(make)?;
         fill_dev(&dev).map_err(|errno| Error::new("make the device files of the container", errno))?;
         self.attach(&dev, Path::new("/dev"))?;
         let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];

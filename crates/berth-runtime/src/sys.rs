@@ -1,8 +1,5 @@
 //! The system calls that containers need and no crate wraps.
-#![expect(
-    unsafe_code,
-    reason = "clone3(2), signalfd(2), mount_setattr(2), execve(2) and the like have no safe wrapper"
-)]
+#![expect(unsafe_code, reason = "clone3(2), signalfd(2), execve(2) and the like have no safe wrapper")]
 
 use std::{
     ffi::CString,
@@ -155,29 +152,6 @@ pub(crate) fn send_signal(pidfd: BorrowedFd<'_>, signal: i32) -> io::Result<()> 
         )
     };
     if sent == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Adds attributes to a detached mount, and sets its propagation (0 leaves it), for it alone or all mounts below.
-pub(crate) fn set_mount(
-    tree: BorrowedFd<'_>,
-    attributes: u64,
-    propagation: u64,
-    recursive: bool,
-) -> rustix::io::Result<()> {
-    let attr = libc::mount_attr { attr_set: attributes, attr_clr: 0, propagation, userns_fd: 0 };
-    let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
-    // SAFETY: the fd is open, the path a constant C string, and `attr` a live `mount_attr` of the size given.
-    let result = unsafe {
-        libc::syscall(
-            libc::SYS_mount_setattr,
-            tree.as_raw_fd(),
-            c"".as_ptr(),
-            flags,
-            &raw const attr,
-            size_of::<libc::mount_attr>(),
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(last_errno()) }
 }
 
 /// Becomes another program; returns only why that failed.
