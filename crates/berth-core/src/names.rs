@@ -29,3 +29,5 @@ pub const EPHEMERAL: &str = "csi.storage.k8s.io/ephemeral";
 pub const KUBERNETES_PARAMETER_PREFIX: &str = "csi.storage.k8s.io/";
 /// Where a pod finds the namespace that it runs in.
 pub const SERVICE_ACCOUNT_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+/// In a publish call's volume context or secrets: the tokens of the pod's service account.
+pub const SERVICE_ACCOUNT_TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";

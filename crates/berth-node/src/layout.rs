@@ -1,8 +1,9 @@
 //! Where things lie on disk: the kubelet's layout, below the node's directory.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use berth_core::hex;
+use berth_core::names::CSI_PLUGIN;
 use sha2::{Digest, Sha256};
 
 /// The kubelet's layout below one directory.
@@ -64,22 +65,22 @@ impl Layout {
 
     /// Where a CSI driver's volume is staged: `globalmount` lies in it, beside `vol_data.json`.
     pub fn csi_staging(&self, driver: &str, handle: &str) -> PathBuf {
-        self.plugins().join("kubernetes.io/csi").join(driver).join(sha256(handle))
+        self.plugins().join(CSI_PLUGIN).join(driver).join(sha256(handle))
     }
 
     /// What belongs to a CSI block volume: `dev`, `data`; `name` is the PersistentVolume's.
     pub fn csi_device(&self, name: &str) -> PathBuf {
-        self.plugins().join("kubernetes.io/csi/volumeDevices").join(name)
+        self.plugins().join(CSI_PLUGIN).join("volumeDevices").join(name)
     }
 
     /// Where a CSI block volume is staged.
     pub fn csi_device_staging(&self, name: &str) -> PathBuf {
-        self.plugins().join("kubernetes.io/csi/volumeDevices/staging").join(name)
+        self.csi_device("staging").join(name)
     }
 
     /// Where a CSI block volume is published for a pod.
     pub fn csi_device_publish(&self, name: &str, uid: &str) -> PathBuf {
-        self.plugins().join("kubernetes.io/csi/volumeDevices/publish").join(name).join(uid)
+        self.csi_device("publish").join(name).join(uid)
     }
 
     /// The log of one run of a container.
@@ -105,8 +106,5 @@ pub fn escaped(plugin: &str) -> String {
 
 /// The SHA-256 of a text, in hexadecimal.
 pub fn sha256(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex(&Sha256::digest(text.as_bytes()))
 }

@@ -23,8 +23,7 @@ use k8s_openapi::api::storage::v1::CSINode;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{Notify, watch};
 
-pub use self::csi_node::{DriverInfo, Unfit};
-pub use self::facts::Allocatable;
+pub(crate) use self::csi_node::{DriverInfo, Unfit};
 use self::facts::Facts;
 use self::status::Now;
 use crate::plugin::Failed;
@@ -97,7 +96,7 @@ pub enum Error {
 }
 
 /// The result of writing the node's objects.
-pub type Result<T, E = Error> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// This machine as Kubernetes sees it.
 pub struct Machine {
@@ -109,7 +108,7 @@ pub struct Machine {
     wanted: Mutex<Wanted>,
     wake: Notify,
     written: watch::Sender<Written>,
-    attached: watch::Sender<BTreeMap<String, String>>,
+    attached: watch::Sender<BTreeSet<String>>,
     /// The drivers that the CSINode names.
     announced: watch::Sender<BTreeSet<String>>,
     /// Held while labels, annotations or the CSINode are written: drivers register at the same time.
@@ -150,11 +149,15 @@ impl Machine {
             wanted: Mutex::default(),
             wake: Notify::new(),
             written: watch::channel(Written::default()).0,
-            attached: watch::channel(BTreeMap::new()).0,
+            attached: watch::channel(BTreeSet::new()).0,
             announced: watch::channel(BTreeSet::new()).0,
             announcing: tokio::sync::Mutex::default(),
         });
-        let node = machine.ensure_node().await?;
+        let describe = |node: &mut Node| {
+            status::describe(node, &machine.options);
+            Ok(())
+        };
+        let node = machine.change_node(describe).await?;
         // Until the volume manager knows better, what was in use before a restart still is.
         machine.wanted().in_use.extend(in_use_of(&node));
         machine.ensure_csi_node(&node).await?;
@@ -166,24 +169,9 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The node's name.
-    pub fn name(&self) -> &str {
-        &self.options.name
-    }
-
-    /// What pods may use.
-    pub fn allocatable(&self) -> Allocatable {
-        self.facts.allocatable
-    }
-
     /// The address under which others reach the machine.
     pub fn address(&self) -> IpAddr {
         self.facts.address
-    }
-
-    /// The Node object as last seen.
-    pub fn node(&self) -> Option<Arc<Node>> {
-        self.nodes.named(&self.options.name)
     }
 
     /// Says that a volume is in use here, and returns when Kubernetes has it: from then on it is not detached.
@@ -235,17 +223,9 @@ impl Machine {
         self.wake.notify_one();
     }
 
-    /// Waits until a volume is attached; gives its device path, which is empty for CSI.
-    pub async fn attached(&self, unique_name: &str) -> String {
-        let mut attached = self.attached.subscribe();
-        // The sender lives as long as `self`.
-        let attached = attached.wait_for(|attached| attached.contains_key(unique_name)).await;
-        attached.ok().and_then(|attached| attached.get(unique_name).cloned()).unwrap_or_default()
-    }
-
     /// Whether a volume is attached.
     pub fn is_attached(&self, unique_name: &str) -> bool {
-        self.attached.borrow().contains_key(unique_name)
+        self.attached.borrow().contains(unique_name)
     }
 
     /// Tells Kubernetes that a driver is registered here: Node annotation and labels, then CSINode.
@@ -316,40 +296,44 @@ impl Machine {
         Error::Kubernetes { node: self.options.name.clone(), source: Box::new(source) }
     }
 
-    /// The Node, made if it is not there, with the labels that it must have.
+    /// The Node, made if it is not there.
     async fn ensure_node(&self) -> Result<Arc<Node>> {
-        let known = self.cluster.fetch::<Node>(&self.key()).await.map_err(|error| self.failed(error))?;
-        if known.is_none() {
+        loop {
+            let known = self.cluster.fetch::<Node>(&self.key()).await.map_err(|error| self.failed(error))?;
+            if let Some(node) = known {
+                return Ok(node);
+            }
             let mut node = Node::default();
             node.metadata.name = Some(self.options.name.clone());
             status::describe(&mut node, &self.options);
             status::report(&mut node, &self.options, &self.facts, &self.now(Some("node is starting")));
             match self.cluster.create(&node).await {
-                Ok(node) => return Ok(node),
                 Err(error) if error.is_already_exists() => {}
-                Err(error) => return Err(self.failed(error)),
+                created => return created.map_err(|error| self.failed(error)),
             }
         }
-        self.change_node(|node| {
-            status::describe(node, &self.options);
-            Ok(())
-        })
-        .await
     }
 
-    /// Changes the Node's metadata; `change` is asked again if somebody else was quicker.
-    async fn change_node(&self, change: impl Fn(&mut Node) -> Result<()>) -> Result<Arc<Node>> {
-        for attempt in 1_u32.. {
-            let node = self.cluster.fetch::<Node>(&self.key()).await.map_err(|error| self.failed(error))?;
-            let Some(node) = node else { return Box::pin(self.ensure_node()).await };
-            let mut changed = Node::clone(&node);
-            change(&mut changed)?;
-            match self.cluster.update(&*node, |node| *node = changed).await {
-                Err(error) if error.is_conflict() && attempt < ATTEMPTS => {}
-                written => return written.map_err(|error| self.failed(error)),
+    /// Changes the Node's metadata, unless `change` refuses to; it is asked again if somebody else was quicker.
+    async fn change_node(&self, mut change: impl FnMut(&mut Node) -> Result<()> + Send) -> Result<Arc<Node>> {
+        loop {
+            let node = self.ensure_node().await?;
+            let mut refused = None;
+            let edit = |node: &mut Node| {
+                let mut changed = node.clone();
+                match change(&mut changed) {
+                    Ok(()) => *node = changed,
+                    Err(error) => refused = Some(error),
+                }
+            };
+            let changed = self.cluster.edit(&*node, edit).await.map_err(|error| self.failed(error))?;
+            match (refused, changed) {
+                (Some(error), _) => return Err(error),
+                (None, Some(node)) => return Ok(node),
+                // It was removed meanwhile, and is made anew.
+                (None, None) => {}
             }
         }
-        unreachable!("the last attempt returns")
     }
 
     /// The CSINode of this node, made if it is not there; one of an earlier node of this name is replaced.
@@ -371,19 +355,20 @@ impl Machine {
     }
 
     /// Changes the CSINode until `change` says that it is as it shall be.
-    async fn change_csi_node(&self, node: &Node, change: impl Fn(&mut CSINode) -> bool) -> Result<()> {
-        for attempt in 1_u32.. {
+    async fn change_csi_node(
+        &self,
+        node: &Node,
+        mut change: impl FnMut(&mut CSINode) -> bool + Send,
+    ) -> Result<()> {
+        loop {
             let object = self.ensure_csi_node(node).await?;
-            let mut changed = CSINode::clone(&object);
-            let done = change(&mut changed);
-            match self.cluster.update(&*object, |object| *object = changed).await {
-                Ok(_) if done => return Ok(()),
-                Ok(_) => {}
-                Err(error) if error.is_conflict() && attempt < ATTEMPTS => {}
-                Err(error) => return Err(self.failed(error)),
+            let mut done = false;
+            let edit = |object: &mut CSINode| done = change(object);
+            let changed = self.cluster.edit(&*object, edit).await.map_err(|error| self.failed(error))?;
+            if changed.is_some() && done {
+                return Ok(());
             }
         }
-        unreachable!("the last attempt returns")
     }
 
     /// Learns from the Node's cache what is attached, and wakes the writer when somebody undid its work.
@@ -443,7 +428,7 @@ impl Machine {
                     failures += 1;
                     tracing::warn!(
                         node = self.options.name,
-                        error = chain(&error),
+                        error = error.chain(),
                         "the node's status was not written"
                     );
                 }
@@ -460,19 +445,15 @@ impl Machine {
         let result = self.try_write_status(&in_use).await;
         self.written.send_modify(|written| match &result {
             Ok(()) => *written = Written { in_use, version, failed: None },
-            Err(error) => written.failed = Some((version, chain(error))),
+            Err(error) => written.failed = Some((version, error.chain())),
         });
         result
     }
 
     async fn try_write_status(&self, in_use: &BTreeSet<String>) -> Result<()> {
-        let mut known = self.node();
-        for attempt in 1_u32.. {
+        let mut known = self.nodes.named(&self.options.name);
+        loop {
             let node = match known.take() {
-                Some(node) => Some(node),
-                None => self.cluster.fetch(&self.key()).await.map_err(|error| self.failed(error))?,
-            };
-            let node = match node {
                 Some(node) => node,
                 None => self.ensure_node().await?,
             };
@@ -485,13 +466,12 @@ impl Machine {
             }
             let now = Now { in_use: in_use.clone(), ..self.now(None) };
             let report = |node: &mut Node| status::report(node, &self.options, &self.facts, &now);
-            match self.cluster.update_status(&*node, report).await {
-                // What the cache knows is old, or of a Node that is gone: the next attempt asks.
-                Err(error) if (error.is_conflict() || error.is_not_found()) && attempt < ATTEMPTS => {}
-                written => return written.map(|_| ()).map_err(|error| self.failed(error)),
+            let written = self.cluster.edit_status(&*node, report).await;
+            // What the cache knows may be a Node that is gone: then the server is asked.
+            if written.map_err(|error| self.failed(error))?.is_some() {
+                return Ok(());
             }
         }
-        unreachable!("the last attempt returns")
     }
 
     fn now(&self, not_ready: Option<&'static str>) -> Now {
@@ -508,23 +488,15 @@ fn in_use_of(node: &Node) -> Vec<String> {
     node.status.as_ref().and_then(|status| status.volumes_in_use.clone()).unwrap_or_default()
 }
 
-fn attached_of(node: &Node) -> BTreeMap<String, String> {
+fn attached_of(node: &Node) -> BTreeSet<String> {
     let attached = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());
-    attached.into_iter().flatten().map(|volume| (volume.name.clone(), volume.device_path.clone())).collect()
-}
-
-/// An error and its causes in one sentence.
-fn chain(error: &Error) -> String {
-    match error {
-        Error::Kubernetes { source, .. } => format!("{error}: {}", source.chain()),
-        Error::Driver { source, .. } => format!("{error}: {source}"),
-    }
+    attached.into_iter().flatten().map(|volume| volume.name.clone()).collect()
 }
 
 impl Error {
     /// The error and its causes in one sentence.
     pub fn chain(&self) -> String {
-        chain(self)
+        berth_core::error_chain(self)
     }
 }
 

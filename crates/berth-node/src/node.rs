@@ -9,13 +9,13 @@ use std::sync::{Arc, OnceLock, Weak};
 use async_trait::async_trait;
 use berth_host::path::Dir;
 use berth_kube::{Cluster, Recorder};
+use bytes::Bytes;
 use futures_util::StreamExt as _;
 use futures_util::stream::BoxStream;
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::ResourceExt as _;
 use tokio::task::JoinSet;
-use tokio_util::bytes::Bytes;
 
 use crate::layout::Layout;
 use crate::machine::{self, Machine};
@@ -76,7 +76,6 @@ pub struct Node {
     layout: Layout,
     machine: Arc<Machine>,
     drivers: Drivers,
-    volumes: Arc<Volumes>,
     pods: Arc<Pods>,
     runtime: Runtime,
     tasks: JoinSet<()>,
@@ -134,8 +133,8 @@ impl Node {
         let mut tasks = JoinSet::new();
         tasks.spawn(volumes.clone().run());
         tasks.spawn(pods.clone().run());
-        tasks.spawn(follow_drivers(cluster, drivers.clone(), volumes.clone()));
-        Ok(Self { layout, machine, drivers, volumes, pods, runtime, tasks })
+        tasks.spawn(follow_drivers(cluster, drivers.clone(), volumes));
+        Ok(Self { layout, machine, drivers, pods, runtime, tasks })
     }
 
     /// Returns when all work has ended after the cluster's shutdown.
@@ -156,11 +155,6 @@ impl Node {
     /// The drivers that have registered.
     pub fn drivers(&self) -> &Drivers {
         &self.drivers
-    }
-
-    /// What keeps a pod from having its volumes, one sentence each.
-    pub fn volume_problems(&self, pod_uid: &str) -> Vec<String> {
-        self.volumes.problems(pod_uid)
     }
 
     /// The log of a container, or of the run before its latest.

@@ -10,9 +10,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 
+use crate::plugins::csi::CsiVolume;
+
 /// A volume as one pod uses it.
 #[derive(Debug, Clone)]
-pub struct PodVolume {
+pub(crate) struct PodVolume {
     /// The pod.
     pub pod: Arc<Pod>,
     /// The volume's name in the pod.
@@ -23,11 +25,13 @@ pub struct PodVolume {
     pub block: bool,
     /// The pod's word for the volume says that it is read-only, for all containers.
     pub read_only: bool,
+    /// What the source says to a CSI driver, for volumes of one.
+    csi: Option<Arc<CsiVolume>>,
 }
 
 /// Where a volume's content comes from.
 #[derive(Debug, Clone)]
-pub enum Source {
+pub(crate) enum Source {
     /// The pod says it all.
     Inline(Arc<Volume>),
     /// A claim's volume.
@@ -40,13 +44,32 @@ pub enum Source {
 }
 
 impl PodVolume {
+    /// A volume of a pod, of which all is read that a CSI driver needs to know.
+    pub(crate) fn new(
+        pod: Arc<Pod>,
+        name: impl Into<String>,
+        source: Source,
+        block: bool,
+        read_only: bool,
+    ) -> Self {
+        let name = name.into();
+        let csi = CsiVolume::read(&pod, &name, &source).map(Arc::new);
+        Self { pod, name, source, block, read_only, csi }
+    }
+
+    /// What the source says to a CSI driver.
+    pub(crate) fn csi(&self) -> Result<&CsiVolume, Failed> {
+        let not_csi = || Failed::unchanged(format!("volume {} is not a CSI volume", self.name));
+        self.csi.as_deref().ok_or_else(not_csi)
+    }
+
     /// The uid of the pod.
-    pub fn pod_uid(&self) -> &str {
+    pub(crate) fn pod_uid(&self) -> &str {
         self.pod.metadata.uid.as_deref().unwrap_or_default()
     }
 
     /// The name that the volume's directory has: the PersistentVolume's, or the one in the pod.
-    pub fn spec_name(&self) -> &str {
+    pub(crate) fn spec_name(&self) -> &str {
         match &self.source {
             Source::Inline(_) => &self.name,
             Source::Persistent { volume, .. } => volume.metadata.name.as_deref().unwrap_or_default(),
@@ -57,7 +80,7 @@ impl PodVolume {
 /// A volume that was brought to a pod at some time, as far as it is still known: after a restart only what stands on
 /// disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Placed {
+pub(crate) struct Placed {
     /// The plugin's name, such as `kubernetes.io/csi`.
     pub plugin: String,
     /// The pod's uid.
@@ -70,7 +93,7 @@ pub struct Placed {
 
 /// A volume that the node prepares once before pods get it (CSI: staged), and what attaching needs to know.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Device {
+pub(crate) struct Device {
     /// Unique on the cluster, as in the node's `volumesInUse`: `kubernetes.io/csi/DRIVER^HANDLE`.
     pub unique_name: String,
     /// It must be attached (be in the node's `volumesAttached`) before it can be used.
@@ -81,7 +104,7 @@ pub struct Device {
 
 /// Where a pod finds its volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ready {
+pub(crate) struct Ready {
     /// The directory to be mounted into containers, or the block device.
     pub path: PathBuf,
 }
@@ -126,7 +149,7 @@ impl Failed {
 
 /// A kind of volume.
 #[async_trait]
-pub trait Plugin: Send + Sync {
+pub(crate) trait Plugin: Send + Sync {
     /// Its name as the kubelet has it, such as `kubernetes.io/empty-dir`.
     fn name(&self) -> &'static str;
 

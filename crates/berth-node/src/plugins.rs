@@ -3,14 +3,13 @@
 //! [`plugins`] gives them all; a kind that is in none of the modules here, nor served by a CSI driver, is refused by
 //! [`unsupported`]. [`environment()`] and [`field_value`] are the same knowledge for a container's environment.
 
-pub mod csi;
+pub(crate) mod csi;
 mod empty_dir;
 mod environment;
 mod fields;
 mod host_path;
 mod objects;
 mod projected;
-mod quantity;
 mod scratch;
 
 use std::sync::Arc;
@@ -19,15 +18,14 @@ use berth_kube::Cluster;
 use k8s_openapi::api::core::v1::{Pod, SecurityContext, VolumeMount};
 use serde::Serialize;
 
-pub use self::environment::{environment, expand};
-pub use self::fields::{NoValue, field_value, resource_value};
-pub use self::objects::{NodeFacts, Objects};
+pub(crate) use self::environment::{environment, expand};
+pub(crate) use self::objects::{NodeFacts, Objects};
 use crate::layout::Layout;
 use crate::plugin::{Failed, Plugin, PodVolume, Source};
 use crate::tokens::Tokens;
 
 /// Called with a pod's uid when its volumes should be set up again.
-pub type Refresh = Arc<dyn Fn(&str) + Send + Sync>;
+pub(crate) type Refresh = Arc<dyn Fn(&str) + Send + Sync>;
 
 /// What the plugins need of the node.
 #[derive(Clone)]
@@ -44,7 +42,7 @@ impl Host {
 }
 
 /// The plugins for all kinds of volumes that need no driver, on the node of this name.
-pub fn plugins(
+pub(crate) fn plugins(
     layout: &Layout,
     cluster: &Cluster,
     node: &str,
@@ -59,16 +57,16 @@ pub fn plugins(
 }
 
 /// What to say of a volume that no plugin serves.
-pub fn unsupported(volume: &PodVolume) -> Failed {
+pub(crate) fn unsupported(volume: &PodVolume) -> String {
     let kind = match &volume.source {
         Source::Inline(inline) => kind_of(inline.as_ref(), &["name"]),
         Source::Persistent { volume, .. } => kind_of(&volume.spec, NO_SOURCES),
     };
     let name = &volume.name;
-    Failed::unchanged(match kind {
-        Some(kind) => format!("volume {name} is of a kind that Berth does not mount yet: {kind}"),
+    match kind {
+        Some(kind) => format!("volume {name}: {kind} is not supported"),
         None => format!("volume {name} does not say what it is made of"),
-    })
+    }
 }
 
 /// The fields of a PersistentVolume's spec that do not say what it is made of.

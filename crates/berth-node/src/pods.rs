@@ -9,33 +9,40 @@
 //! `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
 
 mod decide;
-mod entry;
 mod finish;
 mod launch;
-mod qos;
-mod report;
-mod run;
 mod status;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use berth_kube::{Backoff, Cache, Cluster, Failure, Next, Queue, Recorder};
-use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
+use berth_kube::storage::is_over;
+use berth_kube::timeline::Step;
+use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder, Severity, reference};
+use berth_runtime::{ContainerId, Reason, Runtime, State};
+use futures_util::future::join_all;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, Secret};
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::entry::{Entry, is_final};
+use self::decide::{Decision, Known, Problem, deadline, decide, pause};
+use self::launch::container_spec;
+use self::status::whole_seconds;
 use crate::layout::Layout;
+use crate::plugin::Ready;
 use crate::volumes::{Volumes, names};
-use berth_runtime::{Runtime, State};
+
+/// Why a container is waiting that lacks something its specification names.
+const CONFIG_ERROR: &str = "CreateContainerConfigError";
 
 /// What runs the pods of a node.
-pub struct Options {
+pub(crate) struct Options {
     /// Where the pods are.
     pub cluster: Cluster,
     /// The node's name.
@@ -59,22 +66,73 @@ pub struct Options {
 }
 
 /// The pods of a node.
-pub struct Pods {
+pub(crate) struct Pods {
     options: Options,
     cache: Cache<Pod>,
     entries: Mutex<HashMap<String, Arc<Entry>>>,
     statuses: Queue<String>,
 }
 
+/// One pod, until nothing of it is left.
+struct Entry {
+    uid: String,
+    seen: Mutex<Seen>,
+    /// For the worker of the pod.
+    work: tokio::sync::Mutex<Work>,
+    /// For the worker that writes its status.
+    told: Mutex<Told>,
+}
+
+#[derive(Default)]
+struct Seen {
+    pod: Option<Arc<Pod>>,
+    gone: bool,
+    /// A container lacks something for its environment.
+    misses: bool,
+    /// What it lacks may have come.
+    came: bool,
+}
+
+#[derive(Default)]
+struct Told {
+    /// What Kubernetes is to know.
+    status: Option<PodStatus>,
+    /// Nothing of the pod is left here: Kubernetes can forget it.
+    finished: bool,
+}
+
+#[derive(Default)]
+struct Work {
+    /// By name.
+    containers: HashMap<String, Known>,
+    /// Every run that the runtime still knows.
+    runs: HashSet<ContainerId>,
+    /// Runs that are being stopped, with the grace they were given.
+    stopping: HashMap<ContainerId, Duration>,
+    /// Runs whose end is waited for.
+    watched: HashSet<ContainerId>,
+    /// Where the logs lie.
+    logs: Option<PathBuf>,
+    /// The pod has ended, whether or not Kubernetes knows.
+    is_over: bool,
+    /// The pod ends, or has ended, because its time was over.
+    is_expired: bool,
+    /// When this process first looked at the pod.
+    first_seen: Option<Timestamp>,
+}
+
+/// What became of an attempt to start a container.
+type Started = Result<(ContainerId, State), (&'static str, String)>;
+
 /// A queue for [`Options::queue`].
-pub fn queue() -> Queue<String> {
+pub(crate) fn queue() -> Queue<String> {
     Queue::new("pods", Backoff::default())
 }
 
 impl Pods {
     /// Takes up the pods that are there: those of the cluster, and what is left here of others. Returns when all of them
     /// have told the volume manager what they want.
-    pub async fn start(options: Options) -> Arc<Self> {
+    pub(crate) async fn start(options: Options) -> Arc<Self> {
         let fields = format!("spec.nodeName={}", options.node);
         let cache = options.cluster.cache_where::<Pod>(&fields);
         cache.synced().await;
@@ -85,7 +143,7 @@ impl Pods {
             statuses: Queue::new("pod statuses", Backoff::default()),
         });
         for pod in pods.cache.list() {
-            if !is_final(&pod) {
+            if !is_over(&pod) {
                 pods.options.volumes.want(&pod);
             }
         }
@@ -101,7 +159,7 @@ impl Pods {
     }
 
     /// Works until the cluster's shutdown.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let shutdown = self.options.cluster.shutdown().clone();
         let (syncing, telling) = (self.clone(), self.clone());
         let sync = self.options.queue.run(usize::MAX, shutdown.clone(), move |uid: String| {
@@ -126,7 +184,11 @@ impl Pods {
         let Some(pod) = after.or(before) else { return };
         let uid = pod.uid().unwrap_or_default();
         let entry = self.entries().entry(uid.clone()).or_insert_with(|| Arc::new(Entry::new(&uid))).clone();
-        entry.observe(pod, after.is_none());
+        {
+            let mut seen = entry.seen();
+            seen.pod = Some(pod.clone());
+            seen.gone = after.is_none();
+        }
         self.options.queue.add(uid);
     }
 
@@ -194,7 +256,7 @@ impl Pods {
             Some(pod) if pod.metadata.deletion_timestamp.is_some() => {
                 Ok(self.finish(&entry, &mut work, &pod))
             }
-            Some(pod) if work.is_over || is_final(&pod) => Ok(self.rest(&entry, &mut work, &pod)),
+            Some(pod) if work.is_over || is_over(&pod) => Ok(self.rest(&entry, &mut work, &pod)),
             Some(pod) => Ok(self.run_pod(&entry, &mut work, &pod).await),
             None => self.clear(&entry, &mut work).await,
         }
@@ -207,6 +269,384 @@ impl Pods {
     fn entries(&self) -> MutexGuard<'_, HashMap<String, Arc<Entry>>> {
         self.entries.lock()
     }
+}
+
+impl Pods {
+    async fn run_pod(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: &Arc<Pod>) -> Next {
+        let Some(spec) = &pod.spec else { return Next::Done };
+        self.options.volumes.want(pod);
+        let volumes = self.options.volumes.ready(&entry.uid);
+        let name = whole_name(pod);
+        if entry.take_came() {
+            let problems = work.containers.values_mut().filter_map(|known| known.problem.as_mut());
+            for problem in problems.filter(|problem| problem.reason == CONFIG_ERROR) {
+                problem.again = Timestamp::now();
+            }
+        }
+        let deadline = deadline(spec, work.first_seen(pod));
+        let decision = loop {
+            let (ready, now) = (volumes.is_some(), Timestamp::now());
+            let decision = decide(spec, &work.containers, ready, deadline, now, &name);
+            let Some(volumes) = volumes.as_ref().filter(|_| !decision.start.is_empty()) else {
+                break decision;
+            };
+            self.start_all(entry, work, pod, spec, &decision, volumes).await;
+        };
+        if decision.is_expired && !work.is_expired {
+            work.is_expired = true;
+            self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
+        }
+        for name in &decision.stop {
+            self.stop(entry, work, pod, name, grace(pod));
+        }
+        for (name, waiting) in
+            decision.waiting.iter().filter(|(_, waiting)| waiting.reason == "CrashLoopBackOff")
+        {
+            let message = format!("Back-off restarting failed container {name} in pod {}", whole_name(pod));
+            tracing::debug!(pod = %entry.uid, container = %name, "{}", waiting.message);
+            self.tell_container(pod, name, Severity::Warning, "BackOff", message);
+        }
+        if decision.phase.is_final() {
+            work.is_over = true;
+            self.options.volumes.unwant(&entry.uid);
+        }
+        let misses = work.containers.values().filter_map(|known| known.problem.as_ref());
+        let came = entry.set_misses(misses.into_iter().any(|problem| problem.reason == CONFIG_ERROR));
+        self.report_later(entry, work, pod, &decision, volumes.is_some());
+        if came {
+            return Next::After(Duration::ZERO);
+        }
+        match decision.wake {
+            Some(wake) => {
+                Next::After(Duration::try_from(wake.duration_since(Timestamp::now())).unwrap_or_default())
+            }
+            None => Next::Done,
+        }
+    }
+
+    /// Leaves the pod's status to its worker.
+    fn report_later(
+        &self,
+        entry: &Entry,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+        decision: &Decision,
+        volumes_ready: bool,
+    ) {
+        let view = status::View {
+            pod,
+            first_seen: work.first_seen(pod),
+            known: &work.containers,
+            decision,
+            volumes_ready,
+            address: self.options.address,
+            is_expired: work.is_expired,
+        };
+        entry.told().status = Some(status::build(&view));
+        self.statuses.add(entry.uid.clone());
+    }
+
+    async fn start_all(
+        self: &Arc<Self>,
+        entry: &Arc<Entry>,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+        spec: &PodSpec,
+        decision: &Decision,
+        volumes: &HashMap<String, Ready>,
+    ) {
+        let part = |part: &Option<String>| part.clone().unwrap_or_default();
+        let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
+        work.logs = Some(self.options.layout.logs(&namespace, &name, &entry.uid));
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let due = all.filter(|container| decision.start.contains(&container.name));
+        let _steady = self.options.volumes.steady(&entry.uid).await;
+        let starts = due.map(|container| {
+            let known = work.containers.get(&container.name);
+            let attempt = known.filter(|known| known.run.is_some()).map_or(0, |known| known.attempt + 1);
+            async move { (container, self.start_container(pod, container, attempt, volumes).await) }
+        });
+        let begun = Instant::now();
+        for (container, started) in join_all(starts).await {
+            let step = Step {
+                component: "node",
+                call: &format!("container {} started", container.name),
+                pod: &Key::of(pod.as_ref()).to_string(),
+                node: &self.options.node,
+                ..Step::default()
+            };
+            step.ended(begun, started.as_ref().err().map(|(_, why)| why.as_str()));
+            self.note_start(work, pod, container, started);
+        }
+        self.watch(work);
+    }
+
+    async fn start_container(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        attempt: u32,
+        volumes: &HashMap<String, Ready>,
+    ) -> Started {
+        let spec = container_spec(&self.options, pod, container, attempt, volumes)
+            .await
+            .map_err(|problem| (CONFIG_ERROR, problem))?;
+        if attempt == 0 {
+            let image = container.image.as_deref().unwrap_or_default();
+            let message =
+                format!("Image {image:?} is not pulled: the command runs as a process of this machine");
+            self.tell_container(pod, &container.name, Severity::Normal, "Pulled", message);
+        }
+        if let Some(directory) = spec.log.parent() {
+            let made = std::fs::create_dir_all(directory);
+            made.map_err(|error| ("CreateContainerError", format!("make {}: {error}", directory.display())))?;
+        }
+        let runtime = &self.options.runtime;
+        let id = runtime.start(spec).await.map_err(|error| ("CreateContainerError", error.sentence()))?;
+        // One that was too quick to be seen running has all but ended.
+        let state = match runtime.state(&id) {
+            Some(state) => state,
+            None => State::Exited(runtime.exited(&id).await),
+        };
+        Ok((id, state))
+    }
+
+    fn note_start(
+        self: &Arc<Self>,
+        work: &mut Work,
+        pod: &Arc<Pod>,
+        container: &Container,
+        started: Started,
+    ) {
+        let known = work.containers.entry(container.name.clone()).or_default();
+        match started {
+            Ok((id, state)) => {
+                let before = known.run.take();
+                if let Some(State::Exited(ended)) = before {
+                    let long = ended.started.is_some_and(|started| {
+                        ended.finished.duration_since(started) >= jiff::SignedDuration::from_mins(10)
+                    });
+                    known.crashes = if long { 1 } else { known.crashes.saturating_add(1) };
+                    known.last = Some(ended);
+                }
+                known.attempt = id.attempt;
+                known.problem = None;
+                known.run = Some(state);
+                match &known.run {
+                    Some(State::Exited(ended)) if ended.reason == Reason::StartError => {
+                        let message = format!("Error: {}", ended.message);
+                        self.tell_container(pod, &container.name, Severity::Warning, "Failed", message);
+                    }
+                    _ => {
+                        self.tell_container(
+                            pod,
+                            &container.name,
+                            Severity::Normal,
+                            "Created",
+                            "Container created",
+                        );
+                        self.tell_container(
+                            pod,
+                            &container.name,
+                            Severity::Normal,
+                            "Started",
+                            "Container started",
+                        );
+                    }
+                }
+                self.forget_before_last(work, &id);
+                work.runs.insert(id);
+            }
+            Err((reason, message)) => {
+                let tries = known.problem.as_ref().map_or(1, |problem| problem.tries + 1);
+                let again = Timestamp::now() + pause(tries);
+                self.tell_container(
+                    pod,
+                    &container.name,
+                    Severity::Warning,
+                    "Failed",
+                    format!("Error: {message}"),
+                );
+                known.problem = Some(Problem { reason, message, tries, again });
+            }
+        }
+    }
+
+    /// Only the run before the latest is kept: for its exit code and its log.
+    fn forget_before_last(self: &Arc<Self>, work: &mut Work, latest: &ContainerId) {
+        let old = |id: &ContainerId| id.name == latest.name && id.attempt + 1 < latest.attempt;
+        let old: Vec<ContainerId> = work.runs.extract_if(|id| old(id)).collect();
+        for id in old {
+            let logs = work.logs.clone();
+            let runtime = self.options.runtime.clone();
+            tokio::spawn(async move {
+                if let Err(error) = runtime.remove(&id).await {
+                    tracing::warn!(container = %id, error = error.sentence(), "an old run is left");
+                }
+                let Some(logs) = logs else { return };
+                for name in [format!("{}.log", id.attempt), format!("{}.log.1", id.attempt)] {
+                    // What cannot be removed now is removed with the pod.
+                    let _ = std::fs::remove_file(logs.join(&id.name).join(name));
+                }
+            });
+        }
+    }
+
+    /// Waits for the end of every run that goes on.
+    fn watch(&self, work: &mut Work) {
+        work.watched.retain(|id| work.runs.contains(id));
+        for id in &work.runs {
+            let known = work.containers.get(&id.name);
+            let runs = known.is_some_and(|known| known.attempt == id.attempt && known.is_running());
+            if runs && work.watched.insert(id.clone()) {
+                let (runtime, queue, id) =
+                    (self.options.runtime.clone(), self.options.queue.clone(), id.clone());
+                let shutdown = self.options.cluster.shutdown().clone();
+                tokio::spawn(async move {
+                    let ended = shutdown.run_until_cancelled(runtime.exited(&id)).await;
+                    if ended.is_some() {
+                        queue.add(id.pod_uid);
+                    }
+                });
+            }
+        }
+    }
+
+    /// Tells the pod what happened to one of its containers.
+    fn tell_container(
+        &self,
+        pod: &Pod,
+        container: &str,
+        severity: Severity,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
+        let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
+        let init = init.is_some_and(|all| all.iter().any(|other| other.name == container));
+        let field = if init { "initContainers" } else { "containers" };
+        let mut about = reference(pod);
+        about.field_path = Some(format!("spec.{field}{{{container}}}"));
+        self.options.recorder.tell(about, severity, reason, message);
+    }
+}
+
+impl Entry {
+    fn new(uid: &str) -> Self {
+        Self {
+            uid: uid.to_owned(),
+            seen: Mutex::default(),
+            work: tokio::sync::Mutex::default(),
+            told: Mutex::default(),
+        }
+    }
+
+    /// The pod as Kubernetes has it.
+    fn latest(&self) -> Option<Arc<Pod>> {
+        let seen = self.seen();
+        seen.pod.clone().filter(|_| !seen.gone)
+    }
+
+    /// The pod as it was last seen, be it gone.
+    fn last_seen(&self) -> Option<Arc<Pod>> {
+        self.seen().pod.clone()
+    }
+
+    /// Notes whether a container lacks something; whether that may have come since it was looked for.
+    fn set_misses(&self, misses: bool) -> bool {
+        let mut seen = self.seen();
+        seen.misses = misses;
+        misses && seen.came
+    }
+
+    /// Something that containers may lack has come to a namespace; whether one of this pod does.
+    fn something_came(&self, namespace: &str) -> bool {
+        let mut seen = self.seen();
+        let there = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace);
+        let here = seen.pod.as_ref().is_some_and(there);
+        seen.came |= here;
+        here && seen.misses
+    }
+
+    /// Whether something has come since this was last asked.
+    fn take_came(&self) -> bool {
+        std::mem::take(&mut self.seen().came)
+    }
+
+    fn told(&self) -> MutexGuard<'_, Told> {
+        self.told.lock()
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock()
+    }
+}
+
+impl Work {
+    /// Takes up a run that was started in an earlier life of this process.
+    fn adopt(&mut self, id: ContainerId, state: State) {
+        let known = self.containers.entry(id.name.clone()).or_default();
+        match &known.run {
+            Some(_) if known.attempt > id.attempt => {
+                if let (State::Exited(ended), true) = (state, known.attempt == id.attempt + 1) {
+                    known.last = Some(ended);
+                }
+            }
+            latest => {
+                if let (Some(State::Exited(ended)), true) = (latest, known.attempt + 1 == id.attempt) {
+                    known.last = Some(ended.clone());
+                }
+                known.run = Some(state);
+                known.attempt = id.attempt;
+                known.crashes = id.attempt;
+            }
+        }
+        self.runs.insert(id);
+    }
+
+    /// Looks which containers have ended.
+    fn look(&mut self, runtime: &Runtime) {
+        for id in &self.runs {
+            let Some(known) = self.containers.get_mut(&id.name) else { continue };
+            if known.attempt == id.attempt
+                && known.is_running()
+                && let Some(state) = runtime.state(id)
+            {
+                known.run = Some(state);
+            }
+        }
+    }
+
+    /// The run of a container that goes on.
+    fn running(&self, uid: &str, name: &str) -> Option<ContainerId> {
+        let known = self.containers.get(name).filter(|known| known.is_running())?;
+        Some(ContainerId { pod_uid: uid.to_owned(), name: name.to_owned(), attempt: known.attempt })
+    }
+
+    /// When the node first saw the pod.
+    fn first_seen(&mut self, pod: &Pod) -> Timestamp {
+        let here = *self.first_seen.get_or_insert_with(Timestamp::now);
+        let told = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
+        // The status has it from an earlier life of this process, or from this one without the part of a second.
+        told.filter(|told| *told != whole_seconds(here)).unwrap_or(here)
+    }
+
+    fn any_running(&self) -> bool {
+        self.containers.values().any(Known::is_running)
+    }
+}
+
+/// How long the containers of a pod may take to end.
+fn grace(pod: &Pod) -> Duration {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(30);
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
+
+/// A pod as upstream names it in messages: `name_namespace(uid)`.
+fn whole_name(pod: &Pod) -> String {
+    let meta = &pod.metadata;
+    let part = |part: &Option<String>| part.clone().unwrap_or_default();
+    format!("{}_{}({})", part(&meta.name), part(&meta.namespace), part(&meta.uid))
 }
 
 /// Why a pod could not be brought further.

@@ -8,22 +8,18 @@ mod attend;
 mod sockets;
 mod version;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_csi::v1::node_client::NodeClient;
-use berth_csi::v1::node_service_capability::rpc;
-use berth_csi::v1::{NodeGetCapabilitiesRequest, node_service_capability};
+use berth_csi::{Call, Client, NodeCapability};
 use berth_kube::{Cache, Cluster};
 use k8s_openapi::api::storage::v1::CSIDriver;
-use parking_lot::RwLock;
 use tokio::sync::{Notify, watch};
-use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::Status;
 
 use self::attend::Attendant;
 use self::sockets::{Seen, Sockets};
@@ -31,7 +27,7 @@ use self::version::Version;
 use crate::machine::Machine;
 
 /// How long a driver may take for one call, as with the kubelet.
-pub const CALL: Duration = Duration::from_secs(2 * 60);
+const CALL: Duration = Duration::from_secs(2 * 60);
 
 /// Why drivers cannot join.
 #[derive(Debug, thiserror::Error)]
@@ -46,30 +42,14 @@ pub enum Error {
     },
 }
 
-/// What the node service of a driver can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(clippy::struct_excessive_bools, reason = "each is one capability of the spec")]
-pub struct Capabilities {
-    /// STAGE_UNSTAGE_VOLUME.
-    pub stage: bool,
-    /// GET_VOLUME_STATS.
-    pub stats: bool,
-    /// EXPAND_VOLUME.
-    pub expand: bool,
-    /// SINGLE_NODE_MULTI_WRITER.
-    pub single_node_multi_writer: bool,
-    /// VOLUME_MOUNT_GROUP.
-    pub mount_group: bool,
-}
-
 /// A driver that is registered here; cheap to clone.
 #[derive(Clone)]
 pub struct Driver {
     /// Its name.
     pub name: String,
-    /// The connection to it, which is made anew when it breaks.
-    pub channel: Channel,
-    capabilities: Arc<RwLock<Capabilities>>,
+    client: Client,
+    /// What its node service can do, asked when it registered: a driver that changes is registered anew.
+    capabilities: Arc<HashSet<NodeCapability>>,
     version: Version,
     /// The registration socket that it came with.
     socket: PathBuf,
@@ -86,16 +66,14 @@ impl fmt::Debug for Driver {
 }
 
 impl Driver {
-    /// What it could do when it was last asked.
-    pub fn capabilities(&self) -> Capabilities {
-        *self.capabilities.read()
+    /// Whether its node service can do this.
+    pub fn can(&self, capability: NodeCapability) -> bool {
+        self.capabilities.contains(&capability)
     }
 
-    /// Asks what it can do: it may have been replaced since it was registered.
-    pub async fn ask_capabilities(&self) -> Result<Capabilities, Status> {
-        let capabilities = ask_capabilities(self.channel.clone()).await?;
-        *self.capabilities.write() = capabilities;
-        Ok(capabilities)
+    /// Calls it, for as long as a driver may take.
+    pub(crate) async fn call<C: Call>(&self, request: C) -> Result<C::Answer, Status> {
+        self.client.call(CALL, request).await
     }
 }
 
@@ -176,7 +154,7 @@ impl Drivers {
 }
 
 /// Watches `directory` for drivers until the cluster's shutdown; those already there register at once.
-pub fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) -> Result<Drivers, Error> {
+pub(crate) fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) -> Result<Drivers, Error> {
     let failed = |source| Error::Watch { path: directory.to_owned(), source };
     std::fs::create_dir_all(directory).map_err(failed)?;
     let (sockets, seen) = Sockets::watch(directory).map_err(failed)?;
@@ -232,36 +210,6 @@ async fn follow(mut sockets: Sockets, mut seen: Vec<Seen>, attendant: Attendant)
             },
         };
     }
-}
-
-async fn ask_capabilities(channel: Channel) -> Result<Capabilities, Status> {
-    let mut request = Request::new(NodeGetCapabilitiesRequest {});
-    request.set_timeout(CALL);
-    let mut node = NodeClient::new(channel);
-    let answer = within(CALL, node.node_get_capabilities(request)).await?.into_inner();
-    let mut capabilities = Capabilities::default();
-    for capability in answer.capabilities {
-        let Some(node_service_capability::Type::Rpc(known)) = capability.r#type else { continue };
-        match known.r#type() {
-            rpc::Type::StageUnstageVolume => capabilities.stage = true,
-            rpc::Type::GetVolumeStats => capabilities.stats = true,
-            rpc::Type::ExpandVolume => capabilities.expand = true,
-            rpc::Type::SingleNodeMultiWriter => capabilities.single_node_multi_writer = true,
-            rpc::Type::VolumeMountGroup => capabilities.mount_group = true,
-            _ => {}
-        }
-    }
-    Ok(capabilities)
-}
-
-/// A call that is not waited for longer than this, whatever the other side does.
-pub(crate) async fn within<T>(
-    limit: Duration,
-    call: impl Future<Output = Result<T, Status>>,
-) -> Result<T, Status> {
-    tokio::time::timeout(limit, call).await.unwrap_or_else(|_| {
-        Err(Status::deadline_exceeded(format!("the driver did not answer within {limit:?}")))
-    })
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ const RETRY: SignedDuration = SignedDuration::from_mins(1);
 
 /// A token of a service account; its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Token {
+pub(crate) struct Token {
     /// What the API server issued.
     pub token: String,
     /// When it ends.
@@ -44,7 +44,7 @@ impl fmt::Debug for Token {
 
 /// The tokens of this node's pods; cheap to clone.
 #[derive(Clone)]
-pub struct Tokens {
+pub(crate) struct Tokens {
     cluster: Cluster,
     kept: Arc<Mutex<HashMap<Want, Token>>>,
 }
@@ -61,13 +61,13 @@ struct Want {
 
 impl Tokens {
     /// No tokens yet; they are asked for through `cluster`.
-    pub fn new(cluster: &Cluster) -> Self {
+    pub(crate) fn new(cluster: &Cluster) -> Self {
         Self { cluster: cluster.clone(), kept: Arc::default() }
     }
 
     /// A token of the pod's service account that is good for a fifth of its life at least, unless the API server
     /// refuses to renew it. No audiences means the API server's own.
-    pub async fn token(
+    pub(crate) async fn token(
         &self,
         pod: &Pod,
         audiences: &[String],
@@ -96,7 +96,7 @@ impl Tokens {
     }
 
     /// Forgets the tokens of a pod that is gone.
-    pub fn forget(&self, pod_uid: &str) {
+    pub(crate) fn forget(&self, pod_uid: &str) {
         self.kept().retain(|want, _| want.pod_uid != pod_uid);
     }
 

@@ -14,7 +14,6 @@
 
 mod disk;
 mod growth;
-mod operate;
 mod plan;
 mod resolve;
 mod state;
@@ -34,16 +33,16 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::time::Instant;
 
 pub(crate) use self::disk::names;
-pub use self::disk::remove_pod;
-use self::operate::Outcome;
-use self::plan::Action;
-use self::state::{Found, Group, State};
+pub(crate) use self::disk::remove_pod;
+use self::plan::{Action, Mount};
+use self::state::{DeviceEntry, Found, Group, Growth, Place, State};
 use crate::layout::Layout;
-use crate::plugin::{Failed, Plugin, Ready};
+use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume, Ready};
+use crate::plugins::unsupported;
 
 /// What the volume manager needs of the Node object.
 #[async_trait]
-pub trait Attachments: Send + Sync {
+pub(crate) trait Attachments: Send + Sync {
     /// Returns once Kubernetes knows that the node uses a device.
     async fn in_use(&self, unique_name: &str) -> Result<(), Failed>;
 
@@ -55,7 +54,7 @@ pub trait Attachments: Send + Sync {
 }
 
 /// What a volume manager is made of.
-pub struct Options {
+pub(crate) struct Options {
     /// Where claims and volumes are.
     pub cluster: Cluster,
     /// Where things lie on disk.
@@ -71,7 +70,7 @@ pub struct Options {
 }
 
 /// The volume manager of a node.
-pub struct Volumes {
+pub(crate) struct Volumes {
     options: Options,
     state: Mutex<State>,
     queue: Queue<Work>,
@@ -101,9 +100,25 @@ impl Failure for Never {}
 
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(122) };
 
+/// How an operation ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    /// It did what it should.
+    Done,
+    /// It goes on when something else has changed; if nothing does, it is looked at again after this time.
+    Wait(Duration),
+    /// It failed, and was told of.
+    Failed,
+}
+
+/// As long as a kubelet lets a pod wait for its volumes before it complains.
+const PATIENCE: Duration = Duration::from_secs(123);
+
+const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
+
 impl Volumes {
     /// A volume manager that knows what stands on disk, all of it uncertain. Nothing is done before [`Volumes::run`].
-    pub fn new(options: Options) -> Arc<Self> {
+    pub(crate) fn new(options: Options) -> Arc<Self> {
         let mut state = State::default();
         disk::reconstruct(&options.layout, &options.plugins, &mut state);
         let volumes = Arc::new(Self {
@@ -118,7 +133,7 @@ impl Volumes {
 
     /// Works until the cluster's shutdown; to be called once all pods that are there have said what they want, as what
     /// nobody wants is taken away.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let groups: Vec<Group> = self.state().groups.keys().cloned().collect();
         for group in groups {
             self.queue.add(Work::Settle(group));
@@ -139,7 +154,7 @@ impl Volumes {
     }
 
     /// A pod is to have its volumes; to be called again when the pod changes.
-    pub fn want(&self, pod: &Arc<Pod>) {
+    pub(crate) fn want(&self, pod: &Arc<Pod>) {
         let uid = pod.uid().unwrap_or_default();
         let missing = self.state().want(pod, &uid);
         for name in missing {
@@ -148,24 +163,24 @@ impl Volumes {
     }
 
     /// A pod that is not to have volumes keeps those it has until [`Volumes::unwant`]: its containers still run.
-    pub fn hold(&self, pod_uid: &str) {
+    pub(crate) fn hold(&self, pod_uid: &str) {
         self.state().hold(pod_uid);
     }
 
     /// A pod no longer needs its volumes.
-    pub fn unwant(&self, pod_uid: &str) {
+    pub(crate) fn unwant(&self, pod_uid: &str) {
         let groups = self.state().unwant(pod_uid);
         self.settle_all(groups);
     }
 
     /// Where a pod finds its volumes, by their names in the pod; `None` until it has all of them.
-    pub fn ready(&self, pod_uid: &str) -> Option<HashMap<String, Ready>> {
+    pub(crate) fn ready(&self, pod_uid: &str) -> Option<HashMap<String, Ready>> {
         self.state().ready(pod_uid)
     }
 
     /// Keeps a pod's volumes from being grown until the guards are dropped: where the kernel grows a filesystem only
     /// unmounted, its mounts are gone for a moment, and a container that starts then would find an empty directory.
-    pub async fn steady(&self, pod_uid: &str) -> Vec<OwnedRwLockReadGuard<()>> {
+    pub(crate) async fn steady(&self, pod_uid: &str) -> Vec<OwnedRwLockReadGuard<()>> {
         // In one order: of two pods, each would else wait for what the other has, and growth before it.
         let names = self.state().placed_of(pod_uid);
         let mut guards = Vec::with_capacity(names.len());
@@ -183,31 +198,26 @@ impl Volumes {
         lock
     }
 
-    /// What keeps a pod from having its volumes, one sentence each.
-    pub fn problems(&self, pod_uid: &str) -> Vec<String> {
-        self.state().problems(pod_uid)
-    }
-
     /// Whether a pod neither wants nor has any volume.
-    pub fn is_gone(&self, pod_uid: &str) -> bool {
+    pub(crate) fn is_gone(&self, pod_uid: &str) -> bool {
         self.state().is_gone(pod_uid)
     }
 
     /// What a pod's ConfigMap, Secret and similar volumes are made of changed.
-    pub fn refresh(&self, pod_uid: &str) {
+    pub(crate) fn refresh(&self, pod_uid: &str) {
         let groups = self.state().make_stale(pod_uid);
         self.settle_all(groups);
     }
 
     /// The unique names of the devices that are, or may be, in use.
-    pub fn devices(&self) -> Vec<String> {
+    pub(crate) fn devices(&self) -> Vec<String> {
         let state = self.state();
         let devices = state.groups.values().filter_map(|members| members.device.as_ref());
         devices.filter(|entry| entry.in_use).map(|entry| entry.device.unique_name.clone()).collect()
     }
 
     /// A device was attached or detached.
-    pub fn attachment_changed(&self, unique_name: &str) {
+    pub(crate) fn attachment_changed(&self, unique_name: &str) {
         let group = Group::Device(unique_name.to_owned());
         let known = self.state().groups.contains_key(&group);
         if known {
@@ -216,7 +226,7 @@ impl Volumes {
     }
 
     /// Tries at once what failed: a driver has come.
-    pub fn retry(&self) {
+    pub(crate) fn retry(&self) {
         let (volumes, groups) = self.state().failed();
         for (pod, name) in volumes {
             self.queue.add(Work::Find { pod, name });
@@ -271,11 +281,7 @@ impl Volumes {
             Err(problem) => return self.unfound(uid, name, &problem),
         };
         let Some(plugin) = self.options.plugins.iter().find(|plugin| plugin.serves(&volume.source)) else {
-            return self.unfound(
-                uid,
-                name,
-                "no volume plugin matched: Berth does not mount this kind of volume yet",
-            );
+            return self.unfound(uid, name, &unsupported(&volume));
         };
         match plugin.device(&volume) {
             Ok(device) => {
@@ -360,5 +366,246 @@ impl Volumes {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock()
+    }
+}
+
+/// One operation on a device or on a pod's volume, what it does to what is known, and the event when it fails.
+impl Volumes {
+    async fn operate(&self, group: &Group, action: Action) -> Outcome {
+        match action {
+            Action::TearDown(placed) => self.tear_down(&placed).await,
+            Action::ReportInUse => self.report_in_use(group).await,
+            Action::AwaitAttachment => self.await_attachment(group),
+            Action::Stage(placed) => self.stage(group, &placed).await,
+            Action::SetUp(placed) => self.set_up(&placed).await,
+            Action::Refuse(placed) => {
+                self.problem(&placed, "SetUp", "SetUpDevice", IN_USE);
+                Outcome::Wait(PATIENCE)
+            }
+            Action::Expand(placed) => self.expand(&placed).await,
+            Action::Unstage => self.unstage(group).await,
+            Action::ReportNotInUse => self.report_not_in_use(group),
+        }
+    }
+
+    async fn set_up(&self, placed: &Placed) -> Outcome {
+        let Some((plugin, volume, before)) = self.begin(placed) else { return Outcome::Done };
+        let result = plugin.set_up(&volume).await;
+        let failed = {
+            let mut state = self.state();
+            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
+            match result {
+                Ok(ready) => {
+                    place.state = Mount::Mounted;
+                    place.reconstructed = false;
+                    place.ready = Some(ready);
+                    place.failed = false;
+                    place.size = place.size.or_else(|| resolve::size(&volume));
+                    place.refresh_at = plugin.refresh_after(&volume).map(|after| Instant::now() + after);
+                    None
+                }
+                Err(failed) => {
+                    place.state = before.after_failure(failed.certainty, place.reconstructed);
+                    place.stale = before == Mount::Mounted;
+                    Some(failed)
+                }
+            }
+        };
+        match failed {
+            None => {
+                if before != Mount::Mounted {
+                    tracing::info!(pod = %placed.pod_uid, volume = %placed.spec_name, "mounted");
+                    (self.options.changed)(&placed.pod_uid);
+                }
+                Outcome::Done
+            }
+            Some(failed) => {
+                self.problem(placed, "SetUp", "MapPodDevice", &failed.message);
+                Outcome::Failed
+            }
+        }
+    }
+
+    /// From here on the volume may be there, whatever becomes of the call.
+    fn begin(&self, placed: &Placed) -> Option<(Arc<dyn Plugin>, PodVolume, Mount)> {
+        let mut state = self.state();
+        let place = state.place_mut(placed)?;
+        let volume = place.volume.clone()?;
+        let before = place.state;
+        if before == Mount::NotMounted {
+            place.state = Mount::Uncertain;
+        }
+        place.stale = false;
+        Some((place.plugin.clone(), volume, before))
+    }
+
+    async fn tear_down(&self, placed: &Placed) -> Outcome {
+        let plugin = {
+            let mut state = self.state();
+            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
+            place.ready = None;
+            place.refresh_at = None;
+            place.plugin.clone()
+        };
+        let result = plugin.tear_down(placed).await;
+        let (failed, pod) = {
+            let mut state = self.state();
+            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
+            let pod = place.pod.clone();
+            match result {
+                Ok(()) => {
+                    place.state = Mount::NotMounted;
+                    place.reconstructed = false;
+                    place.growth = Growth::None;
+                    place.failed = false;
+                    (None, pod)
+                }
+                Err(failed) => {
+                    if failed.certainty != Certainty::Unchanged {
+                        place.state = Mount::Uncertain;
+                    }
+                    place.failed = true;
+                    (Some(failed), pod)
+                }
+            }
+        };
+        let Some(failed) = failed else {
+            tracing::info!(pod = %placed.pod_uid, volume = %placed.spec_name, "unmounted");
+            return Outcome::Done;
+        };
+        let operation = if placed.block { "UnmapVolume" } else { "UnmountVolume" };
+        let message =
+            format!("{operation}.TearDown failed for volume {:?} : {}", placed.spec_name, failed.message);
+        self.complain(pod.as_deref(), placed, "FailedUnmount", message);
+        Outcome::Failed
+    }
+
+    async fn stage(&self, group: &Group, placed: &Placed) -> Outcome {
+        let begun = {
+            let mut state = self.state();
+            let volume = state.place(placed).and_then(|place: &Place| place.volume.clone());
+            state.device_mut(group).zip(volume).map(|(entry, volume)| {
+                let before = entry.state;
+                if before == Mount::NotMounted {
+                    entry.state = Mount::Uncertain;
+                }
+                entry.waiting = None;
+                (entry.plugin.clone(), volume, before)
+            })
+        };
+        let Some((plugin, volume, before)) = begun else { return Outcome::Done };
+        let result = plugin.stage(&volume).await;
+        let failed = self.with_device(group, |entry| match result {
+            Ok(()) => {
+                entry.state = Mount::Mounted;
+                entry.reconstructed = false;
+                None
+            }
+            Err(failed) => {
+                entry.state = before.after_failure(failed.certainty, entry.reconstructed);
+                Some(failed)
+            }
+        });
+        match failed.flatten() {
+            None => Outcome::Done,
+            Some(failed) => {
+                self.problem(placed, "MountDevice", "SetUpDevice", &failed.message);
+                Outcome::Failed
+            }
+        }
+    }
+
+    async fn unstage(&self, group: &Group) -> Outcome {
+        let device =
+            self.with_device(group, |entry| (entry.plugin.clone(), entry.device.unique_name.clone()));
+        let Some((plugin, name)) = device else { return Outcome::Done };
+        let result = plugin.unstage(&name).await;
+        let outcome = self.with_device(group, |entry| match result {
+            Ok(()) => {
+                entry.state = Mount::NotMounted;
+                entry.reconstructed = false;
+                Outcome::Done
+            }
+            Err(failed) => {
+                if failed.certainty != Certainty::Unchanged {
+                    entry.state = Mount::Uncertain;
+                }
+                tracing::warn!(device = name, error = %failed, "UnmountDevice failed; trying again");
+                Outcome::Failed
+            }
+        });
+        outcome.unwrap_or(Outcome::Done)
+    }
+
+    async fn report_in_use(&self, group: &Group) -> Outcome {
+        let Some(name) = self.with_device(group, |entry| entry.device.unique_name.clone()) else {
+            return Outcome::Done;
+        };
+        match self.options.node.in_use(&name).await {
+            Ok(()) => {
+                self.with_device(group, |entry| entry.in_use = true);
+                Outcome::Done
+            }
+            Err(Failed { message, .. }) => {
+                tracing::warn!(device = name, error = message, "not reported as in use; trying again");
+                Outcome::Failed
+            }
+        }
+    }
+
+    fn report_not_in_use(&self, group: &Group) -> Outcome {
+        let name = self.with_device(group, |entry| {
+            entry.in_use = false;
+            entry.device.unique_name.clone()
+        });
+        if let Some(name) = name {
+            self.options.node.not_in_use(&name);
+        }
+        Outcome::Done
+    }
+
+    /// Attaching is others' work, who tell of their failures; only a long wait is worth a word.
+    fn await_attachment(&self, group: &Group) -> Outcome {
+        let now = Instant::now();
+        let since = self.with_device(group, |entry| *entry.waiting.get_or_insert(now));
+        if since.is_some_and(|since| now - since >= PATIENCE) {
+            let waiting: Vec<Placed> = {
+                let state = self.state();
+                let places = state.groups.get(group).into_iter().flat_map(|members| &members.places);
+                places.filter(|(_, place)| place.volume.is_some()).map(|(placed, _)| placed.clone()).collect()
+            };
+            for placed in waiting {
+                self.problem(&placed, "WaitForAttach", "WaitForAttach", "timed out waiting for the condition: the volume is not attached to this node; its VolumeAttachment says why");
+            }
+        }
+        Outcome::Wait(PATIENCE)
+    }
+
+    /// Notes and tells why a pod does not get its volume: `mount` and `map` name the step for filesystems and devices.
+    fn problem(&self, placed: &Placed, mount: &str, map: &str, cause: &str) {
+        let pod = {
+            let mut state = self.state();
+            let Some(place) = state.place_mut(placed) else { return };
+            place.failed = true;
+            place.pod.clone()
+        };
+        let (reason, step) = if placed.block {
+            ("FailedMapVolume", format!("MapVolume.{map}"))
+        } else {
+            ("FailedMount", format!("MountVolume.{mount}"))
+        };
+        let message = format!("{step} failed for volume {:?} : {cause}", placed.spec_name);
+        self.complain(pod.as_deref(), placed, reason, message);
+    }
+
+    fn complain(&self, pod: Option<&Pod>, placed: &Placed, reason: &str, message: String) {
+        tracing::warn!(pod = %placed.pod_uid, volume = %placed.spec_name, reason, error = message, "trying again");
+        if let Some(pod) = pod {
+            self.options.recorder.warning(pod, reason, message);
+        }
+    }
+
+    fn with_device<T>(&self, group: &Group, change: impl FnOnce(&mut DeviceEntry) -> T) -> Option<T> {
+        self.state().device_mut(group).map(change)
     }
 }

@@ -2,6 +2,12 @@
 
 /// On a node: the attach-detach controller attaches its volumes.
 pub const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
+/// On a node: what each of its CSI drivers calls it, as JSON.
+pub const CSI_NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
+/// The prefix of the labels that every node has: `os`, `arch`, `hostname`.
+pub const NODE_LABEL_PREFIX: &str = "kubernetes.io/";
+/// The first prefix of `os` and `arch`, which some manifests still ask for.
+pub const BETA_NODE_LABEL_PREFIX: &str = "beta.kubernetes.io/";
 /// On a node: volumes of pods that are over stay mounted.
 pub const KEEP_TERMINATED_POD_VOLUMES: &str = "volumes.kubernetes.io/keep-terminated-pod-volumes";
 /// The taint of a node that was shut down for good.

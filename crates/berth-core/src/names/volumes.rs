@@ -40,8 +40,20 @@ pub const ATTRIBUTES_CLASS_PROTECTION: &str = "kubernetes.io/vac-protection";
 pub const IN_TREE_PLUGIN_PREFIX: &str = "kubernetes.io/";
 /// How the name of a CSI volume in a node's status begins; `<driver>^<handle>` follows.
 pub const CSI_VOLUME_PREFIX: &str = "kubernetes.io/csi/";
-/// The plugin that deletes volumes below a directory of a node.
+/// The plugin for CSI drivers, whose name a node's directories carry.
+pub const CSI_PLUGIN: &str = "kubernetes.io/csi";
+/// The plugin for `configMap`.
+pub const CONFIG_MAP_PLUGIN: &str = "kubernetes.io/configmap";
+/// The plugin for `downwardAPI`.
+pub const DOWNWARD_API_PLUGIN: &str = "kubernetes.io/downward-api";
+/// The plugin for `emptyDir`.
+pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io/empty-dir";
+/// The plugin for `hostPath`, which also deletes volumes below a directory of a node.
 pub const HOST_PATH_PLUGIN: &str = "kubernetes.io/host-path";
+/// The plugin for `projected`.
+pub const PROJECTED_PLUGIN: &str = "kubernetes.io/projected";
+/// The plugin for `secret`.
+pub const SECRET_PLUGIN: &str = "kubernetes.io/secret";
 
 /// On an attachment: its volume as `<driver>^<handle>`, which its name does not give away.
 pub const ATTACHED_VOLUME: &str = "attach-detach.berth.dev/volume";

@@ -2,12 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::CSI_NODE_IDS;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::{CSINode, CSINodeDriver, CSINodeSpec, VolumeNodeResources};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
-
-/// The Node annotation with each driver's name for this node.
-const NODE_IDS: &str = "csi.volume.kubernetes.io/nodeid";
 
 /// A driver as it describes itself to the node (NodeGetInfo).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -42,7 +40,7 @@ pub enum Unfit {
     },
     /// The annotation is damaged.
     #[error(
-        "the annotation {NODE_IDS} of the Node is not a JSON object of strings; remove it, and it is written anew"
+        "the annotation {CSI_NODE_IDS} of the Node is not a JSON object of strings; remove it, and it is written anew"
     )]
     Annotation,
 }
@@ -123,7 +121,7 @@ pub(super) fn remove(object: &mut CSINode, driver: &str) {
 }
 
 fn ids(node: &Node) -> Result<BTreeMap<String, String>, Unfit> {
-    match node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(NODE_IDS)) {
+    match node.metadata.annotations.as_ref().and_then(|annotations| annotations.get(CSI_NODE_IDS)) {
         Some(text) if !text.is_empty() => serde_json::from_str(text).map_err(|_| Unfit::Annotation),
         _ => Ok(BTreeMap::new()),
     }
@@ -132,9 +130,9 @@ fn ids(node: &Node) -> Result<BTreeMap<String, String>, Unfit> {
 fn set_ids(node: &mut Node, ids: &BTreeMap<String, String>) {
     let annotations = node.metadata.annotations.get_or_insert_default();
     if ids.is_empty() {
-        annotations.remove(NODE_IDS);
+        annotations.remove(CSI_NODE_IDS);
     } else {
-        annotations.insert(NODE_IDS.to_owned(), serde_json::json!(ids).to_string());
+        annotations.insert(CSI_NODE_IDS.to_owned(), serde_json::json!(ids).to_string());
     }
 }
 
@@ -159,9 +157,12 @@ mod tests {
         let mut node = Node::default();
         annotate(&mut node, &driver("x")).unwrap();
         annotate(&mut node, &driver("y")).unwrap();
-        assert_eq!(node.metadata.annotations.as_ref().unwrap()[NODE_IDS], r#"{"x":"x-node","y":"y-node"}"#);
+        assert_eq!(
+            node.metadata.annotations.as_ref().unwrap()[CSI_NODE_IDS],
+            r#"{"x":"x-node","y":"y-node"}"#
+        );
         remove_annotation(&mut node, "x").unwrap();
-        assert_eq!(node.metadata.annotations.as_ref().unwrap()[NODE_IDS], r#"{"y":"y-node"}"#);
+        assert_eq!(node.metadata.annotations.as_ref().unwrap()[CSI_NODE_IDS], r#"{"y":"y-node"}"#);
         remove_annotation(&mut node, "y").unwrap();
         assert!(node.metadata.annotations.unwrap().is_empty());
         assert_eq!(node.metadata.labels.unwrap().len(), 2);
@@ -176,7 +177,7 @@ mod tests {
             r#"detected topology value collision: driver reported "b/zone":"1" but existing label is "b/zone":"9""#
         );
         let mut node = Node::default();
-        node.metadata.annotations = Some(BTreeMap::from([(NODE_IDS.to_owned(), "[".to_owned())]));
+        node.metadata.annotations = Some(BTreeMap::from([(CSI_NODE_IDS.to_owned(), "[".to_owned())]));
         assert_eq!(annotate(&mut node, &driver("x")), Err(Unfit::Annotation));
     }
 

@@ -13,7 +13,7 @@ const LITTLE_SPACE: u64 = 1 << 30;
 
 /// What pods may use of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Allocatable {
+pub(super) struct Allocatable {
     /// Processors, in thousandths.
     pub cpu_millis: u64,
     /// Memory in bytes.

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use berth_core::names::{BETA_NODE_LABEL_PREFIX, CONTROLLER_ATTACHES, NODE_LABEL_PREFIX};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeStatus, NodeSystemInfo,
@@ -11,9 +12,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::facts::{Allocatable, Facts, architecture};
 use super::{KUBELET_VERSION, Options};
-
-/// The annotation that leaves attaching to the attach-detach controller.
-const CONTROLLER_ATTACHES: &str = "volumes.kubernetes.io/controller-managed-attach-detach";
 
 /// What changes while the machine runs.
 #[derive(Debug, Clone)]
@@ -30,9 +28,9 @@ pub(super) fn describe(node: &mut Node, options: &Options) {
     let labels = node.metadata.labels.get_or_insert_default();
     labels.extend(options.labels.clone());
     for (name, value) in [("hostname", options.name.as_str()), ("os", "linux"), ("arch", architecture())] {
-        labels.insert(format!("kubernetes.io/{name}"), value.to_owned());
+        labels.insert(format!("{NODE_LABEL_PREFIX}{name}"), value.to_owned());
         if name != "hostname" {
-            labels.insert(format!("beta.kubernetes.io/{name}"), value.to_owned());
+            labels.insert(format!("{BETA_NODE_LABEL_PREFIX}{name}"), value.to_owned());
         }
     }
     let annotations = node.metadata.annotations.get_or_insert_default();

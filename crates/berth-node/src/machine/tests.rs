@@ -89,7 +89,7 @@ async fn a_new_node_is_ready_with_its_csi_node_and_lease() {
     let status = node.status.as_ref().unwrap();
     assert!(status.allocatable.as_ref().unwrap().contains_key("ephemeral-storage"));
     assert_eq!(status.node_info.as_ref().unwrap().operating_system, "linux");
-    assert!(machine.allocatable().memory > 0);
+    assert!(machine.facts.allocatable.memory > 0);
     let csi_node = world.csi_node().await;
     assert!(csi_node::is_owned(&csi_node, &node));
     assert!(csi_node.metadata.owner_references.as_ref().unwrap()[0].controller.is_none());
@@ -141,13 +141,10 @@ async fn many_volumes_reported_at_the_same_time_share_writes() {
 async fn an_attached_volume_is_heard_of() {
     let world = World::new().await;
     let machine = world.start().await;
-    let waiting = tokio::spawn({
-        let machine = machine.clone();
-        async move { machine.attached("b").await }
-    });
+    let mut attached = machine.attached.subscribe();
     world.attach(&["a"]).await;
     world.attach(&["a", "b"]).await;
-    assert_eq!(timeout(LONG, waiting).await.unwrap().unwrap(), "/dev/b");
+    timeout(LONG, attached.wait_for(|attached| attached.contains("b"))).await.unwrap().unwrap();
     assert!(machine.is_attached("a") && !machine.is_attached("c"));
     // Its own writes leave what the controller wrote.
     machine.in_use("x").await.unwrap();

@@ -4,47 +4,52 @@
 //! On disk: the kubelet's layout. `vol_data.json` is written before the driver is called, so that what a crash leaves is
 //! known. Calls for different volumes share nothing but the connection, so none waits for another's.
 
-mod block;
-mod calls;
-mod expand;
+mod disk;
 mod inputs;
-mod mounted;
 mod rules;
 mod source;
-mod stats;
-mod vol_data;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
-
-use parking_lot::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
+use berth_core::Quantity;
+use berth_csi::NodeCapability;
+use berth_csi::code;
+use berth_csi::v1::{
+    CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
+    NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
+};
+use berth_host::ownership::{GroupPolicy, apply_group};
+use berth_host::path::Dir;
 use berth_kube::timeline::Step;
 use berth_kube::{Cache, Cluster, Key};
 use futures_util::FutureExt as _;
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIDriver;
+use parking_lot::{Mutex, MutexGuard};
+use tonic::{Code, Status};
 
-use self::calls::unanswered;
+use self::disk::{NodePaths, PodPaths, VolData};
 use self::rules::Rules;
-use self::source::{CsiVolume, Mode};
-pub use self::stats::Stats;
-use self::vol_data::VolData;
+pub(crate) use self::source::CsiVolume;
+use self::source::Mode;
+use super::{blocking, blocking_or, fs_group};
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
-use crate::registration::{Capabilities, Driver, Drivers};
+use crate::registration::{Driver, Drivers};
 use crate::tokens::Tokens;
 
 /// The plugin's name.
-pub const NAME: &str = "kubernetes.io/csi";
+const NAME: &str = berth_core::names::CSI_PLUGIN;
 /// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
 
 const COMPONENT: &str = "volume-manager";
 
 /// The plugin for all CSI drivers.
-pub struct Csi {
+pub(crate) struct Csi {
     cluster: Cluster,
     layout: Layout,
     node: String,
@@ -67,7 +72,13 @@ enum Kept {
 
 impl Csi {
     /// The plugin on the node of this name.
-    pub fn new(cluster: &Cluster, layout: &Layout, node: &str, drivers: Drivers, tokens: Tokens) -> Self {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        layout: &Layout,
+        node: &str,
+        drivers: Drivers,
+        tokens: Tokens,
+    ) -> Self {
         Self {
             cluster: cluster.clone(),
             layout: layout.clone(),
@@ -87,16 +98,6 @@ impl Csi {
                 self.node
             ))
         })
-    }
-
-    /// The driver of this name, and what it can do now.
-    async fn able_driver(&self, name: &str) -> Result<(Driver, Capabilities), Failed> {
-        let driver = self.driver(name)?;
-        let capabilities = driver
-            .ask_capabilities()
-            .await
-            .map_err(|status| unanswered(&format!("asking driver {name} what it can do"), &status))?;
-        Ok((driver, capabilities))
     }
 
     /// What the driver's CSIDriver says; that there is none counts only once all are known.
@@ -150,20 +151,209 @@ impl Csi {
         nothing
     }
 
-    /// The directory of a pod's volume.
-    fn pod_dir(&self, uid: &str, spec_name: &str) -> PathBuf {
-        self.layout.pod_volume(uid, NAME, spec_name)
+    /// What a failure to bring something means, after what was made for it is removed where nothing is there.
+    async fn settled(
+        &self,
+        key: &Kept,
+        failed: Failed,
+        remove: impl FnOnce() -> Result<(), String> + Send + 'static,
+    ) -> Failed {
+        if !self.is_nothing(key, &failed) {
+            return Failed::uncertain(failed.message);
+        }
+        match blocking_or(Failed::uncertain, remove).await {
+            Ok(()) => failed,
+            Err(left) => Failed::uncertain(format!(
+                "{}; besides, what was made for the call is left: {}",
+                failed.message, left.message
+            )),
+        }
     }
 
-    /// The directories of all volumes with a filesystem that are or may be staged.
-    fn staged_dirs(&self) -> Vec<PathBuf> {
-        let top = self.layout.plugins().join(NAME);
-        entries(&top)
-            .into_iter()
-            // Drivers have a dot or at least another name; these two are the kubelet's own.
-            .filter(|driver| !driver.ends_with("volumeDevices") && !driver.ends_with("pv"))
-            .flat_map(|driver| entries(&driver))
-            .collect()
+    /// Has the driver stage a volume, with a filesystem or as a block device.
+    async fn stage_volume(&self, volume: &PodVolume) -> Result<(), Failed> {
+        let csi = volume.csi()?;
+        let driver = self.driver(&csi.driver)?;
+        if !driver.can(NodeCapability::StageUnstageVolume) {
+            return Ok(());
+        }
+        let rules = self.rules(&csi.driver).await;
+        let publish_context = self.publish_context(&rules, &csi.driver, &csi.handle).await?;
+        let secrets = self.secret("NodeStageSecretRef", csi.stage_secret.as_ref()).await?;
+        let capability = csi.capability(volume, &driver, mount_group(&driver, &volume.pod))?;
+        let paths = NodePaths::new(&self.layout, volume, csi);
+        let data = VolData::of_node(volume, csi, &self.node);
+        let (was_there, prepared) = blocking({
+            let paths = paths.clone();
+            move || Ok((paths.prepare(&data)?, Dir::ensure(&paths.staging, 0o750)))
+        })
+        .await?;
+        let key = Kept::Device(csi.unique_name());
+        self.kept().entry(key.clone()).or_insert(was_there);
+        prepared.map_err(|error| Failed::uncertain(error.sentence()))?;
+        let request = NodeStageVolumeRequest {
+            volume_id: csi.handle.clone(),
+            publish_context,
+            staging_target_path: text(&paths.staging),
+            volume_capability: Some(capability),
+            secrets,
+            volume_context: csi.attributes.clone(),
+        };
+        if let Err(status) = driver.call(request).await {
+            return Err(self.settled(&key, failed(&status), move || paths.remove()).await);
+        }
+        self.kept().insert(key, true);
+        Ok(())
+    }
+
+    /// Has the driver publish a volume for a pod; gives where its containers find it.
+    async fn publish_volume(&self, volume: &PodVolume) -> Result<PathBuf, Failed> {
+        let csi = volume.csi()?;
+        let paths = PodPaths::new(&self.layout, volume.pod_uid(), volume.spec_name(), volume.block);
+        let driver = self.driver(&csi.driver)?;
+        let rules = self.rules(&csi.driver).await;
+        if let Some(refusal) = rules.refuse(&csi.driver, csi.mode) {
+            return Err(Failed::unchanged(refusal));
+        }
+        let request = self.publish_request(volume, csi, &rules, &driver, &paths).await?;
+        let data = if volume.block {
+            VolData::of_node(volume, csi, &self.node)
+        } else {
+            VolData::of_pod(volume, csi, &self.node)
+        };
+        let was_there = blocking({
+            let paths = paths.clone();
+            move || paths.prepare(&data)
+        })
+        .await?;
+        let key = Kept::Volume(volume.pod_uid().to_owned(), volume.spec_name().to_owned());
+        self.kept().entry(key.clone()).or_insert(was_there);
+        if let Err(status) = driver.call(request).await {
+            return Err(self.settled(&key, failed(&status), move || paths.remove()).await);
+        }
+        self.kept().insert(key, true);
+        if volume.block {
+            return blocking_or(Failed::uncertain, move || paths.map()).await;
+        }
+        if let Some(group) = fs_group(&volume.pod)
+            .filter(|_| !driver.can(NodeCapability::VolumeMountGroup) && rules.gives_to_group(volume, csi))
+        {
+            give_to_group(&volume.pod, &csi.handle, &paths.target, group).await?;
+        }
+        Ok(paths.target)
+    }
+
+    async fn publish_request(
+        &self,
+        volume: &PodVolume,
+        csi: &CsiVolume,
+        rules: &Rules,
+        driver: &Driver,
+        paths: &PodPaths,
+    ) -> Result<NodePublishVolumeRequest, Failed> {
+        let persistent = csi.mode == Mode::Persistent;
+        let publish_context = if persistent {
+            self.publish_context(rules, &csi.driver, &csi.handle).await?
+        } else {
+            BTreeMap::new()
+        };
+        let mut secrets = self.secret("NodePublishSecretRef", csi.publish_secret.as_ref()).await?;
+        let mut volume_context = csi.attributes.clone();
+        volume_context.extend(rules.pod_info(&volume.pod, csi.mode));
+        if !volume.block {
+            let tokens = self.token_entry(rules, &volume.pod).await?;
+            if rules.tokens_are_secrets {
+                secrets.extend(tokens);
+            } else {
+                volume_context.extend(tokens);
+            }
+        }
+        let is_staged = volume.block || persistent && driver.can(NodeCapability::StageUnstageVolume);
+        let staging = is_staged.then(|| text(&NodePaths::new(&self.layout, volume, csi).staging));
+        Ok(NodePublishVolumeRequest {
+            volume_id: csi.handle.clone(),
+            publish_context,
+            staging_target_path: staging.unwrap_or_default(),
+            target_path: text(&paths.target),
+            volume_capability: Some(csi.capability(volume, driver, mount_group(driver, &volume.pod))?),
+            readonly: volume.read_only,
+            secrets,
+            volume_context,
+        })
+    }
+
+    /// Has the driver take a volume away from a pod, and removes what is left of it there.
+    async fn unpublish_volume(&self, placed: &Placed) -> Result<(), Failed> {
+        let paths = PodPaths::new(&self.layout, &placed.pod_uid, &placed.spec_name, placed.block);
+        let (paths, data) = blocking_or(Failed::uncertain, move || {
+            let data = VolData::read(&paths.data).map_err(|error| error.to_string())?;
+            Ok((paths, data))
+        })
+        .await?;
+        let driver = data.as_ref().map(|data| self.driver(&data.driver)).transpose()?;
+        let target_path = text(&paths.target);
+        if placed.block {
+            let paths = paths.clone();
+            blocking_or(Failed::uncertain, move || paths.unmap()).await?;
+        }
+        if let (Some(data), Some(driver)) = (data, driver) {
+            let request = NodeUnpublishVolumeRequest { volume_id: data.handle, target_path };
+            driver.call(request).await.map_err(|status| not_undone(&status))?;
+        }
+        blocking_or(Failed::uncertain, move || paths.remove()).await?;
+        self.kept().remove(&Kept::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
+        Ok(())
+    }
+
+    /// Has the driver unstage a volume, and removes what is left of it on the node.
+    async fn unstage_volume(&self, paths: NodePaths, data: VolData) -> Result<(), Failed> {
+        if paths.may_be_staged() {
+            let driver = self.driver(&data.driver)?;
+            if driver.can(NodeCapability::StageUnstageVolume) {
+                let staging_target_path = text(&paths.staging);
+                let request = NodeUnstageVolumeRequest { volume_id: data.handle, staging_target_path };
+                let begun = Instant::now();
+                let done = driver.call(request).await.map_err(|status| not_undone(&status));
+                self.tell_undone("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
+                done?;
+            }
+        }
+        blocking_or(Failed::uncertain, move || paths.remove()).await
+    }
+
+    /// Grows a volume that a pod has to the capacity of its PersistentVolume; gives the size it has now, or `None` if
+    /// the driver has nothing to do on nodes.
+    ///
+    /// `Unchanged` is the driver's own answer and nothing else, such as that it is not registered.
+    async fn expand_volume(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
+        let Source::Persistent { volume: persistent, .. } = &volume.source else { return Ok(None) };
+        let again = |error: Failed| Failed::uncertain(error.message);
+        let csi = volume.csi().map_err(again)?;
+        let capacity = persistent.spec.as_ref().and_then(|spec| spec.capacity.as_ref()?.get("storage"));
+        let Some(wanted) = capacity.and_then(|capacity| capacity.0.parse::<Quantity>().ok()) else {
+            return Ok(None);
+        };
+        let wanted = wanted.value();
+        let driver = self.driver(&csi.driver).map_err(again)?;
+        if !driver.can(NodeCapability::ExpandVolume) {
+            return Ok(None);
+        }
+        let secrets = self.secret("NodeExpandSecretRef", csi.expand_secret.as_ref()).await.map_err(again)?;
+        let published = PodPaths::new(&self.layout, volume.pod_uid(), volume.spec_name(), volume.block);
+        let staged = driver
+            .can(NodeCapability::StageUnstageVolume)
+            .then(|| text(&NodePaths::new(&self.layout, volume, csi).staging));
+        let request = NodeExpandVolumeRequest {
+            volume_id: csi.handle.clone(),
+            volume_path: text(&published.target),
+            capacity_range: Some(CapacityRange { required_bytes: wanted, limit_bytes: 0 }),
+            staging_target_path: staged.unwrap_or_default(),
+            volume_capability: Some(csi.capability(volume, &driver, None).map_err(again)?),
+            secrets,
+        };
+        let answer = driver.call(request).await.map_err(|status| not_grown(&status))?;
+        let size = if answer.capacity_bytes > 0 { answer.capacity_bytes } else { wanted };
+        Ok(u64::try_from(size).ok())
     }
 }
 
@@ -181,55 +371,50 @@ impl Plugin for Csi {
     }
 
     fn device(&self, volume: &PodVolume) -> Result<Option<Device>, Failed> {
-        let volume = CsiVolume::read(volume)?;
-        if volume.mode == Mode::Ephemeral {
+        let csi = volume.csi()?;
+        if csi.mode == Mode::Ephemeral {
             return Ok(None);
         }
         if self.objects.synced().now_or_never().is_none() {
             return Err(Failed::unchanged("the CSIDriver objects are not known yet"));
         }
-        let attach = Rules::of(self.objects.named(&volume.driver).as_deref()).attach;
-        let stage = self.driver(&volume.driver)?.capabilities().stage;
-        Ok(Some(Device { unique_name: volume.unique_name(), attach, stage }))
+        let attach = Rules::of(self.objects.named(&csi.driver).as_deref()).attach;
+        let stage = self.driver(&csi.driver)?.can(NodeCapability::StageUnstageVolume);
+        Ok(Some(Device { unique_name: csi.unique_name(), attach, stage }))
     }
 
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
-        let csi = CsiVolume::read(volume)?;
         let begun = Instant::now();
-        let staged = if csi.block {
-            self.stage_block(&csi).await
-        } else {
-            self.stage_mounted(&volume.pod, &csi).await
-        };
+        let staged = self.stage_volume(volume).await;
         self.tell("NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
         staged
     }
 
     async fn unstage(&self, device: &str) -> Result<(), Failed> {
-        let was_mounted = self.unstage_mounted(device).await?;
-        // A volume is one or the other, and to look for the other is to read what all of them are.
-        if !was_mounted {
-            self.unstage_blocks(device).await?;
+        let name = device.strip_prefix(NAME).and_then(|name| name.strip_prefix('/')?.split_once('^'));
+        let Some((driver, handle)) = name.map(|(driver, handle)| (driver.to_owned(), handle.to_owned()))
+        else {
+            return Err(Failed::finally(format!("{device:?} is not the name of a CSI volume")));
+        };
+        let layout = self.layout.clone();
+        let find = move || disk::staged_of(&layout, &driver, &handle);
+        for (paths, data) in blocking_or(Failed::uncertain, find).await? {
+            self.unstage_volume(paths, data).await?;
         }
         self.kept().remove(&Kept::Device(device.to_owned()));
         Ok(())
     }
 
     async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
-        let csi = CsiVolume::read(volume)?;
         let begun = Instant::now();
-        let published = if csi.block {
-            self.publish_block(&volume.pod, &csi).await
-        } else {
-            self.publish_mounted(&volume.pod, &csi).await
-        };
+        let published = self.publish_volume(volume).await;
         self.tell("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
         published.map(|path| Ready { path })
     }
 
     fn refresh_after(&self, volume: &PodVolume) -> Option<Duration> {
-        let volume = CsiVolume::read(volume).ok().filter(|volume| !volume.block)?;
-        Rules::of(self.objects.named(&volume.driver).as_deref()).republish.then_some(REPUBLISH)
+        let csi = volume.csi().ok().filter(|_| !volume.block)?;
+        Rules::of(self.objects.named(&csi.driver).as_deref()).republish.then_some(REPUBLISH)
     }
 
     async fn expand(&self, volume: &PodVolume) -> Result<Option<u64>, Failed> {
@@ -243,67 +428,76 @@ impl Plugin for Csi {
 
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         let begun = Instant::now();
-        let done = if placed.block {
-            self.unpublish_block(placed).await
-        } else {
-            self.unpublish_mounted(placed).await
-        };
+        let done = self.unpublish_volume(placed).await;
         self.tell_undone("NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
         done
     }
 
     fn staged(&self) -> Vec<Device> {
-        let mounted = self
-            .staged_dirs()
-            .into_iter()
-            .filter_map(|directory| data_or(&directory, || mounted::remove_unused(&directory)));
-        let blocks = block::directories(&self.layout)
-            .into_iter()
-            .filter_map(|directory| data_or(&directory.join("data"), || block::remove_unused(&directory)));
-        let known: Vec<VolData> = mounted.chain(blocks).collect();
-        let mut devices: Vec<Device> = known.iter().map(|data| self.device_from(data)).collect();
+        let staged = disk::staged(&self.layout);
+        let mut devices: Vec<Device> = staged.iter().map(|data| self.device_from(data)).collect();
         devices.sort_by(|a, b| a.unique_name.cmp(&b.unique_name));
         devices.dedup();
         devices
     }
 
     fn placed(&self) -> Vec<Placed> {
-        let mut placed = block::placed(&self.layout);
+        let mut placed = disk::placed_blocks(&self.layout);
         placed.sort_by(|a, b| (&a.spec_name, &a.pod_uid).cmp(&(&b.spec_name, &b.pod_uid)));
         placed.dedup();
         placed
     }
 
     fn device_of(&self, placed: &Placed) -> Option<Device> {
-        let directory = if placed.block {
-            self.layout.csi_device(&placed.spec_name).join("data")
-        } else {
-            self.pod_dir(&placed.pod_uid, &placed.spec_name)
-        };
-        let data = data_or(&directory, || ()).filter(|data| data.mode != Mode::Ephemeral.as_str())?;
-        Some(self.device_from(&data))
+        let paths = PodPaths::new(&self.layout, &placed.pod_uid, &placed.spec_name, placed.block);
+        let data = disk::data_or(&paths.data, || Ok(()))?;
+        (data.mode != Mode::Ephemeral.as_str()).then(|| self.device_from(&data))
     }
 }
 
-/// The entries of a directory; none if it is not there.
-fn entries(directory: &Path) -> Vec<PathBuf> {
-    let Ok(entries) = std::fs::read_dir(directory) else { return Vec::new() };
-    entries.filter_map(|entry| entry.ok().map(|entry| entry.path())).collect()
+/// The group that the driver itself gives the volume to.
+fn mount_group(driver: &Driver, pod: &Pod) -> Option<u32> {
+    fs_group(pod).filter(|_| driver.can(NodeCapability::VolumeMountGroup))
 }
 
-/// What the file in a directory says; without a file `missing` is called, and a damaged one is complained about.
-fn data_or(directory: &Path, missing: impl FnOnce()) -> Option<VolData> {
-    match VolData::read(directory) {
-        Ok(None) => {
-            missing();
-            None
-        }
-        Ok(data) => data,
-        Err(error) => {
-            tracing::error!(%error, "a volume cannot be taken away until this is repaired");
-            None
-        }
-    }
+async fn give_to_group(pod: &Pod, handle: &str, target: &Path, group: u32) -> Result<(), Failed> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let policy = match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
+        Some("OnRootMismatch") => GroupPolicy::OnRootMismatch,
+        _ => GroupPolicy::Always,
+    };
+    let (target, handle) = (target.to_owned(), handle.to_owned());
+    blocking_or(Failed::uncertain, move || {
+        let given = Dir::open(&target).and_then(|top| apply_group(&top, group, policy, false));
+        given
+            .map(|_| ())
+            .map_err(|error| format!("applyFSGroup failed for vol {handle}: {}", error.sentence()))
+    })
+    .await
+}
+
+fn text(path: &Path) -> String {
+    path.to_string_lossy().into_owned()
+}
+
+/// An answer as the outcome of something that brings a volume.
+fn failed(status: &Status) -> Failed {
+    let certainty = if code::is_final(status.code()) { Certainty::Final } else { Certainty::Uncertain };
+    Failed { certainty, message: code::status_text(status) }
+}
+
+/// An answer as the outcome of something that takes a volume away: whatever it was, it must be tried again.
+fn not_undone(status: &Status) -> Failed {
+    Failed::uncertain(code::status_text(status))
+}
+
+fn not_grown(status: &Status) -> Failed {
+    let certainty = match status.code() {
+        Code::InvalidArgument | Code::OutOfRange | Code::NotFound => Certainty::Final,
+        Code::FailedPrecondition => Certainty::Unchanged,
+        _ => Certainty::Uncertain,
+    };
+    Failed { certainty, message: code::status_text(status) }
 }
 
 #[cfg(test)]

@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use berth_core::names::EMPTY_DIR_PLUGIN;
 use berth_host::ownership::{GroupPolicy, apply_group};
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::objects::NodeFacts;
-use super::scratch::{EMPTY_DIR, Medium, Scratch};
-use super::{Host, blocking, fs_group, quantity};
+use super::scratch::{Medium, Scratch};
+use super::{Host, blocking, fs_group};
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
 
 /// The plugin for `emptyDir`.
@@ -24,7 +25,7 @@ pub(super) struct EmptyDir {
 #[async_trait]
 impl Plugin for EmptyDir {
     fn name(&self) -> &'static str {
-        EMPTY_DIR
+        EMPTY_DIR_PLUGIN
     }
 
     fn serves(&self, source: &Source) -> bool {
@@ -50,7 +51,7 @@ impl Plugin for EmptyDir {
         let (host, uid, name, group) =
             (self.host.clone(), volume.pod_uid().to_owned(), volume.name.clone(), fs_group(&volume.pod));
         blocking(move || {
-            let scratch = Scratch::new(&host.layout, EMPTY_DIR, &uid, &name)?;
+            let scratch = Scratch::new(&host.layout, EMPTY_DIR_PLUGIN, &uid, &name)?;
             if scratch.open_ready(medium)?.is_none() {
                 let directory = scratch.make(medium)?;
                 if let Some(gid) = group {
@@ -65,8 +66,10 @@ impl Plugin for EmptyDir {
 
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         let (host, placed) = (self.host.clone(), placed.clone());
-        blocking(move || Scratch::new(&host.layout, EMPTY_DIR, &placed.pod_uid, &placed.spec_name)?.remove())
-            .await
+        blocking(move || {
+            Scratch::new(&host.layout, EMPTY_DIR_PLUGIN, &placed.pod_uid, &placed.spec_name)?.remove()
+        })
+        .await
     }
 }
 
@@ -116,7 +119,8 @@ fn of(resources: &ResourceRequirements) -> Option<u64> {
 
 /// A size that limits something: zero limits nothing.
 fn bytes(quantity: &Quantity) -> Option<u64> {
-    quantity::units(&quantity.0).and_then(|units| u64::try_from(units).ok()).filter(|bytes| *bytes > 0)
+    let amount: berth_core::Quantity = quantity.0.parse().ok()?;
+    u64::try_from(amount.value()).ok().filter(|bytes| *bytes > 0)
 }
 
 #[cfg(test)]

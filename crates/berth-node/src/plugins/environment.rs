@@ -10,7 +10,7 @@ use crate::plugin::Failed;
 
 /// The environment of a container: what `envFrom` brings, then `env`, each variable once, in the order in which they
 /// first appear. A later one replaces an earlier one of its name and can refer to it as `$(NAME)`.
-pub fn environment(
+pub(crate) fn environment(
     pod: &Pod,
     container: &Container,
     objects: &Objects,
@@ -33,7 +33,7 @@ pub fn environment(
 }
 
 /// Replaces each `$(NAME)` that is known; `$$` is a dollar sign, and what is not known stays as it is.
-pub fn expand<'a>(text: &str, known: impl Fn(&str) -> Option<&'a str>) -> String {
+pub(crate) fn expand<'a>(text: &str, known: impl Fn(&str) -> Option<&'a str>) -> String {
     let mut expanded = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('$') {

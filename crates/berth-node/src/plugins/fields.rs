@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
+use berth_core::Quantity as Amount;
 use k8s_openapi::api::core::v1::{Container, Pod, ResourceFieldSelector};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::objects::NodeFacts;
-use super::quantity;
 
 /// Why there is no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NoValue {
+pub(super) enum NoValue {
     /// There is no such field, or pods are not told of it.
     #[error("unsupported fieldPath: {0}")]
     Field(String),
@@ -33,7 +33,7 @@ pub enum NoValue {
 }
 
 /// The value of a field as an environment variable has it.
-pub fn field_value(pod: &Pod, field_path: &str, node: &NodeFacts) -> Result<String, NoValue> {
+pub(super) fn field_value(pod: &Pod, field_path: &str, node: &NodeFacts) -> Result<String, NoValue> {
     let (spec, status) = (pod.spec.as_ref(), pod.status.as_ref());
     let value = match field_path {
         "spec.nodeName" => spec.and_then(|spec| spec.node_name.clone()),
@@ -77,7 +77,7 @@ pub(super) fn metadata_value(pod: &Pod, field_path: &str) -> Result<String, NoVa
 
 /// The value of a container's resource, in the selector's unit, rounded up. The selector names the container, or it
 /// is `own`. A limit that the container does not have is what the node has.
-pub fn resource_value(
+pub(super) fn resource_value(
     pod: &Pod,
     own: Option<&Container>,
     selector: &ResourceFieldSelector,
@@ -98,7 +98,7 @@ pub fn resource_value(
     let value = match list {
         "requests" => own(resources.and_then(|resources| resources.requests.as_ref())),
         "limits" => own(resources.and_then(|resources| resources.limits.as_ref()))
-            .filter(|limit| quantity::units(&limit.0) != Some(0))
+            .filter(|limit| limit.0.parse() != Ok(Amount::ZERO))
             // Huge pages are never promised twice, so a container without a limit has none.
             .or_else(|| {
                 if is_common {
@@ -110,15 +110,15 @@ pub fn resource_value(
         _ => return Err(unsupported()),
     };
     let read = |text: &str| {
-        let number = if name == "cpu" { quantity::thousandths(text) } else { quantity::units(text) };
-        number.ok_or_else(|| NoValue::Quantity(text.to_owned()))
+        let amount: Amount = text.parse().map_err(|_| NoValue::Quantity(text.to_owned()))?;
+        Ok(if name == "cpu" { amount.thousandths() } else { amount.value().into() })
     };
     let value = read(value.as_ref().map_or("0", |value| &value.0))?;
     let divisor = match read(selector.divisor.as_ref().map_or("1", |divisor| &divisor.0))? {
         0 => read("1")?,
         divisor => divisor,
     };
-    Ok(quantity::div_ceil(value, divisor).to_string())
+    Ok((value.div_euclid(divisor) + i128::from(value.rem_euclid(divisor) != 0)).to_string())
 }
 
 fn pod_limit(pod: &Pod, name: &str) -> Option<Quantity> {

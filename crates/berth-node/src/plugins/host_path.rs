@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, OpenOptionsExt as _, PermissionsExt as
 use std::path::{Path, PathBuf};
 
 use async_trait::async_trait;
+use berth_core::names::HOST_PATH_PLUGIN;
 use berth_host::Error;
 use berth_host::path::Dir;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
@@ -19,7 +20,7 @@ pub(super) struct HostPath;
 #[async_trait]
 impl Plugin for HostPath {
     fn name(&self) -> &'static str {
-        "kubernetes.io/host-path"
+        HOST_PATH_PLUGIN
     }
 
     fn serves(&self, source: &Source) -> bool {

@@ -11,7 +11,7 @@ use crate::plugin::Failed;
 
 /// What pods are told of their node.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct NodeFacts {
+pub(crate) struct NodeFacts {
     /// The node's addresses, the internal ones first.
     pub addresses: Vec<String>,
     /// What pods can have of it, by resource.
@@ -20,7 +20,7 @@ pub struct NodeFacts {
 
 impl NodeFacts {
     /// The facts of a node.
-    pub fn of(node: &Node) -> Self {
+    pub(crate) fn of(node: &Node) -> Self {
         let Some(status) = &node.status else { return Self::default() };
         let addresses = status.addresses.as_deref().unwrap_or_default();
         let addresses = ["InternalIP", "ExternalIP"]
@@ -32,7 +32,7 @@ impl NodeFacts {
     }
 
     /// The facts of the node of this name.
-    pub async fn read(cluster: &Cluster, name: &str) -> Result<Self, Failed> {
+    pub(crate) async fn read(cluster: &Cluster, name: &str) -> Result<Self, Failed> {
         match read::<Node>(cluster, &Key::cluster(name)).await? {
             Some(node) => Ok(Self::of(&node)),
             None => Err(Failed::unchanged(format!(
@@ -89,7 +89,7 @@ impl References {
 
 /// The objects that are referred to, as far as they exist. Holds secrets: has no `Debug`.
 #[derive(Clone, Default)]
-pub struct Objects {
+pub(crate) struct Objects {
     pub(super) config_maps: BTreeMap<String, Arc<ConfigMap>>,
     pub(super) secrets: BTreeMap<String, Arc<Secret>>,
     pub(super) node: NodeFacts,
@@ -97,7 +97,11 @@ pub struct Objects {
 
 impl Objects {
     /// What the environment of a pod's container refers to.
-    pub async fn of_container(cluster: &Cluster, pod: &Pod, container: &Container) -> Result<Self, Failed> {
+    pub(crate) async fn of_container(
+        cluster: &Cluster,
+        pod: &Pod,
+        container: &Container,
+    ) -> Result<Self, Failed> {
         Self::read(cluster, pod, &References::of_container(container)).await
     }
 

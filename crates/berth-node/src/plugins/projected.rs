@@ -14,6 +14,7 @@ mod tests;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use berth_core::names::{CONFIG_MAP_PLUGIN, DOWNWARD_API_PLUGIN, PROJECTED_PLUGIN, SECRET_PLUGIN};
 use berth_host::path::Dir;
 use berth_kube::{Cache, Key};
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume};
@@ -43,10 +44,10 @@ impl Form {
 
     fn plugin(self) -> &'static str {
         match self {
-            Self::ConfigMap => "kubernetes.io/configmap",
-            Self::Secret => "kubernetes.io/secret",
-            Self::DownwardApi => "kubernetes.io/downward-api",
-            Self::Projected => "kubernetes.io/projected",
+            Self::ConfigMap => CONFIG_MAP_PLUGIN,
+            Self::Secret => SECRET_PLUGIN,
+            Self::DownwardApi => DOWNWARD_API_PLUGIN,
+            Self::Projected => PROJECTED_PLUGIN,
         }
     }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use berth_core::names::EMPTY_DIR_PLUGIN;
 use berth_host::mount::{self, Attributes};
 use berth_host::path::Dir;
 use berth_host::{Error, Result};
@@ -11,9 +12,6 @@ use crate::layout::Layout;
 
 /// Of all that lies between the node's directory and a volume.
 const PARENTS: u32 = 0o750;
-
-/// The name of the plugin for `emptyDir`.
-pub(super) const EMPTY_DIR: &str = "kubernetes.io/empty-dir";
 
 /// Where the content of a directory lies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,9 +111,12 @@ impl<'a> Scratch<'a> {
 
     /// The kubelet makes every such directory through emptyDir, and keeps the mark there.
     fn marker(&self) -> PathBuf {
-        let name =
-            if self.plugin == EMPTY_DIR { self.name.to_owned() } else { format!("wrapped_{}", self.name) };
-        self.layout.pod_plugin(self.pod_uid, EMPTY_DIR, &name)
+        let name = if self.plugin == EMPTY_DIR_PLUGIN {
+            self.name.to_owned()
+        } else {
+            format!("wrapped_{}", self.name)
+        };
+        self.layout.pod_plugin(self.pod_uid, EMPTY_DIR_PLUGIN, &name)
     }
 }
 

@@ -3,17 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_kube::storage::is_over;
 use berth_kube::{Next, Severity};
+use berth_runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 
 use super::decide::{Phase, decide, is_sidecar};
-use super::entry::{Entry, Work, is_final};
-use super::run::grace;
-use super::{Error, Pods};
+use super::{Entry, Error, Pods, Work, grace};
 use crate::volumes::remove_pod;
-use berth_runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
 
 impl Pods {
     /// The pod is being deleted.
@@ -157,7 +156,7 @@ impl Pods {
 
     fn report_end(&self, entry: &Entry, work: &mut Work, pod: &Arc<Pod>, stopped: bool) {
         // How a pod ended by itself is not told anew.
-        if is_final(pod) {
+        if is_over(pod) {
             self.statuses.add(entry.uid.clone());
             return;
         }

@@ -1,33 +1,21 @@
 //! From a container in a pod to what the runtime starts, or why it cannot.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
 use std::path::PathBuf;
 
-use berth_kube::Cluster;
+use berth_runtime::{ContainerSpec, Device, Mount, Propagation};
 use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext};
 
-use crate::layout::Layout;
+use super::Options;
 use crate::plugin::Ready;
 use crate::plugins::{Objects, environment, expand};
-use berth_runtime::{ContainerSpec, Device, Mount, Propagation};
-
-/// What is the same for all containers of a node.
-pub(super) struct Site<'a> {
-    pub(super) cluster: &'a Cluster,
-    pub(super) layout: &'a Layout,
-    pub(super) address: IpAddr,
-    /// Variables that every container gets unless it sets them itself.
-    pub(super) environment: &'a [(String, String)],
-    pub(super) hidden: &'a [PathBuf],
-}
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const TERMINATION_LOG: &str = "/dev/termination-log";
 
 /// What the runtime starts.
 pub(super) async fn container_spec(
-    site: &Site<'_>,
+    options: &Options,
     pod: &Pod,
     container: &Container,
     attempt: u32,
@@ -35,7 +23,7 @@ pub(super) async fn container_spec(
 ) -> Result<ContainerSpec, String> {
     let (mounts, devices) = (mounts(pod, container, volumes)?, devices(container, volumes)?);
     let hostname = hostname(pod);
-    let environment = whole_environment(site, pod, container, &hostname).await?;
+    let environment = whole_environment(options, pod, container, &hostname).await?;
     let known =
         |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
     let words = container.command.iter().flatten().chain(container.args.iter().flatten());
@@ -49,7 +37,7 @@ pub(super) async fn container_spec(
     let (namespace, name, uid) = names(pod);
     let termination = container.termination_message_path.as_deref().unwrap_or(TERMINATION_LOG);
     Ok(ContainerSpec {
-        log: site.layout.log(namespace, name, uid, &container.name, attempt),
+        log: options.layout.log(namespace, name, uid, &container.name, attempt),
         pod_uid: uid.to_owned(),
         pod_name: name.to_owned(),
         namespace: namespace.to_owned(),
@@ -67,7 +55,7 @@ pub(super) async fn container_spec(
         tty: container.tty.unwrap_or(false),
         mounts,
         devices,
-        hidden: site.hidden.to_vec(),
+        hidden: options.hidden.to_vec(),
         termination_message_path: Some(PathBuf::from(termination)),
     })
 }
@@ -90,16 +78,16 @@ fn hostname(pod: &Pod) -> String {
 }
 
 async fn whole_environment(
-    site: &Site<'_>,
+    options: &Options,
     pod: &Pod,
     container: &Container,
     hostname: &str,
 ) -> Result<Vec<(String, String)>, String> {
     let objects =
-        Objects::of_container(site.cluster, pod, container).await.map_err(|failed| failed.message)?;
+        Objects::of_container(&options.cluster, pod, container).await.map_err(|failed| failed.message)?;
     let mut pod = pod.clone();
     let status = pod.status.get_or_insert_default();
-    let address = site.address.to_string();
+    let address = options.address.to_string();
     status.pod_ip = Some(address.clone());
     status.pod_ips = Some(vec![PodIP { ip: address.clone() }]);
     status.host_ip = Some(address.clone());
@@ -108,7 +96,7 @@ async fn whole_environment(
     let given = [("PATH", PATH), ("HOSTNAME", hostname), ("HOME", "/root")];
     let given = given.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
     let mut all: Vec<(String, String)> = given
-        .chain(site.environment.iter().cloned())
+        .chain(options.environment.iter().cloned())
         .filter(|(name, _)| !own.iter().any(|(known, _)| known == name))
         .collect();
     all.extend(own);

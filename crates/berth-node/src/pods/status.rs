@@ -1,17 +1,22 @@
-//! A pod's status as `kubectl` shows it, from what is known of its containers.
+//! A pod's status as `kubectl` shows it, from what is known of its containers, and its writing.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
 
+use berth_kube::{Key, Next};
 use berth_runtime::{Exit, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodStatus,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
+use kube::api::{DeleteParams, Preconditions};
 
 use super::decide::{Decision, Known, Phase, is_sidecar};
+use super::{Error, Pods};
 
 /// What a status is made of.
 pub(super) struct View<'a> {
@@ -59,7 +64,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         pod_ip: Some(address.clone()),
         pod_ips: Some(vec![PodIP { ip: address }]),
         start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_seen)))),
-        qos_class: old.qos_class.clone().or_else(|| Some(super::qos::class(&spec).to_owned())),
+        qos_class: old.qos_class.clone().or_else(|| Some(qos_class(&spec).to_owned())),
         observed_generation: view.pod.metadata.generation.or(old.observed_generation),
         ..old
     }
@@ -216,7 +221,7 @@ fn condition(kind: &str, is_true: bool, reason: &str, message: String) -> PodCon
 }
 
 /// The new conditions with the times of the old ones where nothing changed, and the old ones that are not ours.
-pub(super) fn merged(old: &[PodCondition], new: Vec<PodCondition>) -> Vec<PodCondition> {
+fn merged(old: &[PodCondition], new: Vec<PodCondition>) -> Vec<PodCondition> {
     let mut conditions: Vec<PodCondition> = new
         .into_iter()
         .map(|mut condition| {
@@ -239,4 +244,86 @@ pub(super) fn merged(old: &[PodCondition], new: Vec<PodCondition>) -> Vec<PodCon
 /// Kubernetes keeps whole seconds: more would never be equal to what it gives back.
 pub(super) fn whole_seconds(time: Timestamp) -> Timestamp {
     Timestamp::from_second(time.as_second()).unwrap_or(time)
+}
+
+impl Pods {
+    /// Writes the status of a pod, and lets Kubernetes forget a pod of which nothing is left.
+    pub(super) async fn report(&self, uid: &str) -> Result<Next, Error> {
+        let Some(entry) = self.entry(uid) else { return Ok(Next::Done) };
+        let Some(seen) = entry.latest() else { return Ok(Next::Done) };
+        // The cache also has what we wrote ourselves.
+        let pod = self.cache.get(&Key::of(seen.as_ref())).filter(|pod| pod.uid().as_deref() == Some(uid));
+        let Some(pod) = pod else { return Ok(Next::Done) };
+        let (status, finished) = {
+            let told = entry.told();
+            (told.status.clone(), told.finished)
+        };
+        if let Some(status) = status {
+            let written = self.options.cluster.update_status(pod.as_ref(), |pod| put(pod, status)).await;
+            match written {
+                Ok(_) => {}
+                Err(error) if error.is_not_found() => return Ok(Next::Done),
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if finished {
+            let preconditions = Preconditions { uid: Some(uid.to_owned()), resource_version: None };
+            let parameters = DeleteParams {
+                grace_period_seconds: Some(0),
+                preconditions: Some(preconditions),
+                ..DeleteParams::default()
+            };
+            self.options.cluster.delete_with(pod.as_ref(), &parameters).await?;
+        }
+        Ok(Next::Done)
+    }
+}
+
+/// Puts a status into a pod as it is by now: the times of conditions that did not change stay, and so does what others
+/// have written meanwhile.
+fn put(pod: &mut Pod, status: PodStatus) {
+    let old = pod.status.take().unwrap_or_default();
+    let conditions =
+        merged(old.conditions.as_deref().unwrap_or_default(), status.conditions.unwrap_or_default());
+    pod.status = Some(PodStatus {
+        phase: status.phase,
+        reason: status.reason.or(old.reason),
+        message: status.message.or(old.message),
+        conditions: Some(conditions),
+        container_statuses: status.container_statuses,
+        init_container_statuses: status.init_container_statuses,
+        host_ip: status.host_ip,
+        host_ips: status.host_ips,
+        pod_ip: status.pod_ip,
+        pod_ips: status.pod_ips,
+        start_time: old.start_time.clone().or(status.start_time),
+        qos_class: old.qos_class.clone().or(status.qos_class),
+        observed_generation: status.observed_generation,
+        ..old
+    });
+}
+
+/// The class of a pod: `Guaranteed` if every container has equal requests and limits of CPU and memory, `BestEffort` if
+/// none has any, else `Burstable`.
+fn qos_class(spec: &PodSpec) -> &'static str {
+    let (mut any, mut all_equal) = (false, true);
+    for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
+        let resources = container.resources.clone().unwrap_or_default();
+        let (requests, limits) =
+            (resources.requests.unwrap_or_default(), resources.limits.unwrap_or_default());
+        for name in ["cpu", "memory"] {
+            let (request, limit) = (given(&requests, name), given(&limits, name));
+            any |= request.is_some() || limit.is_some();
+            all_equal &= limit.is_some() && (request.is_none() || request == limit);
+        }
+    }
+    match (any, all_equal) {
+        (false, _) => "BestEffort",
+        (true, true) => "Guaranteed",
+        (true, false) => "Burstable",
+    }
+}
+
+fn given<'a>(amounts: &'a BTreeMap<String, Quantity>, name: &str) -> Option<&'a str> {
+    amounts.get(name).map(|quantity| quantity.0.as_str()).filter(|amount| *amount != "0")
 }

@@ -4,21 +4,18 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_csi::Endpoint;
-use berth_csi::registration::registration_client::RegistrationClient;
+use berth_csi::code::status_text;
 use berth_csi::registration::{CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus};
 use berth_csi::v1::NodeGetInfoRequest;
-use berth_csi::v1::node_client::NodeClient;
+use berth_csi::{Client, Endpoint};
 use berth_kube::{Backoff, Cache};
 use k8s_openapi::api::storage::v1::CSIDriver;
-use parking_lot::RwLock;
 use tokio::net::UnixStream;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Channel;
-use tonic::{Request, Status};
+use tonic::Status;
 
-use super::{CALL, Driver, Drivers, ask_capabilities, version, within};
+use super::{CALL, Driver, Drivers, version};
 use crate::machine::{DriverInfo, Machine};
 
 /// How long a socket may take to be listened on.
@@ -112,18 +109,17 @@ impl Attendant {
     }
 
     async fn register(&self, path: &Path, name: &mut Option<String>) -> Result<Driver, Refused> {
-        let channel = dial(path).await?;
-        let mut plugin = RegistrationClient::new(channel);
-        let info = within(INFO, plugin.get_info(InfoRequest {}))
+        let plugin = dial(path).await?;
+        let info = plugin
+            .call(INFO, InfoRequest {})
             .await
-            .map_err(|status| Refused::Info { path: path.to_owned(), status: Box::new(status) })?
-            .into_inner();
+            .map_err(|status| Refused::Info { path: path.to_owned(), status: Box::new(status) })?;
         let result = self.accept(path, info, name).await;
         let told = match &result {
             Ok(_) => RegistrationStatus { plugin_registered: true, error: String::new() },
             Err(error) => RegistrationStatus { plugin_registered: false, error: error.to_string() },
         };
-        let notified = within(NOTIFY, plugin.notify_registration_status(told)).await;
+        let notified = plugin.call(NOTIFY, told).await;
         let driver = result?;
         notified.map_err(|status| Refused::Notify { path: path.to_owned(), status: Box::new(status) })?;
         Ok(driver)
@@ -157,20 +153,19 @@ impl Attendant {
             "" => Ok(Endpoint::Unix(path.to_owned())),
             endpoint => endpoint.parse::<Endpoint>(),
         };
-        let channel = berth_csi::connect(&endpoint.map_err(|error| invalid(error.to_string()))?);
+        let client = Client::connect(&endpoint.map_err(|error| invalid(error.to_string()))?);
         // From here on something of it may be in Kubernetes; a name that it had before is not its own any more.
         if let Some(before) = name.replace(info.name.clone()).filter(|before| *before != info.name) {
             self.forget(&before, path).await;
         }
-        let failed = |status: Status| Refused::Failed(told(&status));
         let (described, capabilities) =
-            tokio::try_join!(describe(&info.name, channel.clone()), ask_capabilities(channel.clone()))
-                .map_err(failed)?;
+            tokio::try_join!(describe(&info.name, &client), client.node_capabilities(CALL))
+                .map_err(|status| Refused::Failed(status_text(&status)))?;
         self.machine.announce(&described).await.map_err(|error| Refused::Failed(error.chain()))?;
         let driver = Driver {
             name: info.name,
-            channel,
-            capabilities: Arc::new(RwLock::new(capabilities)),
+            client,
+            capabilities: Arc::new(capabilities),
             version,
             socket: path.to_owned(),
             refresh: Arc::new(Notify::new()),
@@ -201,7 +196,7 @@ impl Attendant {
                 () = self.machine.lost(&driver.name) => return,
                 _ = changed.changed() => continue,
             }
-            match describe(&driver.name, driver.channel.clone()).await {
+            match describe(&driver.name, &driver.client).await {
                 Ok(described) => {
                     if let Err(error) = self.machine.announce(&described).await {
                         tracing::warn!(
@@ -214,7 +209,7 @@ impl Attendant {
                 Err(status) => {
                     tracing::warn!(
                         driver = driver.name,
-                        error = told(&status),
+                        error = status_text(&status),
                         "the driver says nothing of the node"
                     );
                 }
@@ -251,7 +246,7 @@ impl Attendant {
 }
 
 /// Connects to a socket; one that was just made may not be listened on yet.
-async fn dial(path: &Path) -> Result<Channel, Refused> {
+async fn dial(path: &Path) -> Result<Client, Refused> {
     let mut attempts = 0;
     let connected = tokio::time::timeout(DIAL, async {
         loop {
@@ -264,23 +259,16 @@ async fn dial(path: &Path) -> Result<Channel, Refused> {
     });
     let failed = |error: String| Refused::Dial { path: path.to_owned(), error };
     connected.await.map_err(|_| failed(format!("nobody listened within {DIAL:?}")))?;
-    Ok(berth_csi::connect(&Endpoint::Unix(path.to_owned())))
+    Ok(Client::connect(&Endpoint::Unix(path.to_owned())))
 }
 
 /// What a driver says of the node.
-async fn describe(name: &str, channel: Channel) -> Result<DriverInfo, Status> {
-    let mut request = Request::new(NodeGetInfoRequest {});
-    request.set_timeout(CALL);
-    let mut node = NodeClient::new(channel);
-    let answer = within(CALL, node.node_get_info(request)).await?.into_inner();
+async fn describe(name: &str, client: &Client) -> Result<DriverInfo, Status> {
+    let answer = client.call(CALL, NodeGetInfoRequest {}).await?;
     Ok(DriverInfo {
         name: name.to_owned(),
         node_id: answer.node_id,
         max_volumes: answer.max_volumes_per_node,
         topology: answer.accessible_topology.map(|topology| topology.segments).unwrap_or_default(),
     })
-}
-
-fn told(status: &Status) -> String {
-    format!("rpc error: code = {} desc = {}", berth_csi::code::go_name(status.code()), status.message())
 }

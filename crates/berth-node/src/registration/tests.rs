@@ -55,7 +55,7 @@ impl World {
         self.directory.path().join("plugins_registry")
     }
 
-    pub(crate) fn fake(&self, name: &str, capabilities: &[rpc::Type]) -> Arc<Fake> {
+    pub(crate) fn fake(&self, name: &str, capabilities: &[NodeCapability]) -> Arc<Fake> {
         Fake::new(name, self.directory.path(), capabilities)
     }
 
@@ -98,13 +98,13 @@ fn names(object: &CSINode) -> Vec<&str> {
 #[tokio::test]
 async fn a_driver_registers_leaves_and_comes_back() {
     let world = World::new().await;
-    let fake = world.fake("a.example", &[rpc::Type::StageUnstageVolume]);
+    let fake = world.fake("a.example", &[NodeCapability::StageUnstageVolume]);
     fake.told().info.accessible_topology = Some(topology("a.example/zone", "z"));
     for round in 1..=2 {
         fake.start(&world.registry(), "a.sock").await;
         assert_eq!(world.told(&fake, round).await, (true, String::new()));
         let driver = world.drivers.get("a.example").unwrap();
-        assert!(driver.capabilities().stage && !driver.capabilities().expand);
+        assert!(driver.can(NodeCapability::StageUnstageVolume) && !driver.can(NodeCapability::ExpandVolume));
         let object: Arc<CSINode> = world.cluster.fetch(&Key::cluster("n")).await.unwrap().unwrap();
         assert_eq!(object.spec.drivers[0].node_id, "a.example-node");
         assert_eq!(object.spec.drivers[0].topology_keys, Some(vec!["a.example/zone".to_owned()]));
@@ -149,7 +149,7 @@ async fn a_hanging_driver_keeps_no_other_waiting() {
 #[tokio::test]
 async fn of_two_of_a_name_only_a_newer_one_is_taken() {
     let world = World::new().await;
-    let capability = [rpc::Type::ExpandVolume];
+    let capability = [NodeCapability::ExpandVolume];
     let first = Fake::speaking("a.example", world.directory.path(), &[], &["1.2.0"]);
     first.start(&world.registry(), "first.sock").await;
     assert!(world.told(&first, 1).await.0);
@@ -161,12 +161,12 @@ async fn of_two_of_a_name_only_a_newer_one_is_taken() {
         let (registered, error) = world.told(&rival, 1).await;
         assert!(!registered && error.contains("plugin validation failed"), "{version}: {error}");
         rival.stop().await;
-        assert!(!world.drivers.get("a.example").unwrap().capabilities().expand);
+        assert!(!world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
     }
     let newer = Fake::speaking("a.example", &other, &capability, &["1.3.0"]);
     newer.start(&world.registry(), "newer.sock").await;
     assert!(world.told(&newer, 1).await.0);
-    assert!(world.drivers.get("a.example").unwrap().capabilities().expand);
+    assert!(world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
     // The older one leaves; the newer one stays.
     first.stop().await;
     let third = world.fake("third.example", &[]);

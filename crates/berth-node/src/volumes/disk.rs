@@ -44,7 +44,7 @@ pub(super) fn reconstruct(layout: &Layout, plugins: &[Arc<dyn Plugin>], state: &
 /// Removes the directory of a pod that has no volumes any more; "not there" is success.
 ///
 /// What is left of its volumes is removed only where it is empty directories, and nothing below a mount point is.
-pub fn remove_pod(layout: &Layout, uid: &str) -> io::Result<()> {
+pub(crate) fn remove_pod(layout: &Layout, uid: &str) -> io::Result<()> {
     let directory = layout.pod(uid);
     for kind in ["volumes", "volumeDevices"] {
         remove_empty(&directory.join(kind))?;

@@ -6,9 +6,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::operate::Outcome;
 use super::state::Growth;
-use super::{Volumes, resolve};
+use super::{Outcome, Volumes, resolve};
 use crate::plugin::{Certainty, Placed, PodVolume, Source};
 
 /// The conditions of a claim that tell of its growth.

@@ -2,15 +2,14 @@
 
 use std::sync::Arc;
 
-use berth_core::Capacity;
+use berth_core::names::CLAIM_PROTECTION;
+use berth_kube::storage::{ephemeral_claim_name, owned_by, volume_name};
 use berth_kube::{Cluster, Key};
 use k8s_openapi::api::core::v1::{Container, PersistentVolume, PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::state::Wish;
 use crate::plugin::{PodVolume, Source};
-
-const PROTECTION: &str = "kubernetes.io/pvc-protection";
 
 /// The volumes that the pod's containers use, and whether as block devices.
 pub(super) fn mentioned(pod: &Pod) -> Vec<(&Volume, bool)> {
@@ -45,8 +44,7 @@ pub(super) fn claim(pod: &Pod, volume: &Volume) -> Option<Key> {
     if let Some(claim) = &volume.persistent_volume_claim {
         return Some(Key::new(namespace, &claim.claim_name));
     }
-    let pod = pod.metadata.name.as_deref().unwrap_or_default();
-    volume.ephemeral.as_ref().map(|_| Key::new(namespace, format!("{pod}-{}", volume.name)))
+    volume.ephemeral.as_ref().map(|_| Key::new(namespace, ephemeral_claim_name(pod, volume)))
 }
 
 /// What a volume of a pod is, or why that cannot be said yet.
@@ -55,7 +53,7 @@ pub(super) async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> R
     let Some(key) = &wish.claim else {
         let read_only = wish.volume.csi.as_ref().and_then(|csi| csi.read_only).unwrap_or(false);
         let source = Source::Inline(wish.volume.clone());
-        return Ok(PodVolume { pod: pod.clone(), name, source, block: wish.block, read_only });
+        return Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only));
     };
     let (volume, claim) = bound(cluster, pod, wish, key)
         .await
@@ -68,7 +66,7 @@ pub(super) async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> R
     let read_only =
         wish.volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
     let source = Source::Persistent { volume, claim };
-    Ok(PodVolume { pod: pod.clone(), name, source, block: wish.block, read_only })
+    Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only))
 }
 
 async fn bound(
@@ -99,17 +97,12 @@ async fn bound(
 /// The name of the volume that a claim is bound to, if the pod may use it.
 fn check_claim<'a>(pod: &Pod, wish: &Wish, claim: &'a PersistentVolumeClaim) -> Result<&'a str, String> {
     let meta = &claim.metadata;
-    if wish.volume.ephemeral.is_some() {
-        let mut owners = meta.owner_references.iter().flatten();
-        if !owners
-            .any(|owner| owner.controller == Some(true) && Some(&owner.uid) == pod.metadata.uid.as_ref())
-        {
-            let (claim, pod) = (Key::of(claim), Key::of(pod));
-            return Err(format!("PVC {claim} was not created for pod {pod} (pod is not owner)"));
-        }
+    if wish.volume.ephemeral.is_some() && !owned_by(claim, pod) {
+        let (claim, pod) = (Key::of(claim), Key::of(pod));
+        return Err(format!("PVC {claim} was not created for pod {pod} (pod is not owner)"));
     }
     if meta.deletion_timestamp.is_some()
-        && !meta.finalizers.iter().flatten().any(|finalizer| finalizer == PROTECTION)
+        && !meta.finalizers.iter().flatten().any(|finalizer| finalizer == CLAIM_PROTECTION)
     {
         return Err("PVC is being deleted".to_owned());
     }
@@ -117,7 +110,7 @@ fn check_claim<'a>(pod: &Pod, wish: &Wish, claim: &'a PersistentVolumeClaim) -> 
     if phase != Some("Bound") {
         return Err("PVC is not bound".to_owned());
     }
-    let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    let name = volume_name(claim);
     if name.is_empty() { Err("PVC has empty pvc.Spec.VolumeName".to_owned()) } else { Ok(name) }
 }
 
@@ -178,5 +171,5 @@ pub(super) fn must_grow(volume: &PodVolume, brought: Option<u64>) -> bool {
 }
 
 fn bytes(quantity: &Quantity) -> Option<u64> {
-    quantity.0.parse::<Capacity>().ok().map(Capacity::bytes)
+    quantity.0.parse::<berth_core::Quantity>().ok()?.bytes().and_then(|bytes| u64::try_from(bytes).ok())
 }

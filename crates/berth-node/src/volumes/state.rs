@@ -82,7 +82,7 @@ pub(super) struct Place {
     /// The size that the volume had when it was last brought or grown.
     pub(super) size: Option<u64>,
     pub(super) refresh_at: Option<Instant>,
-    pub(super) problem: Option<String>,
+    pub(super) failed: bool,
 }
 
 /// Whether what is on a volume is to be grown.
@@ -109,7 +109,7 @@ impl Place {
             growth: Growth::None,
             size: None,
             refresh_at: None,
-            problem: None,
+            failed: false,
         }
     }
 }
@@ -360,16 +360,6 @@ impl State {
         wishes.volumes.iter().map(ready).collect()
     }
 
-    /// What keeps a pod from having its volumes, one sentence each.
-    pub(super) fn problems(&self, uid: &str) -> Vec<String> {
-        let Some(wishes) = self.pods.get(uid) else { return Vec::new() };
-        let problem = |wish: &Wish| {
-            let placed = wish.found.as_ref().and_then(|placed| self.place(placed));
-            wish.problem.clone().or_else(|| placed?.problem.clone())
-        };
-        wishes.volumes.values().filter_map(problem).collect()
-    }
-
     /// The names of the volumes that a pod has, or may have: each once, in an order that is the same for all pods.
     pub(super) fn placed_of(&self, uid: &str) -> BTreeSet<String> {
         self.places.get(uid).into_iter().flatten().map(|(placed, _)| placed.spec_name.clone()).collect()
@@ -417,7 +407,7 @@ impl State {
             failed.map(|(name, _)| (uid.clone(), name.clone()))
         });
         let groups = self.groups.iter().filter(|(_, members)| {
-            members.places.values().any(|place| place.problem.is_some())
+            members.places.values().any(|place| place.failed)
                 || members.device.as_ref().is_some_and(|device| device.state == Mount::Uncertain)
         });
         (volumes.collect(), groups.map(|(group, _)| group.clone()).collect())

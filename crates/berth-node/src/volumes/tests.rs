@@ -271,7 +271,7 @@ async fn each_failure_is_told_tried_again_and_undone_if_it_may_have_happened() {
             .has_event("FailedMount", "MountVolume.SetUp failed for volume \"v\" : set_up does not work")
             .await;
         assert!(world.volumes.ready("a").is_none());
-        assert_eq!(world.volumes.problems("a"), ["set_up does not work"]);
+        assert_eq!(world.volumes.state().failed().1.len(), 1);
         world.volumes.unwant("a");
         world.undone(after, "set_up a", if undone { &LAST } else { &LAST[1..] }).await;
         world.until(|volumes| volumes.is_gone("a")).await;
@@ -291,6 +291,17 @@ async fn a_stage_that_may_have_happened_is_undone_and_others_are_not() {
         world.volumes.unwant("a");
         world.undone(after, "stage fake/dev", if undone { &LAST[1..] } else { &LAST[2..] }).await;
     }
+}
+
+#[tokio::test]
+async fn a_pod_is_told_the_kind_of_a_volume_that_is_not_supported() {
+    let world = World::new(Fake::default()).await;
+    world.run();
+    let mut pod = pod("a").as_ref().clone();
+    let source = json!({ "name": "v", "iscsi": { "targetPortal": "p", "iqn": "i", "lun": 0 } });
+    pod.spec.as_mut().unwrap().volumes = Some(vec![serde_json::from_value(source).unwrap()]);
+    world.volumes.want(&Arc::new(pod));
+    world.has_event("FailedMount", "volume v: iscsi is not supported").await;
 }
 
 #[tokio::test]

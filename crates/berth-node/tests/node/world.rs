@@ -52,7 +52,7 @@ impl World {
             cluster: Cluster::new(self.client.clone(), shutdown.clone()),
             name: "n".to_owned(),
             directory: self.path(),
-            program: tests.parent().unwrap().parent().unwrap().join("examples/containers"),
+            program: tests.parent().unwrap().parent().unwrap().join("examples/launcher"),
             labels: Default::default(),
             address: Some([127, 0, 0, 1].into()),
             environment: vec![("KUBERNETES_SERVICE_HOST".to_owned(), "127.0.0.1".to_owned())],

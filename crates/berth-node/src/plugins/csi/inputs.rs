@@ -2,25 +2,19 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::SERVICE_ACCOUNT_TOKENS;
 use berth_kube::Key;
+use berth_kube::storage::attachment_name;
 use k8s_openapi::api::core::v1::{Pod, Secret, SecretReference};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde_json::{Map, Value, json};
 
 use super::Csi;
 use super::rules::Rules;
-use crate::layout::sha256;
 use crate::plugin::Failed;
 
-/// Where drivers find the tokens.
-const TOKENS: &str = "csi.storage.k8s.io/serviceAccount.tokens";
 /// How long a token lives whose request does not say.
 const TOKEN_SECONDS: i64 = 3600;
-
-/// The name of the VolumeAttachment of a volume on a node.
-pub(super) fn attachment_name(handle: &str, driver: &str, node: &str) -> String {
-    format!("csi-{}", sha256(&format!("{handle}{driver}{node}")))
-}
 
 impl Csi {
     /// The content of a secret; `what` is the field that names it.
@@ -57,7 +51,7 @@ impl Csi {
         if !rules.attach {
             return Ok(BTreeMap::new());
         }
-        let name = attachment_name(handle, driver, &self.node);
+        let name = attachment_name(driver, handle, &self.node);
         let failed =
             |why: String| Failed::unchanged(format!("volume attachment {name} of volume {handle}: {why}"));
         let attachment = self.cluster.fetch::<VolumeAttachment>(&Key::cluster(&name)).await;
@@ -97,6 +91,6 @@ impl Csi {
                 json!({ "token": token.token, "expirationTimestamp": expires.to_string() }),
             );
         }
-        Ok(BTreeMap::from([(TOKENS.to_owned(), Value::Object(tokens).to_string())]))
+        Ok(BTreeMap::from([(SERVICE_ACCOUNT_TOKENS.to_owned(), Value::Object(tokens).to_string())]))
     }
 }

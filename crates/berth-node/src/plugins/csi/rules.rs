@@ -2,10 +2,12 @@
 
 use std::collections::BTreeMap;
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::{CSIDriver, TokenRequest};
 
 use super::source::{CsiVolume, Mode};
+use crate::plugin::PodVolume;
 
 /// When files are given to the pod's group by the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -79,7 +81,7 @@ impl Rules {
     }
 
     /// Whether the node gives the files of a volume to the pod's group.
-    pub(super) fn gives_to_group(&self, volume: &CsiVolume) -> bool {
+    pub(super) fn gives_to_group(&self, volume: &PodVolume, csi: &CsiVolume) -> bool {
         if volume.read_only {
             return false;
         }
@@ -87,7 +89,7 @@ impl Rules {
             GroupRule::None => false,
             GroupRule::File => true,
             GroupRule::OnceWithType => {
-                !volume.fs_type.is_empty() && (volume.mode == Mode::Ephemeral || volume.is_read_write_once())
+                !csi.fs_type.is_empty() && (csi.mode == Mode::Ephemeral || csi.is_read_write_once())
             }
         }
     }
@@ -107,7 +109,7 @@ impl Rules {
             ("ephemeral", ephemeral),
         ]
         .into_iter()
-        .map(|(name, value)| (format!("csi.storage.k8s.io/{name}"), value))
+        .map(|(name, value)| (format!("{KUBERNETES_PARAMETER_PREFIX}{name}"), value))
         .collect()
     }
 }

@@ -4,7 +4,6 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 
 use berth_backends::local::{Config, Kind, Local};
 use berth_backends::services;
-use berth_csi::v1::controller_client::ControllerClient;
 use berth_csi::v1::{CapacityRange, ControllerExpandVolumeRequest, CreateVolumeRequest};
 use berth_host::mount;
 
@@ -29,25 +28,25 @@ async fn with_local(kind: Kind) -> (World, Arc<Fake>, Csi) {
 }
 
 async fn create(world: &World, volume: &PodVolume, bytes: i64) -> PodVolume {
-    let capability = CsiVolume::read(volume).unwrap().capability(Capabilities::default(), None).unwrap();
+    let capability =
+        volume.csi().unwrap().capability(volume, &world.drivers.get(LOCAL).unwrap(), None).unwrap();
     let request = CreateVolumeRequest {
         name: "v".to_owned(),
         capacity_range: Some(CapacityRange { required_bytes: bytes, limit_bytes: 0 }),
         volume_capabilities: vec![capability],
         ..CreateVolumeRequest::default()
     };
-    let mut controller = ControllerClient::new(world.drivers.get(LOCAL).unwrap().channel);
-    let made = controller.create_volume(request).await.unwrap().into_inner().volume.unwrap();
+    let made = world.drivers.get(LOCAL).unwrap().call(request).await.unwrap().volume.unwrap();
     let mut volume = volume.clone();
     let Source::Persistent { volume: persistent, .. } = &mut volume.source else { panic!("not persistent") };
     let csi = Arc::make_mut(persistent).spec.as_mut().unwrap().csi.as_mut().unwrap();
     csi.volume_handle = made.volume_id;
     csi.volume_attributes = Some(made.volume_context).filter(|context| !context.is_empty());
-    volume
+    PodVolume::new(volume.pod, volume.name, volume.source, volume.block, volume.read_only)
 }
 
 fn unique(volume: &PodVolume) -> String {
-    CsiVolume::read(volume).unwrap().unique_name()
+    volume.csi().unwrap().unique_name()
 }
 
 #[tokio::test]
@@ -65,7 +64,6 @@ async fn a_directory_is_mounted_for_its_group_and_keeps_its_data() {
             fs::write(&file, "kept").unwrap();
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
-        assert!(csi.stats(&volume).await.unwrap().unwrap().capacity_bytes.is_some());
         csi.tear_down(&placed("pv", false)).await.unwrap();
         csi.unstage(&unique(&volume)).await.unwrap();
         assert_clean(&csi);
@@ -82,12 +80,11 @@ async fn an_image_grows_while_it_is_in_use() {
     let ready = csi.set_up(&volume).await.unwrap();
     let before = berth_host::usage::space(&ready.path).unwrap().total;
     let request = ControllerExpandVolumeRequest {
-        volume_id: CsiVolume::read(&volume).unwrap().handle,
+        volume_id: volume.csi().unwrap().handle.clone(),
         capacity_range: Some(CapacityRange { required_bytes: 400 << 20, limit_bytes: 0 }),
         ..ControllerExpandVolumeRequest::default()
     };
-    let mut controller = ControllerClient::new(world.drivers.get(LOCAL).unwrap().channel);
-    controller.controller_expand_volume(request).await.unwrap();
+    world.drivers.get(LOCAL).unwrap().call(request).await.unwrap();
     assert!(csi.expand(&volume).await.unwrap().unwrap() >= 400 << 20);
     assert!(berth_host::usage::space(&ready.path).unwrap().total > before);
     csi.tear_down(&placed("pv", false)).await.unwrap();
