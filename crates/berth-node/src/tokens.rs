@@ -24,6 +24,7 @@ const RETRY: SignedDuration = SignedDuration::from_mins(1);
 
 /// A token of a service account; its `Debug` does not show it.
 #[derive(Clone, PartialEq, Eq)]
+#[expect(clippy::struct_field_names, reason = "named as in the status of a TokenRequest")]
 pub(crate) struct Token {
     /// What the API server issued.
     pub token: String,

@@ -55,7 +55,7 @@ pub(super) async fn container_spec(
         tty: container.tty.unwrap_or(false),
         mounts,
         devices,
-        hidden: options.hidden.to_vec(),
+        hidden: options.hidden.clone(),
         termination_message_path: Some(PathBuf::from(termination)),
     })
 }
