@@ -43,6 +43,7 @@ lint: ## check format, clippy and docs, warnings being errors
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
 	cargo clippy -p berth-backends --test nfs_kernel --locked -- -D warnings
+	@! cargo deny --version >/dev/null 2>&1 || cargo deny --offline check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint deps ## everything that must pass: lint, all tests, csi-sanity, a short crash run

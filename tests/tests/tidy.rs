@@ -1,9 +1,13 @@
 //! The rules of the house that a compiler does not check.
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
+
+use serde_json::Value;
 
 /// A file longer than this, tests not counted, is more than one person reads.
 const LONGEST: usize = 800;
@@ -126,7 +130,112 @@ fn only_host_and_runtime_have_unsafe_code_or_child_processes() {
             let shipped = |part: &str| part != "tests" && part != "examples";
             let is_test = !relative.components().all(|part| part.as_os_str().to_str().is_some_and(shipped));
             assert!(!code.contains("unsafe {"), "{}:{}", relative.display(), number + 1);
+            let code = code.replace("clap::Command::new(", "");
             assert!(is_test || !code.contains("Command::new("), "{}:{}", relative.display(), number + 1);
+        }
+    }
+}
+
+/// The strings of a list in a section of deny.toml.
+fn listed(section: &str, key: &str) -> Vec<String> {
+    let text = fs::read_to_string(root().join("deny.toml")).unwrap();
+    let (_, section) = text.split_once(&format!("\n[{section}]\n")).expect("deny.toml has the section");
+    let section = section.split("\n[").next().unwrap();
+    let (_, list) = section.split_once(&format!("\n{key} = [")).expect("the section has the list");
+    let list = list.split("\n]").next().unwrap();
+    // Of a table in the list, the first string: the crate.
+    let lines = list.lines().map(str::trim).filter(|line| !line.starts_with('#'));
+    lines.filter_map(|line| line.split('"').nth(1)).map(str::to_owned).collect()
+}
+
+/// What cargo knows of every package that is built for this machine.
+fn packages() -> Vec<Value> {
+    let machine = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = Command::new(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", &machine])
+        .current_dir(root())
+        .output()
+        .expect("cargo runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
+    let built: BTreeSet<_> = nodes.iter().map(|node| node["id"].as_str().unwrap()).collect();
+    let packages = metadata["packages"].as_array().unwrap().iter();
+    packages.filter(|package| built.contains(package["id"].as_str().unwrap())).cloned().collect()
+}
+
+fn name(package: &Value) -> String {
+    format!("{} {}", package["name"].as_str().unwrap(), package["version"].as_str().unwrap())
+}
+
+#[test]
+fn dependencies_have_licences_and_sources_that_deny_toml_allows() {
+    let allowed = listed("licenses", "allow");
+    let is_allowed = |licence: &str| {
+        let parts = licence.replace('/', " OR ").replace(['(', ')'], " ");
+        parts.split(" AND ").all(|any| {
+            any.split(" OR ")
+                .any(|one| allowed.iter().any(|allowed| one.trim().trim_end_matches('+') == allowed))
+        })
+    };
+    for package in packages() {
+        let licence = package["license"].as_str().unwrap_or("no licence");
+        assert!(is_allowed(licence), "{}: {licence}", name(&package));
+        let source = package["source"].as_str();
+        let from_registry = source == Some("registry+https://github.com/rust-lang/crates.io-index");
+        assert!(source.is_none() || from_registry, "{}: {source:?}", name(&package));
+    }
+}
+
+#[test]
+fn a_crate_is_built_in_two_versions_only_where_deny_toml_says_why() {
+    let explained = listed("bans", "skip");
+    let mut versions = BTreeMap::<String, BTreeSet<String>>::new();
+    for package in packages() {
+        let of = versions.entry(package["name"].as_str().unwrap().to_owned()).or_default();
+        of.insert(package["version"].as_str().unwrap().to_owned());
+    }
+    for (name, versions) in &versions {
+        assert!(versions.len() == 1 || explained.contains(name), "{name}: {versions:?}");
+    }
+    for name in explained {
+        assert!(versions.get(&name).is_some_and(|versions| versions.len() > 1), "{name} needs no exception");
+    }
+}
+
+#[test]
+fn every_dependency_is_used() {
+    for manifest in fs::read_dir(root().join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .chain([root().join("tests")])
+    {
+        let text = fs::read_to_string(manifest.join("Cargo.toml")).unwrap();
+        let mut files = Vec::new();
+        rust_files(&manifest, &mut files);
+        let sources: Vec<_> = files.iter().map(|path| fs::read_to_string(path).unwrap()).collect();
+        let mut is_dependency = false;
+        for line in text.lines() {
+            if line.starts_with('[') {
+                is_dependency = line.ends_with("dependencies]");
+            }
+            let Some(dependency) = line
+                .split(['.', ' ', '='])
+                .next()
+                .filter(|name| is_dependency && !name.is_empty() && !name.starts_with(['[', '#']))
+            else {
+                continue;
+            };
+            let word = dependency.replace('-', "_");
+            let uses = |source: &String| {
+                source.match_indices(&word).any(|(at, _)| {
+                    let before = source[..at].chars().next_back();
+                    let after = &source[at + word.len()..];
+                    before.is_none_or(|c| !c.is_alphanumeric() && c != '_' && c != '.')
+                        && (after.starts_with("::") || after.starts_with(';') || after.starts_with(" as "))
+                })
+            };
+            assert!(sources.iter().any(uses), "{} does not use {dependency}", manifest.display());
         }
     }
 }

@@ -64,7 +64,7 @@ pub(crate) struct Backend {
 impl Backend {
     /// Its command line, without what runs beside it.
     pub(crate) fn command(&self) -> Command {
-        let command = Common::augment_args((self.flags)(Command::new(self.name)));
+        let command = Common::augment_args((self.flags)(clap::Command::new(self.name)));
         // Last: every group of flags brings a description of its own.
         command.about(self.about).long_about(None)
     }
@@ -188,7 +188,7 @@ impl Role {
                 command.about(backend.about).long_about(None)
             }
         });
-        let command = Command::new(self.name()).about(about);
+        let command = clap::Command::new(self.name()).about(about);
         command.subcommand_required(true).arg_required_else_help(true).subcommands(backends)
     }
 }

@@ -91,7 +91,8 @@ where
 impl Sidecar {
     /// The command line of this sidecar alone.
     pub(crate) fn command(&self) -> Command {
-        let command = Command::new(self.name).version(env!("CARGO_PKG_VERSION")).args_override_self(true);
+        let command =
+            clap::Command::new(self.name).version(env!("CARGO_PKG_VERSION")).args_override_self(true);
         let command = match self.scope {
             Scope::Cluster => command,
             Scope::Driver | Scope::Node => Connection::augment_args(command),
@@ -113,7 +114,7 @@ impl Sidecar {
 
 /// The command line of `berth sidecars`.
 pub(crate) fn command(table: &[Sidecar]) -> Command {
-    let command = Command::new("sidecars").version(env!("CARGO_PKG_VERSION")).args_override_self(true);
+    let command = clap::Command::new("sidecars").version(env!("CARGO_PKG_VERSION")).args_override_self(true);
     let command = flags(Klog::augment_args(Http::augment_args(Connection::augment_args(command))), table);
     let names: Vec<_> =
         table.iter().filter(|row| row.scope != Scope::Cluster).map(|row| row.short_name).collect();
@@ -147,8 +148,8 @@ pub(crate) fn flags(command: Command, table: &[Sidecar]) -> Command {
 
 /// Adds the flags of some sidecars, each once.
 fn add_flags(command: Command, rows: &[Sidecar]) -> Command {
-    let own = rows.iter().fold(Command::new("flags"), |known, row| {
-        let flags = (row.flags)(Command::new("flags"));
+    let own = rows.iter().fold(clap::Command::new("flags"), |known, row| {
+        let flags = (row.flags)(clap::Command::new("flags"));
         let new = flags
             .get_arguments()
             .filter(|arg| !known.get_arguments().any(|other| other.get_id() == arg.get_id()));

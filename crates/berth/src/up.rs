@@ -53,9 +53,9 @@ pub(crate) struct Args {
 
 /// The command line, with what each backend takes.
 pub(crate) fn command(backends: &[Backend]) -> Command {
-    let command = backends
-        .iter()
-        .fold(Args::augment_args(Command::new("up")), |command, backend| (backend.embedded_flags)(command));
+    let command = backends.iter().fold(Args::augment_args(clap::Command::new("up")), |command, backend| {
+        (backend.embedded_flags)(command)
+    });
     let names: Vec<_> = backends.iter().map(|backend| backend.name).collect();
     command
         .mut_arg("drivers", |arg| arg.value_parser(PossibleValuesParser::new(names)))
