@@ -18,7 +18,7 @@ use serde_json::value::RawValue;
 use tokio_util::sync::CancellationToken;
 
 /// How many objects are listed at a time.
-const PAGE: u32 = 500;
+pub(crate) const PAGE: u32 = 500;
 /// A server ends a watch after 290 s; one that is silent for longer has lost its connection without a word.
 const SILENCE: Duration = Duration::from_secs(295);
 

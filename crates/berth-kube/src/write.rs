@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 use crate::cache::revision;
 use crate::cluster::{Cluster, Observer, Selector, trimmed};
 use crate::kind::{Change, Kind};
-use crate::watch::Page;
+use crate::watch::{PAGE, Page};
 use crate::{Error, Key, Result};
 
 /// How long an API server works on a request at most.
@@ -237,6 +237,7 @@ impl Cluster {
         let mut parameters = ListParams {
             field_selector: given(selector.fields),
             label_selector: given(selector.labels),
+            limit: Some(PAGE),
             ..ListParams::default()
         };
         loop {

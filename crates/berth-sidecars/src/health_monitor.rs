@@ -18,7 +18,6 @@ use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Queue, Recorde
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams};
 use parking_lot::{Mutex, MutexGuard};
 
 use self::news::{ABNORMAL, Memory, NORMAL, News};
@@ -54,9 +53,6 @@ impl Default for Options {
         }
     }
 }
-
-/// How many events are read at a time.
-const PAGE: u32 = 500;
 
 /// Watches over volumes until the cluster's shutdown. Returns at once if the driver tells nothing of their health.
 pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
@@ -145,18 +141,8 @@ impl Monitor {
     }
 
     /// The events of this component that are still there.
-    async fn events(&self) -> kube::Result<Vec<Event>> {
-        let api: Api<Event> = Api::all(self.cluster.client().clone());
-        let mut parameters = ListParams::default().fields(&format!("source={}", self.source)).limit(PAGE);
-        let mut events = Vec::new();
-        loop {
-            let page = api.list(&parameters).await?;
-            events.extend(page.items);
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => parameters = parameters.continue_token(&token),
-                None => return Ok(events),
-            }
-        }
+    async fn events(&self) -> berth_kube::Result<Vec<Event>> {
+        self.cluster.fetch_where("", &format!("source={}", self.source)).await
     }
 
     /// Asks for all volumes, again and again.

@@ -9,14 +9,10 @@ use berth_kube::{Backoff, Key, Loop, Next};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams};
 use parking_lot::Mutex;
 
 use super::Monitor;
 use crate::failure::Failure;
-
-/// How many pods are listed at a time.
-const PAGE: u32 = 500;
 
 /// Whether a node works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -131,28 +127,16 @@ impl Monitor {
 
     /// The claims of this driver's volumes that pods on a node use, with the pods' names.
     async fn used_on(&self, node: &str) -> Result<BTreeMap<Key, Vec<String>>, Failure> {
-        let api: Api<Pod> = Api::all(self.cluster.client().clone());
-        let mut parameters = ListParams::default().fields(&format!("spec.nodeName={node}")).limit(PAGE);
         let mut used: BTreeMap<Key, Vec<String>> = BTreeMap::new();
-        loop {
-            let page = api.list(&parameters).await.map_err(|source| berth_kube::Error::Request {
-                action: "list",
-                kind: "Pod".to_owned(),
-                name: format!("of node {node}"),
-                source: Box::new(source),
-            })?;
-            for pod in page.items.iter().filter(|pod| !storage::is_over(pod)) {
-                for ClaimOfPod { key, .. } in storage::claims_of_pod(pod) {
-                    if self.claims.get(&key).is_some_and(|claim| self.is_ours(&claim)) {
-                        used.entry(key).or_default().push(pod.name_any());
-                    }
+        let pods = self.cluster.fetch_where::<Pod>("", &format!("spec.nodeName={node}")).await?;
+        for pod in pods.iter().filter(|pod| !storage::is_over(pod)) {
+            for ClaimOfPod { key, .. } in storage::claims_of_pod(pod) {
+                if self.claims.get(&key).is_some_and(|claim| self.is_ours(&claim)) {
+                    used.entry(key).or_default().push(pod.name_any());
                 }
             }
-            match page.metadata.continue_.filter(|token| !token.is_empty()) {
-                Some(token) => parameters = parameters.continue_token(&token),
-                None => return Ok(used),
-            }
         }
+        Ok(used)
     }
 
     /// Whether a claim is bound to a volume of this driver.

@@ -18,7 +18,6 @@ use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, SecretReference,
 };
 use kube::ResourceExt as _;
-use kube::api::{Api, ListParams};
 
 use super::expand::{self, Sizes};
 use super::{Abilities, Resizer, modify};
@@ -242,18 +241,12 @@ impl Resizer {
     /// Whether a pod that has not ended uses a claim.
     async fn is_in_use(&self, claim: &PersistentVolumeClaim) -> Result<bool, Failure> {
         let namespace = claim.namespace().unwrap_or_default();
-        let pods: Api<Pod> = Api::namespaced(self.cluster.client().clone(), &namespace);
-        let pods = pods.list(&ListParams::default()).await.map_err(|source| berth_kube::Error::Request {
-            action: "list",
-            kind: "Pod".to_owned(),
-            name: namespace.clone(),
-            source: Box::new(source),
-        })?;
+        let pods = self.cluster.fetch_all::<Pod>(&namespace).await?;
         let name = claim.name_any();
         let uses = |pod: &Pod| {
             !storage::is_over(pod) && storage::claims_of_pod(pod).iter().any(|used| used.key.name == name)
         };
-        Ok(pods.items.iter().any(uses))
+        Ok(pods.iter().any(uses))
     }
 
     async fn modify(

@@ -1,0 +1,4 @@
+//! berth-kube on the embedded API server.
+
+mod leader;
+mod loops;
