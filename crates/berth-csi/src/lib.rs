@@ -18,6 +18,7 @@ mod endpoint;
 pub mod kubernetes;
 mod metrics;
 pub mod progress;
+pub mod registrar;
 pub mod registration;
 mod transport;
 pub mod v1;

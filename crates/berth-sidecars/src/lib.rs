@@ -15,13 +15,14 @@ pub mod health_monitor;
 pub mod liveness;
 mod place;
 pub mod provisioner;
-pub mod registrar;
 pub mod resizer;
 mod secrets;
 mod size;
 pub mod snapshot_controller;
 pub mod snapshots;
 pub mod snapshotter;
+
+pub use berth_csi::registrar;
 
 use berth_kube::storage;
 

@@ -7,12 +7,12 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use berth_csi::registration::registration_server::{Registration, RegistrationServer};
-use berth_csi::registration::{
+use crate::registration::registration_server::{Registration, RegistrationServer};
+use crate::registration::{
     CSI_PLUGIN, InfoRequest, PluginInfo, RegistrationStatus, RegistrationStatusResponse,
 };
-use berth_csi::v1::GetPluginInfoRequest;
-use berth_csi::{CallLayer, Client, Endpoint, Listener, Metrics};
+use crate::v1::GetPluginInfoRequest;
+use crate::{CallLayer, Client, Endpoint, Listener, Metrics};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tonic::service::Routes;
@@ -43,10 +43,10 @@ pub enum Error {
     NoName,
     /// The name of the socket is none.
     #[error("naming the registration socket")]
-    Endpoint(#[from] berth_csi::EndpointError),
+    Endpoint(#[from] crate::EndpointError),
     /// The socket cannot be made.
     #[error("making the registration socket")]
-    Bind(#[from] berth_csi::BindError),
+    Bind(#[from] crate::BindError),
     /// Serving failed.
     #[error("serving the registration socket")]
     Serve(#[from] tonic::transport::Error),
@@ -85,7 +85,7 @@ pub async fn serve(options: Options, shutdown: CancellationToken) -> Result<(), 
             told = refusal.recv() => reason = told,
         }
     };
-    berth_csi::serve(listener, routes, layer, stop).await?;
+    crate::serve(listener, routes, layer, stop).await?;
     reason.map_or(Ok(()), |reason| Err(Error::Refused(reason)))
 }
 

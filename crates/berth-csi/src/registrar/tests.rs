@@ -2,7 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use berth_csi::registration::registration_client::RegistrationClient;
+use crate::registration::registration_client::RegistrationClient;
 use tokio::task::JoinHandle;
 use tonic::transport::Channel;
 
@@ -22,7 +22,7 @@ impl Served {
     async fn client(&self) -> RegistrationClient<Channel> {
         let endpoint = Endpoint::Unix(self.socket());
         loop {
-            let mut client = RegistrationClient::new(berth_csi::connect(&endpoint));
+            let mut client = RegistrationClient::new(crate::connect(&endpoint));
             if client.get_info(InfoRequest {}).await.is_ok() {
                 return client;
             }
@@ -82,7 +82,7 @@ async fn an_abandoned_socket_is_replaced_and_a_file_is_left_alone() {
     std::fs::write(socket(served.directory.path(), "a.example"), "mine").unwrap();
     let served = serving(served.directory);
     let path = served.socket();
-    assert!(matches!(served.task.await.unwrap(), Err(Error::Bind(berth_csi::BindError::NotASocket(_)))));
+    assert!(matches!(served.task.await.unwrap(), Err(Error::Bind(crate::BindError::NotASocket(_)))));
     assert_eq!(std::fs::read_to_string(path).unwrap(), "mine");
 }
 
@@ -91,6 +91,6 @@ async fn a_driver_that_does_not_answer_is_not_waited_for() {
     let directory = tempfile::tempdir().unwrap();
     let silent = directory.path().join("csi.sock");
     let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
-    let driver = berth_csi::Client::connect(&Endpoint::Unix(silent));
+    let driver = crate::Client::connect(&Endpoint::Unix(silent));
     assert!(matches!(name_of(&driver, Duration::from_millis(20)).await, Err(Error::Name(_))));
 }
