@@ -6,17 +6,14 @@
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
     fmt,
-    hash::{BuildHasher as _, Hash, RandomState},
     num::NonZeroUsize,
     sync::Arc,
 };
 
 use berth_core::{GroupSnapshotId, Name, SnapshotId, VolumeId};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use crate::{Error, Result};
-
-const SHARDS: usize = 64;
 
 /// What can be held.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -45,9 +42,9 @@ pub(crate) enum Hold {
 }
 
 /// Everything held at the moment.
+#[derive(Default)]
 pub(crate) struct Locks {
-    hasher: RandomState,
-    shards: [Mutex<HashMap<Key, Holders>>; SHARDS],
+    held: Mutex<HashMap<Key, Holders>>,
 }
 
 enum Holders {
@@ -77,56 +74,49 @@ impl fmt::Display for Key {
 impl Locks {
     /// Nothing held.
     pub(crate) fn new() -> Arc<Self> {
-        Arc::new(Self { hasher: RandomState::new(), shards: std::array::from_fn(|_| Mutex::default()) })
+        Arc::default()
     }
 
     /// Takes all of the keys, or none and [`Error::Busy`] naming the one that is taken.
     pub(crate) fn try_lock(self: &Arc<Self>, keys: impl IntoIterator<Item = (Key, Hold)>) -> Result<Guard> {
-        // A key asked for twice is taken once, in the stronger way; sorted, so that of two callers who want the same
-        // keys one gets them all.
+        // A key asked for twice is taken once, in the stronger way.
         let mut wanted = BTreeMap::<Key, Hold>::new();
         for (key, hold) in keys {
             wanted.entry(key).and_modify(|held| *held = hold.max(*held)).or_insert(hold);
         }
-        let mut guard = Guard { locks: Arc::clone(self), held: Vec::with_capacity(wanted.len()) };
-        for (key, hold) in wanted {
-            if !self.take(&key, hold) {
-                return Err(Error::Busy(format!("another operation on {key} is under way")));
-            }
-            guard.held.push(key);
+        let mut held = self.held.lock();
+        let is_free = |(key, hold): (&Key, &Hold)| match held.get(key) {
+            None => true,
+            Some(Holders::Readers(_)) => *hold == Hold::Shared,
+            Some(Holders::Writer) => false,
+        };
+        if let Some((key, _)) = wanted.iter().find(|wanted| !is_free(*wanted)) {
+            return Err(Error::Busy(format!("another operation on {key} is under way")));
         }
-        Ok(guard)
-    }
-
-    fn shard(&self, key: &Key) -> MutexGuard<'_, HashMap<Key, Holders>> {
-        let shards = u64::try_from(SHARDS).expect("the number of shards is small");
-        let index = usize::try_from(self.hasher.hash_one(key) % shards).expect("a shard's index is small");
-        self.shards[index].lock()
-    }
-
-    fn take(&self, key: &Key, hold: Hold) -> bool {
-        match (self.shard(key).entry(key.clone()), hold) {
-            (Entry::Vacant(free), Hold::Exclusive) => {
-                free.insert(Holders::Writer);
-                true
-            }
-            (Entry::Vacant(free), Hold::Shared) => {
-                free.insert(Holders::Readers(NonZeroUsize::MIN));
-                true
-            }
-            (Entry::Occupied(mut taken), Hold::Shared) => match taken.get_mut() {
-                Holders::Readers(count) => {
-                    *count = count.saturating_add(1);
-                    true
+        for (key, hold) in &wanted {
+            match (held.entry(key.clone()), hold) {
+                (Entry::Occupied(mut taken), _) => {
+                    if let Holders::Readers(count) = taken.get_mut() {
+                        *count = count.saturating_add(1);
+                    }
                 }
-                Holders::Writer => false,
-            },
-            (Entry::Occupied(_), Hold::Exclusive) => false,
+                (Entry::Vacant(free), Hold::Exclusive) => {
+                    free.insert(Holders::Writer);
+                }
+                (Entry::Vacant(free), Hold::Shared) => {
+                    free.insert(Holders::Readers(NonZeroUsize::MIN));
+                }
+            }
         }
+        Ok(Guard { locks: Arc::clone(self), held: wanted.into_keys().collect() })
     }
+}
 
-    fn release(&self, key: Key) {
-        if let Entry::Occupied(mut taken) = self.shard(&key).entry(key) {
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let mut held = self.locks.held.lock();
+        for key in self.held.drain(..) {
+            let Entry::Occupied(mut taken) = held.entry(key) else { continue };
             match taken.get_mut() {
                 Holders::Readers(count) if count.get() > 1 => {
                     *count = NonZeroUsize::new(count.get() - 1).unwrap_or(NonZeroUsize::MIN);
@@ -135,14 +125,6 @@ impl Locks {
                     taken.remove();
                 }
             }
-        }
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        for key in self.held.drain(..) {
-            self.locks.release(key);
         }
     }
 }
@@ -222,7 +204,7 @@ mod tests {
         for number in 0..1000 {
             drop(locks.try_lock([(volume(&number.to_string()), Hold::Shared)]).unwrap());
         }
-        assert!(locks.shards.iter().all(|shard| shard.lock().is_empty()));
+        assert!(locks.held.lock().is_empty());
     }
 
     #[test]
