@@ -47,11 +47,11 @@ lint: ## check format, clippy and docs, warnings being errors
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
 
 test: lint deps ## everything that must pass: lint, all tests, csi-sanity, a short crash run
-	cargo build --locked -p berth
+	cargo build --locked -p berth -p mycsi
 	$(LIMITED) test --workspace --locked --no-fail-fast
 
-sanity: deps ## csi-sanity against every kind of local volume
-	cargo build --locked -p berth
+sanity: deps ## csi-sanity against every kind of local volume, and against the example driver
+	cargo build --locked -p berth -p mycsi
 	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
 
 # What cargo builds is run in the machine.

@@ -154,11 +154,16 @@ pub fn binary() -> Result<PathBuf> {
     if let Some(path) = env::var_os("BERTH_BIN") {
         return Ok(path.into());
     }
+    built("berth")
+}
+
+/// A program that cargo built beside this test.
+pub fn built(name: &str) -> Result<PathBuf> {
     // target/<profile>/deps/<test> and target/<profile>/<bin>
     let own = env::current_exe().context("find the test's own executable")?;
-    let beside = own.ancestors().skip(1).take(2).map(|dir| dir.join("berth")).find(|path| path.is_file());
+    let beside = own.ancestors().skip(1).take(2).map(|dir| dir.join(name)).find(|path| path.is_file());
     beside.with_context(|| {
-        format!("there is no berth binary near {}: build it first with `cargo build -p berth`", own.display())
+        format!("there is no {name} near {}: build it first with `cargo build -p {name}`", own.display())
     })
 }
 

@@ -4,7 +4,8 @@ use std::{fs, io::Write as _, path::Path};
 
 use anyhow::{Result, ensure};
 use berth_e2e::{
-    DiskType, Testbed,
+    DiskType, Testbed, driver,
+    program::Program,
     sanity::{self, Outcome, SPECS},
 };
 
@@ -69,4 +70,33 @@ async fn raw_images_conform() -> Result<()> {
 async fn directories_conform() -> Result<()> {
     run(DiskType::Ext4, Suite { parameters: "kind: dir", mutable: "noatime: \"true\"", access: "mount" })
         .await
+}
+
+/// The example driver of `examples/mycsi` conforms in all that it announces.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_example_driver_conforms() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let path = |name: &str| dir.path().join(name).display().to_string();
+    let endpoint = format!("unix://{}", path("csi.sock"));
+    let settings = [
+        ("MYCSI_ROOT", path("root")),
+        ("STATE_DIR", path("state")),
+        ("CSI_ENDPOINT", endpoint.clone()),
+        ("NODE_ID", "node-1".to_owned()),
+    ];
+    let settings: Vec<(&str, &str)> = settings.iter().map(|(name, value)| (*name, &**value)).collect();
+    let mycsi = Program::start(&driver::built("mycsi")?, &[], &settings, dir.path().join("mycsi.log"))?;
+    fs::write(dir.path().join("parameters.yaml"), "share: /home/nfsdata")?;
+    let args = [
+        format!("--csi.endpoint={endpoint}"),
+        format!("--csi.mountdir={}", path("mount")),
+        format!("--csi.stagingdir={}", path("staging")),
+        format!("--csi.testvolumeparameters={}", path("parameters.yaml")),
+        "--csi.testvolumesize=1073741824".to_owned(),
+    ];
+    let outcome = sanity::run(dir.path(), &args)?;
+    writeln!(std::io::stderr(), "csi-sanity, examples/mycsi: {outcome}")?;
+    ensure!(outcome.failures.is_empty(), "csi-sanity failed:\n{}", outcome.failures.join("\n"));
+    ensure!(outcome.count("passed") >= 32, "{outcome}");
+    mycsi.stop().await
 }

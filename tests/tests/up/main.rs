@@ -5,6 +5,7 @@ mod commands;
 mod crash;
 mod drivers;
 mod examples;
+mod mycsi;
 mod nfs;
 mod pods;
 
