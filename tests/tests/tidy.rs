@@ -4,9 +4,9 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
+use berth_e2e::machine;
 use serde_json::Value;
 
 /// A file longer than this, tests not counted, is more than one person reads.
@@ -150,9 +150,9 @@ fn listed(section: &str, key: &str) -> Vec<String> {
 
 /// What cargo knows of every package that is built for this machine.
 fn packages() -> Vec<Value> {
-    let machine = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
-    let output = Command::new(env!("CARGO"))
-        .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", &machine])
+    let target = format!("{}-unknown-linux-gnu", std::env::consts::ARCH);
+    let output = machine::command(env!("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--offline", "--filter-platform", &target])
         .current_dir(root())
         .output()
         .expect("cargo runs");
