@@ -20,17 +20,6 @@ pub use crate::{
     Secrets, Severity, Snapshot, StagedVolume, Usage, Volume,
 };
 
-/// What the secrets of a call are about.
-#[derive(Debug, Clone, Copy)]
-pub enum About<'a> {
-    /// What is made of a class with these parameters.
-    Class(&'a Parameters),
-    /// A volume.
-    Volume(&'a VolumeId),
-    /// A snapshot.
-    Snapshot(&'a SnapshotId),
-}
-
 /// A volume to create. Its name is not taken, its source exists, its capabilities agree with each other.
 #[derive(Debug, Clone)]
 pub struct NewVolume {
@@ -126,9 +115,6 @@ pub trait Backend: Send + Sync + 'static {
         mutable: &Parameters,
         capabilities: &[VolumeCapability],
     ) -> Result<()>;
-
-    /// Told before a call that has secrets: how to reach what it is about.
-    fn heed(&self, _about: About<'_>, _secrets: &Secrets) {}
 
     /// The volume that a creation would make, if it is there. By its name, unless a backend's ids hold more than that.
     async fn find_made(&self, wanted: &NewVolume) -> Result<Option<Volume>> {

@@ -23,7 +23,7 @@ use crate::{
     Node, NodeExpanded, NodeExpansion, NodeHealth, NodeVolume, Page, PageRequest, Parameters, Placement,
     ReadOnlyAttachment, Readiness, Result, Snapshot, Snapshots, Source, Sources, StagedVolume, Staging,
     Stats, Supports, TargetMounts, TopologyRequirement, Usage, Volume, Volumes,
-    backend::{self, About, Mounts, Publication},
+    backend::{self, Mounts, Publication},
     services::Mode,
 };
 
@@ -133,8 +133,7 @@ impl Volumes for Legacy {
         Supports::filesystem().and_block().on_many_nodes()
     }
 
-    fn plan(&self, ctx: &Context, new: &NewVolume) -> Result<Self::Plan> {
-        self.backend.heed(About::Class(&new.parameters), ctx.secrets());
+    fn plan(&self, _: &Context, new: &NewVolume) -> Result<Self::Plan> {
         let NewVolume { name, range, capabilities, parameters, mutable, ephemeral } = new.clone();
         Ok(backend::NewVolume { name, range, capabilities, parameters, mutable, source: None, ephemeral })
     }
@@ -158,8 +157,7 @@ impl Volumes for Legacy {
         Legacy::create(self, plan).await
     }
 
-    async fn get(&self, ctx: &Context, id: &VolumeId) -> Result<Option<Volume>> {
-        self.backend.heed(About::Volume(id), ctx.secrets());
+    async fn get(&self, _: &Context, id: &VolumeId) -> Result<Option<Volume>> {
         self.backend.volume(id).await
     }
 
@@ -284,9 +282,7 @@ impl Modification for Legacy {
 }
 
 impl Snapshots for Legacy {
-    async fn find_snapshot(&self, ctx: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
-        self.backend.heed(About::Volume(&new.source), ctx.secrets());
-        self.backend.heed(About::Class(&new.parameters), ctx.secrets());
+    async fn find_snapshot(&self, _: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
         self.backend.find_taken(&new.name, &new.source, &new.parameters).await
     }
 
@@ -294,13 +290,11 @@ impl Snapshots for Legacy {
         self.backend.create_snapshot(new.name, &new.source, &new.parameters).await
     }
 
-    async fn snapshot(&self, ctx: &Context, id: &SnapshotId) -> Result<Option<Snapshot>> {
-        self.backend.heed(About::Snapshot(id), ctx.secrets());
+    async fn snapshot(&self, _: &Context, id: &SnapshotId) -> Result<Option<Snapshot>> {
         self.backend.snapshot(id).await
     }
 
-    async fn delete_snapshot(&self, ctx: &Context, id: &SnapshotId) -> Result<()> {
-        self.backend.heed(About::Snapshot(id), ctx.secrets());
+    async fn delete_snapshot(&self, _: &Context, id: &SnapshotId) -> Result<()> {
         self.backend.delete_snapshot(id).await
     }
 

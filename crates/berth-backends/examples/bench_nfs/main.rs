@@ -9,6 +9,9 @@
 #[path = "../../tests/nfs_kernel/caller.rs"]
 #[expect(dead_code, reason = "a measurement needs less than the tests")]
 mod caller;
+#[path = "../../tests/nfs/calls.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod calls;
 #[path = "../../tests/nfs_kernel/kernel.rs"]
 #[expect(dead_code, reason = "a measurement needs less than the tests")]
 mod kernel;
@@ -209,7 +212,7 @@ async fn measure() {
     let version = env::var("VERSION").unwrap_or_else(|_| "4.1".to_owned());
     let directories = env::var("DIRECTORIES").map_or(10 * THOUSAND, |count| count.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
-    let served = Served::start(dir.path(), kernel::backend(dir.path())).await;
+    let served = Served::start(dir.path(), kernel::backend(dir.path()).await).await;
     let berth = Caller::new(&served.socket, &version, PATIENCE);
     println!("NFS {version}, kernel's server and client on loopback, {CALLERS} callers");
     let mut rows = create_and_delete(&berth, &version).await.into_iter().collect::<Vec<_>>();

@@ -12,7 +12,7 @@ use super::{
     record::{self, key_of, keys_among, names_in},
     shares::found,
 };
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 const PREFIX: &str = ".used-by-";
 

@@ -12,7 +12,7 @@
 use std::fmt;
 
 use super::record::key_of;
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 /// Where the driver keeps what it has to remember, in the root of a share.
 pub(super) const PRIVATE: &str = ".berth";

@@ -10,12 +10,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     id::{OnDelete, ShareName, SubPath, VolumeRef, check_name},
-    mount::needs_kernel,
+    node::mount::needs_kernel,
 };
-use crate::{
-    backend::{Error, Parameters, Result, Volume},
-    image,
-};
+use crate::{Context, Error, Parameters, Result, Volume, image};
 
 const SERVER: &str = "server";
 const SHARE: &str = "share";
@@ -26,11 +23,12 @@ const KIND: &str = "kind";
 const UID: &str = "uid";
 const GID: &str = "gid";
 /// The name of the secret with mount options.
-pub(super) const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
+const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
 
-const CLAIM_NAME: &str = "csi.storage.k8s.io/pvc/name";
-const CLAIM_NAMESPACE: &str = "csi.storage.k8s.io/pvc/namespace";
-const VOLUME_NAME: &str = "csi.storage.k8s.io/pv/name";
+/// What Kubernetes says about the claim, below [`KUBERNETES_PARAMETER_PREFIX`].
+const CLAIM_NAME: &str = "pvc/name";
+const CLAIM_NAMESPACE: &str = "pvc/namespace";
+const VOLUME_NAME: &str = "pv/name";
 
 /// What a volume is on its share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -120,7 +118,7 @@ pub(super) struct Look {
 
 /// Where a volume is, as a PersistentVolume's or a pod's attributes say.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct ShareSubdirectory {
     pub(super) share: ShareName,
     /// The share itself if `None`.
     pub(super) dir: Option<SubPath>,
@@ -242,7 +240,7 @@ pub(super) fn snapshot_share(
     Ok((ShareName::new(server, share)?, options))
 }
 
-impl Place {
+impl ShareSubdirectory {
     /// Reads a volume's context; what it does not say, the id may.
     pub(super) fn parse(id: &str, context: &BTreeMap<String, String>) -> Result<Self> {
         let get = |name: &str| {
@@ -271,12 +269,17 @@ impl Place {
         let dir = match get(SUB_DIR) {
             None => None,
             Some(text) => {
-                let name = get(VOLUME_NAME).unwrap_or_default();
+                let name = get(&kubernetes_key(VOLUME_NAME)).unwrap_or_default();
                 Some(SubPath::new("volume_context: subDir", &expand(text, name, context)?)?)
             }
         };
         Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, kind, look })
     }
+}
+
+/// The mount options in a call's secret.
+pub(super) fn secret_options(ctx: &Context) -> Vec<String> {
+    ctx.secrets().get(MOUNT_OPTIONS_SECRET).map(options_in).unwrap_or_default()
 }
 
 /// Mount options as a class or secret has them, commas between; whoever reads them splits them.
@@ -331,12 +334,16 @@ fn expand(template: &str, volume: &str, parameters: &Parameters) -> Result<Strin
     Ok(text + rest)
 }
 
+fn kubernetes_key(name: &str) -> String {
+    format!("{KUBERNETES_PARAMETER_PREFIX}{name}")
+}
+
 fn value_of(variable: &str, volume: &str, parameters: &Parameters) -> Result<String> {
     let (key, fallback) = match variable {
-        "pvc.metadata.name" => (CLAIM_NAME.to_owned(), None),
-        "pvc.metadata.namespace" => (CLAIM_NAMESPACE.to_owned(), None),
+        "pvc.metadata.name" => (kubernetes_key(CLAIM_NAME), None),
+        "pvc.metadata.namespace" => (kubernetes_key(CLAIM_NAMESPACE), None),
         // The provisioner calls the volume what Kubernetes will call it.
-        "pv.metadata.name" => (VOLUME_NAME.to_owned(), Some(volume)),
+        "pv.metadata.name" => (kubernetes_key(VOLUME_NAME), Some(volume)),
         _ => {
             let field = ClaimField::parse(variable).ok_or_else(|| {
                 Error::Invalid(format!(
@@ -452,8 +459,8 @@ mod tests {
         let told = [
             ("server", "nfs"),
             ("share", "/e"),
-            (CLAIM_NAME, "data"),
-            (CLAIM_NAMESPACE, "team"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
+            ("csi.storage.k8s.io/pvc/namespace", "team"),
             ("csi.storage.k8s.io/pvc/labels/app.kubernetes.io/name", "web"),
             ("csi.storage.k8s.io/pvc/annotations/dir", "x/y"),
             ("csi.storage.k8s.io/pvc/annotations/evil", "../../other"),
@@ -490,7 +497,7 @@ mod tests {
             ("server", "nfs"),
             ("share", "/e"),
             ("subDir", "${pvc.metadata.name}"),
-            (CLAIM_NAME, "data"),
+            ("csi.storage.k8s.io/pvc/name", "data"),
             ("csi.storage.k8s.io/pvc/labels/a", "b"),
         ]);
         let volume =
@@ -498,15 +505,20 @@ mod tests {
         let context = Class::context(&parameters, &volume);
         assert_eq!(
             context,
-            map(&[("server", "nfs"), ("share", "/e"), ("subDir", "data"), (CLAIM_NAME, "data")])
+            map(&[
+                ("server", "nfs"),
+                ("share", "/e"),
+                ("subDir", "data"),
+                ("csi.storage.k8s.io/pvc/name", "data")
+            ])
         );
-        let place = Place::parse("anything", &context).unwrap();
+        let place = ShareSubdirectory::parse("anything", &context).unwrap();
         assert_eq!((place.share, place.dir), (volume.share, Some(volume.dir)));
     }
 
     #[test]
     fn a_place_is_in_the_context_or_in_the_id() {
-        let place = |id: &str, pairs: &[(&str, &str)]| Place::parse(id, &map(pairs));
+        let place = |id: &str, pairs: &[(&str, &str)]| ShareSubdirectory::parse(id, &map(pairs));
         let whole = place("static", &[("server", "nfs"), ("share", "/")]).unwrap();
         assert_eq!((whole.share.path().as_str(), whole.dir), ("/", None));
         let listed =
@@ -529,7 +541,8 @@ mod tests {
         let reference = VolumeRef::parse("nfs#e#team/app#pvc-1#").unwrap();
         let known = |parameters: &[(&str, &str)]| {
             let mut volume =
-                crate::nfs::node::volume(&"nfs#e#team/app#pvc-1#".parse().unwrap(), &context_of(&reference));
+                Volume::new("nfs#e#team/app#pvc-1#".parse().unwrap(), berth_core::Capacity::ZERO);
+            volume.context = context_of(&reference);
             volume.parameters = std::sync::Arc::new(map(parameters));
             volume
         };

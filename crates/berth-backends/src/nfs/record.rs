@@ -11,6 +11,7 @@
 //! A key is a digest of the id. Records add to what ids say; what csi-driver-nfs made has none, and works without. They
 //! are on the share so that every replica sees them, now and after it was moved to another node.
 
+use berth_core::hex;
 use berth_nfs::{Change, Cookie, Create, Entry, Handle, Kind, Share};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -21,7 +22,7 @@ use super::{
     parameters::VolumeKind,
     shares::{failed, find_dir, found},
 };
-use crate::backend::{ContentSource, Error, Parameters, Result};
+use crate::{ContentSource, Error, Parameters, Result};
 
 /// How often a record is looked for that is replaced all the time.
 const TRIES: u32 = 10;
@@ -196,15 +197,6 @@ pub(super) fn keys_among(mut names: Vec<String>) -> Vec<String> {
 /// The key of an id.
 pub(super) fn key_of(id: &str) -> String {
     hex(&Sha256::digest(id)[..16])
-}
-
-/// Bytes in hexadecimal.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 /// A name that nobody else takes.

@@ -1,135 +1,144 @@
-//! The shares this process knows, and how each is reached.
+//! The shares that the controller's side knows, and how each is reached.
 //!
-//! A call names a share by a class, an id or a context; what it says about reaching it (mount options, perhaps from a
-//! secret) is remembered for the calls that say nothing, such as a deletion. Nothing here outlives the process, and
-//! nothing needs to.
+//! A call says by its class and its secret how a share is reached ([`Reach`]), and nothing that another call says changes
+//! that. What a call has said is remembered for calls that say nothing, such as a listing. Nothing here outlives the
+//! process, and nothing needs to.
 
 use std::{
     collections::BTreeMap,
     error::Error as _,
+    fmt,
     time::{Duration, Instant},
 };
 
 use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
-use super::{id::ShareName, parameters::check_secret_options};
-use crate::backend::{Error, Result};
+use super::{
+    id::ShareName,
+    parameters::{check_secret_options, secret_options},
+};
+use crate::{Context, Error, Result};
 
-/// How long a share that was reached is taken to be there, without a word to its server: a call reaches it several
-/// times, and many calls come at once. Short enough that nobody meets a server that came back with other handles.
-const FRESH: Duration = Duration::from_millis(20);
 /// How long leftovers that could not be removed are left alone.
-const PAUSE: Duration = Duration::from_secs(5);
+const LEFTOVERS_RETRY_AFTER: Duration = Duration::from_secs(5);
 
-/// How shares are reached.
+/// How a call says that a share is reached.
+#[derive(Clone, Default, PartialEq, Eq)]
+pub(super) struct Reach {
+    /// The mount options of the class; `None` where the call names no class.
+    class: Option<Vec<String>>,
+    /// The mount options in the call's secret, which count besides.
+    secret: Vec<String>,
+}
+
+impl Reach {
+    /// For a call that names a class with these mount options.
+    pub(super) fn by_class(options: Vec<String>, ctx: &Context) -> Self {
+        Self { class: Some(options), secret: secret_options(ctx) }
+    }
+
+    /// For a call that says no more than an id, and perhaps a secret.
+    pub(super) fn by_id(ctx: &Context) -> Self {
+        Self { class: None, secret: secret_options(ctx) }
+    }
+
+    /// For a call that names no volume, and for other shares than the one that a call is about.
+    pub(super) const fn unsaid() -> Self {
+        Self { class: None, secret: Vec::new() }
+    }
+}
+
+impl fmt::Debug for Reach {
+    // Options may come from a secret.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reach").finish_non_exhaustive()
+    }
+}
+
+/// The shares that were reached, or were named at the start.
 #[derive(Debug)]
 pub(super) struct Shares {
     nfs: Nfs,
     /// The options of a share that none is known of.
     default_options: Vec<String>,
-    known: Mutex<BTreeMap<ShareName, Known>>,
+    known: Mutex<BTreeMap<ShareName, KnownShare>>,
 }
 
-#[derive(Clone, Default)]
-struct Known {
-    options: Vec<String>,
-    /// Options out of a secret, which count besides.
-    secret: Vec<String>,
-    /// It has answered, or was named at the start: worth a listing.
-    is_there: bool,
-    /// As it was reached last.
-    open: Option<(Instant, Share)>,
-    /// What an earlier process may have left there was looked at.
+#[derive(Debug, Default)]
+struct KnownShare {
+    /// How it was reached last, by a call that said it.
+    reach: Reach,
+    /// Whether it has answered, or was named at the start, so that it belongs to a listing.
+    is_listed: bool,
+    /// Whether what an earlier process may have left there was looked at.
     swept: bool,
-    /// Something is left there again, since the server went away in the middle: when to look next.
-    left: Option<Instant>,
-}
-
-/// Options may come from a secret.
-impl std::fmt::Debug for Known {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Known").field("swept", &self.swept).finish_non_exhaustive()
-    }
+    /// When to look next for what is left there, since the server went away in the middle.
+    sweep_due: Option<Instant>,
 }
 
 impl Shares {
     /// Those that are known from the start.
     pub(super) fn new(shares: &[ShareName], default_options: Vec<String>) -> Self {
-        let there = || Known { is_there: true, ..Known::default() };
-        let known = shares.iter().map(|share| (share.clone(), there())).collect();
+        let listed = || KnownShare { is_listed: true, ..KnownShare::default() };
+        let known = shares.iter().map(|share| (share.clone(), listed())).collect();
         Self { nfs: Nfs::new(), default_options, known: Mutex::new(known) }
-    }
-
-    fn known(&self) -> MutexGuard<'_, BTreeMap<ShareName, Known>> {
-        self.known.lock()
-    }
-
-    /// Remembers how a share is reached; nothing said changes nothing.
-    pub(super) fn learn(&self, share: &ShareName, options: Vec<String>) {
-        let mut known = self.known();
-        let known = known.entry(share.clone()).or_default();
-        if !options.is_empty() && known.options != options {
-            known.options = options;
-            known.open = None;
-        }
-    }
-
-    /// Remembers what a secret says about reaching a share.
-    pub(super) fn learn_secret(&self, share: &ShareName, options: Vec<String>) {
-        let mut known = self.known();
-        let known = known.entry(share.clone()).or_default();
-        if known.secret != options {
-            known.secret = options;
-            known.open = None;
-        }
     }
 
     /// Every share there is, in an order that stays the same when more of them become known.
     pub(super) fn all(&self) -> Vec<ShareName> {
-        let known = self.known();
+        let known = self.known.lock();
         let mut all: Vec<ShareName> =
-            known.iter().filter(|(_, known)| known.is_there).map(|(share, _)| share.clone()).collect();
+            known.iter().filter(|(_, known)| known.is_listed).map(|(share, _)| share.clone()).collect();
         all.sort_by_cached_key(ShareName::key);
         all
     }
 
     /// Whether leftovers are to be looked for: the first time that it is asked, and after something was left.
     pub(super) fn is_to_be_swept(&self, share: &ShareName) -> bool {
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let known = known.entry(share.clone()).or_default();
-        if known.swept && known.left.is_none_or(|due| due > Instant::now()) {
+        if known.swept && known.sweep_due.is_none_or(|due| due > Instant::now()) {
             return false;
         }
         known.swept = true;
-        known.left = None;
+        known.sweep_due = None;
         true
     }
 
     /// Remembers that something may be left on a share that should not be: whoever comes next removes it.
     pub(super) fn note_leftovers(&self, share: &ShareName) {
-        self.known().entry(share.clone()).or_default().left = Some(Instant::now() + PAUSE);
+        let due = Instant::now() + LEFTOVERS_RETRY_AFTER;
+        self.known.lock().entry(share.clone()).or_default().sweep_due = Some(due);
     }
 
-    /// Reaches a share.
-    pub(super) async fn open(&self, name: &ShareName) -> Result<Share> {
-        let known = self.known().get(name).cloned().unwrap_or_default();
-        if let Some((_, share)) = known.open.filter(|(since, _)| since.elapsed() < FRESH) {
-            return Ok(share);
-        }
-        check_secret_options(&known.secret)?;
-        let options = [known.options, known.secret].concat();
-        let options = if options.is_empty() { &self.default_options } else { &options };
-        let options =
-            Options::parse(options).map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;
+    /// Reaches a share: on a connection that all have who say the same, with a request that finds its root.
+    pub(super) async fn open(&self, name: &ShareName, reach: &Reach) -> Result<Share> {
+        check_secret_options(&reach.secret)?;
+        let reach = self.completed(name, reach);
+        let options = [reach.class.as_deref().unwrap_or_default(), &reach.secret].concat();
+        let is_said = !options.is_empty();
+        let options = Options::parse(if is_said { &options } else { &self.default_options })
+            .map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;
         let target = Target { server: name.server.clone(), path: name.path(), options };
         target.check().map_err(|error| Error::Invalid(error.to_string()))?;
         let share = self.nfs.share(&target).await.map_err(failed)?;
-        let mut known = self.known();
+        let mut known = self.known.lock();
         let known = known.entry(name.clone()).or_default();
-        known.is_there = true;
-        known.open = Some((Instant::now(), share.clone()));
+        known.is_listed = true;
+        if is_said {
+            known.reach = reach;
+        }
         Ok(share)
+    }
+
+    /// How a share is reached by a call that may not say all of it.
+    fn completed(&self, name: &ShareName, said: &Reach) -> Reach {
+        if said.class.is_some() {
+            return said.clone();
+        }
+        let known = self.known.lock().get(name).map(|known| known.reach.clone()).unwrap_or_default();
+        if said.secret.is_empty() { known } else { Reach { class: known.class, secret: said.secret.clone() } }
     }
 }
 

@@ -2,13 +2,13 @@
 
 use std::{fs, os::unix::fs::MetadataExt as _};
 
-use berth_backends::{
-    Backend,
-    backend::{ContentSource, Error, NewVolume, Parameters, Severity},
-};
+use berth_backends::{ContentSource, Error, Parameters, Severity};
 use berth_core::{AccessMode, CapacityRange};
 
-use crate::server::{Server, VERSIONS, mounted};
+use crate::{
+    calls::{Calls as _, NewVolume},
+    server::{Server, VERSIONS, mounted},
+};
 
 fn new_image(server: &Server, name: &str, more: &[(&str, &str)]) -> NewVolume {
     let more: Vec<_> = [("kind", "image")].iter().chain(more).copied().collect();
@@ -28,14 +28,14 @@ fn forget(server: &mut Server) {
 async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
     for version in VERSIONS {
         let mut server = Server::start(version, &[]);
-        let backend = server.backend();
+        let backend = server.backend().await;
         let new = new_image(&server, "pvc-1", &[("subDir", "team/data")]);
         assert!(backend.find_made(&new).await.unwrap().is_none());
         let volume = backend.create_volume(new.clone()).await.unwrap();
         assert_eq!((volume.capacity.bytes(), volume.context["kind"].as_str()), (1 << 30, "image"));
         let image = fs::metadata(server.export().join("team/data/image")).unwrap();
         assert_eq!((image.len(), image.blocks(), image.mode() & 0o777), (1 << 30, 0, 0o600));
-        let found = server.backend().find_made(&new).await.unwrap().unwrap();
+        let found = server.backend().await.find_made(&new).await.unwrap().unwrap();
         assert_eq!((found.id, found.capacity), (volume.id.clone(), volume.capacity));
 
         // As if its maker had been killed before the last step, and in the middle of another attempt.
@@ -51,7 +51,7 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
         fs::write(aside.join("image"), "half").unwrap();
         fs::write(aside.join("stray"), "").unwrap();
         forget(&mut server);
-        let next = server.backend();
+        let next = server.backend().await;
         assert!(next.find_made(&new).await.unwrap().is_none());
         next.create_volume(new).await.unwrap();
         let names: Vec<_> = fs::read_dir(server.export().join("team/data")).unwrap().collect();
@@ -68,12 +68,16 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_grows_and_its_loss_is_told() {
     let mut server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let volume = backend.create_volume(new_image(&server, "pvc-1", &[])).await.unwrap();
     let image = server.export().join("pvc-1/image");
     for bytes in [3 << 30, 3 << 30, 2 << 30] {
-        let grown =
-            server.backend().expand_volume(&volume.id, CapacityRange::new(bytes, 0).unwrap()).await.unwrap();
+        let grown = server
+            .backend()
+            .await
+            .expand_volume(&volume.id, CapacityRange::new(bytes, 0).unwrap())
+            .await
+            .unwrap();
         assert!(grown.node_expansion_required);
         assert_eq!((grown.capacity.bytes(), fs::metadata(&image).unwrap().len()), (3 << 30, 3 << 30));
     }
@@ -97,7 +101,7 @@ async fn an_image_grows_and_its_loss_is_told() {
 async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
     for version in VERSIONS {
         let server = Server::start(version, &[]);
-        let backend = server.backend();
+        let backend = server.backend().await;
         let source = backend.create_volume(new_image(&server, "source", &[])).await.unwrap();
         let dir = server.export().join("source");
         let image = fs::File::options().write(true).open(dir.join("image")).unwrap();

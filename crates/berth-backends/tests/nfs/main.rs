@@ -4,11 +4,14 @@
 #[path = "../../../../testbed/nfs/between.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod between;
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod calls;
 #[path = "../../../../testbed/nfs/ganesha.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod ganesha;
 mod images;
 mod sanity;
+mod secrets;
 mod served;
 mod server;
 mod snapshots;

@@ -12,7 +12,7 @@ async fn the_controller_conforms() {
         let dir = server.dir().join("sanity");
         std::fs::create_dir(&dir).unwrap();
         let outcome =
-            suite::run(&dir, server.backend(), &server.class(&[]), "Node Service|should work").await;
+            suite::run(&dir, server.backend().await, &server.class(&[]), "Node Service|should work").await;
         eprintln!("version {version}: {} passed, {} skipped", outcome.passed, outcome.skipped);
         assert!(outcome.passed > 45, "{} passed", outcome.passed);
         let left: Vec<_> = std::fs::read_dir(server.export())

@@ -3,13 +3,14 @@
 use std::path::{Path, PathBuf};
 
 use berth_backends::{
-    backend::{NewVolume, Parameters},
+    Parameters,
     nfs::{Config, Nfs},
 };
 use berth_core::{Access, AccessMode, CapacityRange, VolumeCapability};
 
 use super::{
     between::{Fate, Request, between},
+    calls::NewVolume,
     ganesha::Ganesha,
 };
 
@@ -55,15 +56,15 @@ impl Server {
     }
 
     /// A backend that has spoken to nobody yet, as after a start.
-    pub(crate) fn backend(&self) -> Nfs {
-        Nfs::new(self.config()).unwrap()
+    pub(crate) async fn backend(&self) -> Nfs {
+        Nfs::start(self.config()).await.unwrap()
     }
 
     /// As [`Server::backend`], by way of somebody who decides about requests.
-    pub(crate) fn meddled(&self, fate: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static) -> Nfs {
+    pub(crate) async fn meddled(&self, fate: impl Fn(&Request<'_>) -> Fate + Send + Sync + 'static) -> Nfs {
         let mut config = self.config();
         config.mount_options.push(format!("port={}", between(self.ganesha.port, fate).unwrap()));
-        Nfs::new(config).unwrap()
+        Nfs::start(config).await.unwrap()
     }
 
     pub(crate) fn dir(&self) -> &Path {
@@ -76,9 +77,7 @@ impl Server {
             range: CapacityRange::new(1 << 30, 0).unwrap(),
             capabilities: vec![mounted()],
             parameters: self.class(more),
-            mutable: Parameters::new(),
             source: None,
-            ephemeral: false,
         }
     }
 }

@@ -8,11 +8,7 @@ use std::{
     time::Duration,
 };
 
-use berth_backends::{
-    Backend,
-    backend::{ContentSource, Error, NewVolume, PageRequest, Parameters, Snapshot},
-    nfs::Nfs,
-};
+use berth_backends::{ContentSource, Error, PageRequest, Parameters, Snapshot, nfs::Nfs};
 use berth_core::SnapshotId;
 use berth_csi::{
     Endpoint,
@@ -22,6 +18,7 @@ use parking_lot::Mutex;
 
 use crate::{
     between::{Asked, Fate},
+    calls::{Calls as _, NewVolume},
     served::Served,
     server::{Server, VERSIONS},
 };
@@ -95,7 +92,7 @@ async fn a_snapshot_holds_everything_and_is_restored_as_it_was() {
             let server = Server::start(version, &[]);
             let mut config = server.config();
             config.compress_snapshots = compress;
-            let backend = Nfs::new(config).unwrap();
+            let backend = Nfs::start(config).await.unwrap();
             let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
             let dir = server.export().join("pvc-1");
             fill(&dir);
@@ -110,7 +107,7 @@ async fn a_snapshot_holds_everything_and_is_restored_as_it_was() {
 
             // As it was then, not as it is now.
             fs::write(dir.join("small"), "changed").unwrap();
-            server.backend().create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
+            server.backend().await.create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
             check(&server.export().join("pvc-2"));
 
             // GNU tar, which csi-driver-nfs may run, agrees.
@@ -130,7 +127,7 @@ async fn a_snapshot_holds_everything_and_is_restored_as_it_was() {
 async fn impatient(server: &Server) -> (Nfs, berth_core::VolumeId) {
     let mut config = server.config();
     (config.compress_snapshots, config.snapshot_patience) = (false, Duration::from_millis(1));
-    let backend = Nfs::new(config).unwrap();
+    let backend = Nfs::start(config).await.unwrap();
     let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
     for number in 0..64 {
         fs::write(server.export().join(format!("pvc-1/{number}")), vec![7; 1 << 20]).unwrap();
@@ -213,7 +210,7 @@ async fn why_a_snapshot_failed_is_told_also_if_nobody_waited_for_it_then() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_that_csi_driver_nfs_took_is_restored_and_deleted() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let packed = server.dir().join("packed");
     fs::create_dir(&packed).unwrap();
     fill(&packed);
@@ -251,7 +248,7 @@ async fn a_snapshot_that_csi_driver_nfs_took_is_restored_and_deleted() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_belongs_to_one_source_and_snapshots_are_listed() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let one = backend.create_volume(server.new_volume("one", &[])).await.unwrap().id;
     let two = backend.create_volume(server.new_volume("two", &[])).await.unwrap().id;
     let mut taken = Vec::new();
@@ -285,7 +282,7 @@ async fn a_name_belongs_to_one_source_and_snapshots_are_listed() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_killed_process_left_unfinished_is_finished_by_the_next() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
     fill(&server.export().join("pvc-1"));
     let snapshot = take(&backend, "snap-1", &source.id).await;
@@ -294,7 +291,7 @@ async fn what_a_killed_process_left_unfinished_is_finished_by_the_next() {
     let key = names(&server.export().join(".berth/snapshots")).remove(0).replace(".json", "");
     fs::rename(&archive, server.export().join(format!(".berth/incoming/{key}.dead"))).unwrap();
     fs::remove_dir(server.export().join("snap-1")).unwrap();
-    let next = server.backend();
+    let next = server.backend().await;
     let found = take(&next, "snap-1", &source.id).await;
     assert_eq!((found.id, found.created), (snapshot.id.clone(), snapshot.created));
     assert!(archive.is_file());
@@ -310,7 +307,7 @@ fn names(dir: &Path) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_damaged_or_evil_archive_is_refused_and_makes_no_volume() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
     fill(&server.export().join("pvc-1"));
     let snapshot = take(&backend, "snap-1", &source.id).await;
@@ -370,20 +367,22 @@ async fn what_goes_away_while_a_snapshot_is_taken_is_left_out() {
         let content = |byte| vec![byte; usize::try_from(LENGTH).unwrap()];
         let (once, export) = (Once::new(), server.export());
         // When the first content is asked for, its directory has been listed.
-        let backend = server.meddled(move |request| {
-            let is_content = request.range().is_some_and(|(_, length)| length == LENGTH);
-            if is_content || request.asked() == Asked::ReadLink {
-                once.call_once(|| {
-                    let dir = export.join("pvc-1");
-                    for name in ["gone", "gone link"] {
-                        fs::remove_file(dir.join(name)).unwrap();
-                    }
-                    fs::remove_dir_all(dir.join("gone dir")).unwrap();
-                    fs::rename(export.join("new"), dir.join("replaced")).unwrap();
-                });
-            }
-            Fate::Passed
-        });
+        let backend = server
+            .meddled(move |request| {
+                let is_content = request.range().is_some_and(|(_, length)| length == LENGTH);
+                if is_content || request.asked() == Asked::ReadLink {
+                    once.call_once(|| {
+                        let dir = export.join("pvc-1");
+                        for name in ["gone", "gone link"] {
+                            fs::remove_file(dir.join(name)).unwrap();
+                        }
+                        fs::remove_dir_all(dir.join("gone dir")).unwrap();
+                        fs::rename(export.join("new"), dir.join("replaced")).unwrap();
+                    });
+                }
+                Fate::Passed
+            })
+            .await;
         let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
         let dir = server.export().join("pvc-1");
         for below in ["gone dir/below", "kept dir"] {
@@ -395,7 +394,7 @@ async fn what_goes_away_while_a_snapshot_is_taken_is_left_out() {
         std::os::unix::fs::symlink("nowhere", dir.join("gone link")).unwrap();
         fs::write(server.export().join("new"), content(2)).unwrap();
         let snapshot = take(&backend, "snap-1", &source).await;
-        server.backend().create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
+        server.backend().await.create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
         let copy = server.export().join("pvc-2");
         let mut left = names(&copy);
         // Its entry may have been written before it went.
@@ -417,30 +416,36 @@ async fn a_file_that_goes_away_while_it_is_packed_spoils_nothing_else() {
     for is_replaced in [false, true] {
         let server = Server::start("3", &[]);
         let (lost, once, export) = (Mutex::new(None), Once::new(), server.export());
-        let backend = server.meddled(move |request| {
-            let mut lost = lost.lock();
-            if request.range().is_some_and(|(offset, _)| offset >= KEPT) {
-                let handle = request.handle();
-                if *lost.get_or_insert_with(|| handle.clone()) == handle {
-                    return request.failed(STALE);
+        let backend = server
+            .meddled(move |request| {
+                let mut lost = lost.lock();
+                if request.range().is_some_and(|(offset, _)| offset >= KEPT) {
+                    let handle = request.handle();
+                    if *lost.get_or_insert_with(|| handle.clone()) == handle {
+                        return request.failed(STALE);
+                    }
                 }
-            }
-            // It is looked for again when all that could be read was.
-            if lost.is_some() && request.asked() == Asked::Lookup {
-                once.call_once(|| {
-                    let file = export.join("pvc-1/large");
-                    if is_replaced { fs::rename(export.join("new"), file) } else { fs::remove_file(file) }
+                // It is looked for again when all that could be read was.
+                if lost.is_some() && request.asked() == Asked::Lookup {
+                    once.call_once(|| {
+                        let file = export.join("pvc-1/large");
+                        if is_replaced {
+                            fs::rename(export.join("new"), file)
+                        } else {
+                            fs::remove_file(file)
+                        }
                         .unwrap();
-                });
-            }
-            Fate::Passed
-        });
+                    });
+                }
+                Fate::Passed
+            })
+            .await;
         let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
         fs::write(server.export().join("pvc-1/large"), &old).unwrap();
         fs::write(server.export().join("pvc-1/next"), "next").unwrap();
         fs::write(server.export().join("new"), &new).unwrap();
         let snapshot = take(&backend, "snap-1", &source).await;
-        server.backend().create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
+        server.backend().await.create_volume(restored(&server, "pvc-2", &snapshot.id)).await.unwrap();
         let out = server.dir().join("out");
         fs::create_dir(&out).unwrap();
         let archive = server.export().join("snap-1/pvc-1.tar.gz");
@@ -461,13 +466,15 @@ async fn a_server_that_comes_back_with_other_handles_makes_no_empty_snapshot() {
     const LENGTH: u32 = 12_345;
     let server = Server::start("3", &[]);
     let lost = std::sync::atomic::AtomicBool::new(false);
-    let backend = server.meddled(move |request| {
-        use std::sync::atomic::Ordering::SeqCst;
-        if request.range().is_some_and(|(_, length)| length == LENGTH) {
-            lost.store(true, SeqCst);
-        }
-        if lost.load(SeqCst) { request.failed(STALE) } else { Fate::Passed }
-    });
+    let backend = server
+        .meddled(move |request| {
+            use std::sync::atomic::Ordering::SeqCst;
+            if request.range().is_some_and(|(_, length)| length == LENGTH) {
+                lost.store(true, SeqCst);
+            }
+            if lost.load(SeqCst) { request.failed(STALE) } else { Fate::Passed }
+        })
+        .await;
     let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
     fs::write(server.export().join("pvc-1/file"), vec![1; usize::try_from(LENGTH).unwrap()]).unwrap();
     let taken = backend.create_snapshot("snap-1".parse().unwrap(), &source, &Parameters::new()).await;

@@ -5,7 +5,7 @@ mod cannot;
 
 use std::{fs, path::Path, time::Duration};
 
-use berth_backends::{backend::Parameters, nfs::Nfs};
+use berth_backends::{Parameters, nfs::Nfs};
 use serde_json::Value;
 
 use self::cannot::CANNOT;

@@ -9,14 +9,14 @@ use std::{
 };
 
 use berth_backends::{
-    Backend,
-    backend::{About, ContentSource, Error, NewVolume, PageRequest, Parameters, Secrets, Severity},
+    ContentSource, Context, Error, PageRequest, Parameters, Secrets, Severity, Volumes as _,
     nfs::{Nfs, OnDelete},
 };
 use berth_core::CapacityRange;
 
 use crate::{
     between::Fate,
+    calls::{Calls as _, NewVolume},
     server::{Server, VERSIONS},
 };
 
@@ -44,7 +44,7 @@ async fn a_volume_is_a_directory_that_any_process_finds_again_and_removes() {
         let server = Server::start(version, &[]);
         let new =
             server.new_volume("pvc-1", &[("mountPermissions", "0770"), ("uid", "1000"), ("gid", "2000")]);
-        let first = server.backend();
+        let first = server.backend().await;
         assert!(first.find_made(&new).await.unwrap().is_none());
         let volume = first.create_volume(new.clone()).await.unwrap();
         let share = server.share();
@@ -54,7 +54,7 @@ async fn a_volume_is_a_directory_that_any_process_finds_again_and_removes() {
         assert_eq!(volume.context["subdir"], "pvc-1");
 
         // Another process, on another node: nothing was kept by the first.
-        let second = server.backend();
+        let second = server.backend().await;
         let again = second.find_made(&new).await.unwrap().unwrap();
         assert_eq!((&again.id, again.capacity.bytes()), (&volume.id, 1 << 30));
         assert_eq!(*again.parameters, new.parameters);
@@ -62,7 +62,7 @@ async fn a_volume_is_a_directory_that_any_process_finds_again_and_removes() {
 
         fs::create_dir_all(server.export().join("pvc-1/a/b")).unwrap();
         fs::write(server.export().join("pvc-1/a/b/file"), "data").unwrap();
-        let third = server.backend();
+        let third = server.backend().await;
         third.delete_volume(&volume.id).await.unwrap();
         assert!(third.volume(&volume.id).await.unwrap().is_none());
         assert!(third.find_made(&new).await.unwrap().is_none());
@@ -81,20 +81,19 @@ async fn a_secret_or_the_class_says_how_to_reach_the_server() {
     let secrets = Secrets::from(BTreeMap::from([("MountOptions".to_owned(), options.clone())]));
     assert_eq!(format!("{secrets:?}"), "Secrets");
     let new = server.new_volume("pvc-1", &[]);
-    let backend = Nfs::new(config.clone()).unwrap();
+    let backend = Nfs::start(config.clone()).await.unwrap();
     assert!(matches!(backend.find_made(&new).await, Err(Error::Unavailable(_))));
-    backend.heed(About::Class(&new.parameters), &secrets);
+    let with_secret = Context::new(None, secrets, &BTreeMap::new());
+    let volume = backend.create_volume_with(&with_secret, new).await.unwrap();
     assert!(!format!("{backend:?}").contains(&options));
-    let volume = backend.create_volume(new).await.unwrap();
 
     // A deletion says no more than the id, and perhaps a secret.
-    let next = Nfs::new(config.clone()).unwrap();
+    let next = Nfs::start(config.clone()).await.unwrap();
     assert!(next.delete_volume(&volume.id).await.is_err());
-    next.heed(About::Volume(&volume.id), &secrets);
-    next.delete_volume(&volume.id).await.unwrap();
+    next.controller.delete(&with_secret, &volume.id).await.unwrap();
 
     // What the class said is remembered for it.
-    let backend = Nfs::new(config).unwrap();
+    let backend = Nfs::start(config).await.unwrap();
     let mut new = server.new_volume("pvc-2", &[("mountOptions", &options)]);
     assert!(backend.find_made(&new).await.unwrap().is_none());
     let volume = backend.create_volume(new.clone()).await.unwrap();
@@ -104,8 +103,8 @@ async fn a_secret_or_the_class_says_how_to_reach_the_server() {
 
     // A secret that makes no sense stays one.
     let secrets = Secrets::from(BTreeMap::from([("mountOptions".to_owned(), "hard,key=TOKEN".to_owned())]));
-    backend.heed(About::Volume(&volume.id), &secrets);
-    let Err(Error::Invalid(sentence)) = backend.delete_volume(&volume.id).await else {
+    let with_secret = Context::new(None, secrets, &BTreeMap::new());
+    let Err(Error::Invalid(sentence)) = backend.controller.delete(&with_secret, &volume.id).await else {
         panic!("it is refused")
     };
     assert!(sentence.contains("secret") && !sentence.contains("TOKEN"), "{sentence}");
@@ -122,7 +121,7 @@ async fn what_csi_driver_nfs_made_is_served_grown_and_deleted() {
         format!("127.0.0.1/{share}/old-2"),
         format!("127.0.0.1#{share}#a/b#pvc-3#"),
     ] {
-        let backend = server.backend();
+        let backend = server.backend().await;
         let id: berth_core::VolumeId = id.parse().unwrap();
         assert!(backend.volume(&id).await.unwrap().is_none(), "{id}");
         let dir = if id.as_str().contains("a/b") {
@@ -136,7 +135,7 @@ async fn what_csi_driver_nfs_made_is_served_grown_and_deleted() {
         assert_eq!((volume.capacity.bytes(), volume.context["subdir"].as_str()), (0, dir));
         let grown = backend.expand_volume(&id, CapacityRange::new(5 << 30, 0).unwrap()).await.unwrap();
         assert_eq!((grown.capacity.bytes(), grown.node_expansion_required), (5 << 30, false));
-        assert_eq!(server.backend().volume(&id).await.unwrap().unwrap().capacity.bytes(), 5 << 30);
+        assert_eq!(server.backend().await.volume(&id).await.unwrap().unwrap().capacity.bytes(), 5 << 30);
         backend.delete_volume(&id).await.unwrap();
         assert!(backend.volume(&id).await.unwrap().is_none());
     }
@@ -148,7 +147,7 @@ async fn a_deleted_volume_is_kept_or_archived_where_its_class_says_so() {
     let server = Server::start("4.2", &[]);
     let mut config = server.config();
     config.on_delete = Some(OnDelete::Archive);
-    let backend = Nfs::new(config).unwrap();
+    let backend = Nfs::start(config).await.unwrap();
     let make = async |more: &[(&str, &str)]| {
         let volume = backend.create_volume(server.new_volume("pvc-1", more)).await.unwrap();
         let dir = volume.context["subdir"].clone();
@@ -174,7 +173,7 @@ async fn a_deleted_volume_is_kept_or_archived_where_its_class_says_so() {
 
     let mut config = server.config();
     config.replace_archived = true;
-    let replacing = Nfs::new(config).unwrap();
+    let replacing = Nfs::start(config).await.unwrap();
     fs::write(server.export().join("archived-pvc-1/old"), "older").unwrap();
     let archived = make(&[]).await;
     replacing.delete_volume(&archived).await.unwrap();
@@ -183,7 +182,7 @@ async fn a_deleted_volume_is_kept_or_archived_where_its_class_says_so() {
 
     let mut config = server.config();
     config.keep_archived = Some(Duration::ZERO);
-    let forgetful = Nfs::new(config).unwrap();
+    let forgetful = Nfs::start(config).await.unwrap();
     fs::create_dir(server.export().join("archived-by-hand")).unwrap();
     forgetful.volume(&archived).await.unwrap();
     forgetful.drain(SOON).await;
@@ -194,7 +193,7 @@ async fn a_deleted_volume_is_kept_or_archived_where_its_class_says_so() {
 async fn a_clone_has_everything_and_its_source_stays() {
     for version in VERSIONS {
         let server = Server::start(version, &[]);
-        let backend = server.backend();
+        let backend = server.backend().await;
         let source = backend.create_volume(server.new_volume("source", &[])).await.unwrap();
         let dir = server.export().join("source");
         fs::create_dir(dir.join("sub")).unwrap();
@@ -219,7 +218,7 @@ async fn a_clone_has_everything_and_its_source_stays() {
             fs::metadata(copy.join("again")).unwrap().ino(),
             fs::metadata(copy.join("sub/file")).unwrap().ino()
         );
-        assert_eq!(server.backend().find_made(&new).await.unwrap().unwrap().source, new.source);
+        assert_eq!(server.backend().await.find_made(&new).await.unwrap().unwrap().source, new.source);
         assert!(names(&server.export().join(".berth/incoming")).is_empty());
 
         // A directory that has something in it is not written over.
@@ -235,7 +234,7 @@ async fn a_clone_has_everything_and_its_source_stays() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_link_on_the_share_leads_to_no_other_place() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let outside = server.dir().join("outside");
     fs::create_dir(&outside).unwrap();
     fs::write(outside.join("file"), "precious").unwrap();
@@ -256,7 +255,7 @@ async fn a_link_on_the_share_leads_to_no_other_place() {
 #[tokio::test(flavor = "multi_thread")]
 async fn volumes_are_listed_page_by_page_and_the_share_tells_its_room() {
     let server = Server::start("4.2", &[]);
-    let backend = server.backend();
+    let backend = server.backend().await;
     let mut made = Vec::new();
     fs::create_dir(server.export().join("other")).unwrap();
     let other = format!("{}/other", server.share());
@@ -272,7 +271,7 @@ async fn volumes_are_listed_page_by_page_and_the_share_tells_its_room() {
     let mut config = server.config();
     config.shares = [server.share(), other].map(|share| format!("127.0.0.1:{share}")).to_vec();
     // A process that no call has told of the shares.
-    let backend = Nfs::new(config).unwrap();
+    let backend = Nfs::start(config).await.unwrap();
     // A page may end in a share, or with it.
     for limit in 1..=made.len() {
         let (mut all, mut after) = (Vec::new(), None);
@@ -290,8 +289,8 @@ async fn volumes_are_listed_page_by_page_and_the_share_tells_its_room() {
     }
     let odd = PageRequest { after: Some("nonsense".into()), limit: 2 };
     assert!(matches!(backend.list_volumes(odd).await, Err(Error::Busy(_))));
-    let all = backend.room(&Parameters::new(), None).await.unwrap();
-    let one = backend.room(&server.class(&[]), None).await.unwrap();
+    let all = backend.room(&Parameters::new()).await.unwrap();
+    let one = backend.room(&server.class(&[])).await.unwrap();
     assert!(all.available.bytes() > 0 && one.available.bytes() > 0);
 }
 
@@ -301,7 +300,7 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
     let well = Server::start("3", &[]);
     let mut config = frozen.config();
     config.mount_options[0] += ",timeo=20,retrans=1";
-    let (backend, other) = (Nfs::new(config).unwrap(), well.backend());
+    let (backend, other) = (Nfs::start(config).await.unwrap(), well.backend().await);
     let volume = backend.create_volume(frozen.new_volume("pvc-1", &[])).await.unwrap();
     frozen.tell("stop");
     let begun = Instant::now();
@@ -313,7 +312,8 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
         other.create_volume(well.new_volume("pvc-3", &[])).await.unwrap();
         assert!(begun.elapsed() < Duration::from_secs(5));
     };
-    tokio::time::timeout(Duration::from_secs(60), async { tokio::join!(failing, working) }).await.unwrap();
+    let both = Box::pin(async { tokio::join!(failing, working) });
+    tokio::time::timeout(Duration::from_secs(60), both).await.unwrap();
     let health = backend.volume_health(&volume.id).await.unwrap();
     assert_eq!((health[0].severity, health[0].reason), (Severity::Inaccessible, "ServerUnreachable"));
     frozen.tell("cont");
@@ -329,7 +329,7 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn two_replicas_that_make_and_delete_the_same_volumes_agree() {
     let server = Server::start("4.2", &[]);
-    let (one, two) = (server.backend(), server.backend());
+    let (one, two) = (server.backend().await, server.backend().await);
     for round in 0..5 {
         let new =
             server.new_volume(&format!("pvc-{round}"), &[("subDir", "team/shared/${pv.metadata.name}")]);
@@ -356,7 +356,7 @@ fn server_id(server: &Server, round: u32) -> berth_core::VolumeId {
 async fn a_server_that_comes_back_is_used_again_and_one_that_is_read_only_is_told() {
     for version in VERSIONS {
         let mut server = Server::start(version, &[]);
-        let backend = server.backend();
+        let backend = server.backend().await;
         let volume = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
         server.tell("kill");
         let failed = backend.create_volume(server.new_volume("pvc-2", &[])).await;
@@ -382,11 +382,13 @@ async fn a_clone_that_is_tried_again_has_nothing_that_its_source_lost_meanwhile(
     const LENGTH: u32 = 12_345;
     let mut server = Server::start("3", &[]);
     let fails = std::sync::atomic::AtomicBool::new(true);
-    let backend = server.meddled(move |request| {
-        use std::sync::atomic::Ordering::SeqCst;
-        let is_last = request.range().is_some_and(|(_, length)| length == LENGTH);
-        if is_last && fails.swap(false, SeqCst) { request.failed(IO) } else { Fate::Passed }
-    });
+    let backend = server
+        .meddled(move |request| {
+            use std::sync::atomic::Ordering::SeqCst;
+            let is_last = request.range().is_some_and(|(_, length)| length == LENGTH);
+            if is_last && fails.swap(false, SeqCst) { request.failed(IO) } else { Fate::Passed }
+        })
+        .await;
     let source = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap().id;
     let dir = server.export().join("pvc-1");
     fs::create_dir(dir.join("sub")).unwrap();

@@ -65,7 +65,7 @@ impl World {
     async fn start(version: &str, test: &str) -> Self {
         serve();
         let scratch = Scratch::new();
-        let served = Served::start(scratch.path(), backend(scratch.path())).await;
+        let served = Served::start(scratch.path(), backend(scratch.path()).await).await;
         let caller = Caller::new(&served.socket, version, DEADLINE);
         let world = Self { scratch, served, caller, prefix: format!("{test}-{}", version.replace('.', "-")) };
         for volume in ["used", "idle", "leaving"] {

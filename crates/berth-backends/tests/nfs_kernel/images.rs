@@ -2,21 +2,16 @@
 
 use std::{fs, io::Write as _, path::Path};
 
-use berth_backends::{Backend, backend::NodeExpansion, nfs::Nfs};
+use berth_backends::NodeExpanded;
 use berth_core::{AccessMode, CapacityRange};
 
-use crate::kernel::{
-    EXPORT, Scratch, VERSIONS, class, config, new_volume, program, publish_as, serve, unpublish,
+use crate::{
+    calls::Calls as _,
+    kernel::{EXPORT, Scratch, VERSIONS, backend, class, new_volume, publish_as, serve, unpublish},
 };
 
 const ONCE: AccessMode = AccessMode::SingleNodeWriter;
 const MIB: u64 = 1 << 20;
-
-fn backend(dir: &Path) -> Nfs {
-    let mut config = config(dir);
-    config.program = program();
-    Nfs::new(config).unwrap()
-}
 
 /// Writes until there is no room, and tells how much there was.
 fn fill(path: &Path) -> u64 {
@@ -43,7 +38,7 @@ async fn an_image_has_its_size_and_grows_while_it_is_used() {
     serve();
     for version in VERSIONS {
         let scratch = Scratch::new();
-        let backend = backend(scratch.path());
+        let backend = backend(scratch.path()).await;
         let name = format!("image-{}", version.replace('.', "-"));
         let new =
             new_volume(&name, 32, ONCE, class(version, &[("kind", "image"), ("mountPermissions", "0770")]));
@@ -58,7 +53,7 @@ async fn an_image_has_its_size_and_grows_while_it_is_used() {
         let grown = backend.expand_volume(&volume.id, range).await.unwrap();
         assert!(grown.node_expansion_required && grown.capacity.bytes() == 64 * MIB);
         let done = backend.expand_on_node(&volume, &target, range).await.unwrap();
-        assert_eq!(done, NodeExpansion::Done(grown.capacity), "version {version}");
+        assert_eq!(done, NodeExpanded::Done(grown.capacity), "version {version}");
         let usage = backend.usage(&volume, &target).await.unwrap();
         assert!(usage.bytes.total > 48 * MIB && usage.bytes.total <= 64 * MIB, "{usage:?}");
         let after = before + fill(&target.join("more"));

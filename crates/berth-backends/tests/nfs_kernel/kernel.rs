@@ -6,12 +6,13 @@ use std::{
 };
 
 use berth_backends::{
-    Backend as _,
-    backend::{NewVolume, Parameters, Publication, Result, Secrets, Volume},
+    Context, NodeVolume, Parameters, Result, Sources as _, TargetMounts as _, Volume,
     nfs::{Config, Nfs},
 };
 use berth_core::{AccessMode, CapacityRange};
 use berth_host::mount::{self, Attributes};
+
+use super::calls::NewVolume;
 
 /// Served as `/` by version 4, by its own path by version 3.
 pub(crate) const EXPORT: &str = "/srv/berth-nfs";
@@ -68,8 +69,8 @@ pub(crate) fn config(dir: &Path) -> Config {
     config
 }
 
-pub(crate) fn backend(dir: &Path) -> Nfs {
-    Nfs::new(config(dir)).unwrap()
+pub(crate) async fn backend(dir: &Path) -> Nfs {
+    Nfs::start(config(dir)).await.unwrap()
 }
 
 /// A directory whose mounts go away with it.
@@ -108,9 +109,7 @@ pub(crate) fn new_volume(name: &str, mebibytes: i64, mode: AccessMode, parameter
         range: CapacityRange::new(mebibytes << 20, 0).unwrap(),
         capabilities: vec![capability(mode)],
         parameters,
-        mutable: Parameters::new(),
         source: None,
-        ephemeral: false,
     }
 }
 
@@ -121,17 +120,23 @@ pub(crate) async fn publish_as(
     target: &Path,
     mode: AccessMode,
 ) -> Result<()> {
-    let (capability, secrets) = (capability(mode), Secrets::default());
-    let how = Publication { staging: None, capability: &capability, read_only: false, secrets: &secrets };
-    let source = backend.publish_source(volume, how).await?;
+    let volume = NodeVolume {
+        id: volume.id.clone(),
+        capability: capability(mode),
+        read_only: false,
+        context: volume.context.clone(),
+        publish_context: Parameters::new(),
+        staging: None,
+    };
+    let source = backend.node.source(&Context::default(), &volume).await?;
     std::fs::create_dir_all(target).unwrap();
-    let (mounts, target) = (backend.mounts(), target.to_owned());
-    tokio::task::spawn_blocking(move || mounts.bind(&source, &target, Attributes::default())).await.unwrap()
+    let (node, target) = (backend.node.clone(), target.to_owned());
+    tokio::task::spawn_blocking(move || node.bind(&source, &target, Attributes::default())).await.unwrap()
 }
 
 pub(crate) async fn unpublish(backend: &Nfs, target: &Path) {
-    let (mounts, target) = (backend.mounts(), target.to_owned());
-    tokio::task::spawn_blocking(move || mounts.unbind(&target)).await.unwrap().unwrap();
+    let (node, target) = (backend.node.clone(), target.to_owned());
+    tokio::task::spawn_blocking(move || node.unmount(&target)).await.unwrap().unwrap();
 }
 
 /// The `berth` that mounts shares and works on images, given by who starts the machine; else this program.

@@ -3,6 +3,9 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod caller;
+#[path = "../nfs/calls.rs"]
+#[allow(dead_code, reason = "each suite uses a part of it")]
+mod calls;
 mod hostile;
 mod images;
 mod kernel;

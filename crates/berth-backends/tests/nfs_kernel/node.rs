@@ -7,14 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_backends::{
-    Backend,
-    backend::{Error, Volume},
-    nfs::Nfs,
-};
-use berth_core::AccessMode;
+use berth_backends::{Error, Result, TargetMounts as _, Volume, nfs::Nfs};
+use berth_core::{AccessMode, Capacity, VolumeId};
 
 use crate::{
+    calls::Calls as _,
     kernel::{self, EXPORT, Scratch, VERSIONS, backend, class, new_volume, publish_as, serve, unpublish},
     suite,
 };
@@ -25,7 +22,7 @@ async fn create(backend: &Nfs, version: &str, name: &str) -> Volume {
     backend.create_volume(new).await.unwrap()
 }
 
-async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> berth_backends::backend::Result<()> {
+async fn publish(backend: &Nfs, volume: &Volume, target: &Path) -> Result<()> {
     publish_as(backend, volume, target, AccessMode::MultiNodeMultiWriter).await
 }
 
@@ -34,7 +31,8 @@ async fn the_whole_driver_conforms_in_every_version() {
     serve();
     for version in VERSIONS {
         let scratch = Scratch::new();
-        let outcome = suite::run(scratch.path(), backend(scratch.path()), &class(version, &[]), "").await;
+        let outcome =
+            suite::run(scratch.path(), backend(scratch.path()).await, &class(version, &[]), "").await;
         eprintln!("version {version}: {} passed, {} skipped", outcome.passed, outcome.skipped);
         assert!(outcome.passed > 60, "{} passed", outcome.passed);
         assert!(scratch.mounts().is_empty(), "{:?}", scratch.mounts());
@@ -46,7 +44,7 @@ async fn a_share_is_mounted_once_and_goes_with_its_last_volume() {
     serve();
     for version in VERSIONS {
         let scratch = Scratch::new();
-        let backend = backend(scratch.path());
+        let backend = backend(scratch.path()).await;
         let name = |number: u32| format!("shared-{}-{number}", version.replace('.', "-"));
         let (one, two) =
             (create(&backend, version, &name(1)).await, create(&backend, version, &name(2)).await);
@@ -75,7 +73,7 @@ async fn a_share_is_mounted_once_and_goes_with_its_last_volume() {
 async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed() {
     serve();
     let scratch = Scratch::new();
-    let backend = backend(scratch.path());
+    let backend = backend(scratch.path()).await;
     fs::create_dir_all(Path::new(EXPORT).join("static/dir")).unwrap();
     std::os::unix::fs::symlink("/etc", Path::new(EXPORT).join("static/evil")).unwrap();
     let context = |dir: &str| {
@@ -85,10 +83,10 @@ async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed(
             ("subDir".to_owned(), dir.to_owned()),
         ])
     };
-    let id = "any-handle".parse().unwrap();
+    let id: VolumeId = "any-handle".parse().unwrap();
     let target = scratch.path().join("target");
     for (dir, works) in [("static/dir", true), ("static/evil", false), ("static/missing", false)] {
-        let volume = backend.volume_on_node(&id, &context(dir)).await.unwrap().unwrap();
+        let volume = Volume { context: context(dir), ..Volume::new(id.clone(), Capacity::ZERO) };
         let published = publish(&backend, &volume, &target).await;
         assert_eq!(published.is_ok(), works, "{dir}: {published:?}");
         unpublish(&backend, &target).await;
@@ -96,8 +94,8 @@ async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed(
 }
 
 async fn is_bound(backend: &Nfs, target: &Path) -> bool {
-    let (mounts, target) = (backend.mounts(), target.to_owned());
-    tokio::task::spawn_blocking(move || mounts.is_bound(&target)).await.unwrap().unwrap()
+    let (node, target) = (backend.node.clone(), target.to_owned());
+    tokio::task::spawn_blocking(move || node.is_mounted(&target)).await.unwrap().unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -105,7 +103,7 @@ async fn a_stale_volume_is_found_out_and_published_again() {
     serve();
     for version in VERSIONS {
         let scratch = Scratch::new();
-        let backend = backend(scratch.path());
+        let backend = backend(scratch.path()).await;
         let name = format!("stale-{}", version.replace('.', "-"));
         let volume = create(&backend, version, &name).await;
         let target = scratch.path().join("target");
@@ -131,7 +129,7 @@ async fn a_server_that_is_gone_holds_nobody_up() {
     let soon = Duration::from_secs(60);
     for version in ["3", "4.2"] {
         let scratch = Scratch::new();
-        let backend = backend(scratch.path());
+        let backend = backend(scratch.path()).await;
         let name = |number: u32| format!("gone-{}-{number}", version.replace('.', "-"));
         let (one, two) =
             (create(&backend, version, &name(1)).await, create(&backend, version, &name(2)).await);

@@ -6,15 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_backends::{
-    Backend,
-    backend::{ContentSource, Error, Parameters},
-    nfs::Nfs,
-};
+use berth_backends::{ContentSource, Error, Parameters, nfs::Nfs};
 use berth_core::{AccessMode, CapacityRange};
 use berth_host::{path::Dir, quota};
 
-use crate::kernel::{EXPORT, Scratch, config, new_volume, publish_as, run, serve, unpublish};
+use crate::{
+    calls::Calls as _,
+    kernel::{EXPORT, Scratch, config, new_volume, publish_as, run, serve, unpublish},
+};
 
 const MANY: AccessMode = AccessMode::MultiNodeMultiWriter;
 const MIB: u64 = 1 << 20;
@@ -58,10 +57,10 @@ impl Disk {
     }
 
     /// A driver on the server's host, which knows where the share is.
-    fn backend(&self, dir: &Path, version: &str) -> Nfs {
+    async fn backend(&self, dir: &Path, version: &str) -> Nfs {
         let mut config = config(dir);
         config.export_roots = vec![format!("127.0.0.1:{}={}", self.share(version), self.path.display())];
-        Nfs::new(config).unwrap()
+        Nfs::start(config).await.unwrap()
     }
 
     fn projects(&self) -> Vec<String> {
@@ -104,7 +103,7 @@ async fn a_directory_takes_its_size_and_no_more() {
         let disk = Disk::new(fs_type, "prjquota");
         for version in ["3", "4.2"] {
             let scratch = Scratch::new();
-            let backend = disk.backend(scratch.path(), version);
+            let backend = disk.backend(scratch.path(), version).await;
             let name = format!("limited-{}", version.replace('.', "-"));
             let new = new_volume(&name, 16, MANY, disk.class(version));
             assert!(backend.find_made(&new).await.unwrap().is_none());
@@ -143,7 +142,7 @@ async fn a_directory_takes_its_size_and_no_more() {
             // As if its maker had been killed before it was set.
             quota::set_project(&disk.dir(&name), 7).unwrap();
             quota::set_limit(&disk.dir(""), project.id, None).unwrap();
-            let again = disk.backend(scratch.path(), version);
+            let again = disk.backend(scratch.path(), version).await;
             let wanted = new_volume(&name, 32, MANY, disk.class(version));
             assert!(again.find_made(&wanted).await.unwrap().is_some());
             assert_eq!(quota::project(&disk.dir(&name)).unwrap(), project);
@@ -179,7 +178,7 @@ async fn a_copy_counts_from_its_first_byte() {
     for fs_type in ["ext4", "xfs"] {
         let disk = Disk::new(fs_type, "prjquota");
         let scratch = Scratch::new();
-        let backend = disk.backend(scratch.path(), "4.2");
+        let backend = disk.backend(scratch.path(), "4.2").await;
         let source = backend.create_volume(new_volume("source", 16, MANY, disk.class("4.2"))).await.unwrap();
         fs::write(disk.path.join("source/file"), vec![7; 4 << 20]).unwrap();
         let mut new = new_volume("clone", 16, MANY, disk.class("4.2"));
@@ -197,24 +196,24 @@ async fn a_place_without_quotas_or_another_place_is_refused() {
     serve();
     let scratch = Scratch::new();
     let plain = Disk::new("xfs", "");
-    let refused = |root: &str| {
+    let refused = async |root: &str| {
         let mut config = config(scratch.path());
         config.export_roots = vec![root.to_owned()];
-        match Nfs::new(config) {
+        match Nfs::start(config).await {
             Err(Error::Invalid(sentence)) => sentence,
             other => panic!("{root}: {other:?}"),
         }
     };
-    assert!(refused(&format!("127.0.0.1:/={}", plain.path.display())).contains("prjquota"));
-    assert!(refused(&format!("127.0.0.1:/={EXPORT}")).contains("prjquota"));
-    assert!(refused("127.0.0.1:/=/no/such/directory").contains("No such file"));
-    assert!(refused("127.0.0.1:/export").contains("\"=/\""));
+    assert!(refused(&format!("127.0.0.1:/={}", plain.path.display())).await.contains("prjquota"));
+    assert!(refused(&format!("127.0.0.1:/={EXPORT}")).await.contains("prjquota"));
+    assert!(refused("127.0.0.1:/=/no/such/directory").await.contains("No such file"));
+    assert!(refused("127.0.0.1:/export").await.contains("\"=/\""));
 
     let disk = Disk::new("ext4", "prjquota");
     fs::create_dir(disk.path.join("elsewhere")).unwrap();
     let mut wrong = config(scratch.path());
     wrong.export_roots = vec![format!("127.0.0.1:{}={}/elsewhere", disk.share("4.2"), disk.path.display())];
-    let backend = Nfs::new(wrong).unwrap();
+    let backend = Nfs::start(wrong).await.unwrap();
     let made = backend.create_volume(new_volume("pvc-1", 16, MANY, disk.class("4.2"))).await;
     let Err(Error::Precondition(sentence)) = made else { panic!("{made:?}") };
     assert!(sentence.contains("--export-root") && sentence.contains("elsewhere"), "{sentence}");
@@ -222,9 +221,9 @@ async fn a_place_without_quotas_or_another_place_is_refused() {
     assert!(!disk.path.join("elsewhere/.berth").exists());
 
     // A driver that was not told cannot change what another has limited.
-    let volume = disk.backend(scratch.path(), "4.2");
+    let volume = disk.backend(scratch.path(), "4.2").await;
     let volume = volume.create_volume(new_volume("pvc-2", 16, MANY, disk.class("4.2"))).await.unwrap();
-    let untold = Nfs::new(config(scratch.path())).unwrap();
+    let untold = Nfs::start(config(scratch.path())).await.unwrap();
     let range = CapacityRange::new(32 << 20, 0).unwrap();
     let grown = untold.expand_volume(&volume.id, range).await;
     let Err(Error::Precondition(sentence)) = grown else { panic!("{grown:?}") };

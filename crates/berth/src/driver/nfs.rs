@@ -26,7 +26,7 @@ pub(super) const BACKEND: Backend = Backend {
     separable: true,
     flags: Args::augment_args,
     driver_name: |matches| matches.get_one::<String>("driver_name").cloned().unwrap_or_default(),
-    open: |matches, mode| Box::pin(async move { open(&Args::from_arg_matches(&matches)?, mode) }),
+    open: |matches, mode| Box::pin(async move { open(&Args::from_arg_matches(&matches)?, mode).await }),
     embedded_flags: EmbeddedArgs::augment_args,
     embedded,
     objects: |name| Objects {
@@ -196,7 +196,7 @@ fn parse_mode(text: &str) -> Result<u32, String> {
     }
 }
 
-fn open(args: &Args, mode: services::Mode) -> anyhow::Result<Opened> {
+async fn open(args: &Args, mode: services::Mode) -> anyhow::Result<Opened> {
     args.upstream.say_what_has_no_effect();
     let config = backend_config(args)?;
     let services = services::Config::new(&args.volumes.state_dir);
@@ -204,7 +204,7 @@ fn open(args: &Args, mode: services::Mode) -> anyhow::Result<Opened> {
         MountMode::Kernel => "the kernel",
         MountMode::Fuse => "FUSE",
     };
-    let nfs = Nfs::new(config)?;
+    let nfs = Nfs::start(config).await?;
     let driver = nfs.driver(&args.volumes.driver_name, env!("CARGO_PKG_VERSION"), mode);
     Ok(Opened {
         driver: driver.open(services)?,

@@ -5,7 +5,7 @@ use std::future::Future;
 use futures_util::future::BoxFuture;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 /// Begins something whose result is wanted later, and ends it if it is not wanted any more.
 ///

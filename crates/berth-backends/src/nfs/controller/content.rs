@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Beside an image that is a copy of another and has not been used since.
-pub(super) const COPIED: &str = "copied";
+pub(in crate::nfs) const COPIED: &str = "copied";
 
 /// Makes a blank image in an empty directory.
 pub(super) async fn make_blank(share: &Share, dir: &Handle, size: u64) -> Result<()> {

@@ -1,97 +1,36 @@
 //! What is wrong with volumes and their servers: gone, stale, read-only, full.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::time::Duration;
 
 use berth_core::VolumeId;
 use berth_nfs::{Change, Entry, Kind, Share};
 use futures_util::future::join_all;
 
 use super::{
-    Inner,
+    NfsController,
     id::{PRIVATE, ShareName, VolumeRef},
     parameters::VolumeKind,
     record::{self, Drawer, VolumeRecord},
-    shares::{find_dir, found},
+    shares::{Reach, find_dir, found},
     volumes::{key, parse_id, token},
 };
-use crate::{
-    backend::{Condition, Error, Page, PageRequest, Result, Severity},
-    image::IMAGE,
-};
+use crate::{Condition, Context, Error, Health, Page, PageRequest, Result, Severity, image::IMAGE};
 
 /// Who asks how something is wants to know it soon: a server that takes longer is not there.
-const PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
-impl Inner {
-    pub(super) async fn volume_health(self: &Arc<Self>, id: &VolumeId) -> Result<Vec<Condition>> {
+impl Health for NfsController {
+    async fn health(&self, ctx: &Context, id: &VolumeId) -> Result<Vec<Condition>> {
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
-        let asked = tokio::time::timeout(PATIENCE, self.ask_about(id, &volume)).await;
+        let reach = Reach::by_id(ctx);
+        let asked = tokio::time::timeout(ANSWER_TIMEOUT, self.ask_about(id, &volume, &reach)).await;
         asked.unwrap_or_else(|_| Ok(vec![unreachable_share(&volume.share, &too_slow())]))
     }
 
-    async fn ask_about(self: &Arc<Self>, id: &VolumeId, volume: &VolumeRef) -> Result<Vec<Condition>> {
-        let share = match self.visit(&volume.share).await {
-            Ok(share) => share,
-            Err(error) => return Ok(vec![unreachable_share(&volume.share, &error)]),
-        };
-        match find_dir(&share, volume.dir.as_str()).await {
-            Ok(directory) => {
-                let record: Option<VolumeRecord> =
-                    record::read(&share, Drawer::Volumes, &key(volume)).await?;
-                match directory {
-                    Some(directory) if is_whole(&share, &directory, record.as_ref()).await? => {
-                        self.share_conditions(&share, &volume.share).await
-                    }
-                    _ => record.map(|_| vec![missing(volume)]).ok_or_else(|| Error::no_volume(id)),
-                }
-            }
-            Err(error) => Ok(vec![unreachable_share(&volume.share, &error)]),
-        }
-    }
-
-    /// What is wrong with a volume where it is published, and on its server.
-    pub(super) async fn node_health(
-        self: &Arc<Self>,
-        id: &VolumeId,
-        targets: &[PathBuf],
-    ) -> Result<Vec<Condition>> {
-        let seen = join_all(targets.iter().map(|target| self.mounts.condition_at(target.clone())));
-        // A volume that somebody else named is known by where it is published alone.
-        let is_ours = targets.is_empty() || VolumeRef::parse(id.as_str()).is_ok();
-        let asked = async { if is_ours { self.volume_health(id).await } else { Ok(Vec::new()) } };
-        let (seen, asked) = tokio::join!(seen, asked);
-        let mut conditions = Vec::new();
-        for condition in seen {
-            conditions.extend(condition?);
-        }
-        conditions.extend(asked?);
-        Ok(conditions)
-    }
-
-    /// What is wrong with a share that answers.
-    async fn share_conditions(&self, share: &Share, name: &ShareName) -> Result<Vec<Condition>> {
-        let mut conditions = Vec::new();
-        let degraded = |reason, message| Condition { severity: Severity::Degraded, reason, message };
-        // Setting what is set already: the least that only a share that can be written takes.
-        if let Ok(private) = share.open_dir(PRIVATE).await
-            && let Err(error) =
-                share.set_attributes(&private.handle, &Change::mode(private.attributes.mode)).await
-            && error.kind() == Kind::ReadOnly
-        {
-            conditions.push(degraded("ReadOnly", format!("{name} cannot be written")));
-        }
-        match share.space(&share.root()).await {
-            Ok(space) if space.bytes_total > 0 && space.bytes_available == 0 => {
-                conditions.push(degraded("ShareFull", format!("no space is left on {name}")));
-            }
-            _ => {}
-        }
-        Ok(conditions)
-    }
-
-    /// Recorded volumes with which something is wrong, share by share.
-    pub(super) async fn list_unhealthy(
-        self: &Arc<Self>,
+    // Recorded volumes, share by share.
+    async fn list_unhealthy(
+        &self,
+        _: &Context,
         page: &PageRequest,
     ) -> Result<Page<(VolumeId, Vec<Condition>)>> {
         let mut entries = Vec::new();
@@ -117,16 +56,60 @@ impl Inner {
         }
         Ok(Page { entries, next: None })
     }
+}
 
-    pub(super) async fn storage_health(self: &Arc<Self>) -> Result<Vec<Condition>> {
-        let names = self.shares.all();
+impl NfsController {
+    async fn ask_about(&self, id: &VolumeId, volume: &VolumeRef, reach: &Reach) -> Result<Vec<Condition>> {
+        let share = match self.visit(&volume.share, reach).await {
+            Ok(share) => share,
+            Err(error) => return Ok(vec![unreachable_share(&volume.share, &error)]),
+        };
+        match find_dir(&share, volume.dir.as_str()).await {
+            Ok(directory) => {
+                let record: Option<VolumeRecord> =
+                    record::read(&share, Drawer::Volumes, &key(volume)).await?;
+                match directory {
+                    Some(directory) if is_whole(&share, &directory, record.as_ref()).await? => {
+                        self.share_conditions(&share, &volume.share).await
+                    }
+                    _ => record.map(|_| vec![missing(volume)]).ok_or_else(|| Error::no_volume(id)),
+                }
+            }
+            Err(error) => Ok(vec![unreachable_share(&volume.share, &error)]),
+        }
+    }
+
+    /// What is wrong with a share that answers.
+    async fn share_conditions(&self, share: &Share, name: &ShareName) -> Result<Vec<Condition>> {
+        let mut conditions = Vec::new();
+        let degraded = |reason, message| Condition { severity: Severity::Degraded, reason, message };
+        // Setting what is set already: the least that only a share that can be written takes.
+        if let Ok(private) = share.open_dir(PRIVATE).await
+            && let Err(error) =
+                share.set_attributes(&private.handle, &Change::mode(private.attributes.mode)).await
+            && error.kind() == Kind::ReadOnly
+        {
+            conditions.push(degraded("ReadOnly", format!("{name} cannot be written")));
+        }
+        match share.space(&share.root()).await {
+            Ok(space) if space.bytes_total > 0 && space.bytes_available == 0 => {
+                conditions.push(degraded("ShareFull", format!("no space is left on {name}")));
+            }
+            _ => {}
+        }
+        Ok(conditions)
+    }
+
+    /// What is wrong with the shares that are known.
+    pub(in crate::nfs) async fn shares_health(&self) -> Result<Vec<Condition>> {
+        let names = self.0.shares.all();
         // All at once: one that is gone costs its time, and not everybody's.
         let shares = join_all(names.iter().map(async |name| {
             let asked = async {
-                let share = self.visit(name).await?;
+                let share = self.visit(name, &Reach::unsaid()).await?;
                 self.share_conditions(&share, name).await
             };
-            match tokio::time::timeout(PATIENCE, asked).await.unwrap_or_else(|_| Err(too_slow())) {
+            match tokio::time::timeout(ANSWER_TIMEOUT, asked).await.unwrap_or_else(|_| Err(too_slow())) {
                 Ok(conditions) => conditions,
                 Err(error) => vec![unreachable_share(name, &error)],
             }
@@ -136,7 +119,7 @@ impl Inner {
 }
 
 fn too_slow() -> Error {
-    Error::Unavailable(format!("it did not answer within {} s", PATIENCE.as_secs()))
+    Error::Unavailable(format!("it did not answer within {} s", ANSWER_TIMEOUT.as_secs()))
 }
 
 /// Whether what makes the volume is in its directory.

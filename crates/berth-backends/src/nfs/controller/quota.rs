@@ -16,15 +16,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::sync::OnceCell;
 
 use super::{
-    Inner,
+    NfsController, blocking,
     id::{PRIVATE, ShareName, VolumeRef},
-    node::blocking,
     parse_share,
     record::{self, Drawer, VolumeRecord, nonce, now},
     shares::failed,
     volumes::key,
 };
-use crate::backend::{Amounts, Error, Result, Usage};
+use crate::{Amounts, Error, Result, Usage};
 
 /// Projects that people number by hand are below.
 const FIRST: u32 = 1 << 30;
@@ -105,10 +104,10 @@ impl Export {
     }
 }
 
-impl Inner {
+impl NfsController {
     /// The local side of a share, if it has one; the first time it is proved to be that.
     async fn export(&self, share: &Share, name: &ShareName) -> Result<Option<&Export>> {
-        let Some(export) = self.exports.0.get(name) else { return Ok(None) };
+        let Some(export) = self.0.exports.0.get(name) else { return Ok(None) };
         export.confirmed.get_or_try_init(|| confirm(export, share, name)).await?;
         Ok(Some(export))
     }
@@ -196,9 +195,9 @@ impl Inner {
     }
 
     /// What a volume takes by its project's count, if it is a project here.
-    pub(super) async fn quota_usage(&self, id: &str) -> Result<Option<Usage>> {
+    pub(in crate::nfs) async fn quota_usage(&self, id: &str) -> Result<Option<Usage>> {
         let Ok(volume) = VolumeRef::parse(id) else { return Ok(None) };
-        let Some(export) = self.exports.0.get(&volume.share) else { return Ok(None) };
+        let Some(export) = self.0.exports.0.get(&volume.share) else { return Ok(None) };
         export
             .on(volume.dir.as_str(), |dir| {
                 let project = quota::project(dir)?;

@@ -1,8 +1,8 @@
 //! Unpacks a snapshot's archive into a new directory, entry by entry and never outside of it.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
-use berth_core::SnapshotId;
+use berth_core::{SnapshotId, hex};
 use berth_nfs::{Change, Create, Entry, FileKind, Handle, Kind, Name, Node, Share, Time, TimeChange};
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
@@ -14,15 +14,14 @@ use futures_util::{
 use sha2::{Digest as _, Sha256};
 
 use super::{
-    Inner,
+    NfsController,
     ahead::begin,
     archive::{Decoder, EntryKind, Event, Header, pack::write_all},
     id::SnapshotRef,
-    record::hex,
     shares::{failed, found},
     snapshots::{expected_digest, find_archive},
 };
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 /// How much of an archive is read at once.
 const CHUNK: u64 = 512 << 10;
@@ -32,14 +31,18 @@ const SLICE: usize = 16 << 10;
 const AT_ONCE: usize = 4;
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 
-impl Inner {
-    /// Unpacks a snapshot into an empty directory.
-    pub(super) async fn restore(self: &Arc<Self>, id: &SnapshotId, share: &Share, to: &Handle) -> Result<()> {
-        let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
-        let from = self.visit(&snapshot.share).await?;
-        let archive = find_archive(&from, &snapshot).await?.ok_or_else(|| Error::no_snapshot(id))?;
-        let digest = expected_digest(&from, &snapshot).await?;
-        let read = unpack(&from, &archive, share, to).await.map_err(|error| match error {
+impl NfsController {
+    /// Unpacks a snapshot on the share `from` into an empty directory.
+    pub(super) async fn unpack_snapshot(
+        &self,
+        (id, snapshot): (&SnapshotId, &SnapshotRef),
+        from: &Share,
+        share: &Share,
+        to: &Handle,
+    ) -> Result<()> {
+        let archive = find_archive(from, snapshot).await?.ok_or_else(|| Error::no_snapshot(id))?;
+        let digest = expected_digest(from, snapshot).await?;
+        let read = unpack(from, &archive, share, to).await.map_err(|error| match error {
             Error::Precondition(why) => {
                 Error::Precondition(format!("snapshot {id:?} cannot be restored: {why}"))
             }

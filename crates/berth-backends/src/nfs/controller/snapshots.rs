@@ -11,13 +11,13 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use berth_core::{AccessKind, Name, SnapshotId, VolumeId};
+use berth_core::{AccessKind, SnapshotId, VolumeId};
 use berth_nfs::{Change, Cookie, Create, Entry, Handle, Kind, Share};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
-    Inner,
+    NfsController,
     archive::pack::pack,
     capacity,
     content::AtRest,
@@ -25,10 +25,12 @@ use super::{
     parameters::{VolumeKind, snapshot_share},
     progress::Progress,
     record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
-    shares::{failed, find_dir, found},
-    volumes::{parse_id, token},
+    shares::{Reach, failed, find_dir, found},
+    volumes::{VolumePlan, parse_id, token},
 };
-use crate::backend::{Error, Page, PageRequest, Parameters, Result, Snapshot};
+use crate::{
+    ContentSource, Context, Error, NewSnapshot, Page, PageRequest, Result, Snapshot, Snapshots, Volume,
+};
 
 /// What is being done, in sentences that refuse it.
 const SNAPSHOT: &str = "a snapshot";
@@ -62,25 +64,35 @@ impl Building {
     }
 }
 
-impl Inner {
-    /// The snapshot that taking one would give: by a record, or by the archive in its place.
-    pub(super) async fn find_taken(
-        self: &Arc<Self>,
-        name: &Name,
-        source: &VolumeId,
-        parameters: &Parameters,
-    ) -> Result<Option<Snapshot>> {
+/// A snapshot to take, with the ways to reach both shares.
+struct SnapshotPlan {
+    snapshot: SnapshotRef,
+    reach: Reach,
+    source_reach: Reach,
+}
+
+impl SnapshotPlan {
+    fn new(ctx: &Context, new: &NewSnapshot, source: &VolumeRef) -> Result<Self> {
+        let (share, options) = snapshot_share(&new.parameters, &source.share)?;
+        let source_reach = Reach::by_id(ctx);
+        let reach = if options.is_empty() { source_reach.clone() } else { Reach::by_class(options, ctx) };
+        Ok(Self { snapshot: SnapshotRef::new(share, new.name.as_str(), source)?, reach, source_reach })
+    }
+}
+
+impl Snapshots for NfsController {
+    async fn find_snapshot(&self, ctx: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
         // A volume that cannot be is told as missing, by whoever looks for it next.
-        let Ok(volume) = VolumeRef::parse(source.as_str()) else { return Ok(None) };
-        let snapshot = self.planned(name, &volume, parameters)?;
-        let share = self.visit(&snapshot.share).await?;
+        let Ok(volume) = VolumeRef::parse(new.source.as_str()) else { return Ok(None) };
+        let plan = SnapshotPlan::new(ctx, new, &volume)?;
+        let (share, snapshot) = (self.visit(&plan.snapshot.share, &plan.reach).await?, plan.snapshot);
         if let Some(record) = read_record(&share, &snapshot).await? {
             let known = SnapshotRef::parse(&record.id)?;
-            return self.known(&share, &known, record).await.map(Some);
+            return self.known(&share, &known, record, &plan.source_reach).await.map(Some);
         }
         let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(None) };
         if let Some(archive) = find_archive(&share, &snapshot).await? {
-            return Ok(Some(adopted(&snapshot, source.clone(), &archive)));
+            return Ok(Some(adopted(&snapshot, new.source.clone(), &archive)));
         }
         // Another volume's snapshot has that name.
         let page = share.read_dir(&directory.handle, Cookie::default()).await.map_err(failed)?;
@@ -95,35 +107,12 @@ impl Inner {
         }))
     }
 
-    fn planned(&self, name: &Name, source: &VolumeRef, parameters: &Parameters) -> Result<SnapshotRef> {
-        let (share, options) = snapshot_share(parameters, &source.share)?;
-        self.shares.learn(&share, options);
-        SnapshotRef::new(share, name.as_str(), source)
-    }
-
-    pub(super) async fn snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<Option<Snapshot>> {
-        let Ok(snapshot) = SnapshotRef::parse(id.as_str()) else { return Ok(None) };
-        let share = self.visit(&snapshot.share).await?;
-        match read_record(&share, &snapshot).await? {
-            Some(record) if record.id == id.as_str() => self.known(&share, &snapshot, record).await.map(Some),
-            _ => {
-                let archive = find_archive(&share, &snapshot).await?;
-                let source = guessed_source(&snapshot);
-                Ok(archive.zip(source).map(|(archive, source)| adopted(&snapshot, source, &archive)))
-            }
-        }
-    }
-
-    pub(super) async fn create_snapshot(
-        self: &Arc<Self>,
-        name: &Name,
-        source: &VolumeId,
-        parameters: &Parameters,
-    ) -> Result<Snapshot> {
+    async fn take_snapshot(&self, ctx: &Context, new: NewSnapshot, _: &Volume) -> Result<Snapshot> {
+        let source = &new.source;
         let volume = VolumeRef::parse(source.as_str()).map_err(|_| Error::no_volume(source))?;
-        let snapshot = self.planned(name, &volume, parameters)?;
-        let share = self.visit(&snapshot.share).await?;
-        let from = self.visit(&volume.share).await?;
+        let SnapshotPlan { snapshot, reach, source_reach } = SnapshotPlan::new(ctx, &new, &volume)?;
+        let share = self.visit(&snapshot.share, &reach).await?;
+        let from = self.visit(&volume.share, &source_reach).await?;
         let kind = self.volume_kind(&from, &volume).await?;
         if kind == VolumeKind::Image {
             // Told before anything is written down.
@@ -133,45 +122,141 @@ impl Inner {
         if let Some(record) = read_record(&share, &snapshot).await?
             && record.id == snapshot.to_string()
         {
-            return self.known(&share, &snapshot, record).await;
+            return self.known(&share, &snapshot, record, &source_reach).await;
         }
         let record = SnapshotRecord {
             id: snapshot.to_string(),
             source: source.to_string(),
             created: now(),
-            compressed: self.config.compress_snapshots,
+            compressed: self.0.config.compress_snapshots,
             kind,
             archive: None,
         };
         record::write(&share, Drawer::Snapshots, &key(&snapshot), &record).await?;
-        self.known(&share, &snapshot, record).await
+        self.known(&share, &snapshot, record, &source_reach).await
     }
 
-    /// A snapshot that has a record; its archive is begun again if it is neither there nor being written.
+    async fn snapshot(&self, ctx: &Context, id: &SnapshotId) -> Result<Option<Snapshot>> {
+        let Ok(snapshot) = SnapshotRef::parse(id.as_str()) else { return Ok(None) };
+        let reach = Reach::by_id(ctx);
+        let share = self.visit(&snapshot.share, &reach).await?;
+        match read_record(&share, &snapshot).await? {
+            Some(record) if record.id == id.as_str() => {
+                self.known(&share, &snapshot, record, &reach).await.map(Some)
+            }
+            _ => {
+                let archive = find_archive(&share, &snapshot).await?;
+                let source = guessed_source(&snapshot);
+                Ok(archive.zip(source).map(|(archive, source)| adopted(&snapshot, source, &archive)))
+            }
+        }
+    }
+
+    async fn delete_snapshot(&self, ctx: &Context, id: &SnapshotId) -> Result<()> {
+        let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
+        let share = self.visit(&snapshot.share, &Reach::by_id(ctx)).await?;
+        let build = self.0.building.map().remove(&key(&snapshot));
+        if let Some(build) = build {
+            if let Some(task) = build.abort.lock().take() {
+                task.abort();
+            }
+            // The sender goes with the task, whichever way that ends.
+            let _ = build.ended.clone().wait_for(|ended| *ended).await;
+        }
+        if read_record(&share, &snapshot).await?.is_some_and(|record| record.id == id.as_str()) {
+            record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
+        } else if find_archive(&share, &snapshot).await?.is_none() {
+            // What has that name may be an empty volume.
+            return Err(Error::no_snapshot(id));
+        }
+        remove_leftovers(&share, &key(&snapshot)).await?;
+        let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(()) };
+        for ending in [COMPRESSED, PLAIN] {
+            found(share.remove(&directory.handle, format!("{}{ending}", snapshot.source)).await)?;
+        }
+        // Whatever else is in the directory is nobody's snapshot, and stays.
+        match share.remove_dir(&share.root(), &snapshot.name).await {
+            Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NotEmpty | Kind::Exists) => {
+                Err(failed(error))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    // Those that have a record, share by share.
+    async fn list_snapshots(
+        &self,
+        _: &Context,
+        source: Option<&VolumeId>,
+        page: &PageRequest,
+    ) -> Result<Page<Snapshot>> {
+        let mut entries = Vec::new();
+        for (name, share, keys) in self.listing(Drawer::Snapshots, page).await? {
+            for key in keys {
+                let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
+                else {
+                    continue;
+                };
+                let Ok(snapshot) = SnapshotRef::parse(&record.id) else { continue };
+                if source.is_some_and(|source| record.source != source.as_str()) {
+                    continue;
+                }
+                let is_ready = find_archive(&share, &snapshot).await?.is_some();
+                let record = if is_ready { whole(&share, &snapshot, record).await? } else { record };
+                entries.push(describe(&snapshot, &record, is_ready)?);
+                if entries.len() == page.limit {
+                    return Ok(Page { entries, next: Some(token(&name, &key)) });
+                }
+            }
+        }
+        Ok(Page { entries, next: None })
+    }
+
+    async fn restore(&self, _: &Context, plan: VolumePlan, snapshot: &Snapshot) -> Result<Volume> {
+        self.make(plan, Some(ContentSource::Snapshot(snapshot.id.clone()))).await
+    }
+
+    fn progress(&self, id: &SnapshotId) -> Option<String> {
+        let snapshot = SnapshotRef::parse(id.as_str()).ok()?;
+        self.0.building.map().get(&key(&snapshot)).map(|build| build.progress.words())
+    }
+}
+
+impl NfsController {
+    /// A snapshot that has a record; its archive is begun again if it is neither there nor being written. `source` is how
+    /// the volume is reached.
     async fn known(
-        self: &Arc<Self>,
+        &self,
         share: &Share,
         snapshot: &SnapshotRef,
         record: SnapshotRecord,
+        source: &Reach,
     ) -> Result<Snapshot> {
         if find_archive(share, snapshot).await?.is_some() {
             return describe(snapshot, &whole(share, snapshot, record).await?, true);
         }
-        let build = self.begin(share, snapshot, &record);
+        let build = self.begin(share, snapshot, &record, source);
         let mut ended = build.ended.clone();
-        let has_ended =
-            tokio::time::timeout(self.config.snapshot_patience, ended.wait_for(|ended| *ended)).await.is_ok();
+        let has_ended = tokio::time::timeout(self.0.config.snapshot_patience, ended.wait_for(|ended| *ended))
+            .await
+            .is_ok();
         let failure = build.failure.lock().take();
         if let Some(failure) = failure {
-            self.building.forget(&key(snapshot), &build);
+            self.0.building.forget(&key(snapshot), &build);
             return Err(failure);
         }
         let is_ready = has_ended && find_archive(share, snapshot).await?.is_some();
         describe(snapshot, &whole(share, snapshot, record).await?, is_ready)
     }
 
-    fn begin(self: &Arc<Self>, share: &Share, snapshot: &SnapshotRef, record: &SnapshotRecord) -> Arc<Build> {
-        let mut building = self.building.map();
+    fn begin(
+        &self,
+        share: &Share,
+        snapshot: &SnapshotRef,
+        record: &SnapshotRecord,
+        source: &Reach,
+    ) -> Arc<Build> {
+        let mut building = self.0.building.map();
         if let Some(build) = building.get(&key(snapshot)) {
             return build.clone();
         }
@@ -183,11 +268,11 @@ impl Inner {
             abort: Mutex::default(),
         });
         building.insert(key(snapshot), build.clone());
-        let (inner, share, snapshot) = (self.clone(), share.clone(), snapshot.clone());
-        let (record, told) = (record.clone(), build.clone());
-        let task = self.tasks.spawn(async move {
-            match inner.write_archive(&share, &snapshot, record, &told.progress).await {
-                Ok(()) => inner.building.forget(&key(&snapshot), &told),
+        let (this, share, snapshot) = (self.clone(), share.clone(), snapshot.clone());
+        let (record, source, told) = (record.clone(), source.clone(), build.clone());
+        let task = self.0.tasks.spawn(async move {
+            match this.write_archive(&share, &snapshot, record, &source, &told.progress).await {
+                Ok(()) => this.0.building.forget(&key(&snapshot), &told),
                 // It stays until somebody has been told, however late the failure came.
                 Err(error) => {
                     tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
@@ -201,10 +286,11 @@ impl Inner {
     }
 
     async fn write_archive(
-        self: &Arc<Self>,
+        &self,
         share: &Share,
         snapshot: &SnapshotRef,
         record: SnapshotRecord,
+        source: &Reach,
         progress: &Progress,
     ) -> Result<()> {
         // Whoever began this has looked before, and another may have ended meanwhile. What is told to be ready stays as it is.
@@ -216,7 +302,7 @@ impl Inner {
             .parse()
             .map_err(|error| Error::State(format!("read a snapshot's record: {error}")))?;
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(&id))?;
-        let from = self.visit(&volume.share).await?;
+        let from = self.visit(&volume.share, source).await?;
         let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(&id))?;
         let key = key(snapshot);
         let incoming = Drawer::Incoming.ensure(share).await?;
@@ -265,76 +351,11 @@ impl Inner {
 
     /// Finds out how much there is to copy, if that takes so long that somebody will want to know.
     async fn measure(&self, from: &Share, dir: &Handle, progress: &Progress) -> Infallible {
-        tokio::time::sleep(self.config.snapshot_patience / 3).await;
+        tokio::time::sleep(self.0.config.snapshot_patience / 3).await;
         if let Ok(usage) = from.usage(dir).await {
             progress.set_total(usage.size);
         }
         std::future::pending().await
-    }
-
-    /// How far an archive is that this process is writing.
-    pub(super) fn snapshot_progress(&self, id: &SnapshotId) -> Option<String> {
-        let snapshot = SnapshotRef::parse(id.as_str()).ok()?;
-        self.building.map().get(&key(&snapshot)).map(|build| build.progress.words())
-    }
-
-    pub(super) async fn delete_snapshot(self: &Arc<Self>, id: &SnapshotId) -> Result<()> {
-        let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
-        let share = self.visit(&snapshot.share).await?;
-        let build = self.building.map().remove(&key(&snapshot));
-        if let Some(build) = build {
-            if let Some(task) = build.abort.lock().take() {
-                task.abort();
-            }
-            // The sender goes with the task, whichever way that ends.
-            let _ = build.ended.clone().wait_for(|ended| *ended).await;
-        }
-        if read_record(&share, &snapshot).await?.is_some_and(|record| record.id == id.as_str()) {
-            record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
-        } else if find_archive(&share, &snapshot).await?.is_none() {
-            // What has that name may be an empty volume.
-            return Err(Error::no_snapshot(id));
-        }
-        remove_leftovers(&share, &key(&snapshot)).await?;
-        let Some(directory) = find_dir(&share, &snapshot.name).await? else { return Ok(()) };
-        for ending in [COMPRESSED, PLAIN] {
-            found(share.remove(&directory.handle, format!("{}{ending}", snapshot.source)).await)?;
-        }
-        // Whatever else is in the directory is nobody's snapshot, and stays.
-        match share.remove_dir(&share.root(), &snapshot.name).await {
-            Err(error) if !matches!(error.kind(), Kind::NotFound | Kind::NotEmpty | Kind::Exists) => {
-                Err(failed(error))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Those that have a record, share by share.
-    pub(super) async fn list_snapshots(
-        self: &Arc<Self>,
-        source: Option<&VolumeId>,
-        page: &PageRequest,
-    ) -> Result<Page<Snapshot>> {
-        let mut entries = Vec::new();
-        for (name, share, keys) in self.listing(Drawer::Snapshots, page).await? {
-            for key in keys {
-                let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
-                else {
-                    continue;
-                };
-                let Ok(snapshot) = SnapshotRef::parse(&record.id) else { continue };
-                if source.is_some_and(|source| record.source != source.as_str()) {
-                    continue;
-                }
-                let is_ready = find_archive(&share, &snapshot).await?.is_some();
-                let record = if is_ready { whole(&share, &snapshot, record).await? } else { record };
-                entries.push(describe(&snapshot, &record, is_ready)?);
-                if entries.len() == page.limit {
-                    return Ok(Page { entries, next: Some(token(&name, &key)) });
-                }
-            }
-        }
-        Ok(Page { entries, next: None })
     }
 }
 

@@ -1,34 +1,34 @@
 //! What goes on behind the answers: removing what was deleted, and archives that are old.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use berth_nfs::{Change, Cookie, Handle, Kind, Share};
 
 use super::{
-    Inner,
+    NfsController,
     id::{ShareName, SubPath, VolumeRef},
     record::{self, ArchivedRecord, Drawer, key_of, nonce, now},
-    shares::failed,
+    shares::{Reach, failed},
     volumes::prune,
 };
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 /// What was built aside and never finished is nobody's after this time.
 const ABANDONED: Duration = Duration::from_hours(24 * 7);
 /// How many archived directories of one name there may be.
 const MAX_ARCHIVES: u32 = 1000;
 
-impl Inner {
+impl NfsController {
     /// Reaches a share; the first time, what earlier processes left there is removed in the background, and so is
     /// later what a server left undone by going away.
-    pub(super) async fn visit(self: &Arc<Self>, name: &ShareName) -> Result<Share> {
-        let share = self.shares.open(name).await?;
-        if self.shares.is_to_be_swept(name) {
-            let (inner, name, share) = (self.clone(), name.clone(), share.clone());
-            self.tasks.spawn(async move {
-                if let Err(error) = inner.sweep(&share, &name).await {
+    pub(super) async fn visit(&self, name: &ShareName, reach: &Reach) -> Result<Share> {
+        let share = self.0.shares.open(name, reach).await?;
+        if self.0.shares.is_to_be_swept(name) {
+            let (this, name, share) = (self.clone(), name.clone(), share.clone());
+            self.0.tasks.spawn(async move {
+                if let Err(error) = this.sweep(&share, &name).await {
                     tracing::warn!(share = %name, %error, "what was deleted before is not all removed yet");
-                    inner.shares.note_leftovers(&name);
+                    this.0.shares.note_leftovers(&name);
                 }
             });
         }
@@ -62,7 +62,7 @@ impl Inner {
 
     /// Takes a directory out of sight at once, and removes it in the background.
     pub(super) async fn discard(
-        self: &Arc<Self>,
+        &self,
         share: &Share,
         volume: &VolumeRef,
         parent: &Handle,
@@ -90,27 +90,22 @@ impl Inner {
             }
             Err(error) => {
                 // Perhaps it was done.
-                self.shares.note_leftovers(&volume.share);
+                self.0.shares.note_leftovers(&volume.share);
                 return Err(failed(error));
             }
         }
-        let (inner, share, name) = (self.clone(), share.clone(), volume.share.clone());
-        self.tasks.spawn(async move {
+        let (this, share, name) = (self.clone(), share.clone(), volume.share.clone());
+        self.0.tasks.spawn(async move {
             if let Err(error) = share.remove_tree(&trash, &aside).await.map_err(failed) {
                 tracing::warn!(share = %name, %error, "a deleted directory is not all removed yet");
-                inner.shares.note_leftovers(&name);
+                this.0.shares.note_leftovers(&name);
             }
         });
         Ok(())
     }
 
     /// Gives a volume's directory the name of an archive.
-    pub(super) async fn archive(
-        self: &Arc<Self>,
-        share: &Share,
-        volume: &VolumeRef,
-        parent: &Handle,
-    ) -> Result<()> {
+    pub(super) async fn archive(&self, share: &Share, volume: &VolumeRef, parent: &Handle) -> Result<()> {
         self.remove_expired(share).await?;
         for attempt in 0..MAX_ARCHIVES {
             let archived = volume.dir.archived(attempt);
@@ -122,7 +117,7 @@ impl Inner {
             };
             // A rename would replace a directory that happens to be empty.
             match share.lookup(&above, archived.name()).await {
-                Ok(_) if attempt == 0 && self.config.replace_archived => {
+                Ok(_) if attempt == 0 && self.0.config.replace_archived => {
                     self.discard(share, volume, &above, archived.name()).await?;
                 }
                 Ok(_) => continue,
@@ -143,7 +138,7 @@ impl Inner {
 
     /// Removes archives that were kept long enough.
     async fn remove_expired(&self, share: &Share) -> Result<()> {
-        let Some(keep) = self.config.keep_archived else { return Ok(()) };
+        let Some(keep) = self.0.config.keep_archived else { return Ok(()) };
         for key in Drawer::Archived.keys(share).await? {
             let Some(archived) = record::read::<ArchivedRecord>(share, Drawer::Archived, &key).await? else {
                 continue;

@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
-use berth_core::{Access, AccessKind, Capacity, CapacityRange, VolumeId};
+use berth_core::{Access, AccessKind, Capacity, CapacityRange, Topology, VolumeCapability, VolumeId};
 use berth_nfs::{Attributes, Change, Cookie, Entry, Handle, Kind, Share};
 use futures_util::{StreamExt as _, TryStreamExt as _, future::join_all, stream};
 
+use tokio::sync::OnceCell;
+
 use super::{
-    Inner, capacity,
+    NfsController, capacity,
     content::{self, AtRest},
     id::{OnDelete, ShareName, SnapshotRef, SubPath, VolumeRef},
-    parameters::{Class, Look, VolumeKind, context_of},
+    parameters::{self, Class, Look, VolumeKind, context_of},
     record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
-    shares::{failed, find_dir},
+    shares::{Reach, failed, find_dir},
     snapshots::kind_of,
 };
 use crate::{
-    backend::{
-        ContentSource, Error, Expanded, NewVolume, Page, PageRequest, Parameters, Result, Room, Volume,
-    },
-    image,
+    AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion, Listing,
+    NewVolume, Page, PageRequest, Parameters, Result, Supports, Volume, Volumes, image,
 };
 
 /// What `mkdir -p` under the usual umask gives.
@@ -29,28 +29,74 @@ const ATTEMPTS: u32 = 5;
 /// How many requests of a listing are under way at once.
 const AT_ONCE: usize = 16;
 
-impl Inner {
-    /// The volume a creation would make: its directory is there, and its record says that it is this volume's.
-    pub(super) async fn find_made(self: &Arc<Self>, wanted: &NewVolume) -> Result<Option<Volume>> {
-        let class = Class::parse(&wanted.parameters)?;
-        let volume = class.volume(&wanted.name, &wanted.parameters, self.config.on_delete)?;
-        self.shares.learn(&volume.share, options_of(wanted, &class));
-        let share = self.visit(&volume.share).await?;
-        let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key(&volume)).await? else {
+/// All that a volume's creation needs, read once from its request.
+#[derive(Debug)]
+pub struct VolumePlan {
+    volume: VolumeRef,
+    kind: VolumeKind,
+    look: Look,
+    range: CapacityRange,
+    capabilities: Vec<VolumeCapability>,
+    parameters: Parameters,
+    reach: Reach,
+    /// The share, once it was reached.
+    share: OnceCell<Share>,
+}
+
+impl Volumes for NfsController {
+    type Plan = VolumePlan;
+
+    fn supports(&self) -> Supports {
+        Supports::filesystem().on_many_nodes()
+    }
+
+    fn plan(&self, ctx: &Context, new: &NewVolume) -> Result<VolumePlan> {
+        let class = Class::parse(&new.parameters)?;
+        class.kind.check(&new.capabilities)?;
+        Ok(VolumePlan {
+            volume: class.volume(&new.name, &new.parameters, self.0.config.on_delete)?,
+            kind: class.kind,
+            look: Look { mode: class.look.mode.or(self.0.config.mount_permissions), ..class.look },
+            range: new.range,
+            capabilities: new.capabilities.clone(),
+            parameters: new.parameters.clone(),
+            reach: Reach::by_class(options_of(new, &class), ctx),
+            share: OnceCell::new(),
+        })
+    }
+
+    fn check(&self, _: &Context, new: &NewVolume) -> Result<()> {
+        let class = Class::parse(&new.parameters)?;
+        class.kind.check(&new.capabilities)?;
+        class.share().map(drop)
+    }
+
+    fn agrees(&self, volume: &Volume, known: &Parameters, pair: (&str, &str)) -> bool {
+        parameters::agrees(volume, known, pair)
+    }
+
+    // Its directory is there, and its record says that it is this volume's.
+    async fn find(&self, _: &Context, plan: &VolumePlan) -> Result<Option<Volume>> {
+        let (volume, share) = (&plan.volume, self.share_of(plan).await?);
+        let Some(record) = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await? else {
             return Ok(None);
         };
-        if find_dir(&share, volume.dir.as_str()).await?.is_none() {
+        if find_dir(share, volume.dir.as_str()).await?.is_none() {
             return Ok(None);
         }
         // Whoever made it may have been killed before it got its limit.
-        self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
-        Ok(Some(describe(parse_id(&volume), &volume, Some(record))))
+        self.limit(share, volume, volume.dir.as_str(), &record).await?;
+        Ok(Some(describe(parse_id(volume), volume, Some(record))))
     }
 
-    pub(super) async fn volume(self: &Arc<Self>, id: &VolumeId) -> Result<Option<Volume>> {
+    async fn create(&self, _: &Context, plan: VolumePlan) -> Result<Volume> {
+        self.make(plan, None).await
+    }
+
+    async fn get(&self, ctx: &Context, id: &VolumeId) -> Result<Option<Volume>> {
         // What cannot be an id of ours is the id of nothing.
         let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(None) };
-        let share = self.visit(&volume.share).await?;
+        let share = self.visit(&volume.share, &Reach::by_id(ctx)).await?;
         if find_dir(&share, volume.dir.as_str()).await?.is_none() {
             return Ok(None);
         }
@@ -58,152 +104,11 @@ impl Inner {
         Ok(Some(describe(id.clone(), &volume, record)))
     }
 
-    pub(super) async fn create_volume(self: &Arc<Self>, new: NewVolume) -> Result<Volume> {
-        let class = Class::parse(&new.parameters)?;
-        let volume = class.volume(&new.name, &new.parameters, self.config.on_delete)?;
-        let share = self.visit(&volume.share).await?;
-        let mut record = VolumeRecord {
-            id: volume.to_string(),
-            capacity: planned_size(&new, class.kind)?,
-            parameters: new.parameters,
-            source: new.source.as_ref().map(SourceRecord::from),
-            project: None,
-        };
-        if class.kind == VolumeKind::Directory {
-            self.allot(&share, &volume, &mut record).await?;
-        }
-        let look = Look { mode: class.look.mode.or(self.config.mount_permissions), ..class.look };
-        let built = match (class.kind, &new.source) {
-            (VolumeKind::Directory, None) => None,
-            (VolumeKind::Directory, Some(source)) => {
-                Some(self.build_directory(&share, &volume, source, look, &record).await?)
-            }
-            (VolumeKind::Image, source) => {
-                Some(self.build_image(&share, &volume, source.as_ref(), &mut record.capacity).await?)
-            }
-        };
-        record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
-        let made = match built {
-            None => make_directory(&share, &volume.dir, look).await,
-            Some(incoming) => put_in_place(&share, &incoming, &key(&volume), &volume.dir).await,
-        };
-        if let Err(error) = made {
-            self.forget_unmade(&share, &volume, &error).await;
-            return Err(error);
-        }
-        self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
-        Ok(describe(parse_id(&volume), &volume, Some(record)))
-    }
-
-    /// Removes the record of a volume that could not be made: nobody may ever ask for it again. A server that went away
-    /// cannot be asked now, but its caller repeats the call.
-    async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
-        let is_gone = !matches!(why, Error::Unavailable(_))
-            && matches!(find_dir(share, volume.dir.as_str()).await, Ok(None));
-        if is_gone && let Err(error) = record::remove(share, Drawer::Volumes, &key(volume)).await {
-            tracing::warn!(volume.id = %volume, %error, "a record of no volume stays");
-        }
-    }
-
-    /// Builds a copied directory aside, and gives where it is.
-    async fn build_directory(
-        self: &Arc<Self>,
-        share: &Share,
-        volume: &VolumeRef,
-        source: &ContentSource,
-        look: Look,
-        record: &VolumeRecord,
-    ) -> Result<Handle> {
-        let (incoming, copy) = self.copy(share, volume, source, Some(record)).await?;
-        apply(share, &copy, look, None).await?;
-        Ok(incoming)
-    }
-
-    /// Builds an image aside, blank or copied, and gives where it is; a copy is as long as its source at least.
-    async fn build_image(
-        self: &Arc<Self>,
-        share: &Share,
-        volume: &VolumeRef,
-        source: Option<&ContentSource>,
-        size: &mut u64,
-    ) -> Result<Handle> {
-        let Some(source) = source else {
-            refuse_content(share, &volume.dir).await?;
-            let incoming = Drawer::Incoming.ensure(share).await?;
-            let dir = new_directory(share, &incoming, &key(volume)).await?;
-            content::make_blank(share, &dir.handle, *size).await?;
-            return Ok(incoming);
-        };
-        let (incoming, copy) = self.copy(share, volume, source, None).await?;
-        *size = content::adopt_copy(share, &copy.handle, *size).await?;
-        Ok(incoming)
-    }
-
-    /// Copies a volume's first content to a directory in `.berth/incoming`; what an earlier attempt left is used. Where
-    /// it is for a directory, the volume's record says how much that may take.
-    async fn copy(
-        self: &Arc<Self>,
-        share: &Share,
-        volume: &VolumeRef,
-        source: &ContentSource,
-        directory: Option<&VolumeRecord>,
-    ) -> Result<(Handle, Entry)> {
-        refuse_content(share, &volume.dir).await?;
-        let incoming = Drawer::Incoming.ensure(share).await?;
-        let key = key(volume);
-        let path = format!("{}/{key}", Drawer::Incoming.path());
-        let kind = if directory.is_some() { VolumeKind::Directory } else { VolumeKind::Image };
-        let limit = async || match directory {
-            Some(record) => self.limit(share, volume, &path, record).await,
-            None => Ok(()),
-        };
-        let to = match source {
-            ContentSource::Volume(id) => {
-                let origin = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
-                let other = self.visit(&origin.share).await?;
-                let from = find_dir(&other, origin.dir.as_str()).await?;
-                let from = from.ok_or_else(|| Error::no_volume(id))?;
-                kind.check_source(self.volume_kind(&other, &origin).await?)?;
-                let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
-                limit().await?;
-                let at_rest = match kind {
-                    VolumeKind::Directory => None,
-                    VolumeKind::Image => Some(AtRest::check(&other, &from.handle, "a clone").await?),
-                };
-                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
-                if let Some(at_rest) = at_rest {
-                    at_rest.confirm(&other, "a clone").await?;
-                }
-                // What went away was left out, and from a volume that is being deleted all of it goes.
-                let still = find_dir(&other, origin.dir.as_str()).await?;
-                if still.is_none_or(|still| still.attributes.fileid != from.attributes.fileid) {
-                    return Err(Error::no_volume(id));
-                }
-                share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
-                to
-            }
-            ContentSource::Snapshot(id) => {
-                let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
-                kind.check_source(kind_of(&self.visit(&snapshot.share).await?, &snapshot).await?)?;
-                let to = new_directory(share, &incoming, &key).await?;
-                limit().await?;
-                self.restore(id, share, &to.handle).await?;
-                to
-            }
-        };
-        Ok((incoming, to))
-    }
-
-    /// What a volume is, by its record.
-    pub(super) async fn volume_kind(&self, share: &Share, volume: &VolumeRef) -> Result<VolumeKind> {
-        let record = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
-        Ok(record.map(|record| VolumeKind::of(&record.parameters)).unwrap_or_default())
-    }
-
-    pub(super) async fn delete_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
-        let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
-        let share = self.visit(&volume.share).await?;
-        let policy = volume.on_delete().or(self.config.on_delete).unwrap_or_default();
+    async fn delete(&self, ctx: &Context, id: &VolumeId) -> Result<()> {
+        // What cannot be an id of ours has left nothing.
+        let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(()) };
+        let share = self.visit(&volume.share, &Reach::by_id(ctx)).await?;
+        let policy = volume.on_delete().or(self.0.config.on_delete).unwrap_or_default();
         // Before its record is gone, so that a deletion that was cut short is begun again.
         self.free_project(&share, &volume).await?;
         record::remove(&share, Drawer::Volumes, &key(&volume)).await?;
@@ -216,22 +121,19 @@ impl Inner {
         prune(&share, &volume.dir).await;
         Ok(())
     }
+}
 
-    /// Removes the record of a volume whose directory is not there.
-    pub(super) async fn clear_volume(self: &Arc<Self>, id: &VolumeId) -> Result<()> {
-        // What cannot be an id of ours has left nothing.
-        let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(()) };
-        let share = self.visit(&volume.share).await?;
-        record::remove(&share, Drawer::Volumes, &key(&volume)).await
+impl Cloning for NfsController {
+    async fn clone_volume(&self, _: &Context, plan: VolumePlan, source: &Volume) -> Result<Volume> {
+        self.make(plan, Some(ContentSource::Volume(source.id.clone()))).await
     }
+}
 
-    pub(super) async fn expand_volume(
-        self: &Arc<Self>,
-        id: &VolumeId,
-        range: CapacityRange,
-    ) -> Result<Expanded> {
+impl Expansion for NfsController {
+    async fn expand(&self, ctx: &Context, volume: &Volume, range: CapacityRange) -> Result<Expanded> {
+        let id = &volume.id;
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
-        let share = self.visit(&volume.share).await?;
+        let share = self.visit(&volume.share, &Reach::by_id(ctx)).await?;
         let known = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
         let mut record = known.unwrap_or_else(|| VolumeRecord {
             id: volume.to_string(),
@@ -259,9 +161,11 @@ impl Inner {
         let node_expansion_required = kind == VolumeKind::Image;
         Ok(Expanded { capacity: capacity(record.capacity), node_expansion_required })
     }
+}
 
-    /// Those that have a record, share by share.
-    pub(super) async fn list_volumes(self: &Arc<Self>, page: &PageRequest) -> Result<Page<Volume>> {
+impl Listing for NfsController {
+    // Those that have a record, share by share.
+    async fn list(&self, _: &Context, page: &PageRequest) -> Result<Page<Volume>> {
         let listing = self.listing(Drawer::Volumes, page).await?;
         let mut volumes = Vec::new();
         let mut last = None;
@@ -279,17 +183,192 @@ impl Inner {
         }
         Ok(Page { entries: volumes, next: None })
     }
+}
+
+impl CapacityInfo for NfsController {
+    // What is free on the class's share, or on all known ones where it names none.
+    async fn available_capacity(
+        &self,
+        ctx: &Context,
+        parameters: &Parameters,
+        _: Option<&Topology>,
+    ) -> Result<AvailableCapacity> {
+        let class = Class::parse(parameters)?;
+        let free = if let Some(share) = class.share()? {
+            self.free_on(&share, &Reach::by_class(class.mount_options, ctx)).await?
+        } else {
+            let (shares, unsaid) = (self.0.shares.all(), Reach::unsaid());
+            // A share that does not answer has no room.
+            let free = join_all(shares.iter().map(|share| self.free_on(share, &unsaid))).await;
+            free.into_iter().flatten().fold(0, u64::saturating_add)
+        };
+        Ok(AvailableCapacity { available: capacity(free), largest_volume: None, smallest_volume: None })
+    }
+}
+
+impl NfsController {
+    /// The share that a plan is about; it is reached once for all steps of a call.
+    async fn share_of<'a>(&self, plan: &'a VolumePlan) -> Result<&'a Share> {
+        plan.share.get_or_try_init(|| self.visit(&plan.volume.share, &plan.reach)).await
+    }
+
+    /// Makes a volume, empty or with the content of its source.
+    pub(super) async fn make(&self, plan: VolumePlan, source: Option<ContentSource>) -> Result<Volume> {
+        let (volume, share) = (&plan.volume, self.share_of(&plan).await?);
+        let mut record = VolumeRecord {
+            id: volume.to_string(),
+            capacity: planned_size(&plan)?,
+            parameters: plan.parameters.clone(),
+            source: source.as_ref().map(SourceRecord::from),
+            project: None,
+        };
+        if plan.kind == VolumeKind::Directory {
+            self.allot(share, volume, &mut record).await?;
+        }
+        let built = match (plan.kind, &source) {
+            (VolumeKind::Directory, None) => None,
+            (VolumeKind::Directory, Some(source)) => {
+                Some(self.build_directory(&plan, share, source, &record).await?)
+            }
+            (VolumeKind::Image, source) => {
+                Some(self.build_image(&plan, share, source.as_ref(), &mut record.capacity).await?)
+            }
+        };
+        record::write(share, Drawer::Volumes, &key(volume), &record).await?;
+        let made = match built {
+            None => make_directory(share, &volume.dir, plan.look).await,
+            Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await,
+        };
+        if let Err(error) = made {
+            self.forget_unmade(share, volume, &error).await;
+            return Err(error);
+        }
+        self.limit(share, volume, volume.dir.as_str(), &record).await?;
+        Ok(describe(parse_id(volume), volume, Some(record)))
+    }
+
+    /// Removes the record of a volume that could not be made: nobody may ever ask for it again. A server that went away
+    /// cannot be asked now, but its caller repeats the call.
+    async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
+        let is_gone = !matches!(why, Error::Unavailable(_))
+            && matches!(find_dir(share, volume.dir.as_str()).await, Ok(None));
+        if is_gone && let Err(error) = record::remove(share, Drawer::Volumes, &key(volume)).await {
+            tracing::warn!(volume.id = %volume, %error, "a record of no volume stays");
+        }
+    }
+
+    /// Builds a copied directory aside, and gives where it is.
+    async fn build_directory(
+        &self,
+        plan: &VolumePlan,
+        share: &Share,
+        source: &ContentSource,
+        record: &VolumeRecord,
+    ) -> Result<Handle> {
+        let (incoming, copy) = self.copy(plan, share, source, Some(record)).await?;
+        apply(share, &copy, plan.look, None).await?;
+        Ok(incoming)
+    }
+
+    /// Builds an image aside, blank or copied, and gives where it is; a copy is as long as its source at least.
+    async fn build_image(
+        &self,
+        plan: &VolumePlan,
+        share: &Share,
+        source: Option<&ContentSource>,
+        size: &mut u64,
+    ) -> Result<Handle> {
+        let volume = &plan.volume;
+        let Some(source) = source else {
+            refuse_content(share, &volume.dir).await?;
+            let incoming = Drawer::Incoming.ensure(share).await?;
+            let dir = new_directory(share, &incoming, &key(volume)).await?;
+            content::make_blank(share, &dir.handle, *size).await?;
+            return Ok(incoming);
+        };
+        let (incoming, copy) = self.copy(plan, share, source, None).await?;
+        *size = content::adopt_copy(share, &copy.handle, *size).await?;
+        Ok(incoming)
+    }
+
+    /// Copies a volume's first content to a directory in `.berth/incoming`; what an earlier attempt left is used. Where
+    /// it is for a directory, the volume's record says how much that may take.
+    async fn copy(
+        &self,
+        plan: &VolumePlan,
+        share: &Share,
+        source: &ContentSource,
+        directory: Option<&VolumeRecord>,
+    ) -> Result<(Handle, Entry)> {
+        let volume = &plan.volume;
+        refuse_content(share, &volume.dir).await?;
+        let incoming = Drawer::Incoming.ensure(share).await?;
+        let key = key(volume);
+        let path = format!("{}/{key}", Drawer::Incoming.path());
+        let kind = if directory.is_some() { VolumeKind::Directory } else { VolumeKind::Image };
+        let limit = async || match directory {
+            Some(record) => self.limit(share, volume, &path, record).await,
+            None => Ok(()),
+        };
+        // The class's options and the secret are about the new volume's share, which usually has the source, too.
+        let reach = async |other: &ShareName| {
+            if *other == volume.share { Ok(share.clone()) } else { self.visit(other, &Reach::unsaid()).await }
+        };
+        let to = match source {
+            ContentSource::Volume(id) => {
+                let origin = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
+                let other = reach(&origin.share).await?;
+                let from = find_dir(&other, origin.dir.as_str()).await?;
+                let from = from.ok_or_else(|| Error::no_volume(id))?;
+                kind.check_source(self.volume_kind(&other, &origin).await?)?;
+                let (to, _) = share.make_dirs(&path, &Change::mode(0o700)).await.map_err(failed)?;
+                limit().await?;
+                let at_rest = match kind {
+                    VolumeKind::Directory => None,
+                    VolumeKind::Image => Some(AtRest::check(&other, &from.handle, "a clone").await?),
+                };
+                other.copy_tree(&from.handle, share, &to.handle).await.map_err(failed)?;
+                if let Some(at_rest) = at_rest {
+                    at_rest.confirm(&other, "a clone").await?;
+                }
+                // What went away was left out, and from a volume that is being deleted all of it goes.
+                let still = find_dir(&other, origin.dir.as_str()).await?;
+                if still.is_none_or(|still| still.attributes.fileid != from.attributes.fileid) {
+                    return Err(Error::no_volume(id));
+                }
+                share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
+                to
+            }
+            ContentSource::Snapshot(id) => {
+                let snapshot = SnapshotRef::parse(id.as_str()).map_err(|_| Error::no_snapshot(id))?;
+                let other = reach(&snapshot.share).await?;
+                kind.check_source(kind_of(&other, &snapshot).await?)?;
+                let to = new_directory(share, &incoming, &key).await?;
+                limit().await?;
+                self.unpack_snapshot((id, &snapshot), &other, share, &to.handle).await?;
+                to
+            }
+        };
+        Ok((incoming, to))
+    }
+
+    /// What a volume is, by its record.
+    pub(super) async fn volume_kind(&self, share: &Share, volume: &VolumeRef) -> Result<VolumeKind> {
+        let record = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
+        Ok(record.map(|record| VolumeKind::of(&record.parameters)).unwrap_or_default())
+    }
 
     /// The keys in one drawer of every known share, from where the page starts.
     pub(super) async fn listing(
-        self: &Arc<Self>,
+        &self,
         drawer: Drawer,
         page: &PageRequest,
     ) -> Result<Vec<(ShareName, Share, Vec<String>)>> {
         let (first, after) = page_start(page)?;
-        let names = self.shares.all().into_iter().filter(|name| name.key() >= first);
+        let names = self.0.shares.all().into_iter().filter(|name| name.key() >= first);
         // All at once: one that is gone costs its time, and not everybody's.
-        let shares = join_all(names.map(async |name| (self.visit(&name).await, name))).await;
+        let shares =
+            join_all(names.map(async |name| (self.visit(&name, &Reach::unsaid()).await, name))).await;
         let mut listing = Vec::new();
         for (share, name) in shares {
             let share = match share {
@@ -315,31 +394,11 @@ impl Inner {
         Ok(listing)
     }
 
-    /// What is free on the class's share, or on all known ones where it names none.
-    pub(super) async fn room(self: &Arc<Self>, parameters: &Parameters) -> Result<Room> {
-        let class = Class::parse(parameters)?;
-        let shares = match class.share()? {
-            Some(share) => {
-                self.shares.learn(&share, class.mount_options.clone());
-                let space = self.free_on(&share).await?;
-                return Ok(room_of(space));
-            }
-            None => self.shares.all(),
-        };
-        // What does not answer has no room.
-        let free = join_all(shares.iter().map(|share| self.free_on(share))).await;
-        Ok(room_of(free.into_iter().flatten().fold(0, u64::saturating_add)))
-    }
-
-    async fn free_on(self: &Arc<Self>, name: &ShareName) -> Result<u64> {
-        let share = self.visit(name).await?;
+    async fn free_on(&self, name: &ShareName, reach: &Reach) -> Result<u64> {
+        let share = self.visit(name, reach).await?;
         let space = share.space(&share.root()).await.map_err(failed)?;
         Ok(space.bytes_available)
     }
-}
-
-fn room_of(free: u64) -> Room {
-    Room { available: capacity(free), largest_volume: None, smallest_volume: None }
 }
 
 /// A record, if the volume is there.
@@ -423,13 +482,13 @@ fn look_of(attributes: &Attributes) -> Change {
 }
 
 /// The size of a new volume, as far as its source does not decide it.
-fn planned_size(new: &NewVolume, kind: VolumeKind) -> Result<u64> {
-    match kind {
-        VolumeKind::Directory => Ok(new.range.choose(Capacity::ZERO).bytes()),
+fn planned_size(plan: &VolumePlan) -> Result<u64> {
+    match plan.kind {
+        VolumeKind::Directory => Ok(plan.range.choose(Capacity::ZERO).bytes()),
         VolumeKind::Image => {
-            let filesystem = image::filesystem_asked(&new.capabilities)?;
+            let filesystem = image::filesystem_asked(&plan.capabilities)?;
             let least = filesystem.map_or(0, berth_host::format::minimum_size);
-            Ok(image::choose_size(&new.range, least)?.bytes())
+            Ok(image::choose_size(&plan.range, least)?.bytes())
         }
     }
 }

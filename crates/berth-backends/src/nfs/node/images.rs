@@ -10,12 +10,16 @@
 //! the server is not told that it is free.
 
 use std::{
+    collections::{HashMap, HashSet},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
-use berth_core::{Access, Capacity, CapacityRange};
+use berth_core::{Backoff, Capacity, CapacityRange, NodeId};
 use berth_host::{
     loopdev,
     mount::{self, Atime, Attributes, MountInfo},
@@ -23,27 +27,29 @@ use berth_host::{
     remote,
 };
 use berth_nfs::{Handle, Options, Share, Target};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
+use tokio::sync::OwnedMutexGuard;
 
 use super::{
+    Config, blocking,
     claims::Claim,
+    connections::{failed, find_dir},
     id::{ShareName, SubPath},
-    mount::refused,
-    node::{LOOKUP, NodeMounts, UNMOUNT, blocking},
-    parameters::{Look, Place, VolumeKind},
+    parameters::Look,
     parse_share,
     record::{key_of, now},
-    shares::{failed, find_dir},
+    shares::{MountedShares, UNMOUNT},
     usage::{SPACE, usage_of},
-    worker::Work,
+    worker::{ImageWorkers, Work},
 };
-use crate::backend::{Error, NodeExpansion, Publication, Result, Secrets, Usage};
+use crate::{Error, NodeExpanded, Result, Usage};
 
 const NOTE: &str = "use.json";
-/// How long until something is tried again that could not be taken down, at first and at most.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const LAST_PAUSE: Duration = Duration::from_secs(10);
+/// When something is tried again that could not be taken down.
+const TAKE_DOWN_BACKOFF: Backoff =
+    Backoff { first: Duration::from_secs(1), longest: Duration::from_secs(10) };
 
 /// Others may write to the share: what they put in an image's place leads nowhere.
 const PLAIN_FILES: Attributes = Attributes {
@@ -99,17 +105,90 @@ impl Home {
     }
 }
 
-impl NodeMounts {
+/// The volumes on this node that are images.
+#[derive(Debug)]
+pub(super) struct Images {
+    dir: PathBuf,
+    node: NodeId,
+    shares: Arc<MountedShares>,
+    workers: ImageWorkers,
+    /// By the keys of their homes.
+    entries: Mutex<HashMap<String, Arc<Entry>>>,
+    /// Images that nobody uses and that could not be taken down yet.
+    settling: Mutex<HashSet<String>>,
+}
+
+#[derive(Debug, Default)]
+struct Entry {
+    /// One at a time brings the image up, binds it or takes it down.
+    turn: Arc<tokio::sync::Mutex<()>>,
+    /// Somebody wanted to take the image down while it was held: who holds it looks again afterwards.
+    release_wanted: AtomicBool,
+}
+
+/// A volume that is an image, as a call describes it.
+#[derive(Debug)]
+pub(super) struct ImageVolume {
+    pub(super) share: ShareName,
+    /// The share itself if `None`.
+    pub(super) dir: Option<SubPath>,
+    /// How the share is reached, without what came from a secret: it is written down.
+    pub(super) options_without_secret: Vec<String>,
+    pub(super) fs_type: String,
+    pub(super) read_only: bool,
+    pub(super) look: Look,
+}
+
+/// An image whose filesystem stays mounted while this is held. If it was not kept in use by then, it is taken down after.
+#[derive(Debug)]
+pub(super) struct ImageInUse {
+    home: Home,
+    images: Arc<Images>,
+    entry: Arc<Entry>,
+    kept: AtomicBool,
+    turn: Option<OwnedMutexGuard<()>>,
+}
+
+impl ImageInUse {
+    /// Where its filesystem is mounted.
+    pub(super) fn volume(&self) -> PathBuf {
+        self.home.volume()
+    }
+
+    /// The filesystem is bound at a target: that keeps it mounted from now on.
+    pub(super) fn keep(&self) {
+        self.kept.store(true, Ordering::Relaxed);
+    }
+}
+
+impl Drop for ImageInUse {
+    fn drop(&mut self) {
+        // Before the look, so that whoever cannot have the image from now on is seen by it.
+        self.turn = None;
+        if self.entry.release_wanted.swap(false, Ordering::AcqRel) || !self.kept.load(Ordering::Relaxed) {
+            let (images, home) = (self.images.clone(), self.home.clone());
+            self.images.shares.runtime().spawn(async move { images.release(&home).await });
+        }
+    }
+}
+
+impl Images {
+    pub(super) fn new(config: &Config, shares: Arc<MountedShares>) -> Self {
+        Self {
+            // Not among the shares: what is bound there counts as a use of one.
+            dir: config.mount_dir.with_file_name("images"),
+            node: config.node.clone(),
+            shares,
+            workers: ImageWorkers::new(&config.program),
+            entries: Mutex::default(),
+            settling: Mutex::default(),
+        }
+    }
+
     fn home(&self, share: &ShareName, dir: &str) -> Home {
         // Not of the options: one image is brought up once, however it is reached.
         let key = key_of(&format!("{}#{}#{dir}", share.server, share.share));
-        Home { dir: self.images.join(&key), key }
-    }
-
-    /// The home whose filesystem is mounted at `source`.
-    pub(super) fn home_at(&self, source: &Path) -> Option<Home> {
-        let key = source.strip_prefix(&self.images).ok()?.components().next()?.as_os_str().to_str()?;
-        Some(Home { key: key.to_owned(), dir: self.images.join(key) })
+        Home { dir: self.dir.join(&key), key }
     }
 
     /// The home of the filesystem that is mounted somewhere, if it is an image's.
@@ -117,63 +196,71 @@ impl NodeMounts {
         if is_share(mounted) {
             return Ok(None);
         }
-        let here = std::fs::canonicalize(&self.images).unwrap_or_else(|_| self.images.clone());
+        let here = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let all = mount::mounts()?;
         let found = all.iter().filter(|mount| mount.device == mounted.device);
         let keys = found.filter_map(|mount| mount.target.strip_prefix(&here).ok()?.iter().next()?.to_str());
-        Ok(keys.map(|key| Home { key: key.to_owned(), dir: self.images.join(key) }).next())
+        Ok(keys.map(|key| Home { key: key.to_owned(), dir: self.dir.join(key) }).next())
     }
 
-    /// Makes sure that the image's filesystem is mounted, and gives where.
-    pub(super) async fn image_source(
+    fn entry(&self, home: &Home) -> Arc<Entry> {
+        self.entries.lock().entry(home.key.clone()).or_default().clone()
+    }
+
+    async fn turn(&self, home: &Home) -> OwnedMutexGuard<()> {
+        self.entry(home).turn.clone().lock_owned().await
+    }
+
+    /// Makes sure that the image's filesystem is mounted; `options` are how its share is reached.
+    pub(super) async fn acquire(
         self: &Arc<Self>,
-        place: Place,
-        how: Publication<'_>,
-    ) -> Result<PathBuf> {
-        VolumeKind::Image.check(std::slice::from_ref(how.capability))?;
-        let dir = place.dir.as_ref().map_or("", SubPath::as_str).to_owned();
-        let home = self.home(&place.share, &dir);
-        let read_only = how.capability.mode.is_read_only();
-        let turn = self.turn(&home.key);
-        let _turn = turn.write().await;
-        if let Some(found) = remote::mounted_at(&home.volume())? {
-            if !read_only && found.super_options.split(',').any(|option| option == "ro") {
+        image: ImageVolume,
+        options: &[String],
+    ) -> Result<ImageInUse> {
+        let dir = image.dir.as_ref().map_or("", SubPath::as_str).to_owned();
+        let home = self.home(&image.share, &dir);
+        let turn = self.turn(&home).await;
+        let at = home.volume();
+        let in_use = |home| ImageInUse {
+            entry: self.entry(&home),
+            home,
+            images: self.clone(),
+            kept: AtomicBool::new(false),
+            turn: Some(turn),
+        };
+        if let Some(found) = blocking(move || Ok(remote::mounted_at(&at)?)).await? {
+            if !image.read_only && found.super_options.split(',').any(|option| option == "ro") {
                 return Err(Error::Precondition(
                     "the volume is in use on this node for reading only, and cannot be written meanwhile"
                         .to_owned(),
                 ));
             }
-            return Ok(home.volume());
+            return Ok(in_use(home));
         }
         let claim = Claim {
             node: self.node.to_string(),
             place: home.dir.display().to_string(),
-            read_only,
+            read_only: image.read_only,
             since: now(),
-        };
-        let options = self.options_of(&place, &Publication { secrets: &Secrets::default(), ..how });
-        let note = Note { share: place.share.to_string(), dir, options, claim };
-        let Access::Mount { fs_type, .. } = &how.capability.access else {
-            return Err(Error::State("a raw device was checked to be a filesystem".to_owned()));
         };
         let work = Work::Mount {
             share: home.share(),
             at: home.volume(),
-            fs_type: fs_type.clone(),
-            read_only,
-            look: Look { mode: place.look.mode.or(self.permissions), ..place.look },
+            fs_type: image.fs_type,
+            read_only: image.read_only,
+            look: image.look,
         };
-        let target = target(&place.share, &self.options_of(&place, &how))?;
-        let (root, stays) = self.share_root(&place, &how).await?;
-        let brought_up = self.bring_up(&home, &root, note, &target, work).await;
-        // Whoever unmounts the share because nobody has it needs it for itself.
-        drop(stays);
-        if let Err(error) = brought_up {
-            self.take_down(&home).await;
-            self.let_share_go(root).await?;
-            return Err(error);
+        let note = Note { share: image.share.to_string(), dir, options: image.options_without_secret, claim };
+        let target = target(&image.share, options)?;
+        let share = self.shares.acquire(&image.share, options).await?;
+        let brought_up = self.bring_up(&home, share.root(), note, &target, work).await;
+        if brought_up.is_ok() {
+            share.keep();
         }
-        Ok(home.volume())
+        // Whoever unmounts the share because nobody has it needs it for itself.
+        drop(share);
+        let in_use = in_use(home);
+        brought_up.map(|()| in_use)
     }
 
     /// Whoever calls it sees to it that the share stays mounted.
@@ -196,62 +283,58 @@ impl NodeMounts {
             if remote::is_mounted(&at.share())? {
                 return Ok(());
             }
-            this.bind_below(&root, &below, &at.share(), PLAIN_FILES)
+            this.shares.bind(&root, &below, &at.share(), PLAIN_FILES)
         })
         .await?;
         let (share, dir) = self.reach(target, &note.dir).await?;
         note.claim.take(&share, &dir).await?;
+        self.run(work).await
+    }
+
+    async fn run(self: &Arc<Self>, work: Work) -> Result<()> {
         let this = self.clone();
-        blocking(move || this.image_workers.run(&work, this.timeout)).await
+        blocking(move || this.workers.run(&work, this.shares.mounter().timeout)).await
     }
 
     /// The volume's directory, by the user-space client.
     async fn reach(&self, target: &Target, dir: &str) -> Result<(Share, Handle)> {
+        let mounter = self.shares.mounter();
         let reaching = async {
-            let share = self.nfs.share(target).await.map_err(failed)?;
+            let share = mounter.nfs.share(target).await.map_err(failed)?;
             let found = find_dir(&share, dir).await?;
             let found = found.ok_or_else(|| Error::NotFound { what: "directory", id: dir.to_owned() })?;
             Ok((share, found.handle))
         };
-        let reached = tokio::time::timeout(self.timeout, reaching).await;
+        let reached = tokio::time::timeout(mounter.timeout, reaching).await;
         reached.map_err(|_| Error::Unavailable("the server does not answer".to_owned()))?
     }
 
-    /// Makes the filesystem appear at a target.
-    pub(super) fn bind_image(&self, home: &Home, target: &Path, attributes: Attributes) -> Result<()> {
-        let turn = self.turn(&home.key);
-        let _turn = turn.blocking_write();
-        if !remote::is_mounted(&home.volume())? {
-            return Err(Error::Busy("the image was unmounted meanwhile; try again".to_owned()));
-        }
-        let bound = self.remote.bind(&home.volume(), Path::new(""), target, attributes, LOOKUP);
-        bound.map_err(|error| refused(&error))
-    }
-
     /// Takes down the image of a filesystem that was just taken from a target, unless another has it.
-    pub(super) fn release_mounted(&self, mounted: &MountInfo) -> Result<()> {
-        if let Some(home) = self.home_of(mounted)? {
-            self.release_image(&home);
-        }
+    pub(super) async fn release_mounted(self: &Arc<Self>, mounted: &MountInfo) -> Result<()> {
+        let (this, mounted) = (self.clone(), mounted.clone());
+        let Some(home) = blocking(move || this.home_of(&mounted)).await? else { return Ok(()) };
+        let entry = self.entry(&home);
+        entry.release_wanted.store(true, Ordering::Release);
+        // One that is held at the moment is left to who holds it.
+        let Ok(_turn) = entry.turn.clone().try_lock_owned() else { return Ok(()) };
+        entry.release_wanted.store(false, Ordering::Release);
+        self.take_down(&home).await;
         Ok(())
     }
 
-    pub(super) fn release_image(&self, home: &Home) {
-        let (Some(this), Ok(runtime)) = (self.this.upgrade(), tokio::runtime::Handle::try_current()) else {
-            return;
-        };
-        let turn = self.turn(&home.key);
-        let _turn = turn.blocking_write();
-        runtime.block_on(this.take_down(home));
+    async fn release(self: &Arc<Self>, home: &Home) {
+        let _turn = self.turn(home).await;
+        self.take_down(home).await;
     }
 
-    /// Takes down what nobody has, and goes on in the background where that does not work at once.
+    /// Takes down what nobody has, and goes on in the background where that does not work at once; whoever calls it has
+    /// the image's turn.
     async fn take_down(self: &Arc<Self>, home: &Home) {
         match self.settle(home).await {
             Ok(Standing::InUse | Standing::Gone) => {}
             Ok(Standing::NotYet) => self.settle_later(home),
             Err(error) => {
-                tracing::warn!(%error, "an image that nobody uses cannot be let go of yet");
+                tracing::warn!(%error, "an image that nobody uses cannot be released yet");
                 self.settle_later(home);
             }
         }
@@ -259,34 +342,30 @@ impl NodeMounts {
 
     /// Nothing tells when a server is back, or when somebody else's mount namespace is gone: it is tried again.
     fn settle_later(self: &Arc<Self>, home: &Home) {
-        if !self.settling().insert(home.key.clone()) {
+        if !self.settling.lock().insert(home.key.clone()) {
             return;
         }
         let (this, home) = (self.clone(), home.clone());
-        tokio::spawn(async move {
-            let mut pause = FIRST_PAUSE;
-            loop {
-                tokio::time::sleep(pause).await;
-                let turn = this.turn(&home.key);
-                let _turn = turn.write().await;
+        self.shares.runtime().spawn(async move {
+            for attempt in 1.. {
+                tokio::time::sleep(TAKE_DOWN_BACKOFF.exact_pause(attempt)).await;
+                let _turn = this.turn(&home).await;
                 if matches!(this.settle(&home).await, Ok(Standing::InUse | Standing::Gone)) {
                     // While nobody else can find that it has to be tried again, and think that somebody does.
-                    this.settling().remove(&home.key);
+                    this.settling.lock().remove(&home.key);
                     return;
                 }
-                pause = (pause * 2).min(LAST_PAUSE);
             }
         });
-    }
-
-    fn settling(&self) -> parking_lot::MutexGuard<'_, std::collections::HashSet<String>> {
-        self.settling.lock()
     }
 
     /// Takes an image down and tells the server, unless some target has it; whoever calls it has its turn.
     async fn settle(self: &Arc<Self>, home: &Home) -> Result<Standing> {
         let (this, at) = (self.clone(), home.clone());
-        let standing = blocking(move || this.let_go(&at)).await?;
+        let (standing, share) = blocking(move || this.unmount_unused(&at)).await?;
+        if let Some(share) = share {
+            self.shares.release(share.device).await?;
+        }
         if standing != Standing::Gone {
             return Ok(standing);
         }
@@ -308,71 +387,66 @@ impl NodeMounts {
         Ok(Standing::Gone)
     }
 
-    /// Unmounts what no target has.
-    fn let_go(&self, home: &Home) -> Result<Standing> {
-        let images = std::fs::canonicalize(&self.images).unwrap_or_else(|_| self.images.clone());
+    /// Unmounts what no target has, and gives the share that it was on.
+    fn unmount_unused(&self, home: &Home) -> Result<(Standing, Option<MountInfo>)> {
+        let remote_mounts = self.shares.remote();
+        let images = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         if let Some(found) = remote::mounted_at(&home.volume())? {
             let outside =
                 |mount: &MountInfo| mount.device == found.device && !mount.target.starts_with(&images);
             if mount::mounts()?.iter().any(outside) {
-                return Ok(Standing::InUse);
+                return Ok((Standing::InUse, None));
             }
-            if is_busy(self.remote.unmount_unused(&home.volume(), UNMOUNT))? {
-                return Ok(Standing::NotYet);
+            if is_busy(remote_mounts.unmount_unused(&home.volume(), UNMOUNT))? {
+                return Ok((Standing::NotYet, None));
             }
         }
-        let Some(found) = remote::mounted_at(&home.share())? else { return Ok(Standing::Gone) };
+        let Some(found) = remote::mounted_at(&home.share())? else { return Ok((Standing::Gone, None)) };
         // The kernel goes on writing to the image after it is out of sight, and while others see it.
         let share = images.join(&home.key).join("share");
-        if loopdev::is_backing_below(&share)? || is_busy(self.remote.unmount_unused(&home.share(), UNMOUNT))?
+        if loopdev::is_backing_below(&share)?
+            || is_busy(remote_mounts.unmount_unused(&home.share(), UNMOUNT))?
         {
-            return Ok(Standing::NotYet);
+            return Ok((Standing::NotYet, None));
         }
-        self.release(found.device)?;
-        Ok(Standing::Gone)
+        Ok((Standing::Gone, Some(found)))
     }
 
-    /// Takes down what a driver left that was killed.
-    pub(super) fn release_unused_images(self: &Arc<Self>) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let Ok(homes) = std::fs::read_dir(&self.images) else { return };
+    /// Begins to take down what a driver left that was killed.
+    pub(super) fn release_unused(self: &Arc<Self>) {
+        let Ok(homes) = std::fs::read_dir(&self.dir) else { return };
         for entry in homes.flatten() {
             let Some(key) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            let (this, home) = (self.clone(), Home { dir: self.images.join(&key), key });
-            runtime.spawn(async move {
-                let turn = this.turn(&home.key);
-                let _turn = turn.write().await;
-                this.take_down(&home).await;
-            });
+            let (this, home) = (self.clone(), Home { dir: self.dir.join(&key), key });
+            self.shares.runtime().spawn(async move { this.release(&home).await });
         }
     }
 
     /// The use of the filesystem at a path, if it is an image's.
-    pub(super) async fn image_usage(self: &Arc<Self>, path: &Path) -> Result<Option<Usage>> {
-        let (this, path) = (self.clone(), path.to_owned());
+    pub(super) async fn usage(&self, path: &Path) -> Result<Option<Usage>> {
+        let (shares, path) = (self.shares.clone(), path.to_owned());
         blocking(move || match remote::mounted_at(&path)? {
-            Some(found) if !is_share(&found) => Ok(Some(usage_of(&this.remote.space(&path, SPACE)?))),
+            Some(found) if !is_share(&found) => Ok(Some(usage_of(&shares.remote().space(&path, SPACE)?))),
             _ => Ok(None),
         })
         .await
     }
 
     /// Lets the filesystem at a path have all of its image; a directory has no size.
-    pub(super) async fn grow(self: &Arc<Self>, at: &Path, range: CapacityRange) -> Result<NodeExpansion> {
-        let (this, at) = (self.clone(), at.to_owned());
+    pub(super) async fn grow(self: &Arc<Self>, at: &Path, range: CapacityRange) -> Result<NodeExpanded> {
         let required = range.required().unwrap_or(Capacity::ZERO);
-        blocking(move || {
+        let (this, at) = (self.clone(), at.to_owned());
+        let found = blocking(move || {
             let found = remote::mounted_at(&at)?;
             let found =
                 found.ok_or_else(|| Error::NotFound { what: "mount", id: at.display().to_string() })?;
-            let Some(home) = this.home_of(&found)? else { return Ok(NodeExpansion::Done(required)) };
-            let turn = this.turn(&home.key);
-            let _turn = turn.blocking_write();
-            let work = Work::Grow { share: home.share(), at: home.volume(), size: required.bytes() };
-            this.image_workers.run(&work, this.timeout)?;
-            Ok(NodeExpansion::Done(Capacity::new(loopdev::size(Path::new(&found.source))?)))
-        })
-        .await
+            Ok(this.home_of(&found)?.map(|home| (home, found.source)))
+        });
+        let Some((home, device)) = found.await? else { return Ok(NodeExpanded::Done(required)) };
+        let _turn = self.turn(&home).await;
+        self.run(Work::Grow { share: home.share(), at: home.volume(), size: required.bytes() }).await?;
+        let size = blocking(move || Ok(loopdev::size(Path::new(&device))?)).await?;
+        Ok(NodeExpanded::Done(Capacity::new(size)))
     }
 }
 

@@ -2,16 +2,20 @@
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
+    sync::Arc,
     time::Duration,
 };
 
-use berth_host::remote::{Filesystem, RemoteMounts};
+use berth_host::{
+    path::Dir,
+    remote::{Filesystem, RemoteMounts},
+};
 use berth_nfs::{Nfs, Options, Target, Version};
 use rustix::io::Errno;
 
-use super::{id::ShareName, shares::failed};
-use crate::backend::{Error, Result};
+use super::{Config, blocking, connections::failed, id::ShareName};
+use crate::{Error, Result};
 
 /// What mounts shares on this node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,7 +28,7 @@ pub enum MountMode {
 
 /// A share to be mounted: how it is reached has been found out, and it answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Plan {
+struct Plan {
     share: ShareName,
     address: IpAddr,
     version: Version,
@@ -34,12 +38,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Finds out where the server is and what it speaks; the kernel is not asked before somebody has answered.
-    pub(super) async fn make(
-        nfs: &Nfs,
-        share: &ShareName,
-        options: &[String],
-        deadline: Duration,
-    ) -> Result<Self> {
+    async fn make(nfs: &Nfs, share: &ShareName, options: &[String], deadline: Duration) -> Result<Self> {
         let found = tokio::time::timeout(deadline, Self::find(nfs, share, options)).await;
         found.map_err(|_| not_answering(share, &format!("within {deadline:?}")))?
     }
@@ -93,35 +92,57 @@ impl Plan {
     }
 }
 
-impl MountMode {
-    /// Mounts a share at an existing directory; blocks up to the deadline, and no longer. `program` is what serves it
-    /// where the kernel does not.
-    pub(super) fn mount(
-        self,
-        plan: &Plan,
-        at: &Path,
-        deadline: Duration,
-        remote: &RemoteMounts,
-        program: &Path,
-    ) -> Result<()> {
-        match self {
-            Self::Kernel => {
-                // One type for all versions; "nfs4" is another name for it.
-                let fs_type = "nfs".to_owned();
-                let filesystem =
-                    Filesystem { fs_type, source: plan.source(), options: plan.kernel_options() };
-                remote.mount(filesystem, at, deadline).map_err(|error| refused(&error))
-            }
-            Self::Fuse => {
-                let mount = berth_fuse::Mount {
-                    server: plan.share.server.clone(),
-                    path: plan.share.path(),
-                    options: plan.fuse_options(),
-                    at: at.to_owned(),
-                };
-                berth_fuse::start(program, &mount, deadline).map_err(|error| refused_fuse(&error))
-            }
+/// What mounts shares on this node, and the user-space client that asks servers before.
+#[derive(Debug)]
+pub(super) struct Mounter {
+    mode: MountMode,
+    /// What serves shares where the kernel does not.
+    program: PathBuf,
+    /// How long a server may take to be mounted.
+    pub(super) timeout: Duration,
+    pub(super) nfs: Nfs,
+    pub(super) remote: Arc<RemoteMounts>,
+}
+
+impl Mounter {
+    pub(super) fn new(config: &Config) -> Self {
+        Self {
+            mode: config.mount_mode,
+            program: config.program.clone(),
+            timeout: config.mount_timeout,
+            nfs: Nfs::new(),
+            remote: Arc::new(RemoteMounts::new(&config.program)),
         }
+    }
+
+    /// Mounts a share at a directory, which is made where it is missing.
+    pub(super) async fn mount(&self, share: &ShareName, options: &[String], at: &Path) -> Result<()> {
+        let plan = Plan::make(&self.nfs, share, options, self.timeout).await?;
+        let (mode, deadline, at) = (self.mode, self.timeout, at.to_owned());
+        let (remote, program) = (self.remote.clone(), self.program.clone());
+        blocking(move || {
+            Dir::ensure(&at, 0o700)?;
+            match mode {
+                MountMode::Kernel => {
+                    // One type for all versions; "nfs4" is another name for it.
+                    let fs_type = "nfs".to_owned();
+                    let filesystem =
+                        Filesystem { fs_type, source: plan.source(), options: plan.kernel_options() };
+                    remote.mount(filesystem, &at, deadline).map_err(|error| refused(&error))
+                }
+                MountMode::Fuse => {
+                    let options = plan.fuse_options();
+                    let mount = berth_fuse::Mount {
+                        server: plan.share.server.clone(),
+                        path: plan.share.path(),
+                        options,
+                        at,
+                    };
+                    berth_fuse::start(&program, &mount, deadline).map_err(|error| refused_fuse(&error))
+                }
+            }
+        })
+        .await
     }
 }
 
@@ -186,7 +207,7 @@ pub(super) fn not_answering(share: &dyn std::fmt::Display, how: &str) -> Error {
 }
 
 /// Whether only the kernel's client can do it: Kerberos and TLS.
-pub(super) fn needs_kernel(option: &str) -> bool {
+pub(in crate::nfs) fn needs_kernel(option: &str) -> bool {
     option.strip_prefix("sec=").is_some_and(|flavour| !matches!(flavour, "sys" | "none"))
         || option.strip_prefix("xprtsec=").is_some_and(|how| how != "none")
 }

@@ -2,24 +2,24 @@
 //! a server that does not answer.
 
 use std::{
+    collections::HashMap,
     path::{Path, PathBuf},
-    sync::Arc,
     time::{Duration, Instant},
 };
 
 use berth_core::VolumeId;
 use berth_host::{mount::MountInfo, remote, usage::Space};
 use berth_nfs::{Kind, Options, Share, Target};
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::{
-    Inner,
+    NfsNode, blocking,
+    connections::failed,
     mount::{not_answering, refused_by},
-    node::{NodeMounts, blocking},
     parse_share,
-    shares::failed,
 };
-use crate::backend::{Amounts, Error, Result, Usage, Volume};
+use crate::{Amounts, Context, Error, Result, Stats, Usage};
 
 /// How long a server may take to tell its space.
 pub(super) const SPACE: Duration = Duration::from_secs(3);
@@ -27,24 +27,39 @@ pub(super) const SPACE: Duration = Duration::from_secs(3);
 const COUNT: Duration = Duration::from_secs(3);
 const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
 
-impl Inner {
-    /// What the volume takes and its share has left, by asking the server and not the kernel, which would wait for it.
-    pub(super) async fn usage(&self, volume: &Volume, path: &Path) -> Result<Usage> {
-        let mounts = &self.mounts;
-        if let Some(usage) = mounts.image_usage(path).await? {
+/// What was measured, so that it is not measured for everybody who asks.
+#[derive(Debug)]
+pub(super) struct Usages {
+    /// How long a measurement is told again before it is made again.
+    lifetime: Duration,
+    known: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
+    /// Volumes that are too large to be counted, and since when.
+    too_large: Mutex<HashMap<VolumeId, Instant>>,
+}
+
+impl Usages {
+    pub(super) fn new(lifetime: Duration) -> Self {
+        Self { lifetime, known: Mutex::default(), too_large: Mutex::default() }
+    }
+}
+
+impl Stats for NfsNode {
+    // By asking the server and not the kernel, which would wait for it.
+    async fn usage(&self, _: &Context, id: &VolumeId, path: &Path) -> Result<Usage> {
+        if let Some(usage) = self.0.images.usage(path).await? {
             return Ok(usage);
         }
-        if let Some(usage) = self.quota_usage(volume.id.as_str()).await? {
+        if let Some(usage) = self.0.controller.quota_usage(id.as_str()).await? {
             return Ok(usage);
         }
-        let usages = || mounts.usages.lock();
-        let known = usages().get(&volume.id).copied();
-        if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < self.config.usage_lifetime) {
+        let usages = &self.0.usages;
+        let known = usages.known.lock().get(id).copied();
+        if let Some((_, usage)) = known.filter(|(at, _)| at.elapsed() < usages.lifetime) {
             return Ok(usage);
         }
-        match mounts.measure(&volume.id, path.to_owned()).await {
+        match self.measure(id, path.to_owned()).await {
             Ok(usage) => {
-                usages().insert(volume.id.clone(), (Instant::now(), usage));
+                usages.known.lock().insert(id.clone(), (Instant::now(), usage));
                 Ok(usage)
             }
             // An old answer is better than none, and the server's absence shows elsewhere.
@@ -72,17 +87,17 @@ impl From<Error> for Unmeasured {
     }
 }
 
-impl NodeMounts {
-    async fn measure(self: &Arc<Self>, id: &VolumeId, path: PathBuf) -> Result<Usage> {
+impl NfsNode {
+    async fn measure(&self, id: &VolumeId, path: PathBuf) -> Result<Usage> {
         let at = path.clone();
         let found = blocking(move || Ok(remote::mounted_at(&at)?)).await?;
         let found = found.ok_or_else(|| Error::NotFound { what: "mount", id: path.display().to_string() })?;
-        if self.is_silent(&found) {
+        if self.0.shares.is_unresponsive(&found) {
             return Err(not_answering(&found.source, "a moment ago"));
         }
         self.measure_mount(id, path, &found).await.map_err(|unmeasured| match unmeasured {
             Unmeasured::Silence(error) => {
-                self.note_silent(&found);
+                self.0.shares.note_unresponsive(&found);
                 error
             }
             Unmeasured::Refusal(error) => error,
@@ -90,14 +105,14 @@ impl NodeMounts {
     }
 
     async fn measure_mount(
-        self: &Arc<Self>,
+        &self,
         id: &VolumeId,
         path: PathBuf,
         found: &MountInfo,
     ) -> std::result::Result<Usage, Unmeasured> {
         if found.fs_type.starts_with("fuse") {
-            let this = self.clone();
-            let space = blocking(move || Ok(this.remote.space(&path, SPACE))).await?;
+            let shares = self.0.shares.clone();
+            let space = blocking(move || Ok(shares.remote().space(&path, SPACE))).await?;
             return space.map(|space| usage_of(&space)).map_err(|error| {
                 let is_silence = error.errno() == Some(Errno::TIMEDOUT.raw_os_error());
                 Unmeasured::new(is_silence, refused_by(&found.source, &error))
@@ -114,7 +129,7 @@ impl NodeMounts {
             Unmeasured::new(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted), failed(error))
         };
         let asked = tokio::time::timeout(SPACE, async {
-            let share = self.nfs.share(&target).await.map_err(unheard)?;
+            let share = self.0.shares.mounter().nfs.share(&target).await.map_err(unheard)?;
             let space = share.space(&share.root()).await.map_err(unheard)?;
             Ok((share, space))
         });
@@ -135,7 +150,7 @@ impl NodeMounts {
 
     /// What is in the volume, unless that takes too long; then the share as a whole has to do.
     async fn count(&self, id: &VolumeId, volume: &Share) -> Option<berth_nfs::tree::Usage> {
-        let too_large = || self.too_large.lock();
+        let too_large = || self.0.usages.too_large.lock();
         if too_large().get(id).is_some_and(|since| since.elapsed() < TOO_LARGE) {
             return None;
         }

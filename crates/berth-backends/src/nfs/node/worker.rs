@@ -18,9 +18,9 @@ use berth_host::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{content::COPIED, mount::refused, parameters::Look};
+use super::{COPIED, mount::refused, parameters::Look};
 use crate::{
-    backend::{Error, Result},
+    Error, Result,
     image::{self, IMAGE, TOOL_DEADLINE},
 };
 

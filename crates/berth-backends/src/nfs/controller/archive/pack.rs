@@ -9,6 +9,7 @@ use std::{
     },
 };
 
+use berth_core::hex;
 use berth_nfs::{Attributes, Cookie, DirEntry, Entry, FileKind, Handle, Kind, NextData, Share, tree::Place};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
@@ -21,8 +22,11 @@ use sha2::{Digest as _, Sha256};
 
 use super::{EntryKind, Header, MAX_PIECES, encode, end, padding, stored_length};
 use crate::{
-    backend::{Error, Result},
-    nfs::{ahead::begin, progress::Progress, record::hex, shares::failed},
+    Error, Result,
+    nfs::{
+        controller::{ahead::begin, progress::Progress},
+        shares::failed,
+    },
 };
 
 /// How much is read and written at once.
