@@ -138,11 +138,11 @@ fn only_host_and_runtime_have_unsafe_code_or_child_processes() {
 
 /// The strings of a list in a section of deny.toml.
 fn listed(section: &str, key: &str) -> Vec<String> {
-    let text = fs::read_to_string(root().join("deny.toml")).unwrap();
+    let text = fs::read_to_string(root().join("deny.toml")).expect("deny.toml can be read");
     let (_, section) = text.split_once(&format!("\n[{section}]\n")).expect("deny.toml has the section");
-    let section = section.split("\n[").next().unwrap();
+    let section = section.split("\n[").next().expect("a split has a first part");
     let (_, list) = section.split_once(&format!("\n{key} = [")).expect("the section has the list");
-    let list = list.split("\n]").next().unwrap();
+    let list = list.split("\n]").next().expect("a split has a first part");
     // Of a table in the list, the first string: the crate.
     let lines = list.lines().map(str::trim).filter(|line| !line.starts_with('#'));
     lines.filter_map(|line| line.split('"').nth(1)).map(str::to_owned).collect()
@@ -157,15 +157,23 @@ fn packages() -> Vec<Value> {
         .output()
         .expect("cargo runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
-    let nodes = metadata["resolve"]["nodes"].as_array().unwrap();
-    let built: BTreeSet<_> = nodes.iter().map(|node| node["id"].as_str().unwrap()).collect();
-    let packages = metadata["packages"].as_array().unwrap().iter();
-    packages.filter(|package| built.contains(package["id"].as_str().unwrap())).cloned().collect()
+    let metadata: Value = serde_json::from_slice(&output.stdout).expect("cargo prints JSON");
+    let nodes = metadata["resolve"]["nodes"].as_array().expect("cargo prints a list");
+    let built: BTreeSet<_> =
+        nodes.iter().map(|node| node["id"].as_str().expect("cargo prints a string")).collect();
+    let packages = metadata["packages"].as_array().expect("cargo prints a list").iter();
+    packages
+        .filter(|package| built.contains(package["id"].as_str().expect("cargo prints a string")))
+        .cloned()
+        .collect()
 }
 
 fn name(package: &Value) -> String {
-    format!("{} {}", package["name"].as_str().unwrap(), package["version"].as_str().unwrap())
+    format!(
+        "{} {}",
+        package["name"].as_str().expect("cargo prints a string"),
+        package["version"].as_str().expect("cargo prints a string")
+    )
 }
 
 #[test]
