@@ -28,7 +28,7 @@ use self::id::ShareName;
 pub use self::{
     controller::NfsController,
     id::OnDelete,
-    node::{MountMode, NfsNode, intercept},
+    node::{IMAGE_WORKER, MountMode, NfsNode},
 };
 use crate::{Controller, Driver, Error, Node, Result, services::Mode};
 
@@ -59,8 +59,8 @@ pub struct Config {
     pub usage_lifetime: Duration,
     /// What mounts shares on this node.
     pub mount_mode: MountMode,
-    /// What serves shares through FUSE and works on images: a program whose `main` begins with `berth_fuse::intercept`,
-    /// `berth_host::remote::intercept` and [`intercept`].
+    /// What serves shares through FUSE and works on images: a program whose `main` intercepts
+    /// `berth_fuse::SERVER`, `berth_host::remote::MOUNT_WORKER` and [`IMAGE_WORKER`].
     pub program: PathBuf,
     /// Where shares are mounted on this node, out of everybody's sight.
     pub mount_dir: PathBuf,

@@ -2,7 +2,7 @@
 //! kernel has no NFS.
 //!
 //! Each mounted share is served by a process of its own ([`start`]), the same program under another argument
-//! ([`intercept`]), so a mount does not depend on whoever made it, and ends when it is unmounted.
+//! ([`SERVER`]), so a mount does not depend on whoever made it, and ends when it is unmounted.
 //!
 //! Guarantees:
 //! - the server decides about every right: it is asked as the calling process, with its uid, gid and groups;
@@ -32,6 +32,7 @@ use std::{
 };
 
 use berth_host::{
+    helper::Helper,
     remote::{self, Filesystem as Mountable, RemoteMounts},
     serving,
 };
@@ -43,8 +44,8 @@ use rustix::{
 
 use self::{filesystem::Filesystem, patience::Patience, session::Session};
 
-/// The argument that makes a program serve a share.
-const ARGUMENT: &str = "__nfs-fuse";
+/// The process that serves one share.
+pub const SERVER: Helper = Helper { argument: "__nfs-fuse", run: run_server };
 /// Threads that speak to the server; each mounted share has them.
 const THREADS: usize = 2;
 /// How long what is still to be written may take after the last user is gone.
@@ -102,23 +103,19 @@ impl Error {
 
 /// Has `program` serve a share, and returns when it is mounted.
 ///
-/// `program` is one whose `main` begins with [`intercept`] and `berth_host::remote::intercept`. Whatever goes wrong, nothing stays behind.
+/// `program` is one whose `main` intercepts [`SERVER`] and `berth_host::remote::MOUNT_WORKER`. Whatever goes wrong, nothing stays behind.
 pub fn start(program: &Path, mount: &Mount, deadline: Duration) -> berth_host::Result<()> {
     let mut words: Vec<&OsStr> = vec![mount.at.as_os_str(), mount.server.as_ref(), mount.path.as_ref()];
     words.extend(mount.options.iter().map(OsStr::new));
     // For whoever looks at the list of processes; options may have come from a secret.
     let share = format!("{}:{}", mount.server, mount.path);
-    let args = [OsStr::new(ARGUMENT), share.as_ref(), mount.at.as_os_str()];
+    let args = [OsStr::new(SERVER.argument), share.as_ref(), mount.at.as_os_str()];
     serving::start(program, args, &words, deadline).inspect_err(|_| {
         let _ = RemoteMounts::new(program).end(&mount.at, MOUNT);
     })
 }
 
-/// Takes over the process when it was started to serve a share; otherwise returns at once.
-pub fn intercept() {
-    if std::env::args_os().nth(1).is_none_or(|argument| argument != ARGUMENT) {
-        return;
-    }
+fn run_server() -> ! {
     let served = told().and_then(|mount| serve(&mount, || serving::answer(Ok(()))));
     let code = match served {
         Ok(()) => 0,

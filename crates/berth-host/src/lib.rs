@@ -13,6 +13,7 @@ pub mod extents;
 pub mod files;
 pub mod format;
 pub mod freeze;
+pub mod helper;
 pub mod io_limit;
 pub mod limits;
 pub mod loopdev;

@@ -17,13 +17,15 @@ pub use self::calls::Filesystem;
 use self::calls::{Answer, Failure, Request, UnmountMethod};
 use crate::{
     error::{Change, Error, Result},
+    helper::Helper,
     mount::{Attributes, MountInfo, layers_at, topmost},
     usage::Space,
     worker::{self, Workers},
 };
 
-/// The argument that makes a program such a worker.
-const ROLE: &str = "__remote-mounts";
+/// The process that makes the calls of [`RemoteMounts`].
+pub const MOUNT_WORKER: Helper =
+    Helper { argument: "__remote-mounts", run: || worker::serve(Request::perform) };
 
 /// Mounts, binds and unmounts filesystems of other machines, each call within a deadline: errno `ETIMEDOUT` after it.
 #[derive(Debug)]
@@ -31,15 +33,10 @@ pub struct RemoteMounts {
     workers: Workers,
 }
 
-/// Takes over the process when it was started to make such calls; otherwise returns at once.
-pub fn intercept() {
-    worker::serve(ROLE, Request::perform);
-}
-
 impl RemoteMounts {
-    /// `program` is one whose `main` begins with [`intercept`].
+    /// `program` is one whose `main` intercepts [`MOUNT_WORKER`].
     pub fn new(program: &Path) -> Self {
-        Self { workers: Workers::new(program, ROLE) }
+        Self { workers: Workers::new(program, MOUNT_WORKER.argument) }
     }
 
     /// Mounts `filesystem` at the existing directory `target`.

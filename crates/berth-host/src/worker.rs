@@ -220,14 +220,10 @@ fn trim(idle: &mut Idle) -> bool {
     idle.is_watched
 }
 
-/// Takes over the process when it was started as a worker of this role; otherwise returns at once.
-///
-/// To be called at the beginning of `main`, while there is one thread.
-pub fn serve<Q: DeserializeOwned, A: Serialize>(role: &str, handle: impl FnMut(Q) -> A) {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == role) {
-        let served = answer_requests(handle);
-        std::process::exit(i32::from(served.is_err()));
-    }
+/// Answers the requests of the process that started this one, and ends the process when there are no more.
+pub fn serve<Q: DeserializeOwned, A: Serialize>(handle: impl FnMut(Q) -> A) -> ! {
+    let served = answer_requests(handle);
+    std::process::exit(i32::from(served.is_err()));
 }
 
 /// Handles requests until there are no more.

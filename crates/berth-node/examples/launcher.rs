@@ -1,5 +1,5 @@
 //! For the tests of the node: the launcher of containers.
 
 fn main() {
-    berth_runtime::intercept();
+    berth_host::helper::intercept(&[berth_runtime::LAUNCHER]);
 }

@@ -36,7 +36,7 @@ pub struct Options {
     pub name: String,
     /// Where everything of the node lies: the kubelet's layout.
     pub directory: PathBuf,
-    /// A program whose `main` begins with [`berth_runtime::intercept`], to run containers.
+    /// A program whose `main` intercepts [`berth_runtime::LAUNCHER`], to run containers.
     pub program: PathBuf,
     /// Labels beside those that every node has.
     pub labels: BTreeMap<String, String>,

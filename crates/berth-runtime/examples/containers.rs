@@ -7,7 +7,7 @@ use std::path::Path;
 use berth_runtime::Runtime;
 
 fn main() {
-    berth_runtime::intercept();
+    berth_host::helper::intercept(&[berth_runtime::LAUNCHER]);
     let mut arguments = std::env::args_os().skip(1);
     let directory = arguments.next().expect("the first argument is a directory");
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");

@@ -55,7 +55,7 @@ pub(crate) struct Launcher {
 }
 
 impl Launcher {
-    /// Starts a launcher from `program`, whose `main` begins with [`crate::intercept`].
+    /// Starts a launcher from `program`, whose `main` intercepts [`crate::LAUNCHER`].
     pub(crate) fn start(program: &Path) -> Result<Self> {
         Ok(Self { program: program.to_owned(), process: Mutex::new(Process::start(program)?) })
     }

@@ -27,6 +27,7 @@ mod sys;
 
 use std::{fmt, path::PathBuf};
 
+use berth_host::helper::Helper;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
@@ -124,14 +125,8 @@ pub struct Device {
     pub read_only: bool,
 }
 
-/// Takes over the process when it was started as a launcher; otherwise returns at once.
-///
-/// Every program that starts a `launcher.rs` on itself calls this first in `main`, while it has one thread.
-pub fn intercept() {
-    if std::env::args_os().nth(1).is_some_and(|argument| argument == launcher::ARGUMENT) {
-        launcher::serve();
-    }
-}
+/// The process that starts containers.
+pub const LAUNCHER: Helper = Helper { argument: launcher::ARGUMENT, run: launcher::serve };
 
 impl fmt::Debug for ContainerSpec {
     // Command and environment may hold secrets.

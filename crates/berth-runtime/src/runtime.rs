@@ -111,7 +111,7 @@ impl Runtime {
     ///
     /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
     /// An entry that cannot be understood is left alone, told of, and keeps nothing else from being there.
-    /// `program` is one whose `main` begins with [`crate::intercept`].
+    /// `program` is one whose `main` intercepts [`crate::LAUNCHER`].
     pub fn open(directory: &Path, program: &Path) -> Result<Self> {
         let doing = || format!("open the containers in {}", directory.display());
         let failed =

@@ -25,6 +25,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use berth_host::allocator::Allocator;
+use berth_host::helper::{self, Helper};
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::driver::{BACKENDS, Backend, Role};
@@ -89,15 +90,18 @@ struct Tables<'a> {
 
 const TABLES: Tables<'static> = Tables { backends: BACKENDS, sidecars: SIDECARS };
 
+/// The programs inside this program: what starts containers, what mounts filesystems that may not answer, what serves an
+/// NFS share through FUSE, and what works on image volumes there.
+const HELPERS: &[Helper] = &[
+    berth_runtime::LAUNCHER,
+    berth_host::remote::MOUNT_WORKER,
+    berth_fuse::SERVER,
+    berth_backends::nfs::IMAGE_WORKER,
+];
+
 fn main() -> ExitCode {
-    // A container of `berth up` is this program too, and small as long as nothing else has started.
-    berth_runtime::intercept();
-    // And so is what mounts what may not answer.
-    berth_host::remote::intercept();
-    // And so is whatever serves an NFS share through FUSE.
-    berth_fuse::intercept();
-    // And what works on images there.
-    berth_backends::nfs::intercept();
+    // A helper stays small because nothing else has started yet.
+    helper::intercept(HELPERS);
     let matches = TABLES.parse(std::env::args_os()).unwrap_or_else(|mistake| mistake.exit());
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {

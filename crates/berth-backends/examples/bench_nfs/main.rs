@@ -203,7 +203,7 @@ async fn many(berth: &Caller, directories: usize) {
 }
 
 fn main() {
-    berth_host::remote::intercept();
+    berth_host::helper::intercept(&[berth_host::remote::MOUNT_WORKER]);
     tokio::runtime::Runtime::new().unwrap().block_on(measure());
 }
 

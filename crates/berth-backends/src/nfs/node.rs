@@ -26,7 +26,7 @@ use self::{
     shares::{Answer, LOOKUP, MountedShares, ShareInUse, UNMOUNT},
     usage::Usages,
 };
-pub use self::{mount::MountMode, worker::intercept};
+pub use self::{mount::MountMode, worker::IMAGE_WORKER};
 use super::{
     Config, NfsController, blocking, claims,
     controller::COPIED,

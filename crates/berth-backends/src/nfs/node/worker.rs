@@ -11,6 +11,7 @@ use std::{
 use berth_host::{
     Change,
     format::{self, Content, Filesystem},
+    helper::Helper,
     loopdev::{self, LoopDevice},
     mount,
     worker::{self, Workers},
@@ -23,9 +24,6 @@ use crate::{
     Error, Result,
     image::{self, IMAGE, TOOL_DEADLINE},
 };
-
-/// The argument that makes a program do such work.
-const ROLE: &str = "__nfs-image";
 
 /// What is to be done.
 #[derive(Debug, Serialize, Deserialize)]
@@ -67,10 +65,11 @@ enum Failure {
     Other(String),
 }
 
-/// Takes over the process when it was started to work on images; otherwise returns at once.
-pub fn intercept() {
-    worker::serve(ROLE, |work: Work| work.perform().map_err(Failure::from));
-}
+/// The process that works on image volumes.
+pub const IMAGE_WORKER: Helper = Helper {
+    argument: "__nfs-image",
+    run: || worker::serve(|work: Work| work.perform().map_err(Failure::from)),
+};
 
 impl From<Error> for Failure {
     fn from(error: Error) -> Self {
@@ -114,9 +113,9 @@ fn of_server(error: berth_host::Error) -> Error {
 pub(super) struct ImageWorkers(Workers);
 
 impl ImageWorkers {
-    /// `program` is one whose `main` begins with [`intercept`].
+    /// `program` is one whose `main` intercepts [`IMAGE_WORKER`].
     pub(super) fn new(program: &Path) -> Self {
-        Self(Workers::new(program, ROLE))
+        Self(Workers::new(program, IMAGE_WORKER.argument))
     }
 
     /// Has the work done; blocks up to the deadline.
