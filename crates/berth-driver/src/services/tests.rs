@@ -24,36 +24,16 @@ use berth_csi::v1::{
 };
 use tonic::{Code, Request};
 
-use self::fake::Fake;
+use self::fake::{Fake, here};
 use super::{Config, Mode, Reply, Services};
-use crate::{Feature, Features, legacy};
+use crate::{Controller, ControllerBuilder, Driver, NewVolume, Node};
 
 /// How a row of a table differs from a request that is right.
 type Change<R> = fn(&mut R);
 
+const NAME: &str = "test.berth.dev";
 const SNW: AccessModeNumber = AccessModeNumber::SingleNodeWriter;
 const GIB: i64 = 1 << 30;
-
-const EVERYTHING: [Feature; 18] = [
-    Feature::Volumes,
-    Feature::Attach,
-    Feature::ListVolumes,
-    Feature::GetVolume,
-    Feature::Capacity,
-    Feature::Snapshots,
-    Feature::Clone,
-    Feature::ControllerExpand,
-    Feature::NodeExpand,
-    Feature::Modify,
-    Feature::GroupSnapshots,
-    Feature::SnapshotMetadata,
-    Feature::Topology,
-    Feature::Stage,
-    Feature::Stats,
-    Feature::Health,
-    Feature::SingleNodeMultiWriter,
-    Feature::MountGroup,
-];
 
 /// A driver over a fake backend, in a directory whose mounts go away with it.
 struct Bench {
@@ -69,13 +49,20 @@ impl Bench {
 
     fn with(fake: impl FnOnce(&mut Fake), config: impl FnOnce(&mut Config)) -> Self {
         let place = tempfile::tempdir().unwrap();
-        let mut backend = Fake::new(place.path().join("storage"), Features::new(&EVERYTHING));
+        let mut backend = Fake::new(place.path().join("storage"));
         fake(&mut backend);
         let fake = Arc::new(backend);
         let mut settings = settings(place.path());
         config(&mut settings);
         let driver = driver(&fake, Mode::All).open(settings).unwrap();
         Self { place, fake, driver }
+    }
+
+    /// With a driver that is composed of less than everything.
+    fn composed(compose: impl FnOnce(&Arc<Fake>) -> Driver) -> Self {
+        let mut bench = Self::new();
+        bench.driver = compose(&bench.fake).open(bench.driver.config.clone()).unwrap();
+        bench
     }
 
     /// The same backend and state under a new driver, as after a kill.
@@ -99,8 +86,43 @@ impl Drop for Bench {
     }
 }
 
-fn driver(fake: &Arc<Fake>, mode: Mode) -> crate::Driver {
-    legacy::driver("test.berth.dev", "1", mode, fake.clone())
+/// A driver with everything.
+fn driver(fake: &Arc<Fake>, mode: Mode) -> Driver {
+    let mut driver = Driver::new(NAME, "1").readiness(fake);
+    if mode != Mode::Node {
+        driver = driver.controller(controller_part(fake).cloning(fake).placement(fake));
+    }
+    if mode != Mode::Controller {
+        driver = driver.node(node_part(fake).staging(fake).mount_group().topology(here()));
+    }
+    driver
+}
+
+/// A controller with everything but cloning and placement.
+fn controller_part(fake: &Arc<Fake>) -> ControllerBuilder<NewVolume> {
+    Controller::new(fake)
+        .listing(fake)
+        .read_only_attachment(fake)
+        .capacity(fake)
+        .expansion(fake)
+        .modification(fake)
+        .snapshots(fake)
+        .group_snapshots(fake)
+        .changed_blocks(fake)
+        .health(fake)
+}
+
+/// A node with everything but staging, mount groups and a topology.
+fn node_part(fake: &Arc<Fake>) -> Node {
+    let node = bare_node(fake).stats(fake).expansion(fake).health(fake);
+    match fake.max_volumes {
+        Some(most) => node.max_volumes(most),
+        None => node,
+    }
+}
+
+fn bare_node(fake: &Arc<Fake>) -> Node {
+    Node::binding("here".parse().unwrap(), fake).inline_volumes(fake)
 }
 
 fn settings(place: &Path) -> Config {

@@ -12,7 +12,7 @@ use tonic::Code;
 
 use super::{fake::MUTABLE, *};
 use crate::{
-    backend::Error,
+    Error,
     locks::{Hold, Key},
 };
 
@@ -193,15 +193,16 @@ async fn create_volume_from_a_source_says_so_and_is_as_large() {
 
 #[tokio::test]
 async fn a_source_that_the_driver_does_not_have_is_refused() {
-    let bench = Bench::with(
-        |fake| fake.features = fake.features.with(Feature::Clone, false).with(Feature::Topology, false),
-        |_| {},
-    );
+    let bench = Bench::composed(|fake| {
+        Driver::new(NAME, "1")
+            .controller(controller_part(fake))
+            .node(node_part(fake).staging(fake).mount_group())
+    });
     let volume = bench.volume(create("source")).await;
     let mut request = create("clone");
     request.volume_content_source = from_volume(&volume);
     refused("no cloning", bench.driver.create_volume(of(request)).await, Code::InvalidArgument);
-    // Without the feature, places are neither wanted nor told.
+    // Without a placement, places are neither wanted nor told.
     let mut request = create("anywhere");
     request.accessibility_requirements = places("there");
     let made = ok(bench.driver.create_volume(of(request)).await).volume.unwrap();
@@ -221,9 +222,9 @@ async fn delete_volume_answers_the_rows_of_its_error_table() {
     assert!(message.contains("\"there\""), "{message}");
     ok(bench.driver.controller_unpublish_volume(of(detach(&id, ""))).await);
 
-    bench.fake.fail("delete_volume", || Error::Precondition("it has snapshots".into()));
+    bench.fake.fail("delete", || Error::Precondition("it has snapshots".into()));
     refused("needed", bench.driver.delete_volume(of(delete(&id))).await, Code::FailedPrecondition);
-    bench.fake.fail("delete_volume", || Error::NotFound { what: "volume", id: "v".into() });
+    bench.fake.fail("delete", || Error::NotFound { what: "volume", id: "v".into() });
     ok(bench.driver.delete_volume(of(delete(&id))).await);
     bench.fake.heal();
     ok(bench.driver.delete_volume(of(delete(&id))).await);
@@ -453,7 +454,7 @@ async fn controller_modify_answers_the_rows_of_its_error_table() {
     };
     refused("no id", modify("", &[]).await, Code::InvalidArgument);
     refused("unknown", modify("no", &[("x", "y")]).await, Code::NotFound);
-    bench.fake.fail("modify_volume", || panic!("nothing may be applied"));
+    bench.fake.fail("modify", || panic!("nothing may be applied"));
     refused("not supported", modify(&id, &[(MUTABLE, "1"), ("x", "y")]).await, Code::InvalidArgument);
     bench.fake.heal();
     ok(modify(&id, &[(MUTABLE, "1")]).await);
@@ -490,11 +491,11 @@ async fn what_is_being_worked_on_is_aborted_by_name() {
 async fn a_failure_of_the_backend_reaches_the_caller_and_frees_the_volume() {
     let bench = Bench::new();
     let full = || berth_host::Error::new("make the image", rustix::io::Errno::NOSPC).into();
-    bench.fake.fail("create_volume", full);
+    bench.fake.fail("create", full);
     refused("full", bench.driver.create_volume(of(create("v"))).await, Code::ResourceExhausted);
-    bench.fake.fail("create_volume", || Error::State("lost".into()));
+    bench.fake.fail("create", || Error::State("lost".into()));
     refused("state", bench.driver.create_volume(of(create("v"))).await, Code::Internal);
-    bench.fake.fail("find_volume", || Error::Busy("later".into()));
+    bench.fake.fail("find", || Error::Busy("later".into()));
     refused("busy", bench.driver.create_volume(of(create("v"))).await, Code::Aborted);
     bench.fake.heal();
     bench.volume(create("v")).await;

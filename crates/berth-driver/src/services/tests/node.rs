@@ -12,7 +12,7 @@ use berth_csi::v1::{
 use tonic::Code;
 
 use super::{fake::PARAMETER, *};
-use crate::backend::Error;
+use crate::Error;
 
 const SNSW: AccessModeNumber = AccessModeNumber::SingleNodeSingleWriter;
 
@@ -298,8 +298,11 @@ async fn a_volume_for_one_workload_is_published_once() {
 
 #[tokio::test]
 async fn a_mount_group_that_was_not_announced_is_refused() {
-    let without = |fake: &mut Fake| fake.features = fake.features.with(Feature::MountGroup, false);
-    let bench = Bench::with(without, |_| {});
+    let bench = Bench::composed(|fake| {
+        Driver::new(NAME, "1")
+            .controller(controller_part(fake).cloning(fake).placement(fake))
+            .node(node_part(fake).staging(fake).topology(here()))
+    });
     let mount = MountVolume { volume_mount_group: "4242".into(), ..Default::default() };
     let capability = v1::VolumeCapability { access_type: Some(AccessType::Mount(mount)), ..mounted(SNW) };
     let request = v1::CreateVolumeRequest { volume_capabilities: vec![capability], ..create("v") };
@@ -506,10 +509,11 @@ async fn an_inline_volume_comes_and_goes_with_its_pod() {
 
 #[tokio::test]
 async fn an_inline_volume_that_names_existing_storage_is_neither_made_nor_removed() {
-    let by_reference = |fake: &mut Fake| {
-        fake.features = fake.features.with(Feature::Stage, false).with(Feature::InlineByReference, true);
-    };
-    let bench = Bench::with(by_reference, |_| {});
+    let bench = Bench::composed(|fake| {
+        Driver::new(NAME, "1")
+            .controller(controller_part(fake).cloning(fake).placement(fake))
+            .node(node_part(fake).mount_group().topology(here()).inline_by_reference())
+    });
     let id = bench.volume(create("existing")).await;
     ok(bench.driver.node_publish_volume(of(bench.inline_request(&id, "target"))).await);
     fs::write(bench.place.path().join("target/file"), "precious").unwrap();
@@ -523,7 +527,7 @@ async fn an_inline_volume_that_names_existing_storage_is_neither_made_nor_remove
 async fn an_inline_volume_that_fails_halfway_leaves_nothing() {
     let bench = Bench::new();
     let request = bench.inline_request("h", "target");
-    for method in ["check_parameters", "create_volume", "stage", "publish_source"] {
+    for method in ["plan", "create", "stage", "source"] {
         bench.fake.fail(method, || Error::Exhausted("no".into()));
         refused(method, bench.driver.node_publish_volume(of(request.clone())).await, Code::ResourceExhausted);
         bench.fake.heal();

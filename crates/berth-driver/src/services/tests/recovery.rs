@@ -7,7 +7,7 @@ use berth_csi::v1::node_server::Node as _;
 
 use super::*;
 use crate::{
-    backend::Error,
+    Error,
     ledger::{Phase, Published, Staged},
 };
 

@@ -14,7 +14,7 @@ use berth_csi::v1::{
 use tonic::Code;
 
 use super::*;
-use crate::backend::Error;
+use crate::Error;
 
 async fn announced(bench: &Bench) -> Vec<Service> {
     let response = ok(bench.driver.get_plugin_capabilities(of(GetPluginCapabilitiesRequest {})).await);
@@ -66,8 +66,9 @@ async fn each_mode_offers_what_it_announces() {
 
 #[tokio::test]
 async fn a_feature_that_is_not_there_is_neither_announced_nor_served() {
-    let bare = |fake: &mut Fake| fake.features = Features::new(&[Feature::Volumes]);
-    let bench = Bench::with(bare, |_| {});
+    let bench = Bench::composed(|fake| {
+        Driver::new(NAME, "1").controller(Controller::new(fake)).node(bare_node(fake))
+    });
     assert_eq!(announced(&bench).await, [Service::ControllerService]);
     assert_eq!(answering(&bench).await, [true, false, false, true]);
     let mut controller = ControllerClient::new(bench.driver.routes());
@@ -192,6 +193,6 @@ fn a_driver_needs_a_name_that_kubernetes_takes() {
         (long.as_str(), false),
         (&long[1..], true),
     ] {
-        assert_eq!(crate::Driver::new(name, "1").open(settings(place.path())).is_ok(), fits, "{name:?}");
+        assert_eq!(Driver::new(name, "1").open(settings(place.path())).is_ok(), fits, "{name:?}");
     }
 }
