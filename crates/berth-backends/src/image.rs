@@ -11,7 +11,7 @@ use berth_host::{
     mount,
 };
 
-use crate::backend::{Error, Result};
+use crate::{Error, Result};
 
 /// What an image is called in its volume's directory.
 pub(crate) const IMAGE: &str = "image";

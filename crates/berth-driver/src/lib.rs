@@ -14,17 +14,13 @@
 //! neither CSI nor Kubernetes, only the types of `berth-core`, of which those that the traits use are re-exported.
 
 mod announce;
-pub mod backend;
 mod call;
 mod compose;
 mod context;
 mod controller;
 mod erased;
 mod error;
-mod features;
 mod ledger;
-#[doc(hidden)]
-pub mod legacy;
 mod locks;
 mod node;
 mod parameters;
@@ -34,7 +30,6 @@ pub mod services;
 mod target;
 
 pub use announce::Announced;
-pub use backend::Backend;
 pub use compose::{Controller, ControllerBuilder, Driver, Node};
 pub use context::{Claim, Context, Pod, Secrets};
 pub use controller::{
@@ -44,7 +39,6 @@ pub use controller::{
     Readiness, Severity, Snapshot, Snapshots, Supports, TopologyRequirement, Volume, Volumes,
 };
 pub use error::{Error, Result};
-pub use features::{Feature, Features};
 pub use node::{
     Amounts, InlineVolumes, MachineMounts, NodeExpanded, NodeExpansion, NodeHealth, NodeVolume, Source,
     Sources, StagedVolume, Staging, Stats, TargetMounts, Usage,

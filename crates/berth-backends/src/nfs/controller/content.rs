@@ -9,10 +9,7 @@ use super::{
     record::names_in,
     shares::{failed, found},
 };
-use crate::{
-    backend::{Error, Result},
-    image::IMAGE,
-};
+use crate::{Error, Result, image::IMAGE};
 
 /// Beside an image that is a copy of another and has not been used since.
 pub(in crate::nfs) const COPIED: &str = "copied";
