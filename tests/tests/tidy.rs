@@ -136,6 +136,36 @@ fn only_host_and_runtime_have_unsafe_code_or_child_processes() {
     }
 }
 
+#[test]
+fn names_of_kubernetes_stand_in_berth_core() {
+    let crates = root().join("crates");
+    let mut found = Vec::new();
+    for path in sources() {
+        let Ok(relative) = path.strip_prefix(&crates) else { continue };
+        let is_test = relative.components().any(|part| {
+            let name = part.as_os_str();
+            name == "tests" || name == "tests.rs" || name == "examples"
+        });
+        if is_test
+            || relative.starts_with("berth-core/src/names")
+            || relative.ends_with("berth-core/src/names.rs")
+        {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let own = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+        for (number, line) in own.lines().enumerate().filter(|(_, line)| !line.trim_start().starts_with("//"))
+        {
+            // Every second part is inside quotes.
+            let mut literals = line.split('"').skip(1).step_by(2);
+            if literals.any(|text| text.contains("kubernetes.io/") || text.contains("k8s.io/")) {
+                found.push(format!("{}:{}", relative.display(), number + 1));
+            }
+        }
+    }
+    assert!(found.is_empty(), "move these names into berth_core::names: {found:#?}");
+}
+
 /// The strings of a list in a section of deny.toml.
 fn listed(section: &str, key: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("deny.toml")).expect("deny.toml can be read");

@@ -14,6 +14,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
 
+use berth_core::names::RECYCLER_IMAGE;
 use berth_kube::{Key, Next};
 
 pub(super) use self::news::News as RecyclerNews;
@@ -29,8 +30,6 @@ const PREFIX: &str = "recycler-for-";
 const FOR_CLAIM: &str = "recycler.berth.dev/claim-uid";
 /// How long after its start a pod that failed is tried again.
 const RETRY: Duration = Duration::from_secs(15);
-/// Needs a shell, find and ls.
-const IMAGE: &str = "registry.k8s.io/build-image/debian-base:bookworm-v1.0.6";
 const SCRUB: &str = r#"cd /scrub && find . -mindepth 1 -delete && test -z "$(ls -A .)""#;
 
 /// What to do about a volume that is to be emptied.
@@ -232,7 +231,7 @@ fn recycler(volume: &PersistentVolume, source: Volume, deadline: i64) -> Pod {
             restart_policy: Some("Never".to_owned()),
             containers: vec![Container {
                 name: "pv-recycler".to_owned(),
-                image: Some(IMAGE.to_owned()),
+                image: Some(RECYCLER_IMAGE.to_owned()),
                 command: Some(vec!["/bin/sh".to_owned()]),
                 args: Some(vec!["-c".to_owned(), SCRUB.to_owned()]),
                 volume_mounts: Some(vec![VolumeMount {

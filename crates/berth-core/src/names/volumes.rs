@@ -71,3 +71,5 @@ pub fn csi_driver_of_plugin(plugin: &str) -> Option<&'static str> {
         _ => return None,
     })
 }
+/// The image of the pod that empties a volume whose reclaim policy is Recycle: it has a shell, find and ls.
+pub const RECYCLER_IMAGE: &str = "registry.k8s.io/build-image/debian-base:bookworm-v1.0.6";

@@ -4,13 +4,10 @@ use std::{collections::BTreeMap, path::Path};
 
 use berth_core::{
     Access, AccessKind, AccessMode, Capacity, CapacityRange, VolumeCapability,
-    names::KUBERNETES_PARAMETER_PREFIX,
+    names::{KUBERNETES_PARAMETER_PREFIX, PROVISIONER_IDENTITY},
 };
 
 use crate::{Attached, Error, Parameters, Result, Supports, Volume, call::volumes::CreateVolume};
-
-/// In a PersistentVolume's attributes: who had it made.
-const PROVISIONER_IDENTITY: &str = "storage.kubernetes.io/csiProvisionerIdentity";
 
 /// Refuses what volumes of this driver cannot be used as.
 pub(super) fn check_supported(supports: Supports, capability: &VolumeCapability) -> Result<()> {
