@@ -85,7 +85,8 @@ impl Session {
                 Ok(length) => self.take(&buffer[..length], runtime),
                 // A request was given up before it was read.
                 Err(Errno::INTR | Errno::AGAIN | Errno::NOENT) => {}
-                Err(Errno::NODEV) => return Ok(()),
+                // A forced unmount aborts the connection: a request that is just then being copied ends in the second.
+                Err(Errno::NODEV | Errno::CONNABORTED) => return Ok(()),
                 Err(errno) => return Err(errno),
             }
         }
