@@ -1,6 +1,6 @@
 //! The five services of CSI over the parts of a [`Driver`].
 //!
-//! A handler reads the call and its context ([`crate::call`]), refuses what was not composed, takes the locks, compares
+//! A handler reads the call and its context (`call.rs`), refuses what was not composed, takes the locks, compares
 //! with what is there, delegates, and answers. What the spec rules for many calls stands once, in `rules`.
 
 mod answer;

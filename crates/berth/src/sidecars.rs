@@ -3,7 +3,7 @@
 //! - [`SIDECARS`]: the table. A new sidecar is a module here with its flags and its row, and a line in the table.
 //! - [`command`]: `berth sidecars`, all that a driver needs over one connection, under one Lease.
 //! - [`Sidecar::command`]: each under its upstream name, as a subcommand and by the program's name.
-//! - [`flags`]: the flags of the rows, for `berth controller` and `berth node`.
+//! - [`flags()`]: the flags of the rows, for `berth controller` and `berth node`.
 //! - [`registrar`], [`liveness`]: the two that need no cluster, and so are not in the table.
 //!
 //! [`crate::launch`] runs what they come to.
@@ -161,7 +161,7 @@ fn add_flags(command: Command, rows: &[Sidecar]) -> Command {
     args.fold(command, Command::arg)
 }
 
-/// The sidecars that a command line with [`flags`] asks for: those named, else all that belong beside a driver.
+/// The sidecars that a command line with [`flags()`] asks for: those named, else all that belong beside a driver.
 pub(crate) fn chosen(table: &[Sidecar], matches: &ArgMatches) -> anyhow::Result<Vec<Sidecar>> {
     let per_node = is_set(matches, "node_deployment");
     let mut chosen: Vec<Sidecar> = Vec::new();
