@@ -243,27 +243,29 @@ impl Controller {
     }
 
     async fn carry_out(&self, steps: &[Step], mut pair: Pair) -> Result<Next, Error> {
-        let (begun, binds) =
-            (Instant::now(), pair.claim.as_ref().is_some_and(|claim| !storage::is_bound(claim)));
+        let begun = Instant::now();
+        let mut binds = pair.claim.as_ref().is_some_and(|claim| !storage::is_bound(claim));
         for step in steps {
             match step {
                 Step::DeleteHostPath => self.delete_host_path(&mut pair).await?,
                 Step::Recycle => return self.recycle(&mut pair).await,
                 step => apply::apply(&self.cluster, &self.recorder, step, &mut pair).await?,
             }
-        }
-        if let (Some(claim), Some(volume)) = (&pair.claim, &pair.volume)
-            && binds
-            && storage::is_bound(claim)
-        {
-            timeline::Step {
-                component: "pv-controller",
-                call: "bind",
-                volume: &volume.name_any(),
-                claim: &Key::of(claim.as_ref()).to_string(),
-                ..timeline::Step::default()
+            // Recorded with the write that binds: a later write of these steps may meet a conflict, and the next round
+            // finds the claim bound.
+            if let (true, Some(claim), Some(volume)) = (binds, &pair.claim, &pair.volume)
+                && storage::is_bound(claim)
+            {
+                binds = false;
+                timeline::Step {
+                    component: "pv-controller",
+                    call: "bind",
+                    volume: &volume.name_any(),
+                    claim: &Key::of(claim.as_ref()).to_string(),
+                    ..timeline::Step::default()
+                }
+                .ended(begun, None);
             }
-            .ended(begun, None);
         }
         Ok(Next::Done)
     }
