@@ -109,8 +109,18 @@ pub fn unmount_lazily(target: &Path) -> Result<Change> {
 }
 
 /// Removes every mount below `top`, the youngest first, and gives how many there were; one in use goes out of sight.
+///
+/// Does not touch `top` itself, so that a mount of a server that does not answer holds nobody up: the last component of
+/// the path is not resolved. Where the directory above is missing, there is nothing to remove.
 pub fn unmount_below(top: &Path) -> Result<usize> {
-    let top = std::fs::canonicalize(top).doing("resolve", top)?;
+    let (Some(parent), Some(name)) = (top.parent(), top.file_name()) else {
+        return Err(Errno::INVAL).doing("unmount what is below", top);
+    };
+    let top = match std::fs::canonicalize(parent) {
+        Ok(parent) => parent.join(name),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(0),
+        Err(error) => return Err(error).doing("resolve", parent),
+    };
     let below: Vec<PathBuf> = mounts()?
         .into_iter()
         .filter(|mount| mount.target != top && mount.target.starts_with(&top))

@@ -29,6 +29,7 @@ use rustix::{
     io::Errno,
 };
 
+use self::remove::Scope;
 use crate::{
     error::{Change, Doing as _, Error, Result},
     usage::{self, Space},
@@ -196,12 +197,20 @@ impl Dir {
         read().doing("list", &self.path)
     }
 
-    /// Removes an entry with everything below it.
+    /// Removes an entry with everything below it, immutable (`chattr +i`) and append-only files too.
     ///
-    /// Follows no symbolic link, and stops with EXDEV at the first mount point.
-    pub fn remove_tree(&self, name: &str) -> Result<Change> {
+    /// Follows no symbolic link, and stops with EXDEV at the first mount point. May be repeated after any failure.
+    pub fn remove_tree(&self, name: impl AsRef<OsStr>) -> Result<Change> {
+        self.check_os_name(name.as_ref())?;
+        remove::tree(self, name.as_ref(), Scope::Everything)
+    }
+
+    /// Removes a directory that holds nothing but directories, as [`Dir::remove_tree`] does.
+    ///
+    /// Stops with ENOTEMPTY at the first entry that is no directory; empty directories found before it are gone then.
+    pub fn remove_empty_tree(&self, name: &str) -> Result<Change> {
         self.check_name(name)?;
-        remove::tree(self, name)
+        remove::tree(self, name.as_ref(), Scope::EmptyDirectories)
     }
 
     /// Removes an entry that is not a directory.
@@ -325,8 +334,13 @@ impl Dir {
 
     /// Refuses what is not a single name of an entry.
     pub(crate) fn check_name(&self, name: &str) -> Result<()> {
-        if matches!(name, "" | "." | "..") || name.contains(['/', '\0']) {
-            let doing = format!("use {name:?} as a name in {}", self.path.display());
+        self.check_os_name(name.as_ref())
+    }
+
+    fn check_os_name(&self, name: &OsStr) -> Result<()> {
+        let bytes = name.as_bytes();
+        if matches!(bytes, b"" | b"." | b"..") || bytes.contains(&b'/') || bytes.contains(&0) {
+            let doing = format!("use {:?} as a name in {}", name.to_string_lossy(), self.path.display());
             return Err(Error::new(doing, Errno::INVAL));
         }
         Ok(())
@@ -347,6 +361,19 @@ impl From<FileType> for Kind {
             FileType::Symlink => Self::Symlink,
             _ => Self::Other,
         }
+    }
+}
+
+/// Removes what is at a trusted path with everything below it, as [`Dir::remove_tree`] does; "not there" is
+/// `AlreadyTrue`.
+pub fn remove_tree(path: &Path) -> Result<Change> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(Errno::INVAL).doing("remove", path);
+    };
+    match Dir::open(parent) {
+        Ok(parent) => parent.remove_tree(name),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Change::AlreadyTrue),
+        Err(error) => Err(error),
     }
 }
 

@@ -655,7 +655,7 @@ enum Error {
     #[error("{0}")]
     Kubernetes(#[from] berth_kube::Error),
     #[error("remove what is left of the pod")]
-    Remove(#[source] std::io::Error),
+    Remove(#[source] berth_host::Error),
     #[error("remove a container of the pod")]
     Container(#[source] berth_runtime::Error),
 }
@@ -668,7 +668,7 @@ impl Failure for Error {
     fn describe(&self) -> String {
         match self {
             Self::Kubernetes(error) => error.chain(),
-            Self::Remove(error) => format!("{self}: {error}"),
+            Self::Remove(error) => format!("{self}: {}", error.sentence()),
             Self::Container(error) => format!("{self}: {}", error.sentence()),
         }
     }

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use berth_host::path::remove_tree;
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::{
@@ -221,7 +222,7 @@ impl Runtime {
             return Err(Error::StillRunning(id.clone()));
         }
         let directory = container.directory.clone();
-        let removed = tokio::task::spawn_blocking(move || remove_directory(&directory)).await;
+        let removed = tokio::task::spawn_blocking(move || remove_tree(&directory)).await;
         removed
             .expect("removing a directory does not panic")
             .map_err(|error| Error::host(format!("remove container {id}"), error))?;
@@ -268,7 +269,7 @@ impl Runtime {
             let made = fs::DirBuilder::new().mode(0o700).create(&directory);
             made.map_err(|error| berth_host::Error::new("make the container's directory", error))?;
             let launched = runtime.0.launcher.launch(&directory, &spec).inspect_err(|_| {
-                let _ = remove_directory(&directory);
+                let _ = remove_tree(&directory);
             })?;
             Ok(Some(launched))
         };
@@ -328,9 +329,9 @@ impl Container {
             // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.
             Found::Running(shim) => {
                 shim.kill()?;
-                return remove_directory(&self.directory).map(|()| false);
+                return remove_tree(&self.directory).map(|_| false);
             }
-            Found::Ended | Found::NeverStarted => return remove_directory(&self.directory).map(|()| false),
+            Found::Ended | Found::NeverStarted => return remove_tree(&self.directory).map(|_| false),
         }
         Ok(true)
     }
@@ -442,15 +443,6 @@ fn check(id: &ContainerId, spec: &ContainerSpec) -> Result<()> {
 fn read_spec(directory: &Path) -> std::result::Result<ContainerSpec, berth_host::Error> {
     let read = || -> io::Result<_> { Ok(serde_json::from_slice(&fs::read(directory.join(SPEC_FILE))?)?) };
     read().map_err(|error| berth_host::Error::new("read the container's specification", error))
-}
-
-fn remove_directory(directory: &Path) -> std::result::Result<(), berth_host::Error> {
-    match fs::remove_dir_all(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(berth_host::Error::new(format!("remove {}", directory.display()), error))
-        }
-        _ => Ok(()),
-    }
 }
 
 async fn wait_for_end(pipe: std::os::fd::OwnedFd) -> std::result::Result<(), berth_host::Error> {

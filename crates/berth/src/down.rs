@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use berth_host::path::Dir;
+use berth_host::path::{Dir, remove_tree};
 use berth_node::layout::Layout;
 use berth_runtime::Runtime;
 use clap::Args as ClapArgs;
@@ -110,11 +110,46 @@ async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
     Ok(left)
 }
 
+/// Removes the data directory, its lock last: what is left after a failure is still known as Berth's, so that the command
+/// can be repeated.
 fn purge(data: &Dir) -> anyhow::Result<()> {
     let path = data.path();
-    let (Some(parent), Some(name)) = (path.parent(), path.file_name().and_then(|name| name.to_str())) else {
-        bail!("{} cannot be removed", path.display());
-    };
-    Dir::open(parent)?.remove_tree(name).with_context(|| format!("remove {}", path.display()))?;
+    for entry in data.entries()? {
+        if entry.name != machine::LOCK {
+            data.remove_tree(&entry.name).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    remove_tree(path).with_context(|| format!("remove {}", path.display()))?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn purge_can_be_repeated_after_something_stood_in_its_way() {
+        struct Unmount<'a>(&'a Path);
+        impl Drop for Unmount<'_> {
+            fn drop(&mut self) {
+                let _ = berth_host::mount::unmount_lazily(self.0);
+            }
+        }
+        let parent = tempfile::tempdir().unwrap();
+        let path = parent.path().join("data");
+        for name in ["a", "mounted", "z"] {
+            std::fs::create_dir_all(path.join(name)).unwrap();
+        }
+        std::fs::write(path.join(machine::LOCK), "").unwrap();
+        let mounted = path.join("mounted");
+        berth_host::mount::bind(parent.path(), &mounted, berth_host::mount::Attributes::default()).unwrap();
+        let bound = Unmount(&mounted);
+        let data = Dir::open(&path).unwrap();
+        let error = purge(&data).unwrap_err();
+        assert!(format!("{error:#}").contains("remove the mount point"), "{error:#}");
+        assert!(path.join(machine::LOCK).exists(), "the directory is still known as Berth's");
+        drop(bound);
+        purge(&data).unwrap();
+        assert!(!path.exists());
+    }
 }

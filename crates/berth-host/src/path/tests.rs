@@ -263,6 +263,49 @@ fn one_without_privileges_removes_directories_he_may_not_read() {
 }
 
 #[test]
+fn immutable_and_append_only_entries_are_removed_and_the_directory_above_stays_protected() {
+    for attribute in ["+i", "+a"] {
+        let (holder, dir) = inside_and_outside();
+        let inside = holder.path().join("inside");
+        fs::create_dir_all(inside.join("tree/closed/empty")).unwrap();
+        fs::set_permissions(inside.join("tree/closed"), fs::Permissions::from_mode(0o000)).unwrap();
+        fs::write(inside.join("tree/file"), "").unwrap();
+        fs::write(inside.join("single"), "").unwrap();
+        for name in ["tree/closed/empty", "tree/closed", "tree/file", "tree", "single"] {
+            run("chattr", &[attribute, inside.join(name).to_str().unwrap()]);
+        }
+        assert_eq!(dir.remove_tree("tree").unwrap(), Change::Made, "{attribute}");
+        assert_eq!(dir.remove_tree("single").unwrap(), Change::Made, "{attribute}");
+        assert_eq!(dir.entries().unwrap(), []);
+
+        fs::write(inside.join("kept"), "").unwrap();
+        run("chattr", &[attribute, inside.to_str().unwrap()]);
+        let refused = errno(dir.remove_tree("kept"));
+        run("chattr", &["-ia", inside.to_str().unwrap()]);
+        assert_eq!(
+            refused,
+            Errno::PERM,
+            "{attribute}: the attributes of a directory that stays are not ours"
+        );
+    }
+}
+
+#[test]
+fn only_empty_directories_go_where_nothing_else_may() {
+    let (holder, dir) = inside_and_outside();
+    let inside = holder.path().join("inside");
+    fs::create_dir_all(inside.join("tree/a/b")).unwrap();
+    run("chattr", &["+i", inside.join("tree/a/b").to_str().unwrap()]);
+    assert_eq!(dir.remove_empty_tree("tree").unwrap(), Change::Made);
+    assert_eq!(dir.remove_empty_tree("tree").unwrap(), Change::AlreadyTrue);
+
+    fs::create_dir_all(inside.join("tree/a")).unwrap();
+    fs::write(inside.join("tree/a/file"), "kept").unwrap();
+    assert_eq!(errno(dir.remove_empty_tree("tree")), Errno::NOTEMPTY);
+    assert_eq!(fs::read(inside.join("tree/a/file")).unwrap(), b"kept");
+}
+
+#[test]
 fn an_entry_that_is_no_utf8_does_not_disturb() {
     let (_holder, dir) = inside_and_outside();
     let tree = dir.ensure_dir("tree", 0o755).unwrap();

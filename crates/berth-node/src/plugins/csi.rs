@@ -21,6 +21,7 @@ use berth_csi::v1::{
     CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
+use berth_host::mount::unmount_below;
 use berth_host::ownership::{GroupPolicy, apply_group};
 use berth_host::path::Dir;
 use berth_kube::timeline::Step;
@@ -295,6 +296,11 @@ impl Csi {
         if placed.block {
             let paths = paths.clone();
             blocking_or(Failed::uncertain, move || paths.unmap()).await?;
+        } else {
+            // What a container mounted there with propagation to the machine would keep the volume busy for ever.
+            let target = paths.target.clone();
+            let unmount = move || unmount_below(&target).map_err(|error| error.sentence());
+            blocking_or(Failed::uncertain, unmount).await?;
         }
         if let (Some(data), Some(driver)) = (data, driver) {
             let request = NodeUnpublishVolumeRequest { volume_id: data.handle, target_path };

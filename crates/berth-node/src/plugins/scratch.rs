@@ -94,7 +94,10 @@ impl<'a> Scratch<'a> {
         let Some(parent) = open(&self.layout.pod_volumes(self.pod_uid, self.plugin))? else {
             return Ok(());
         };
-        mount::unmount(&self.path())?;
+        let path = self.path();
+        // What somebody mounted in it would keep it, and its pod, for ever.
+        mount::unmount_below(&path)?;
+        mount::unmount(&path)?;
         parent.remove_tree(self.name)?;
         Ok(())
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_host::path::remove_tree;
 use berth_kube::storage::is_over;
 use berth_kube::{Next, Severity};
 use berth_runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
@@ -57,10 +58,7 @@ impl Pods {
         let (layout, uid, logs) = (self.options.layout.clone(), entry.uid.clone(), work.logs.clone());
         let remove = move || {
             remove_pod(&layout, &uid)?;
-            match logs.map(std::fs::remove_dir_all) {
-                Some(Err(error)) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            }
+            logs.map_or(Ok(()), |logs| remove_tree(&logs).map(drop))
         };
         let removed = tokio::task::spawn_blocking(remove).await.expect("removing directories does not panic");
         removed.map_err(Error::Remove)?;

@@ -1,11 +1,10 @@
 //! What stands on disk: volumes that an earlier life of this process may have brought, and directories of pods.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-use berth_host::mount;
-use berth_host::path::Dir;
+use berth_host::Doing as _;
+use berth_host::path::{Dir, remove_tree};
 
 use super::state::State;
 use crate::layout::Layout;
@@ -44,35 +43,16 @@ pub(super) fn reconstruct(layout: &Layout, plugins: &[Arc<dyn Plugin>], state: &
 /// Removes the directory of a pod that has no volumes any more; "not there" is success.
 ///
 /// What is left of its volumes is removed only where it is empty directories, and nothing below a mount point is.
-pub(crate) fn remove_pod(layout: &Layout, uid: &str) -> io::Result<()> {
+pub(crate) fn remove_pod(layout: &Layout, uid: &str) -> berth_host::Result<()> {
     let directory = layout.pod(uid);
+    if !directory.try_exists().doing("look for", &directory)? {
+        return Ok(());
+    }
+    let pod = Dir::open(&directory)?;
     for kind in ["volumes", "volumeDevices"] {
-        remove_empty(&directory.join(kind))?;
+        pod.remove_empty_tree(kind)?;
     }
-    match Dir::open(&layout.pods()) {
-        Ok(pods) => pods.remove_tree(uid).map(drop).map_err(io::Error::other),
-        Err(_) if !layout.pods().exists() => Ok(()),
-        Err(error) => Err(io::Error::other(error)),
-    }
-}
-
-fn remove_empty(directory: &Path) -> io::Result<()> {
-    // What is below belongs to a volume, be it empty.
-    if mount::is_mount_point(directory).map_err(io::Error::other)? {
-        return Err(io::Error::other(format!("{} is still mounted", directory.display())));
-    }
-    for name in names(directory) {
-        let path = directory.join(name);
-        if path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()) {
-            remove_empty(&path)?;
-        }
-    }
-    match std::fs::remove_dir(directory) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(io::Error::new(error.kind(), format!("remove {}: {error}", directory.display())))
-        }
-        _ => Ok(()),
-    }
+    remove_tree(&directory).map(drop)
 }
 
 /// The names in a directory; none if it is not there.

@@ -483,7 +483,7 @@ fn nothing_is_removed_from_what_is_mounted_in_a_pods_directory() {
     berth_host::mount::bind(&users, &volume, berth_host::mount::Attributes::default()).unwrap();
     let mounted = Unmount(volume.clone());
     let error = remove_pod(&layout, "a").unwrap_err().to_string();
-    assert_eq!(error, format!("{} is still mounted", volume.display()));
+    assert_eq!(error, format!("remove the mount point {}", volume.display()));
     assert!(users.join("empty").exists());
     drop(mounted);
     remove_pod(&layout, "a").unwrap();

@@ -417,6 +417,26 @@ async fn a_pods_own_volume_needs_a_driver_that_says_it_serves_them() {
     assert_clean(&csi);
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_container_mounted_in_its_volume_does_not_keep_it() {
+    let (_world, fake, csi) = without_attach(&[]).await;
+    let volume = persistent(DRIVER, "h", json!({}));
+    let target = csi.set_up(&volume).await.unwrap().path;
+    fs::create_dir_all(target.join("nested")).unwrap();
+    let none = berth_host::mount::Attributes::default();
+    berth_host::mount::filesystem("none".as_ref(), &target.join("nested"), "tmpfs", none, &[]).unwrap();
+    fake.answer("NodeUnpublish", Some(Answer::Fail(Code::Internal)));
+    csi.tear_down(&placed("pv", false)).await.unwrap_err();
+    assert!(
+        !berth_host::mount::is_mount_point(&target.join("nested")).unwrap(),
+        "it would be busy for the driver"
+    );
+    fs::remove_dir_all(&target).unwrap();
+    fake.answer("NodeUnpublish", None);
+    csi.tear_down(&placed("pv", false)).await.unwrap();
+    assert_clean(&csi);
+}
+
 #[tokio::test]
 async fn growth_is_refused_for_good_for_now_or_tried_again() {
     let (world, fake, csi) = without_attach(&[]).await;

@@ -1,9 +1,12 @@
 //! Directories on disk and in memory, as pods get them and after crashes.
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 
 use berth_host::mount;
+use rustix::fs::IFlags;
 use serde_json::{Value, json};
 
 use super::super::tests::{Bench, UID, mode, object_of, pod, volume, volume_of};
@@ -32,6 +35,39 @@ async fn it_is_everybodys_stays_as_it_is_and_goes_with_the_pod() {
         assert_eq!(mode(&path), 0o711, "it is the pod's now");
         assert!(bench.mounted().len() <= 1, "nothing is mounted twice");
 
+        bench.tear_down(&volume).await;
+        bench.assert_clean();
+        bench.tear_down(&volume).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_with_its_pod_whatever_was_made_immutable_or_mounted_in_it() {
+    for medium in [DISK, "Memory"] {
+        let bench = Bench::new().await;
+        let volume = volume(empty(medium, None));
+        let path = bench.set_up(&volume).await;
+        let (deep, other) = (path.join("deep/deeper"), path.join("other"));
+        fs::create_dir_all(&deep).unwrap();
+        fs::create_dir_all(&other).unwrap();
+        fs::write(deep.join("file"), "").unwrap();
+        let odd = OsStr::from_bytes(b"\xff\xfe");
+        fs::write(path.join(odd), "").unwrap();
+        // A mount on a mount, read-only, as somebody on the machine could leave it.
+        let read_only = mount::Attributes { read_only: true, ..mount::Attributes::default() };
+        mount::filesystem("none".as_ref(), &other, "tmpfs", mount::Attributes::default(), &[]).unwrap();
+        fs::create_dir(other.join("nested")).unwrap();
+        mount::bind(&deep, &other.join("nested"), read_only).unwrap();
+        if medium == DISK {
+            let (immutable, append) = (IFlags::IMMUTABLE, IFlags::APPEND);
+            let protected =
+                [(path.join(odd), immutable), (deep.join("file"), append), (deep, append), (path, immutable)];
+            for (path, attribute) in protected {
+                let file = fs::File::open(path).unwrap();
+                let attributes = rustix::fs::ioctl_getflags(&file).unwrap();
+                rustix::fs::ioctl_setflags(&file, attributes | attribute).unwrap();
+            }
+        }
         bench.tear_down(&volume).await;
         bench.assert_clean();
         bench.tear_down(&volume).await;
