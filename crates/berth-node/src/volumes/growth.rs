@@ -8,12 +8,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::state::Growth;
 use super::{Outcome, Volumes, resolve};
-use crate::plugin::{Certainty, Placed, PodVolume, Source};
+use crate::plugin::{Certainty, Failed, Placed, PodVolume, Source};
 
 /// The conditions of a claim that tell of its growth.
 const RESIZE: [&str; 4] = ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
+/// What the driver's answer FAILED_PRECONDITION means for whoever waits.
+const IN_USE: &str = "; the volume is in use, and is grown when it is staged the next time: after all pods on this node \
+                      that use it have ended";
+
 impl Volumes {
+    /// Has the driver grow what is on a volume that a pod has.
+    ///
+    /// The claim says `NodeResizeInProgress` meanwhile, and the new size only once the driver says that it is there.
+    /// Refused for now (FAILED_PRECONDITION) leaves it at `NodeResizePending` until the volume is staged again; refused
+    /// for good at `NodeResizeInfeasible` until somebody asks for another size; everything else is tried again.
     pub(super) async fn expand(&self, placed: &Placed) -> Outcome {
         let known =
             self.state().place(placed).and_then(|place| Some((place.plugin.clone(), place.volume.clone()?)));
@@ -55,26 +64,37 @@ impl Volumes {
                 self.grown(placed, &volume);
                 Outcome::Done
             }
-            Err(failed) => {
-                let message = format!(
-                    "MountVolume.NodeExpandVolume failed for volume {:?} : {}",
-                    placed.spec_name, failed.message
-                );
-                self.options.recorder.warning(volume.pod.as_ref(), "VolumeResizeFailed", &*message);
-                self.options.recorder.warning(claim.as_ref(), "VolumeResizeFailed", message);
-                let infeasible = failed.certainty == Certainty::Final;
-                let change = |claim: &mut PersistentVolumeClaim| refused(claim, &failed.message, infeasible);
-                if let Err(error) = self.options.cluster.update_status(claim.as_ref(), change).await {
-                    tracing::debug!(error = error.chain(), "the failure to grow is not noted in the claim");
-                }
-                match failed.certainty {
-                    Certainty::Final => self.grown(placed, &volume),
-                    Certainty::Unchanged => self.not_in_use(placed),
-                    Certainty::Uncertain => return Outcome::Failed,
-                }
-                Outcome::Done
-            }
+            Err(failed) => self.not_grown(placed, &volume, &claim, &failed).await,
         }
+    }
+
+    /// Records that a volume could not be grown: the claim keeps the size that it has, and says what comes next.
+    async fn not_grown(
+        &self,
+        placed: &Placed,
+        volume: &PodVolume,
+        claim: &PersistentVolumeClaim,
+        failed: &Failed,
+    ) -> Outcome {
+        let next = match failed.certainty {
+            Certainty::Unchanged => IN_USE,
+            Certainty::Final | Certainty::Uncertain => "",
+        };
+        let cause = format!("{}{next}", failed.message);
+        let message =
+            format!("MountVolume.NodeExpandVolume failed for volume {:?} : {cause}", placed.spec_name);
+        self.options.recorder.warning(volume.pod.as_ref(), "VolumeResizeFailed", &*message);
+        self.options.recorder.warning(claim, "VolumeResizeFailed", message);
+        let change = |claim: &mut PersistentVolumeClaim| refused(claim, &cause, failed.certainty);
+        if let Err(error) = self.options.cluster.update_status(claim, change).await {
+            tracing::debug!(error = error.chain(), "the failure to grow is not noted in the claim");
+        }
+        match failed.certainty {
+            Certainty::Final => self.grown(placed, volume),
+            Certainty::Unchanged => self.not_in_use(placed),
+            Certainty::Uncertain => return Outcome::Failed,
+        }
+        Outcome::Done
     }
 
     /// There is nothing more to grow until the claim or the volume changes.
@@ -134,14 +154,21 @@ fn finished(claim: &mut PersistentVolumeClaim, size: Option<Quantity>) {
     }
 }
 
-fn refused(claim: &mut PersistentVolumeClaim, cause: &str, infeasible: bool) {
+fn refused(claim: &mut PersistentVolumeClaim, cause: &str, certainty: Certainty) {
     let status = status(claim);
-    if infeasible {
-        let statuses = status.allocated_resource_statuses.get_or_insert_default();
-        statuses.insert("storage".to_owned(), "NodeResizeInfeasible".to_owned());
-    }
+    let resize = match certainty {
+        Certainty::Final => "NodeResizeInfeasible",
+        // Nobody works on it until the volume is staged again.
+        Certainty::Unchanged => "NodeResizePending",
+        Certainty::Uncertain => "NodeResizeInProgress",
+    };
+    let statuses = status.allocated_resource_statuses.get_or_insert_default();
+    statuses.insert("storage".to_owned(), resize.to_owned());
+    let message = Some(format!("failed to expand pvc with {cause}"));
     let conditions = status.conditions.get_or_insert_default();
-    if conditions.iter().any(|condition| condition.type_ == "NodeResizeError" && condition.status == "True") {
+    let known = conditions.iter_mut().find(|condition| condition.type_ == "NodeResizeError");
+    if let Some(known) = known.filter(|known| known.status == "True") {
+        known.message = message;
         return;
     }
     conditions.retain(|condition| condition.type_ != "NodeResizeError");
@@ -149,7 +176,7 @@ fn refused(claim: &mut PersistentVolumeClaim, cause: &str, infeasible: bool) {
         type_: "NodeResizeError".to_owned(),
         status: "True".to_owned(),
         last_transition_time: Some(Time(jiff::Timestamp::now())),
-        message: Some(format!("failed to expand pvc with {cause}")),
+        message,
         ..PersistentVolumeClaimCondition::default()
     });
 }

@@ -218,12 +218,16 @@ impl State {
                 None => members.device = Some(DeviceEntry::new(device, plugin.clone(), one_pod)),
             }
         }
+        // A pod that joins others cannot have it grown either.
+        let refused = members.places.values().any(|place| place.growth == Growth::Refused);
         let known = known.unwrap_or_else(|| Place::new(plugin));
         let place = members.places.entry(placed.clone()).or_insert(known);
-        if place.growth != Growth::Refused {
-            let due = resolve::must_grow(&volume, place.size);
-            place.growth = if due { Growth::Due } else { Growth::None };
-        }
+        place.growth = match resolve::must_grow(&volume, place.size) {
+            true if refused => Growth::Refused,
+            true => Growth::Due,
+            false if place.growth == Growth::Refused => Growth::Refused,
+            false => Growth::None,
+        };
         place.pod = Some(volume.pod.clone());
         place.volume = Some(volume);
         let all = self.places.entry(uid).or_default();

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
-use k8s_openapi::api::core::v1::Event;
+use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaimStatus};
 use kube::api::{Api, ListParams};
 use serde_json::json;
 use tokio::sync::watch;
@@ -337,7 +337,7 @@ async fn a_refresh_that_fails_takes_nothing_away() {
 }
 
 /// A pod whose claim is smaller than its volume: there is something to grow.
-async fn pod_that_grows(world: &World) -> Arc<Pod> {
+async fn pod_that_grows(world: &World, name: &str) -> Arc<Pod> {
     let claim: PersistentVolumeClaim = serde_json::from_value(json!({
         "metadata": { "name": "c", "namespace": "default" },
         "spec": {
@@ -361,7 +361,11 @@ async fn pod_that_grows(world: &World) -> Arc<Pod> {
         claim.status = Some(serde_json::from_value(status.clone()).unwrap());
     };
     world.cluster.update_status(claim.as_ref(), bind).await.unwrap();
-    let mut pod = (*pod("a")).clone();
+    pod_of_claim(name)
+}
+
+fn pod_of_claim(name: &str) -> Arc<Pod> {
+    let mut pod = (*pod(name)).clone();
     pod.spec.as_mut().unwrap().volumes =
         serde_json::from_value(json!([{ "name": "v", "persistentVolumeClaim": { "claimName": "c" } }]))
             .unwrap();
@@ -371,7 +375,7 @@ async fn pod_that_grows(world: &World) -> Arc<Pod> {
 #[tokio::test]
 async fn nothing_grows_while_containers_are_started_with_it() {
     let world = World::new(Fake::default()).await;
-    let pod = pod_that_grows(&world).await;
+    let pod = pod_that_grows(&world, "a").await;
     world.volumes.want(&pod);
     assert_eq!(world.volumes.find("a", "v").await, Next::Done);
     let starting = world.volumes.steady("a").await;
@@ -386,27 +390,94 @@ async fn nothing_grows_while_containers_are_started_with_it() {
     assert!(grown(&world.plugin.calls.borrow()), "{:?}", world.plugin.calls.borrow());
 }
 
+/// Waits until the claim's status is as `wanted` says.
+async fn claim_until(world: &World, wanted: impl Fn(&PersistentVolumeClaimStatus) -> bool) {
+    let key = Key::new("default", "c");
+    let found = async {
+        loop {
+            let claim = world.cluster.fetch::<PersistentVolumeClaim>(&key).await.unwrap().unwrap();
+            if claim.status.as_ref().is_some_and(&wanted) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(LONG, found).await.expect("the claim's status stays another");
+}
+
+/// Size, resize status and the message of the failure, as the claim's status has them.
+fn resize(status: &PersistentVolumeClaimStatus) -> (&str, &str, &str) {
+    let capacity = status.capacity.as_ref().map_or("", |all| all["storage"].0.as_str());
+    let resize = status.allocated_resource_statuses.as_ref().and_then(|all| all.get("storage"));
+    let conditions = status.conditions.iter().flatten();
+    let failure = conditions.into_iter().find(|condition| condition.type_ == "NodeResizeError");
+    let message = failure.and_then(|condition| condition.message.as_deref()).unwrap_or_default();
+    (capacity, resize.map_or("", String::as_str), message)
+}
+
 #[tokio::test]
-async fn growth_that_is_refused_while_in_use_waits_for_the_next_mount() {
+async fn growth_that_is_refused_while_in_use_is_pending_until_the_next_stage() {
     let world = World::new(Fake::default()).await;
-    let pod = pod_that_grows(&world).await;
-    world.plugin.fail("expand", &[Certainty::Unchanged, Certainty::Unchanged]);
+    let first = pod_that_grows(&world, "a").await;
+    world.plugin.fail("expand", &[Certainty::Unchanged]);
     world.run();
-    world.volumes.want(&pod);
-    world.has_event("VolumeResizeFailed", "expand does not work").await;
+    world.volumes.want(&first);
+    world
+        .has_event("VolumeResizeFailed", "expand does not work; the volume is in use, and is grown when")
+        .await;
+    claim_until(&world, |status| {
+        let (size, resize, message) = resize(status);
+        size == "1Gi" && resize == "NodeResizePending" && message.contains("is grown when it is staged")
+    })
+    .await;
     let expands = || world.plugin.calls.borrow().iter().filter(|call| *call == "expand ").count();
     // Looked at again, as after every change of the claim.
     for _ in 0..2 {
         assert_eq!(world.volumes.find("a", "v").await, Next::Done);
         world.volumes.settle(&Group::Device("fake/dev".to_owned())).await;
     }
-    assert_eq!(expands(), 1);
+    // A pod that comes while the first still has it changes nothing.
+    let second = pod_of_claim("b");
+    world.volumes.want(&second);
+    world.until(|volumes| volumes.ready("b").is_some()).await;
     world.volumes.unwant("a");
     world.until(|volumes| volumes.is_gone("a")).await;
+    world.volumes.settle(&Group::Device("fake/dev".to_owned())).await;
+    assert_eq!(expands(), 1);
+    world.volumes.unwant("b");
+    world.until(|volumes| volumes.is_gone("b")).await;
+    world.volumes.want(&second);
+    claim_until(&world, |status| resize(status) == ("2Gi", "", "")).await;
+    assert_eq!(expands(), 2);
+}
+
+#[tokio::test]
+async fn growth_that_is_refused_for_good_is_infeasible_and_tried_no_more() {
+    let world = World::new(Fake::default()).await;
+    let pod = pod_that_grows(&world, "a").await;
+    world.plugin.fail("expand", &[Certainty::Final]);
+    world.run();
     world.volumes.want(&pod);
-    let mut calls = world.plugin.calls.subscribe();
-    let again = calls.wait_for(|calls| calls.iter().filter(|call| *call == "expand ").count() == 2);
-    tokio::time::timeout(LONG, again).await.unwrap().unwrap();
+    claim_until(&world, |status| {
+        let (size, resize, message) = resize(status);
+        size == "1Gi" && resize == "NodeResizeInfeasible" && message.contains("expand does not work")
+    })
+    .await;
+    assert_eq!(world.volumes.find("a", "v").await, Next::Done);
+    world.volumes.settle(&Group::Device("fake/dev".to_owned())).await;
+    let calls = world.plugin.calls.borrow().clone();
+    assert_eq!(calls.iter().filter(|call| *call == "expand ").count(), 1, "{calls:?}");
+}
+
+#[tokio::test]
+async fn growth_that_failed_is_tried_again_and_the_claim_grows_with_it() {
+    let world = World::new(Fake::default()).await;
+    let pod = pod_that_grows(&world, "a").await;
+    world.plugin.fail("expand", &[Certainty::Uncertain]);
+    world.run();
+    world.volumes.want(&pod);
+    world.has_event("VolumeResizeFailed", "expand does not work").await;
+    claim_until(&world, |status| resize(status) == ("2Gi", "", "")).await;
 }
 
 #[tokio::test]

@@ -3,9 +3,11 @@
 mod local;
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::sync::Arc;
 
 use berth_csi::v1::node_service_capability::rpc::Type as Can;
+use berth_csi::v1::volume_capability::AccessType;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde::de::DeserializeOwned;
@@ -467,6 +469,49 @@ async fn growth_is_refused_for_good_for_now_or_tried_again() {
     ] {
         fake.answer("NodeExpand", Some(Answer::Fail(code)));
         assert_eq!(csi.expand(&volume).await.unwrap_err().certainty, certainty, "{code:?}");
+    }
+}
+
+#[tokio::test]
+async fn files_are_given_to_the_pods_group_by_its_policy_or_by_the_driver_alone() {
+    const GROUP: u32 = 4321;
+    // Driver's policy, driver mounts for a group itself, pod's policy, root given before → a file below is given.
+    for (driver_policy, mounts, policy, root_given, given) in [
+        ("File", false, "Always", false, true),
+        ("File", false, "Always", true, true),
+        ("File", false, "OnRootMismatch", false, true),
+        ("File", false, "OnRootMismatch", true, false),
+        ("File", true, "Always", false, false),
+        ("File", true, "OnRootMismatch", false, false),
+        ("None", false, "Always", false, false),
+        // No filesystem is named.
+        ("ReadWriteOnceWithFSType", false, "Always", false, false),
+    ] {
+        let case = format!("{driver_policy} {mounts} {policy} {root_given}");
+        let (world, fake, csi) = with_fake(if mounts { &[Can::VolumeMountGroup] } else { &[] }).await;
+        let spec = json!({ "attachRequired": false, "fsGroupPolicy": driver_policy });
+        driver_object(&world, DRIVER, spec).await;
+        let mut volume = persistent(DRIVER, "h", json!({}));
+        volume.pod = pod("uid", &json!({ "fsGroup": GROUP, "fsGroupChangePolicy": policy }));
+        let target = csi.layout.pod_volume("uid", NAME, "pv").join("mount");
+        fs::create_dir_all(&target).unwrap();
+        let file = target.join("file");
+        fs::write(&file, "").unwrap();
+        if root_given {
+            std::os::unix::fs::chown(&target, None, Some(GROUP)).unwrap();
+            fs::set_permissions(&target, fs::Permissions::from_mode(0o2770)).unwrap();
+        }
+        csi.set_up(&volume).await.unwrap();
+        assert_eq!(file.metadata().unwrap().gid() == GROUP, given, "{case}");
+        let calls = fake.calls();
+        let [Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
+        let access = publish.volume_capability.clone().unwrap().access_type;
+        let Some(AccessType::Mount(mount)) = access else { panic!("{access:?}") };
+        assert_eq!(
+            mount.volume_mount_group,
+            if mounts { GROUP.to_string() } else { String::new() },
+            "{case}"
+        );
     }
 }
 
