@@ -155,9 +155,23 @@ impl Machine {
         Ok(complaint)
     }
 
-    /// What `berth explain` says of an object, such as `pvc/data`.
+    /// What `berth explain` prints for an object, such as `pvc/data`; its exit status must be 3 if the object is stuck,
+    /// and 0 if not.
     pub fn explain(&self, what: &str) -> Result<String> {
-        self.says(&["explain", what])
+        self.explain_with(what, &mut self.command(&["explain", what]))
+    }
+
+    /// The same for a command that was changed.
+    pub fn explain_with(&self, what: &str, command: &mut std::process::Command) -> Result<String> {
+        let output = command.stdin(Stdio::null()).output().with_context(|| format!("explain {what}"))?;
+        let (printed, complaint) = texts(&output);
+        let expected = if printed.contains("\nStuck: ") { 3 } else { 0 };
+        ensure!(
+            output.status.code() == Some(expected),
+            "explain {what} ended with {}: {complaint}{printed}",
+            output.status
+        );
+        Ok(printed)
     }
 
     /// The data directory.

@@ -375,6 +375,7 @@ fn fold(line: &str) -> String {
 }
 
 fn is_number(word: &str) -> bool {
+    let word = word.strip_prefix('-').unwrap_or(word);
     !word.is_empty() && word.chars().all(|c| c.is_ascii_digit() || c == '.')
 }
 
@@ -430,8 +431,8 @@ fn only_what_differs_each_time_is_folded() {
         ("pvc-ece784c0-cf26-4f23-a92d-0e5be49a57bb   1Gi", "pvc-<id> 1Gi"),
         ("pod/writer   1/1     Running   0          2m5s", "pod/writer 1/1 Running 0 <time>"),
         (
-            "Berth runs in /var/lib/berth (process 917), since 3 s",
-            "Berth runs in /var/lib/berth (process ), since <time>",
+            "Berth runs in /var/lib/berth (process 917), started 3 s ago",
+            "Berth runs in /var/lib/berth (process ), started <time> ago",
         ),
     ];
     for (line, folded) in table {

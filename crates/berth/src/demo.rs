@@ -3,18 +3,19 @@
 use std::future::Future;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use berth_kube::{Cluster, Key, Kind, storage};
 use clap::Args as ClapArgs;
-use futures_util::{StreamExt as _, TryStreamExt as _};
+use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::{Api, DeleteParams, LogParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
-use kube::{Client, Resource, ResourceExt};
-use serde::de::DeserializeOwned;
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use kube::api::{Api, LogParams};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::broadcast;
+use tokio::sync::{broadcast, watch};
 
 use crate::driver::BACKENDS;
 use crate::sidecars::SIDECARS;
@@ -59,7 +60,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let cleaned = crate::down::remove(&directory).await;
     outcome?;
     cleaned?;
-    println!("Nothing is left: no mount, no process, no file. `berth up` starts the real thing.");
+    println!(
+        "Everything was removed: mounts, processes and files. `berth up` runs the same on this machine until you stop it."
+    );
     Ok(())
 }
 
@@ -83,7 +86,7 @@ async fn walk(options: &stack::Options, timeline: &Keeper, no_pause: bool) -> an
     let mut steps = timeline.listen();
     // Whoever interrupts it waits until all is stopped, or something would be left.
     let told = tokio::select! {
-        told = life(&stack.client, &teller, &mut steps) => told,
+        told = life(&stack.cluster, &teller, &mut steps) => told,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
     };
@@ -91,55 +94,62 @@ async fn walk(options: &stack::Options, timeline: &Keeper, no_pause: bool) -> an
     told.and(stopped)
 }
 
-async fn life(client: &Client, teller: &Teller, steps: &mut broadcast::Receiver<Step>) -> anyhow::Result<()> {
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), NAMESPACE);
-    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
-
+async fn life(
+    cluster: &Cluster,
+    teller: &Teller,
+    steps: &mut broadcast::Receiver<Step>,
+) -> anyhow::Result<()> {
     teller
-        .chapter("Claim", "a claim for 64Mi of the class berth-local; nothing is made until a pod wants it")
+        .chapter(
+            "Claim",
+            "a claim for 64Mi of the class berth-local; its volume is created when a pod uses it",
+        )
         .await_pause()
         .await;
-    claims.create(&PostParams::default(), &serde_json::from_value(claim())?).await?;
-    teller.line("you", "kubectl apply -f claim.yaml", None);
+    let claim: PersistentVolumeClaim = serde_json::from_value(claim())?;
+    let claim = cluster.create(&claim).await?;
+    teller.line("demo", &format!("create PersistentVolumeClaim {CLAIM} (64Mi)"), None);
 
     teller.chapter("Provision, Attach, Mount", "a pod uses the claim").await_pause().await;
     let begun = Instant::now();
-    pods.create(&PostParams::default(), &serde_json::from_value(pod())?).await?;
-    teller.line("you", "kubectl apply -f pod.yaml", None);
-    let running = until(&pods, POD, |pod: Option<&Pod>| phase(pod) == Some("Running"));
-    let pod = follow(running, steps, teller).await?.context("the pod is gone")?;
-    let node = pod.spec.as_ref().and_then(|spec| spec.node_name.clone()).unwrap_or_default();
-    teller.line("node", &format!("the pod runs on {node}, its volume mounted"), Some(begun.elapsed()));
+    let pod: Pod = serde_json::from_value(pod())?;
+    let pod = cluster.create(&pod).await?;
+    teller.line("demo", &format!("create Pod {POD}"), None);
+    let is_running = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::phase_of_pod(pod) == "Running");
+    let running = until(cluster, Key::of(pod.as_ref()), is_running);
+    let pod = follow(running, steps, teller).await?.context("the pod was deleted")?;
+    let node = storage::node_of_pod(&pod);
+    teller.line("node", &format!("the pod runs on {node} with its volume mounted"), Some(begun.elapsed()));
 
     teller.chapter("Write", "what the pod wrote to its volume").await_pause().await;
-    let written = until_logged(&pods).await?;
+    let written = until_logged(&Api::namespaced(cluster.client().clone(), NAMESPACE)).await?;
     teller.line("pod", written.trim_end(), None);
 
     teller.chapter("Expand", "the claim is changed to 128Mi while the pod runs").await_pause().await;
     let begun = Instant::now();
-    let patch = json!({"spec": {"resources": {"requests": {"storage": "128Mi"}}}});
-    claims.patch(CLAIM, &PatchParams::default(), &Patch::Merge(patch)).await?;
-    let grown = until(&claims, CLAIM, |claim: Option<&PersistentVolumeClaim>| {
-        capacity(claim).as_deref() == Some("128Mi")
-    });
-    let claim = follow(grown, steps, teller).await?.context("the claim is gone")?;
+    cluster.edit(claim.as_ref(), |claim| request(claim, "128Mi")).await?;
+    teller.line("demo", &format!("change PersistentVolumeClaim {CLAIM} to 128Mi"), None);
+    let has_grown = |claim: Option<&PersistentVolumeClaim>| capacity(claim).as_deref() == Some("128Mi");
+    let grown = until(cluster, Key::of(claim.as_ref()), has_grown);
+    let claim = follow(grown, steps, teller).await?.context("the claim was deleted")?;
     teller.line("node", "the claim has 128Mi", Some(begun.elapsed()));
 
     teller.chapter("Delete", "the pod, then the claim; the volume goes with it").await_pause().await;
     let begun = Instant::now();
-    pods.delete(POD, &DeleteParams::default()).await?;
-    claims.delete(CLAIM, &DeleteParams::default()).await?;
-    let volume = claim.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
-    let gone = until(&volumes, &volume, |volume: Option<&PersistentVolume>| volume.is_none());
-    follow(gone, steps, teller).await?;
-    teller.line("berth", "pod, claim, attachment, volume and data are gone", Some(begun.elapsed()));
+    cluster.delete(pod.as_ref()).await?;
+    teller.line("demo", &format!("delete Pod {POD}"), None);
+    cluster.delete(claim.as_ref()).await?;
+    teller.line("demo", &format!("delete PersistentVolumeClaim {CLAIM}"), None);
+    let volume = Key::cluster(storage::volume_name(&claim));
+    let deleted = until(cluster, volume, |volume: Option<&PersistentVolume>| volume.is_none());
+    follow(deleted, steps, teller).await?;
+    teller.line("berth", "pod, claim, attachment, volume and data are deleted", Some(begun.elapsed()));
     Ok(())
 }
 
 fn claim() -> serde_json::Value {
     json!({
-        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM},
+        "apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": CLAIM, "namespace": NAMESPACE},
         "spec": {
             "storageClassName": stack::objects::CLASS, "accessModes": ["ReadWriteOnce"],
             "resources": {"requests": {"storage": "64Mi"}},
@@ -151,7 +161,7 @@ fn pod() -> serde_json::Value {
     let command =
         "echo hello from $HOSTNAME > /data/hello; cat /data/hello; df -h /data | tail -1; exec sleep 1000000";
     json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD},
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": POD, "namespace": NAMESPACE},
         "spec": {
             "containers": [{
                 "name": "writer", "image": "busybox", "command": ["sh", "-c", command],
@@ -163,8 +173,10 @@ fn pod() -> serde_json::Value {
     })
 }
 
-fn phase(pod: Option<&Pod>) -> Option<&str> {
-    pod?.status.as_ref()?.phase.as_deref()
+/// Makes a claim ask for this much.
+fn request(claim: &mut PersistentVolumeClaim, size: &str) {
+    let resources = claim.spec.get_or_insert_default().resources.get_or_insert_default();
+    resources.requests.get_or_insert_default().insert("storage".to_owned(), Quantity(size.to_owned()));
 }
 
 fn capacity(claim: Option<&PersistentVolumeClaim>) -> Option<String> {
@@ -184,35 +196,32 @@ async fn until_logged(pods: &Api<Pod>) -> anyhow::Result<String> {
     Ok(text.trim_end_matches("; ").to_owned())
 }
 
-/// Waits until an object is (or is no longer) as it should be; gives its last state, `None` if it is gone.
-async fn until<K>(api: &Api<K>, name: &str, done: impl Fn(Option<&K>) -> bool) -> anyhow::Result<Option<K>>
-where
-    K: Resource<DynamicType = ()> + Clone + DeserializeOwned + std::fmt::Debug,
-{
+/// Waits until an object is (or is no longer) as it should be; gives its last state, `None` if it was deleted.
+async fn until<K: Kind>(
+    cluster: &Cluster,
+    key: Key,
+    done: impl Fn(Option<&K>) -> bool,
+) -> anyhow::Result<Option<Arc<K>>> {
+    let cache = cluster.cache::<K>();
+    let (notify, mut changes) = watch::channel(());
+    cache.subscribe(move |_, _| {
+        notify.send_replace(());
+    });
     let wait = async {
+        cache.synced().await;
         loop {
-            let now = api.get_opt(name).await?;
-            if done(now.as_ref()) {
-                return Ok(now);
+            changes.mark_unchanged();
+            let now = cache.get(&key);
+            if done(now.as_deref()) {
+                return now;
             }
-            let version =
-                now.as_ref().and_then(ResourceExt::resource_version).unwrap_or_else(|| "0".to_owned());
-            let parameters = WatchParams::default().fields(&format!("metadata.name={name}"));
-            let mut changes = std::pin::pin!(api.watch(&parameters, &version).await?);
-            while let Some(change) = changes.try_next().await? {
-                match change {
-                    WatchEvent::Added(object) | WatchEvent::Modified(object) if done(Some(&object)) => {
-                        return Ok(Some(object));
-                    }
-                    WatchEvent::Deleted(_) if done(None) => return Ok(None),
-                    _ => {}
-                }
-            }
+            // The sender lives as long as the cache.
+            let _ = changes.changed().await;
         }
     };
     match tokio::time::timeout(PATIENCE, wait).await {
-        Ok(outcome) => outcome,
-        Err(_) => bail!("{name} is not as it should be after {PATIENCE:?}"),
+        Ok(object) => Ok(object),
+        Err(_) => bail!("{} {key} is not as it should be after {PATIENCE:?}", K::kind(&())),
     }
 }
 

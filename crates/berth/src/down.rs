@@ -39,7 +39,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if !data_dir.join(machine::LOCK).exists() {
         bail!("{} is no data directory of Berth; nothing was touched", data_dir.display());
     }
-    if let Some(running) = Running::find(&data_dir) {
+    let running = Running::find(&data_dir).with_context(|| format!("read {}", data_dir.display()))?;
+    if let Some(running) = running {
         stop(&running, &data_dir).await?;
         println!("Stopped (process {}).", running.pid);
     }
@@ -80,7 +81,7 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
     rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("tell it to stop")?;
     let begun = Instant::now();
     // It lets go of the directory a little before it ends.
-    while Running::is_somebody_in(data_dir) || !has_ended(&process)? {
+    while Running::is_locked(data_dir)? || !has_ended(&process)? {
         if begun.elapsed() > PATIENCE {
             bail!(
                 "process {} does not stop; kill it (kill -9 {}) and run `berth down` again",

@@ -177,9 +177,7 @@ impl Role {
         let about = match self {
             Self::Driver => "Run a CSI driver on a socket",
             Self::Controller => "Run a CSI driver and its sidecars in one process",
-            Self::Node => {
-                "Run a CSI driver and register it with the node; where no controller runs, with a provisioner (--node-deployment)"
-            }
+            Self::Node => "Run a CSI driver on a node and register it with the kubelet",
         };
         let backends = backends.iter().map(|backend| match self {
             Self::Driver => backend.command(),

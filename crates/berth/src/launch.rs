@@ -15,7 +15,7 @@ use berth_kube::{Cluster, Metrics};
 use berth_sidecars::driver::{Driver, Identity};
 use clap::{ArgMatches, FromArgMatches as _};
 use futures_util::FutureExt as _;
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::KubeConfigOptions;
 use kube::{Client, Config};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::{Ready, Site, Unwell};
+use crate::machine;
 use crate::sidecars::flags::{Connection, Election, Http, Klog, Kube};
 use crate::sidecars::{self, Run, Scope, Sidecar, is_set, liveness, sanitized};
 
@@ -353,15 +354,10 @@ async fn client(kube: &Kube) -> anyhow::Result<Client> {
     for sentence in kube.feature_gates.without_effect() {
         tracing::warn!("{sentence}");
     }
-    let from_environment = || std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()).map(Into::into);
-    let mut config = match kube.kubeconfig.clone().or_else(from_environment) {
-        Some(path) => {
-            let read = Kubeconfig::read_from(&path)
-                .with_context(|| format!("read the kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(read, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("use the kubeconfig {}", path.display()))?
-        }
+    let mut config = match machine::kubeconfig_named(kube.kubeconfig.as_deref())? {
+        Some(kubeconfig) => Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default())
+            .await
+            .context("use the kubeconfig")?,
         None => Config::incluster().map_err(|error| {
             anyhow::anyhow!(
                 "no cluster is named, by --kubeconfig or KUBECONFIG, and this is no pod with a service account: {error}"

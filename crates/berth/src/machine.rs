@@ -1,17 +1,20 @@
 //! What the commands of the embedded machine share: where it is, and how to talk to it.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
+use berth_kube::Cluster;
 use berth_runtime::{Runtime, State};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
 
 use crate::stack;
 
@@ -31,40 +34,73 @@ pub(crate) struct Place {
     pub(crate) data_dir: PathBuf,
 }
 
-/// Which API is asked: the embedded one, or any cluster's.
+/// The cluster that a command reads: that of a kubeconfig, or the one that `berth up` runs in a data directory.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Where {
-    #[command(flatten)]
-    pub(crate) place: Place,
+pub(crate) struct ClusterArgs {
+    /// The data directory of `berth up` [default: /var/lib/berth]
+    #[arg(long, env = "BERTH_DATA_DIR", value_name = "DIR")]
+    data_dir: Option<PathBuf>,
 
-    /// Ask the cluster of this kubeconfig instead
+    /// The kubeconfig of another cluster [default: KUBECONFIG, unless --data-dir is given]
     #[arg(long, value_name = "FILE")]
-    pub(crate) kubeconfig: Option<PathBuf>,
+    kubeconfig: Option<PathBuf>,
 }
 
-impl Where {
-    /// A client of the API that is meant; a sentence that says what to do if there is none.
-    pub(crate) async fn client(&self) -> anyhow::Result<Client> {
-        if let Some(path) = &self.kubeconfig {
-            return client(path).await;
-        }
-        let data_dir = &self.place.data_dir;
-        let Some(running) = Running::find(data_dir) else {
-            bail!(
-                "no berth runs in {}: start it with `berth up`, or name another --data-dir",
-                data_dir.display()
-            );
+impl ClusterArgs {
+    /// Connects to the cluster, and says where its timeline is kept if `berth up` runs it on this machine. The error says
+    /// what to do if there is no cluster.
+    pub(crate) async fn connect(&self) -> anyhow::Result<(Cluster, Option<PathBuf>)> {
+        let data_dir = self.data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
+        let named = match (&self.kubeconfig, &self.data_dir) {
+            (None, Some(_)) => None,
+            (path, _) => kubeconfig_named(path.as_deref())?,
         };
-        client(&running.kubeconfig).await
+        if let Some(kubeconfig) = named {
+            let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+            // A kubeconfig that was copied from the data directory leads to the same cluster.
+            let running = Running::find(&data_dir).ok().flatten();
+            let is_ours = running.is_some_and(|running| {
+                config
+                    .cluster_url
+                    .authority()
+                    .is_some_and(|authority| authority.as_str() == running.address.to_string())
+            });
+            return Ok((read_only(Client::try_from(config)?), is_ours.then_some(data_dir)));
+        }
+        let running = match Running::find(&data_dir) {
+            Ok(Some(running)) => running,
+            Ok(None) => bail!(
+                "no berth runs in {}: start it with `berth up`, or give --data-dir or --kubeconfig",
+                data_dir.display()
+            ),
+            Err(error) => bail!("cannot read {}: {error}. Use sudo, or --kubeconfig", data_dir.display()),
+        };
+        Ok((connect(&running).await?, Some(data_dir)))
     }
 }
 
-/// A client of the API that a kubeconfig names.
-pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
-    let read = Kubeconfig::read_from(kubeconfig)
-        .with_context(|| format!("read the kubeconfig {}", kubeconfig.display()))?;
-    let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
-    Ok(Client::try_from(config)?)
+/// Connects to the API of what runs in a data directory.
+pub(crate) async fn connect(running: &Running) -> anyhow::Result<Cluster> {
+    let kubeconfig = read_kubeconfig(&running.kubeconfig)?;
+    let config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    Ok(read_only(Client::try_from(config)?))
+}
+
+/// The kubeconfig that a flag or else the environment variable KUBECONFIG names, if either does.
+pub(crate) fn kubeconfig_named(flag: Option<&Path>) -> anyhow::Result<Option<Kubeconfig>> {
+    match flag {
+        Some(path) => read_kubeconfig(path).map(Some),
+        None => Kubeconfig::from_env().context("read the kubeconfig that KUBECONFIG names"),
+    }
+}
+
+fn read_kubeconfig(path: &Path) -> anyhow::Result<Kubeconfig> {
+    Kubeconfig::read_from(path).with_context(|| format!("read the kubeconfig {}", path.display()))
+}
+
+/// A cluster that only requests are sent to: it starts no watch, so nothing has to be stopped.
+fn read_only(client: Client) -> Cluster {
+    Cluster::new(client, CancellationToken::new())
 }
 
 /// Whether a node is ready for pods.
@@ -95,19 +131,31 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    /// Who runs in this data directory, if somebody does.
-    pub(crate) fn find(data_dir: &Path) -> Option<Self> {
-        if !Self::is_somebody_in(data_dir) {
-            return None;
+    /// The process that runs in this data directory, if one does. An error means that the directory cannot be read, and
+    /// so says nothing of what runs there.
+    pub(crate) fn find(data_dir: &Path) -> io::Result<Option<Self>> {
+        if !Self::is_locked(data_dir)? {
+            return Ok(None);
         }
-        let text = std::fs::read(data_dir.join(RUNNING)).ok()?;
-        serde_json::from_slice(&text).ok()
+        match std::fs::read(data_dir.join(RUNNING)) {
+            // What starts or stops just now has the lock and no file.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+            Ok(text) => Ok(serde_json::from_slice(&text).ok()),
+        }
     }
 
-    /// Whether somebody is there, be it only about to start or to stop.
-    pub(crate) fn is_somebody_in(data_dir: &Path) -> bool {
-        // Whoever can take the lock proves that nobody is.
-        Dir::open(data_dir).is_ok_and(|dir| dir.lock_exclusively(LOCK).is_err())
+    /// Whether a process has locked the directory, be it one that starts or stops just now. Leaves a directory without a
+    /// lock file as it is: the file would make it look like a data directory.
+    pub(crate) fn is_locked(data_dir: &Path) -> io::Result<bool> {
+        if !data_dir.join(LOCK).try_exists()? {
+            return Ok(false);
+        }
+        match Dir::open(data_dir).and_then(|dir| dir.lock_exclusively(LOCK)) {
+            Ok(_) => Ok(false),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Ok(true),
+            Err(error) => Err(error.kind().into()),
+        }
     }
 }
 
@@ -134,7 +182,8 @@ pub(crate) fn take(data_dir: &Path) -> anyhow::Result<(Dir, std::fs::File)> {
     match lock {
         Ok(lock) => Ok((data, lock)),
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-            let who = Running::find(&data_dir).map(|running| format!(" (process {})", running.pid));
+            let who =
+                Running::find(&data_dir).ok().flatten().map(|running| format!(" (process {})", running.pid));
             bail!(
                 "berth already runs in {}{}: use it, stop it with `berth down`, or choose another --data-dir",
                 data_dir.display(),

@@ -56,27 +56,27 @@ enum Command {
     #[command(display_order = 2)]
     Down(down::Args),
 
-    /// Tell what runs, and what needs attention.
+    /// Show what runs in a data directory, and which claims are not bound.
     #[command(display_order = 3)]
     Status(status::Args),
 
-    /// Walk one volume through its life, from claim to pod and away again.
+    /// Show one volume's life: provision, attach, mount, write, expand, delete.
     #[command(display_order = 4)]
     Demo(demo::Args),
 
-    /// Tell what happened to a volume, and what it waits for.
+    /// Show what happened to a claim, volume or pod, and why it is stuck.
     #[command(display_order = 5)]
     Explain(explain::Args),
 
-    /// Serve the Kubernetes API for the kinds that storage needs, with no cluster.
+    /// Serve the Kubernetes API for the resources that storage needs, alone.
     #[command(display_order = 6)]
     Apiserver(apiserver::Args),
 
-    /// Tell over HTTP whether a CSI driver lives (replaces livenessprobe).
+    /// Answer the kubelet's liveness probe for a CSI driver (replaces livenessprobe).
     #[command(display_order = 100)]
     Livenessprobe(Box<liveness::Args>),
 
-    /// Register a CSI driver with the node (replaces node-driver-registrar).
+    /// Register a CSI driver with the kubelet (replaces node-driver-registrar).
     #[command(display_order = 101)]
     CsiNodeDriverRegistrar(Box<registrar::Args>),
 }
@@ -113,7 +113,7 @@ fn main() -> ExitCode {
         .build()
         .expect("the runtime starts on every Linux");
     match runtime.block_on(TABLES.run(&matches)) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(status) => status,
         Err(error) => {
             eprintln!("berth: {error:#}");
             ExitCode::FAILURE
@@ -122,8 +122,8 @@ fn main() -> ExitCode {
 }
 
 impl Tables<'_> {
-    /// The whole command line.
-    fn command(self) -> clap::Command {
+    /// The whole command line; the help of `berth up` shows the flags of the `named` backends.
+    fn command(self, named: &[String]) -> clap::Command {
         let rows = Role::ALL
             .iter()
             .map(|role| role.command(self.backends, self.sidecars))
@@ -131,7 +131,42 @@ impl Tables<'_> {
             .chain(self.sidecars.iter().map(Sidecar::command))
             .enumerate()
             .map(|(number, row)| row.display_order(10 + number));
-        Cli::command().subcommand(up::command(self.backends).display_order(1)).subcommands(rows)
+        let command = Cli::command();
+        let command =
+            command.subcommand(up::command(self.backends, named).display_order(1)).subcommands(rows);
+        let groups = self.groups(&command);
+        command.help_template(format!(
+            "{{about}}\n\n{{usage-heading}} {{usage}}\n{groups}\nOptions:\n{{options}}\n\n\
+             `berth COMMAND --help` shows what a command takes."
+        ))
+    }
+
+    /// The commands by what they are for, one line each.
+    fn groups(self, command: &clap::Command) -> String {
+        let mut groups = [
+            ("Machine commands:", Vec::new()),
+            ("Driver commands:", Vec::new()),
+            ("Sidecar commands, each in place of the upstream program of its name:", Vec::new()),
+            ("Inspection commands:", Vec::new()),
+        ];
+        let sidecars: Vec<_> = self.by_name().into_iter().chain(["sidecars"]).collect();
+        let mut commands: Vec<_> = command.get_subcommands().collect();
+        commands.sort_by_key(|command| command.get_display_order());
+        for command in commands {
+            let name = command.get_name();
+            let group = match name {
+                "status" | "explain" => 3,
+                _ if sidecars.contains(&name) => 2,
+                _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
+                _ => 0,
+            };
+            let about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            // What the heading says already is not repeated.
+            let about = about.split(" (replaces ").next().unwrap_or_default();
+            groups[group].1.push(format!("  {name:<25}  {about}"));
+        }
+        let groups = groups.map(|(heading, lines)| format!("\n{heading}\n{}\n", lines.join("\n")));
+        groups.concat()
     }
 
     /// The names by which a link to this program runs one of its roles.
@@ -142,37 +177,38 @@ impl Tables<'_> {
 
     /// Parses a command line; help, and what is wrong with it, come as an error.
     fn parse(self, args: impl Iterator<Item = OsString>) -> Result<ArgMatches, clap::Error> {
-        let command = self.command();
         let args = with_own_name(args.collect(), &self.by_name());
+        let command = self.command(&up::named(&args));
         let args = with_two_dashes(args, &command);
         command.try_get_matches_from(args)
     }
 
     /// Runs what was asked for, until it is told to stop.
-    async fn run(self, matches: &ArgMatches) -> anyhow::Result<()> {
+    async fn run(self, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let (name, own) = matches.subcommand().expect("the command line has a subcommand");
         if let Some(sidecar) = self.sidecars.iter().find(|row| row.name == name) {
-            return launch::run(Choice::Single(sidecar), own).await;
+            return launch::run(Choice::Single(sidecar), own).await.map(|()| ExitCode::SUCCESS);
         }
         if let Some(role) = Role::ALL.into_iter().find(|role| role.name() == name) {
             let (name, own) = own.subcommand().expect("the command line names a backend");
             let backend = self.backends.iter().find(|row| row.name == name).expect("the backend is a row");
-            return Box::pin(driver::run(role, backend, self.sidecars, own)).await;
+            let run = Box::pin(driver::run(role, backend, self.sidecars, own));
+            return run.await.map(|()| ExitCode::SUCCESS);
         }
         match name {
-            "sidecars" => return launch::run(Choice::Of(self.sidecars), own).await,
-            "up" => return up::run(own, self.backends, self.sidecars).await,
-            _ => {}
+            "sidecars" => launch::run(Choice::Of(self.sidecars), own).await?,
+            "up" => up::run(own, self.backends, self.sidecars).await?,
+            _ => match Cli::from_arg_matches(matches)?.command {
+                Command::Down(args) => down::run(args).await?,
+                Command::Status(args) => status::run(args).await?,
+                Command::Demo(args) => demo::run(args).await?,
+                Command::Explain(args) => return explain::run(args).await,
+                Command::Apiserver(args) => apiserver::run(args).await?,
+                Command::Livenessprobe(args) => liveness::run(*args).await?,
+                Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await?,
+            },
         }
-        match Cli::from_arg_matches(matches)?.command {
-            Command::Down(args) => down::run(args).await,
-            Command::Status(args) => status::run(args).await,
-            Command::Demo(args) => demo::run(args).await,
-            Command::Explain(args) => explain::run(args).await,
-            Command::Apiserver(args) => apiserver::run(args).await,
-            Command::Livenessprobe(args) => liveness::run(*args).await,
-            Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await,
-        }
+        Ok(ExitCode::SUCCESS)
     }
 }
 

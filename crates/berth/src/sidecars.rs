@@ -47,6 +47,8 @@ pub(crate) const SIDECARS: &[Sidecar] = &[
 pub(crate) struct Sidecar {
     /// The upstream program that it replaces, which is its subcommand.
     pub(crate) name: &'static str,
+    /// The project of the program that it replaces.
+    pub(crate) replaces: &'static str,
     /// Its name in `--controllers`.
     pub(crate) short_name: &'static str,
     /// What it does, in one sentence without a full stop.
@@ -100,7 +102,7 @@ impl Sidecar {
         let command = Http::augment_args(Election::augment_args(Kube::augment_args(command)));
         let command = add_flags(Klog::augment_args(command), &[*self]);
         // Last: every group of flags brings a description of its own.
-        command.about(format!("{} (replaces upstream's {})", self.about, self.name)).long_about(None)
+        command.about(format!("{} (replaces {})", self.about, self.replaces)).long_about(None)
     }
 
     /// The Lease under which it runs alone.
@@ -119,7 +121,8 @@ pub(crate) fn command(table: &[Sidecar]) -> Command {
     let names: Vec<_> =
         table.iter().filter(|row| row.scope != Scope::Cluster).map(|row| row.short_name).collect();
     command
-        .about(format!("Run what a CSI driver needs beside it, in one process: {}", names.join(", ")))
+        .about("Run the sidecars that a CSI driver needs in one process")
+        .after_help(format!("Sidecars: {}", names.join(", ")))
         .long_about(None)
 }
 

@@ -83,7 +83,7 @@ pub(crate) struct Options {
 /// All roles of one machine, running.
 pub(crate) struct Stack {
     pub(crate) running: Running,
-    pub(crate) client: kube::Client,
+    pub(crate) cluster: Cluster,
     runtime: Runtime,
     drivers: Vec<Served>,
     loops: CancellationToken,
@@ -174,7 +174,19 @@ impl Stack {
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
-        Ok(Self { running, client, runtime, pods, drivers, loops, serving, tasks, server, data, _lock: lock })
+        Ok(Self {
+            running,
+            cluster,
+            runtime,
+            pods,
+            drivers,
+            loops,
+            serving,
+            tasks,
+            server,
+            data,
+            _lock: lock,
+        })
     }
 
     /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.

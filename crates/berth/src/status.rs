@@ -3,13 +3,13 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::Context as _;
+use anyhow::bail;
+use berth_kube::Cluster;
 use clap::Args as ClapArgs;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::api::{Api, ListParams};
-use kube::{Client, ResourceExt as _};
+use kube::ResourceExt as _;
 
 use crate::machine::{self, Place, Running};
 
@@ -23,19 +23,21 @@ pub(crate) struct Args {
 /// Prints it; exits with an error if nothing runs.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let data_dir = &args.place.data_dir;
-    let Some(running) = Running::find(data_dir) else {
-        anyhow::bail!("no berth runs in {}; `berth up` starts one", data_dir.display());
+    let running = match Running::find(data_dir) {
+        Ok(Some(running)) => running,
+        Ok(None) => bail!("no berth runs in {}; `berth up` starts one", data_dir.display()),
+        Err(error) => bail!("cannot read {}: {error}. Use sudo", data_dir.display()),
     };
-    let client = machine::client(&running.kubeconfig).await?;
-    println!("Berth runs in {} (process {}), since {}", data_dir.display(), running.pid, since(&running));
+    let cluster = machine::connect(&running).await?;
+    println!("Berth runs in {} (process {}), started {} ago", data_dir.display(), running.pid, age(&running));
     println!("  API         https://{}", running.address);
     println!("  kubeconfig  {}", running.kubeconfig.display());
-    print!("{}", nodes(&client).await?);
-    print!("{}", counts(&client).await?);
+    print!("{}", nodes(&cluster).await?);
+    print!("{}", counts(&cluster).await?);
     Ok(())
 }
 
-fn since(running: &Running) -> String {
+fn age(running: &Running) -> String {
     let seconds = Timestamp::now().duration_since(running.started).as_secs().max(0);
     match seconds {
         0..120 => format!("{seconds} s"),
@@ -44,13 +46,11 @@ fn since(running: &Running) -> String {
     }
 }
 
-async fn nodes(client: &Client) -> anyhow::Result<String> {
-    let all = ListParams::default();
-    let drivers: Api<CSINode> = Api::all(client.clone());
-    let drivers = drivers.list(&all).await.context("read the nodes' drivers")?.items;
-    let nodes: Api<Node> = Api::all(client.clone());
+async fn nodes(cluster: &Cluster) -> anyhow::Result<String> {
+    let drivers: Vec<CSINode> = cluster.fetch_all("").await?;
+    let nodes: Vec<Node> = cluster.fetch_all("").await?;
     let mut text = String::new();
-    for node in nodes.list(&all).await.context("read the nodes")?.items {
+    for node in nodes {
         let name = node.name_any();
         let names: Vec<&str> = drivers
             .iter()
@@ -64,14 +64,10 @@ async fn nodes(client: &Client) -> anyhow::Result<String> {
     Ok(text)
 }
 
-async fn counts(client: &Client) -> anyhow::Result<String> {
-    let all = ListParams::default();
-    let claims: Api<PersistentVolumeClaim> = Api::all(client.clone());
-    let claims = claims.list(&all).await.context("read the claims")?.items;
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
-    let volumes = volumes.list(&all).await.context("read the volumes")?.items;
-    let pods: Api<Pod> = Api::all(client.clone());
-    let pods = pods.list(&all).await.context("read the pods")?.items;
+async fn counts(cluster: &Cluster) -> anyhow::Result<String> {
+    let claims: Vec<PersistentVolumeClaim> = cluster.fetch_all("").await?;
+    let volumes: Vec<PersistentVolume> = cluster.fetch_all("").await?;
+    let pods: Vec<Pod> = cluster.fetch_all("").await?;
     let phase = |phase: Option<&String>| phase.cloned().unwrap_or_else(|| "Pending".to_owned());
     let of_claims =
         claims.iter().map(|claim| phase(claim.status.as_ref().and_then(|status| status.phase.as_ref())));
@@ -86,9 +82,13 @@ async fn counts(client: &Client) -> anyhow::Result<String> {
         .filter(|claim| claim.status.as_ref().and_then(|status| status.phase.as_deref()) != Some("Bound"));
     for claim in waiting.take(10) {
         let namespace = claim.namespace().unwrap_or_default();
-        let _ = write!(text, "\nNot bound: berth explain pvc/{} -n {namespace}", claim.name_any());
+        let _ = write!(
+            text,
+            "\nNot bound: {namespace}/{name} (berth explain -n {namespace} pvc/{name})",
+            name = claim.name_any()
+        );
     }
-    if text.contains("Not bound") {
+    if text.contains("\nNot bound") {
         text.push('\n');
     }
     Ok(text)

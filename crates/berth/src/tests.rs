@@ -4,13 +4,52 @@ use super::*;
 
 #[test]
 fn the_command_line_is_consistent() {
-    TABLES.command().debug_assert();
+    TABLES.command(&[]).debug_assert();
+}
+
+/// What a command line with `--help` prints.
+fn help(words: &[&str]) -> String {
+    let words = ["berth"].iter().chain(words).chain(&["--help"]).map(OsString::from);
+    TABLES.parse(words).unwrap_err().to_string()
+}
+
+#[test]
+fn the_commands_fit_one_screen_in_groups() {
+    let text = help(&[]);
+    let lines: Vec<_> = text.trim_end().lines().collect();
+    assert!(lines.len() <= 40, "{} lines:\n{text}", lines.len());
+    for line in &lines {
+        assert!(line.chars().count() <= 100, "{line:?} is too long");
+    }
+    for command in TABLES.command(&[]).get_subcommands() {
+        let shown = |line: &&&str| line.split_whitespace().next() == Some(command.get_name());
+        assert_eq!(lines.iter().filter(shown).count(), 1, "{}:\n{text}", command.get_name());
+    }
+    let at = |what: &str| lines.iter().position(|line| line.trim_start().starts_with(what)).unwrap();
+    let order = ["Machine", "up ", "Driver", "driver ", "Sidecar", "csi-attacher ", "Inspection", "explain "];
+    assert!(order.map(at).is_sorted(), "{text}");
+}
+
+#[test]
+fn the_flags_of_a_backend_are_shown_only_with_that_backend() {
+    for (words, shown) in [
+        (&["up"][..], false),
+        (&["up", "--driver", "local"], false),
+        (&["up", "--driver", "local", "--driver", "nfs"], true),
+        (&["up", "--driver=nfs"], true),
+        (&["driver", "local"], false),
+        (&["driver", "nfs"], true),
+    ] {
+        assert_eq!(help(words).contains("--mount-mode"), shown, "{words:?}");
+    }
+    // They are taken all the same.
+    assert!(parsed(&["berth", "up", "--mount-mode=fuse", "--driver=nfs"].map(str::to_owned)).is_ok());
 }
 
 #[test]
 fn flags_are_taken_with_one_dash_as_go_programs_do() {
     let given = ["berth", "driver", "local", "-nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"];
-    let taken = with_two_dashes(given.map(OsString::from).into(), &TABLES.command());
+    let taken = with_two_dashes(given.map(OsString::from).into(), &TABLES.command(&[]));
     assert_eq!(taken, ["berth", "driver", "local", "--nodeid=n", "-v=5", "--endpoint", "-x", "-unknown"]);
 }
 
@@ -21,7 +60,7 @@ fn a_component_runs_by_the_name_of_the_program() {
     };
     for name in TABLES.by_name() {
         assert_eq!(words(&[&format!("/usr/bin/{name}"), "-v=5"]), ["berth", name, "-v=5"]);
-        assert!(TABLES.command().find_subcommand(name).is_some(), "there is no {name}");
+        assert!(TABLES.command(&[]).find_subcommand(name).is_some(), "there is no {name}");
     }
     assert_eq!(words(&["/usr/bin/berth", "up"]), ["/usr/bin/berth", "up"]);
     assert_eq!(words(&["./other", "up"]), ["./other", "up"]);
@@ -274,6 +313,7 @@ mod more_rows {
     const COUNTER: Sidecar = Sidecar {
         name: "csi-counter",
         short_name: "counter",
+        replaces: "nothing",
         about: "Count",
         scope: Scope::Driver,
         lease: "external-counter-",
@@ -302,7 +342,7 @@ mod more_rows {
     fn a_row_is_all_that_the_command_lines_need() {
         let backend = Backend { name: "shelf", about: "Volumes on a shelf", ..BACKENDS[0] };
         tables(&[backend], &[COUNTER], |tables| {
-            tables.command().debug_assert();
+            tables.command(&[]).debug_assert();
             for words in [
                 "csi-counter --step=3 --leader-election --csi-address=/x",
                 "/usr/bin/csi-counter -step=3",

@@ -1,13 +1,18 @@
 //! `berth up`: claim to mounted pod on one machine, with nothing installed.
 
+use std::ffi::OsString;
 use std::io::{IsTerminal as _, Write as _};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use berth_core::names;
+use berth_kube::Cluster;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Args as ClapArgs, Command, FromArgMatches as _};
+use k8s_openapi::api::storage::v1::StorageClass;
+use kube::ResourceExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::driver::{BACKENDS, Backend};
@@ -51,21 +56,51 @@ pub(crate) struct Args {
     logging: logging::Logging,
 }
 
-/// The command line, with what each backend takes.
-pub(crate) fn command(backends: &[Backend]) -> Command {
+/// The command line, with what each backend takes. Its help shows the flags of the `named` backends only.
+pub(crate) fn command(backends: &[Backend], named: &[String]) -> Command {
     let command = backends.iter().fold(Args::augment_args(clap::Command::new("up")), |command, backend| {
-        (backend.embedded_flags)(command)
+        let shown = named.iter().any(|name| name == backend.name);
+        let flags = (backend.embedded_flags)(clap::Command::new("flags"));
+        let flags: Vec<_> = flags.get_arguments().cloned().map(|flag| flag.hide(!shown)).collect();
+        command.args(flags)
     });
-    let names: Vec<_> = backends.iter().map(|backend| backend.name).collect();
+    let choices: Vec<_> = backends.iter().map(|backend| backend.name).collect();
+    let has_flags = |backend: &&Backend| {
+        (backend.embedded_flags)(clap::Command::new("flags")).get_arguments().next().is_some()
+    };
+    let more: Vec<_> = backends
+        .iter()
+        .filter(has_flags)
+        .map(|backend| format!("berth up --driver {} --help", backend.name))
+        .collect();
+    let command = if named.is_empty() && !more.is_empty() {
+        command.after_help(format!("With the flags of a driver: {}", more.join(", ")))
+    } else {
+        command
+    };
     command
-        .mut_arg("drivers", |arg| arg.value_parser(PossibleValuesParser::new(names)))
-        .about("Run Kubernetes storage on this machine: API server, control loops, driver, and a node that runs pods")
+        .mut_arg("drivers", |arg| arg.value_parser(PossibleValuesParser::new(choices)))
+        .about("Run an API server, controllers, drivers and a node on this machine")
         .long_about(None)
 }
 
 /// The command line without any flags.
 pub(crate) fn default_flags() -> anyhow::Result<ArgMatches> {
-    Ok(command(BACKENDS).try_get_matches_from(["up"])?)
+    Ok(command(BACKENDS, &[]).try_get_matches_from(["up"])?)
+}
+
+/// The backends that a command line of `berth up` names by `--driver`, before it is parsed: help is shown while parsing.
+pub(crate) fn named(args: &[OsString]) -> Vec<String> {
+    let mut words = args.iter().filter_map(|word| word.to_str());
+    let mut named = Vec::new();
+    while let Some(word) = words.next() {
+        match word.strip_prefix("--driver") {
+            Some("") => named.extend(words.next().map(str::to_owned)),
+            Some(value) => named.extend(value.strip_prefix('=').map(str::to_owned)),
+            None => {}
+        }
+    }
+    named
 }
 
 /// The backends that are asked for, each once.
@@ -107,13 +142,13 @@ pub(crate) async fn run(
         _ = terminate.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
         _ = interrupt.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
     };
-    print!("{}", screen(&stack.running, &args.place.data_dir));
+    print!("{}", screen(&stack.running, &args.place.data_dir, &classes(&stack.cluster).await?));
     std::io::stdout().flush()?;
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
     }
-    println!("\nStopping pods and taking their volumes away …");
+    println!("\nStopping pods and unmounting their volumes …");
     tokio::select! {
         stopped = stack.stop() => stopped?,
         _ = interrupt.recv() => bail!("stopped at once; `berth down` cleans up what is left"),
@@ -124,9 +159,10 @@ pub(crate) async fn run(
 
 async fn detach(args: &Args) -> anyhow::Result<()> {
     let data_dir = std::path::absolute(&args.place.data_dir)?;
-    if let Some(running) = Running::find(&data_dir) {
+    let find = || Running::find(&data_dir).with_context(|| format!("read {}", data_dir.display()));
+    if let Some(running) = find()? {
         println!("Berth already runs in {} (process {}).", data_dir.display(), running.pid);
-        print!("{}", screen(&running, &data_dir));
+        print!("{}", screen(&running, &data_dir, &classes(&machine::connect(&running).await?).await?));
         return Ok(());
     }
     berth_host::path::Dir::ensure(&data_dir, 0o700)?;
@@ -136,10 +172,10 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
         .context("start in the background")?;
     let begun = Instant::now();
     loop {
-        if let Some(running) = Running::find(&data_dir)
+        if let Some(running) = find()?
             && running.ready
         {
-            print!("{}", screen(&running, &data_dir));
+            print!("{}", screen(&running, &data_dir, &classes(&machine::connect(&running).await?).await?));
             return Ok(());
         }
         if let Some(status) = child.try_wait()? {
@@ -157,21 +193,49 @@ fn node_name(given: Option<&str>) -> anyhow::Result<String> {
     given.map_or_else(|| Ok(launch::host_name()?.to_lowercase()), |name| Ok(name.to_owned()))
 }
 
+/// The names of the StorageClasses that exist, with the default marked.
+async fn classes(cluster: &Cluster) -> anyhow::Result<Vec<String>> {
+    let classes: Vec<StorageClass> = cluster.fetch_all("").await.context("list the StorageClasses")?;
+    let is_default = |class: &StorageClass| {
+        class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true")
+    };
+    let name = |class: &StorageClass| {
+        format!("{}{}", class.name_any(), if is_default(class) { " (default)" } else { "" })
+    };
+    Ok(classes.iter().map(name).collect())
+}
+
 /// Where things are, and what to try.
-fn screen(running: &Running, data_dir: &Path) -> String {
+fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
     let kubeconfig = running.kubeconfig.display();
-    let other_place = if data_dir == Path::new(machine::DATA_DIR) {
-        String::new()
+    let has_default = classes.iter().any(|class| class.ends_with(" (default)"));
+    let class = if classes.is_empty() {
+        "none yet: create one that names your server, as in examples/nfs/class.yaml".to_owned()
     } else {
-        format!(" --data-dir {}", data_dir.display())
+        classes.join(", ")
+    };
+    let example = if has_default {
+        format!(
+            "\n  kubectl apply -f examples/local.yaml\n  berth explain{} pvc/data",
+            of_directory(data_dir)
+        )
+    } else {
+        "\n  kubectl apply -f examples/nfs/class.yaml".to_owned()
     };
     format!(
-        "\n  API         https://{address}\n  kubeconfig  {kubeconfig}\n  class       {class} (default)\n\nTry:\n  \
-         export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc\n  kubectl apply -f examples/local.yaml\n  \
-         berth explain{other_place} pvc/data\n  berth demo\n  berth down{other_place}\n",
+        "\n  API         https://{address}\n  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
+         export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc{example}\n  berth down{of_directory}\n",
         address = running.address,
-        class = stack::objects::CLASS,
+        of_directory = of_directory(data_dir),
     )
+}
+
+/// The flag that names a data directory other than the default one.
+fn of_directory(data_dir: &Path) -> String {
+    if data_dir == Path::new(machine::DATA_DIR) {
+        return String::new();
+    }
+    format!(" --data-dir {}", data_dir.display())
 }
 
 fn tick() -> &'static str {

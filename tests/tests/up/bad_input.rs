@@ -48,7 +48,9 @@ fn what_is_missing_is_named_and_awaited() -> Result<()> {
     machine.apply(&claim_of("far", "far", "16Mi"))?;
     let why = machine.event("PersistentVolumeClaim", "far", "ExternalProvisioning")?;
     says(&why, "far.example")?;
-    says(&machine.explain("pvc/far")?, "registered on no node")?;
+    let explained = machine.explain("pvc/far")?;
+    says(&explained, "no provisioner is running for the driver far.example")?;
+    says(&explained, "registered on no node")?;
     machine.finish()
 }
 

@@ -1,6 +1,11 @@
 //! The commands themselves: up, down, status, demo, explain.
 
-use std::process::Stdio;
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    path::Path,
+    process::Stdio,
+};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use berth_e2e::up::{Leftovers, Machine, NODE, texts, wait};
@@ -20,9 +25,16 @@ fn the_demo_ends_well_and_leaves_nothing() -> Result<()> {
     let (printed, complaint) = texts(&output);
     ensure!(output.status.success(), "{}: {complaint}{printed}", output.status);
     ensure!(complaint.is_empty(), "{complaint}");
-    for step in
-        ["Provision", "CreateVolume", "NodeStageVolume", "NodePublishVolume", "hello from", "128Mi", "Delete"]
-    {
+    for step in [
+        "Provision",
+        "create PersistentVolumeClaim demo (64Mi)",
+        "CreateVolume",
+        "NodeStageVolume",
+        "NodePublishVolume",
+        "hello from",
+        "128Mi",
+        "Delete",
+    ] {
         says(&printed, step)?;
     }
     machine.nothing_left()?;
@@ -117,6 +129,83 @@ fn up_goes_on_in_the_background_until_it_is_told_to_stop() -> Result<()> {
 }
 
 #[test]
+fn explain_reads_the_cluster_that_kubeconfig_names() -> Result<()> {
+    let machine = Machine::start()?;
+    machine.apply(&together(&[claim("data"), pod("one", "data", "exec sleep 1000000")]))?;
+    machine.ready("one")?;
+    let kubeconfig = machine.data().join("apiserver/kubeconfig");
+    let explain = || {
+        let mut command = machine.command(&["explain", "pvc/data"]);
+        command.env_remove("BERTH_DATA_DIR");
+        command
+    };
+    // Without the data directory there is no timeline, and everything else is there.
+    let explained = machine.explain_with("pvc/data", explain().env("KUBECONFIG", &kubeconfig))?;
+    says(&explained, "No problems found")?;
+    ensure!(!explained.contains("NodePublishVolume"), "{explained}");
+    let absent = machine.dir().join("absent");
+    let complaint = texts(&explain().env("KUBECONFIG", &absent).output()?).1;
+    says(&complaint, "KUBECONFIG")?;
+    // What the command line names counts for more.
+    for flag in [["--kubeconfig", path(&kubeconfig)?], ["--data-dir", path(machine.data())?]] {
+        let explained = machine.explain_with("pvc/data", explain().args(flag).env("KUBECONFIG", &absent))?;
+        says(&explained, "No problems found")?;
+        ensure!(explained.contains("NodePublishVolume") == (flag[0] == "--data-dir"), "{explained}");
+    }
+    machine.finish()
+}
+
+fn path(path: &Path) -> Result<&str> {
+    path.to_str().context("the path is UTF-8")
+}
+
+#[test]
+fn a_data_directory_that_may_not_be_read_is_not_called_empty() -> Result<()> {
+    const NOBODY: u32 = 65534;
+    let machine = Machine::start()?;
+    // The program can be reached; the data directory is root's.
+    fs::set_permissions(machine.dir(), fs::Permissions::from_mode(0o755))?;
+    for (args, advice) in
+        [(&["explain", "pvc/data"][..], "Use sudo, or --kubeconfig"), (&["status"], "Use sudo")]
+    {
+        let output = machine.command(args).uid(NOBODY).gid(NOBODY).output()?;
+        let complaint = texts(&output).1;
+        ensure!(!output.status.success(), "{args:?} succeeded");
+        says(&complaint, &format!("cannot read {}: ", machine.data().display()))?;
+        says(&complaint.to_lowercase(), "permission denied")?;
+        says(&complaint, advice)?;
+    }
+    machine.finish()
+}
+
+#[test]
+fn looking_at_a_directory_does_not_make_it_a_data_directory() -> Result<()> {
+    let machine = Machine::new()?;
+    let other = machine.dir().join("other");
+    fs::create_dir(&other)?;
+    fs::write(other.join("mine"), "kept")?;
+    for args in [&["status"][..], &["explain", "pvc/data"]] {
+        let output = machine.command(args).env("BERTH_DATA_DIR", &other).output()?;
+        says(&texts(&output).1, "no berth runs in")?;
+    }
+    let output = machine.command(&["down", "--purge"]).env("BERTH_DATA_DIR", &other).output()?;
+    says(&texts(&output).1, "is no data directory of Berth")?;
+    ensure!(fs::read_to_string(other.join("mine"))? == "kept");
+    Ok(())
+}
+
+#[test]
+fn up_names_the_classes_that_exist() -> Result<()> {
+    let machine = Machine::start()?;
+    says(&machine.log(), "class       berth-local (default)\n")?;
+    machine.finish()?;
+    let machine = Machine::start_with(&["--driver", "nfs"])?;
+    says(&machine.log(), "class       none yet")?;
+    ensure!(!machine.log().contains("berth-local"), "{}", machine.log());
+    machine.finish()
+}
+
+#[test]
 fn an_interrupt_stops_pods_and_takes_their_volumes_away() -> Result<()> {
     for signal in [Signal::INT, Signal::TERM] {
         let mut machine = Machine::start()?;
@@ -155,6 +244,11 @@ fn explain_tells_each_stage() -> Result<()> {
             says(&explained, said)?;
         }
     }
+    let explained = machine.explain("pvc/data")?;
+    let line = |what: &str| explained.lines().position(|line| line.contains(what));
+    let order = ["claim created", "CreateVolume", "volume object created", "NodePublishVolume"].map(line);
+    ensure!(order.is_sorted() && order[0].is_some(), "{order:?}:\n{explained}");
+
     machine.kubectl(&["delete", "pvc", "data", "--wait=false"])?;
     says(&machine.explain("pvc/data")?, "still used by one")?;
     says(&machine.refuses(&["explain", "pvc/nothing"])?, "there is no claim nothing")?;

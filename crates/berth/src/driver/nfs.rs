@@ -59,7 +59,7 @@ struct EmbeddedArgs {
     #[arg(long, value_enum)]
     mount_mode: Option<MountModeArg>,
 
-    /// How servers are reached of which no class says it, such as port=20049,vers=4.1
+    /// Mount options for servers whose class gives none, such as port=20049,vers=4.1
     #[arg(long, value_name = "OPTIONS")]
     default_mount_options: Option<String>,
 }
@@ -109,7 +109,7 @@ struct Volumes {
     #[arg(long = "export-root", value_name = "SERVER:/PATH=DIR")]
     export_roots: Vec<String>,
 
-    /// How the controller reaches servers of which no call says it, such as port=20049,vers=4.1
+    /// Mount options for servers whose class and secret give none, such as port=20049,vers=4.1
     #[arg(long, value_name = "OPTIONS")]
     default_mount_options: Option<String>,
 

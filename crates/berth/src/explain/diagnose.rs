@@ -1,12 +1,12 @@
 //! Why a volume is stuck, in one sentence, and what to do: a pure function of what was observed.
 
 use berth_core::names;
-use jiff::Timestamp;
+use berth_kube::storage::{claims_of_pod, node_of_pod};
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 
-use super::observe::{Observed, claims_of};
+use super::observe::Observed;
 
 /// The problem that keeps a volume from being used, or that there is none.
 #[derive(Debug, PartialEq, Eq)]
@@ -15,6 +15,9 @@ pub(crate) struct Diagnosis {
     pub(crate) why: String,
     pub(crate) what_to_do: Option<String>,
 }
+
+/// What to do about a failure whose message names the cause.
+const RETRIED: &str = "correct what the message names; the component that failed tries again by itself";
 
 fn fine(why: impl Into<String>) -> Diagnosis {
     Diagnosis { stuck: false, why: why.into(), what_to_do: None }
@@ -25,38 +28,38 @@ fn stuck(why: impl Into<String>, what_to_do: impl Into<String>) -> Diagnosis {
 }
 
 /// Says what the observed claim, volume or pod waits for.
-pub(crate) fn diagnose(seen: &Observed, _now: Timestamp) -> Diagnosis {
-    if let Some(name) = &seen.missing_claim {
+pub(crate) fn diagnose(observed: &Observed) -> Diagnosis {
+    if let Some(name) = &observed.missing_claim {
         return stuck(
             format!("the pod names the claim {name}, and there is none in its namespace"),
             format!("create the claim {name}, or correct claimName in the pod"),
         );
     }
-    if let Some(claim) = &seen.claim
-        && let Some(found) = terminating_claim(seen, claim).or_else(|| unbound_claim(seen, claim))
+    if let Some(claim) = &observed.claim
+        && let Some(found) = terminating_claim(observed, claim).or_else(|| unbound_claim(observed, claim))
     {
         return found;
     }
-    if let Some(volume) = &seen.volume
-        && let Some(found) = volume_in_trouble(seen, volume)
+    if let Some(volume) = &observed.volume
+        && let Some(found) = volume_in_trouble(observed, volume)
     {
         return found;
     }
-    for pod in seen.pod.iter().chain(&seen.users) {
-        if let Some(found) = pod_in_trouble(seen, pod) {
+    for pod in observed.pod.iter().chain(&observed.users) {
+        if let Some(found) = pod_in_trouble(observed, pod) {
             return found;
         }
     }
-    if let Some(found) = waiting_for_growth(seen) {
+    if let Some(found) = waiting_for_growth(observed) {
         return found;
     }
     fine("No problems found.")
 }
 
-fn terminating_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
+fn terminating_claim(observed: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
     claim.metadata.deletion_timestamp.as_ref()?;
     let users: Vec<String> =
-        seen.users.iter().filter(|pod| node_of(pod).is_some()).map(ResourceExt::name_any).collect();
+        observed.users.iter().filter(|pod| !node_of_pod(pod).is_empty()).map(ResourceExt::name_any).collect();
     if !users.is_empty() {
         return Some(stuck(
             format!("the claim is being deleted and still used by {}", users.join(", ")),
@@ -70,7 +73,7 @@ fn terminating_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<D
     ))
 }
 
-fn unbound_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
+fn unbound_claim(observed: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagnosis> {
     let status = claim.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     let spec = claim.spec.as_ref()?;
     if status == "Lost" {
@@ -86,16 +89,16 @@ fn unbound_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagn
         return None;
     }
     if let Some(event) =
-        last_warning(&seen.events, &["ProvisioningFailed", "FailedBinding", "VolumeMismatch"])
+        last_warning(&observed.events, &["ProvisioningFailed", "FailedBinding", "VolumeMismatch"])
     {
-        return Some(stuck(message(event), "correct what the message names; it is tried again by itself"));
+        return Some(stuck(message(event), RETRIED));
     }
     let class_name = spec.storage_class_name.clone().unwrap_or_default();
-    let Some(class) = seen.classes.iter().find(|class| class.name_any() == class_name) else {
-        return Some(no_class(seen, &class_name, spec.storage_class_name.is_some()));
+    let Some(class) = observed.classes.iter().find(|class| class.name_any() == class_name) else {
+        return Some(no_class(observed, &class_name, spec.storage_class_name.is_some()));
     };
     let waits = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
-    if waits && seen.users.is_empty() {
+    if waits && observed.users.is_empty() {
         return Some(Diagnosis {
             stuck: false,
             why: format!(
@@ -104,14 +107,14 @@ fn unbound_claim(seen: &Observed, claim: &PersistentVolumeClaim) -> Option<Diagn
             what_to_do: None,
         });
     }
-    if waits && let Some(found) = seen.users.iter().find_map(unscheduled) {
+    if waits && let Some(found) = observed.users.iter().find_map(unscheduled) {
         return Some(found);
     }
-    Some(not_provisioned(seen, class))
+    Some(not_provisioned(observed, class))
 }
 
-fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
-    let known: Vec<String> = seen.classes.iter().map(ResourceExt::name_any).collect();
+fn no_class(observed: &Observed, name: &str, named: bool) -> Diagnosis {
+    let known: Vec<String> = observed.classes.iter().map(ResourceExt::name_any).collect();
     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
     if !name.is_empty() {
         return stuck(
@@ -119,7 +122,7 @@ fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
             format!("create the class, or use one of: {known}"),
         );
     }
-    let default = seen
+    let default = observed
         .classes
         .iter()
         .any(|class| class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true"));
@@ -135,38 +138,37 @@ fn no_class(seen: &Observed, name: &str, named: bool) -> Diagnosis {
     )
 }
 
-fn not_provisioned(seen: &Observed, class: &StorageClass) -> Diagnosis {
+fn not_provisioned(observed: &Observed, class: &StorageClass) -> Diagnosis {
     let driver = &class.provisioner;
+    // A provisioner records this event before it calls the driver: without it, none has taken up the claim.
+    if observed.events.iter().any(|event| event.reason.as_deref() == Some("Provisioning")) {
+        return stuck(
+            format!(
+                "the provisioner of {driver} has taken up the claim, and has recorded neither a volume nor a failure"
+            ),
+            "see the logs of the provisioner and of the driver: CreateVolume is running, or the provisioner has ended",
+        );
+    }
     let registered =
-        seen.nodes.iter().any(|node| node.spec.drivers.iter().any(|known| known.name == *driver));
-    if !registered {
-        return stuck(
-            format!(
-                "the class {} uses the driver {driver}, which is registered on no node",
-                class.name_any()
-            ),
-            format!("start the driver {driver} with a registrar and a provisioner, or use another class"),
-        );
-    }
-    // The provisioner's first act for a claim; without it, nobody has taken the claim up.
-    if !seen.events.iter().any(|event| event.reason.as_deref() == Some("Provisioning")) {
-        return stuck(
-            format!(
-                "no provisioner has taken up the claim; none seems to be running for the driver {driver}"
-            ),
-            format!("start one beside the driver: berth sidecars --csi-address SOCKET-OF-{driver}"),
-        );
-    }
+        observed.nodes.iter().any(|node| node.spec.drivers.iter().any(|known| known.name == *driver));
+    let also = if registered { "" } else { ", and the driver is registered on no node" };
     stuck(
-        format!("the driver {driver} was asked for a volume and has not answered yet"),
-        "look at the driver's log; the call is repeated until it succeeds",
+        format!(
+            "no provisioner is running for the driver {driver} of the class {}: none has taken up the claim{also}",
+            class.name_any()
+        ),
+        if registered {
+            "start one beside the driver: berth sidecars --csi-address SOCKET"
+        } else {
+            "start the driver, then its sidecars: berth sidecars --csi-address SOCKET; or use another class"
+        },
     )
 }
 
-fn volume_in_trouble(seen: &Observed, volume: &PersistentVolume) -> Option<Diagnosis> {
+fn volume_in_trouble(observed: &Observed, volume: &PersistentVolume) -> Option<Diagnosis> {
     let name = volume.name_any();
     let phase = volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default();
-    if let Some(event) = last_warning(&seen.events, &["VolumeFailedDelete"])
+    if let Some(event) = last_warning(&observed.events, &["VolumeFailedDelete"])
         && (phase == "Released" || phase == "Failed" || volume.metadata.deletion_timestamp.is_some())
     {
         return Some(stuck(
@@ -174,18 +176,15 @@ fn volume_in_trouble(seen: &Observed, volume: &PersistentVolume) -> Option<Diagn
             "correct what the message names; deletion is tried again by itself",
         ));
     }
-    if let Some(error) = seen.attachments.iter().find_map(|attachment| {
+    if let Some(error) = observed.attachments.iter().find_map(|attachment| {
         let status = attachment.status.as_ref()?;
         status.attach_error.as_ref().or(status.detach_error.as_ref())?.message.clone()
     }) {
-        return Some(stuck(
-            format!("attaching or detaching failed: {error}"),
-            "correct what the message names; it is tried again by itself",
-        ));
+        return Some(stuck(format!("attaching or detaching failed: {error}"), RETRIED));
     }
     if volume.metadata.deletion_timestamp.is_some() {
         let nodes: Vec<&str> =
-            seen.attachments.iter().map(|attachment| attachment.spec.node_name.as_str()).collect();
+            observed.attachments.iter().map(|attachment| attachment.spec.node_name.as_str()).collect();
         if !nodes.is_empty() {
             return Some(stuck(
                 format!("the volume {name} is being deleted and still attached to {}", nodes.join(", ")),
@@ -214,7 +213,7 @@ fn volume_in_trouble(seen: &Observed, volume: &PersistentVolume) -> Option<Diagn
     None
 }
 
-fn pod_in_trouble(seen: &Observed, pod: &Pod) -> Option<Diagnosis> {
+fn pod_in_trouble(observed: &Observed, pod: &Pod) -> Option<Diagnosis> {
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
     if phase != "Pending" {
         return None;
@@ -223,21 +222,19 @@ fn pod_in_trouble(seen: &Observed, pod: &Pod) -> Option<Diagnosis> {
         return Some(found);
     }
     let reasons = ["FailedAttachVolume", "FailedMount", "FailedMapVolume", "Failed"];
-    let told = |event: &&Event| {
+    let is_reason = |event: &&Event| {
         event.involved_object.uid == pod.metadata.uid
             && event.reason.as_deref().is_some_and(|reason| reasons.contains(&reason))
     };
-    let event = seen.events.iter().rfind(told)?;
-    let claims = claims_of(pod).join(", ");
+    let event = observed.events.iter().rfind(is_reason)?;
+    let claims: Vec<_> = claims_of_pod(pod).into_iter().map(|claim| claim.key.name).collect();
+    let claims = claims.join(", ");
     let about = if claims.is_empty() { String::new() } else { format!(" (claims: {claims})") };
-    Some(stuck(
-        format!("pod {}: {}{about}", pod.name_any(), message(event)),
-        "correct what the message names; it is tried again by itself",
-    ))
+    Some(stuck(format!("pod {}: {}{about}", pod.name_any(), message(event)), RETRIED))
 }
 
 fn unscheduled(pod: &Pod) -> Option<Diagnosis> {
-    if node_of(pod).is_some() {
+    if !node_of_pod(pod).is_empty() {
         return None;
     }
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
@@ -246,14 +243,14 @@ fn unscheduled(pod: &Pod) -> Option<Diagnosis> {
         .find(|condition| condition.type_ == "PodScheduled" && condition.status == "False")?;
     let message = scheduled.message.clone().unwrap_or_default();
     Some(stuck(
-        format!("no node takes the pod {}: {message}", pod.name_any()),
-        "change what the message names (node, selector, claim, size); the pod is looked at again when something changes",
+        format!("no node fits the pod {}: {message}", pod.name_any()),
+        "change what the message names (node, selector, claim, size); the scheduler tries again when something changes",
     ))
 }
 
-fn waiting_for_growth(seen: &Observed) -> Option<Diagnosis> {
-    let claim = seen.claim.as_ref()?;
-    if let Some(event) = last_warning(&seen.events, &["VolumeResizeFailed", "VolumeModifyFailed"]) {
+fn waiting_for_growth(observed: &Observed) -> Option<Diagnosis> {
+    let claim = observed.claim.as_ref()?;
+    if let Some(event) = last_warning(&observed.events, &["VolumeResizeFailed", "VolumeModifyFailed"]) {
         return Some(stuck(
             message(event),
             "correct what the message names, or ask for less; it is tried again by itself",
@@ -265,7 +262,7 @@ fn waiting_for_growth(seen: &Observed) -> Option<Diagnosis> {
         .iter()
         .flatten()
         .any(|condition| condition.type_ == "FileSystemResizePending" && condition.status == "True");
-    (pending && seen.users.is_empty())
+    (pending && observed.users.is_empty())
         .then(|| fine("The volume has grown; its filesystem grows when the next pod uses it."))
 }
 
@@ -286,10 +283,6 @@ fn last_warning<'a>(events: &'a [Event], reasons: &[&str]) -> Option<&'a Event> 
 
 fn message(event: &Event) -> String {
     event.message.clone().unwrap_or_else(|| event.reason.clone().unwrap_or_default())
-}
-
-fn node_of(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

@@ -1,11 +1,16 @@
 //! Everything there is to know of a claim, its volume and its pods, read once.
 
-use anyhow::{Context as _, bail};
+use std::sync::Arc;
+
+use anyhow::bail;
+use berth_core::names;
+use berth_kube::storage::{claim_of_volume, claims_of_pod, volume_name};
+use berth_kube::{Cluster, Key, Kind as ObjectKind};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
-use kube::api::{Api, ListParams};
-use kube::{Client, ResourceExt};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
 
 use super::Kind;
 use crate::timeline::Step;
@@ -28,92 +33,89 @@ pub(crate) struct Observed {
     pub(crate) events: Vec<Event>,
 }
 
-/// Reads it all.
+/// Reads a claim, volume or pod and everything that it is used with.
 pub(super) async fn observe(
-    client: &Client,
+    cluster: &Cluster,
     kind: Kind,
     namespace: &str,
     name: &str,
 ) -> anyhow::Result<Observed> {
-    let mut seen = Observed::default();
-    let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), namespace);
-    let volumes: Api<PersistentVolume> = Api::all(client.clone());
+    let mut observed = Observed::default();
     match kind {
         Kind::Claim => {
-            seen.subject = format!("claim {namespace}/{name}");
-            seen.claim = claims.get_opt(name).await.context("read the claim")?;
-            if seen.claim.is_none() {
+            observed.subject = format!("claim {namespace}/{name}");
+            observed.claim = fetch(cluster, Key::new(namespace, name)).await?;
+            if observed.claim.is_none() {
                 bail!("there is no claim {name} in the namespace {namespace}");
             }
         }
         Kind::Volume => {
-            seen.subject = format!("volume {name}");
-            seen.volume = volumes.get_opt(name).await.context("read the volume")?;
-            let Some(volume) = &seen.volume else { bail!("there is no volume {name}") };
-            let claim = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref());
-            if let Some((namespace, name)) =
-                claim.and_then(|claim| claim.namespace.clone().zip(claim.name.clone()))
-            {
-                let claims: Api<PersistentVolumeClaim> = Api::namespaced(client.clone(), &namespace);
-                seen.claim = claims.get_opt(&name).await.context("read the claim")?;
+            observed.subject = format!("volume {name}");
+            let volume: Option<PersistentVolume> = fetch(cluster, Key::cluster(name)).await?;
+            let Some(volume) = volume else { bail!("there is no volume {name}") };
+            if let Some(claim) = claim_of_volume(&volume) {
+                observed.claim = fetch(cluster, claim).await?;
             }
+            observed.volume = Some(volume);
         }
         Kind::Pod => {
-            seen.subject = format!("pod {namespace}/{name}");
-            let pods: Api<Pod> = Api::namespaced(client.clone(), namespace);
-            seen.pod = pods.get_opt(name).await.context("read the pod")?;
-            let Some(pod) = &seen.pod else { bail!("there is no pod {name} in the namespace {namespace}") };
-            if let Some(claim) = claims_of(pod).first() {
-                seen.claim = claims.get_opt(claim).await.context("read the claim")?;
-                seen.missing_claim = seen.claim.is_none().then(|| claim.clone());
+            observed.subject = format!("pod {namespace}/{name}");
+            let pod: Option<Pod> = fetch(cluster, Key::new(namespace, name)).await?;
+            let Some(pod) = pod else { bail!("there is no pod {name} in the namespace {namespace}") };
+            if let Some(claim) = claims_of_pod(&pod).into_iter().next() {
+                observed.claim = fetch(cluster, claim.key.clone()).await?;
+                observed.missing_claim = observed.claim.is_none().then_some(claim.key.name);
             }
+            observed.pod = Some(pod);
         }
     }
-    if let (None, Some(claim)) = (&seen.volume, &seen.claim) {
-        let name = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
-        if !name.is_empty() {
-            seen.volume = volumes.get_opt(name).await.context("read the volume")?;
-        }
+    if let (None, Some(claim)) = (&observed.volume, &observed.claim)
+        && !volume_name(claim).is_empty()
+    {
+        observed.volume = fetch(cluster, Key::cluster(volume_name(claim))).await?;
     }
-    surroundings(client, &mut seen).await?;
-    Ok(seen)
+    observe_related(cluster, &mut observed).await?;
+    Ok(observed)
 }
 
-async fn surroundings(client: &Client, seen: &mut Observed) -> anyhow::Result<()> {
-    let all = ListParams::default();
-    seen.classes = Api::all(client.clone()).list(&all).await.context("read the classes")?.items;
-    seen.nodes = Api::all(client.clone()).list(&all).await.context("read the nodes' drivers")?.items;
-    if let Some(volume) = &seen.volume {
+async fn fetch<K: ObjectKind>(cluster: &Cluster, key: Key) -> anyhow::Result<Option<K>> {
+    Ok(cluster.fetch(&key).await?.map(Arc::unwrap_or_clone))
+}
+
+/// Reads classes, drivers, attachments, pods that use the claim, and events.
+async fn observe_related(cluster: &Cluster, observed: &mut Observed) -> anyhow::Result<()> {
+    observed.classes = cluster.fetch_all("").await?;
+    observed.nodes = cluster.fetch_all("").await?;
+    if let Some(volume) = &observed.volume {
         let name = volume.name_any();
-        let attachments: Api<VolumeAttachment> = Api::all(client.clone());
-        let attachments = attachments.list(&all).await.context("read the attachments")?.items;
-        seen.attachments = attachments
+        let attachments: Vec<VolumeAttachment> = cluster.fetch_all("").await?;
+        observed.attachments = attachments
             .into_iter()
             .filter(|attachment| attachment.spec.source.persistent_volume_name.as_deref() == Some(&name))
             .collect();
     }
-    if let Some(claim) = &seen.claim {
-        let pods: Api<Pod> = Api::namespaced(client.clone(), &claim.namespace().unwrap_or_default());
-        let pods = pods.list(&all).await.context("read the pods")?.items;
-        seen.users = pods.into_iter().filter(|pod| claims_of(pod).contains(&claim.name_any())).collect();
+    if let Some(claim) = &observed.claim {
+        let key = Key::of(claim);
+        let pods: Vec<Pod> = cluster.fetch_all(&key.namespace).await?;
+        observed.users =
+            pods.into_iter().filter(|pod| claims_of_pod(pod).iter().any(|claim| claim.key == key)).collect();
     }
     let mut uids: Vec<String> = [
-        seen.claim.as_ref().and_then(ResourceExt::uid),
-        seen.volume.as_ref().and_then(ResourceExt::uid),
-        seen.pod.as_ref().and_then(ResourceExt::uid),
+        observed.claim.as_ref().and_then(ResourceExt::uid),
+        observed.volume.as_ref().and_then(ResourceExt::uid),
+        observed.pod.as_ref().and_then(ResourceExt::uid),
     ]
     .into_iter()
     .flatten()
     .collect();
-    uids.extend(seen.users.iter().filter_map(ResourceExt::uid));
+    uids.extend(observed.users.iter().filter_map(ResourceExt::uid));
     uids.sort();
     uids.dedup();
     for uid in uids {
-        let parameters = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
-        let events: Api<Event> = Api::all(client.clone());
-        seen.events.extend(events.list(&parameters).await.context("read the events")?.items);
+        let events: Vec<Event> = cluster.fetch_where("", &format!("involvedObject.uid={uid}")).await?;
+        observed.events.extend(events);
     }
-    seen.events.sort_by_key(time_of);
+    observed.events.sort_by_key(time_of);
     Ok(())
 }
 
@@ -123,16 +125,22 @@ fn time_of(event: &Event) -> Timestamp {
     time.or(event.event_time.as_ref().map(|time| time.0)).unwrap_or_default()
 }
 
-/// The claims that a pod names, its ephemeral ones included.
-pub(super) fn claims_of(pod: &Pod) -> Vec<String> {
-    let volumes = pod.spec.iter().flat_map(|spec| spec.volumes.iter().flatten());
-    volumes
-        .filter_map(|volume| match (&volume.persistent_volume_claim, &volume.ephemeral) {
-            (Some(claim), _) => Some(claim.claim_name.clone()),
-            (None, Some(_)) => Some(format!("{}-{}", pod.name_any(), volume.name)),
-            (None, None) => None,
-        })
-        .collect()
+/// Something that an object tells of: its time is known to the second.
+#[derive(Debug)]
+pub(super) struct Moment {
+    pub(super) time: Timestamp,
+    /// Who did it; empty if that is not known.
+    pub(super) component: &'static str,
+    pub(super) what: String,
+    /// The calls that it must have followed if they happened in the same second.
+    pub(super) follows: &'static [&'static str],
+}
+
+impl Moment {
+    /// Whether this must have happened after the step if both happened in the same second.
+    pub(super) fn follows(&self, step: &Step) -> bool {
+        step.error.is_empty() && self.follows.contains(&step.call.as_str())
+    }
 }
 
 impl Observed {
@@ -167,31 +175,34 @@ impl Observed {
         parts.join("   ")
     }
 
-    /// What the objects themselves tell: time, state, who, what.
-    pub(super) fn moments(&self) -> Vec<(Timestamp, String, String, String)> {
+    /// What the objects themselves tell of.
+    pub(super) fn moments(&self) -> Vec<Moment> {
         let mut moments = Vec::new();
-        let mut moment =
-            |time: Option<&k8s_openapi::apimachinery::pkg::apis::meta::v1::Time>, who: &str, what: String| {
-                if let Some(time) = time {
-                    moments.push((time.0, String::new(), who.to_owned(), what));
-                }
-            };
+        let mut add = |time: Option<&Time>, component, what: String, follows| {
+            moments.extend(time.map(|time| Moment { time: time.0, component, what, follows }));
+        };
         if let Some(claim) = &self.claim {
-            moment(claim.metadata.creation_timestamp.as_ref(), "user", "claim created".to_owned());
+            let created = claim.metadata.creation_timestamp.as_ref();
+            add(created, "user", "claim created".to_owned(), &[][..]);
         }
         if let Some(volume) = &self.volume {
-            moment(volume.metadata.creation_timestamp.as_ref(), "", "volume object created".to_owned());
+            let created = volume.metadata.creation_timestamp.as_ref();
+            let provisioned = volume.annotations().contains_key(names::PROVISIONED_BY);
+            let component = if provisioned { "provisioner" } else { "user" };
+            add(created, component, "volume object created".to_owned(), &["CreateVolume"][..]);
         }
-        let uid_of_pod = |pod: &Pod| pod.metadata.uid.clone();
-        let other =
-            self.pod.iter().filter(|pod| !self.users.iter().any(|user| uid_of_pod(user) == uid_of_pod(pod)));
-        for pod in self.users.iter().chain(other) {
+        let is_user = |pod: &&Pod| self.users.iter().any(|user| user.metadata.uid == pod.metadata.uid);
+        for pod in self.users.iter().chain(self.pod.iter().filter(|pod| !is_user(pod))) {
             let name = pod.name_any();
-            moment(pod.metadata.creation_timestamp.as_ref(), "user", format!("pod {name} created"));
-            moment(
-                pod.status.as_ref().and_then(|status| status.start_time.as_ref()),
+            let created = pod.metadata.creation_timestamp.as_ref();
+            add(created, "user", format!("pod {name} created"), &[][..]);
+            let accepted = pod.status.as_ref().and_then(|status| status.start_time.as_ref());
+            // A pod is given to a node when its claims are bound.
+            add(
+                accepted,
                 "node",
                 format!("pod {name} accepted"),
+                &["CreateVolume", "bind", "schedule", "bind pod"][..],
             );
         }
         moments
@@ -199,5 +210,5 @@ impl Observed {
 }
 
 fn full_name(object: &impl ResourceExt) -> String {
-    format!("{}/{}", object.namespace().unwrap_or_default(), object.name_any())
+    Key::of(object).to_string()
 }

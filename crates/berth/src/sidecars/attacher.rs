@@ -11,6 +11,7 @@ use super::{Scope, Sidecar, go, over_driver};
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "csi-attacher",
     short_name: "attacher",
+    replaces: "external-attacher",
     about: "Attach volumes to nodes and detach them",
     scope: Scope::Driver,
     lease: "external-attacher-leader-",
@@ -24,11 +25,11 @@ pub(super) const SIDECAR: Sidecar = Sidecar {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Attacher")]
 pub(super) struct Flags {
-    /// How often to ask the driver what is attached where, if it can tell
+    /// How often to compare VolumeAttachments with ListVolumes, if the driver lists published nodes
     #[arg(long, default_value = "1m", value_parser = go::positive_duration, value_name = "DURATION")]
     reconcile_sync: Duration,
 
-    /// How many volumes a page of that has; as many as the driver likes if 0
+    /// ListVolumes page size (0: the driver's choice)
     #[arg(long, default_value = "0", value_parser = clap::value_parser!(i32).range(0..), value_name = "COUNT")]
     max_entries: i32,
 

@@ -12,7 +12,8 @@ use super::{Scope, Sidecar, go, over_driver};
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "csi-external-health-monitor-controller",
     short_name: "health-monitor",
-    about: "Report on claims what is wrong with their volumes",
+    replaces: "external-health-monitor-controller",
+    about: "Report abnormal volumes as events",
     scope: Scope::Driver,
     lease: "external-health-monitor-leader-",
     flags: Flags::augment_args,

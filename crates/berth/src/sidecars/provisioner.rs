@@ -14,6 +14,7 @@ use crate::launch::{Setting, Surroundings};
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "csi-provisioner",
     short_name: "provisioner",
+    replaces: "external-provisioner",
     about: "Provision and delete volumes for PersistentVolumeClaims",
     scope: Scope::Node,
     lease: "",

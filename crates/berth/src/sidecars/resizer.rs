@@ -10,6 +10,7 @@ use super::{Scope, Sidecar, go, over_driver};
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "csi-resizer",
     short_name: "resizer",
+    replaces: "external-resizer",
     about: "Expand volumes and modify their attributes",
     scope: Scope::Node,
     lease: "external-resizer-",

@@ -11,7 +11,8 @@ use super::{Scope, Sidecar, go};
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "snapshot-controller",
     short_name: "snapshot-controller",
-    about: "Bind snapshots and their contents",
+    replaces: "snapshot-controller of external-snapshotter",
+    about: "Bind VolumeSnapshots to their contents",
     scope: Scope::Cluster,
     lease: "snapshot-controller-leader",
     flags: Flags::augment_args,

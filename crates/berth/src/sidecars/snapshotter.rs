@@ -11,7 +11,8 @@ use crate::launch::Setting;
 pub(super) const SIDECAR: Sidecar = Sidecar {
     name: "csi-snapshotter",
     short_name: "snapshotter",
-    about: "Take and delete snapshots",
+    replaces: "external-snapshotter",
+    about: "Create and delete snapshots and group snapshots",
     scope: Scope::Node,
     lease: "external-snapshotter-leader-",
     flags: Flags::augment_args,

@@ -44,8 +44,8 @@ fn event(uid: &str, reason: &str, message: &str) -> Event {
     .unwrap()
 }
 
-fn why(seen: &Observed) -> (bool, String) {
-    let found = diagnose(seen, Timestamp::UNIX_EPOCH);
+fn why(observed: &Observed) -> (bool, String) {
+    let found = diagnose(observed);
     assert_eq!(found.stuck, found.what_to_do.is_some(), "{found:?}");
     (found.stuck, found.why)
 }
@@ -122,49 +122,58 @@ fn every_way_of_being_stuck_has_its_sentence() {
             "No problems found",
         ),
     ];
-    for (name, seen, is_stuck, expected) in rows {
-        let (stuck, why) = why(&seen);
+    for (name, observed, is_stuck, expected) in rows {
+        let (stuck, why) = why(&observed);
         assert!(stuck == is_stuck && why.contains(expected), "{name}: {why}");
     }
 }
 
 #[test]
 fn a_failure_that_was_overcome_is_not_reported() {
-    let mut seen = Observed { claim: Some(claim("Bound", None)), ..Observed::default() };
-    seen.events =
+    let mut observed = Observed { claim: Some(claim("Bound", None)), ..Observed::default() };
+    observed.events =
         vec![event("1", "VolumeResizeFailed", "no room"), event("1", "VolumeResizeSuccessful", "done")];
-    assert!(!why(&seen).0);
-    seen.events.reverse();
-    assert_eq!(why(&seen), (true, "no room".to_owned()));
+    assert!(!why(&observed).0);
+    observed.events.reverse();
+    assert_eq!(why(&observed), (true, "no room".to_owned()));
 }
 
 #[test]
 fn a_claim_in_deletion_names_the_pods_that_hold_it() {
     let mut held = claim("Bound", None);
     held.metadata.deletion_timestamp =
-        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(Timestamp::UNIX_EPOCH));
-    let seen = Observed {
+        Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(jiff::Timestamp::UNIX_EPOCH));
+    let observed = Observed {
         claim: Some(held),
         users: vec![pod("node", &json!({"phase": "Running"}))],
         ..Observed::default()
     };
-    let found = diagnose(&seen, Timestamp::UNIX_EPOCH);
+    let found = diagnose(&observed);
     assert!(found.why.contains("still used by web"), "{found:?}");
     assert!(found.what_to_do.unwrap().contains("kubectl delete pod web"));
 }
 
 #[test]
-fn a_registered_driver_without_a_provisioner_is_told_from_one_that_does_not_answer() {
-    let waiting = |events| Observed {
+fn a_driver_is_blamed_only_if_a_provisioner_has_taken_up_the_claim() {
+    let waiting = |nodes: Vec<CSINode>, events| Observed {
         claim: Some(claim("Pending", Some("fast"))),
         classes: vec![class("fast", "Immediate")],
-        nodes: vec![node("a.driver")],
+        nodes,
         events,
         ..Observed::default()
     };
-    let (stuck, sentence) = why(&waiting(Vec::new()));
-    assert!(stuck && sentence.contains("none seems to be running for the driver a.driver"), "{sentence}");
+    // The binder's event says that a provisioner is waited for, which is no sign of one.
+    let external = || event("1", "ExternalProvisioning", "Waiting for a volume to be created");
+    for nodes in [vec![node("a.driver")], Vec::new()] {
+        let registered = !nodes.is_empty();
+        let (stuck, sentence) = why(&waiting(nodes, vec![external()]));
+        assert!(
+            stuck && sentence.contains("no provisioner is running for the driver a.driver"),
+            "{sentence}"
+        );
+        assert_eq!(sentence.contains("registered on no node"), !registered, "{sentence}");
+    }
     let taken_up = event("1", "Provisioning", "External provisioner is provisioning volume");
-    let (stuck, sentence) = why(&waiting(vec![taken_up]));
-    assert!(stuck && sentence.contains("has not answered"), "{sentence}");
+    let (stuck, sentence) = why(&waiting(Vec::new(), vec![external(), taken_up]));
+    assert!(stuck && sentence.contains("neither a volume nor a failure"), "{sentence}");
 }
