@@ -17,6 +17,7 @@ use berth_kube::{Key, Next, storage};
 use k8s_openapi::api::core::v1::{
     PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, SecretReference,
 };
+use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use kube::ResourceExt as _;
 
 use super::expand::{self, Sizes};
@@ -271,11 +272,6 @@ impl Resizer {
             }
             return Ok(Next::Done);
         };
-        if found.driver_name != self.name {
-            let text = format!("VAC {class:?} is for driver {:?}, not {:?}", found.driver_name, self.name);
-            self.recorder.warning(claim, "VolumeModifyFailed", text);
-            return Ok(Next::Done);
-        }
         let marked = self
             .cluster
             .update_status(claim, |claim| {
@@ -295,7 +291,7 @@ impl Resizer {
         }
         match self.change(volume, parameters).await {
             Ok(()) => self.modified(&marked, volume, class).await,
-            Err(failure) => self.not_modified(&marked, class, failure).await,
+            Err(failure) => self.not_modified(&marked, &found, failure).await,
         }
     }
 
@@ -345,7 +341,7 @@ impl Resizer {
     async fn not_modified(
         &self,
         claim: &PersistentVolumeClaim,
-        class: &str,
+        class: &VolumeAttributesClass,
         failure: Failure,
     ) -> Result<Next, Failure> {
         if failure.is_conflict() {
@@ -357,11 +353,16 @@ impl Resizer {
             Failure::Refused(_) => (modify::Verdict::Refused, "FailedPrecondition"),
             Failure::Kube(_) => (modify::Verdict::Uncertain, "Unknown"),
         };
-        let why = format!("{}{}", failure.sentence(), failure.hint());
+        let mut why = format!("{}{}", failure.sentence(), failure.hint());
+        // The driver is asked all the same, as upstream does: it alone knows which parameters it takes.
+        if class.driver_name != self.name {
+            why = format!("{why} (the class is for driver {:?}, not {:?})", class.driver_name, self.name);
+        }
+        let name = class.name_any();
         self.recorder.warning(
             claim,
             "VolumeModifyFailed",
-            format!("modify volume with vac {class:?} failed: {why}"),
+            format!("modify volume with vac {name:?} failed: {why}"),
         );
         let infeasible = verdict == modify::Verdict::Infeasible;
         self.remember(claim, |memory| memory.modify_refused = verdict != modify::Verdict::Uncertain);

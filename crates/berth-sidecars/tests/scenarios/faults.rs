@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use berth_sidecars::driver::Driver;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::VolumeAttachment;
+use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttributesClass};
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, PostParams};
 use serde_json::json;
 use tonic::Code;
 
-use crate::bench::{Components, Server, patch};
+use crate::bench::{Components, DRIVER, Server, patch};
 use crate::fake::{Fake, FaultKind, Lie, Storage};
 use crate::power::Power;
 use crate::socket::Socket;
@@ -67,6 +67,47 @@ async fn a_hanging_call_for_one_volume_blocks_no_other() {
     storage.until_called("CreateVolume", &uid, 2).await;
     storage.lift_faults();
     settled(&server, &stuck).await;
+    components.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_attributes_class_of_another_driver_is_asked_of_the_driver_and_can_be_recovered_from() {
+    let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
+    server.class("fast", json!({})).await;
+    for (name, driver) in [("foreign", "other.example.com"), ("gold", DRIVER)] {
+        let class = json!({ "metadata": { "name": name }, "driverName": driver, "parameters": { "tier": name } });
+        server.apply::<VolumeAttributesClass>(class).await;
+    }
+    let components = Components::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    let claim = server.claim("data", "fast", json!({})).await;
+    settled(&server, &claim).await;
+    server.bind("data").await;
+    storage.fail("ControllerModifyVolume", "", FaultKind::Code(Code::InvalidArgument), u32::MAX);
+    patch(&server.claims(), "data", json!({ "spec": { "volumeAttributesClassName": "foreign" } })).await;
+    let refused = |claim: Option<&PersistentVolumeClaim>| {
+        let status = claim.and_then(|claim| claim.status.as_ref());
+        let step = status.and_then(|status| status.modify_volume_status.as_ref());
+        let conditions = status.and_then(|status| status.conditions.as_ref());
+        step.is_some_and(|step| {
+            step.status == "Infeasible"
+                && step.target_volume_attributes_class_name.as_deref() == Some("foreign")
+        }) && conditions.is_some_and(|conditions| {
+            conditions.iter().any(|condition| {
+                condition.type_ == "ModifyVolumeError" && condition.reason.as_deref() == Some("InvalidArgument")
+            })
+        })
+    };
+    server.wait(server.claims(), "data", "refused by the driver", refused).await;
+    server.event("VolumeModifyFailed", "the class is for driver \"other.example.com\"").await;
+    storage.lift_faults();
+    patch(&server.claims(), "data", json!({ "spec": { "volumeAttributesClassName": "gold" } })).await;
+    let recovered = |claim: Option<&PersistentVolumeClaim>| {
+        claim.and_then(|claim| claim.status.as_ref()).is_some_and(|status| {
+            status.current_volume_attributes_class_name.as_deref() == Some("gold")
+                && status.modify_volume_status.is_none()
+        })
+    };
+    server.wait(server.claims(), "data", "changed to gold", recovered).await;
     components.stop().await;
 }
 
