@@ -8,17 +8,24 @@
 //! - A holder that could not renew for the renew deadline stops working. Its work is told to end, and dropped before the
 //!   Lease can be anybody else's, both counted from before its last successful renewal was sent.
 //!
+//! A candidate may have rivals: Leases of other names, or of the same name in other namespaces, whose holders do the
+//! same work and do not look at this Lease. It leads only while none of them has a live holder: it looks before it takes
+//! its Lease, again after it has written itself into it, and at every renewal, and gives way to a rival that it finds.
+//! So of two that both look, at most one goes on; one that does not look (client-go's) always wins.
+//!
 //! Unlike there, a holder that lost the Lease does not end the process but stands by again, and one that is told to
 //! stop finishes its work, renewing meanwhile, and then gives the Lease back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::api::PostParams;
+use kube::api::{ListParams, PostParams};
 use kube::{Api, Client};
+use parking_lot::Mutex;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::watch;
@@ -52,6 +59,9 @@ pub struct Options {
     pub retry: Duration,
     /// Labels of the Lease.
     pub labels: BTreeMap<String, String>,
+    /// Names of Leases, in any namespace, whose holders do the same work: the candidate stands by while one of them is
+    /// held. The candidate's own Lease is none of them, though its name may be here.
+    pub rivals: Vec<String>,
 }
 
 impl Options {
@@ -65,6 +75,7 @@ impl Options {
             renew: Duration::from_secs(10),
             retry: Duration::from_secs(5),
             labels: BTreeMap::new(),
+            rivals: Vec::new(),
         }
     }
 
@@ -117,6 +128,24 @@ pub enum Invalid {
     },
 }
 
+/// How a term of leadership ended.
+enum Term {
+    /// The work ended in order, with the Lease still held.
+    Finished,
+    /// The Lease could not be renewed, or was taken.
+    Lost,
+    /// The Lease is still held, but a rival works.
+    GaveWay,
+}
+
+/// What came of an attempt to take the Lease.
+enum Outcome {
+    /// It is held; the renewal counts from this instant.
+    Held(Instant),
+    /// Somebody else holds it, or a rival's.
+    HeldBy(String),
+}
+
 /// Where a candidate stands.
 #[derive(Debug, Clone, Copy)]
 pub struct Standing {
@@ -138,19 +167,24 @@ impl Standing {
 /// A candidate for a Lease.
 pub struct Elector {
     leases: Api<Lease>,
+    all_leases: Api<Lease>,
     options: Options,
+    /// The Leases of rivals as they were last read, by namespace and name.
+    rivals: Mutex<HashMap<(String, String), ObservedLease>>,
+    /// Whether it was logged that rivals cannot be looked for.
+    warned: AtomicBool,
     standing: watch::Sender<Standing>,
     leading: Gauge,
     slow_paths: Counter,
 }
 
-/// The Lease as it was last read, and since when it says so.
-struct Seen {
+/// A Lease as it was last read, and since when it says so.
+struct ObservedLease {
     lease: Lease,
     since: Instant,
 }
 
-impl Seen {
+impl ObservedLease {
     fn spec(&self) -> LeaseSpec {
         self.lease.spec.clone().unwrap_or_default()
     }
@@ -171,8 +205,10 @@ impl Elector {
         options.check()?;
         let standing = watch::Sender::new(Standing { leading: false, expires: Instant::now() });
         let (leading, slow_paths) = (Gauge::default(), Counter::default());
+        let all_leases = Api::all(client.clone());
         let leases = Api::namespaced(client, &options.namespace);
-        Ok(Self { leases, options, standing, leading, slow_paths })
+        let (rivals, warned) = (Mutex::default(), AtomicBool::default());
+        Ok(Self { leases, all_leases, options, rivals, warned, standing, leading, slow_paths })
     }
 
     /// The same candidate, whose leadership is measured.
@@ -195,35 +231,45 @@ impl Elector {
     where
         R: Future<Output = ()>,
     {
-        let mut seen = None;
-        while let Some(renewed) = self.acquire(&mut seen, &shutdown).await {
+        let mut observed = None;
+        while let Some(renewed) = self.acquire(&mut observed, &shutdown).await {
             tracing::info!(lease = self.options.name, identity = self.options.identity, "leading");
             self.leading.set(1);
-            let ended = self.lead(&mut seen, renewed, &shutdown, &lead).await;
+            let end = self.lead(&mut observed, renewed, &shutdown, &lead).await;
             self.leading.set(0);
             self.standing.send_modify(|standing| standing.leading = false);
-            if ended {
-                self.release().await;
-                return;
+            match end {
+                Term::Finished => {
+                    self.release().await;
+                    return;
+                }
+                Term::GaveWay => {
+                    self.release().await;
+                    observed = None;
+                }
+                Term::Lost => tracing::error!(lease = self.options.name, "lost the lease; standing by"),
             }
-            tracing::error!(lease = self.options.name, "lost the lease; standing by");
         }
     }
 
     /// Waits until the Lease is held; nothing if told to stop before.
-    async fn acquire(&self, seen: &mut Option<Seen>, shutdown: &CancellationToken) -> Option<Instant> {
-        let mut told = false;
+    async fn acquire(
+        &self,
+        observed: &mut Option<ObservedLease>,
+        shutdown: &CancellationToken,
+    ) -> Option<Instant> {
+        let mut logged = None;
         loop {
-            let outcome = self.attempt_until(seen, shutdown).await?;
+            let outcome = self.compete_until(observed, shutdown).await?;
             match outcome {
-                Ok(Ok(Some(asked))) => return Some(asked),
-                Ok(Ok(None)) if !told => {
-                    let holder = seen.as_ref().map(Seen::holder);
-                    tracing::info!(lease = self.options.name, holder, "standing by");
-                    told = true;
+                Ok(Ok(Outcome::Held(asked))) => return Some(asked),
+                Ok(Ok(Outcome::HeldBy(holder))) => {
+                    if logged.as_ref() != Some(&holder) {
+                        tracing::info!(lease = self.options.name, holder, "standing by");
+                        logged = Some(holder);
+                    }
                 }
-                Ok(Ok(None)) => {}
-                outcome => self.tell(&outcome),
+                outcome => self.log_failure(&outcome),
             }
             let pause = self.options.retry.mul_f64(1.0 + JITTER * random_fraction());
             tokio::select! {
@@ -234,53 +280,112 @@ impl Elector {
     }
 
     /// One attempt; nothing if told to stop meanwhile, and then what a write under way took is given back.
-    async fn attempt_until(
+    async fn compete_until(
         &self,
-        seen: &mut Option<Seen>,
+        observed: &mut Option<ObservedLease>,
         shutdown: &CancellationToken,
-    ) -> Option<Result<kube::Result<Option<Instant>>, tokio::time::error::Elapsed>> {
-        let mut attempt = std::pin::pin!(timeout(self.options.renew, self.attempt(seen)));
+    ) -> Option<Result<kube::Result<Outcome>, tokio::time::error::Elapsed>> {
+        let mut attempt = std::pin::pin!(timeout(self.options.renew, self.compete(observed)));
         tokio::select! {
             outcome = &mut attempt => return Some(outcome),
             () = shutdown.cancelled() => {}
         }
-        if let Ok(Ok(Ok(Some(_)))) = timeout(RELEASING, attempt).await {
+        if let Ok(Ok(Ok(Outcome::Held(_)))) = timeout(RELEASING, attempt).await {
             self.release().await;
         }
         None
     }
 
-    /// Works and renews; whether the work ended in order, with the Lease still held.
+    /// Takes the Lease unless a rival works. Of two that take theirs at the same time each finds the other afterwards,
+    /// and both give theirs back.
+    async fn compete(&self, observed: &mut Option<ObservedLease>) -> kube::Result<Outcome> {
+        if let Some(rival) = self.live_rival().await? {
+            return Ok(Outcome::HeldBy(rival));
+        }
+        let Some(asked) = self.attempt(observed).await? else {
+            return Ok(Outcome::HeldBy(observed.as_ref().map(ObservedLease::holder).unwrap_or_default()));
+        };
+        if let Some(rival) = self.live_rival().await? {
+            self.release().await;
+            *observed = None;
+            return Ok(Outcome::HeldBy(rival));
+        }
+        Ok(Outcome::Held(asked))
+    }
+
+    /// The holder of a rival's Lease, if one has a live holder.
+    async fn live_rival(&self) -> kube::Result<Option<String>> {
+        let mut live = None;
+        for name in &self.options.rivals {
+            let named = ListParams::default().fields(&format!("metadata.name={name}"));
+            let found = match self.all_leases.list(&named).await {
+                Ok(found) => found.items,
+                Err(kube::Error::Api(status)) if status.code == 403 => {
+                    if !self.warned.swap(true, Ordering::Relaxed) {
+                        tracing::warn!(
+                            lease = name,
+                            "may not list Leases of this name in all namespaces: a controller elsewhere in the \
+                             cluster that does the same work would not be noticed (allow `list` on `leases`)"
+                        );
+                    }
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            let mut rivals = self.rivals.lock();
+            let mut listed = Vec::new();
+            for lease in found {
+                let key = (lease.metadata.namespace.clone().unwrap_or_default(), name.clone());
+                if key.0 == self.options.namespace && *name == self.options.name {
+                    continue;
+                }
+                let since = match rivals.get(&key).filter(|known| known.lease.spec == lease.spec) {
+                    Some(known) => known.since,
+                    None => Instant::now(),
+                };
+                let rival = ObservedLease { lease, since };
+                if !rival.holder().is_empty() && rival.is_valid() {
+                    live = Some(format!("{} (Lease {}/{name})", rival.holder(), key.0));
+                }
+                listed.push(key.clone());
+                rivals.insert(key, rival);
+            }
+            rivals.retain(|key, _| key.1 != *name || listed.contains(key));
+        }
+        Ok(live)
+    }
+
+    /// Works and renews, until the work has ended.
     async fn lead<R>(
         &self,
-        seen: &mut Option<Seen>,
+        observed: &mut Option<ObservedLease>,
         renewed: Instant,
         shutdown: &CancellationToken,
         lead: &impl Fn(CancellationToken) -> R,
-    ) -> bool
+    ) -> Term
     where
         R: Future<Output = ()>,
     {
         let term = CancellationToken::new();
         let mut work = std::pin::pin!(lead(term.clone()));
-        let mut renewal = std::pin::pin!(self.renew(seen, renewed));
-        let expires = loop {
+        let mut renewal = std::pin::pin!(self.renew(observed, renewed));
+        let (expires, end) = loop {
             tokio::select! {
                 biased;
-                expires = &mut renewal => break expires,
+                ended = &mut renewal => break ended,
                 () = shutdown.cancelled(), if !term.is_cancelled() => term.cancel(),
-                () = &mut work => return true,
+                () = &mut work => return Term::Finished,
             }
         };
         term.cancel();
         if timeout_at(expires, work).await.is_err() {
             tracing::warn!(lease = self.options.name, "work under way was cut short");
         }
-        false
+        end
     }
 
-    /// Renews until that fails for too long; returns by when the work must have ended.
-    async fn renew(&self, seen: &mut Option<Seen>, mut renewed: Instant) -> Instant {
+    /// Renews until that fails for too long or a rival works; returns by when the work must have ended, and why.
+    async fn renew(&self, observed: &mut Option<ObservedLease>, mut renewed: Instant) -> (Instant, Term) {
         loop {
             let deadline = renewed + self.options.renew;
             let expires = renewed + self.options.whole_lease();
@@ -288,62 +393,82 @@ impl Elector {
             sleep_until(deadline.min(Instant::now() + self.options.retry)).await;
             // Half of it, so that a request that hangs is followed by another.
             let patience = deadline.min(Instant::now() + self.options.renew / 2);
-            let outcome = timeout_at(patience, self.attempt(seen)).await;
+            let outcome = timeout_at(patience, self.attempt(observed)).await;
             match outcome {
-                Ok(Ok(Some(asked))) => renewed = asked,
-                Ok(Ok(None)) => {
-                    let holder = seen.as_ref().map(Seen::holder);
-                    tracing::error!(lease = self.options.name, holder, "somebody else took the lease");
-                    return Instant::now();
+                Ok(Ok(Some(asked))) => {
+                    renewed = asked;
+                    match timeout_at(patience, self.live_rival()).await {
+                        Ok(Ok(Some(rival))) => {
+                            let lease = &self.options.name;
+                            tracing::error!(
+                                lease,
+                                rival,
+                                "another controller does the same work; giving way"
+                            );
+                            return (self.end_of_work(renewed), Term::GaveWay);
+                        }
+                        Ok(Ok(None)) => {}
+                        outcome => self.log_failure(&outcome),
+                    }
                 }
-                outcome => self.tell(&outcome),
+                Ok(Ok(None)) => {
+                    let holder = observed.as_ref().map(ObservedLease::holder);
+                    tracing::error!(lease = self.options.name, holder, "somebody else took the lease");
+                    return (Instant::now(), Term::Lost);
+                }
+                outcome => self.log_failure(&outcome),
             }
             if Instant::now() >= renewed + self.options.renew {
-                // Well before it may be somebody else's: timers are late now and then.
-                let left = self.options.whole_lease().saturating_sub(self.options.renew);
-                return renewed + self.options.renew + left.mul_f64(0.75);
+                return (self.end_of_work(renewed), Term::Lost);
             }
         }
     }
 
+    /// By when the work must have ended: well before the Lease may be somebody else's, because timers are late at times.
+    fn end_of_work(&self, renewed: Instant) -> Instant {
+        let left = self.options.whole_lease().saturating_sub(self.options.renew);
+        renewed + self.options.renew + left.mul_f64(0.75)
+    }
+
     /// Takes the Lease or renews it; when that was asked for, or nothing if somebody else holds it.
-    async fn attempt(&self, seen: &mut Option<Seen>) -> kube::Result<Option<Instant>> {
+    async fn attempt(&self, observed: &mut Option<ObservedLease>) -> kube::Result<Option<Instant>> {
         let asked = Instant::now();
         // What is ours is renewed without a look, unless somebody else wrote it meanwhile.
-        if let Some(own) =
-            seen.as_ref().filter(|seen| seen.holder() == self.options.identity && seen.is_valid())
+        if let Some(own) = observed
+            .as_ref()
+            .filter(|observed| observed.holder() == self.options.identity && observed.is_valid())
         {
             if let Ok(lease) = self.write(Some(own)).await {
-                *seen = Some(Seen { lease, since: asked });
+                *observed = Some(ObservedLease { lease, since: asked });
                 return Ok(Some(asked));
             }
             self.slow_paths.inc();
         }
         if let Some(lease) = self.leases.get_opt(&self.options.name).await? {
-            let since = match seen.as_ref().filter(|seen| seen.lease.spec == lease.spec) {
-                Some(seen) => seen.since,
+            let since = match observed.as_ref().filter(|observed| observed.lease.spec == lease.spec) {
+                Some(observed) => observed.since,
                 None => Instant::now(),
             };
-            let now = seen.insert(Seen { lease, since });
+            let now = observed.insert(ObservedLease { lease, since });
             let holder = now.holder();
             if !holder.is_empty() && holder != self.options.identity && now.is_valid() {
                 return Ok(None);
             }
         } else {
-            *seen = None;
+            *observed = None;
         }
         let asked = Instant::now();
-        let lease = self.write(seen.as_ref()).await?;
-        *seen = Some(Seen { lease, since: asked });
+        let lease = self.write(observed.as_ref()).await?;
+        *observed = Some(ObservedLease { lease, since: asked });
         Ok(Some(asked))
     }
 
     /// Writes ourselves into the Lease.
-    async fn write(&self, seen: Option<&Seen>) -> kube::Result<Lease> {
+    async fn write(&self, observed: Option<&ObservedLease>) -> kube::Result<Lease> {
         let now = MicroTime(Timestamp::now());
-        let before = seen.map(Seen::spec).unwrap_or_default();
+        let before = observed.map(ObservedLease::spec).unwrap_or_default();
         let ours = before.holder_identity.as_ref() == Some(&self.options.identity);
-        let transitions = match (seen, ours) {
+        let transitions = match (observed, ours) {
             (None, _) => 0,
             (Some(_), true) => before.lease_transitions.unwrap_or_default(),
             (Some(_), false) => before.lease_transitions.unwrap_or_default().saturating_add(1),
@@ -356,14 +481,14 @@ impl Elector {
             lease_transitions: Some(transitions),
             ..before
         };
-        self.store(seen, spec).await
+        self.store(observed, spec).await
     }
 
-    async fn store(&self, seen: Option<&Seen>, spec: LeaseSpec) -> kube::Result<Lease> {
-        let mut lease = seen.map(|seen| seen.lease.clone()).unwrap_or_default();
+    async fn store(&self, observed: Option<&ObservedLease>, spec: LeaseSpec) -> kube::Result<Lease> {
+        let mut lease = observed.map(|observed| observed.lease.clone()).unwrap_or_default();
         lease.spec = Some(spec);
         lease.metadata.labels.get_or_insert_default().extend(self.options.labels.clone());
-        if seen.is_some() {
+        if observed.is_some() {
             return self.leases.replace(&self.options.name, &PostParams::default(), &lease).await;
         }
         lease.metadata.name = Some(self.options.name.clone());
@@ -376,8 +501,8 @@ impl Elector {
         let released = timeout(RELEASING, async {
             loop {
                 let Some(lease) = self.leases.get_opt(&self.options.name).await? else { return Ok(()) };
-                let seen = Seen { lease, since: Instant::now() };
-                if seen.holder() != self.options.identity {
+                let observed = ObservedLease { lease, since: Instant::now() };
+                if observed.holder() != self.options.identity {
                     return Ok(());
                 }
                 let now = MicroTime(Timestamp::now());
@@ -386,9 +511,9 @@ impl Elector {
                     lease_duration_seconds: Some(1),
                     acquire_time: Some(now.clone()),
                     renew_time: Some(now),
-                    ..seen.spec()
+                    ..observed.spec()
                 };
-                match self.store(Some(&seen), spec).await {
+                match self.store(Some(&observed), spec).await {
                     // A renewal of ours that was under way.
                     Err(kube::Error::Api(status)) if status.code == 409 => {}
                     outcome => return outcome.map(|_| ()),
@@ -397,14 +522,14 @@ impl Elector {
         });
         match released.await {
             Ok(Ok(())) => tracing::info!(lease = self.options.name, "released the lease"),
-            outcome => self.tell(&outcome),
+            outcome => self.log_failure(&outcome),
         }
     }
 
-    fn tell<T>(&self, outcome: &Result<kube::Result<T>, tokio::time::error::Elapsed>) {
+    /// Logs why a request about the Lease failed, unless somebody was quicker.
+    fn log_failure<T>(&self, outcome: &Result<kube::Result<T>, tokio::time::error::Elapsed>) {
         let lease = &self.options.name;
         match outcome {
-            // Somebody was quicker.
             Ok(Err(kube::Error::Api(status))) if status.code == 409 => {}
             Ok(Err(error)) => {
                 tracing::warn!(lease, error = error_chain(error), "the lease cannot be written");

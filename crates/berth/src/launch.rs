@@ -184,7 +184,10 @@ impl Sidecars {
         }
         let electors = groups
             .into_iter()
-            .map(|(lease, group)| Ok((self.elector(&client, &lease, health)?, group)))
+            .map(|(lease, group)| {
+                let rivals = rivals(&lease, group.iter().map(|(row, _)| row), &name);
+                Ok((self.elector(&client, &lease, rivals, health)?, group))
+            })
             .collect::<anyhow::Result<Vec<_>>>()?;
         // A process runs its sidecars once.
         let _ = health.standings.set(electors.iter().map(|(elector, _)| elector.standing()).collect());
@@ -239,13 +242,20 @@ impl Sidecars {
         Ok(Some((identity.name.clone(), needed)))
     }
 
-    fn elector(&self, client: &Client, lease: &str, health: &Health) -> anyhow::Result<Elector> {
+    fn elector(
+        &self,
+        client: &Client,
+        lease: &str,
+        rivals: Vec<String>,
+        health: &Health,
+    ) -> anyhow::Result<Elector> {
         let flags = &self.setting.election;
         let options = leader::Options {
             lease: flags.leader_election_lease_duration,
             renew: flags.leader_election_renew_deadline,
             retry: flags.leader_election_retry_period,
             labels: flags.leader_election_labels.0.clone(),
+            rivals,
             ..leader::Options::new(&namespace(&flags.leader_election_namespace), lease, &identity()?)
         };
         let elector = Elector::new(client.clone(), options).context(
@@ -253,6 +263,18 @@ impl Sidecars {
         )?;
         Ok(elector.measured(&health.loops))
     }
+}
+
+/// The Leases whose holders do the same work as sidecars that run under `lease`, in whatever namespace: upstream's of each
+/// sidecar where ours share one, and the snapshot controller's, of which a cluster has one. A sidecar of a driver that
+/// runs alone competes for upstream's Lease in its own namespace, as upstream's replicas do, and looks no further.
+fn rivals<'a>(lease: &str, rows: impl Iterator<Item = &'a Sidecar>, driver: &str) -> Vec<String> {
+    let names: Vec<String> = rows
+        .filter(|row| row.scope == Scope::Cluster || row.lease(driver) != lease)
+        .map(|row| row.lease(driver))
+        .collect();
+    let shared = names.iter().any(|name| name != lease).then(|| lease.to_owned());
+    shared.into_iter().chain(names).collect()
 }
 
 /// Runs sidecars over one cache per kind until the cluster's shutdown.

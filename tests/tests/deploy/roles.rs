@@ -36,6 +36,11 @@ impl Asked {
         }
         let (resource, name) = ((*rest.first()?).to_owned(), rest.get(1).copied().unwrap_or_default());
         let resource = rest.get(2).map_or(resource.clone(), |sub| format!("{resource}/{sub}"));
+        // A list of the objects of one name is authorized by that name.
+        let selected = query.split('&').find_map(|pair| {
+            pair.strip_prefix("fieldSelector=metadata.name%3D")
+                .or_else(|| pair.strip_prefix("fieldSelector=metadata.name="))
+        });
         let watched = query.split('&').any(|pair| matches!(pair, "watch=true" | "watch=1"));
         let verb = match (method.as_str(), name.is_empty()) {
             ("GET", true) if watched => "watch",
@@ -47,6 +52,10 @@ impl Asked {
             ("DELETE", true) => "deletecollection",
             ("DELETE", false) => "delete",
             _ => return None,
+        };
+        let name = match verb {
+            "list" | "watch" | "deletecollection" => selected.unwrap_or_default(),
+            _ => name,
         };
         Some(Self { verb: verb.to_owned(), group, resource, namespace, name: name.to_owned() })
     }
@@ -156,6 +165,12 @@ fn requests_are_read_as_an_authorizer_reads_them() {
             Some(("list", "", "persistentvolumes", "", "")),
         ),
         (Method::GET, "/api/v1/nodes", "watch=true&x=y", Some(("watch", "", "nodes", "", ""))),
+        (
+            Method::GET,
+            "/api/v1/nodes",
+            "limit=500&fieldSelector=metadata.name%3Da",
+            Some(("list", "", "nodes", "", "a")),
+        ),
         (Method::GET, "/api/v1/namespaces/a", "", Some(("get", "", "namespaces", "", "a"))),
         (Method::GET, "/api/v1/namespaces/a/pods/b", "", Some(("get", "", "pods", "a", "b"))),
         (Method::POST, "/api/v1/namespaces/a/events", "", Some(("create", "", "events", "a", ""))),

@@ -12,6 +12,7 @@ use berth_kube::leader::{Elector, Invalid, Options};
 use http::Request;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Namespace;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Api, PostParams};
 use kube::client::Body;
@@ -107,20 +108,33 @@ impl Stage {
 
     /// A candidate whose work ends when told to, or never by itself.
     fn candidate_who(&self, name: &str, obeys: bool) -> Candidate {
+        self.run(Options::new("default", NAME, name), obeys)
+    }
+
+    /// A candidate that looks for rivals.
+    fn candidate_beside(&self, name: &str, rivals: &[&str]) -> Candidate {
+        self.candidate_in("default", name, rivals)
+    }
+
+    fn candidate_in(&self, namespace: &str, name: &str, rivals: &[&str]) -> Candidate {
+        let rivals = rivals.iter().map(|&rival| rival.to_owned()).collect();
+        self.run(Options { rivals, ..Options::new(namespace, NAME, name) }, true)
+    }
+
+    fn run(&self, options: Options, obeys: bool) -> Candidate {
         let way = watch::Sender::new(Way::Open);
-        let options = Options {
-            labels: BTreeMap::from([("app".to_owned(), "berth".to_owned())]),
-            ..Options::new("default", NAME, name)
-        };
+        let labels = BTreeMap::from([("app".to_owned(), "berth".to_owned())]);
+        let (name, namespace) = (options.identity.clone(), options.namespace.clone());
+        let options = Options { labels, ..options };
         let elector = Arc::new(Elector::new(self.client(&way.subscribe()), options).unwrap());
         let stop = CancellationToken::new();
-        let (stage, name, shutdown) = (self.clone(), name.to_owned(), stop.clone());
+        let (stage, shutdown) = (self.clone(), stop.clone());
         let leading = elector.standing();
         let task = tokio::spawn(async move {
             let lead = |term: CancellationToken| {
-                let (stage, name) = (stage.clone(), name.clone());
+                let (stage, name, namespace) = (stage.clone(), name.clone(), namespace.clone());
                 async move {
-                    let _working = Working::begin(&stage, &name).await;
+                    let _working = Working::begin(&stage, &namespace, &name).await;
                     if obeys { term.cancelled().await } else { std::future::pending().await }
                 }
             };
@@ -153,8 +167,9 @@ struct Candidate {
 struct Working(Stage, String);
 
 impl Working {
-    async fn begin(stage: &Stage, name: &str) -> Self {
-        let lease = stage.lease().await;
+    async fn begin(stage: &Stage, namespace: &str, name: &str) -> Self {
+        let leases: Api<Lease> = Api::namespaced(stage.leases().into_client(), namespace);
+        let lease = leases.get(NAME).await.unwrap().spec.unwrap();
         let mut told = stage.state.lock();
         if lease.holder_identity.as_deref() != Some(name) {
             told.wrong.push(format!("{name} works with the lease of {:?}", lease.holder_identity));
@@ -358,6 +373,81 @@ async fn there_are_never_two_whatever_happens_to_their_ways() {
     stage.wait_for(|_| true).await;
     let terms = stage.state.lock().terms.clone();
     assert!(terms.len() > 10, "too little happened: {terms:?}");
+    stage.check();
+}
+
+/// Writes a holder into the Lease of another namespace, as a controller does that looks only there.
+async fn rival(stage: &Stage, name: &str, holder: &str, transitions: i32) {
+    let namespaces: Api<Namespace> = Api::all(stage.leases().into_client());
+    let mut namespace = Namespace::default();
+    namespace.metadata.name = Some("kube-system".to_owned());
+    let _ = namespaces.create(&PostParams::default(), &namespace).await;
+    let leases: Api<Lease> = Api::namespaced(stage.leases().into_client(), "kube-system");
+    let mut lease = leases.get_opt(name).await.unwrap().unwrap_or_default();
+    lease.metadata.name = Some(name.to_owned());
+    lease.spec = Some(LeaseSpec {
+        holder_identity: Some(holder.to_owned()),
+        lease_duration_seconds: Some(15),
+        lease_transitions: Some(transitions),
+        ..LeaseSpec::default()
+    });
+    if lease.metadata.resource_version.is_some() {
+        leases.replace(name, &PostParams::default(), &lease).await.unwrap();
+    } else {
+        leases.create(&PostParams::default(), &lease).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_candidate_stands_by_while_a_rival_in_another_namespace_is_alive_and_leads_when_it_is_gone() {
+    for name in [NAME, "upstreams-lease"] {
+        let stage = Stage::set().await;
+        rival(&stage, name, "upstream", 0).await;
+        let _candidate = stage.candidate_beside("a", &[NAME, "upstreams-lease"]);
+        for renewal in 1..10 {
+            sleep(Duration::from_secs(5)).await;
+            rival(&stage, name, "upstream", renewal).await;
+            assert_eq!(*stage.leader.borrow(), None, "{name}");
+        }
+        let silent = Instant::now();
+        stage.wait_for(|name| name == "a").await;
+        let took = silent.elapsed();
+        assert!(took >= Duration::from_secs(15) && took < Duration::from_secs(30), "after {took:?}");
+        stage.check();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leader_gives_way_to_a_rival_that_starts_to_lead_and_gives_its_lease_back() {
+    let stage = Stage::set().await;
+    let candidate = stage.candidate_beside("a", &[NAME]);
+    stage.wait_for(|name| name == "a").await;
+    rival(&stage, NAME, "upstream", 0).await;
+    let begun = Instant::now();
+    let mut leader = stage.leader.subscribe();
+    leader.wait_for(Option::is_none).await.unwrap();
+    assert!(begun.elapsed() <= Duration::from_millis(5_100), "after {:?}", begun.elapsed());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(stage.lease().await.holder_identity.as_deref(), Some(""), "it is given back");
+    assert!(!candidate.leading.borrow().leading);
+    // A rival that stops in order leaves no holder.
+    rival(&stage, NAME, "", 1).await;
+    stage.wait_for(|name| name == "a").await;
+    stage.check();
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_two_in_different_namespaces_that_look_for_each_other_one_leads() {
+    let stage = Stage::set().await;
+    rival(&stage, "any", "", 0).await;
+    let _here = stage.candidate_in("default", "a", &[NAME]);
+    let _there = stage.candidate_in("kube-system", "b", &[NAME]);
+    stage.wait_for(|_| true).await;
+    let mut changes = stage.leader.subscribe();
+    let leader = changes.borrow_and_update().clone();
+    sleep(Duration::from_secs(300)).await;
+    assert_eq!(*stage.leader.borrow(), leader);
+    assert!(!changes.has_changed().unwrap(), "leadership stays where it is");
     stage.check();
 }
 

@@ -75,7 +75,8 @@ async fn an_attributes_class_of_another_driver_is_asked_of_the_driver_and_can_be
     let (server, storage) = (Server::start().await, Arc::new(Storage::default()));
     server.class("fast", json!({})).await;
     for (name, driver) in [("foreign", "other.example.com"), ("gold", DRIVER)] {
-        let class = json!({ "metadata": { "name": name }, "driverName": driver, "parameters": { "tier": name } });
+        let class =
+            json!({ "metadata": { "name": name }, "driverName": driver, "parameters": { "tier": name } });
         server.apply::<VolumeAttributesClass>(class).await;
     }
     let components = Components::start(&server.client, &Fake::driver(&storage, &Power::on()));
@@ -93,7 +94,8 @@ async fn an_attributes_class_of_another_driver_is_asked_of_the_driver_and_can_be
                 && step.target_volume_attributes_class_name.as_deref() == Some("foreign")
         }) && conditions.is_some_and(|conditions| {
             conditions.iter().any(|condition| {
-                condition.type_ == "ModifyVolumeError" && condition.reason.as_deref() == Some("InvalidArgument")
+                condition.type_ == "ModifyVolumeError"
+                    && condition.reason.as_deref() == Some("InvalidArgument")
             })
         })
     };

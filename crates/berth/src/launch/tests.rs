@@ -4,6 +4,24 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 
+#[test]
+fn sidecars_that_share_a_lease_stand_back_for_the_holders_of_upstreams() {
+    let rivals = |lease: &str, names: &[&str]| {
+        let rows = sidecars::SIDECARS.iter().filter(|row| names.contains(&row.short_name));
+        super::rivals(lease, rows, "nfs.csi.k8s.io")
+    };
+    assert_eq!(
+        rivals("berth-sidecars-nfs-csi-k8s-io", &["provisioner", "resizer"]),
+        ["berth-sidecars-nfs-csi-k8s-io", "nfs-csi-k8s-io", "external-resizer-nfs-csi-k8s-io"]
+    );
+    assert_eq!(
+        rivals("snapshot-controller-leader", &["snapshot-controller"]),
+        ["snapshot-controller-leader"],
+        "in any other namespace"
+    );
+    assert!(rivals("nfs-csi-k8s-io", &["provisioner"]).is_empty(), "alone, as upstream");
+}
+
 #[tokio::test]
 async fn a_role_that_panics_or_ends_is_started_again_until_it_is_told_to_stop() {
     let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
