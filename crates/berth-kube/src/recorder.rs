@@ -1,20 +1,35 @@
 //! Events: what `kubectl describe` shows of what a loop did, or why it could not.
 //!
-//! Telling never waits and never fails the work that is told of. The same event again within a few minutes only counts
-//! up the first one, at most once a second.
+//! Recording never waits and never fails the work that it is about. Events are correlated as client-go does it:
+//!
+//! - The same event again within ten minutes counts up the first one, at most once a second; the last count is written,
+//!   too.
+//! - Of one object, severity and reason, ten different messages have an event each. Further ones share an event whose
+//!   message begins with "(combined from similar events)".
+//! - An object may have 25 events in a row and then one in five minutes. More are suppressed, but never the first of a
+//!   severity and reason; counts wait instead.
+//!
+//! Unlike there, nothing is lost because many objects have news at once: up to [`WAITING`] events wait to be written, by
+//! several requests at a time, and are kept while the API server is away. What is lost is counted and logged once a
+//! minute.
 
-use std::collections::HashMap;
-use std::hash::{BuildHasher as _, RandomState};
+mod correlator;
+
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
-use tokio::sync::mpsc;
-use tokio::time::Instant;
+use parking_lot::Mutex;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
+use self::correlator::{Correlator, CountUp, Creation, Occurrence, Outcome, Request};
 use crate::cluster::Cluster;
 use crate::kind::Kind;
 use crate::write::within;
@@ -29,7 +44,7 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// As Kubernetes writes it.
+    /// The `type` of an Event as Kubernetes writes it.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Normal => "Normal",
@@ -38,65 +53,70 @@ impl Severity {
     }
 }
 
-/// Tells events in the name of one component; cheap to clone.
-#[derive(Debug, Clone)]
+/// Records events in the name of one component; cheap to clone.
+#[derive(Clone)]
 pub struct Recorder {
-    sender: mpsc::Sender<Told>,
+    handle: Arc<Handle>,
 }
 
-#[derive(Debug)]
-struct Told {
-    about: ObjectReference,
-    severity: Severity,
-    reason: String,
-    message: String,
+/// What the recorders of a component have in common with the task that writes their events.
+#[derive(Default)]
+struct Outbox {
+    events: Mutex<Correlator>,
+    changed: Notify,
 }
 
-/// Events that may wait to be written; more are dropped, with a line in the log.
-const WAITING: usize = 4096;
-/// How many different events are remembered to be counted up rather than written anew.
-const REMEMBERED: usize = 4096;
-/// How long an event is counted up rather than written anew.
-const SAME: Duration = Duration::from_secs(600);
-/// How often an event is counted up at most.
-const PACE: Duration = Duration::from_secs(1);
+/// The recorders' side of the outbox: when the last recorder goes, the writer finishes and ends.
+struct Handle(Arc<Outbox>);
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        self.0.events.lock().close();
+        self.0.changed.notify_one();
+    }
+}
+
+/// How many requests a recorder makes at a time.
+const WRITERS: usize = 8;
+/// How often losses are logged at most.
+const LOSSES: Duration = Duration::from_mins(1);
 /// Kubernetes refuses longer messages.
 const LONGEST: usize = 1024;
 
 impl Recorder {
     /// A recorder that names `component` as the source, and `host` if it matters where it runs.
     pub fn new(cluster: &Cluster, component: &str, host: &str) -> Self {
-        let (sender, receiver) = mpsc::channel(WAITING);
+        let outbox = Arc::<Outbox>::default();
         let source = EventSource {
             component: Some(component.to_owned()),
             host: (!host.is_empty()).then(|| host.to_owned()),
         };
-        tokio::spawn(write(cluster.client().clone(), source, receiver));
-        Self { sender }
+        tokio::spawn(write(cluster.client().clone(), source, outbox.clone()));
+        Self { handle: Arc::new(Handle(outbox)) }
     }
 
-    /// Good news about an object.
+    /// Records good news about an object.
     pub fn normal<K: Kind>(&self, about: &K, reason: &str, message: impl Into<String>) {
         self.tell(reference(about), Severity::Normal, reason, message);
     }
 
-    /// Bad news about an object.
+    /// Records bad news about an object.
     pub fn warning<K: Kind>(&self, about: &K, reason: &str, message: impl Into<String>) {
         self.tell(reference(about), Severity::Warning, reason, message);
     }
 
-    /// News about an object.
+    /// Records an event about the object that `about` points to.
     pub fn tell(&self, about: ObjectReference, severity: Severity, reason: &str, message: impl Into<String>) {
-        let mut message = message.into();
-        if message.len() > LONGEST {
-            let end = (0..=LONGEST - 3).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
-            message.truncate(end);
-            message.push_str("...");
-        }
-        let told = Told { about, severity, reason: reason.to_owned(), message };
-        if let Err(error) = self.sender.try_send(told) {
-            tracing::warn!(%error, "an event was not told");
-        }
+        let occurrence = Occurrence {
+            about,
+            severity,
+            reason: reason.to_owned(),
+            message: message.into(),
+            at: Timestamp::now(),
+        };
+        let outbox = &self.handle.0;
+        outbox.events.lock().record(Instant::now(), occurrence);
+        outbox.changed.notify_one();
     }
 }
 
@@ -114,83 +134,122 @@ pub fn reference<K: Kind>(object: &K) -> ObjectReference {
     }
 }
 
-struct Known {
-    /// `None` while the event is not written yet.
-    event: String,
-    namespace: String,
-    count: i32,
-    written: Instant,
-    first: Instant,
-}
-
-async fn write(client: Client, source: EventSource, mut receiver: mpsc::Receiver<Told>) {
-    // By what is the same of equal events: thousands are remembered, and their texts would take megabytes.
-    let mut known: HashMap<u64, Known> = HashMap::new();
-    let hasher = RandomState::new();
-    while let Some(told) = receiver.recv().await {
-        let about = &told.about;
-        let object = (&about.uid, &about.kind, &about.name, &about.namespace, &about.field_path);
-        let same = hasher.hash_one((object, told.severity, &told.reason, &told.message));
+/// Writes events until the last recorder is gone and everything is written.
+async fn write(client: Client, source: EventSource, outbox: Arc<Outbox>) {
+    let mut writing = FuturesUnordered::new();
+    let mut logged: Option<Instant> = None;
+    loop {
         let now = Instant::now();
-        if let Some(known) = known.get_mut(&same).filter(|known| now - known.first < SAME) {
-            known.count += 1;
-            if now - known.written >= PACE {
-                known.written = now;
-                count_up(&client, known).await;
+        let mut wake = None;
+        {
+            let mut events = outbox.events.lock();
+            while writing.len() < WRITERS {
+                match events.next(now) {
+                    Ok((key, request)) => {
+                        let (client, source) = (client.clone(), source.clone());
+                        writing.push(async move { (key, send(&client, &source, request).await) });
+                    }
+                    Err(next) => {
+                        wake = next;
+                        break;
+                    }
+                }
             }
-            continue;
+            if events.losses().any() {
+                let again = logged.map(|logged| logged + LOSSES);
+                if let Some(again) = again.filter(|again| *again > now && !events.is_closed()) {
+                    wake = Some(wake.map_or(again, |wake: Instant| wake.min(again)));
+                } else {
+                    logged = Some(now);
+                    let losses = events.take_losses();
+                    tracing::warn!(
+                        component = source.component,
+                        lost = losses.lost,
+                        suppressed = losses.suppressed,
+                        "events were not written: too many wait, or one object has too many"
+                    );
+                }
+            }
+            if events.is_closed() && writing.is_empty() && wake.is_none() {
+                return;
+            }
         }
-        if known.len() >= REMEMBERED {
-            known.retain(|_, known| now - known.first < SAME);
-            if known.len() >= REMEMBERED {
-                known.clear();
+        let woken = async {
+            match wake {
+                Some(wake) => sleep_until(wake).await,
+                None => std::future::pending().await,
             }
-        }
-        let event = event(&source, told);
-        let (name, namespace) = (
-            event.metadata.name.clone().unwrap_or_default(),
-            event.metadata.namespace.clone().unwrap_or_default(),
-        );
-        let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
-        match within(api.create(&PostParams::default(), &event)).await {
-            Ok(_) => {
-                known.insert(same, Known { event: name, namespace, count: 1, written: now, first: now });
+        };
+        tokio::select! {
+            Some((key, outcome)) = writing.next() => {
+                outbox.events.lock().finish(Instant::now(), key, outcome);
             }
-            // A namespace that is going away takes no events any more.
-            Err(error) => tracing::debug!(%error, "an event was refused"),
+            () = outbox.changed.notified() => {}
+            () = woken => {}
         }
     }
 }
 
-async fn count_up(client: &Client, known: &Known) {
-    let api: Api<Event> = Api::namespaced(client.clone(), &known.namespace);
-    let patch = serde_json::json!({ "count": known.count, "lastTimestamp": Time(Timestamp::now()) });
-    let counted = within(api.patch(&known.event, &PatchParams::default(), &Patch::Merge(patch))).await;
-    if let Err(error) = counted {
-        tracing::debug!(%error, "an event could not be counted up");
+/// Makes one request; what became of the event.
+async fn send(client: &Client, source: &EventSource, request: Request) -> Outcome {
+    let answer = match request {
+        Request::Create(creation) => {
+            let event = event(source, *creation);
+            let namespace = event.metadata.namespace.clone().unwrap_or_default();
+            let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+            match within(api.create(&PostParams::default(), &event)).await {
+                // An attempt whose answer was lost.
+                Err(kube::Error::Api(status)) if status.code == 409 => return Outcome::Written,
+                answer => answer.map(drop),
+            }
+        }
+        Request::CountUp(CountUp { name, namespace, count, last, message }) => {
+            let api: Api<Event> = Api::namespaced(client.clone(), &namespace);
+            let mut patch = serde_json::json!({ "count": count, "lastTimestamp": Time(last) });
+            if let Some(message) = message {
+                patch["message"] = message.into();
+            }
+            within(api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))).await.map(drop)
+        }
+    };
+    match answer {
+        Ok(()) => Outcome::Written,
+        // A namespace that is going away takes no events any more.
+        Err(kube::Error::Api(status)) if status.code < 500 && status.code != 429 => {
+            tracing::debug!(error = %status.message, "an event was refused");
+            Outcome::Refused
+        }
+        Err(error) => {
+            tracing::debug!(%error, "an event could not be written yet");
+            Outcome::Unanswered
+        }
     }
 }
 
-fn event(source: &EventSource, told: Told) -> Event {
-    let now = Timestamp::now();
-    let namespace = told.about.namespace.clone().unwrap_or_else(|| "default".to_owned());
-    let about = told.about.name.clone().unwrap_or_default();
+fn event(source: &EventSource, creation: Creation) -> Event {
+    let Creation { name, namespace, count, last, of } = creation;
     Event {
-        metadata: ObjectMeta {
-            name: Some(format!("{about}.{:x}", now.as_nanosecond())),
-            namespace: Some(namespace),
-            ..ObjectMeta::default()
-        },
-        involved_object: told.about,
-        reason: Some(told.reason),
-        message: Some(told.message),
-        type_: Some(told.severity.as_str().to_owned()),
+        metadata: ObjectMeta { name: Some(name), namespace: Some(namespace), ..ObjectMeta::default() },
+        involved_object: of.about,
+        reason: Some(of.reason),
+        message: Some(of.message),
+        type_: Some(of.severity.as_str().to_owned()),
         source: Some(source.clone()),
         reporting_component: source.component.clone(),
         reporting_instance: source.host.clone(),
-        count: Some(1),
-        first_timestamp: Some(Time(now)),
-        last_timestamp: Some(Time(now)),
+        count: Some(count),
+        first_timestamp: Some(Time(of.at)),
+        last_timestamp: Some(Time(last)),
         ..Event::default()
     }
+}
+
+/// A message that is not longer than Kubernetes takes.
+fn shortened(mut message: String) -> String {
+    if message.len() > LONGEST {
+        let end = (0..=LONGEST - 3).rev().find(|end| message.is_char_boundary(*end)).unwrap_or(0);
+        message.truncate(end);
+        message.push_str("...");
+    }
+    message
 }

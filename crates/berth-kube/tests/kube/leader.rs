@@ -411,8 +411,7 @@ async fn a_candidate_stands_by_while_a_rival_in_another_namespace_is_alive_and_l
         }
         let silent = Instant::now();
         stage.wait_for(|name| name == "a").await;
-        let took = silent.elapsed();
-        assert!(took >= Duration::from_secs(15) && took < Duration::from_secs(30), "after {took:?}");
+        assert!(silent.elapsed() >= Duration::from_secs(15), "after {:?}", silent.elapsed());
         stage.check();
     }
 }

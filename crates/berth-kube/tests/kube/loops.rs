@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct Running {
     cluster: Cluster,
@@ -304,6 +304,57 @@ async fn the_same_event_again_is_counted_and_a_long_message_is_cut() {
     assert_eq!(of("Broken").len(), 1);
     assert!(of("Broken")[0].message.as_ref().unwrap().len() <= 1024);
     assert_eq!(of("Broken")[0].involved_object.uid, about.metadata.uid);
+}
+
+#[tokio::test]
+async fn the_first_event_of_each_kind_is_written_for_five_thousand_objects_at_once() {
+    let names = Arc::new(Mutex::new(std::collections::BTreeSet::new()));
+    let (heard, mut all) = (names.clone(), mpsc::unbounded_channel());
+    let sender = all.0;
+    let server = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+        let (heard, sender) = (heard.clone(), sender.clone());
+        async move {
+            let body = request.into_body().collect_bytes().await?;
+            let event: Event = serde_json::from_slice(&body)?;
+            let (about, reason) = (event.involved_object.name.unwrap(), event.reason.unwrap());
+            heard.lock().insert((about, reason));
+            let _ = sender.send(());
+            Ok::<_, tower::BoxError>(http::Response::new(kube::client::Body::from(body.to_vec())))
+        }
+    });
+    let cluster = Cluster::new(kube::Client::new(server, "default"), CancellationToken::new());
+    let recorder = Recorder::new(&cluster, "tester", "");
+    for reason in ["ExternalProvisioning", "Provisioning"] {
+        for number in 0..5000 {
+            let about = config(&format!("claim-{number}"), "");
+            recorder.normal(&about, reason, "waiting for a volume");
+            recorder.normal(&about, reason, "waiting for a volume");
+        }
+    }
+    for _ in 0..10_000 {
+        tokio::time::timeout(PATIENCE, all.1.recv()).await.expect("every event is written").unwrap();
+    }
+    assert_eq!(names.lock().len(), 10_000);
+}
+
+#[tokio::test]
+async fn the_last_count_of_an_event_that_is_repeated_within_a_second_is_written() {
+    let running = running().await;
+    let recorder = Recorder::new(&running.cluster, "tester", "");
+    let about = running.cluster.create(&config("a", "1")).await.unwrap();
+    let (sender, mut counts) = mpsc::unbounded_channel();
+    running.cluster.cache::<Event>().subscribe(move |_, after| {
+        if let Some(event) = after {
+            let _ = sender.send(event.count.unwrap_or_default());
+        }
+    });
+    let mut count = async || tokio::time::timeout(PATIENCE, counts.recv()).await.unwrap().unwrap();
+    recorder.normal(about.as_ref(), "Fine", "all is well");
+    assert_eq!(count().await, 1);
+    for _ in 0..4 {
+        recorder.normal(about.as_ref(), "Fine", "all is well");
+    }
+    while count().await < 5 {}
 }
 
 #[tokio::test(start_paused = true)]

@@ -37,8 +37,9 @@ impl News {
         drop(ends);
         let events = cluster.watch::<Event>(NAMESPACE, &format!("involvedObject.uid={uid}"), end);
         let (recorder, volume) = (recorder.clone(), reference(volume));
-        events.subscribe(move |_, after| {
-            if let Some(event) = after {
+        events.subscribe(move |before, after| {
+            // Counted up is not news; an event may be new and have happened several times.
+            if let (None, Some(event)) = (before, after) {
                 tell(&recorder, &volume, event);
             }
         });
@@ -57,9 +58,7 @@ impl News {
 }
 
 fn tell(recorder: &Recorder, volume: &ObjectReference, event: &Event) {
-    // Counted up is not news.
-    let is_new = event.count.is_none_or(|count| count <= 1);
-    if let (Some(message), true) = (&event.message, is_new) {
+    if let Some(message) = &event.message {
         let severity =
             if event.type_.as_deref() == Some("Warning") { Severity::Warning } else { Severity::Normal };
         recorder.tell(volume.clone(), severity, "RecyclerPod", format!("Recycler pod: {message}"));
