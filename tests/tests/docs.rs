@@ -13,11 +13,14 @@
 //! The blocks of a page run in order in one shell, in a checkout of the repository, on a machine of their own: mount,
 //! network, process and host name namespaces, an empty `/var/lib` and `/run`, the host name `node-1`, `berth` and
 //! `kubectl` in the path, and a `sudo` that runs its arguments. A page that begins with `<!-- machine: nfs -->` also has
-//! an NFS server that exports `127.0.0.1:/export`. A comment `<!-- wait: COMMAND -->` holds the next block back until the
+//! an NFS server that exports `127.0.0.1:/export`; `<!-- programs: NAME -->` puts further programs of the workspace in the
+//! path. A comment `<!-- wait: COMMAND -->` holds the next block back until the
 //! command succeeds, where a reader has waited by reading.
 //!
 //! In an `output` block `…` stands for any text of a line, and on a line of its own for any lines. Durations, process
 //! ids, UIDs and long hexadecimal numbers need not be equal, nor the width of white space.
+//!
+//! A block `rust file=PATH` must stand in that file, letter by letter.
 //!
 //! `BERTH_DOCS=write` writes the tables of flags instead of comparing them.
 
@@ -195,6 +198,24 @@ fn every_block_of_commands_says_whether_it_runs() -> Result<()> {
 }
 
 #[test]
+fn code_that_a_page_quotes_stands_in_its_file() -> Result<()> {
+    let mut wrong = Vec::new();
+    for page in pages()? {
+        for block in &page.blocks {
+            let Some(path) = block.info.split_whitespace().find_map(|word| word.strip_prefix("file=")) else {
+                continue;
+            };
+            let file = fs::read_to_string(root().join(path)).with_context(|| format!("read {path}"))?;
+            if !file.contains(&block.text) {
+                wrong.push(format!("{}:{}: {path} reads otherwise", page.path, block.line));
+            }
+        }
+    }
+    ensure!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[test]
 fn blocks_run_and_print_what_the_pages_say() -> Result<()> {
     let only = std::env::var("BERTH_DOCS_PAGE").ok();
     let mut wrong = Vec::new();
@@ -213,7 +234,8 @@ fn blocks_run_and_print_what_the_pages_say() -> Result<()> {
 /// Runs a page; says what went otherwise than the page says.
 fn run(page: &Page) -> Result<Vec<String>> {
     let dir = tempfile::Builder::new().prefix("docs-").tempdir()?;
-    prepare_machine(dir.path())?;
+    let programs = page.setting("programs").unwrap_or_default();
+    prepare_machine(dir.path(), programs.split(", ").filter(|name| !name.is_empty()))?;
     let script = dir.path().join("script");
     fs::write(&script, script_of(page))?;
     let program =
@@ -258,20 +280,29 @@ fn run(page: &Page) -> Result<Vec<String>> {
 }
 
 /// Makes what a page's machine has: programs, a home, a checkout, and room for `/var/lib`.
-fn prepare_machine(dir: &Path) -> Result<()> {
+fn prepare_machine<'a>(dir: &Path, programs: impl Iterator<Item = &'a str>) -> Result<()> {
     for name in ["bin", "home", "out", "checkout", "var-lib/nfs", "export"] {
         fs::create_dir_all(dir.join(name))?;
     }
-    let (binary, own) = (driver::binary()?, dir.join("bin/berth"));
-    if fs::hard_link(&binary, &own).is_err() {
-        fs::copy(&binary, &own).context("copy the binary")?;
+    let berth = driver::binary()?;
+    for name in programs {
+        install(&berth.with_file_name(name), &dir.join("bin").join(name))?;
     }
+    install(&berth, &dir.join("bin/berth"))?;
     let sudo = dir.join("bin/sudo");
     fs::write(&sudo, "#!/bin/sh\nexec \"$@\"\n")?;
     fs::set_permissions(&sudo, fs::Permissions::from_mode(0o755))?;
     for entry in fs::read_dir(root())? {
         let entry = entry?;
         std::os::unix::fs::symlink(entry.path(), dir.join("checkout").join(entry.file_name()))?;
+    }
+    Ok(())
+}
+
+/// Puts a program that was built into the path of a page's machine.
+fn install(built: &Path, installed: &Path) -> Result<()> {
+    if fs::hard_link(built, installed).is_err() {
+        fs::copy(built, installed).with_context(|| format!("copy {}", built.display()))?;
     }
     Ok(())
 }
@@ -631,6 +662,17 @@ fn every_command_and_flag_that_a_page_names_exists() -> Result<()> {
         }
     }
     ensure!(wrong.is_empty(), "{wrong:#?}");
+    Ok(())
+}
+
+#[test]
+fn every_benchmark_is_in_its_page() -> Result<()> {
+    let makefile = fs::read_to_string(root().join("Makefile"))?;
+    let page = Page::read("docs/benchmarks.md")?;
+    let targets = makefile.lines().filter_map(|line| line.split_once(':')).map(|(name, _)| name);
+    for target in targets.filter(|name| name.starts_with("bench")) {
+        ensure!(page.text.contains(&format!("| `make {target}` |")), "the page lacks make {target}");
+    }
     Ok(())
 }
 
