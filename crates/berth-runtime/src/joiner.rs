@@ -28,8 +28,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ContainerSpec,
-    launcher::{Launcher, MOST_FDS, receive, send},
-    shim::{Command, Stdio},
+    launcher::{Command, Launcher, MOST_FDS, Stdio, receive, send},
     status::Shim,
     sys::{self, Kind},
 };

@@ -21,7 +21,6 @@ mod log;
 mod logs;
 mod root;
 mod runtime;
-mod shim;
 mod status;
 mod sys;
 
