@@ -15,7 +15,6 @@
 mod disk;
 mod growth;
 mod plan;
-mod resolve;
 mod state;
 #[cfg(test)]
 mod tests;
@@ -25,6 +24,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use berth_core::names::CLAIM_PROTECTION;
+use berth_kube::storage::{owned_by, volume_name};
 use berth_kube::{Backoff, Cluster, Failure, Key, Next, Queue, Recorder};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
@@ -35,9 +36,9 @@ use tokio::time::Instant;
 pub(crate) use self::disk::names;
 pub(crate) use self::disk::remove_pod;
 use self::plan::{Action, Mount};
-use self::state::{DeviceEntry, Found, Group, Growth, Place, State};
+use self::state::{DeviceEntry, Found, Group, Growth, Place, State, Wish};
 use crate::layout::Layout;
-use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume, Ready};
+use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::plugins::unsupported;
 
 /// What the volume manager needs of the Node object.
@@ -276,7 +277,7 @@ impl Volumes {
             .get(uid)
             .and_then(|wishes| Some((wishes.pod.clone(), wishes.volumes.get(name)?.clone())));
         let Some((pod, wish)) = wish else { return Next::Done };
-        let volume = match resolve::resolve(&self.options.cluster, &pod, &wish).await {
+        let volume = match resolve(&self.options.cluster, &pod, &wish).await {
             Ok(volume) => volume,
             Err(problem) => return self.unfound(uid, name, &problem),
         };
@@ -369,6 +370,90 @@ impl Volumes {
     }
 }
 
+/// What a volume of a pod is, or why that cannot be said yet.
+async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> Result<PodVolume, String> {
+    let name = wish.volume.name.clone();
+    let Some(key) = &wish.claim else {
+        let read_only = wish.volume.csi.as_ref().and_then(|csi| csi.read_only).unwrap_or(false);
+        let source = Source::Inline(wish.volume.clone());
+        return Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only));
+    };
+    let (volume, claim) = bound(cluster, pod, wish, key)
+        .await
+        .map_err(|problem| format!("error processing PVC {key}: {problem}"))?;
+    let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()).unwrap_or("Filesystem");
+    if wish.block != (mode == "Block") {
+        let place = if wish.block { "volumeDevices" } else { "volumeMounts" };
+        return Err(format!("volume {name} has volumeMode {mode}, but is specified in {place}"));
+    }
+    let read_only =
+        wish.volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
+    let source = Source::Persistent { volume, claim };
+    Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only))
+}
+
+async fn bound(
+    cluster: &Cluster,
+    pod: &Pod,
+    wish: &Wish,
+    key: &Key,
+) -> Result<(Arc<PersistentVolume>, Arc<PersistentVolumeClaim>), String> {
+    let claim = cluster
+        .fetch::<PersistentVolumeClaim>(key)
+        .await
+        .map_err(|error| format!("failed to fetch PVC from API server: {}", error.chain()))?
+        .ok_or_else(|| {
+            format!("failed to fetch PVC from API server: persistentvolumeclaims {:?} not found", key.name)
+        })?;
+    let name = check_claim(pod, wish, &claim)?;
+    let volume = cluster
+        .fetch::<PersistentVolume>(&Key::cluster(name))
+        .await
+        .map_err(|error| format!("failed to fetch PV {name} from API server: {}", error.chain()))?
+        .ok_or_else(|| {
+            format!("failed to fetch PV {name} from API server: persistentvolumes {name:?} not found")
+        })?;
+    check_volume(&volume, &claim)?;
+    Ok((volume, claim))
+}
+
+/// The name of the volume that a claim is bound to, if the pod may use it.
+fn check_claim<'a>(pod: &Pod, wish: &Wish, claim: &'a PersistentVolumeClaim) -> Result<&'a str, String> {
+    let meta = &claim.metadata;
+    if wish.volume.ephemeral.is_some() && !owned_by(claim, pod) {
+        let (claim, pod) = (Key::of(claim), Key::of(pod));
+        return Err(format!("PVC {claim} was not created for pod {pod} (pod is not owner)"));
+    }
+    if meta.deletion_timestamp.is_some()
+        && !meta.finalizers.iter().flatten().any(|finalizer| finalizer == CLAIM_PROTECTION)
+    {
+        return Err("PVC is being deleted".to_owned());
+    }
+    let phase = claim.status.as_ref().and_then(|status| status.phase.as_deref());
+    if phase != Some("Bound") {
+        return Err("PVC is not bound".to_owned());
+    }
+    let name = volume_name(claim);
+    if name.is_empty() { Err("PVC has empty pvc.Spec.VolumeName".to_owned()) } else { Ok(name) }
+}
+
+fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Result<(), String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let Some(reference) = volume.spec.as_ref().and_then(|spec| spec.claim_ref.as_ref()) else {
+        return Err(format!(
+            "found PV object {name} but it has a nil pv.Spec.ClaimRef indicating it is not yet bound to the claim"
+        ));
+    };
+    if reference.uid == claim.metadata.uid {
+        return Ok(());
+    }
+    let (there, wanted) = (reference.uid.as_deref(), claim.metadata.uid.as_deref());
+    let (there, wanted) = (there.unwrap_or_default(), wanted.unwrap_or_default());
+    Err(format!(
+        "found PV object {name} but its pv.Spec.ClaimRef.UID {there} does not point to claim.UID {wanted}"
+    ))
+}
+
 /// One operation on a device or on a pod's volume, what it does to what is known, and the event when it fails.
 impl Volumes {
     async fn operate(&self, group: &Group, action: Action) -> Outcome {
@@ -400,7 +485,7 @@ impl Volumes {
                     place.reconstructed = false;
                     place.ready = Some(ready);
                     place.failed = false;
-                    place.size = place.size.or_else(|| resolve::size(&volume));
+                    place.size = place.size.or_else(|| state::size(&volume));
                     place.refresh_at = plugin.refresh_after(&volume).map(|after| Instant::now() + after);
                     None
                 }

@@ -6,8 +6,8 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
-use super::state::Growth;
-use super::{Outcome, Volumes, resolve};
+use super::state::{Growth, size};
+use super::{Outcome, Volumes};
 use crate::plugin::{Certainty, Failed, Placed, PodVolume, Source};
 
 /// The conditions of a claim that tell of its growth.
@@ -101,7 +101,7 @@ impl Volumes {
     fn grown(&self, placed: &Placed, volume: &PodVolume) {
         if let Some(place) = self.state().place_mut(placed) {
             place.growth = Growth::None;
-            place.size = resolve::size(volume);
+            place.size = size(volume);
         }
     }
 

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use berth_kube::Key;
-use k8s_openapi::api::core::v1::{Pod, Volume};
+use berth_kube::storage::ephemeral_claim_name;
+use k8s_openapi::api::core::v1::{Container, Pod, Volume};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use tokio::time::Instant;
 
 use super::plan::{DeviceView, Mount, View, VolumeView, Want};
-use super::resolve;
 use crate::plugin::{Device, Placed, Plugin, PodVolume, Ready, Source};
 
 /// What is worked on one operation at a time: a device with all that is on it, or one volume without a device.
@@ -131,11 +132,11 @@ impl State {
             .entry(uid.to_owned())
             .or_insert_with(|| Wishes { pod: pod.clone(), volumes: BTreeMap::new() });
         wishes.pod = pod.clone();
-        for (volume, block) in resolve::mentioned(pod) {
+        for (volume, block) in mentioned(pod) {
             if wishes.volumes.contains_key(&volume.name) {
                 continue;
             }
-            let claim = resolve::claim(pod, volume);
+            let claim = claim(pod, volume);
             if let Some(claim) = &claim {
                 self.claims.entry(claim.clone()).or_default().insert((uid.to_owned(), volume.name.clone()));
             }
@@ -209,7 +210,7 @@ impl State {
         let known = self.locate(&placed, &group);
         let members = self.groups.entry(group.clone()).or_default();
         if let Some(device) = device {
-            let one_pod = resolve::is_for_one_pod(&volume);
+            let one_pod = is_for_one_pod(&volume);
             match &mut members.device {
                 Some(entry) => {
                     entry.one_pod = one_pod;
@@ -222,7 +223,7 @@ impl State {
         let refused = members.places.values().any(|place| place.growth == Growth::Refused);
         let known = known.unwrap_or_else(|| Place::new(plugin));
         let place = members.places.entry(placed.clone()).or_insert(known);
-        place.growth = match resolve::must_grow(&volume, place.size) {
+        place.growth = match must_grow(&volume, place.size) {
             true if refused => Growth::Refused,
             true => Growth::Due,
             false if place.growth == Growth::Refused => Growth::Refused,
@@ -444,4 +445,83 @@ impl DeviceEntry {
             waiting: None,
         }
     }
+}
+
+/// The volumes that the pod's containers use, and whether as block devices.
+fn mentioned(pod: &Pod) -> Vec<(&Volume, bool)> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    let containers = || spec.init_containers.iter().flatten().chain(&spec.containers);
+    let mounts = |container: &Container, name: &str| {
+        container.volume_mounts.iter().flatten().any(|mount| mount.name == name)
+    };
+    let devices = |container: &Container, name: &str| {
+        container.volume_devices.iter().flatten().any(|device| device.name == name)
+    };
+    let debug = |name: &str| {
+        let containers = spec.ephemeral_containers.iter().flatten();
+        containers
+            .flat_map(|container| container.volume_mounts.iter().flatten())
+            .any(|mount| mount.name == name)
+    };
+    let volumes = spec.volumes.iter().flatten();
+    volumes
+        .filter_map(|volume| {
+            let block = containers().any(|container| devices(container, &volume.name));
+            let mounted =
+                debug(&volume.name) || containers().any(|container| mounts(container, &volume.name));
+            (block || mounted).then_some((volume, block))
+        })
+        .collect()
+}
+
+/// The claim that a volume of a pod rests on.
+fn claim(pod: &Pod, volume: &Volume) -> Option<Key> {
+    let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+    if let Some(claim) = &volume.persistent_volume_claim {
+        return Some(Key::new(namespace, &claim.claim_name));
+    }
+    volume.ephemeral.as_ref().map(|_| Key::new(namespace, ephemeral_claim_name(pod, volume)))
+}
+
+/// Whether only one pod may have the volume at a time.
+fn is_for_one_pod(volume: &PodVolume) -> bool {
+    match &volume.source {
+        Source::Inline(_) => false,
+        Source::Persistent { volume, .. } => {
+            let modes = volume.spec.as_ref().and_then(|spec| spec.access_modes.as_ref());
+            modes.into_iter().flatten().any(|mode| mode == "ReadWriteOncePod")
+        }
+    }
+}
+
+/// The size of a claim's volume in bytes.
+pub(super) fn size(volume: &PodVolume) -> Option<u64> {
+    let Source::Persistent { volume, .. } = &volume.source else { return None };
+    bytes(volume.spec.as_ref()?.capacity.as_ref()?.get("storage")?)
+}
+
+/// Whether what is on a volume must be grown to the volume's size; `brought` is the size that it had when this node
+/// last brought or grew it.
+fn must_grow(volume: &PodVolume, brought: Option<u64>) -> bool {
+    let Source::Persistent { claim, .. } = &volume.source else { return false };
+    let (Some(size), Some(status)) = (size(volume), &claim.status) else { return false };
+    let resize = status.allocated_resource_statuses.as_ref().and_then(|all| all.get("storage"));
+    match resize.map(String::as_str) {
+        Some("NodeResizePending" | "NodeResizeInProgress") => true,
+        Some(_) => false,
+        None => {
+            let known = status.capacity.as_ref().and_then(|capacity| bytes(capacity.get("storage")?));
+            // Where several nodes have the volume, the first to grow it makes the claim say so for all.
+            let shared = claim
+                .spec
+                .as_ref()
+                .and_then(|spec| spec.access_modes.as_ref())
+                .is_some_and(|modes| modes.iter().any(|mode| mode == "ReadWriteMany"));
+            known.is_some_and(|known| known < size) || shared && brought.is_some_and(|brought| brought < size)
+        }
+    }
+}
+
+fn bytes(quantity: &Quantity) -> Option<u64> {
+    quantity.0.parse::<berth_core::Quantity>().ok()?.bytes().and_then(|bytes| u64::try_from(bytes).ok())
 }
