@@ -17,6 +17,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use berth_kube::{Backoff, Cache, Cluster, Key};
+use berth_runtime::blocking;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::CSINode;
@@ -135,9 +136,7 @@ impl Machine {
     pub async fn start(cluster: Cluster, options: Options) -> Result<Arc<Self>> {
         let facts = {
             let (data_dir, pods, address) = (options.data_dir.clone(), options.max_pods, options.address);
-            tokio::task::spawn_blocking(move || Facts::read(&data_dir, pods, address))
-                .await
-                .expect("looking at the machine does not panic")
+            blocking(move || Facts::read(&data_dir, pods, address)).await
         };
         let cluster = cluster.named("kubelet");
         let machine = Arc::new(Self {

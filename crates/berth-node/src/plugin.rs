@@ -147,6 +147,13 @@ impl Failed {
     }
 }
 
+impl From<berth_host::Error> for Failed {
+    /// What a failure on the machine has left is not known.
+    fn from(error: berth_host::Error) -> Self {
+        Self::uncertain(error.sentence())
+    }
+}
+
 /// A kind of volume.
 #[async_trait]
 pub(crate) trait Plugin: Send + Sync {

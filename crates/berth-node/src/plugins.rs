@@ -126,23 +126,5 @@ fn containers(pod: &Pod) -> impl Iterator<Item = AnyContainer<'_>> {
     })
 }
 
-/// Does something with the disk on a thread where waiting is allowed; what a failure left must be undone.
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> berth_host::Result<T> + Send + 'static,
-) -> Result<T, Failed> {
-    blocking_or(Failed::uncertain, move || work().map_err(|error| error.sentence())).await
-}
-
-/// The same, with a failure of its own kind.
-async fn blocking_or<T: Send + 'static>(
-    failed: impl FnOnce(String) -> Failed,
-    work: impl FnOnce() -> Result<T, String> + Send + 'static,
-) -> Result<T, Failed> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(done) => done.map_err(failed),
-        Err(error) => Err(Failed::uncertain(format!("the work on the volume ended early: {error}"))),
-    }
-}
-
 #[cfg(test)]
 mod tests;

@@ -31,7 +31,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, 
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::decide::{Decision, Known, Problem, deadline, decide, pause};
+use self::decide::{Decision, Known, Problem, RESTART, deadline, decide};
 use self::launch::container_spec;
 use self::status::whole_seconds;
 use crate::layout::Layout;
@@ -250,7 +250,15 @@ impl Pods {
     async fn sync(self: Arc<Self>, uid: &str) -> Result<Next, Error> {
         let Some(entry) = self.entry(uid) else { return Ok(Next::Done) };
         let mut work = entry.work.lock().await;
-        work.look(&self.options.runtime);
+        let Work { runs, containers, .. } = &mut *work;
+        for id in &*runs {
+            let latest = containers.get_mut(&id.name).filter(|known| known.attempt == id.attempt);
+            if let Some(known) = latest.filter(|known| known.is_running())
+                && let Some(state) = self.options.runtime.state(id)
+            {
+                known.run = Some(state);
+            }
+        }
         self.watch(&mut work);
         match entry.latest() {
             Some(pod) if pod.metadata.deletion_timestamp.is_some() => {
@@ -459,7 +467,7 @@ impl Pods {
             }
             Err((reason, message)) => {
                 let tries = known.problem.as_ref().map_or(1, |problem| problem.tries + 1);
-                let again = Timestamp::now() + pause(tries);
+                let again = Timestamp::now() + RESTART.exact_pause(tries);
                 self.tell_container(
                     pod,
                     &container.name,
@@ -601,19 +609,6 @@ impl Work {
             }
         }
         self.runs.insert(id);
-    }
-
-    /// Looks which containers have ended.
-    fn look(&mut self, runtime: &Runtime) {
-        for id in &self.runs {
-            let Some(known) = self.containers.get_mut(&id.name) else { continue };
-            if known.attempt == id.attempt
-                && known.is_running()
-                && let Some(state) = runtime.state(id)
-            {
-                known.run = Some(state);
-            }
-        }
     }
 
     /// The run of a container that goes on.

@@ -329,7 +329,21 @@ impl Volumes {
                 if unable.contains(&action) {
                     continue;
                 }
-                match self.operate(group, action.clone()).await {
+                let outcome = match &action {
+                    Action::TearDown(placed) => self.tear_down(placed).await,
+                    Action::ReportInUse => self.report_in_use(group).await,
+                    Action::AwaitAttachment => self.await_attachment(group),
+                    Action::Stage(placed) => self.stage(group, placed).await,
+                    Action::SetUp(placed) => self.set_up(placed).await,
+                    Action::Refuse(placed) => {
+                        self.problem(placed, "SetUp", "SetUpDevice", IN_USE);
+                        Outcome::Wait(PATIENCE)
+                    }
+                    Action::Expand(placed) => self.expand(placed).await,
+                    Action::Unstage => self.unstage(group).await,
+                    Action::ReportNotInUse => self.report_not_in_use(group),
+                };
+                match outcome {
                     Outcome::Done => {
                         progress = true;
                         // A pod does not wait for what is left to do about the device.
@@ -456,23 +470,6 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
 
 /// One operation on a device or on a pod's volume, what it does to what is known, and the event when it fails.
 impl Volumes {
-    async fn operate(&self, group: &Group, action: Action) -> Outcome {
-        match action {
-            Action::TearDown(placed) => self.tear_down(&placed).await,
-            Action::ReportInUse => self.report_in_use(group).await,
-            Action::AwaitAttachment => self.await_attachment(group),
-            Action::Stage(placed) => self.stage(group, &placed).await,
-            Action::SetUp(placed) => self.set_up(&placed).await,
-            Action::Refuse(placed) => {
-                self.problem(&placed, "SetUp", "SetUpDevice", IN_USE);
-                Outcome::Wait(PATIENCE)
-            }
-            Action::Expand(placed) => self.expand(&placed).await,
-            Action::Unstage => self.unstage(group).await,
-            Action::ReportNotInUse => self.report_not_in_use(group),
-        }
-    }
-
     async fn set_up(&self, placed: &Placed) -> Outcome {
         let Some((plugin, volume, before)) = self.begin(placed) else { return Outcome::Done };
         let result = plugin.set_up(&volume).await;

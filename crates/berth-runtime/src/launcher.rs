@@ -306,6 +306,8 @@ struct Child {
 }
 
 impl Child {
+    /// Starts a child that goes into the container's root and becomes its command, on a new terminal where `terminal`;
+    /// gives the child and its standard output and error.
     fn start(
         state: &OwnedFd,
         host: &OwnedFd,
@@ -328,8 +330,34 @@ impl Child {
             return Ok((Self { pid, signals, channel, _stdin: stdin }, [stdout, stderr]));
         }
         drop(stdin);
-        let pipes = Pipes { stdin: stdin_end, stdout: stdout_end, stderr: stderr_end };
-        let Err(error) = become_command(state, host, terminal.then_some(&theirs), &pipes);
+        let become_command = || -> Result<std::convert::Infallible> {
+            let spec = read_spec(state)?;
+            root::enter(&spec, state.as_fd(), host.as_fd())?;
+            let command = Command {
+                words: &spec.command,
+                env: &spec.env,
+                working_dir: spec.working_dir.as_deref(),
+                user: spec.user,
+                group: spec.group,
+                groups: &spec.groups,
+            };
+            if terminal {
+                let terminal =
+                    open_terminal(&theirs).map_err(|errno| Error::new("open a terminal", errno))?;
+                return Err(command.become_it(&Stdio::terminal(&terminal)));
+            }
+            let null;
+            let input = if spec.stdin {
+                stdin_end.as_fd()
+            } else {
+                null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+                    .map_err(|errno| Error::new("open /dev/null in the container", errno))?;
+                null.as_fd()
+            };
+            let (output, error) = (stdout_end.as_fd(), stderr_end.as_fd());
+            Err(command.become_it(&Stdio { input, output, error, terminal: false }))
+        };
+        let Err(error) = become_command();
         let _ = send(&theirs, error.sentence().as_bytes(), &[]);
         sys::exit(1)
     }
@@ -384,45 +412,6 @@ impl Child {
         }
         ended
     }
-}
-
-struct Pipes {
-    stdin: OwnedFd,
-    stdout: OwnedFd,
-    stderr: OwnedFd,
-}
-
-/// Goes into the container's root and becomes its command; with a `channel`, on a new terminal which is sent there.
-fn become_command(
-    state: &OwnedFd,
-    host: &OwnedFd,
-    channel: Option<&OwnedFd>,
-    pipes: &Pipes,
-) -> Result<std::convert::Infallible> {
-    let spec = read_spec(state)?;
-    root::enter(&spec, state.as_fd(), host.as_fd())?;
-    let command = Command {
-        words: &spec.command,
-        env: &spec.env,
-        working_dir: spec.working_dir.as_deref(),
-        user: spec.user,
-        group: spec.group,
-        groups: &spec.groups,
-    };
-    if let Some(channel) = channel {
-        let terminal = open_terminal(channel).map_err(|errno| Error::new("open a terminal", errno))?;
-        return Err(command.become_it(&Stdio::terminal(&terminal)));
-    }
-    let null;
-    let input = if spec.stdin {
-        pipes.stdin.as_fd()
-    } else {
-        null = rustix::fs::open("/dev/null", OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-            .map_err(|errno| Error::new("open /dev/null in the container", errno))?;
-        null.as_fd()
-    };
-    let stdio = Stdio { input, output: pipes.stdout.as_fd(), error: pipes.stderr.as_fd(), terminal: false };
-    Err(command.become_it(&stdio))
 }
 
 fn read_spec(state: &OwnedFd) -> Result<ContainerSpec> {

@@ -127,6 +127,20 @@ pub struct Device {
 /// The process that starts containers.
 pub const LAUNCHER: Helper = Helper { argument: launcher::ARGUMENT, run: launcher::serve };
 
+/// Runs work that may wait, for a disk or another process, on a thread where it holds nobody else up.
+///
+/// A panic of the work goes on in the caller. Once the runtime shuts down, the work may not be begun any more, and this
+/// does not return.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(done) => done,
+        Err(error) => match error.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_cancelled) => std::future::pending().await,
+        },
+    }
+}
+
 impl fmt::Debug for ContainerSpec {
     // Command and environment may hold secrets.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -20,6 +20,8 @@ use jiff::Timestamp;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
+use crate::blocking;
+
 const CHUNK: usize = 64 << 10;
 
 /// What of a log is wanted.
@@ -77,10 +79,6 @@ where
 
 fn watch(directory: &Path) -> io::Result<AsyncFd<Watch>> {
     crate::runtime::pollable(Watch::new(directory).map_err(io::Error::other)?)
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
-    tokio::task::spawn_blocking(work).await.expect("reading a log does not panic")
 }
 
 struct Following {

@@ -26,7 +26,7 @@ use tokio::{
 };
 
 use crate::{
-    ContainerSpec, SPEC_FILE,
+    ContainerSpec, SPEC_FILE, blocking,
     exec::Exec,
     joiner::ExecCall,
     launcher::Launcher,
@@ -151,8 +151,37 @@ impl Runtime {
         loop {
             let (container, is_new) = self.entry(&id);
             if is_new {
-                let runtime = self.clone();
-                let started = tokio::spawn(async move { runtime.launch(&container, spec).await }).await;
+                let (runtime, name) = (self.clone(), id.clone());
+                // In a task of its own, so that it goes on when the caller is dropped.
+                let launch = async move {
+                    let (inner, new) = (Arc::clone(&runtime.0), Arc::clone(&container));
+                    let launched = blocking(move || {
+                        // It may run although its start was told to have failed: for want of a descriptor to watch it
+                        // with, say.
+                        if new.take_up(true)? {
+                            return Ok(None);
+                        }
+                        let made = fs::DirBuilder::new().mode(0o700).create(&new.directory);
+                        made.map_err(|error| {
+                            berth_host::Error::new("make the container's directory", error)
+                        })?;
+                        let pipe = inner.launcher.launch(&new.directory, &spec).inspect_err(|_| {
+                            let _ = remove_tree(&new.directory);
+                        });
+                        pipe.map(Some)
+                    })
+                    .await;
+                    let started = match launched {
+                        Ok(Some(started)) => wait_for_end(started).await.and_then(|()| container.begin()),
+                        Ok(None) => Ok(()),
+                        Err(error) => Err(error),
+                    };
+                    started.map_err(|error| {
+                        runtime.lock().remove(&name);
+                        Error::host(format!("start container {}", name.name), error)
+                    })
+                };
+                let started = tokio::spawn(launch).await;
                 return started.expect("starting a container does not panic").map(|()| id);
             }
             let mut state = container.state.subscribe();
@@ -222,9 +251,8 @@ impl Runtime {
             return Err(Error::StillRunning(id.clone()));
         }
         let directory = container.directory.clone();
-        let removed = tokio::task::spawn_blocking(move || remove_tree(&directory)).await;
-        removed
-            .expect("removing a directory does not panic")
+        blocking(move || remove_tree(&directory))
+            .await
             .map_err(|error| Error::host(format!("remove container {id}"), error))?;
         self.lock().remove(id);
         Ok(())
@@ -241,9 +269,8 @@ impl Runtime {
             let shim = container.shim.get().expect("a running container has a shim");
             read_spec(&container.directory).and_then(|spec| runtime.0.launcher.exec(shim, &spec, &call))
         };
-        let joined = tokio::task::spawn_blocking(join).await.expect("starting a process does not panic");
         let failed = |error| Error::host(format!("exec in container {id}"), error);
-        Exec::open(joined.map_err(failed)?, tty).await
+        Exec::open(blocking(join).await.map_err(failed)?, tty).await
     }
 
     fn adopt(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
@@ -256,33 +283,6 @@ impl Runtime {
             self.lock().insert(id, container);
         }
         Ok(())
-    }
-
-    async fn launch(&self, container: &Arc<Container>, spec: ContainerSpec) -> Result<()> {
-        let id = ContainerId::of(&spec);
-        let (runtime, known, directory) = (self.clone(), Arc::clone(container), container.directory.clone());
-        let launch = move || {
-            // It may run although its start was told to have failed: for want of a descriptor to watch it with, say.
-            if known.take_up(true)? {
-                return Ok(None);
-            }
-            let made = fs::DirBuilder::new().mode(0o700).create(&directory);
-            made.map_err(|error| berth_host::Error::new("make the container's directory", error))?;
-            let launched = runtime.0.launcher.launch(&directory, &spec).inspect_err(|_| {
-                let _ = remove_tree(&directory);
-            })?;
-            Ok(Some(launched))
-        };
-        let launched = tokio::task::spawn_blocking(launch).await.expect("starting a process does not panic");
-        let started = match launched {
-            Ok(Some(started)) => wait_for_end(started).await.and_then(|()| container.begin()),
-            Ok(None) => Ok(()),
-            Err(error) => Err(error),
-        };
-        started.map_err(|error| {
-            self.lock().remove(&id);
-            Error::host(format!("start container {}", id.name), error)
-        })
     }
 
     /// The container of that name, and whether it is a new one, which the caller has to start.

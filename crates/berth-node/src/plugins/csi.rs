@@ -10,7 +10,7 @@ mod rules;
 mod source;
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -26,6 +26,7 @@ use berth_host::ownership::{GroupPolicy, apply_group};
 use berth_host::path::Dir;
 use berth_kube::timeline::Step;
 use berth_kube::{Cache, Cluster, Key};
+use berth_runtime::blocking;
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::api::storage::v1::CSIDriver;
@@ -36,7 +37,7 @@ use self::disk::{NodePaths, PodPaths, VolData};
 use self::rules::Rules;
 pub(crate) use self::source::CsiVolume;
 use self::source::Mode;
-use super::{blocking, blocking_or, fs_group};
+use super::fs_group;
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::registration::{Driver, Drivers};
@@ -162,11 +163,11 @@ impl Csi {
         if !self.is_nothing(key, &failed) {
             return Failed::uncertain(failed.message);
         }
-        match blocking_or(Failed::uncertain, remove).await {
+        match blocking(remove).await {
             Ok(()) => failed,
             Err(left) => Failed::uncertain(format!(
-                "{}; besides, what was made for the call is left: {}",
-                failed.message, left.message
+                "{}; besides, what was made for the call is left: {left}",
+                failed.message
             )),
         }
     }
@@ -186,7 +187,7 @@ impl Csi {
         let data = VolData::of_node(volume, csi, &self.node);
         let (was_there, prepared) = blocking({
             let paths = paths.clone();
-            move || Ok((paths.prepare(&data)?, Dir::ensure(&paths.staging, 0o750)))
+            move || paths.prepare(&data).map(|was_there| (was_there, Dir::ensure(&paths.staging, 0o750)))
         })
         .await?;
         let key = Kept::Device(csi.unique_name());
@@ -205,43 +206,6 @@ impl Csi {
         }
         self.kept().insert(key, true);
         Ok(())
-    }
-
-    /// Has the driver publish a volume for a pod; gives where its containers find it.
-    async fn publish_volume(&self, volume: &PodVolume) -> Result<PathBuf, Failed> {
-        let csi = volume.csi()?;
-        let paths = PodPaths::new(&self.layout, volume.pod_uid(), volume.spec_name(), volume.block);
-        let driver = self.driver(&csi.driver)?;
-        let rules = self.rules(&csi.driver).await;
-        if let Some(refusal) = rules.refuse(&csi.driver, csi.mode) {
-            return Err(Failed::unchanged(refusal));
-        }
-        let request = self.publish_request(volume, csi, &rules, &driver, &paths).await?;
-        let data = if volume.block {
-            VolData::of_node(volume, csi, &self.node)
-        } else {
-            VolData::of_pod(volume, csi, &self.node)
-        };
-        let was_there = blocking({
-            let paths = paths.clone();
-            move || paths.prepare(&data)
-        })
-        .await?;
-        let key = Kept::Volume(volume.pod_uid().to_owned(), volume.spec_name().to_owned());
-        self.kept().entry(key.clone()).or_insert(was_there);
-        if let Err(status) = driver.call(request).await {
-            return Err(self.settled(&key, failed(&status), move || paths.remove()).await);
-        }
-        self.kept().insert(key, true);
-        if volume.block {
-            return blocking_or(Failed::uncertain, move || paths.map()).await;
-        }
-        if let Some(group) = fs_group(&volume.pod)
-            .filter(|_| !driver.can(NodeCapability::VolumeMountGroup) && rules.gives_to_group(volume, csi))
-        {
-            give_to_group(&volume.pod, &csi.handle, &paths.target, group).await?;
-        }
-        Ok(paths.target)
     }
 
     async fn publish_request(
@@ -286,27 +250,27 @@ impl Csi {
     /// Has the driver take a volume away from a pod, and removes what is left of it there.
     async fn unpublish_volume(&self, placed: &Placed) -> Result<(), Failed> {
         let paths = PodPaths::new(&self.layout, &placed.pod_uid, &placed.spec_name, placed.block);
-        let (paths, data) = blocking_or(Failed::uncertain, move || {
-            let data = VolData::read(&paths.data).map_err(|error| error.to_string())?;
-            Ok((paths, data))
+        let (paths, data) = blocking(move || {
+            let data = VolData::read(&paths.data).map_err(|error| error.to_string());
+            data.map(|data| (paths, data))
         })
-        .await?;
+        .await
+        .map_err(Failed::uncertain)?;
         let driver = data.as_ref().map(|data| self.driver(&data.driver)).transpose()?;
         let target_path = text(&paths.target);
         if placed.block {
             let paths = paths.clone();
-            blocking_or(Failed::uncertain, move || paths.unmap()).await?;
+            blocking(move || paths.unmap()).await.map_err(Failed::uncertain)?;
         } else {
             // What a container mounted there with propagation to the machine would keep the volume busy for ever.
             let target = paths.target.clone();
-            let unmount = move || unmount_below(&target).map_err(|error| error.sentence());
-            blocking_or(Failed::uncertain, unmount).await?;
+            blocking(move || unmount_below(&target)).await?;
         }
         if let (Some(data), Some(driver)) = (data, driver) {
             let request = NodeUnpublishVolumeRequest { volume_id: data.handle, target_path };
             driver.call(request).await.map_err(|status| not_undone(&status))?;
         }
-        blocking_or(Failed::uncertain, move || paths.remove()).await?;
+        blocking(move || paths.remove()).await.map_err(Failed::uncertain)?;
         self.kept().remove(&Kept::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
         Ok(())
     }
@@ -324,7 +288,7 @@ impl Csi {
                 done?;
             }
         }
-        blocking_or(Failed::uncertain, move || paths.remove()).await
+        blocking(move || paths.remove()).await.map_err(Failed::uncertain)
     }
 
     /// Grows a volume that a pod has to the capacity of its PersistentVolume; gives the size it has now, or `None` if
@@ -404,18 +368,55 @@ impl Plugin for Csi {
         };
         let layout = self.layout.clone();
         let find = move || disk::staged_of(&layout, &driver, &handle);
-        for (paths, data) in blocking_or(Failed::uncertain, find).await? {
+        for (paths, data) in blocking(find).await.map_err(Failed::uncertain)? {
             self.unstage_volume(paths, data).await?;
         }
         self.kept().remove(&Kept::Device(device.to_owned()));
         Ok(())
     }
 
+    /// Has the driver publish the volume for the pod.
     async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed> {
         let begun = Instant::now();
-        let published = self.publish_volume(volume).await;
+        let publish = async {
+            let csi = volume.csi()?;
+            let paths = PodPaths::new(&self.layout, volume.pod_uid(), volume.spec_name(), volume.block);
+            let driver = self.driver(&csi.driver)?;
+            let rules = self.rules(&csi.driver).await;
+            if let Some(refusal) = rules.refuse(&csi.driver, csi.mode) {
+                return Err(Failed::unchanged(refusal));
+            }
+            let request = self.publish_request(volume, csi, &rules, &driver, &paths).await?;
+            let data = if volume.block {
+                VolData::of_node(volume, csi, &self.node)
+            } else {
+                VolData::of_pod(volume, csi, &self.node)
+            };
+            let was_there = blocking({
+                let paths = paths.clone();
+                move || paths.prepare(&data)
+            })
+            .await?;
+            let key = Kept::Volume(volume.pod_uid().to_owned(), volume.spec_name().to_owned());
+            self.kept().entry(key.clone()).or_insert(was_there);
+            if let Err(status) = driver.call(request).await {
+                return Err(self.settled(&key, failed(&status), move || paths.remove()).await);
+            }
+            self.kept().insert(key, true);
+            if volume.block {
+                let path = blocking(move || paths.map()).await.map_err(Failed::uncertain)?;
+                return Ok(Ready { path });
+            }
+            if let Some(group) = fs_group(&volume.pod).filter(|_| {
+                !driver.can(NodeCapability::VolumeMountGroup) && rules.gives_to_group(volume, csi)
+            }) {
+                give_to_group(&volume.pod, &csi.handle, &paths.target, group).await?;
+            }
+            Ok(Ready { path: paths.target })
+        };
+        let published = publish.await;
         self.tell("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
-        published.map(|path| Ready { path })
+        published
     }
 
     fn refresh_after(&self, volume: &PodVolume) -> Option<Duration> {
@@ -473,13 +474,10 @@ async fn give_to_group(pod: &Pod, handle: &str, target: &Path, group: u32) -> Re
         _ => GroupPolicy::Always,
     };
     let (target, handle) = (target.to_owned(), handle.to_owned());
-    blocking_or(Failed::uncertain, move || {
-        let given = Dir::open(&target).and_then(|top| apply_group(&top, group, policy, false));
-        given
-            .map(|_| ())
-            .map_err(|error| format!("applyFSGroup failed for vol {handle}: {}", error.sentence()))
+    let given = blocking(move || Dir::open(&target).and_then(|top| apply_group(&top, group, policy, false)));
+    given.await.map(drop).map_err(|error| {
+        Failed::uncertain(format!("applyFSGroup failed for vol {handle}: {}", error.sentence()))
     })
-    .await
 }
 
 fn text(path: &Path) -> String {

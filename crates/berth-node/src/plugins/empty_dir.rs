@@ -9,12 +9,13 @@ use std::collections::BTreeMap;
 use async_trait::async_trait;
 use berth_core::names::EMPTY_DIR_PLUGIN;
 use berth_host::ownership::{GroupPolicy, apply_group};
+use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use super::objects::NodeFacts;
 use super::scratch::{Medium, Scratch};
-use super::{Host, blocking, fs_group};
+use super::{Host, fs_group};
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
 
 /// The plugin for `emptyDir`.
@@ -50,7 +51,7 @@ impl Plugin for EmptyDir {
         };
         let (host, uid, name, group) =
             (self.host.clone(), volume.pod_uid().to_owned(), volume.name.clone(), fs_group(&volume.pod));
-        blocking(move || {
+        let make = move || {
             let scratch = Scratch::new(&host.layout, EMPTY_DIR_PLUGIN, &uid, &name)?;
             if scratch.open_ready(medium)?.is_none() {
                 let directory = scratch.make(medium)?;
@@ -59,17 +60,17 @@ impl Plugin for EmptyDir {
                 }
                 scratch.mark_ready()?;
             }
-            Ok(Ready { path: scratch.path() })
-        })
-        .await
+            Ok::<_, berth_host::Error>(Ready { path: scratch.path() })
+        };
+        Ok(blocking(make).await?)
     }
 
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         let (host, placed) = (self.host.clone(), placed.clone());
-        blocking(move || {
+        let remove = move || {
             Scratch::new(&host.layout, EMPTY_DIR_PLUGIN, &placed.pod_uid, &placed.spec_name)?.remove()
-        })
-        .await
+        };
+        Ok(blocking(remove).await?)
     }
 }
 

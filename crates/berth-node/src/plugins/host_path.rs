@@ -9,9 +9,9 @@ use async_trait::async_trait;
 use berth_core::names::HOST_PATH_PLUGIN;
 use berth_host::Error;
 use berth_host::path::Dir;
+use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
-use super::blocking_or;
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
 
 /// The plugin for `hostPath`, of pods and of PersistentVolumes.
@@ -37,11 +37,11 @@ impl Plugin for HostPath {
                 spec.path
             )));
         }
-        blocking_or(Failed::unchanged, move || {
+        let resolved = blocking(move || {
             check(Path::new(&spec.path), &kind)?;
-            resolve(Path::new(&spec.path)).map(|path| Ready { path })
-        })
-        .await
+            resolve(Path::new(&spec.path))
+        });
+        resolved.await.map(|path| Ready { path }).map_err(Failed::unchanged)
     }
 
     async fn tear_down(&self, _placed: &Placed) -> Result<(), Failed> {

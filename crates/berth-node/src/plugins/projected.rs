@@ -17,13 +17,14 @@ use async_trait::async_trait;
 use berth_core::names::{CONFIG_MAP_PLUGIN, DOWNWARD_API_PLUGIN, PROJECTED_PLUGIN, SECRET_PLUGIN};
 use berth_host::path::Dir;
 use berth_kube::{Cache, Key};
+use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, ProjectedVolumeSource, Secret, Volume};
 
 use self::interest::{Interest, Subject};
 use self::render::{Tree, as_projected, render, tokens_of};
 use super::objects::{Objects, References};
 use super::scratch::{Medium, Scratch};
-use super::{Host, Refresh, blocking, containers, fs_group};
+use super::{Host, Refresh, containers, fs_group};
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::tokens::{Token, Tokens};
 
@@ -158,7 +159,7 @@ impl Plugin for Projected {
             }
         };
         let (host, form, name) = (shared.host.clone(), self.form, volume.name.clone());
-        blocking(move || place(&host, form, &pod, &name, &tree)).await
+        Ok(blocking(move || place(&host, form, &pod, &name, &tree)).await?)
     }
 
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
@@ -167,10 +168,9 @@ impl Plugin for Projected {
             self.shared.tokens.forget(&placed.pod_uid);
         }
         let (host, form, placed) = (self.shared.host.clone(), self.form, placed.clone());
-        blocking(move || {
-            Scratch::new(&host.layout, form.plugin(), &placed.pod_uid, &placed.spec_name)?.remove()
-        })
-        .await
+        let remove =
+            move || Scratch::new(&host.layout, form.plugin(), &placed.pod_uid, &placed.spec_name)?.remove();
+        Ok(blocking(remove).await?)
     }
 }
 

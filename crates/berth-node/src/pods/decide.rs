@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 use std::time::Duration;
 
+use berth_core::Backoff;
 use berth_runtime::{Exit, State};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
@@ -69,17 +70,13 @@ impl Known {
         let long = self.ended().is_some_and(|ended| {
             ended.started.is_some_and(|started| ended.finished.duration_since(started) >= HEALTHY)
         });
-        pause(if long { 0 } else { self.crashes })
+        if long || self.crashes == 0 { Duration::ZERO } else { RESTART.exact_pause(self.crashes) }
     }
 }
 
-/// The pause before the next start after so many in a row: none, 10 s, and twice as long each time up to 5 minutes.
-pub(super) fn pause(starts: u32) -> Duration {
-    match starts {
-        0 => Duration::ZERO,
-        n => Duration::from_secs(10).saturating_mul(1 << (n - 1).min(10)).min(Duration::from_mins(5)),
-    }
-}
+/// The pauses between the starts of a container that ends again and again, as the kubelet has them.
+pub(super) const RESTART: Backoff =
+    Backoff { first: Duration::from_secs(10), longest: Duration::from_mins(5) };
 
 /// A container that ran so long is not counted as crashing.
 const HEALTHY: SignedDuration = SignedDuration::from_mins(10);

@@ -6,7 +6,7 @@ use std::time::Duration;
 use berth_host::path::remove_tree;
 use berth_kube::storage::is_over;
 use berth_kube::{Next, Severity};
-use berth_runtime::{ContainerId, ExecCall, ExecOutput, Runtime};
+use berth_runtime::{ContainerId, ExecCall, ExecOutput, blocking};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
@@ -60,8 +60,7 @@ impl Pods {
             remove_pod(&layout, &uid)?;
             logs.map_or(Ok(()), |logs| remove_tree(&logs).map(drop))
         };
-        let removed = tokio::task::spawn_blocking(remove).await.expect("removing directories does not panic");
-        removed.map_err(Error::Remove)?;
+        blocking(remove).await.map_err(Error::Remove)?;
         self.entries().remove(&entry.uid);
         Ok(Next::Done)
     }
@@ -135,7 +134,16 @@ impl Pods {
         };
         let run = async {
             if let Some(command) = hook.exec.as_ref().and_then(|exec| exec.command.clone()) {
-                run_in(&self.options.runtime, id, command).await
+                let call = ExecCall { command, tty: false, stdin: false, size: None };
+                let mut exec = self.options.runtime.exec(id, call).await.map_err(|error| error.sentence())?;
+                let (output, errors) = (discard(exec.stdout.take()), discard(exec.stderr.take()));
+                // Whoever the command leaves behind may keep its output open.
+                let drain = async { tokio::join!(output, errors, std::future::pending::<i32>()).2 };
+                let code = tokio::select! {
+                    code = exec.wait() => code,
+                    code = drain => code,
+                };
+                if code == 0 { Ok(()) } else { Err(format!("the command exited with {code}")) }
             } else if let Some(sleep) = &hook.sleep {
                 tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
                 Ok(())
@@ -173,19 +181,6 @@ impl Pods {
         }
         self.report_later(entry, work, pod, &decision, !stopped);
     }
-}
-
-/// Runs a command in a container to its end.
-async fn run_in(runtime: &Runtime, id: &ContainerId, command: Vec<String>) -> Result<(), String> {
-    let call = ExecCall { command, tty: false, stdin: false, size: None };
-    let mut exec = runtime.exec(id, call).await.map_err(|error| error.sentence())?;
-    let (output, errors) = (exec.stdout.take(), exec.stderr.take());
-    let drain = async { tokio::join!(discard(output), discard(errors), std::future::pending::<()>()) };
-    let code = tokio::select! {
-        code = exec.wait() => code,
-        _ = drain => return Ok(()),
-    };
-    if code == 0 { Ok(()) } else { Err(format!("the command exited with {code}")) }
 }
 
 /// Reads what nobody wants, so that its writer does not have to wait.
