@@ -18,7 +18,7 @@ impl Layout {
         Self { root: root.into() }
     }
 
-    /// The top.
+    /// Returns the directory that everything lies below.
     pub fn root(&self) -> &Path {
         &self.root
     }

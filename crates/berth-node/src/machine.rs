@@ -44,7 +44,7 @@ const ATTEMPTS: u32 = 10;
 /// How a node presents itself.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The node's name.
+    /// The name of the Node and CSINode objects.
     pub name: String,
     /// The node's directory: its disk is the node's ephemeral storage.
     pub data_dir: PathBuf,
@@ -61,7 +61,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// The usual.
+    /// Returns options with the kubelet's defaults for everything but name and directory.
     pub fn new(name: impl Into<String>, data_dir: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
@@ -81,17 +81,17 @@ pub enum Error {
     /// Kubernetes refused, or could not be reached.
     #[error("keeping the objects of node {node}")]
     Kubernetes {
-        /// The node.
+        /// The name of the node.
         node: String,
-        /// Its answer.
+        /// What the API server answered.
         source: Box<berth_kube::Error>,
     },
     /// The driver does not fit the node.
     #[error("announcing the driver {driver}")]
     Driver {
-        /// The driver.
+        /// The name of the driver.
         driver: String,
-        /// Why.
+        /// What of its announcement cannot be used.
         source: Unfit,
     },
 }
@@ -106,7 +106,7 @@ pub struct Machine {
     facts: Facts,
     nodes: Cache<Node>,
     csi_nodes: Cache<CSINode>,
-    wanted: Mutex<Wanted>,
+    desired: Mutex<DesiredStatus>,
     wake: Notify,
     written: watch::Sender<Written>,
     attached: watch::Sender<BTreeSet<String>>,
@@ -118,7 +118,7 @@ pub struct Machine {
 
 /// What the status shall say; `version` counts the changes.
 #[derive(Default)]
-struct Wanted {
+struct DesiredStatus {
     in_use: BTreeSet<String>,
     version: u64,
 }
@@ -145,7 +145,7 @@ impl Machine {
             cluster,
             options,
             facts,
-            wanted: Mutex::default(),
+            desired: Mutex::default(),
             wake: Notify::new(),
             written: watch::channel(Written::default()).0,
             attached: watch::channel(BTreeSet::new()).0,
@@ -158,7 +158,7 @@ impl Machine {
         };
         let node = machine.change_node(describe).await?;
         // Until the volume manager knows better, what was in use before a restart still is.
-        machine.wanted().in_use.extend(in_use_of(&node));
+        machine.desired().in_use.extend(in_use_of(&node));
         machine.ensure_csi_node(&node).await?;
         machine.write_status().await?;
         machine.follow();
@@ -176,14 +176,14 @@ impl Machine {
     /// Says that a volume is in use here, and returns when Kubernetes has it: from then on it is not detached.
     pub async fn in_use(&self, unique_name: &str) -> Result<(), Failed> {
         let version = {
-            let mut wanted = self.wanted();
-            if !wanted.in_use.insert(unique_name.to_owned())
+            let mut desired = self.desired();
+            if !desired.in_use.insert(unique_name.to_owned())
                 && self.written.borrow().in_use.contains(unique_name)
             {
                 return Ok(());
             }
-            wanted.version += 1;
-            wanted.version
+            desired.version += 1;
+            desired.version
         };
         let mut written = self.written.subscribe();
         self.wake.notify_one();
@@ -204,10 +204,10 @@ impl Machine {
 
     /// Says that a volume is not in use here any more; told to Kubernetes with the next write, which this triggers.
     pub fn not_in_use(&self, unique_name: &str) {
-        let mut wanted = self.wanted();
-        if wanted.in_use.remove(unique_name) {
-            wanted.version += 1;
-            drop(wanted);
+        let mut desired = self.desired();
+        if desired.in_use.remove(unique_name) {
+            desired.version += 1;
+            drop(desired);
             self.wake.notify_one();
         }
     }
@@ -215,10 +215,10 @@ impl Machine {
     /// Says which volumes are in use and that no others are: after a restart, what the node had reported before is kept
     /// until this is called.
     pub fn only_in_use(&self, unique_names: impl IntoIterator<Item = String>) {
-        let mut wanted = self.wanted();
-        wanted.in_use = unique_names.into_iter().collect();
-        wanted.version += 1;
-        drop(wanted);
+        let mut desired = self.desired();
+        desired.in_use = unique_names.into_iter().collect();
+        desired.version += 1;
+        drop(desired);
         self.wake.notify_one();
     }
 
@@ -283,8 +283,8 @@ impl Machine {
         let _ = announced.wait_for(|announced| !announced.contains(driver)).await;
     }
 
-    fn wanted(&self) -> MutexGuard<'_, Wanted> {
-        self.wanted.lock()
+    fn desired(&self) -> MutexGuard<'_, DesiredStatus> {
+        self.desired.lock()
     }
 
     fn key(&self) -> Key {
@@ -438,8 +438,8 @@ impl Machine {
     /// Writes the status as it is wanted now, and tells those who wait for it.
     async fn write_status(&self) -> Result<()> {
         let (in_use, version) = {
-            let wanted = self.wanted();
-            (wanted.in_use.clone(), wanted.version)
+            let desired = self.desired();
+            (desired.in_use.clone(), desired.version)
         };
         let result = self.try_write_status(&in_use).await;
         self.written.send_modify(|written| match &result {
@@ -478,7 +478,7 @@ impl Machine {
             time: Timestamp::now(),
             not_ready,
             disk_full: facts::is_disk_full(&self.options.data_dir),
-            in_use: self.wanted().in_use.clone(),
+            in_use: self.desired().in_use.clone(),
         }
     }
 }

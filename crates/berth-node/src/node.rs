@@ -32,7 +32,7 @@ use berth_runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
 pub struct Options {
     /// The cluster; the node works until its shutdown.
     pub cluster: Cluster,
-    /// The node's name.
+    /// The name of the Node object.
     pub name: String,
     /// Where everything of the node lies: the kubelet's layout.
     pub directory: PathBuf,
@@ -142,12 +142,12 @@ impl Node {
         while self.tasks.join_next().await.is_some() {}
     }
 
-    /// Its Node object.
+    /// Returns what keeps the Node and CSINode objects.
     pub fn machine(&self) -> &Arc<Machine> {
         &self.machine
     }
 
-    /// Its containers.
+    /// Returns the runtime that the containers of all pods run in.
     pub fn runtime(&self) -> &Runtime {
         &self.runtime
     }

@@ -15,7 +15,7 @@ use crate::plugins::csi::CsiVolume;
 /// A volume as one pod uses it.
 #[derive(Debug, Clone)]
 pub(crate) struct PodVolume {
-    /// The pod.
+    /// The pod that uses the volume.
     pub pod: Arc<Pod>,
     /// The volume's name in the pod.
     pub name: String,
@@ -34,9 +34,9 @@ pub(crate) struct PodVolume {
 pub(crate) enum Source {
     /// The pod says it all.
     Inline(Arc<Volume>),
-    /// A claim's volume.
+    /// The pod names a claim, which is bound to a PersistentVolume.
     Persistent {
-        /// The volume.
+        /// The PersistentVolume that the claim is bound to.
         volume: Arc<PersistentVolume>,
         /// The claim that it is bound to.
         claim: Arc<PersistentVolumeClaim>,
@@ -83,7 +83,7 @@ impl PodVolume {
 pub(crate) struct Placed {
     /// The plugin's name, such as `kubernetes.io/csi`.
     pub plugin: String,
-    /// The pod's uid.
+    /// The uid of the pod that has the volume.
     pub pod_uid: String,
     /// The name that the volume's directory has.
     pub spec_name: String,

@@ -31,7 +31,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, 
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::decide::{Decision, Known, Problem, RESTART, deadline, decide};
+use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
 use self::launch::container_spec;
 use self::status::whole_seconds;
 use crate::layout::Layout;
@@ -45,15 +45,15 @@ const CONFIG_ERROR: &str = "CreateContainerConfigError";
 pub(crate) struct Options {
     /// Where the pods are.
     pub cluster: Cluster,
-    /// The node's name.
+    /// The name of the Node object that the pods are bound to.
     pub node: String,
     /// The node's address, which is also its pods'.
     pub address: IpAddr,
     /// Where things lie on disk.
     pub layout: Layout,
-    /// Runs containers.
+    /// The runtime that containers are started, stopped and found again with.
     pub runtime: Runtime,
-    /// Brings volumes.
+    /// The volume manager, which is told what each pod wants of volumes.
     pub volumes: Arc<Volumes>,
     /// Tells pods what happens.
     pub recorder: Recorder,
@@ -76,15 +76,15 @@ pub(crate) struct Pods {
 /// One pod, until nothing of it is left.
 struct Entry {
     uid: String,
-    seen: Mutex<Seen>,
+    observed: Mutex<ObservedPod>,
     /// For the worker of the pod.
     work: tokio::sync::Mutex<Work>,
     /// For the worker that writes its status.
-    told: Mutex<Told>,
+    pending_report: Mutex<PendingReport>,
 }
 
 #[derive(Default)]
-struct Seen {
+struct ObservedPod {
     pod: Option<Arc<Pod>>,
     gone: bool,
     /// A container lacks something for its environment.
@@ -94,7 +94,7 @@ struct Seen {
 }
 
 #[derive(Default)]
-struct Told {
+struct PendingReport {
     /// What Kubernetes is to know.
     status: Option<PodStatus>,
     /// Nothing of the pod is left here: Kubernetes can forget it.
@@ -103,8 +103,8 @@ struct Told {
 
 #[derive(Default)]
 struct Work {
-    /// By name.
-    containers: HashMap<String, Known>,
+    /// Every container of the pod that was ever started, by its name.
+    containers: HashMap<String, ContainerRecord>,
     /// Every run that the runtime still knows.
     runs: HashSet<ContainerId>,
     /// Runs that are being stopped, with the grace they were given.
@@ -118,7 +118,7 @@ struct Work {
     /// The pod ends, or has ended, because its time was over.
     is_expired: bool,
     /// When this process first looked at the pod.
-    first_seen: Option<Timestamp>,
+    first_observed: Option<Timestamp>,
 }
 
 /// What became of an attempt to start a container.
@@ -185,9 +185,9 @@ impl Pods {
         let uid = pod.uid().unwrap_or_default();
         let entry = self.entries().entry(uid.clone()).or_insert_with(|| Arc::new(Entry::new(&uid))).clone();
         {
-            let mut seen = entry.seen();
-            seen.pod = Some(pod.clone());
-            seen.gone = after.is_none();
+            let mut observed = entry.observed();
+            observed.pod = Some(pod.clone());
+            observed.gone = after.is_none();
         }
         self.options.queue.add(uid);
     }
@@ -291,7 +291,7 @@ impl Pods {
                 problem.again = Timestamp::now();
             }
         }
-        let deadline = deadline(spec, work.first_seen(pod));
+        let deadline = deadline(spec, work.first_observed(pod));
         let decision = loop {
             let (ready, now) = (volumes.is_some(), Timestamp::now());
             let decision = decide(spec, &work.containers, ready, deadline, now, &name);
@@ -312,7 +312,7 @@ impl Pods {
         {
             let message = format!("Back-off restarting failed container {name} in pod {}", whole_name(pod));
             tracing::debug!(pod = %entry.uid, container = %name, "{}", waiting.message);
-            self.tell_container(pod, name, Severity::Warning, "BackOff", message);
+            self.emit(pod, name, Severity::Warning, "BackOff", message);
         }
         if decision.phase.is_final() {
             work.is_over = true;
@@ -343,14 +343,14 @@ impl Pods {
     ) {
         let view = status::View {
             pod,
-            first_seen: work.first_seen(pod),
+            first_observed: work.first_observed(pod),
             known: &work.containers,
             decision,
             volumes_ready,
             address: self.options.address,
             is_expired: work.is_expired,
         };
-        entry.told().status = Some(status::build(&view));
+        entry.pending_report().status = Some(status::build(&view));
         self.statuses.add(entry.uid.clone());
     }
 
@@ -403,7 +403,7 @@ impl Pods {
             let image = container.image.as_deref().unwrap_or_default();
             let message =
                 format!("Image {image:?} is not pulled: the command runs as a process of this machine");
-            self.tell_container(pod, &container.name, Severity::Normal, "Pulled", message);
+            self.emit(pod, &container.name, Severity::Normal, "Pulled", message);
         }
         if let Some(directory) = spec.log.parent() {
             let made = std::fs::create_dir_all(directory);
@@ -443,23 +443,11 @@ impl Pods {
                 match &known.run {
                     Some(State::Exited(ended)) if ended.reason == Reason::StartError => {
                         let message = format!("Error: {}", ended.message);
-                        self.tell_container(pod, &container.name, Severity::Warning, "Failed", message);
+                        self.emit(pod, &container.name, Severity::Warning, "Failed", message);
                     }
                     _ => {
-                        self.tell_container(
-                            pod,
-                            &container.name,
-                            Severity::Normal,
-                            "Created",
-                            "Container created",
-                        );
-                        self.tell_container(
-                            pod,
-                            &container.name,
-                            Severity::Normal,
-                            "Started",
-                            "Container started",
-                        );
+                        self.emit(pod, &container.name, Severity::Normal, "Created", "Container created");
+                        self.emit(pod, &container.name, Severity::Normal, "Started", "Container started");
                     }
                 }
                 self.forget_before_last(work, &id);
@@ -468,13 +456,7 @@ impl Pods {
             Err((reason, message)) => {
                 let tries = known.problem.as_ref().map_or(1, |problem| problem.tries + 1);
                 let again = Timestamp::now() + RESTART.exact_pause(tries);
-                self.tell_container(
-                    pod,
-                    &container.name,
-                    Severity::Warning,
-                    "Failed",
-                    format!("Error: {message}"),
-                );
+                self.emit(pod, &container.name, Severity::Warning, "Failed", format!("Error: {message}"));
                 known.problem = Some(Problem { reason, message, tries, again });
             }
         }
@@ -520,15 +502,8 @@ impl Pods {
         }
     }
 
-    /// Tells the pod what happened to one of its containers.
-    fn tell_container(
-        &self,
-        pod: &Pod,
-        container: &str,
-        severity: Severity,
-        reason: &str,
-        message: impl Into<String>,
-    ) {
+    /// Emits an event about one container of a pod.
+    fn emit(&self, pod: &Pod, container: &str, severity: Severity, reason: &str, message: impl Into<String>) {
         let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
         let init = init.is_some_and(|all| all.iter().any(|other| other.name == container));
         let field = if init { "initContainers" } else { "containers" };
@@ -542,50 +517,50 @@ impl Entry {
     fn new(uid: &str) -> Self {
         Self {
             uid: uid.to_owned(),
-            seen: Mutex::default(),
+            observed: Mutex::default(),
             work: tokio::sync::Mutex::default(),
-            told: Mutex::default(),
+            pending_report: Mutex::default(),
         }
     }
 
     /// The pod as Kubernetes has it.
     fn latest(&self) -> Option<Arc<Pod>> {
-        let seen = self.seen();
-        seen.pod.clone().filter(|_| !seen.gone)
+        let observed = self.observed();
+        observed.pod.clone().filter(|_| !observed.gone)
     }
 
     /// The pod as it was last seen, be it gone.
-    fn last_seen(&self) -> Option<Arc<Pod>> {
-        self.seen().pod.clone()
+    fn last_observed(&self) -> Option<Arc<Pod>> {
+        self.observed().pod.clone()
     }
 
     /// Notes whether a container lacks something; whether that may have come since it was looked for.
     fn set_misses(&self, misses: bool) -> bool {
-        let mut seen = self.seen();
-        seen.misses = misses;
-        misses && seen.came
+        let mut observed = self.observed();
+        observed.misses = misses;
+        misses && observed.came
     }
 
     /// Something that containers may lack has come to a namespace; whether one of this pod does.
     fn something_came(&self, namespace: &str) -> bool {
-        let mut seen = self.seen();
+        let mut observed = self.observed();
         let there = |pod: &Arc<Pod>| pod.metadata.namespace.as_deref() == Some(namespace);
-        let here = seen.pod.as_ref().is_some_and(there);
-        seen.came |= here;
-        here && seen.misses
+        let here = observed.pod.as_ref().is_some_and(there);
+        observed.came |= here;
+        here && observed.misses
     }
 
     /// Whether something has come since this was last asked.
     fn take_came(&self) -> bool {
-        std::mem::take(&mut self.seen().came)
+        std::mem::take(&mut self.observed().came)
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock()
+    fn pending_report(&self) -> MutexGuard<'_, PendingReport> {
+        self.pending_report.lock()
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock()
+    fn observed(&self) -> MutexGuard<'_, ObservedPod> {
+        self.observed.lock()
     }
 }
 
@@ -618,15 +593,15 @@ impl Work {
     }
 
     /// When the node first saw the pod.
-    fn first_seen(&mut self, pod: &Pod) -> Timestamp {
-        let here = *self.first_seen.get_or_insert_with(Timestamp::now);
+    fn first_observed(&mut self, pod: &Pod) -> Timestamp {
+        let here = *self.first_observed.get_or_insert_with(Timestamp::now);
         let told = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
         // The status has it from an earlier life of this process, or from this one without the part of a second.
         told.filter(|told| *told != whole_seconds(here)).unwrap_or(here)
     }
 
     fn any_running(&self) -> bool {
-        self.containers.values().any(Known::is_running)
+        self.containers.values().any(ContainerRecord::is_running)
     }
 }
 

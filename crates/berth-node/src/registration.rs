@@ -22,7 +22,7 @@ use tokio::sync::{Notify, watch};
 use tonic::Status;
 
 use self::attend::Attendant;
-use self::sockets::{Seen, Sockets};
+use self::sockets::{SocketChange, Sockets};
 use self::version::Version;
 use crate::machine::Machine;
 
@@ -35,7 +35,7 @@ pub enum Error {
     /// The directory cannot be made or watched.
     #[error("watching {} for drivers", path.display())]
     Watch {
-        /// The directory.
+        /// The directory that is watched.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
@@ -45,7 +45,7 @@ pub enum Error {
 /// A driver that is registered here; cheap to clone.
 #[derive(Clone)]
 pub struct Driver {
-    /// Its name.
+    /// The name that the driver registered under.
     pub name: String,
     client: Client,
     /// What its node service can do, asked when it registered: a driver that changes is registered anew.
@@ -179,7 +179,7 @@ pub(crate) fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) 
     Ok(drivers)
 }
 
-async fn follow(mut sockets: Sockets, mut seen: Vec<Seen>, attendant: Attendant) {
+async fn follow(mut sockets: Sockets, mut seen: Vec<SocketChange>, attendant: Attendant) {
     // Each socket ever seen, with the generation that is there now.
     let mut wanted: HashMap<PathBuf, watch::Sender<Option<u64>>> = HashMap::new();
     let mut generation = 0;
@@ -187,8 +187,8 @@ async fn follow(mut sockets: Sockets, mut seen: Vec<Seen>, attendant: Attendant)
         for seen in seen {
             generation += 1;
             let (path, now) = match seen {
-                Seen::Come(path) => (path, Some(generation)),
-                Seen::Gone(path) => (path, None),
+                SocketChange::Come(path) => (path, Some(generation)),
+                SocketChange::Gone(path) => (path, None),
             };
             if let Some(known) = wanted.get(&path) {
                 known.send_replace(now);

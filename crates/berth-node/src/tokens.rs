@@ -28,7 +28,7 @@ const RETRY: SignedDuration = SignedDuration::from_mins(1);
 pub(crate) struct Token {
     /// What the API server issued.
     pub token: String,
-    /// When it ends.
+    /// When the API server stops accepting it.
     pub expires: Timestamp,
     /// When it should be asked for again.
     pub renew: Timestamp,

@@ -36,7 +36,7 @@ use tokio::time::Instant;
 pub(crate) use self::disk::names;
 pub(crate) use self::disk::remove_pod;
 use self::plan::{Action, Mount};
-use self::state::{DeviceEntry, Found, Group, Growth, Place, State, Wish};
+use self::state::{DeviceEntry, Found, Group, Growth, PodMount, State, Wish};
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::plugins::unsupported;
@@ -62,7 +62,7 @@ pub(crate) struct Options {
     pub layout: Layout,
     /// The kinds of volumes; the first that serves a volume gets it.
     pub plugins: Vec<Arc<dyn Plugin>>,
-    /// The Node object.
+    /// Where the devices in use are reported and attachments observed: the Node object.
     pub node: Arc<dyn Attachments>,
     /// Tells pods and claims what happens.
     pub recorder: Recorder,
@@ -397,8 +397,8 @@ async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> Result<PodVo
         .map_err(|problem| format!("error processing PVC {key}: {problem}"))?;
     let mode = volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref()).unwrap_or("Filesystem");
     if wish.block != (mode == "Block") {
-        let place = if wish.block { "volumeDevices" } else { "volumeMounts" };
-        return Err(format!("volume {name} has volumeMode {mode}, but is specified in {place}"));
+        let field = if wish.block { "volumeDevices" } else { "volumeMounts" };
+        return Err(format!("volume {name} has volumeMode {mode}, but is specified in {field}"));
     }
     let read_only =
         wish.volume.persistent_volume_claim.as_ref().and_then(|claim| claim.read_only).unwrap_or(false);
@@ -475,20 +475,20 @@ impl Volumes {
         let result = plugin.set_up(&volume).await;
         let failed = {
             let mut state = self.state();
-            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
+            let Some(pod_mount) = state.pod_mount_mut(placed) else { return Outcome::Done };
             match result {
                 Ok(ready) => {
-                    place.state = Mount::Mounted;
-                    place.reconstructed = false;
-                    place.ready = Some(ready);
-                    place.failed = false;
-                    place.size = place.size.or_else(|| state::size(&volume));
-                    place.refresh_at = plugin.refresh_after(&volume).map(|after| Instant::now() + after);
+                    pod_mount.state = Mount::Mounted;
+                    pod_mount.reconstructed = false;
+                    pod_mount.ready = Some(ready);
+                    pod_mount.failed = false;
+                    pod_mount.size = pod_mount.size.or_else(|| state::size(&volume));
+                    pod_mount.refresh_at = plugin.refresh_after(&volume).map(|after| Instant::now() + after);
                     None
                 }
                 Err(failed) => {
-                    place.state = before.after_failure(failed.certainty, place.reconstructed);
-                    place.stale = before == Mount::Mounted;
+                    pod_mount.state = before.after_failure(failed.certainty, pod_mount.reconstructed);
+                    pod_mount.stale = before == Mount::Mounted;
                     Some(failed)
                 }
             }
@@ -511,42 +511,42 @@ impl Volumes {
     /// From here on the volume may be there, whatever becomes of the call.
     fn begin(&self, placed: &Placed) -> Option<(Arc<dyn Plugin>, PodVolume, Mount)> {
         let mut state = self.state();
-        let place = state.place_mut(placed)?;
-        let volume = place.volume.clone()?;
-        let before = place.state;
+        let pod_mount = state.pod_mount_mut(placed)?;
+        let volume = pod_mount.volume.clone()?;
+        let before = pod_mount.state;
         if before == Mount::NotMounted {
-            place.state = Mount::Uncertain;
+            pod_mount.state = Mount::Uncertain;
         }
-        place.stale = false;
-        Some((place.plugin.clone(), volume, before))
+        pod_mount.stale = false;
+        Some((pod_mount.plugin.clone(), volume, before))
     }
 
     async fn tear_down(&self, placed: &Placed) -> Outcome {
         let plugin = {
             let mut state = self.state();
-            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
-            place.ready = None;
-            place.refresh_at = None;
-            place.plugin.clone()
+            let Some(pod_mount) = state.pod_mount_mut(placed) else { return Outcome::Done };
+            pod_mount.ready = None;
+            pod_mount.refresh_at = None;
+            pod_mount.plugin.clone()
         };
         let result = plugin.tear_down(placed).await;
         let (failed, pod) = {
             let mut state = self.state();
-            let Some(place) = state.place_mut(placed) else { return Outcome::Done };
-            let pod = place.pod.clone();
+            let Some(pod_mount) = state.pod_mount_mut(placed) else { return Outcome::Done };
+            let pod = pod_mount.pod.clone();
             match result {
                 Ok(()) => {
-                    place.state = Mount::NotMounted;
-                    place.reconstructed = false;
-                    place.growth = Growth::None;
-                    place.failed = false;
+                    pod_mount.state = Mount::NotMounted;
+                    pod_mount.reconstructed = false;
+                    pod_mount.growth = Growth::None;
+                    pod_mount.failed = false;
                     (None, pod)
                 }
                 Err(failed) => {
                     if failed.certainty != Certainty::Unchanged {
-                        place.state = Mount::Uncertain;
+                        pod_mount.state = Mount::Uncertain;
                     }
-                    place.failed = true;
+                    pod_mount.failed = true;
                     (Some(failed), pod)
                 }
             }
@@ -565,7 +565,7 @@ impl Volumes {
     async fn stage(&self, group: &Group, placed: &Placed) -> Outcome {
         let begun = {
             let mut state = self.state();
-            let volume = state.place(placed).and_then(|place: &Place| place.volume.clone());
+            let volume = state.pod_mount(placed).and_then(|pod_mount: &PodMount| pod_mount.volume.clone());
             state.device_mut(group).zip(volume).map(|(entry, volume)| {
                 let before = entry.state;
                 if before == Mount::NotMounted {
@@ -653,8 +653,11 @@ impl Volumes {
         if since.is_some_and(|since| now - since >= PATIENCE) {
             let waiting: Vec<Placed> = {
                 let state = self.state();
-                let places = state.groups.get(group).into_iter().flat_map(|members| &members.places);
-                places.filter(|(_, place)| place.volume.is_some()).map(|(placed, _)| placed.clone()).collect()
+                let pod_mounts = state.groups.get(group).into_iter().flat_map(|members| &members.pod_mounts);
+                pod_mounts
+                    .filter(|(_, pod_mount)| pod_mount.volume.is_some())
+                    .map(|(placed, _)| placed.clone())
+                    .collect()
             };
             for placed in waiting {
                 self.problem(&placed, "WaitForAttach", "WaitForAttach", "timed out waiting for the condition: the volume is not attached to this node; its VolumeAttachment says why");
@@ -667,9 +670,9 @@ impl Volumes {
     fn problem(&self, placed: &Placed, mount: &str, map: &str, cause: &str) {
         let pod = {
             let mut state = self.state();
-            let Some(place) = state.place_mut(placed) else { return };
-            place.failed = true;
-            place.pod.clone()
+            let Some(pod_mount) = state.pod_mount_mut(placed) else { return };
+            pod_mount.failed = true;
+            pod_mount.pod.clone()
         };
         let (reason, step) = if placed.block {
             ("FailedMapVolume", format!("MapVolume.{map}"))

@@ -54,9 +54,9 @@ pub struct ExecCall {
 /// The size of a terminal, in characters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TerminalSize {
-    /// Columns.
+    /// The number of columns.
     pub width: u16,
-    /// Rows.
+    /// The number of rows.
     pub height: u16,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Joined {
 /// What a joiner says over the control socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Reply {
-    /// The command runs.
+    /// The command was started and runs.
     Started,
     /// The command could not be started.
     Failed(String),

@@ -1,18 +1,76 @@
-//! Containers: one process tree each, in its own mount, pid, uts and ipc namespaces, on a private view of the host.
+//! Runs containers as processes of this machine: one process tree each, in its own mount, pid, uts and ipc namespaces, on
+//! a private view of the host's files. Knows no Kubernetes object.
 //!
-//! Three kinds of processes, all of them this same program:
+//! [`Runtime`] starts, stops and removes containers, finds them again after a restart, and starts further processes in them
+//! ([`Runtime::exec`]); [`ContainerSpec`] is what one is made of, [`State`] and [`Exit`] what became of it, [`logs()`] what
+//! it wrote.
+//!
+//! Three kinds of processes take part, all of them this same program (its `main` intercepts [`LAUNCHER`]):
+//!
+//! ```text
+//!  Runtime ──socket──► launcher ──clone──► process 1 of a container (shim) ──► the command
+//!                          └─────clone──► joiner ──setns──► one more process in a running container (exec)
+//! ```
 //!
 //! - The launcher (`launcher.rs`) is started once. It has one thread and a mount namespace that holds the host's root
 //!   and nothing else, so that a container is one cheap `clone` of it, whatever is mounted on the host.
 //! - A shim is process 1 of each container. It starts the command, forwards signals, collects zombies, writes the
-//!   log, and leaves in the container's directory how it ended. It depends on nobody: who started it may die.
+//!   log, and leaves in the container's directory how it ended.
 //! - A joiner puts one more process into a running container (`exec`), and ends it when the caller goes away.
 //!
 //! A container's directory holds `spec.json` (what to run), `status` (what became of it, and a lock that is held for
 //! exactly as long as the container lives) and `termination-log`.
 //!
+//! # Invariants
+//!
+//! - A container depends on nobody: whoever started it may be killed, and the next [`Runtime::open`] finds it again.
+//! - A container that was started once is never started twice under the same [`ContainerId`].
+//! - Nothing of a container's files is left when it has ended, besides its directory and its log.
+//! - Paths inside a container never lead out of it (`root.rs`).
+//!
 //! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
 //! malice: unless told to be another user, its process is root with all the capabilities of the caller.
+//!
+//! Start reading at [`Runtime::start`] (`runtime.rs`), then `Launcher::launch` and `run` (`launcher.rs`).
+//!
+//! # Example
+//!
+//! ```no_run
+//! use berth_runtime::{ContainerSpec, LAUNCHER, Runtime};
+//!
+//! #[tokio::main(flavor = "current_thread")]
+//! async fn main() -> Result<(), berth_runtime::Error> {
+//!     berth_host::helper::intercept(&[LAUNCHER]);
+//!     let program = std::env::current_exe().expect("there is /proc");
+//!     let runtime = Runtime::open("/var/lib/containers".as_ref(), &program)?;
+//!     let id = runtime
+//!         .start(ContainerSpec {
+//!             pod_uid: "uid".into(),
+//!             pod_name: "pod".into(),
+//!             namespace: "default".into(),
+//!             name: "main".into(),
+//!             attempt: 0,
+//!             hostname: "pod".into(),
+//!             command: vec!["/bin/echo".into(), "hello".into()],
+//!             env: Vec::new(),
+//!             working_dir: None,
+//!             user: None,
+//!             group: None,
+//!             groups: Vec::new(),
+//!             read_only_root: false,
+//!             stdin: false,
+//!             tty: false,
+//!             mounts: Vec::new(),
+//!             devices: Vec::new(),
+//!             hidden: Vec::new(),
+//!             log: "/var/log/main.log".into(),
+//!             termination_message_path: None,
+//!         })
+//!         .await?;
+//!     println!("exited with {}", runtime.exited(&id).await.code);
+//!     runtime.remove(&id).await
+//! }
+//! ```
 
 mod exec;
 mod joiner;
@@ -56,11 +114,11 @@ pub struct ContainerSpec {
     pub name: String,
     /// How often the container was started before.
     pub attempt: u32,
-    /// The hostname inside.
+    /// The hostname that the container sees.
     pub hostname: String,
     /// The program, found by the `PATH` of `env` when it is a bare name, and its arguments.
     pub command: Vec<String>,
-    /// The whole environment.
+    /// The whole environment of the command; nothing of ours is added.
     pub env: Vec<(String, String)>,
     /// Where the command starts, made when it is missing; `/` when not given.
     pub working_dir: Option<PathBuf>,
@@ -68,7 +126,7 @@ pub struct ContainerSpec {
     pub user: Option<u32>,
     /// Its primary group; that of root when not given.
     pub group: Option<u32>,
-    /// Its supplementary groups.
+    /// The supplementary groups of the command, besides its primary one.
     pub groups: Vec<u32>,
     /// Whether only volumes, `/dev` and `/proc` can be written.
     pub read_only_root: bool,
@@ -104,7 +162,7 @@ pub struct Mount {
 /// Which mounts that are made later below a mounted directory are seen on the other side.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Propagation {
-    /// None.
+    /// Mounts made on one side later are not seen on the other.
     None,
     /// Those of the host, in the container.
     #[default]
@@ -118,7 +176,7 @@ pub enum Propagation {
 pub struct Device {
     /// The device on the host.
     pub source: PathBuf,
-    /// Where it appears.
+    /// The path of the device node in the container.
     pub target: PathBuf,
     /// Whether its file mode refuses writes; root is not bound by that, only by a device that is itself read-only.
     pub read_only: bool,

@@ -44,9 +44,9 @@ pub struct LogOptions {
 /// One of the outputs of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogStream {
-    /// Its standard output.
+    /// What the container wrote to its standard output.
     Stdout,
-    /// Its standard error.
+    /// What the container wrote to its standard error.
     Stderr,
 }
 
@@ -275,7 +275,7 @@ fn tail_start(file: &mut File, tail: u64) -> io::Result<u64> {
 struct Watch(OwnedFd);
 
 impl Watch {
-    /// Watches a directory.
+    /// Begins to watch a directory for files that are written, made or renamed in it.
     fn new(directory: &Path) -> berth_host::Result<Self> {
         let fd = inotify::init(CreateFlags::CLOEXEC | CreateFlags::NONBLOCK).doing("watch", directory)?;
         let flags = WatchFlags::MODIFY | WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;

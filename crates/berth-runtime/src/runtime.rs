@@ -65,7 +65,7 @@ pub enum Error {
     /// A process could not be started in a container; the message is the joiner's.
     #[error("{0}")]
     Exec(String),
-    /// The machine refused.
+    /// The machine refused an operation on the container.
     #[error("{doing}")]
     Host {
         /// What we were doing.

@@ -57,9 +57,9 @@ pub(crate) struct Status {
 /// Whether a container runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// Its command runs.
+    /// The command of the container runs.
     Running {
-        /// Since when.
+        /// When the command was started.
         started: Timestamp,
     },
     /// It has ended, and nothing of it is left but its directory and its log.
@@ -73,13 +73,13 @@ pub struct Exit {
     pub code: i32,
     /// The signal that ended it.
     pub signal: Option<i32>,
-    /// In one word.
+    /// The reason in one word, as the container status of a pod has it.
     pub reason: Reason,
     /// What the container left as its termination message, or why it did not start.
     pub message: String,
     /// When its command was started, if it was.
     pub started: Option<Timestamp>,
-    /// When it ended.
+    /// When the command ended, or was found to have ended.
     pub finished: Timestamp,
 }
 
@@ -153,7 +153,7 @@ fn termination_message(directory: &Path) -> String {
 /// A container as its directory tells.
 #[derive(Debug)]
 pub enum Found {
-    /// It lives.
+    /// Process 1 of the container is alive.
     Running(Shim),
     /// It lived; its status file tells how it ended, if it could say.
     Ended,

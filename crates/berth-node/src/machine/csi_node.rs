@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 /// A driver as it describes itself to the node (NodeGetInfo).
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DriverInfo {
-    /// The driver's name.
+    /// The name that the driver registered under.
     pub name: String,
     /// The driver's name for this node.
     pub node_id: String,
@@ -31,7 +31,7 @@ pub enum Unfit {
         "detected topology value collision: driver reported {key:?}:{reported:?} but existing label is {key:?}:{existing:?}"
     )]
     Collision {
-        /// The label.
+        /// The key of the label that another driver has set to another value.
         key: String,
         /// What the driver says.
         reported: String,

@@ -14,9 +14,9 @@ const LITTLE_SPACE: u64 = 1 << 30;
 /// What pods may use of this machine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Allocatable {
-    /// Processors, in thousandths.
+    /// The processors of the machine, in thousandths of one.
     pub cpu_millis: u64,
-    /// Memory in bytes.
+    /// The memory of the machine in bytes.
     pub memory: u64,
     /// Bytes on the disk of the node's directory.
     pub ephemeral_storage: u64,

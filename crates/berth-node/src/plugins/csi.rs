@@ -43,7 +43,7 @@ use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready,
 use crate::registration::{Driver, Drivers};
 use crate::tokens::Tokens;
 
-/// The plugin's name.
+/// The name of the plugin, which is part of its paths and of the names of its devices.
 const NAME: &str = berth_core::names::CSI_PLUGIN;
 /// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
@@ -60,12 +60,12 @@ pub(crate) struct Csi {
     objects: Cache<CSIDriver>,
     /// For each volume that was asked for since the start, and each device: whether a failure must leave what lies on
     /// disk of it alone, as it is, or may be from before the start, in use.
-    kept: Mutex<HashMap<Kept, bool>>,
+    kept: Mutex<HashMap<OnDisk, bool>>,
 }
 
 /// What lies on disk of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Kept {
+enum OnDisk {
     /// On the node, by the unique name of the device.
     Device(String),
     /// For a pod, by its uid and the name of the volume's directory.
@@ -114,7 +114,14 @@ impl Csi {
     }
 
     /// Tells the timeline of what was done to bring a volume.
-    fn tell(&self, call: &str, state: &str, volume: &PodVolume, begun: Instant, failed: Option<&Failed>) {
+    fn record_step(
+        &self,
+        call: &str,
+        state: &str,
+        volume: &PodVolume,
+        begun: Instant,
+        failed: Option<&Failed>,
+    ) {
         let claim = match &volume.source {
             Source::Persistent { claim, .. } => Key::of(claim.as_ref()).to_string(),
             Source::Inline(_) => String::new(),
@@ -134,17 +141,17 @@ impl Csi {
     }
 
     /// Tells the timeline of what was done to take a volume away.
-    fn tell_undone(&self, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
+    fn record_undone_step(&self, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
         Step { component: COMPONENT, call, volume, node: &self.node, ..Step::default() }
             .ended(begun, failed.map(|failed| failed.message.as_str()));
     }
 
-    fn kept(&self) -> MutexGuard<'_, HashMap<Kept, bool>> {
+    fn kept(&self) -> MutexGuard<'_, HashMap<OnDisk, bool>> {
         self.kept.lock()
     }
 
     /// Whether a failure of this kind says that nothing is there, so that what was made for the call is to be removed.
-    fn is_nothing(&self, key: &Kept, failed: &Failed) -> bool {
+    fn is_nothing(&self, key: &OnDisk, failed: &Failed) -> bool {
         let mut kept = self.kept();
         let nothing = failed.certainty == Certainty::Final && !kept.get(key).copied().unwrap_or(false);
         if nothing {
@@ -156,7 +163,7 @@ impl Csi {
     /// What a failure to bring something means, after what was made for it is removed where nothing is there.
     async fn settled(
         &self,
-        key: &Kept,
+        key: &OnDisk,
         failed: Failed,
         remove: impl FnOnce() -> Result<(), String> + Send + 'static,
     ) -> Failed {
@@ -190,7 +197,7 @@ impl Csi {
             move || paths.prepare(&data).map(|was_there| (was_there, Dir::ensure(&paths.staging, 0o750)))
         })
         .await?;
-        let key = Kept::Device(csi.unique_name());
+        let key = OnDisk::Device(csi.unique_name());
         self.kept().entry(key.clone()).or_insert(was_there);
         prepared.map_err(|error| Failed::uncertain(error.sentence()))?;
         let request = NodeStageVolumeRequest {
@@ -271,7 +278,7 @@ impl Csi {
             driver.call(request).await.map_err(|status| not_undone(&status))?;
         }
         blocking(move || paths.remove()).await.map_err(Failed::uncertain)?;
-        self.kept().remove(&Kept::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
+        self.kept().remove(&OnDisk::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
         Ok(())
     }
 
@@ -284,7 +291,7 @@ impl Csi {
                 let request = NodeUnstageVolumeRequest { volume_id: data.handle, staging_target_path };
                 let begun = Instant::now();
                 let done = driver.call(request).await.map_err(|status| not_undone(&status));
-                self.tell_undone("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
+                self.record_undone_step("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
                 done?;
             }
         }
@@ -356,7 +363,7 @@ impl Plugin for Csi {
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
         let begun = Instant::now();
         let staged = self.stage_volume(volume).await;
-        self.tell("NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
+        self.record_step("NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
         staged
     }
 
@@ -371,7 +378,7 @@ impl Plugin for Csi {
         for (paths, data) in blocking(find).await.map_err(Failed::uncertain)? {
             self.unstage_volume(paths, data).await?;
         }
-        self.kept().remove(&Kept::Device(device.to_owned()));
+        self.kept().remove(&OnDisk::Device(device.to_owned()));
         Ok(())
     }
 
@@ -397,7 +404,7 @@ impl Plugin for Csi {
                 move || paths.prepare(&data)
             })
             .await?;
-            let key = Kept::Volume(volume.pod_uid().to_owned(), volume.spec_name().to_owned());
+            let key = OnDisk::Volume(volume.pod_uid().to_owned(), volume.spec_name().to_owned());
             self.kept().entry(key.clone()).or_insert(was_there);
             if let Err(status) = driver.call(request).await {
                 return Err(self.settled(&key, failed(&status), move || paths.remove()).await);
@@ -415,7 +422,7 @@ impl Plugin for Csi {
             Ok(Ready { path: paths.target })
         };
         let published = publish.await;
-        self.tell("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
+        self.record_step("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
         published
     }
 
@@ -428,7 +435,7 @@ impl Plugin for Csi {
         let begun = Instant::now();
         let grown = self.expand_volume(volume).await;
         if !matches!(grown, Ok(None)) {
-            self.tell("NodeExpandVolume", "", volume, begun, grown.as_ref().err());
+            self.record_step("NodeExpandVolume", "", volume, begun, grown.as_ref().err());
         }
         grown
     }
@@ -436,7 +443,7 @@ impl Plugin for Csi {
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         let begun = Instant::now();
         let done = self.unpublish_volume(placed).await;
-        self.tell_undone("NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
+        self.record_undone_step("NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
         done
     }
 

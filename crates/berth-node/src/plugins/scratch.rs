@@ -45,7 +45,7 @@ impl<'a> Scratch<'a> {
         Ok(Self { layout, plugin, pod_uid, name })
     }
 
-    /// Where it is.
+    /// Returns the path of the directory, whether or not it exists.
     pub(super) fn path(&self) -> PathBuf {
         self.layout.pod_volume(self.pod_uid, self.plugin, self.name)
     }

@@ -12,8 +12,8 @@ use k8s_openapi::api::core::v1::{Container, PodSpec};
 
 /// What is known of one container.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
-    /// Its latest run.
+pub(super) struct ContainerRecord {
+    /// What became of its latest run; none before the first.
     pub(super) run: Option<State>,
     /// How the run before that ended.
     pub(super) last: Option<Exit>,
@@ -49,7 +49,7 @@ pub(super) struct Problem {
     pub(super) again: Timestamp,
 }
 
-impl Known {
+impl ContainerRecord {
     pub(super) fn is_running(&self) -> bool {
         matches!(self.run, Some(State::Running { .. }))
     }
@@ -112,7 +112,7 @@ pub(super) struct Waiting {
     pub(super) message: String,
 }
 
-/// What comes next.
+/// What the node does next about a pod, and how the pod stands meanwhile.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Decision {
     /// The containers to be started now.
@@ -121,7 +121,7 @@ pub(super) struct Decision {
     pub(super) stop: Vec<String>,
     /// Why containers that do not run do not.
     pub(super) waiting: HashMap<String, Waiting>,
-    /// The pod's phase.
+    /// The phase that the pod's status gets.
     pub(super) phase: Phase,
     /// Whether its init containers have done their work.
     pub(super) initialized: bool,
@@ -137,22 +137,22 @@ pub(super) fn is_sidecar(container: &Container) -> bool {
 }
 
 /// Until when a pod may be active that the node first saw at this time.
-pub(super) fn deadline(spec: &PodSpec, first_seen: Timestamp) -> Option<Timestamp> {
+pub(super) fn deadline(spec: &PodSpec, first_observed: Timestamp) -> Option<Timestamp> {
     let allowed = SignedDuration::from_secs(spec.active_deadline_seconds?);
     // What no calendar knows never comes.
-    first_seen.checked_add(allowed).ok()
+    first_observed.checked_add(allowed).ok()
 }
 
-/// Decides.
+/// Returns what to do next about a pod whose containers are as `known` says.
 pub(super) fn decide(
     spec: &PodSpec,
-    known: &HashMap<String, Known>,
+    known: &HashMap<String, ContainerRecord>,
     volumes_ready: bool,
     deadline: Option<Timestamp>,
     now: Timestamp,
     whole_name: &str,
 ) -> Decision {
-    let nothing = Known::default();
+    let nothing = ContainerRecord::default();
     let look = |name: &str| known.get(name).unwrap_or(&nothing);
     let begun = spec.containers.iter().any(|container| look(&container.name).run.is_some());
     let initial = if spec.init_containers.as_ref().is_some_and(|all| !all.is_empty()) {
@@ -197,7 +197,7 @@ pub(super) fn decide(
 }
 
 /// Whether a container that does not run is to run (again).
-fn restarts(spec: &PodSpec, container: &Container, state: &Known) -> bool {
+fn restarts(spec: &PodSpec, container: &Container, state: &ContainerRecord) -> bool {
     let Some(ended) = state.ended() else { return !state.is_running() };
     let policy = container.restart_policy.as_deref().or(spec.restart_policy.as_deref()).unwrap_or("Always");
     match policy {
@@ -219,7 +219,7 @@ impl Decider<'_> {
         self.decision.waiting.insert(container.name.clone(), Waiting { reason, message: String::new() });
     }
 
-    fn start(&mut self, container: &Container, state: &Known, initial: &'static str) {
+    fn start(&mut self, container: &Container, state: &ContainerRecord, initial: &'static str) {
         if !self.volumes_ready {
             self.wait(container, initial);
             return;
@@ -265,8 +265,14 @@ impl Decision {
     }
 
     /// Ends a pod whose time is over: nothing is started any more, what runs is stopped, sidecars after the others.
-    fn keep(&mut self, deadline: Timestamp, spec: &PodSpec, known: &HashMap<String, Known>, now: Timestamp) {
-        let ends = || known.values().filter_map(Known::ended).map(|ended| ended.finished);
+    fn keep(
+        &mut self,
+        deadline: Timestamp,
+        spec: &PodSpec,
+        known: &HashMap<String, ContainerRecord>,
+        now: Timestamp,
+    ) {
+        let ends = || known.values().filter_map(ContainerRecord::ended).map(|ended| ended.finished);
         if self.phase.is_final() && ends().all(|finished| finished <= deadline) {
             return;
         }
@@ -279,7 +285,8 @@ impl Decision {
         self.wake = None;
         // A container that ended does not wait to run again.
         self.waiting.retain(|name, _| known.get(name).is_none_or(|known| known.run.is_none()));
-        let runs = |container: &&Container| known.get(&container.name).is_some_and(Known::is_running);
+        let runs =
+            |container: &&Container| known.get(&container.name).is_some_and(ContainerRecord::is_running);
         let all = spec.init_containers.iter().flatten().chain(&spec.containers);
         let (sidecars, others): (Vec<&Container>, Vec<&Container>) =
             all.filter(runs).partition(|container| is_sidecar(container));
@@ -290,9 +297,14 @@ impl Decision {
         }
     }
 
-    fn finish(&mut self, spec: &PodSpec, known: &HashMap<String, Known>, failed_to_initialize: bool) {
+    fn finish(
+        &mut self,
+        spec: &PodSpec,
+        known: &HashMap<String, ContainerRecord>,
+        failed_to_initialize: bool,
+    ) {
         let look = |container: &Container| known.get(&container.name);
-        let ended = |container: &Container| look(container).and_then(Known::ended);
+        let ended = |container: &Container| look(container).and_then(ContainerRecord::ended);
         let over = failed_to_initialize
             || spec
                 .containers
@@ -305,7 +317,8 @@ impl Decision {
                 !sidecars().any(|container| container.name == *name && is_sidecar(container))
             });
             let running = sidecars().chain(&spec.containers);
-            let running = running.filter(|container| look(container).is_some_and(Known::is_running));
+            let running =
+                running.filter(|container| look(container).is_some_and(ContainerRecord::is_running));
             self.stop = running.map(|container| container.name.clone()).collect();
         }
         let all_good =

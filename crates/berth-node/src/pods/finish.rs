@@ -25,7 +25,7 @@ impl Pods {
         self.options.volumes.unwant(&entry.uid);
         let left = !self.options.volumes.is_gone(&entry.uid);
         if !left {
-            entry.told().finished = true;
+            entry.pending_report().finished = true;
         }
         self.report_end(entry, work, pod, true);
         Next::Done
@@ -42,7 +42,7 @@ impl Pods {
 
     /// Kubernetes does not know the pod any more: removes all that is left of it.
     pub(super) async fn clear(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work) -> Result<Next, Error> {
-        let pod = entry.last_seen();
+        let pod = entry.last_observed();
         if self.stop_all(entry, work, pod.as_ref()) {
             return Ok(Next::Done);
         }
@@ -105,7 +105,7 @@ impl Pods {
         }
         work.stopping.insert(id.clone(), grace);
         if known.is_none() && pod.metadata.name.is_some() {
-            self.tell_container(pod, name, Severity::Normal, "Killing", format!("Stopping container {name}"));
+            self.emit(pod, name, Severity::Normal, "Killing", format!("Stopping container {name}"));
         }
         let container = pod.spec.as_ref().and_then(|spec| {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -157,7 +157,7 @@ impl Pods {
             Err(_) => format!("not done within the grace period of {}s", grace.as_secs()),
         };
         let message = format!("PreStopHook failed: {problem}");
-        self.tell_container(pod, &container.name, Severity::Warning, "FailedPreStopHook", message);
+        self.emit(pod, &container.name, Severity::Warning, "FailedPreStopHook", message);
     }
 
     fn report_end(&self, entry: &Entry, work: &mut Work, pod: &Arc<Pod>, stopped: bool) {

@@ -15,19 +15,19 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Preconditions};
 
-use super::decide::{Decision, Known, Phase, is_sidecar};
+use super::decide::{ContainerRecord, Decision, Phase, is_sidecar};
 use super::{Error, Pods};
 
 /// What a status is made of.
 pub(super) struct View<'a> {
     pub(super) pod: &'a Pod,
-    pub(super) known: &'a HashMap<String, Known>,
+    pub(super) known: &'a HashMap<String, ContainerRecord>,
     pub(super) decision: &'a Decision,
     /// The pod has its volumes, so that containers can be started.
     pub(super) volumes_ready: bool,
     pub(super) address: IpAddr,
     /// When the node first saw the pod.
-    pub(super) first_seen: Timestamp,
+    pub(super) first_observed: Timestamp,
     /// The pod's time is over.
     pub(super) is_expired: bool,
 }
@@ -63,7 +63,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         host_ips: Some(vec![HostIP { ip: address.clone() }]),
         pod_ip: Some(address.clone()),
         pod_ips: Some(vec![PodIP { ip: address }]),
-        start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_seen)))),
+        start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_observed)))),
         qos_class: old.qos_class.clone().or_else(|| Some(qos_class(&spec).to_owned())),
         observed_generation: view.pod.metadata.generation.or(old.observed_generation),
         ..old
@@ -71,7 +71,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
 }
 
 fn container_status(view: &View<'_>, container: &Container, init: bool) -> ContainerStatus {
-    let unknown = Known::default();
+    let unknown = ContainerRecord::default();
     let known = view.known.get(&container.name).unwrap_or(&unknown);
     let id = |attempt: u32| {
         let uid = view.pod.metadata.uid.as_deref().unwrap_or_default();
@@ -255,7 +255,7 @@ impl Pods {
         let pod = self.cache.get(&Key::of(seen.as_ref())).filter(|pod| pod.uid().as_deref() == Some(uid));
         let Some(pod) = pod else { return Ok(Next::Done) };
         let (status, finished) = {
-            let told = entry.told();
+            let told = entry.pending_report();
             (told.status.clone(), told.finished)
         };
         if let Some(status) = status {

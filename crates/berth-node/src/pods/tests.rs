@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::PodSpec;
 use serde_json::json;
 
-use super::decide::{Decision, Known, Phase, deadline, decide, pause};
+use super::decide::{ContainerRecord, Decision, Phase, RESTART, deadline, decide};
 use berth_runtime::{Exit, Reason, State};
 
 fn spec(policy: &str) -> PodSpec {
@@ -22,11 +22,11 @@ fn time(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
 }
 
-fn running() -> Known {
-    Known { run: Some(State::Running { started: time(0) }), ..Known::default() }
+fn running() -> ContainerRecord {
+    ContainerRecord { run: Some(State::Running { started: time(0) }), ..ContainerRecord::default() }
 }
 
-fn ended(code: i32) -> Known {
+fn ended(code: i32) -> ContainerRecord {
     let ended = Exit {
         code,
         signal: None,
@@ -35,18 +35,18 @@ fn ended(code: i32) -> Known {
         started: Some(time(0)),
         finished: time(1),
     };
-    Known { run: Some(State::Exited(ended)), ..Known::default() }
+    ContainerRecord { run: Some(State::Exited(ended)), ..ContainerRecord::default() }
 }
 
-fn next(policy: &str, known: &[(&str, Known)]) -> Decision {
-    let known: HashMap<String, Known> =
+fn next(policy: &str, known: &[(&str, ContainerRecord)]) -> Decision {
+    let known: HashMap<String, ContainerRecord> =
         known.iter().map(|(name, known)| ((*name).to_owned(), known.clone())).collect();
     decide(&spec(policy), &known, true, None, time(2), "p_ns(uid)")
 }
 
 #[test]
 fn containers_start_in_their_order() {
-    type Row<'a> = (&'a [(&'a str, Known)], &'a [&'a str]);
+    type Row<'a> = (&'a [(&'a str, ContainerRecord)], &'a [&'a str]);
     let rows: [Row<'_>; 6] = [
         (&[], &["init"]),
         (&[("init", running())], &[]),
@@ -85,7 +85,8 @@ fn what_ends_is_started_again_as_the_policy_says() {
 
 #[test]
 fn a_pod_is_over_when_its_containers_are_and_then_its_sidecars() {
-    let down = |a, b, side: Known| [("init", ended(0)), ("side", side), ("a", ended(a)), ("b", ended(b))];
+    let down =
+        |a, b, side: ContainerRecord| [("init", ended(0)), ("side", side), ("a", ended(a)), ("b", ended(b))];
     let decision = next("Never", &down(0, 0, running()));
     assert_eq!((decision.stop, decision.phase), (vec!["side".to_owned()], Phase::Running));
     for (a, b, phase) in [(0, 0, Phase::Succeeded), (0, 1, Phase::Failed)] {
@@ -107,12 +108,12 @@ fn a_sidecar_that_ends_is_started_again_while_the_pod_goes_on() {
 fn pauses_grow_and_a_long_run_ends_them() {
     let seconds: Vec<u64> = (1..8).map(|starts| RESTART.exact_pause(starts).as_secs()).collect();
     assert_eq!(seconds, [10, 20, 40, 80, 160, 300, 300]);
-    let up = |a: Known| [("init", ended(0)), ("side", running()), ("a", a), ("b", running())];
-    let decision = next("Always", &up(Known { crashes: 2, ..ended(1) }));
+    let up = |a: ContainerRecord| [("init", ended(0)), ("side", running()), ("a", a), ("b", running())];
+    let decision = next("Always", &up(ContainerRecord { crashes: 2, ..ended(1) }));
     assert!(decision.start.is_empty());
     assert_eq!(decision.wake, Some(time(21)));
     assert_eq!(decision.waiting["a"].message, "back-off 20s restarting failed container=a pod=p_ns(uid)");
-    let mut long = Known { crashes: 2, ..ended(1) };
+    let mut long = ContainerRecord { crashes: 2, ..ended(1) };
     if let Some(State::Exited(ended)) = &mut long.run {
         ended.started = Some(time(1 - 600));
     }
@@ -131,12 +132,12 @@ fn a_pod_may_be_active_from_when_it_was_first_seen() {
 fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
     struct Row<'a> {
         name: &'a str,
-        known: Vec<(&'a str, Known)>,
+        known: Vec<(&'a str, ContainerRecord)>,
         volumes_ready: bool,
         stop: &'a [&'a str],
         phase: Phase,
     }
-    let row = |name, known: &[(&'static str, Known)], stop, phase| Row {
+    let row = |name, known: &[(&'static str, ContainerRecord)], stop, phase| Row {
         name,
         known: known.to_vec(),
         volumes_ready: true,
@@ -146,10 +147,13 @@ fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
     // The time is over at 5, and it is 6.
     let late = |code| {
         let Some(State::Exited(ended)) = ended(code).run else { unreachable!() };
-        Known { run: Some(State::Exited(Exit { finished: time(6), ..ended })), ..Known::default() }
+        ContainerRecord {
+            run: Some(State::Exited(Exit { finished: time(6), ..ended })),
+            ..ContainerRecord::default()
+        }
     };
     let init = ("init", ended(0));
-    let crashed = Known { crashes: 2, ..ended(1) };
+    let crashed = ContainerRecord { crashes: 2, ..ended(1) };
     let rows = [
         Row { volumes_ready: false, ..row("waits for its volumes", &[], &[], Phase::Failed) },
         row("nothing was started yet", &[], &[], Phase::Failed),
@@ -188,7 +192,8 @@ fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
             assert_eq!(decision.stop, *stop, "{policy}: {name}");
             assert_eq!(decision.phase, *phase, "{policy}: {name}");
             assert!(decision.start.is_empty() && decision.wake.is_none(), "{policy}: {name}: {decision:?}");
-            let ended = |name: &&String| known.get(*name).is_some_and(|known: &Known| known.run.is_some());
+            let ended =
+                |name: &&String| known.get(*name).is_some_and(|known: &ContainerRecord| known.run.is_some());
             assert_eq!(decision.waiting.keys().find(ended), None, "{policy}: {name}");
         }
     }
@@ -200,11 +205,15 @@ fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
 
 #[test]
 fn a_pod_is_looked_at_again_when_its_time_is_over_and_not_ended_before() {
-    type Row<'a> = (&'a str, &'a [(&'a str, Known)], i64, i64, Option<i64>, Phase);
+    type Row<'a> = (&'a str, &'a [(&'a str, ContainerRecord)], i64, i64, Option<i64>, Phase);
     let up = [("init", ended(0)), ("side", running()), ("a", running()), ("b", running())];
     let down = [("init", ended(0)), ("side", ended(0)), ("a", ended(0)), ("b", ended(0))];
-    let crashed =
-        [("init", ended(0)), ("side", running()), ("a", Known { crashes: 1, ..ended(1) }), ("b", running())];
+    let crashed = [
+        ("init", ended(0)),
+        ("side", running()),
+        ("a", ContainerRecord { crashes: 1, ..ended(1) }),
+        ("b", running()),
+    ];
     let rows: [Row<'_>; 6] = [
         ("runs", &up, 5, 4, Some(5), Phase::Running),
         ("starts", &[], 5, 4, Some(5), Phase::Pending),

@@ -35,7 +35,7 @@ pub(super) struct Attendant {
     pub(super) machine: Arc<Machine>,
     pub(super) drivers: Drivers,
     pub(super) objects: Cache<CSIDriver>,
-    /// Told whenever a CSIDriver changes.
+    /// Script whenever a CSIDriver changes.
     pub(super) changed: Arc<watch::Sender<()>>,
     pub(super) shutdown: CancellationToken,
 }

@@ -15,10 +15,10 @@ use tokio::io::unix::AsyncFd;
 
 /// What happened to a socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum SocketChange {
     /// It is there, and was not, or is another one than before.
     Come(PathBuf),
-    /// It is gone.
+    /// The socket was removed, or moved away.
     Gone(PathBuf),
 }
 
@@ -40,7 +40,7 @@ struct Event {
 
 impl Sockets {
     /// Begins to watch; what is there already comes first.
-    pub(super) fn watch(top: &Path) -> io::Result<(Self, Vec<Seen>)> {
+    pub(super) fn watch(top: &Path) -> io::Result<(Self, Vec<SocketChange>)> {
         let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
         #[expect(
             deprecated,
@@ -50,13 +50,13 @@ impl Sockets {
         let mut sockets =
             Self { top: top.to_owned(), inotify, watched: HashMap::new(), known: HashMap::new() };
         sockets.add(top)?;
-        let mut seen = Vec::new();
-        sockets.scan(top, &mut seen);
-        Ok((sockets, seen))
+        let mut changes = Vec::new();
+        sockets.scan(top, &mut changes);
+        Ok((sockets, changes))
     }
 
     /// What happened since; waits until something did.
-    pub(super) async fn next(&mut self) -> io::Result<Vec<Seen>> {
+    pub(super) async fn next(&mut self) -> io::Result<Vec<SocketChange>> {
         loop {
             let events = {
                 let mut ready = self.inotify.readable().await?;
@@ -65,47 +65,47 @@ impl Sockets {
                     Err(_would_block) => continue,
                 }
             };
-            let mut seen = Vec::new();
+            let mut changes = Vec::new();
             for event in events {
-                self.take(&event, &mut seen);
+                self.take(&event, &mut changes);
             }
-            if !seen.is_empty() {
-                return Ok(seen);
+            if !changes.is_empty() {
+                return Ok(changes);
             }
         }
     }
 
-    fn take(&mut self, event: &Event, seen: &mut Vec<Seen>) {
+    fn take(&mut self, event: &Event, changes: &mut Vec<SocketChange>) {
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
             tracing::warn!(directory = %self.top.display(), "too many changes at once; looking at all of it again");
-            self.rescan(seen);
+            self.rescan(changes);
         } else if event.flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
             let gone: Vec<PathBuf> =
                 self.known.keys().filter(|path| path.starts_with(&event.path)).cloned().collect();
             for path in gone {
                 self.known.remove(&path);
-                seen.push(Seen::Gone(path));
+                changes.push(SocketChange::Gone(path));
             }
         } else if event.flags.intersects(ReadFlags::CREATE | ReadFlags::MOVED_TO) {
-            self.look(&event.path, seen);
+            self.inspect(&event.path, changes);
         }
     }
 
-    fn rescan(&mut self, seen: &mut Vec<Seen>) {
+    fn rescan(&mut self, changes: &mut Vec<SocketChange>) {
         let before: HashSet<PathBuf> = self.known.keys().cloned().collect();
         for path in before.iter().filter(|path| identity(path).is_none()) {
             self.known.remove(path);
-            seen.push(Seen::Gone(path.clone()));
+            changes.push(SocketChange::Gone(path.clone()));
         }
         let top = self.top.clone();
-        self.scan(&top, seen);
+        self.scan(&top, changes);
     }
 
-    fn scan(&mut self, directory: &Path, seen: &mut Vec<Seen>) {
+    fn scan(&mut self, directory: &Path, changes: &mut Vec<SocketChange>) {
         match fs::read_dir(directory) {
             Ok(entries) => {
                 for entry in entries.filter_map(Result::ok) {
-                    self.look(&entry.path(), seen);
+                    self.inspect(&entry.path(), changes);
                 }
             }
             Err(error) => {
@@ -114,13 +114,13 @@ impl Sockets {
         }
     }
 
-    fn look(&mut self, path: &Path, seen: &mut Vec<Seen>) {
+    fn inspect(&mut self, path: &Path, changes: &mut Vec<SocketChange>) {
         if path.file_name().is_none_or(|name| name.as_bytes().starts_with(b".")) {
             return;
         }
         if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
             match self.add(path) {
-                Ok(()) => self.scan(path, seen),
+                Ok(()) => self.scan(path, changes),
                 Err(error) => {
                     tracing::warn!(directory = %path.display(), %error, "a directory cannot be watched");
                 }
@@ -128,7 +128,7 @@ impl Sockets {
         } else if let Some(identity) = identity(path)
             && self.known.insert(path.to_owned(), identity) != Some(identity)
         {
-            seen.push(Seen::Come(path.to_owned()));
+            changes.push(SocketChange::Come(path.to_owned()));
         }
     }
 
@@ -181,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    async fn next(sockets: &mut Sockets) -> Vec<Seen> {
+    async fn next(sockets: &mut Sockets) -> Vec<SocketChange> {
         tokio::time::timeout(Duration::from_secs(30), sockets.next()).await.unwrap().unwrap()
     }
 
@@ -193,25 +193,25 @@ mod tests {
         let _old = UnixListener::bind(top.join("old/deep/a.sock")).unwrap();
         fs::write(top.join("file.sock"), "").unwrap();
         let _hidden = UnixListener::bind(top.join(".hidden.sock")).unwrap();
-        let (mut sockets, seen) = Sockets::watch(top).unwrap();
-        assert_eq!(seen, [Seen::Come(top.join("old/deep/a.sock"))]);
+        let (mut sockets, changes) = Sockets::watch(top).unwrap();
+        assert_eq!(changes, [SocketChange::Come(top.join("old/deep/a.sock"))]);
 
         let _b = UnixListener::bind(top.join("b.sock")).unwrap();
-        assert_eq!(next(&mut sockets).await, [Seen::Come(top.join("b.sock"))]);
+        assert_eq!(next(&mut sockets).await, [SocketChange::Come(top.join("b.sock"))]);
 
         fs::create_dir(top.join("new")).unwrap();
         let _c = UnixListener::bind(top.join("new/c.sock")).unwrap();
-        assert_eq!(next(&mut sockets).await, [Seen::Come(top.join("new/c.sock"))]);
+        assert_eq!(next(&mut sockets).await, [SocketChange::Come(top.join("new/c.sock"))]);
 
         fs::remove_file(top.join("b.sock")).unwrap();
         let _again = UnixListener::bind(top.join("b.sock")).unwrap();
         assert_eq!(
             next(&mut sockets).await,
-            [Seen::Gone(top.join("b.sock")), Seen::Come(top.join("b.sock"))]
+            [SocketChange::Gone(top.join("b.sock")), SocketChange::Come(top.join("b.sock"))]
         );
 
         fs::rename(top.join("new"), top.join(".away")).unwrap();
-        assert_eq!(next(&mut sockets).await, [Seen::Gone(top.join("new/c.sock"))]);
+        assert_eq!(next(&mut sockets).await, [SocketChange::Gone(top.join("new/c.sock"))]);
     }
 
     #[tokio::test]
@@ -222,8 +222,8 @@ mod tests {
         let (mut sockets, _) = Sockets::watch(top).unwrap();
         fs::remove_file(top.join("a.sock")).unwrap();
         let _b = UnixListener::bind(top.join("b.sock")).unwrap();
-        let mut seen = Vec::new();
-        sockets.take(&Event { path: PathBuf::new(), flags: ReadFlags::QUEUE_OVERFLOW }, &mut seen);
-        assert_eq!(seen, [Seen::Gone(top.join("a.sock")), Seen::Come(top.join("b.sock"))]);
+        let mut changes = Vec::new();
+        sockets.take(&Event { path: PathBuf::new(), flags: ReadFlags::QUEUE_OVERFLOW }, &mut changes);
+        assert_eq!(changes, [SocketChange::Gone(top.join("a.sock")), SocketChange::Come(top.join("b.sock"))]);
     }
 }

@@ -60,7 +60,7 @@ impl World {
     }
 
     /// Waits until the node said something for the nth time; gives the last it said.
-    async fn told(&self, fake: &Fake, times: usize) -> (bool, String) {
+    async fn registration_status(&self, fake: &Fake, times: usize) -> (bool, String) {
         let mut statuses = fake.statuses.subscribe();
         let statuses =
             timeout(LONG, statuses.wait_for(|statuses| statuses.len() >= times)).await.unwrap().unwrap();
@@ -99,10 +99,10 @@ fn names(object: &CSINode) -> Vec<&str> {
 async fn a_driver_registers_leaves_and_comes_back() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[NodeCapability::StageUnstageVolume]);
-    fake.told().info.accessible_topology = Some(topology("a.example/zone", "z"));
+    fake.script().info.accessible_topology = Some(topology("a.example/zone", "z"));
     for round in 1..=2 {
         fake.start(&world.registry(), "a.sock").await;
-        assert_eq!(world.told(&fake, round).await, (true, String::new()));
+        assert_eq!(world.registration_status(&fake, round).await, (true, String::new()));
         let driver = world.drivers.get("a.example").unwrap();
         assert!(driver.can(NodeCapability::StageUnstageVolume) && !driver.can(NodeCapability::ExpandVolume));
         let object: Arc<CSINode> = world.cluster.fetch(&Key::cluster("n")).await.unwrap().unwrap();
@@ -152,20 +152,20 @@ async fn of_two_of_a_name_only_a_newer_one_is_taken() {
     let capability = [NodeCapability::ExpandVolume];
     let first = Fake::speaking("a.example", world.directory.path(), &[], &["1.2.0"]);
     first.start(&world.registry(), "first.sock").await;
-    assert!(world.told(&first, 1).await.0);
+    assert!(world.registration_status(&first, 1).await.0);
     let other = world.directory.path().join("other");
     std::fs::create_dir(&other).unwrap();
     for version in ["1.2.0", "1.0.0", "0.3.0", "2.0.0"] {
         let rival = Fake::speaking("a.example", &other, &capability, &[version]);
         rival.start(&world.registry(), "rival.sock").await;
-        let (registered, error) = world.told(&rival, 1).await;
+        let (registered, error) = world.registration_status(&rival, 1).await;
         assert!(!registered && error.contains("plugin validation failed"), "{version}: {error}");
         rival.stop().await;
         assert!(!world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
     }
     let newer = Fake::speaking("a.example", &other, &capability, &["1.3.0"]);
     newer.start(&world.registry(), "newer.sock").await;
-    assert!(world.told(&newer, 1).await.0);
+    assert!(world.registration_status(&newer, 1).await.0);
     assert!(world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
     // The older one leaves; the newer one stays.
     first.stop().await;
@@ -179,19 +179,19 @@ async fn of_two_of_a_name_only_a_newer_one_is_taken() {
 async fn a_driver_that_does_not_fit_hears_why() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.told().info.accessible_topology = Some(topology("kubernetes.io/hostname", "elsewhere"));
+    fake.script().info.accessible_topology = Some(topology("kubernetes.io/hostname", "elsewhere"));
     fake.start(&world.registry(), "a.sock").await;
-    let (registered, error) = world.told(&fake, 1).await;
+    let (registered, error) = world.registration_status(&fake, 1).await;
     assert!(!registered && error.contains("topology value collision"), "{error}");
     assert!(world.drivers.get("a.example").is_none());
     // It is tried again, and taken once it fits.
-    fake.told().info.accessible_topology = None;
+    fake.script().info.accessible_topology = None;
     timeout(LONG, world.drivers.wait("a.example")).await.unwrap();
 
     let failing = world.fake("b.example", &[]);
     failing.answer("NodeGetInfo", Some(Answer::Fail(Code::Internal)));
     failing.start(&world.registry(), "b.sock").await;
-    let (registered, error) = world.told(&failing, 1).await;
+    let (registered, error) = world.registration_status(&failing, 1).await;
     assert!(!registered && error.contains("code = Internal"), "{error}");
 }
 
@@ -199,12 +199,12 @@ async fn a_driver_that_does_not_fit_hears_why() {
 async fn limits_are_asked_for_again_and_a_csi_node_that_was_deleted_is_written_again() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.told().info.max_volumes_per_node = 3;
+    fake.script().info.max_volumes_per_node = 3;
     fake.start(&world.registry(), "a.sock").await;
-    assert!(world.told(&fake, 1).await.0);
+    assert!(world.registration_status(&fake, 1).await.0);
     let count = |object: &CSINode| object.spec.drivers.first()?.allocatable.as_ref()?.count;
     world.csi_node(move |object| count(object) == Some(3)).await;
-    fake.told().info.max_volumes_per_node = 4;
+    fake.script().info.max_volumes_per_node = 4;
     world.drivers.refresh("a.example");
     world.csi_node(move |object| count(object) == Some(4)).await;
 
@@ -218,16 +218,16 @@ async fn limits_are_asked_for_again_and_a_csi_node_that_was_deleted_is_written_a
 async fn limits_are_asked_for_as_often_as_the_csi_driver_says() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.told().info.max_volumes_per_node = 1;
+    fake.script().info.max_volumes_per_node = 1;
     fake.start(&world.registry(), "a.sock").await;
-    assert!(world.told(&fake, 1).await.0);
+    assert!(world.registration_status(&fake, 1).await.0);
     let mut object = CSIDriver {
         spec: CSIDriverSpec { node_allocatable_update_period_seconds: Some(10), ..CSIDriverSpec::default() },
         ..CSIDriver::default()
     };
     object.metadata.name = Some("a.example".to_owned());
     world.cluster.create(&object).await.unwrap();
-    fake.told().info.max_volumes_per_node = 9;
+    fake.script().info.max_volumes_per_node = 9;
     let count = |object: &CSINode| object.spec.drivers.first()?.allocatable.as_ref()?.count;
     world.csi_node(move |object| count(object) == Some(9)).await;
 }

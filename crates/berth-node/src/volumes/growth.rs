@@ -24,8 +24,10 @@ impl Volumes {
     /// Refused for now (FAILED_PRECONDITION) leaves it at `NodeResizePending` until the volume is staged again; refused
     /// for good at `NodeResizeInfeasible` until somebody asks for another size; everything else is tried again.
     pub(super) async fn expand(&self, placed: &Placed) -> Outcome {
-        let known =
-            self.state().place(placed).and_then(|place| Some((place.plugin.clone(), place.volume.clone()?)));
+        let known = self
+            .state()
+            .pod_mount(placed)
+            .and_then(|pod_mount| Some((pod_mount.plugin.clone(), pod_mount.volume.clone()?)));
         let Some((plugin, volume)) = known else { return Outcome::Done };
         let Source::Persistent { volume: persistent, claim } = &volume.source else { return Outcome::Done };
         if volume.read_only {
@@ -36,7 +38,7 @@ impl Volumes {
             Ok(claim) => claim,
             Err(error) => {
                 tracing::debug!(error = error.chain(), "not marked as growing; looking again");
-                return self.look_again(placed);
+                return self.resolve_again(placed);
             }
         };
         let node = volume.pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default();
@@ -53,7 +55,7 @@ impl Volumes {
                     self.options.cluster.update_status(claim.as_ref(), |claim| finished(claim, size)).await
                 {
                     tracing::debug!(error = error.chain(), "not marked as grown; looking again");
-                    return self.look_again(placed);
+                    return self.resolve_again(placed);
                 }
                 let message = format!(
                     "MountVolume.NodeExpandVolume succeeded for volume {:?} {node}",
@@ -99,21 +101,21 @@ impl Volumes {
 
     /// There is nothing more to grow until the claim or the volume changes.
     fn grown(&self, placed: &Placed, volume: &PodVolume) {
-        if let Some(place) = self.state().place_mut(placed) {
-            place.growth = Growth::None;
-            place.size = size(volume);
+        if let Some(pod_mount) = self.state().pod_mount_mut(placed) {
+            pod_mount.growth = Growth::None;
+            pod_mount.size = size(volume);
         }
     }
 
     /// The volume cannot be grown while the pod has it.
     fn not_in_use(&self, placed: &Placed) {
-        if let Some(place) = self.state().place_mut(placed) {
-            place.growth = Growth::Refused;
+        if let Some(pod_mount) = self.state().pod_mount_mut(placed) {
+            pod_mount.growth = Growth::Refused;
         }
     }
 
     /// The claim is not as it was: finds it anew, which also decides whether there is something to grow.
-    fn look_again(&self, placed: &Placed) -> Outcome {
+    fn resolve_again(&self, placed: &Placed) -> Outcome {
         let names: Vec<String> = {
             let state = self.state();
             let wishes = state.pods.get(&placed.pod_uid).into_iter().flat_map(|wishes| &wishes.volumes);

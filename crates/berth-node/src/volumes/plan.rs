@@ -8,11 +8,11 @@ use crate::plugin::{Certainty, Placed};
 /// How far a volume is on a pod, or a device on the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mount {
-    /// Nothing is there.
+    /// Nothing is mounted, nor left of an attempt to.
     NotMounted,
     /// It may be there, wholly or in part.
     Uncertain,
-    /// It is there.
+    /// The mount, or the preparation of the device, is complete.
     Mounted,
 }
 
@@ -31,7 +31,7 @@ impl Mount {
 /// Whether a pod is to have a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Want {
-    /// It is.
+    /// A container of the pod uses the volume.
     Yes,
     /// It is not, or the pod is gone.
     No,
@@ -48,7 +48,7 @@ pub(crate) struct View {
     pub(crate) volumes: Vec<VolumeView>,
 }
 
-/// A device.
+/// A device as planning observes it.
 #[derive(Debug, Clone)]
 #[expect(
     clippy::struct_excessive_bools,
@@ -63,7 +63,7 @@ pub(crate) struct DeviceView {
     pub(crate) state: Mount,
     /// The node has reported that it uses it.
     pub(crate) in_use: bool,
-    /// It is attached.
+    /// It is among the volumes that the Node object lists as attached.
     pub(crate) attached: bool,
     /// Only one pod may have it at a time (ReadWriteOncePod).
     pub(crate) one_pod: bool,
@@ -72,7 +72,7 @@ pub(crate) struct DeviceView {
 /// A volume on a pod.
 #[derive(Debug, Clone)]
 pub(crate) struct VolumeView {
-    /// Which.
+    /// The volume and the pod that has it.
     pub(crate) placed: Placed,
     /// Whether the pod is to have it.
     pub(crate) want: Want,
@@ -84,7 +84,7 @@ pub(crate) struct VolumeView {
     pub(crate) grow: bool,
 }
 
-/// One operation.
+/// One operation of the volume manager on a device or on a volume of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Take a volume away from a pod.
@@ -107,7 +107,7 @@ pub(crate) enum Action {
     ReportNotInUse,
 }
 
-/// The next operations.
+/// Returns the operations that can be done now, in the order in which they must run.
 pub(crate) fn plan(view: &View) -> Vec<Action> {
     let mut actions: Vec<Action> = view
         .volumes

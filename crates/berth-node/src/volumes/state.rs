@@ -27,7 +27,7 @@ pub(super) struct State {
     /// The pods that nobody wants to have volumes, but whose containers still run with them.
     held: HashSet<String>,
     /// Where each placed volume is, by the uid of its pod.
-    places: HashMap<String, HashMap<Placed, Group>>,
+    pod_mounts: HashMap<String, HashMap<Placed, Group>>,
     /// Which volumes of which pods rest on a claim.
     claims: HashMap<Key, HashSet<(String, String)>>,
 }
@@ -53,7 +53,7 @@ pub(super) struct Wish {
 #[derive(Default)]
 pub(super) struct Members {
     pub(super) device: Option<DeviceEntry>,
-    pub(super) places: HashMap<Placed, Place>,
+    pub(super) pod_mounts: HashMap<Placed, PodMount>,
 }
 
 pub(super) struct DeviceEntry {
@@ -68,7 +68,7 @@ pub(super) struct DeviceEntry {
     pub(super) waiting: Option<Instant>,
 }
 
-pub(super) struct Place {
+pub(super) struct PodMount {
     pub(super) plugin: Arc<dyn Plugin>,
     /// The volume, while the pod wants it.
     pub(super) volume: Option<PodVolume>,
@@ -97,7 +97,7 @@ pub(super) enum Growth {
     Refused,
 }
 
-impl Place {
+impl PodMount {
     fn new(plugin: Arc<dyn Plugin>) -> Self {
         Self {
             plugin,
@@ -144,11 +144,12 @@ impl State {
             let wish = Wish { volume: Arc::new(volume.clone()), block, claim, found: None, problem: None };
             wishes.volumes.insert(volume.name.clone(), wish);
         }
-        for (placed, group) in self.places.get(uid).into_iter().flatten() {
-            if let Some(place) = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed))
+        for (placed, group) in self.pod_mounts.get(uid).into_iter().flatten() {
+            if let Some(pod_mount) =
+                self.groups.get_mut(group).and_then(|members| members.pod_mounts.get_mut(placed))
             {
-                place.pod = Some(pod.clone());
-                if let Some(volume) = &mut place.volume {
+                pod_mount.pod = Some(pod.clone());
+                if let Some(volume) = &mut pod_mount.volume {
                     volume.pod = pod.clone();
                 }
             }
@@ -179,10 +180,11 @@ impl State {
             }
         }
         let mut touched = Vec::new();
-        for (placed, group) in self.places.get(uid).into_iter().flatten() {
-            if let Some(place) = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed))
+        for (placed, group) in self.pod_mounts.get(uid).into_iter().flatten() {
+            if let Some(pod_mount) =
+                self.groups.get_mut(group).and_then(|members| members.pod_mounts.get_mut(placed))
             {
-                place.volume = None;
+                pod_mount.volume = None;
             }
             touched.push(group.clone());
         }
@@ -220,36 +222,36 @@ impl State {
             }
         }
         // A pod that joins others cannot have it grown either.
-        let refused = members.places.values().any(|place| place.growth == Growth::Refused);
-        let known = known.unwrap_or_else(|| Place::new(plugin));
-        let place = members.places.entry(placed.clone()).or_insert(known);
-        place.growth = match must_grow(&volume, place.size) {
+        let refused = members.pod_mounts.values().any(|pod_mount| pod_mount.growth == Growth::Refused);
+        let known = known.unwrap_or_else(|| PodMount::new(plugin));
+        let pod_mount = members.pod_mounts.entry(placed.clone()).or_insert(known);
+        pod_mount.growth = match must_grow(&volume, pod_mount.size) {
             true if refused => Growth::Refused,
             true => Growth::Due,
-            false if place.growth == Growth::Refused => Growth::Refused,
+            false if pod_mount.growth == Growth::Refused => Growth::Refused,
             false => Growth::None,
         };
-        place.pod = Some(volume.pod.clone());
-        place.volume = Some(volume);
-        let all = self.places.entry(uid).or_default();
+        pod_mount.pod = Some(volume.pod.clone());
+        pod_mount.volume = Some(volume);
+        let all = self.pod_mounts.entry(uid).or_default();
         all.insert(placed, group.clone());
         // Only now is it known what of an earlier life the pod does not want.
         if complete { all.values().cloned().collect() } else { vec![group] }
     }
 
     /// Notes that a placed volume belongs to `group`; gives what is known of it from where it was thought to be.
-    fn locate(&mut self, placed: &Placed, group: &Group) -> Option<Place> {
-        let known = self.places.get(&placed.pod_uid)?.get(placed)?;
+    fn locate(&mut self, placed: &Placed, group: &Group) -> Option<PodMount> {
+        let known = self.pod_mounts.get(&placed.pod_uid)?.get(placed)?;
         if known == group {
             return None;
         }
         let known = known.clone();
         let members = self.groups.get_mut(&known)?;
-        let place = members.places.remove(placed);
-        if members.places.is_empty() && members.device.is_none() {
+        let pod_mount = members.pod_mounts.remove(placed);
+        if members.pod_mounts.is_empty() && members.device.is_none() {
             self.groups.remove(&known);
         }
-        place
+        pod_mount
     }
 
     /// Takes in a volume that an earlier life of this process may have brought.
@@ -260,9 +262,10 @@ impl State {
         if let Some(device) = device {
             self.reconstruct_device(device, plugin);
         }
-        let place = Place { state: Mount::Uncertain, reconstructed: true, ..Place::new(plugin.clone()) };
-        self.places.entry(placed.pod_uid.clone()).or_default().insert(placed.clone(), group.clone());
-        self.groups.entry(group).or_default().places.insert(placed, place);
+        let pod_mount =
+            PodMount { state: Mount::Uncertain, reconstructed: true, ..PodMount::new(plugin.clone()) };
+        self.pod_mounts.entry(placed.pod_uid.clone()).or_default().insert(placed.clone(), group.clone());
+        self.groups.entry(group).or_default().pod_mounts.insert(placed, pod_mount);
     }
 
     /// Takes in a device that an earlier life of this process may have prepared; it then also reported it.
@@ -279,10 +282,10 @@ impl State {
     /// What planning needs to know of a group, with what is due for a refresh by `now`.
     pub(super) fn view(&mut self, group: &Group, attached: bool, now: Instant) -> Option<View> {
         let members = self.groups.get_mut(group)?;
-        for place in members.places.values_mut() {
-            if place.refresh_at.is_some_and(|due| due <= now) {
-                place.refresh_at = None;
-                place.stale = true;
+        for pod_mount in members.pod_mounts.values_mut() {
+            if pod_mount.refresh_at.is_some_and(|due| due <= now) {
+                pod_mount.refresh_at = None;
+                pod_mount.stale = true;
             }
         }
         let members = &self.groups[group];
@@ -295,22 +298,22 @@ impl State {
             one_pod: entry.one_pod,
         });
         let mut volumes: Vec<VolumeView> = members
-            .places
+            .pod_mounts
             .iter()
-            .map(|(placed, place)| VolumeView {
+            .map(|(placed, pod_mount)| VolumeView {
                 placed: placed.clone(),
-                want: self.wanted(placed, place),
-                state: place.state,
-                stale: place.stale,
-                grow: place.growth == Growth::Due,
+                want: self.wanted(placed, pod_mount),
+                state: pod_mount.state,
+                stale: pod_mount.stale,
+                grow: pod_mount.growth == Growth::Due,
             })
             .collect();
         volumes.sort_unstable_by(|a, b| a.placed.pod_uid.cmp(&b.placed.pod_uid));
         Some(View { device, volumes })
     }
 
-    fn wanted(&self, placed: &Placed, place: &Place) -> Want {
-        if place.volume.is_some() {
+    fn wanted(&self, placed: &Placed, pod_mount: &PodMount) -> Want {
+        if pod_mount.volume.is_some() {
             return Want::Yes;
         }
         if self.held.contains(&placed.pod_uid) {
@@ -326,25 +329,25 @@ impl State {
     pub(super) fn tidy(&mut self, group: &Group) -> Vec<String> {
         let Some(members) = self.groups.get(group) else { return Vec::new() };
         let gone: Vec<Placed> = members
-            .places
+            .pod_mounts
             .iter()
-            .filter(|(placed, place)| {
-                place.state == Mount::NotMounted && self.wanted(placed, place) == Want::No
+            .filter(|(placed, pod_mount)| {
+                pod_mount.state == Mount::NotMounted && self.wanted(placed, pod_mount) == Want::No
             })
             .map(|(placed, _)| placed.clone())
             .collect();
         let Some(members) = self.groups.get_mut(group) else { return Vec::new() };
         for placed in &gone {
-            members.places.remove(placed);
-            if let Some(places) = self.places.get_mut(&placed.pod_uid) {
-                places.remove(placed);
-                if places.is_empty() {
-                    self.places.remove(&placed.pod_uid);
+            members.pod_mounts.remove(placed);
+            if let Some(pod_mounts) = self.pod_mounts.get_mut(&placed.pod_uid) {
+                pod_mounts.remove(placed);
+                if pod_mounts.is_empty() {
+                    self.pod_mounts.remove(&placed.pod_uid);
                 }
             }
         }
         let unused = |entry: &DeviceEntry| entry.state == Mount::NotMounted && !entry.in_use;
-        if members.places.is_empty() && members.device.as_ref().is_none_or(unused) {
+        if members.pod_mounts.is_empty() && members.device.as_ref().is_none_or(unused) {
             self.groups.remove(group);
         }
         gone.into_iter().map(|placed| placed.pod_uid).collect()
@@ -352,41 +355,41 @@ impl State {
 
     /// When the next refresh of a group is due.
     pub(super) fn next_refresh(&self, group: &Group) -> Option<Instant> {
-        self.groups.get(group)?.places.values().filter_map(|place| place.refresh_at).min()
+        self.groups.get(group)?.pod_mounts.values().filter_map(|pod_mount| pod_mount.refresh_at).min()
     }
 
     /// The volumes of a pod, by their names in the pod, if it has all that it wants.
     pub(super) fn ready(&self, uid: &str) -> Option<HashMap<String, Ready>> {
         let wishes = self.pods.get(uid)?;
         let ready = |(name, wish): (&String, &Wish)| {
-            let place = self.place(wish.found.as_ref()?)?;
-            (place.state == Mount::Mounted).then(|| Some((name.clone(), place.ready.clone()?)))?
+            let pod_mount = self.pod_mount(wish.found.as_ref()?)?;
+            (pod_mount.state == Mount::Mounted).then(|| Some((name.clone(), pod_mount.ready.clone()?)))?
         };
         wishes.volumes.iter().map(ready).collect()
     }
 
     /// The names of the volumes that a pod has, or may have: each once, in an order that is the same for all pods.
     pub(super) fn placed_of(&self, uid: &str) -> BTreeSet<String> {
-        self.places.get(uid).into_iter().flatten().map(|(placed, _)| placed.spec_name.clone()).collect()
+        self.pod_mounts.get(uid).into_iter().flatten().map(|(placed, _)| placed.spec_name.clone()).collect()
     }
 
     /// Whether a pod neither has nor may have any volume.
     pub(super) fn is_gone(&self, uid: &str) -> bool {
-        !self.pods.contains_key(uid) && !self.held.contains(uid) && !self.places.contains_key(uid)
+        !self.pods.contains_key(uid) && !self.held.contains(uid) && !self.pod_mounts.contains_key(uid)
     }
 
     /// Marks the content that a pod's own words describe as changed; gives what is to be worked on.
     pub(super) fn make_stale(&mut self, uid: &str) -> Vec<Group> {
         let mut touched = Vec::new();
-        for (placed, group) in self.places.get(uid).into_iter().flatten() {
-            let place = self.groups.get_mut(group).and_then(|members| members.places.get_mut(placed));
-            let Some(place) = place else { continue };
+        for (placed, group) in self.pod_mounts.get(uid).into_iter().flatten() {
+            let pod_mount = self.groups.get_mut(group).and_then(|members| members.pod_mounts.get_mut(placed));
+            let Some(pod_mount) = pod_mount else { continue };
             // A driver says itself when it wants to be called again.
-            let described = place.volume.as_ref().is_some_and(
+            let described = pod_mount.volume.as_ref().is_some_and(
                 |volume| matches!(&volume.source, Source::Inline(volume) if volume.csi.is_none()),
             );
             if described {
-                place.stale = true;
+                pod_mount.stale = true;
                 touched.push(group.clone());
             }
         }
@@ -412,20 +415,20 @@ impl State {
             failed.map(|(name, _)| (uid.clone(), name.clone()))
         });
         let groups = self.groups.iter().filter(|(_, members)| {
-            members.places.values().any(|place| place.failed)
+            members.pod_mounts.values().any(|pod_mount| pod_mount.failed)
                 || members.device.as_ref().is_some_and(|device| device.state == Mount::Uncertain)
         });
         (volumes.collect(), groups.map(|(group, _)| group.clone()).collect())
     }
 
-    pub(super) fn place(&self, placed: &Placed) -> Option<&Place> {
-        let group = self.places.get(&placed.pod_uid)?.get(placed)?;
-        self.groups.get(group)?.places.get(placed)
+    pub(super) fn pod_mount(&self, placed: &Placed) -> Option<&PodMount> {
+        let group = self.pod_mounts.get(&placed.pod_uid)?.get(placed)?;
+        self.groups.get(group)?.pod_mounts.get(placed)
     }
 
-    pub(super) fn place_mut(&mut self, placed: &Placed) -> Option<&mut Place> {
-        let group = self.places.get(&placed.pod_uid)?.get(placed)?;
-        self.groups.get_mut(group)?.places.get_mut(placed)
+    pub(super) fn pod_mount_mut(&mut self, placed: &Placed) -> Option<&mut PodMount> {
+        let group = self.pod_mounts.get(&placed.pod_uid)?.get(placed)?;
+        self.groups.get_mut(group)?.pod_mounts.get_mut(placed)
     }
 
     pub(super) fn device_mut(&mut self, group: &Group) -> Option<&mut DeviceEntry> {

@@ -5,11 +5,11 @@ use std::time::Duration;
 use berth_runtime::{ContainerId, Error, Exec, ExecCall, ExecOutput, Runtime, TerminalSize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-use crate::place::{Place, SOON, processes, until};
+use crate::scratch::{SOON, Scratch, processes, until};
 
-async fn running(place: &Place) -> (Runtime, ContainerId) {
-    let runtime = place.open();
-    let mut spec = place.spec(&["sleep", "1000"]);
+async fn running(scratch: &Scratch) -> (Runtime, ContainerId) {
+    let runtime = scratch.open();
+    let mut spec = scratch.spec(&["sleep", "1000"]);
     spec.hostname = "inside".into();
     spec.env.push(("NAME".into(), "value".into()));
     spec.working_dir = Some("/var/work".into());
@@ -34,8 +34,8 @@ async fn code(mut exec: Exec) -> i32 {
 
 #[tokio::test]
 async fn a_process_joins_the_world_of_its_container() {
-    let place = Place::new();
-    let (runtime, id) = running(&place).await;
+    let scratch = Scratch::new();
+    let (runtime, id) = running(&scratch).await;
     let script = "hostname; echo $NAME; pwd; cat /proc/2/comm; echo oops >&2; touch /made; exit 6";
     let mut exec = runtime.exec(&id, call(&["sh", "-c", script])).await.unwrap();
     assert!(exec.stdin.is_none());
@@ -51,9 +51,9 @@ async fn a_process_joins_the_world_of_its_container() {
 
 #[tokio::test]
 async fn another_user_is_not_given_what_is_the_hosts() {
-    let place = Place::new();
-    let runtime = place.open();
-    let mut spec = place.spec(&["sleep", "1000"]);
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let mut spec = scratch.spec(&["sleep", "1000"]);
     spec.user = Some(1234);
     let id = runtime.start(spec).await.unwrap();
     // Without input it is a /dev/null; its output is a pipe of its own.
@@ -65,8 +65,8 @@ async fn another_user_is_not_given_what_is_the_hosts() {
 
 #[tokio::test]
 async fn input_reaches_the_process_and_its_end_too() {
-    let place = Place::new();
-    let (runtime, id) = running(&place).await;
+    let scratch = Scratch::new();
+    let (runtime, id) = running(&scratch).await;
     let mut exec = runtime.exec(&id, ExecCall { stdin: true, ..call(&["cat"]) }).await.unwrap();
     let mut stdin = exec.stdin.take().unwrap();
     let text = "line\n".repeat(100_000);
@@ -81,8 +81,8 @@ async fn input_reaches_the_process_and_its_end_too() {
 
 #[tokio::test]
 async fn a_terminal_has_a_size_a_name_and_control() {
-    let place = Place::new();
-    let (runtime, id) = running(&place).await;
+    let scratch = Scratch::new();
+    let (runtime, id) = running(&scratch).await;
     let size = Some(TerminalSize { width: 100, height: 40 });
     let script = "tty; stty size; read line; echo got $line; trap 'stty size; exit 7' WINCH; echo ready; while :; do sleep 0.01; done";
     let terminal = ExecCall { tty: true, stdin: true, size, ..call(&["sh", "-c", script]) };
@@ -106,8 +106,8 @@ async fn a_terminal_has_a_size_a_name_and_control() {
 
 #[tokio::test]
 async fn a_process_is_killed_when_its_caller_goes_away() {
-    let place = Place::new();
-    let (runtime, id) = running(&place).await;
+    let scratch = Scratch::new();
+    let (runtime, id) = running(&scratch).await;
     let exec = runtime.exec(&id, call(&["sh", "-c", "sleep 43210; true"])).await.unwrap();
     until("it runs", || processes("sleep 43210").iter().any(|line| !line.contains("sh -c"))).await;
     drop(exec);
@@ -120,8 +120,8 @@ async fn a_process_is_killed_when_its_caller_goes_away() {
 
 #[tokio::test]
 async fn what_cannot_be_started_says_why() {
-    let place = Place::new();
-    let (runtime, id) = running(&place).await;
+    let scratch = Scratch::new();
+    let (runtime, id) = running(&scratch).await;
     let Err(error) = runtime.exec(&id, call(&["no-such-command"])).await else { panic!("there is none") };
     let why = r#"exec: "no-such-command": executable file not found in $PATH"#;
     assert!(error.to_string().ends_with(why), "{error}");
@@ -131,13 +131,13 @@ async fn what_cannot_be_started_says_why() {
 
 #[tokio::test]
 async fn a_container_may_have_a_terminal_itself() {
-    let place = Place::new();
-    let runtime = place.open();
-    let mut spec = place.sh("tty; test -t 0 && test -t 2 && echo yes; echo err >&2; exit 3");
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let mut spec = scratch.sh("tty; test -t 0 && test -t 2 && echo yes; echo err >&2; exit 3");
     (spec.tty, spec.stdin) = (true, true);
-    let (printed, exited) = place.run(&runtime, spec).await;
+    let (printed, exited) = scratch.run(&runtime, spec).await;
     assert_eq!((printed.replace('\r', "").as_str(), exited.code), ("/dev/pts/0\nyes\nerr", 3));
-    let mut spec = place.sh("read line; echo never");
+    let mut spec = scratch.sh("read line; echo never");
     spec.stdin = true;
     let id = runtime.start(spec).await.unwrap();
     assert_eq!(runtime.stop(&id, Duration::from_secs(10)).await.code, 143);

@@ -10,12 +10,12 @@ use std::{
 use berth_runtime::{ContainerId, ContainerSpec, Error, Reason, Runtime, State};
 use berth_runtime::{Found, find};
 
-use crate::place::{Place, exit, mount, processes, program, texts, until, until_within};
+use crate::scratch::{Scratch, exit, mount, processes, program, texts, until, until_within};
 
 #[tokio::test]
 async fn an_exit_is_told_with_code_signal_message_and_times() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let ends = [
         ("exit 0", 0, None, Reason::Completed),
         ("exit 7", 7, None, Reason::Error),
@@ -23,44 +23,44 @@ async fn an_exit_is_told_with_code_signal_message_and_times() {
     ];
     for (script, code, signal, reason) in ends {
         let (_, exited) =
-            place.run(&runtime, place.sh(&format!("echo why > /dev/termination-log; {script}"))).await;
+            scratch.run(&runtime, scratch.sh(&format!("echo why > /dev/termination-log; {script}"))).await;
         assert_eq!((exited.code, exited.signal, exited.reason), (code, signal, reason), "{script}");
         assert_eq!(exited.message, "why\n");
         assert!(exited.started.unwrap() <= exited.finished);
     }
-    let long = place.sh("yes 0123456789 | head -c 10000 > /dev/termination-log");
-    assert_eq!(place.run(&runtime, long).await.1.message.len(), 4096);
+    let long = scratch.sh("yes 0123456789 | head -c 10000 > /dev/termination-log");
+    assert_eq!(scratch.run(&runtime, long).await.1.message.len(), 4096);
 }
 
 #[tokio::test]
 async fn what_cannot_be_started_says_why() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let reasons: [(&[&str], &str); 3] = [
         (&["no-such-command"], r#"exec: "no-such-command": executable file not found in $PATH"#),
         (&["/no/such"], r#"exec: "/no/such": stat /no/such: no such file or directory"#),
         (&["/etc/passwd"], r#"exec: "/etc/passwd": permission denied"#),
     ];
     for (command, why) in reasons {
-        let mut spec = place.spec(command);
+        let mut spec = scratch.spec(command);
         spec.user = Some(1000);
-        let (_, exited) = place.run(&runtime, spec).await;
+        let (_, exited) = scratch.run(&runtime, spec).await;
         assert_eq!((exited.code, exited.reason), (128, Reason::StartError));
         assert!(exited.message.ends_with(why), "{}", exited.message);
         assert_eq!(exited.started, None);
     }
-    let mut spec = place.sh("true");
-    spec.mounts = vec![crate::place::mount(&place.path("missing"), "/data", false)];
-    let (_, exited) = place.run(&runtime, spec).await;
+    let mut spec = scratch.sh("true");
+    spec.mounts = vec![crate::scratch::mount(&scratch.path("missing"), "/data", false)];
+    let (_, exited) = scratch.run(&runtime, spec).await;
     assert!(exited.message.contains("missing: No such file"), "{}", exited.message);
 
-    let Err(error) = runtime.start(place.spec(&[])).await else { panic!("there is nothing to run") };
+    let Err(error) = runtime.start(scratch.spec(&[])).await else { panic!("there is nothing to run") };
     assert_eq!(error.sentence(), "container main names no command, and images are not pulled");
-    let mut spec = place.sh("true");
+    let mut spec = scratch.sh("true");
     spec.pod_uid = "../escape".into();
     assert!(matches!(runtime.start(spec).await, Err(Error::Invalid { .. })));
-    let mut spec = place.sh("true");
-    spec.log = place.path("no/such/directory/0.log");
+    let mut spec = scratch.sh("true");
+    spec.log = scratch.path("no/such/directory/0.log");
     let id = ContainerId { pod_uid: spec.pod_uid.clone(), name: spec.name.clone(), attempt: 0 };
     assert!(runtime.start(spec).await.is_err());
     assert_eq!(runtime.state(&id), None);
@@ -68,23 +68,23 @@ async fn what_cannot_be_started_says_why() {
 
 #[tokio::test]
 async fn a_process_that_listens_ends_at_once_and_a_stubborn_one_after_the_grace() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let long = Duration::from_secs(100);
-    let sleep = runtime.start(place.spec(&["sleep", "1000"])).await.unwrap();
+    let sleep = runtime.start(scratch.spec(&["sleep", "1000"])).await.unwrap();
     let begun = Instant::now();
     let exited = runtime.stop(&sleep, long).await;
     assert_eq!((exited.code, exited.signal, exited.reason), (143, Some(15), Reason::Error));
     assert!(begun.elapsed() < Duration::from_secs(10));
 
-    let spec = place.sh("trap 'echo bye; exit 3' TERM; echo ready; while true; do sleep 0.01; done");
+    let spec = scratch.sh("trap 'echo bye; exit 3' TERM; echo ready; while true; do sleep 0.01; done");
     let log = spec.log.clone();
     let polite = runtime.start(spec).await.unwrap();
     until("it is ready", || texts(&log) == ["ready"]).await;
     assert_eq!(runtime.stop(&polite, long).await.code, 3);
     assert_eq!(texts(&log), ["ready", "bye"]);
 
-    let spec = place.sh("trap '' TERM; echo ready; (trap '' TERM; sleep 98765) & wait; sleep 98765");
+    let spec = scratch.sh("trap '' TERM; echo ready; (trap '' TERM; sleep 98765) & wait; sleep 98765");
     let log = spec.log.clone();
     let stubborn = runtime.start(spec).await.unwrap();
     until("it is ready", || texts(&log) == ["ready"]).await;
@@ -98,24 +98,24 @@ async fn a_process_that_listens_ends_at_once_and_a_stubborn_one_after_the_grace(
 
 #[tokio::test]
 async fn orphans_are_collected_and_end_with_the_command() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     // One that has ended and is not collected stays in /proc. In the end there are process 1, the shell and the orphan
     // that goes on.
     let script = "for i in 1 2 3; do (sh -c 'sleep 0.01' &) ; done; (sleep 87654 &); \
                   until set -- /proc/[0-9]*; test $# -eq 3; do sleep 0.01; done; echo collected";
-    let (printed, _) = place.run(&runtime, place.sh(script)).await;
+    let (printed, _) = scratch.run(&runtime, scratch.sh(script)).await;
     assert_eq!(printed, "collected");
     assert_eq!(processes("sleep 87654"), [""; 0]);
 }
 
 #[tokio::test]
 async fn starting_twice_starts_once() {
-    let place = Place::new();
-    let runtime = place.open();
-    let count = place.dir("count");
-    let mut spec = place.sh("mktemp -p /count; sleep 1000");
-    spec.mounts = vec![crate::place::mount(&count, "/count", false)];
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let count = scratch.dir("count");
+    let mut spec = scratch.sh("mktemp -p /count; sleep 1000");
+    spec.mounts = vec![crate::scratch::mount(&count, "/count", false)];
     let started = futures_util::future::join_all((0..5).map(|_| runtime.start(spec.clone()))).await;
     let id = started.into_iter().map(Result::unwrap).reduce(|a, b| {
         assert_eq!(a, b);
@@ -131,17 +131,17 @@ async fn starting_twice_starts_once() {
     runtime.remove(&id).await.unwrap();
     runtime.remove(&id).await.unwrap();
     assert_eq!(runtime.state(&id), None);
-    assert!(fs::read_dir(place.state()).unwrap().next().is_none());
+    assert!(fs::read_dir(scratch.state()).unwrap().next().is_none());
     assert!(spec.log.exists());
 }
 
 #[tokio::test]
 async fn a_container_that_was_forgotten_is_taken_up_and_not_started_twice() {
-    let place = Place::new();
-    let (forgetful, late, runtime) = (place.open(), place.open(), place.open());
-    let count = place.dir("count");
+    let scratch = Scratch::new();
+    let (forgetful, late, runtime) = (scratch.open(), scratch.open(), scratch.open());
+    let count = scratch.dir("count");
     let script = "echo x >> /count/starts; while [ ! -e /count/end ]; do sleep 0.01; done; exit 3";
-    let mut spec = place.sh(script);
+    let mut spec = scratch.sh(script);
     spec.mounts = vec![mount(&count, "/count", false)];
     let starts = || fs::read_to_string(count.join("starts")).unwrap_or_default();
     let id = runtime.start(spec.clone()).await.unwrap();
@@ -158,13 +158,13 @@ async fn a_container_that_was_forgotten_is_taken_up_and_not_started_twice() {
 
 #[tokio::test]
 async fn an_entry_that_is_no_container_disturbs_no_other() {
-    let place = Place::new();
-    let spec = place.spec(&["sleep", "1000"]);
-    let id = place.open().start(spec).await.unwrap();
-    let other = place.sh("true");
-    let odd = place.state().join(format!("{}_main_0", other.pod_uid));
+    let scratch = Scratch::new();
+    let spec = scratch.spec(&["sleep", "1000"]);
+    let id = scratch.open().start(spec).await.unwrap();
+    let other = scratch.sh("true");
+    let odd = scratch.state().join(format!("{}_main_0", other.pod_uid));
     fs::write(&odd, "not a directory").unwrap();
-    let runtime = place.open();
+    let runtime = scratch.open();
     assert!(matches!(runtime.state(&id), Some(State::Running { .. })));
     let error = runtime.start(other).await.unwrap_err().sentence();
     assert!(error.contains("Not a directory"), "{error}");
@@ -174,41 +174,41 @@ async fn an_entry_that_is_no_container_disturbs_no_other() {
 
 #[tokio::test]
 async fn a_shim_that_is_killed_takes_its_container_along() {
-    let place = Place::new();
-    let runtime = place.open();
-    let id = runtime.start(place.spec(&["sleep", "76543"])).await.unwrap();
-    kill_shim(&place, &id);
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let id = runtime.start(scratch.spec(&["sleep", "76543"])).await.unwrap();
+    kill_shim(&scratch, &id);
     let exited = exit(&runtime, &id).await;
     assert_eq!(exited.reason, Reason::ContainerStatusUnknown);
     assert_eq!(processes("sleep 76543"), [""; 0]);
 }
 
-fn kill_shim(place: &Place, id: &ContainerId) {
-    let directory = place.state().join(format!("{}_{}_{}", id.pod_uid, id.name, id.attempt));
+fn kill_shim(scratch: &Scratch, id: &ContainerId) {
+    let directory = scratch.state().join(format!("{}_{}_{}", id.pod_uid, id.name, id.attempt));
     let Found::Running(shim) = find(&directory).unwrap() else { panic!("it runs") };
     shim.kill().unwrap();
 }
 
 #[tokio::test]
 async fn a_launcher_that_is_killed_is_replaced() {
-    let place = Place::new();
-    let own = place.path("own-launcher");
+    let scratch = Scratch::new();
+    let own = scratch.path("own-launcher");
     // By a process of its own: what is open for writing here, other tests' children hold open for a moment, too, and a
     // program that is open for writing cannot be started.
     assert!(Command::new("cp").arg(program()).arg(&own).status().unwrap().success());
-    let runtime = Runtime::open(&place.state(), &own).unwrap();
+    let runtime = Runtime::open(&scratch.state(), &own).unwrap();
     // Before there is any container, only the launcher runs this program.
     let launchers = processes(own.to_str().unwrap());
     assert_eq!(launchers.len(), 1);
     let pid = launchers[0].split_whitespace().next().unwrap();
-    let running = runtime.start(place.spec(&["sleep", "1000"])).await.unwrap();
+    let running = runtime.start(scratch.spec(&["sleep", "1000"])).await.unwrap();
     assert!(Command::new("kill").args(["-9", pid]).status().unwrap().success());
     until("it is dead", || {
         processes(own.to_str().unwrap()).iter().any(|line| line.contains("defunct"))
             || !processes(own.to_str().unwrap()).iter().any(|line| line.trim_start().starts_with(pid))
     })
     .await;
-    assert_eq!(place.run(&runtime, place.sh("exit 4")).await.1.code, 4);
+    assert_eq!(scratch.run(&runtime, scratch.sh("exit 4")).await.1.code, 4);
     assert!(matches!(runtime.state(&running), Some(State::Running { .. })));
 }
 
@@ -216,14 +216,14 @@ async fn a_launcher_that_is_killed_is_replaced() {
 struct Parent(Child);
 
 impl Parent {
-    fn start(place: &Place, specs: &[&ContainerSpec]) -> Self {
+    fn start(scratch: &Scratch, specs: &[&ContainerSpec]) -> Self {
         let files = specs.iter().map(|spec| {
-            let file = place.path(&format!("{}.json", spec.pod_uid));
+            let file = scratch.path(&format!("{}.json", spec.pod_uid));
             fs::write(&file, serde_json::to_vec(spec).unwrap()).unwrap();
             file
         });
         let mut parent =
-            Command::new(program()).arg(place.state()).args(files).stdout(Stdio::piped()).spawn().unwrap();
+            Command::new(program()).arg(scratch.state()).args(files).stdout(Stdio::piped()).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(parent.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "started\n");
@@ -240,26 +240,27 @@ impl Drop for Parent {
 
 #[tokio::test]
 async fn containers_survive_their_parent_and_the_next_one_learns_everything() {
-    let place = Place::new();
-    let gate = place.dir("gate");
+    let scratch = Scratch::new();
+    let gate = scratch.dir("gate");
     let wait = |script: &str| {
-        let mut spec = place.sh(&format!("until test -e /gate/open; do sleep 0.01; done; {script}"));
-        spec.mounts = vec![crate::place::mount(&gate, "/gate", false)];
+        let mut spec = scratch.sh(&format!("until test -e /gate/open; do sleep 0.01; done; {script}"));
+        spec.mounts = vec![crate::scratch::mount(&gate, "/gate", false)];
         spec
     };
-    let (stays, ends, dies) = (place.sh("sleep 1000; exit 9"), wait("echo over; exit 5"), wait("sleep 1000"));
-    drop(Parent::start(&place, &[&stays, &ends, &dies]));
+    let (stays, ends, dies) =
+        (scratch.sh("sleep 1000; exit 9"), wait("echo over; exit 5"), wait("sleep 1000"));
+    drop(Parent::start(&scratch, &[&stays, &ends, &dies]));
     let id =
         |spec: &ContainerSpec| ContainerId { pod_uid: spec.pod_uid.clone(), name: "main".into(), attempt: 0 };
-    kill_shim(&place, &id(&dies));
+    kill_shim(&scratch, &id(&dies));
     fs::write(gate.join("open"), "").unwrap();
     until("one ends while nobody looks", || texts(&ends.log) == ["over"]).await;
-    let directory = place.state().join(format!("{}_main_0", ends.pod_uid));
+    let directory = scratch.state().join(format!("{}_main_0", ends.pod_uid));
     until("it is gone", || matches!(find(&directory), Ok(Found::Ended))).await;
-    let leftover = place.state().join("uid-x_never_0");
+    let leftover = scratch.state().join("uid-x_never_0");
     fs::create_dir(&leftover).unwrap();
 
-    let runtime = place.open();
+    let runtime = scratch.open();
     assert!(!leftover.exists());
     assert_eq!(runtime.containers().len(), 3);
     assert!(runtime.containers().iter().any(|(_, spec, _)| *spec == stays));
@@ -273,39 +274,39 @@ async fn containers_survive_their_parent_and_the_next_one_learns_everything() {
     for spec in [&stays, &ends, &dies] {
         runtime.remove(&id(spec)).await.unwrap();
     }
-    assert!(fs::read_dir(place.state()).unwrap().next().is_none());
+    assert!(fs::read_dir(scratch.state()).unwrap().next().is_none());
 }
 
 #[tokio::test]
 async fn a_parent_killed_at_any_moment_leaves_nothing_that_cannot_be_found() {
-    let place = Place::new();
-    let count = place.dir("count");
-    let mut spec = place.sh("mktemp -p /count; exec sleep 65432");
-    spec.mounts = vec![crate::place::mount(&count, "/count", false)];
-    let file = place.path("spec.json");
+    let scratch = Scratch::new();
+    let count = scratch.dir("count");
+    let mut spec = scratch.sh("mktemp -p /count; exec sleep 65432");
+    spec.mounts = vec![crate::scratch::mount(&count, "/count", false)];
+    let file = scratch.path("spec.json");
     for delay in 0..12 {
         spec.attempt = delay;
         fs::write(&file, serde_json::to_vec(&spec).unwrap()).unwrap();
         let mut parent =
-            Command::new(program()).arg(place.state()).arg(&file).stdout(Stdio::null()).spawn().unwrap();
+            Command::new(program()).arg(scratch.state()).arg(&file).stdout(Stdio::null()).spawn().unwrap();
         tokio::time::sleep(Duration::from_millis(2 * u64::from(delay))).await;
         parent.kill().unwrap();
         parent.wait().unwrap();
-        let runtime = place.open();
+        let runtime = scratch.open();
         let running: Vec<_> = runtime.containers().into_iter().map(|(id, ..)| id).collect();
         for id in running {
             runtime.stop(&id, Duration::ZERO).await;
             runtime.remove(&id).await.unwrap();
         }
         assert_eq!(processes("sleep 65432"), [""; 0], "after {delay} steps");
-        assert!(fs::read_dir(place.state()).unwrap().next().is_none());
+        assert!(fs::read_dir(scratch.state()).unwrap().next().is_none());
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_hundred_containers_leave_nothing_behind() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let mounts = || {
         fs::read_to_string("/proc/self/mountinfo")
             .unwrap()
@@ -315,17 +316,17 @@ async fn two_hundred_containers_leave_nothing_behind() {
     };
     let before = mounts();
     let fds = || fs::read_dir("/proc/self/fd").unwrap().count();
-    let volume = place.dir("volume");
+    let volume = scratch.dir("volume");
     let one = |number: usize| {
-        let mut spec = place.sh(&format!("touch /data/{number}; exec sleep 54321"));
-        spec.mounts = vec![crate::place::mount(&volume, "/data", false)];
+        let mut spec = scratch.sh(&format!("touch /data/{number}; exec sleep 54321"));
+        spec.mounts = vec![crate::scratch::mount(&volume, "/data", false)];
         start_and_stop(runtime.clone(), spec)
     };
     futures_util::future::join_all((0..200).map(one)).await;
     assert_eq!(fs::read_dir(&volume).unwrap().count(), 200);
     assert_eq!(processes("sleep 54321"), [""; 0]);
     assert_eq!(mounts(), before);
-    assert!(fs::read_dir(place.state()).unwrap().next().is_none());
+    assert!(fs::read_dir(scratch.state()).unwrap().next().is_none());
     until("descriptors are closed", || fds() < 150).await;
 }
 

@@ -5,7 +5,7 @@ use std::{fs, future, io, path::Path, pin::pin};
 use berth_runtime::{LogOptions, LogStream, logs};
 use futures_util::StreamExt as _;
 
-use crate::place::{Place, SOON, mount};
+use crate::scratch::{SOON, Scratch, mount};
 
 const LOG: &str = "\
 2026-11-15T12:00:00.000000001Z stdout F one
@@ -22,8 +22,8 @@ async fn read(path: &Path, options: LogOptions) -> String {
 
 #[tokio::test]
 async fn options_choose_what_is_read() {
-    let place = Place::new();
-    let path = place.path("0.log");
+    let scratch = Scratch::new();
+    let path = scratch.path("0.log");
     fs::write(&path, LOG).unwrap();
     let all = LogOptions::default;
     let since = "2026-11-15T12:00:02Z".parse().ok();
@@ -45,16 +45,16 @@ async fn options_choose_what_is_read() {
     for (options, text) in cases {
         assert_eq!(read(&path, options.clone()).await, text, "{options:?}");
     }
-    assert!(logs(&place.path("none.log"), all(), future::ready(())).await.is_err());
+    assert!(logs(&scratch.path("none.log"), all(), future::ready(())).await.is_err());
 }
 
 #[tokio::test]
 async fn what_a_container_writes_is_read_back() {
-    let place = Place::new();
-    let runtime = place.open();
-    let spec = place.sh("echo out; echo err >&2; head -c 40000 /dev/zero | tr '\\0' x; echo; printf end");
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let spec = scratch.sh("echo out; echo err >&2; head -c 40000 /dev/zero | tr '\\0' x; echo; printf end");
     let log = spec.log.clone();
-    place.run(&runtime, spec).await;
+    scratch.run(&runtime, spec).await;
     let stdout = read(&log, LogOptions { stream: Some(LogStream::Stdout), ..Default::default() }).await;
     assert_eq!(stdout, format!("out\n{}\nend", "x".repeat(40_000)));
     let stderr = read(&log, LogOptions { stream: Some(LogStream::Stderr), ..Default::default() }).await;
@@ -65,11 +65,11 @@ async fn what_a_container_writes_is_read_back() {
 
 #[tokio::test]
 async fn following_ends_with_the_container_and_misses_nothing() {
-    let place = Place::new();
-    let runtime = place.open();
-    let gate = place.dir("gate");
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let gate = scratch.dir("gate");
     let mut spec =
-        place.sh("echo first; until test -e /gate/open; do sleep 0.01; done; seq 1 20000; echo last");
+        scratch.sh("echo first; until test -e /gate/open; do sleep 0.01; done; seq 1 20000; echo last");
     spec.mounts = vec![mount(&gate, "/gate", false)];
     let log = spec.log.clone();
     let id = runtime.start(spec).await.unwrap();
@@ -101,8 +101,8 @@ async fn following_ends_with_the_container_and_misses_nothing() {
 
 #[tokio::test]
 async fn a_log_that_is_full_goes_on_in_a_new_file_and_followers_with_it() {
-    let place = Place::new();
-    let path = place.path("0.log");
+    let scratch = Scratch::new();
+    let path = scratch.path("0.log");
     let entry = |text: &str| format!("2026-11-15T12:00:00.000000000Z stdout F {text}\n");
     fs::write(&path, entry("one")).unwrap();
     let (end, ended) = tokio::sync::oneshot::channel::<()>();
@@ -114,7 +114,7 @@ async fn a_log_that_is_full_goes_on_in_a_new_file_and_followers_with_it() {
     let mut next = async || tokio::time::timeout(SOON, stream.next()).await.unwrap().map(Result::unwrap);
     assert_eq!(next().await.unwrap(), "one\n");
     fs::write(&path, entry("one") + &entry("two")).unwrap();
-    fs::rename(&path, place.path("0.log.1")).unwrap();
+    fs::rename(&path, scratch.path("0.log.1")).unwrap();
     fs::write(&path, entry("three")).unwrap();
     let mut text = Vec::new();
     while text != b"two\nthree\n" {
@@ -126,16 +126,16 @@ async fn a_log_that_is_full_goes_on_in_a_new_file_and_followers_with_it() {
 
 #[tokio::test]
 async fn a_container_that_writes_much_keeps_one_old_file() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let line = "x".repeat(8000);
-    let spec = place.sh(&format!("yes {line} | head -n 3000"));
+    let spec = scratch.sh(&format!("yes {line} | head -n 3000"));
     let log = spec.log.clone();
-    let (_, exited) = place.run(&runtime, spec).await;
+    let (_, exited) = scratch.run(&runtime, spec).await;
     assert_eq!(exited.code, 0);
     let size = |path: &Path| fs::metadata(path).unwrap().len();
     let old = log.with_extension("log.1");
     assert!(((10 << 20)..(11 << 20)).contains(&size(&old)), "{}", size(&old));
     assert!((1..(11 << 20)).contains(&size(&log)));
-    assert_eq!(fs::read_dir(place.path("logs")).unwrap().count(), 2);
+    assert_eq!(fs::read_dir(scratch.path("logs")).unwrap().count(), 2);
 }

@@ -10,5 +10,5 @@
 mod exec;
 mod life;
 mod logs;
-mod place;
+mod scratch;
 mod world;

@@ -5,20 +5,20 @@ use std::{fs, os::unix::fs::symlink, path::Path};
 use berth_host::loopdev::{self, LoopDevice};
 use berth_runtime::{Device, Propagation, Reason};
 
-use crate::place::{Place, exit, mount};
+use crate::scratch::{Scratch, exit, mount};
 
 #[tokio::test]
 async fn data_goes_through_volumes_and_a_read_only_one_refuses_writes() {
-    let place = Place::new();
-    let (input, output) = (place.dir("input"), place.dir("output"));
+    let scratch = Scratch::new();
+    let (input, output) = (scratch.dir("input"), scratch.dir("output"));
     fs::write(input.join("a"), "data").unwrap();
-    let mut spec = place.sh("cp /in/a /deep/er/out/b; (echo x > /in/c) 2>&1 || echo refused; cat /file");
+    let mut spec = scratch.sh("cp /in/a /deep/er/out/b; (echo x > /in/c) 2>&1 || echo refused; cat /file");
     spec.mounts = vec![
         mount(&input, "/in", true),
         mount(&output, "/deep/er/out", false),
         mount(&input.join("a"), "/file", false),
     ];
-    let (printed, exited) = place.run(&place.open(), spec).await;
+    let (printed, exited) = scratch.run(&scratch.open(), spec).await;
     assert_eq!(exited.code, 0, "{printed}");
     assert!(printed.contains("Read-only file system") && printed.contains("refused\ndata"), "{printed}");
     assert_eq!(fs::read_to_string(output.join("b")).unwrap(), "data");
@@ -27,34 +27,34 @@ async fn data_goes_through_volumes_and_a_read_only_one_refuses_writes() {
 
 #[tokio::test]
 async fn a_volume_in_a_volume_is_there_whatever_their_order() {
-    let place = Place::new();
-    let (outer, inner) = (place.dir("outer/inner"), place.dir("other"));
+    let scratch = Scratch::new();
+    let (outer, inner) = (scratch.dir("outer/inner"), scratch.dir("other"));
     fs::write(inner.join("seen"), "").unwrap();
-    let mut spec = place.sh("ls /data/inner");
+    let mut spec = scratch.sh("ls /data/inner");
     spec.mounts = vec![mount(&inner, "/data/inner", false), mount(outer.parent().unwrap(), "/data", false)];
-    assert_eq!(place.run(&place.open(), spec).await.0, "seen");
+    assert_eq!(scratch.run(&scratch.open(), spec).await.0, "seen");
 }
 
 #[tokio::test]
 async fn nothing_on_the_host_changes() {
-    let place = Place::new();
-    let runtime = place.open();
-    let (mark, full) = (place.path("mark"), place.dir("full"));
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let (mark, full) = (scratch.path("mark"), scratch.dir("full"));
     fs::create_dir(full.join("directory")).unwrap();
     fs::write(full.join("directory/file"), "kept").unwrap();
     let (mark, removed) = (mark.display(), full.display());
-    let spec = place.sh(&format!(
+    let spec = scratch.sh(&format!(
         "echo changed > {mark} && echo x > /etc/berth-test && rm /etc/passwd && rm -r {removed} && mkdir /berth-test && \
          hostname other && mount -t tmpfs none /mnt && touch /mnt/x && echo done"
     ));
-    let (printed, exited) = place.run(&runtime, spec).await;
+    let (printed, exited) = scratch.run(&runtime, spec).await;
     assert_eq!((printed.as_str(), exited.code), ("done", 0));
-    assert!(!place.path("mark").exists() && !Path::new("/etc/berth-test").exists());
+    assert!(!scratch.path("mark").exists() && !Path::new("/etc/berth-test").exists());
     assert!(Path::new("/etc/passwd").exists());
     assert_eq!(fs::read_to_string(full.join("directory/file")).unwrap(), "kept");
     assert!(!Path::new("/berth-test").exists() && !Path::new("/mnt/x").exists());
     assert_ne!(fs::read_to_string("/proc/sys/kernel/hostname").unwrap(), "other\n");
-    let (printed, _) = place.run(&runtime, place.sh("ls /etc/berth-test /etc/passwd 2>&1")).await;
+    let (printed, _) = scratch.run(&runtime, scratch.sh("ls /etc/berth-test /etc/passwd 2>&1")).await;
     assert!(
         printed.contains("/etc/berth-test': No such file") && printed.ends_with("/etc/passwd"),
         "{printed}"
@@ -63,13 +63,13 @@ async fn nothing_on_the_host_changes() {
 
 #[tokio::test]
 async fn a_container_has_its_own_processes_names_and_environment() {
-    let place = Place::new();
+    let scratch = Scratch::new();
     let mut spec =
-        place.sh("echo $$; set -- /proc/[0-9]*; echo $#; hostname; cat /etc/hostname; env | sort; pwd");
+        scratch.sh("echo $$; set -- /proc/[0-9]*; echo $#; hostname; cat /etc/hostname; env | sort; pwd");
     spec.hostname = "web-0".into();
     spec.env.push(("GREETING".into(), "hello there".into()));
     spec.working_dir = Some("/not/there/yet".into());
-    let (printed, _) = place.run(&place.open(), spec).await;
+    let (printed, _) = scratch.run(&scratch.open(), spec).await;
     let expected =
         "2\n2\nweb-0\nweb-0\nGREETING=hello there\nPATH=/usr/bin:/bin\nPWD=/not/there/yet\n/not/there/yet";
     assert_eq!(printed, expected);
@@ -77,75 +77,76 @@ async fn a_container_has_its_own_processes_names_and_environment() {
 
 #[tokio::test]
 async fn a_container_runs_as_the_user_it_is_told() {
-    let place = Place::new();
-    let runtime = place.open();
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
     let mut spec =
-        place.sh("id -u; id -g; id -G; echo via /dev > /dev/stdout; echo bye > /dev/termination-log");
+        scratch.sh("id -u; id -g; id -G; echo via /dev > /dev/stdout; echo bye > /dev/termination-log");
     (spec.user, spec.group, spec.groups) = (Some(1234), Some(2345), vec![3456, 4567]);
-    let (printed, exited) = place.run(&runtime, spec).await;
+    let (printed, exited) = scratch.run(&runtime, spec).await;
     assert_eq!(printed, "1234\n2345\n2345 3456 4567\nvia /dev");
     assert_eq!(exited.message, "bye\n");
-    let (printed, _) = place.run(&runtime, place.sh("id -u; id -G; umask")).await;
+    let (printed, _) = scratch.run(&runtime, scratch.sh("id -u; id -G; umask")).await;
     assert_eq!(printed, "0\n0\n0022");
 }
 
 #[tokio::test]
 async fn a_container_has_the_usual_devices_and_a_read_only_sys() {
-    let place = Place::new();
-    let spec = place.sh(
+    let scratch = Scratch::new();
+    let spec = scratch.sh(
         "for d in null zero full random urandom tty; do test -c /dev/$d || echo no $d; done; \
          echo x > /dev/null; head -c 3 /dev/zero | wc -c; test -d /dev/shm && touch /dev/shm/x; readlink /dev/ptmx; \
          ls /dev/fd/ > /dev/null; ls /sys/block > /dev/null; touch /sys/x 2>/dev/null || echo no; ls /dev | grep -c loop",
     );
-    assert_eq!(place.run(&place.open(), spec).await.0, "3\npts/ptmx\nno\n0");
+    assert_eq!(scratch.run(&scratch.open(), spec).await.0, "3\npts/ptmx\nno\n0");
 }
 
 #[tokio::test]
 async fn no_way_leads_out_through_what_process_1_has_open() {
-    let place = Place::new();
-    let spec = place.sh("for fd in /proc/1/fd/*; do echo $(ls $fd/ $fd/.. 2>/dev/null); done");
+    let scratch = Scratch::new();
+    let spec = scratch.sh("for fd in /proc/1/fd/*; do echo $(ls $fd/ $fd/.. 2>/dev/null); done");
     let name = spec.log.file_name().unwrap().to_string_lossy().into_owned();
-    let (printed, _) = place.run(&place.open(), spec).await;
+    let (printed, _) = scratch.run(&scratch.open(), spec).await;
     assert!(printed.contains(&name), "the directory of the log is open: {printed}");
     assert!(!printed.contains("containers"), "{printed}");
 }
 
 #[tokio::test]
 async fn hidden_directories_are_empty() {
-    let place = Place::new();
-    let secret = place.dir("secret");
+    let scratch = Scratch::new();
+    let secret = scratch.dir("secret");
     fs::write(secret.join("key"), "").unwrap();
-    let shown = place.dir("secret/volume");
-    let mut spec = place.sh(&format!("ls {0}; touch {0}/x 2>&1 || echo refused; ls /data", secret.display()));
+    let shown = scratch.dir("secret/volume");
+    let mut spec =
+        scratch.sh(&format!("ls {0}; touch {0}/x 2>&1 || echo refused; ls /data", secret.display()));
     spec.hidden = vec![secret.clone(), "/there/is/no/such/directory".into()];
     fs::write(shown.join("visible"), "").unwrap();
     spec.mounts = vec![mount(&shown, "/data", false)];
-    let (printed, _) = place.run(&place.open(), spec).await;
+    let (printed, _) = scratch.run(&scratch.open(), spec).await;
     assert!(printed.ends_with("refused\nvisible") && !printed.contains("key"), "{printed}");
 }
 
 #[tokio::test]
 async fn a_read_only_root_leaves_volumes_and_dev_writable() {
-    let place = Place::new();
-    let volume = place.dir("volume");
-    let mut spec = place.sh("touch /tmp/x 2>&1 || echo refused; touch /data/x /dev/shm/x && echo fine");
+    let scratch = Scratch::new();
+    let volume = scratch.dir("volume");
+    let mut spec = scratch.sh("touch /tmp/x 2>&1 || echo refused; touch /data/x /dev/shm/x && echo fine");
     spec.read_only_root = true;
     spec.mounts = vec![mount(&volume, "/data", false)];
-    let (printed, _) = place.run(&place.open(), spec).await;
+    let (printed, _) = scratch.run(&scratch.open(), spec).await;
     assert!(printed.ends_with("refused\nfine"), "{printed}");
     assert!(volume.join("x").exists());
 }
 
 #[tokio::test]
 async fn symbolic_links_do_not_lead_a_mount_out_of_the_container() {
-    let place = Place::new();
-    let runtime = place.open();
-    let (volume, other, target) = (place.dir("volume"), place.dir("other"), place.dir("target"));
+    let scratch = Scratch::new();
+    let runtime = scratch.open();
+    let (volume, other, target) = (scratch.dir("volume"), scratch.dir("other"), scratch.dir("target"));
     fs::write(other.join("mark"), "").unwrap();
     // In the volume: an absolute link, and one that climbs. Both are taken from the container's root.
     symlink(&target, volume.join("absolute")).unwrap();
     symlink("../../../../../../../../climbed", volume.join("climbing")).unwrap();
-    let mut spec = place.sh(&format!("ls {} /climbed; sleep 100", target.display()));
+    let mut spec = scratch.sh(&format!("ls {} /climbed; sleep 100", target.display()));
     spec.mounts = vec![
         mount(&volume, "/data", false),
         mount(&other, "/data/absolute", false),
@@ -153,18 +154,18 @@ async fn symbolic_links_do_not_lead_a_mount_out_of_the_container() {
     ];
     let log = spec.log.clone();
     let id = runtime.start(spec).await.unwrap();
-    crate::place::until("it prints", || {
-        crate::place::texts(&log).iter().filter(|line| *line == "mark").count() == 2
+    crate::scratch::until("it prints", || {
+        crate::scratch::texts(&log).iter().filter(|line| *line == "mark").count() == 2
     })
     .await;
     assert!(fs::read_dir(&target).unwrap().next().is_none() && !Path::new("/climbed").exists());
     runtime.stop(&id, std::time::Duration::ZERO).await;
 
     // On the host: a source that is a link is refused.
-    symlink("/etc", place.path("link")).unwrap();
-    let mut spec = place.sh("true");
-    spec.mounts = vec![mount(&place.path("link"), "/data", false)];
-    let (_, exited) = place.run(&runtime, spec).await;
+    symlink("/etc", scratch.path("link")).unwrap();
+    let mut spec = scratch.sh("true");
+    spec.mounts = vec![mount(&scratch.path("link"), "/data", false)];
+    let (_, exited) = scratch.run(&runtime, spec).await;
     assert_eq!((exited.reason, exited.code), (Reason::StartError, 128));
     assert!(
         exited.message.contains("bind") && exited.message.contains("symbolic links"),
@@ -175,31 +176,31 @@ async fn symbolic_links_do_not_lead_a_mount_out_of_the_container() {
 
 #[tokio::test]
 async fn a_block_device_appears_where_it_is_wanted() {
-    let place = Place::new();
-    let image = place.path("image");
+    let scratch = Scratch::new();
+    let image = scratch.path("image");
     fs::write(&image, "block".repeat(1 << 18)).unwrap();
     let device =
         LoopDevice::attach(&image, loopdev::Options { autoclear: true, ..Default::default() }).unwrap();
-    let runtime = place.open();
+    let runtime = scratch.open();
     let mut spec =
-        place.sh("head -c 5 /dev/xvda; echo; test -b /some/where && echo yes; printf hello > /dev/xvda");
+        scratch.sh("head -c 5 /dev/xvda; echo; test -b /some/where && echo yes; printf hello > /dev/xvda");
     let at = |target: &str| Device { source: device.path().into(), target: target.into(), read_only: false };
     spec.devices = vec![at("/dev/xvda"), at("/some/where")];
-    let (printed, exited) = place.run(&runtime, spec).await;
+    let (printed, exited) = scratch.run(&runtime, spec).await;
     assert_eq!((printed.as_str(), exited.code), ("block\nyes", 0));
-    let mut spec = place.sh("head -c 5 /dev/xvda");
+    let mut spec = scratch.sh("head -c 5 /dev/xvda");
     spec.devices = vec![at("/dev/xvda")];
-    assert_eq!(place.run(&runtime, spec).await.0, "hello");
-    let mut spec = place.sh("true");
+    assert_eq!(scratch.run(&runtime, spec).await.0, "hello");
+    let mut spec = scratch.sh("true");
     spec.devices = vec![Device { source: image, target: "/dev/xvda".into(), read_only: false }];
-    let (_, exited) = place.run(&runtime, spec).await;
+    let (_, exited) = scratch.run(&runtime, spec).await;
     assert!(exited.message.contains("use as a device"), "{}", exited.message);
 
     // In a volume nothing is made or replaced, but what is the device already is taken.
-    let volume = place.dir("volume");
+    let volume = scratch.dir("volume");
     fs::write(volume.join("there"), "kept").unwrap();
     for (target, starts) in [("/v/new", false), ("/v/there", false), ("/host", true)] {
-        let mut spec = place.sh("true");
+        let mut spec = scratch.sh("true");
         spec.mounts = vec![mount(&volume, "/v", false)];
         let target = if starts {
             spec.mounts.push(mount(Path::new("/dev"), "/host", true));
@@ -208,7 +209,7 @@ async fn a_block_device_appears_where_it_is_wanted() {
             target.to_owned()
         };
         spec.devices = vec![at(&target)];
-        let (_, exited) = place.run(&runtime, spec).await;
+        let (_, exited) = scratch.run(&runtime, spec).await;
         assert_eq!(exited.code == 0, starts, "{target}: {}", exited.message);
         assert_eq!(exited.message.contains("it lies in a volume"), !starts, "{}", exited.message);
     }
@@ -219,13 +220,13 @@ async fn a_block_device_appears_where_it_is_wanted() {
 
 #[tokio::test]
 async fn a_volume_at_etc_stays_as_it_is() {
-    let place = Place::new();
-    let etc = place.dir("etc");
+    let scratch = Scratch::new();
+    let etc = scratch.dir("etc");
     fs::write(etc.join("hostname"), "the host\n").unwrap();
-    let mut spec = place.sh("cat /etc/hostname; hostname");
+    let mut spec = scratch.sh("cat /etc/hostname; hostname");
     spec.hostname = "web-0".into();
     spec.mounts = vec![mount(&etc, "/etc", false)];
-    let (printed, _) = place.run(&place.open(), spec).await;
+    let (printed, _) = scratch.run(&scratch.open(), spec).await;
     assert_eq!(printed, "the host\nweb-0");
     let left: Vec<_> = fs::read_dir(&etc).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["hostname"]);
@@ -234,8 +235,8 @@ async fn a_volume_at_etc_stays_as_it_is() {
 
 #[tokio::test]
 async fn mounts_made_later_on_the_host_are_seen_as_propagation_says() {
-    let place = Place::new();
-    let shared = place.dir("shared");
+    let scratch = Scratch::new();
+    let shared = scratch.dir("shared");
     let run = |arguments: &[&str]| {
         let done = std::process::Command::new("mount").args(arguments).arg(&shared).status().unwrap();
         assert!(done.success());
@@ -244,8 +245,8 @@ async fn mounts_made_later_on_the_host_are_seen_as_propagation_says() {
     let _unmount = Unmount(&shared);
     run(&["--make-shared"]);
     fs::create_dir(shared.join("later")).unwrap();
-    let runtime = place.open();
-    let mut spec = place.sh("until test -e /slave/later/x; do sleep 0.01; done; ls /private/later | wc -l");
+    let runtime = scratch.open();
+    let mut spec = scratch.sh("until test -e /slave/later/x; do sleep 0.01; done; ls /private/later | wc -l");
     spec.mounts = vec![mount(&shared, "/slave", false), mount(&shared, "/private", false)];
     spec.mounts[1].propagation = Propagation::None;
     let log = spec.log.clone();
@@ -256,12 +257,12 @@ async fn mounts_made_later_on_the_host_are_seen_as_propagation_says() {
     assert!(mounted.unwrap().success());
     fs::write(later.join("x"), "").unwrap();
     assert_eq!(exit(&runtime, &id).await.code, 0);
-    assert_eq!(crate::place::texts(&log), ["0"]);
+    assert_eq!(crate::scratch::texts(&log), ["0"]);
 
-    let mut spec = place.sh("mount -t tmpfs none /both/later && echo x > /both/later/y");
+    let mut spec = scratch.sh("mount -t tmpfs none /both/later && echo x > /both/later/y");
     spec.mounts = vec![mount(&shared, "/both", false)];
     spec.mounts[0].propagation = Propagation::Bidirectional;
-    assert_eq!(place.run(&runtime, spec).await.1.code, 0);
+    assert_eq!(scratch.run(&runtime, spec).await.1.code, 0);
     assert!(later.join("y").exists(), "what the container mounted is on the host");
 }
 

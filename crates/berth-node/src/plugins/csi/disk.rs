@@ -167,7 +167,7 @@ impl PodPaths {
         Ok(link.clone())
     }
 
-    /// Undoes `map`.
+    /// Removes the links and the device nodes that `map` made; missing ones are fine.
     pub(super) fn unmap(&self) -> Result<(), String> {
         let Some(DevicePaths { bound, link }) = &self.device else { return Ok(()) };
         ignore_missing(fs::remove_file(link), link)?;
@@ -332,16 +332,16 @@ pub(super) struct VolData {
     /// The driver's name for the volume.
     #[serde(rename = "volumeHandle")]
     pub(super) handle: String,
-    /// The driver.
+    /// The name of the CSI driver.
     #[serde(rename = "driverName")]
     pub(super) driver: String,
-    /// This node.
+    /// The name of the node, as upstream writes it.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) node_name: String,
     /// The name of its VolumeAttachment, if there is one.
     #[serde(rename = "attachmentID", skip_serializing_if = "String::is_empty")]
     pub(super) attachment: String,
-    /// `Persistent` or `Ephemeral`.
+    /// The lifecycle mode, `Persistent` or `Ephemeral`.
     #[serde(rename = "volumeLifecycleMode", skip_serializing_if = "String::is_empty")]
     pub(super) mode: String,
 }

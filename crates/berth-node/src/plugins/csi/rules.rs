@@ -14,9 +14,9 @@ use crate::plugin::PodVolume;
 enum GroupRule {
     /// A writable volume of one node, with a filesystem that is named.
     OnceWithType,
-    /// Always.
+    /// Every volume of the driver that is not read-only (`File`).
     File,
-    /// Never.
+    /// No volume: the driver does it, or cannot (`None`).
     None,
 }
 

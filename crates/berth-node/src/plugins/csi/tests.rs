@@ -214,7 +214,7 @@ async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
             }
         });
         let reached = async {
-            while !fake.told().calls.iter().any(|call| match call {
+            while !fake.script().calls.iter().any(|call| match call {
                 Call::Stage(_) => method == "NodeStage",
                 Call::Publish(_) => method == "NodePublish",
                 _ => false,
@@ -445,7 +445,7 @@ async fn growth_is_refused_for_good_for_now_or_tried_again() {
     let volume = persistent(DRIVER, "h", json!({}));
     assert_eq!(csi.expand(&volume).await.unwrap(), None);
     // What a driver can do is asked when it registers.
-    fake.told().capabilities = vec![Can::ExpandVolume];
+    fake.script().capabilities = vec![Can::ExpandVolume];
     let gone = world.drivers.changed();
     fake.stop().await;
     gone.await;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::super::tests::{UID, object_of, pod};
 use super::*;
 
-fn told() -> Pod {
+fn described_pod() -> Pod {
     let mut pod = pod(json!({
         "serviceAccountName": "robot",
         "containers": [
@@ -50,8 +50,8 @@ fn fields_are_told_as_the_kubelet_tells_them() {
         ("status.hostIP", "192.0.2.7"),
         ("status.hostIPs", "192.0.2.7,fd00::7"),
     ] {
-        assert_eq!(field_value(&told(), path, &node()).as_deref(), Ok(expected), "{path}");
-        let in_volumes = metadata_value(&told(), path).ok();
+        assert_eq!(field_value(&described_pod(), path, &node()).as_deref(), Ok(expected), "{path}");
+        let in_volumes = metadata_value(&described_pod(), path).ok();
         assert_eq!(in_volumes.as_deref(), path.starts_with("metadata").then_some(expected), "{path}");
     }
 }
@@ -64,11 +64,11 @@ fn fields_that_there_are_not_are_refused() {
         ("['a']", "unsupported fieldPath: ['a']"),
         ("metadata.name['a']", "fieldPath \"metadata.name['a']\" does not support subscript"),
     ] {
-        assert_eq!(field_value(&told(), path, &node()).unwrap_err().to_string(), expected);
+        assert_eq!(field_value(&described_pod(), path, &node()).unwrap_err().to_string(), expected);
     }
     let nowhere = NodeFacts::default();
-    assert_eq!(field_value(&told(), "status.hostIP", &nowhere), Err(NoValue::Address));
-    assert_eq!(field_value(&told(), "status.hostIPs", &nowhere), Err(NoValue::Address));
+    assert_eq!(field_value(&described_pod(), "status.hostIP", &nowhere), Err(NoValue::Address));
+    assert_eq!(field_value(&described_pod(), "status.hostIPs", &nowhere), Err(NoValue::Address));
 }
 
 #[test]
@@ -101,12 +101,12 @@ fn resources_are_rounded_up_and_limits_are_the_nodes_where_there_are_none() {
                 json!({ "containerName": name, "resource": resource, "divisor": divisor }),
             )
         };
-        let value = resource_value(&told(), None, &selector(container.into()), &node());
+        let value = resource_value(&described_pod(), None, &selector(container.into()), &node());
         let value = value.map_err(|error| error.to_string());
         assert_eq!(value.as_deref().map_err(String::as_str), expected, "{container} {resource} {divisor:?}");
         // The same of the container itself.
-        if let (Some(own), Ok(_)) = (find(&told(), container), expected) {
-            let own = resource_value(&told(), Some(own), &selector(Value::Null), &node());
+        if let (Some(own), Ok(_)) = (find(&described_pod(), container), expected) {
+            let own = resource_value(&described_pod(), Some(own), &selector(Value::Null), &node());
             assert_eq!(own.as_deref().ok(), expected.ok(), "{container} {resource} {divisor:?}");
         }
     }

@@ -29,11 +29,11 @@ pub(super) enum Subject {
 /// The volumes of this node and what they refer to.
 pub(super) struct Interest {
     refresh: Refresh,
-    known: Mutex<Known>,
+    known: Mutex<Registrations>,
 }
 
 #[derive(Default)]
-struct Known {
+struct Registrations {
     /// The pods that refer to something.
     pods: HashMap<Subject, HashSet<String>>,
     /// By pod, then by volume.
@@ -104,7 +104,7 @@ impl Interest {
         );
     }
 
-    /// Forgets a volume.
+    /// Forgets what a volume of a pod refers to, and its pending refresh.
     pub(super) fn forget(&self, pod_uid: &str, volume: &str) {
         let mut known = self.known();
         let Some(volumes) = known.volumes.get_mut(pod_uid) else { return };
@@ -124,7 +124,7 @@ impl Interest {
         }
     }
 
-    /// Something changed.
+    /// Has the volumes of every pod that refers to `subject` set up again.
     pub(super) fn changed(&self, subject: &Subject) {
         let pods = self.known().pods.get(subject).cloned().unwrap_or_default();
         for uid in pods {
@@ -132,12 +132,12 @@ impl Interest {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
+    fn known(&self) -> MutexGuard<'_, Registrations> {
         self.known.lock()
     }
 }
 
-impl Known {
+impl Registrations {
     /// Removes the pod from subjects to which none of its volumes refers any more.
     fn drop_unused(&mut self, pod_uid: &str, subjects: HashSet<Subject>) {
         for subject in subjects {

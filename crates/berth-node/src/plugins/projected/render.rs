@@ -25,9 +25,9 @@ pub(in super::super) type Tree = BTreeMap<String, File>;
 /// One file; its `Debug` does not show what is in it.
 #[derive(Clone, PartialEq, Eq)]
 pub(in super::super) struct File {
-    /// The content.
+    /// The content of the file.
     pub(in super::super) bytes: Vec<u8>,
-    /// The permissions.
+    /// The permission bits of the file.
     pub(in super::super) mode: u32,
     /// The user that it belongs to, if not root.
     pub(in super::super) owner: Option<u32>,

@@ -34,7 +34,7 @@ pub(crate) enum Call {
     Expand(NodeExpandVolumeRequest),
 }
 
-pub(crate) struct Told {
+pub(crate) struct Script {
     pub(crate) answers: HashMap<&'static str, Answer>,
     pub(crate) calls: Vec<Call>,
     pub(crate) capabilities: Vec<rpc::Type>,
@@ -45,7 +45,7 @@ pub(crate) struct Told {
 pub(crate) struct Fake {
     pub(crate) name: String,
     endpoint: PathBuf,
-    told: Arc<Mutex<Told>>,
+    script: Arc<Mutex<Script>>,
     versions: Vec<String>,
     /// What the node said of its registrations so far.
     pub(crate) statuses: watch::Sender<Vec<RegistrationStatus>>,
@@ -53,7 +53,7 @@ pub(crate) struct Fake {
 }
 
 #[derive(Clone)]
-struct Service(Arc<Mutex<Told>>);
+struct Service(Arc<Mutex<Script>>);
 
 struct Introduction {
     info: PluginInfo,
@@ -71,7 +71,7 @@ impl Fake {
         capabilities: &[rpc::Type],
         versions: &[&str],
     ) -> Arc<Self> {
-        let told = Told {
+        let script = Script {
             answers: HashMap::new(),
             calls: Vec::new(),
             capabilities: capabilities.to_vec(),
@@ -80,33 +80,33 @@ impl Fake {
         Arc::new(Self {
             name: name.to_owned(),
             endpoint: directory.join(format!("{name}.csi.sock")),
-            told: Arc::new(Mutex::new(told)),
+            script: Arc::new(Mutex::new(script)),
             versions: versions.iter().map(ToString::to_string).collect(),
             statuses: watch::channel(Vec::new()).0,
             running: Mutex::default(),
         })
     }
 
-    pub(crate) fn told(&self) -> MutexGuard<'_, Told> {
-        self.told.lock()
+    pub(crate) fn script(&self) -> MutexGuard<'_, Script> {
+        self.script.lock()
     }
 
     pub(crate) fn answer(&self, method: &'static str, answer: Option<Answer>) {
-        let mut told = self.told();
+        let mut script = self.script();
         match answer {
-            Some(answer) => told.answers.insert(method, answer),
-            None => told.answers.remove(method),
+            Some(answer) => script.answers.insert(method, answer),
+            None => script.answers.remove(method),
         };
     }
 
     /// The calls since the last time.
     pub(crate) fn calls(&self) -> Vec<Call> {
-        std::mem::take(&mut self.told().calls)
+        std::mem::take(&mut self.script().calls)
     }
 
     /// Serves the driver, and announces it in `registry` under the name of a socket.
     pub(crate) async fn start(&self, registry: &Path, socket: &str) {
-        self.start_as(Routes::new(NodeServer::new(Service(self.told.clone()))), registry, socket).await;
+        self.start_as(Routes::new(NodeServer::new(Service(self.script.clone()))), registry, socket).await;
     }
 
     /// The same with services of another driver behind the socket.
@@ -170,9 +170,9 @@ impl Registration for Introduction {
 impl Service {
     async fn take(&self, method: &'static str, call: Option<Call>) -> Result<(), Status> {
         let answer = {
-            let mut told = self.0.lock();
-            told.calls.extend(call);
-            told.answers.get(method).copied()
+            let mut script = self.0.lock();
+            script.calls.extend(call);
+            script.answers.get(method).copied()
         };
         match answer {
             None => Ok(()),

@@ -1,4 +1,4 @@
-//! A place for the containers of one test, all of which end with it, also when the test fails.
+//! A directory for the containers of one test, all of which end with it, also when the test fails.
 
 use std::{
     fs,
@@ -13,16 +13,16 @@ use berth_runtime::{Found, find};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
-pub(crate) struct Place {
+pub(crate) struct Scratch {
     directory: tempfile::TempDir,
     next: AtomicU32,
 }
 
-impl Place {
+impl Scratch {
     pub(crate) fn new() -> Self {
-        let place = Self { directory: tempfile::tempdir().unwrap(), next: AtomicU32::new(0) };
-        fs::create_dir(place.path("logs")).unwrap();
-        place
+        let scratch = Self { directory: tempfile::tempdir().unwrap(), next: AtomicU32::new(0) };
+        fs::create_dir(scratch.path("logs")).unwrap();
+        scratch
     }
 
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -83,7 +83,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for Scratch {
     fn drop(&mut self) {
         for entry in fs::read_dir(self.state()).into_iter().flatten().flatten() {
             while let Ok(Found::Running(shim)) = find(&entry.path()) {
