@@ -5,7 +5,7 @@
 //! neither containers nor volumes. A pod is driven by events alone: it changed, its volumes did, a container ended, a
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
-//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `Pulled`, `Created`,
+//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`, `Created`,
 //! `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
 
 mod decide;
@@ -40,6 +40,8 @@ use crate::volumes::{Volumes, names};
 
 /// Why a container is waiting that lacks something its specification names.
 const CONFIG_ERROR: &str = "CreateContainerConfigError";
+
+const IMAGE_IGNORED: &str = "Berth runs the command from this machine's files; images are not pulled";
 
 /// What runs the pods of a node.
 pub(crate) struct Options {
@@ -400,10 +402,7 @@ impl Pods {
             .await
             .map_err(|problem| (CONFIG_ERROR, problem))?;
         if attempt == 0 {
-            let image = container.image.as_deref().unwrap_or_default();
-            let message =
-                format!("Image {image:?} is not pulled: the command runs as a process of this machine");
-            self.emit(pod, &container.name, Severity::Normal, "Pulled", message);
+            self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED);
         }
         if let Some(directory) = spec.log.parent() {
             let made = std::fs::create_dir_all(directory);

@@ -49,7 +49,7 @@ async fn a_pod_runs_sees_its_volumes_and_leaves_nothing() {
     let log = world.until_log(&pod, "main", "p p p\n").await;
     assert!(log.starts_with("mapsecret\n") && log.contains("Read-only file system"), "{log}");
     assert_eq!(world.exec(&pod, "main", "cat /e/file").await, "kept\n");
-    world.has_event("p", "Pulled", "is not pulled").await;
+    world.has_event("p", "ImageIgnored", "images are not pulled").await;
     world.has_event("p", "Started", "Container started").await;
     assert_eq!(world.mounts().len(), 1, "the secret is a tmpfs: {:?}", world.mounts());
     world.delete("p").await;
