@@ -5,12 +5,13 @@
 //! neither containers nor volumes. A pod is driven by events alone: it changed, its volumes did, a container ended, a
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
-//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`, `Created`,
-//! `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
+//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
+//! `FieldsIgnored`, `Unhealthy`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
 
 mod decide;
 mod finish;
 mod launch;
+mod probes;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -32,7 +33,8 @@ use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
-use self::launch::container_spec;
+use self::launch::{container_spec, ignored_fields};
+use self::probes::{Probes, has_probes, initial_health, known_health};
 use self::status::whole_seconds;
 use crate::layout::Layout;
 use crate::plugin::Ready;
@@ -113,6 +115,8 @@ struct Work {
     stopping: HashMap<ContainerId, Duration>,
     /// Runs whose end is waited for.
     watched: HashSet<ContainerId>,
+    /// The probes of the runs that go on.
+    probes: HashMap<ContainerId, Probes>,
     /// Where the logs lie.
     logs: Option<PathBuf>,
     /// The pod has ended, whether or not Kubernetes knows.
@@ -295,6 +299,7 @@ impl Pods {
         }
         let deadline = deadline(spec, work.first_observed(pod));
         let decision = loop {
+            self.follow_probes(entry, work, pod, spec);
             let (ready, now) = (volumes.is_some(), Timestamp::now());
             let decision = decide(spec, &work.containers, ready, deadline, now, &name);
             let Some(volumes) = volumes.as_ref().filter(|_| !decision.start.is_empty()) else {
@@ -307,7 +312,7 @@ impl Pods {
             self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
         }
         for name in &decision.stop {
-            self.stop(entry, work, pod, name, grace(pod));
+            self.stop(entry, work, pod, name, grace(pod), &format!("Stopping container {name}"));
         }
         for (name, waiting) in
             decision.waiting.iter().filter(|(_, waiting)| waiting.reason == "CrashLoopBackOff")
@@ -331,6 +336,35 @@ impl Pods {
                 Next::After(Duration::try_from(wake.duration_since(Timestamp::now())).unwrap_or_default())
             }
             None => Next::Done,
+        }
+    }
+
+    /// Takes in what the probes of running containers found, and stops those that failed one.
+    fn follow_probes(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: &Arc<Pod>, spec: &PodSpec) {
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let all: Vec<&Container> = all.filter(|container| has_probes(container)).collect();
+        let running = |work: &Work, name: &str| work.running(&entry.uid, name);
+        let current: HashSet<ContainerId> =
+            all.iter().filter_map(|container| running(work, &container.name)).collect();
+        work.probes.retain(|id, _| current.contains(id));
+        for container in all {
+            let Some(id) = running(work, &container.name) else { continue };
+            let Some(record) = work.containers.get_mut(&container.name) else { continue };
+            let Some(State::Running { started }) = record.run else { continue };
+            let probes = work.probes.entry(id.clone()).or_insert_with(|| {
+                let health = known_health(pod, container, id.attempt);
+                Probes::start(self, pod, container, &id, started, health)
+            });
+            let findings = probes.findings();
+            record.health = findings.health;
+            if let Some(kind) = findings.failed {
+                let probe = kind.of(container);
+                let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
+                let own = own.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+                let (name, kind) = (&container.name, kind.as_str().to_lowercase());
+                let why = format!("Container {name} failed {kind} probe, will be restarted");
+                self.stop(entry, work, pod, name, own.unwrap_or_else(|| grace(pod)), &why);
+            }
         }
     }
 
@@ -403,6 +437,11 @@ impl Pods {
             .map_err(|problem| (CONFIG_ERROR, problem))?;
         if attempt == 0 {
             self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED);
+            let ignored = ignored_fields(pod, container);
+            if !ignored.is_empty() {
+                let message = format!("This node accepts and ignores: {}", ignored.join(", "));
+                self.emit(pod, &container.name, Severity::Warning, "FieldsIgnored", message);
+            }
         }
         if let Some(directory) = spec.log.parent() {
             let made = std::fs::create_dir_all(directory);
@@ -439,6 +478,7 @@ impl Pods {
                 known.attempt = id.attempt;
                 known.problem = None;
                 known.run = Some(state);
+                known.health = initial_health(container);
                 match &known.run {
                     Some(State::Exited(ended)) if ended.reason == Reason::StartError => {
                         let message = format!("Error: {}", ended.message);

@@ -67,6 +67,7 @@ impl Pods {
 
     /// Stops what runs, sidecars after the others; whether anything still runs.
     fn stop_all(self: &Arc<Self>, entry: &Arc<Entry>, work: &mut Work, pod: Option<&Arc<Pod>>) -> bool {
+        work.probes.clear();
         if !work.any_running() {
             return false;
         }
@@ -84,7 +85,7 @@ impl Pods {
         let nobody = Arc::new(Pod::default());
         let pod = pod.unwrap_or(&nobody);
         for name in if others.is_empty() { sidecars } else { others } {
-            self.stop(entry, work, pod, &name, grace(pod));
+            self.stop(entry, work, pod, &name, grace(pod), &format!("Stopping container {name}"));
         }
         true
     }
@@ -97,6 +98,7 @@ impl Pods {
         pod: &Arc<Pod>,
         name: &str,
         grace: Duration,
+        why: &str,
     ) {
         let Some(id) = work.running(&entry.uid, name) else { return };
         let known = work.stopping.get(&id).copied();
@@ -105,7 +107,7 @@ impl Pods {
         }
         work.stopping.insert(id.clone(), grace);
         if known.is_none() && pod.metadata.name.is_some() {
-            self.emit(pod, name, Severity::Normal, "Killing", format!("Stopping container {name}"));
+            self.emit(pod, name, Severity::Normal, "Killing", why);
         }
         let container = pod.spec.as_ref().and_then(|spec| {
             let all = spec.init_containers.iter().flatten().chain(&spec.containers);

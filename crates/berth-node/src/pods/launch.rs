@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use berth_runtime::{ContainerSpec, Device, Mount, Propagation};
 use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext};
 
-use super::Options;
+use super::{Options, probes};
 use crate::plugin::Ready;
 use crate::plugins::{Objects, environment, expand};
 
@@ -21,6 +21,9 @@ pub(super) async fn container_spec(
     attempt: u32,
     volumes: &HashMap<String, Ready>,
 ) -> Result<ContainerSpec, String> {
+    if let Some(refusal) = probes::refuse(container) {
+        return Err(refusal);
+    }
     let (mounts, devices) = (mounts(pod, container, volumes)?, devices(container, volumes)?);
     let hostname = hostname(pod);
     let environment = whole_environment(options, pod, container, &hostname).await?;
@@ -58,6 +61,34 @@ pub(super) async fn container_spec(
         hidden: options.hidden.clone(),
         termination_message_path: Some(PathBuf::from(termination)),
     })
+}
+
+/// Returns the fields that a pod sets for a container and this node does not honour.
+pub(super) fn ignored_fields(pod: &Pod, container: &Container) -> Vec<&'static str> {
+    let own = container.security_context.clone().unwrap_or_default();
+    let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
+    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
+    let post_start = container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.post_start.is_some());
+    let user_namespace = pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false));
+    let fields = [
+        (post_start, "lifecycle.postStart"),
+        (limits.is_some_and(|limits| !limits.is_empty()), "resources.limits"),
+        (own.allow_privilege_escalation == Some(false), "securityContext.allowPrivilegeEscalation"),
+        (own.capabilities.is_some(), "securityContext.capabilities"),
+        (own.seccomp_profile.is_some() || whole.seccomp_profile.is_some(), "securityContext.seccompProfile"),
+        (
+            own.app_armor_profile.is_some() || whole.app_armor_profile.is_some(),
+            "securityContext.appArmorProfile",
+        ),
+        (
+            own.se_linux_options.is_some() || whole.se_linux_options.is_some(),
+            "securityContext.seLinuxOptions",
+        ),
+        (own.proc_mount.is_some(), "securityContext.procMount"),
+        (user_namespace, "hostUsers"),
+        (whole.sysctls.is_some(), "securityContext.sysctls"),
+    ];
+    fields.into_iter().filter_map(|(is_set, field)| is_set.then_some(field)).collect()
 }
 
 fn names(pod: &Pod) -> (&str, &str, &str) {

@@ -10,6 +10,7 @@
 )]
 
 mod life;
+mod probes;
 mod restart;
 mod volumes;
 mod world;
