@@ -7,6 +7,7 @@
 //! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
 //! - [`code`]: which answers are final.
 //! - [`progress`]: how far a work is that goes on after its answer.
+//! - [`warnings`]: what people should know of a call that succeeded.
 //! - [`registration`]: how a driver introduces itself to a node.
 //! - [`kubernetes`]: access modes and volume modes of Kubernetes as capabilities of CSI.
 
@@ -22,6 +23,7 @@ pub mod registrar;
 pub mod registration;
 mod transport;
 pub mod v1;
+pub mod warnings;
 
 pub use call_layer::{CallLayer, Calls, Deadline};
 pub use client::{

@@ -3,10 +3,12 @@
 use std::{
     collections::BTreeMap,
     fmt,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
+use parking_lot::Mutex;
 
 /// Until when a call's answer is of use, with which secrets it comes, and for whom.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +17,8 @@ pub struct Context {
     secrets: Secrets,
     claim: Option<Claim>,
     pod: Option<Pod>,
+    /// Shared by the clones, so that what a task of the call warns of is heard.
+    warnings: Arc<Mutex<Vec<String>>>,
 }
 
 impl Context {
@@ -34,7 +38,18 @@ impl Context {
             uid: or_empty("pod.uid"),
             service_account: or_empty("serviceAccount.name"),
         });
-        Self { deadline, secrets, claim, pod }
+        Self { deadline, secrets, claim, pod, warnings: Arc::default() }
+    }
+
+    /// Tells people what they should know of a call that succeeds, such as data that a deletion keeps. The warnings of
+    /// DeleteVolume reach Berth's provisioner beside the answer, which emits an event of them.
+    pub fn warn(&self, warning: impl Into<String>) {
+        self.warnings.lock().push(warning.into());
+    }
+
+    /// The warnings until now.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().clone()
     }
 
     /// When the caller stops waiting. The call is not cancelled then: it goes on, and a repeated call finds its result.

@@ -5,7 +5,8 @@
 //! VolumeAttributesClass, VolumeSnapshotContent and Secret (one at a time), ReferenceGrant (for a source in another
 //! namespace). Writes: PersistentVolume (create, finalizer, delete), claims' finalizers and `selected-node`, finalizers
 //! of sources. With capacity, what `capacity.rs` says besides.
-//! Events on claims: `Provisioning`, `ProvisioningSucceeded`, `ProvisioningFailed`; on volumes: `VolumeFailedDelete`.
+//! Events on claims: `Provisioning`, `ProvisioningSucceeded`, `ProvisioningFailed`; on volumes: `VolumeFailedDelete`,
+//! `VolumeDeleteWarning`.
 //!
 //! # No volume without an owner
 //!

@@ -4,6 +4,7 @@
 mod ahead;
 mod archive;
 mod content;
+mod directories;
 mod health;
 mod progress;
 mod quota;

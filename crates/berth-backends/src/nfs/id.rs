@@ -120,6 +120,21 @@ impl SubPath {
         &self.0
     }
 
+    /// The first name in it: two directories that overlap have it in common.
+    pub(super) fn first(&self) -> &str {
+        self.0.split('/').next().unwrap_or(&self.0)
+    }
+
+    /// Whether one of them is the other, or lies in it.
+    pub(super) fn overlaps(&self, other: &Self) -> bool {
+        self.contains(other) || other.contains(self)
+    }
+
+    /// Whether the other is this directory, or lies in it.
+    pub(super) fn contains(&self, other: &Self) -> bool {
+        other.0.strip_prefix(&self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
     /// The last name in it.
     pub(super) fn name(&self) -> &str {
         self.0.rsplit('/').next().unwrap_or(&self.0)

@@ -22,6 +22,7 @@ const MOUNT_PERMISSIONS: &str = "mountpermissions";
 const KIND: &str = "kind";
 const UID: &str = "uid";
 const GID: &str = "gid";
+const SHARED: &str = "shared";
 /// The name of the secret with mount options.
 const MOUNT_OPTIONS_SECRET: &str = "mountOptions";
 
@@ -102,6 +103,8 @@ pub(super) struct Class {
     on_delete: String,
     /// What its volumes are.
     pub(super) kind: VolumeKind,
+    /// Whether its volumes may use a directory that another volume uses.
+    pub(super) shared: bool,
     /// How the directory looks.
     pub(super) look: Look,
     /// How the share is reached.
@@ -144,12 +147,13 @@ impl Class {
                 UID => class.look.uid = parse_id(key, value)?,
                 GID => class.look.gid = parse_id(key, value)?,
                 KIND => class.kind = VolumeKind::parse(value)?,
+                SHARED => class.shared = parse_bool(key, value)?,
                 MOUNT_OPTIONS => class.mount_options = options_in(value),
                 known if known.starts_with(KUBERNETES_PARAMETER_PREFIX) => {}
                 _ => {
                     return Err(Error::Invalid(format!(
-                        "parameter {key:?} is none of server, share, subDir, onDelete, kind, mountPermissions, \
-                         mountOptions, uid, gid"
+                        "parameter {key:?} is none of server, share, subDir, onDelete, kind, shared, \
+                         mountPermissions, mountOptions, uid, gid"
                     )));
                 }
             }
@@ -319,6 +323,14 @@ fn parse_id(key: &str, text: &str) -> Result<Option<u32>> {
     }
 }
 
+fn parse_bool(key: &str, text: &str) -> Result<bool> {
+    match text {
+        "true" => Ok(true),
+        "false" | "" => Ok(false),
+        _ => Err(Error::Invalid(format!("{key} {text:?} is neither \"true\" nor \"false\""))),
+    }
+}
+
 /// Puts what Kubernetes told about the claim in the place of `${…}`.
 fn expand(template: &str, volume: &str, parameters: &Parameters) -> Result<String> {
     let mut text = String::new();
@@ -360,6 +372,21 @@ fn value_of(variable: &str, volume: &str, parameters: &Parameters) -> Result<Str
             "subDir needs ${{{variable}}}, but the call does not say it: the claim has to have it, and the provisioner \
              to run with --extra-create-metadata"
         )));
+    }
+    // Whoever may write a claim chooses its labels and annotations: a value must not lead to another claim's directory.
+    let refuse = |why: &str| {
+        Err(Error::Invalid(format!(
+            "subDir: the value {value:?} of ${{{variable}}} {why}: it has to be the name of one directory"
+        )))
+    };
+    if value.contains(['/', '\\']) {
+        return refuse("holds a slash");
+    }
+    if value.contains(char::is_control) {
+        return refuse("holds a control character");
+    }
+    if value.trim().is_empty() || value == "." || value == ".." {
+        return refuse("names no directory");
     }
     Ok(value.to_owned())
 }
@@ -462,8 +489,7 @@ mod tests {
             ("csi.storage.k8s.io/pvc/name", "data"),
             ("csi.storage.k8s.io/pvc/namespace", "team"),
             ("csi.storage.k8s.io/pvc/labels/app.kubernetes.io/name", "web"),
-            ("csi.storage.k8s.io/pvc/annotations/dir", "x/y"),
-            ("csi.storage.k8s.io/pvc/annotations/evil", "../../other"),
+            ("csi.storage.k8s.io/pvc/annotations/dir", "x.y"),
         ];
         let dir = |template: &'static str| {
             let mut pairs = told.to_vec();
@@ -474,7 +500,7 @@ mod tests {
             ("${pvc.metadata.namespace}/${pvc.metadata.name}", "team/data"),
             ("${pv.metadata.name}", "pvc-1"),
             ("a-${pvc.metadata.labels['app.kubernetes.io/name']}-b", "a-web-b"),
-            ("${pvc.metadata.annotations[\"dir\"]}", "x/y"),
+            ("${pvc.metadata.annotations[\"dir\"]}", "x.y"),
             ("plain$dir", "plain$dir"),
         ] {
             assert_eq!(dir(template).unwrap(), expected, "{template}");
@@ -484,11 +510,51 @@ mod tests {
             ("${pvc.metadata.uid}", "pvc.metadata.uid"),
             ("${pvc.metadata.labels[x]}", "labels[x]"),
             ("x${pvc.metadata.name", "does not close"),
-            ("${pvc.metadata.annotations['evil']}", ".."),
         ] {
             let Err(Error::Invalid(sentence)) = dir(template) else { panic!("{template}") };
             assert!(sentence.contains(word), "{template}: {sentence}");
         }
+    }
+
+    #[test]
+    fn a_value_from_a_claim_is_one_path_component() {
+        for field in ["annotations", "labels"] {
+            let key = format!("csi.storage.k8s.io/pvc/{field}/team");
+            let template = format!("${{pvc.metadata.{field}['team']}}");
+            for value in
+                ["victim/data", "/victim", "victim/", "a\\b", ".", "..", " ", "", "a\nb", "a\u{7f}", "../x"]
+            {
+                for template in [template.clone(), format!("teams/{template}"), format!("x-{template}-y")] {
+                    let pairs = [
+                        ("server", "nfs"),
+                        ("share", "/e"),
+                        ("subDir", template.as_str()),
+                        (key.as_str(), value),
+                    ];
+                    let sentence = refused(&pairs);
+                    assert!(sentence.contains(&format!("{field}['team']")), "{value:?}: {sentence}");
+                    let context = map(&pairs);
+                    assert!(ShareSubdirectory::parse("x", &context).is_err(), "{value:?}");
+                }
+            }
+            for value in ["victim", "...", "a.b", "größe"] {
+                let pairs = [
+                    ("server", "nfs"),
+                    ("share", "/e"),
+                    ("subDir", template.as_str()),
+                    (key.as_str(), value),
+                ];
+                assert_eq!(made(&pairs).unwrap().dir.as_str(), value);
+            }
+        }
+    }
+
+    #[test]
+    fn shared_is_true_or_false() {
+        let with = |value| Class::parse(&map(&[("Shared", value)])).map(|class| class.shared);
+        assert_eq!((with("true").unwrap(), with("false").unwrap(), with("").unwrap()), (true, false, false));
+        let Err(Error::Invalid(sentence)) = with("yes") else { panic!("it is refused") };
+        assert!(sentence.contains("Shared"), "{sentence}");
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! .berth/volumes/<key>.json     size, class and source of a volume
 //! .berth/snapshots/<key>.json   of what a snapshot was taken, and when; its archive is at <name>/<source>.tar.gz
 //! .berth/archived/<key>.json    since when an archived directory is one
+//! .berth/directories/<first>/<key>.json   that a volume uses a directory; by the directory's first component
 //! .berth/projects/<id>.json     which volume a project of the server's filesystem belongs to
 //! .berth/incoming/              being built; renamed into place when whole
 //! .berth/trash/                 being removed, in the background
@@ -39,6 +40,8 @@ pub(super) enum Drawer {
     Snapshots,
     /// Records of archived directories.
     Archived,
+    /// Which volumes use which directories.
+    Directories,
     /// Records of projects.
     Projects,
     /// What is being built.
@@ -132,6 +135,7 @@ impl Drawer {
             Self::Volumes => "volumes",
             Self::Snapshots => "snapshots",
             Self::Archived => "archived",
+            Self::Directories => "directories",
             Self::Projects => "projects",
             Self::Incoming => "incoming",
             Self::Trash => "trash",

@@ -8,11 +8,13 @@ use std::{
     collections::BTreeMap,
     error::Error as _,
     fmt,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
 use parking_lot::Mutex;
+use tokio::sync::OwnedMutexGuard;
 
 use super::{
     id::ShareName,
@@ -73,6 +75,10 @@ struct KnownShare {
     is_listed: bool,
     /// Whether what an earlier process may have left there was looked at.
     swept: bool,
+    /// Whether the index of directories is known to be complete.
+    indexed: bool,
+    /// Held by whoever decides about directories that volumes may share.
+    turn: Arc<tokio::sync::Mutex<()>>,
     /// When to look next for what is left there, since the server went away in the middle.
     sweep_due: Option<Instant>,
 }
@@ -110,6 +116,22 @@ impl Shares {
     pub(super) fn note_leftovers(&self, share: &ShareName) {
         let due = Instant::now() + LEFTOVERS_RETRY_AFTER;
         self.known.lock().entry(share.clone()).or_default().sweep_due = Some(due);
+    }
+
+    /// Whether the index of a share's directories was found complete.
+    pub(super) fn is_indexed(&self, share: &ShareName) -> bool {
+        self.known.lock().get(share).is_some_and(|known| known.indexed)
+    }
+
+    /// Remembers that the index of a share's directories is complete.
+    pub(super) fn note_indexed(&self, share: &ShareName) {
+        self.known.lock().entry(share.clone()).or_default().indexed = true;
+    }
+
+    /// Waits for one's turn to decide about directories that volumes of a share may have in common.
+    pub(super) async fn take_turn(&self, share: &ShareName) -> OwnedMutexGuard<()> {
+        let turn = self.known.lock().entry(share.clone()).or_default().turn.clone();
+        turn.lock_owned().await
     }
 
     /// Reaches a share: on a connection that all have who say the same, with a request that finds its root.

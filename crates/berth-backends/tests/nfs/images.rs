@@ -58,9 +58,9 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
         assert_eq!(names.len(), 1, "{names:?}");
         assert_eq!(fs::metadata(server.export().join("team/data/image")).unwrap().len(), 1 << 30);
 
-        // A directory that has something in it is nobody's image.
+        // Another volume's directory is not used.
         let taken = new_image(&server, "pvc-2", &[("subDir", "team/data")]);
-        assert!(matches!(next.create_volume(taken).await, Err(Error::Conflict(_))));
+        assert!(matches!(next.create_volume(taken).await, Err(Error::Precondition(_))));
         assert_eq!(fs::metadata(server.export().join("team/data/image")).unwrap().len(), 1 << 30);
     }
 }

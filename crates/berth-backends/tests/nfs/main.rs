@@ -6,6 +6,7 @@
 mod between;
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod calls;
+mod directories;
 #[path = "../../../../testbed/nfs/ganesha.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod ganesha;

@@ -76,7 +76,9 @@ impl Controller for Services {
         }
         // Also where there is none: a creation or deletion that failed may have left something of it.
         unless_gone("volume", controller.provisioner.delete(&ctx, &id).await)?;
-        Ok(Response::new(DeleteVolumeResponse {}))
+        let mut answer = Response::new(DeleteVolumeResponse {});
+        berth_csi::warnings::add(answer.metadata_mut(), &ctx.warnings());
+        Ok(answer)
     }
 
     async fn controller_publish_volume(

@@ -81,7 +81,7 @@ impl Provisioner {
         let secrets = secrets::read_if_there(&self.cluster, self.deletion_secret(volume).as_ref()).await?;
         let begun = Instant::now();
         let request = DeleteVolumeRequest { volume_id, secrets };
-        let deleted = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
+        let deleted = self.driver.respond(self.options.timeout, request).await.map_err(Failure::from);
         let why = deleted.as_ref().err().map(Failure::sentence);
         Step {
             component: "provisioner",
@@ -90,7 +90,9 @@ impl Provisioner {
             ..Step::default()
         }
         .ended(begun, why.as_deref());
-        deleted?;
+        for warning in berth_csi::warnings::read(deleted?.metadata()) {
+            self.recorder.warning(volume, "VolumeDeleteWarning", warning);
+        }
         self.capacity_changed(volume);
         self.cluster.delete(volume).await?;
         self.cluster.remove_finalizer(volume, PROVISIONER_FINALIZER).await?;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use berth_sidecars::provisioner::Options;
-use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::CSINode;
-use kube::ResourceExt as _;
-use kube::api::DeleteParams;
+use kube::api::{DeleteParams, Patch, PatchParams};
+use kube::{Api, ResourceExt as _};
 use serde_json::json;
 use tonic::Code;
 
@@ -102,5 +102,25 @@ async fn a_claim_whose_selected_node_is_gone_or_full_is_given_back_to_the_schedu
     // The scheduler finds that there is room again.
     patch(&server.claims(), "full", selected(NODE)).await;
     settled(&server, &full).await;
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_the_driver_warns_of_at_a_deletion_becomes_an_event_of_the_volume() {
+    let (server, storage, running) = begin(|_| {}).await;
+    let warning = "directory \"größe\" is kept: it is also used by claim shop/a";
+    storage.deletion_warnings.lock().push(warning.to_owned());
+    let claim = server.claim("data", "fast", json!({})).await;
+    settled(&server, &claim).await;
+    let volumes: Api<PersistentVolume> = server.api();
+    let name = format!("pvc-{}", claim.uid().unwrap());
+    let released = Patch::Merge(json!({ "status": { "phase": "Released" } }));
+    volumes.patch_status(&name, &PatchParams::default(), &released).await.unwrap();
+    assert_eq!(server.event("VolumeDeleteWarning", "shop/a").await, warning);
+    assert_eq!(server.events_of("PersistentVolume", "VolumeDeleteWarning").await.len(), 1);
+    let is_deleted = |volume: Option<&PersistentVolume>| {
+        volume.is_none_or(|volume| volume.metadata.deletion_timestamp.is_some())
+    };
+    server.wait(server.api(), &name, "deleted", is_deleted).await;
     running.stop().await;
 }

@@ -39,6 +39,8 @@ pub(crate) struct Storage {
     pub(crate) secrets: Mutex<Vec<BTreeMap<String, String>>>,
     /// The mutable parameters of volumes, by name.
     pub(crate) attributes: Mutex<BTreeMap<String, BTreeMap<String, String>>>,
+    /// What DeleteVolume warns of beside its answers.
+    pub(crate) deletion_warnings: Mutex<Vec<String>>,
     /// Parts of the names of volumes that ListVolumes leaves out.
     pub(crate) unlisted: Mutex<Vec<String>>,
     /// Part of the name of the volume that is taken for another one, and its snapshots for others.
@@ -304,14 +306,16 @@ impl Controller for Fake {
         if self.storage.attached.lock().iter().any(|(volume, _)| *volume == id) {
             return Err(Status::failed_precondition("attached"));
         }
-        self.call("DeleteVolume", &id, |lie| {
+        let answer = self.call("DeleteVolume", &id, |lie| {
             if lie != Some(Lie::Idle) {
                 self.storage.volumes.lock().remove(id.trim_start_matches("id-"));
                 self.storage.attributes.lock().remove(id.trim_start_matches("id-"));
             }
             v1::DeleteVolumeResponse {}
-        })
-        .await
+        });
+        let mut answer = answer.await?;
+        berth_csi::warnings::add(answer.metadata_mut(), &self.storage.deletion_warnings.lock());
+        Ok(answer)
     }
 
     async fn controller_publish_volume(

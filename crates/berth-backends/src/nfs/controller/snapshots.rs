@@ -21,7 +21,7 @@ use super::{
     archive::pack::pack,
     capacity,
     content::AtRest,
-    id::{SnapshotRef, SubPath, VolumeRef},
+    id::{ShareName, SnapshotRef, SubPath, VolumeRef},
     parameters::{VolumeKind, snapshot_share},
     progress::Progress,
     record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
@@ -123,6 +123,14 @@ impl Snapshots for NfsController {
             && record.id == snapshot.to_string()
         {
             return self.known(&share, &snapshot, record, &source_reach).await;
+        }
+        let dir = SubPath::new("the snapshot's name", &snapshot.name)?;
+        if let Some(users) = self.volumes_in(&share, &snapshot.share, &dir).await? {
+            return Err(Error::Precondition(format!(
+                "directory {:?} on {}, where the snapshot's archive belongs, is used by {users}",
+                dir.as_str(),
+                snapshot.share
+            )));
         }
         let record = SnapshotRecord {
             id: snapshot.to_string(),
@@ -382,6 +390,12 @@ pub(super) async fn expected_digest(share: &Share, snapshot: &SnapshotRef) -> Re
     let record = read_record(share, snapshot).await?;
     let record = record.filter(|record| record.id == snapshot.to_string());
     Ok(record.and_then(|record| record.archive).map(|archive| archive.sha256))
+}
+
+/// Whether a directory of a share's root is that of a snapshot which has a record.
+pub(super) async fn is_snapshot(share: &Share, name: &ShareName, dir: &str) -> Result<bool> {
+    let snapshot = SnapshotRef { share: name.clone(), name: dir.to_owned(), source: String::new() };
+    Ok(read_record(share, &snapshot).await?.is_some())
 }
 
 /// What a snapshot was taken of; one that another driver took is of a directory.

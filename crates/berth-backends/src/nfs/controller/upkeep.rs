@@ -43,7 +43,7 @@ impl NfsController {
         }
         self.remove_abandoned(share).await?;
         self.sweep_projects(share, name).await?;
-        self.remove_expired(share).await
+        self.remove_expired(share, name).await
     }
 
     async fn remove_abandoned(&self, share: &Share) -> Result<()> {
@@ -104,11 +104,22 @@ impl NfsController {
         Ok(())
     }
 
-    /// Gives a volume's directory the name of an archive.
-    pub(super) async fn archive(&self, share: &Share, volume: &VolumeRef, parent: &Handle) -> Result<()> {
-        self.remove_expired(share).await?;
+    /// Gives a volume's directory the name of an archive; tells why it has to keep its own, if it has to.
+    pub(super) async fn archive(
+        &self,
+        share: &Share,
+        volume: &VolumeRef,
+        parent: &Handle,
+    ) -> Result<Option<String>> {
+        self.remove_expired(share, &volume.share).await?;
         for attempt in 0..MAX_ARCHIVES {
             let archived = volume.dir.archived(attempt);
+            if let Some(users) = self.volumes_in(share, &volume.share, &archived).await? {
+                return Ok(Some(format!(
+                    "{:?}, where it would be archived, is used by {users}",
+                    archived.as_str()
+                )));
+            }
             let above = match archived.parent() {
                 None => share.root(),
                 Some(above) => {
@@ -117,7 +128,11 @@ impl NfsController {
             };
             // A rename would replace a directory that happens to be empty.
             match share.lookup(&above, archived.name()).await {
-                Ok(_) if attempt == 0 && self.0.config.replace_archived => {
+                Ok(_)
+                    if attempt == 0
+                        && self.0.config.replace_archived
+                        && !holds_others(&archives(share).await?, &archived) =>
+                {
                     self.discard(share, volume, &above, archived.name()).await?;
                 }
                 Ok(_) => continue,
@@ -127,7 +142,7 @@ impl NfsController {
             let record = ArchivedRecord { dir: archived.to_string(), since: now() };
             record::write(share, Drawer::Archived, &key_of(archived.as_str()), &record).await?;
             share.rename(parent, volume.dir.name(), &above, archived.name()).await.map_err(failed)?;
-            return Ok(());
+            return Ok(None);
         }
         let name = volume.dir.archived(0);
         Err(Error::Exhausted(format!(
@@ -136,30 +151,51 @@ impl NfsController {
         )))
     }
 
-    /// Removes archives that were kept long enough.
-    async fn remove_expired(&self, share: &Share) -> Result<()> {
+    /// Removes archives that were kept long enough, the inner ones first. One that holds another, or that a volume uses,
+    /// stays until it does not any more.
+    async fn remove_expired(&self, share: &Share, name: &ShareName) -> Result<()> {
         let Some(keep) = self.0.config.keep_archived else { return Ok(()) };
-        for key in Drawer::Archived.keys(share).await? {
-            let Some(archived) = record::read::<ArchivedRecord>(share, Drawer::Archived, &key).await? else {
-                continue;
-            };
-            if archived.since.saturating_add(keep.as_secs()) > now() {
+        let mut archives = archives(share).await?;
+        archives.sort_by(|(_, one, _), (_, other, _)| other.as_str().cmp(one.as_str()));
+        let expired = archives.iter().filter(|(_, _, since)| since.saturating_add(keep.as_secs()) <= now());
+        let expired: Vec<(String, SubPath)> =
+            expired.map(|(key, dir, _)| (key.clone(), dir.clone())).collect();
+        for (key, dir) in expired {
+            if holds_others(&archives, &dir) || self.volumes_in(share, name, &dir).await?.is_some() {
                 continue;
             }
-            // A record lies on the share, where others may write too: only what archiving makes is ever removed.
-            let Ok(dir) = SubPath::new("dir", &archived.dir) else { continue };
-            if dir.as_str().starts_with("archived-") {
-                let above = match dir.parent() {
-                    None => Ok(share.root()),
-                    Some(parent) => share.open_dir(parent.as_str()).await.map(|entry| entry.handle),
-                };
-                if let Ok(above) = above {
-                    share.remove_tree(&above, dir.name()).await.map_err(failed)?;
-                    prune(share, &dir).await;
-                }
+            let above = match dir.parent() {
+                None => Ok(share.root()),
+                Some(parent) => share.open_dir(parent.as_str()).await.map(|entry| entry.handle),
+            };
+            if let Ok(above) = above {
+                share.remove_tree(&above, dir.name()).await.map_err(failed)?;
+                prune(share, &dir).await;
             }
             record::remove(share, Drawer::Archived, &key).await?;
+            archives.retain(|(known, _, _)| *known != key);
         }
         Ok(())
     }
+}
+
+/// Whether another archived directory lies in this one: `team/app` is archived in `archived-team`.
+fn holds_others(archives: &[(String, SubPath, u64)], dir: &SubPath) -> bool {
+    archives.iter().any(|(_, other, _)| other != dir && dir.contains(other))
+}
+
+/// The archived directories that have a record: its key, where it is, and since when.
+async fn archives(share: &Share) -> Result<Vec<(String, SubPath, u64)>> {
+    let mut archives = Vec::new();
+    for key in Drawer::Archived.keys(share).await? {
+        let Some(record) = record::read::<ArchivedRecord>(share, Drawer::Archived, &key).await? else {
+            continue;
+        };
+        // A record lies on the share, where others may write too: only what archiving makes is ever removed.
+        match SubPath::new("dir", &record.dir) {
+            Ok(dir) if dir.as_str().starts_with("archived-") => archives.push((key, dir, record.since)),
+            _ => record::remove(share, Drawer::Archived, &key).await?,
+        }
+    }
+    Ok(archives)
 }

@@ -15,7 +15,7 @@ use super::{
     parameters::{self, Class, Look, VolumeKind, context_of},
     record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
     shares::{Reach, failed, find_dir},
-    snapshots::kind_of,
+    snapshots::{is_snapshot, kind_of},
 };
 use crate::{
     AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion, Listing,
@@ -34,6 +34,8 @@ const AT_ONCE: usize = 16;
 pub struct VolumePlan {
     volume: VolumeRef,
     kind: VolumeKind,
+    /// Whether other volumes may use its directory too.
+    shared: bool,
     look: Look,
     range: CapacityRange,
     capabilities: Vec<VolumeCapability>,
@@ -56,6 +58,8 @@ impl Volumes for NfsController {
         Ok(VolumePlan {
             volume: class.volume(&new.name, &new.parameters, self.0.config.on_delete)?,
             kind: class.kind,
+            // An image belongs to one volume alone.
+            shared: class.shared && class.kind == VolumeKind::Directory,
             look: Look { mode: class.look.mode.or(self.0.config.mount_permissions), ..class.look },
             range: new.range,
             capabilities: new.capabilities.clone(),
@@ -109,17 +113,33 @@ impl Volumes for NfsController {
         let Ok(volume) = VolumeRef::parse(id.as_str()) else { return Ok(()) };
         let share = self.visit(&volume.share, &Reach::by_id(ctx)).await?;
         let policy = volume.on_delete().or(self.0.config.on_delete).unwrap_or_default();
+        let _turn =
+            if volume.uuid.is_empty() { None } else { Some(self.0.shares.take_turn(&volume.share).await) };
+        let users = self.directory_users(&share, &volume).await?;
         // Before its record is gone, so that a deletion that was cut short is begun again.
         self.free_project(&share, &volume).await?;
         record::remove(&share, Drawer::Volumes, &key(&volume)).await?;
-        let Some(parent) = parent_of(&share, &volume.dir).await? else { return Ok(()) };
-        match policy {
-            OnDelete::Retain => return Ok(()),
-            OnDelete::Archive => self.archive(&share, &volume, &parent).await?,
-            OnDelete::Delete => self.discard(&share, &volume, &parent, volume.dir.name()).await?,
+        let parent = if policy == OnDelete::Retain { None } else { parent_of(&share, &volume.dir).await? };
+        if let Some(parent) = parent {
+            let kept = match (users.reason_to_keep(), policy) {
+                (Some(reason), _) => Some(reason),
+                (None, OnDelete::Archive) => self.archive(&share, &volume, &parent).await?,
+                (None, _) => {
+                    self.discard(&share, &volume, &parent, volume.dir.name()).await?;
+                    None
+                }
+            };
+            match kept {
+                None => prune(&share, &volume.dir).await,
+                Some(reason) => {
+                    let dir = volume.dir.as_str();
+                    let warning = format!("directory {dir:?} on {} is kept: {reason}", volume.share);
+                    tracing::warn!(volume.id = %volume, "{warning}");
+                    ctx.warn(warning);
+                }
+            }
         }
-        prune(&share, &volume.dir).await;
-        Ok(())
+        self.leave_directory(&share, &volume, &users).await
     }
 }
 
@@ -215,33 +235,40 @@ impl NfsController {
     /// Makes a volume, empty or with the content of its source.
     pub(super) async fn make(&self, plan: VolumePlan, source: Option<ContentSource>) -> Result<Volume> {
         let (volume, share) = (&plan.volume, self.share_of(&plan).await?);
+        self.enter_directory(share, volume, &plan.parameters, plan.shared).await?;
+        let made = self.make_entered(&plan, source).await;
+        if let Err(error) = &made {
+            self.forget_unmade(share, volume, error).await;
+        }
+        made
+    }
+
+    async fn make_entered(&self, plan: &VolumePlan, source: Option<ContentSource>) -> Result<Volume> {
+        let (volume, share) = (&plan.volume, self.share_of(plan).await?);
         let mut record = VolumeRecord {
             id: volume.to_string(),
-            capacity: planned_size(&plan)?,
+            capacity: planned_size(plan)?,
             parameters: plan.parameters.clone(),
             source: source.as_ref().map(SourceRecord::from),
             project: None,
         };
-        if plan.kind == VolumeKind::Directory {
+        // What lies in a shared directory cannot count for one of its volumes.
+        if plan.kind == VolumeKind::Directory && !plan.shared {
             self.allot(share, volume, &mut record).await?;
         }
         let built = match (plan.kind, &source) {
             (VolumeKind::Directory, None) => None,
             (VolumeKind::Directory, Some(source)) => {
-                Some(self.build_directory(&plan, share, source, &record).await?)
+                Some(self.build_directory(plan, share, source, &record).await?)
             }
             (VolumeKind::Image, source) => {
-                Some(self.build_image(&plan, share, source.as_ref(), &mut record.capacity).await?)
+                Some(self.build_image(plan, share, source.as_ref(), &mut record.capacity).await?)
             }
         };
         record::write(share, Drawer::Volumes, &key(volume), &record).await?;
-        let made = match built {
-            None => make_directory(share, &volume.dir, plan.look).await,
-            Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await,
-        };
-        if let Err(error) = made {
-            self.forget_unmade(share, volume, &error).await;
-            return Err(error);
+        match built {
+            None => make_directory(share, volume, plan.look).await?,
+            Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await?,
         }
         self.limit(share, volume, volume.dir.as_str(), &record).await?;
         Ok(describe(parse_id(volume), volume, Some(record)))
@@ -250,9 +277,19 @@ impl NfsController {
     /// Removes the record of a volume that could not be made: nobody may ever ask for it again. A server that went away
     /// cannot be asked now, but its caller repeats the call.
     async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
-        let is_gone = !matches!(why, Error::Unavailable(_))
-            && matches!(find_dir(share, volume.dir.as_str()).await, Ok(None));
-        if is_gone && let Err(error) = record::remove(share, Drawer::Volumes, &key(volume)).await {
+        let forget = async || {
+            if find_dir(share, volume.dir.as_str()).await?.is_none() {
+                record::remove(share, Drawer::Volumes, &key(volume)).await?;
+            }
+            // Another replica may have made it meanwhile.
+            if record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?.is_none() {
+                self.leave_directory(share, volume, &self.directory_users(share, volume).await?).await?;
+            }
+            Ok::<_, Error>(())
+        };
+        if !matches!(why, Error::Unavailable(_))
+            && let Err(error) = forget().await
+        {
             tracing::warn!(volume.id = %volume, %error, "a record of no volume stays");
         }
     }
@@ -499,11 +536,18 @@ async fn new_directory(share: &Share, parent: &Handle, name: &str) -> Result<Ent
     share.make_dir(parent, name, &Change::mode(0o700)).await.map_err(failed)
 }
 
-async fn make_directory(share: &Share, dir: &SubPath, look: Look) -> Result<()> {
+async fn make_directory(share: &Share, volume: &VolumeRef, look: Look) -> Result<()> {
     let mode = look.mode.unwrap_or(DEFAULT_MODE);
     for attempt in 1.. {
-        match share.make_dirs(dir.as_str(), &Change::mode(mode)).await {
+        match share.make_dirs(volume.dir.as_str(), &Change::mode(mode)).await {
             Ok((directory, is_new)) => {
+                if !is_new && is_snapshot(share, &volume.share, volume.dir.first()).await? {
+                    let dir = volume.dir.as_str();
+                    return Err(Error::Precondition(format!(
+                        "directory {dir:?} on {} is that of a snapshot",
+                        volume.share
+                    )));
+                }
                 // Setting it again, because a server applies its own umask.
                 return apply(share, &directory, look, is_new.then_some(mode)).await;
             }
