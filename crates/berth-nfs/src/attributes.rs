@@ -59,6 +59,9 @@ pub struct Attributes {
     pub changed: Time,
 }
 
+/// New files of a directory with this bit get its group, and new directories the bit as well.
+const SETGID: u32 = 0o2000;
+
 /// What to set a time to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeChange {
@@ -89,6 +92,18 @@ impl Change {
     /// Only the permission bits.
     pub fn mode(mode: u32) -> Self {
         Self { mode: Some(mode), ..Self::default() }
+    }
+
+    /// What remains to be set on a file that was made with this change and is so now, if anything does.
+    ///
+    /// A directory that is made in one with the setgid bit has that bit too, by mkdir(2): a mode that does not name it does
+    /// not take it away.
+    pub fn remaining(&self, now: &Attributes) -> Option<Self> {
+        let inherited = if now.kind == FileKind::Directory { now.mode & SETGID } else { 0 };
+        let mode = self.mode.map(|mode| mode | inherited);
+        let differs = |wanted: Option<u32>, now: u32| wanted.is_some_and(|wanted| wanted != now);
+        let is_set = !differs(mode, now.mode) && !differs(self.uid, now.uid) && !differs(self.gid, now.gid);
+        (!is_set).then(|| Self { mode, ..self.clone() })
     }
 
     /// What is to change, for messages.

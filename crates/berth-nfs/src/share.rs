@@ -269,7 +269,7 @@ impl Share {
     pub async fn make_dir(&self, dir: &Handle, name: impl AsRef<[u8]>, change: &Change) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, make_dir(dir, name, change));
-        self.as_wished(self.told(made, || format!("make the directory {}", shown(name)))?, change).await
+        self.complete(self.told(made, || format!("make the directory {}", shown(name)))?, change).await
     }
 
     /// Creates a file.
@@ -285,7 +285,7 @@ impl Share {
             Create::New => ask_named!(self, No, name, create(dir, name, how, change)),
             Create::Truncate => ask_named!(self, Yes, name, create(dir, name, how, change)),
         };
-        self.as_wished(self.told(made, || format!("create the file {}", shown(name)))?, change).await
+        self.complete(self.told(made, || format!("create the file {}", shown(name)))?, change).await
     }
 
     /// Makes a symlink to `to`, which is taken as it is.
@@ -318,15 +318,13 @@ impl Share {
     ) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, make_node(dir, name, node, change));
-        self.as_wished(self.told(made, || format!("make the special file {}", shown(name)))?, change).await
+        self.complete(self.told(made, || format!("make the special file {}", shown(name)))?, change).await
     }
 
-    /// Servers may take what is to be set at creation as advice.
-    async fn as_wished(&self, mut entry: Entry, change: &Change) -> Result<Entry> {
-        let is = &entry.attributes;
-        let differs = |wished: Option<u32>, is: u32| wished.is_some_and(|wished| wished != is);
-        if differs(change.mode, is.mode) || differs(change.uid, is.uid) || differs(change.gid, is.gid) {
-            entry.attributes = self.set_attributes(&entry.handle, change).await?;
+    /// Sets what a server did not: it may take what is to be set at creation as advice.
+    async fn complete(&self, mut entry: Entry, change: &Change) -> Result<Entry> {
+        if let Some(remaining) = change.remaining(&entry.attributes) {
+            entry.attributes = self.set_attributes(&entry.handle, &remaining).await?;
         }
         Ok(entry)
     }

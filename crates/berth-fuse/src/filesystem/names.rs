@@ -126,8 +126,9 @@ impl Filesystem {
             return Err(Errno::EXIST);
         }
         // The first attempt may have ended before its mode was set.
-        if change.mode.is_some_and(|mode| mode != there.attributes.mode) {
-            there.attributes = self.patience.ask(|| user.share.set_attributes(&there.handle, change)).await?;
+        if let Some(remaining) = change.remaining(&there.attributes) {
+            there.attributes =
+                self.patience.ask(|| user.share.set_attributes(&there.handle, &remaining)).await?;
         }
         Ok(there)
     }

@@ -66,3 +66,33 @@ fn a_server_that_makes_everybody_one_user_is_heeded() {
     assert!(shell(&mounted, 2002, "", "cat file && echo y >>file"));
     assert_ne!(fs::metadata(mounted.path("file")).unwrap().uid(), 2001);
 }
+
+#[test]
+fn a_new_directory_inherits_setgid_and_group() {
+    let server = Server::start(&[]);
+    for version in ["3", "4.0", "4.1", "4.2"] {
+        let mounted = server.mount(version, "");
+        // As the kubelet prepares a volume for a pod with an fsGroup.
+        let top = mounted.path("volume");
+        fs::create_dir(&top).unwrap();
+        chown(&top, None, Some(3001)).unwrap();
+        fs::set_permissions(&top, Permissions::from_mode(0o2777)).unwrap();
+        assert!(shell(&mounted, 2001, "", "umask 022 && mkdir -p volume/a/b && echo x >volume/a/b/file"));
+        for (name, mode) in [("a", 0o2755), ("a/b", 0o2755), ("a/b/file", 0o644)] {
+            for of in [top.join(name), server.export().join("volume").join(name)] {
+                let is = fs::metadata(&of).unwrap();
+                assert_eq!(
+                    (is.mode() & 0o7777, is.gid()),
+                    (mode, 3001),
+                    "version {version}: {}",
+                    of.display()
+                );
+            }
+        }
+        // What is asked for by name is done.
+        assert!(shell(&mounted, 2001, "3001", "chmod g-s volume/a && mkdir volume/a/c"));
+        assert_eq!(fs::metadata(top.join("a")).unwrap().mode() & 0o7777, 0o755, "version {version}");
+        assert_eq!(fs::metadata(top.join("a/c")).unwrap().mode() & 0o7777, 0o755, "version {version}");
+        fs::remove_dir_all(&top).unwrap();
+    }
+}

@@ -562,8 +562,11 @@ async fn make_directory(share: &Share, volume: &VolumeRef, look: Look) -> Result
 /// Gives a directory the look it shall have, as far as it has not.
 async fn apply(share: &Share, directory: &Entry, look: Look, made_with: Option<u32>) -> Result<()> {
     let now = &directory.attributes;
+    // A mode that the class gives is set as it is; the usual one leaves an inherited setgid bit.
+    let made_with = made_with.filter(|_| look.mode.is_none()).map(Change::mode);
+    let made_with = made_with.and_then(|change| change.remaining(now)).and_then(|change| change.mode);
     let change = Change {
-        mode: look.mode.or(made_with).filter(|mode| *mode != now.mode),
+        mode: look.mode.filter(|mode| *mode != now.mode).or(made_with),
         uid: look.uid.filter(|uid| *uid != now.uid),
         gid: look.gid.filter(|gid| *gid != now.gid),
         ..Change::default()
