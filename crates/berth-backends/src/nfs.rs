@@ -12,6 +12,7 @@
 //! The node's side (`node.rs`) mounts a share once for each set of options and binds directories of it. Images are mounted
 //! by loop devices, of one node at a time (`claims.rs`).
 
+mod allowed;
 mod claims;
 mod controller;
 mod id;
@@ -26,6 +27,7 @@ use berth_core::NodeId;
 
 use self::id::ShareName;
 pub use self::{
+    allowed::AllowedServers,
     controller::NfsController,
     id::OnDelete,
     node::{IMAGE_WORKER, MountMode, NfsNode},
@@ -37,6 +39,8 @@ use crate::{Controller, Driver, Error, Node, Result, services::Mode};
 pub struct Config {
     /// This node.
     pub node: NodeId,
+    /// The servers that may be spoken to.
+    pub allowed_servers: AllowedServers,
     /// Shares (`server:/path`) whose volumes are listed even if no call has named them.
     pub shares: Vec<String>,
     /// Shares that are directories of this machine, as `server:/path=/directory`: their volumes get project quotas.
@@ -73,6 +77,7 @@ impl Config {
     pub fn new(mount_dir: PathBuf, node: NodeId) -> Self {
         Self {
             node,
+            allowed_servers: AllowedServers::default(),
             shares: Vec::new(),
             export_roots: Vec::new(),
             mount_options: Vec::new(),

@@ -29,7 +29,10 @@ fn every_container_has_a_read_only_root_requests_probes_and_a_fixed_image() {
             let probe = &container["livenessProbe"]["httpGet"];
             assert!(probe["path"].as_str().is_some_and(|path| path.starts_with("/healthz")), "{name}");
             assert_eq!(probe["port"], container["ports"][0]["name"], "{name}");
-            let endpoint = format!("--http-endpoint=:{}", container["ports"][0]["containerPort"]);
+            // What a pod serves in the node's network would be for everybody who reaches the node.
+            let host = if spec["hostNetwork"] == true { "127.0.0.1" } else { "" };
+            assert_eq!(probe["host"].as_str().unwrap_or_default(), host, "{name}");
+            let endpoint = format!("--http-endpoint={host}:{}", container["ports"][0]["containerPort"]);
             assert!(container["args"].as_array().unwrap().contains(&json!(endpoint)), "{name}");
             let (_, tag) = container["image"].as_str().unwrap().rsplit_once(':').unwrap();
             assert_eq!(tag, env!("CARGO_PKG_VERSION"), "{name}");
@@ -70,4 +73,11 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
     let twice = "berth-snapshot-controller";
     assert_eq!(restricted, [twice, "berth-nfs-controller", twice]);
     assert_eq!(privileged, ["berth-local", "berth-nfs-node"]);
+}
+
+#[test]
+fn inline_nfs_volumes_are_off_unless_somebody_turns_them_on() {
+    let manifests = Manifests::build("nfs");
+    let driver = manifests.of_kind("CSIDriver").next().unwrap();
+    assert_eq!(driver["spec"]["volumeLifecycleModes"], json!(["Persistent"]));
 }

@@ -43,7 +43,7 @@ impl NfsController {
     pub(super) fn new(config: Config) -> Result<Self> {
         let shares = config.shares.iter().map(|text| parse_share(text)).collect::<Result<Vec<_>>>()?;
         Ok(Self(Arc::new(State {
-            shares: Shares::new(&shares, config.mount_options.clone()),
+            shares: Shares::new(&shares, config.mount_options.clone(), config.allowed_servers.clone()),
             exports: Exports::new(&config.export_roots)?,
             building: Building::default(),
             tasks: TaskTracker::new(),

@@ -28,7 +28,7 @@ use self::{
 };
 pub use self::{mount::MountMode, worker::IMAGE_WORKER};
 use super::{
-    Config, NfsController, blocking, claims,
+    AllowedServers, Config, NfsController, blocking, claims,
     controller::COPIED,
     id,
     id::VolumeRef,
@@ -51,6 +51,7 @@ struct State {
     permissions: Option<u32>,
     /// The options of a volume that has none.
     default_options: Vec<String>,
+    allowed: AllowedServers,
     shares: Arc<MountedShares>,
     images: Arc<Images>,
     usages: Usages,
@@ -70,6 +71,7 @@ impl NfsNode {
         Self(Arc::new(State {
             permissions: config.mount_permissions,
             default_options: config.mount_options.clone(),
+            allowed: config.allowed_servers.clone(),
             shares,
             images,
             usages: Usages::new(config.usage_lifetime),
@@ -146,9 +148,11 @@ impl Sources for NfsNode {
 
     async fn source(&self, ctx: &Context, volume: &NodeVolume) -> Result<Source> {
         let place = ShareSubdirectory::parse(volume.id.as_str(), &volume.context)?;
+        self.0.allowed.check(&place.share.server)?;
         let secret = secret_options(ctx);
         check_secret_options(&secret)?;
         let options = self.mount_options(&place, volume, &secret);
+        self.0.allowed.check_options(&options)?;
         match place.kind {
             VolumeKind::Directory => self.directory(&place, &options, volume).await,
             VolumeKind::Image => self.image(place, &options, volume).await,

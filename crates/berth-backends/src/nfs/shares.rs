@@ -17,6 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
 use super::{
+    allowed::AllowedServers,
     id::ShareName,
     parameters::{check_secret_options, secret_options},
 };
@@ -64,6 +65,7 @@ pub(super) struct Shares {
     nfs: Nfs,
     /// The options of a share that none is known of.
     default_options: Vec<String>,
+    allowed: AllowedServers,
     known: Mutex<BTreeMap<ShareName, KnownShare>>,
 }
 
@@ -85,10 +87,10 @@ struct KnownShare {
 
 impl Shares {
     /// Those that are known from the start.
-    pub(super) fn new(shares: &[ShareName], default_options: Vec<String>) -> Self {
+    pub(super) fn new(shares: &[ShareName], default_options: Vec<String>, allowed: AllowedServers) -> Self {
         let listed = || KnownShare { is_listed: true, ..KnownShare::default() };
         let known = shares.iter().map(|share| (share.clone(), listed())).collect();
-        Self { nfs: Nfs::new(), default_options, known: Mutex::new(known) }
+        Self { nfs: Nfs::new(), default_options, allowed, known: Mutex::new(known) }
     }
 
     /// Every share there is, in an order that stays the same when more of them become known.
@@ -136,9 +138,11 @@ impl Shares {
 
     /// Reaches a share: on a connection that all have who say the same, with a request that finds its root.
     pub(super) async fn open(&self, name: &ShareName, reach: &Reach) -> Result<Share> {
+        self.allowed.check(&name.server)?;
         check_secret_options(&reach.secret)?;
         let reach = self.completed(name, reach);
         let options = [reach.class.as_deref().unwrap_or_default(), &reach.secret].concat();
+        self.allowed.check_options(&options)?;
         let is_said = !options.is_empty();
         let options = Options::parse(if is_said { &options } else { &self.default_options })
             .map_err(|error| Error::Invalid(format!("mountOptions: {error}")))?;

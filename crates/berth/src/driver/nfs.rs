@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use berth_backends::{
-    nfs::{Config, MountMode, Nfs, OnDelete},
+    nfs::{AllowedServers, Config, MountMode, Nfs, OnDelete},
     services,
 };
 use berth_core::{NodeId, names};
@@ -99,6 +99,11 @@ struct Volumes {
     /// How long mounting a share may take
     #[arg(long, default_value_t = 110, value_name = "SECONDS")]
     mount_timeout_seconds: u64,
+
+    /// NFS servers that volumes may be on: names (nfs.example.com, *.example.com), addresses and networks (10.0.0.0/8),
+    /// separated by commas. A server that a volume gives by name must be listed by name [default: every server]
+    #[arg(long, value_delimiter = ',', value_name = "LIST")]
+    allowed_servers: Vec<String>,
 
     /// A share whose volumes are listed though no call has named it yet, as server:/path; may be given several times
     #[arg(long = "share", value_name = "SERVER:/PATH")]
@@ -220,6 +225,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
         None => super::node_id()?,
     };
     let mut config = Config::new(std::path::absolute(&volumes.state_dir)?.join("shares"), node);
+    config.allowed_servers = AllowedServers::parse(&volumes.allowed_servers)?;
     config.shares.clone_from(&volumes.shares);
     config.export_roots.clone_from(&volumes.export_roots);
     config.mount_options = volumes.default_mount_options.iter().cloned().collect();
