@@ -99,7 +99,13 @@ fn thaw_all(root: &Dir) -> Result<()> {
 /// Quotas make the kind btrfs; without them the disk is used like any other.
 fn enable_quota(root: &Path) -> bool {
     match btrfs::enable_quota(root) {
-        Ok(_) => true,
+        Ok(_) => {
+            // The group of a deleted subvolume can be removed only when the kernel's cleaner is done with the subvolume.
+            if let Err(error) = btrfs::remove_stale_qgroups(root) {
+                tracing::warn!(error = error.sentence(), "quota groups of deleted volumes stay");
+            }
+            true
+        }
         Err(error) => {
             tracing::warn!(
                 error = error.sentence(),
