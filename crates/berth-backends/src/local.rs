@@ -239,10 +239,7 @@ impl Local {
         work: impl FnOnce(&Inner) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let inner = self.0.clone();
-        match tokio::task::spawn_blocking(move || work(&inner)).await {
-            Ok(outcome) => outcome,
-            Err(panic) => Err(Error::State(format!("the operation did not end: {panic}"))),
-        }
+        crate::blocking(move || work(&inner)).await
     }
 }
 

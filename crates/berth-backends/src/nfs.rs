@@ -32,7 +32,7 @@ pub use self::{
     id::OnDelete,
     node::{IMAGE_WORKER, MountMode, NfsNode},
 };
-use crate::{Controller, Driver, Error, Node, Result, services::Mode};
+use crate::{Controller, Driver, Error, Node, Result, blocking, services::Mode};
 
 /// How an NFS backend is set up.
 #[derive(Debug, Clone)]
@@ -146,11 +146,4 @@ fn parse_share(text: &str) -> Result<ShareName> {
         ))
     })?;
     ShareName::new(server.trim_start_matches('[').trim_end_matches(']'), path)
-}
-
-/// Runs what may block on a thread that may.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    tokio::task::spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
 }

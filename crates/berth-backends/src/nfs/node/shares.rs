@@ -153,7 +153,7 @@ impl MountedShares {
         };
         let asked = Instant::now();
         let stays = entry.turn.clone().read_owned().await;
-        if self.standing_since(asked, &entry, &root, share).await? == Standing::Usable {
+        if self.standing(asked, &entry, &root, share).await? == Standing::Usable {
             return Ok(in_use(stays));
         }
         drop(stays);
@@ -164,7 +164,7 @@ impl MountedShares {
         {
             return Err(Error::Unavailable(why.clone()));
         }
-        let mounted = self.ensure_mounted(&root, share, options).await;
+        let mounted = self.ensure_mounted(&entry, &root, share, options).await;
         if let Err(Error::Unavailable(why)) = &mounted {
             *alone = Some((Instant::now(), why.clone()));
         }
@@ -174,11 +174,12 @@ impl MountedShares {
 
     async fn ensure_mounted(
         self: &Arc<Self>,
+        entry: &Entry,
         root: &Path,
         share: &ShareName,
         options: &[String],
     ) -> Result<()> {
-        match self.standing(root, share).await? {
+        match self.standing(Instant::now(), entry, root, share).await? {
             Standing::Usable => return Ok(()),
             Standing::Stale => {
                 let (remote, root) = (self.mounter.remote.clone(), root.to_owned());
@@ -191,8 +192,9 @@ impl MountedShares {
         Ok(())
     }
 
-    /// As [`MountedShares::standing`]; of many who ask at once one finds out, for all that had asked before it began.
-    async fn standing_since(
+    /// Whether the share is mounted and of use; a server that does not answer is an error. Of many who ask at once one
+    /// probes it, for all that had `asked` before it began.
+    async fn standing(
         self: &Arc<Self>,
         asked: Instant,
         entry: &Entry,
@@ -206,19 +208,8 @@ impl MountedShares {
             return found.clone().map_err(Error::Unavailable);
         }
         let begun = Instant::now();
-        let found = self.standing(root, share).await;
-        *last = match &found {
-            Ok(standing) => Some((begun, Ok(*standing))),
-            Err(Error::Unavailable(why)) => Some((begun, Err(why.clone()))),
-            Err(_) => None,
-        };
-        found
-    }
-
-    /// Whether the share is mounted and of use; a server that does not answer is an error.
-    async fn standing(self: &Arc<Self>, root: &Path, share: &ShareName) -> Result<Standing> {
         let (remote, at) = (self.mounter.remote.clone(), root.to_owned());
-        match blocking(move || Ok(remote.probe(&at, PROBE_TIMEOUT))).await? {
+        let found = match blocking(move || Ok(remote.probe(&at, PROBE_TIMEOUT))).await? {
             Ok(()) => {
                 self.note_answer(&share.to_string());
                 Ok(Standing::Usable)
@@ -226,7 +217,13 @@ impl MountedShares {
             Err(error) if is_absent(&error) => Ok(Standing::Absent),
             Err(error) if is_stale(&error) => Ok(Standing::Stale),
             Err(error) => Err(refused_by(share, &error)),
-        }
+        };
+        *last = match &found {
+            Ok(standing) => Some((begun, Ok(*standing))),
+            Err(Error::Unavailable(why)) => Some((begun, Err(why.clone()))),
+            Err(_) => None,
+        };
+        found
     }
 
     fn entry(&self, key: &str) -> Arc<Entry> {
