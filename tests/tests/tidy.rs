@@ -20,7 +20,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-runtime", &["berth-host"]),
     ("berth-journal", &["berth-host"]),
     ("berth-nfs", &["berth-core"]),
-    ("berth-fuse", &["berth-host", "berth-nfs"]),
+    ("berth-fuse", &["berth-core", "berth-host", "berth-nfs"]),
     ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
     (
         "berth-backends",

@@ -2,12 +2,13 @@
 
 use std::{future::Future, time::Duration};
 
+use berth_core::Backoff;
 use berth_nfs::{Error, Kind};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep, timeout};
 
-const SHORTEST_PAUSE: Duration = Duration::from_millis(50);
-const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// The pauses between the attempts to reach a server that does not answer.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(2) };
 /// One attempt may take so long, however long the mount waits altogether.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
 
@@ -83,9 +84,9 @@ impl Patience {
         F: Future<Output = Result<T, Error>>,
     {
         let begun = Instant::now();
-        let mut pause = SHORTEST_PAUSE;
-        let mut repeated = false;
+        let mut failures = 0;
         loop {
+            let repeated = failures > 0;
             let left = self.limit.map(|limit| limit.saturating_sub(begun.elapsed()));
             let outcome = match left {
                 None => call().await,
@@ -101,12 +102,12 @@ impl Patience {
             if !is_absence(&error) {
                 return Err(Failure { errno: errno(&error), repeated });
             }
+            failures += 1;
+            let pause = BACKOFF.pause(failures);
             if left.is_some_and(|left| left < pause) {
                 return Err(Failure { errno: self.errno, repeated });
             }
-            repeated = true;
             sleep(pause).await;
-            pause = (2 * pause).min(LONGEST_PAUSE);
         }
     }
 }

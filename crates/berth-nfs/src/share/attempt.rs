@@ -2,6 +2,7 @@
 
 use std::{future::Future, sync::Arc, time::Duration};
 
+use berth_core::Backoff;
 use tokio::time::{Instant, sleep};
 
 use crate::{status::Fault, v3, v4};
@@ -10,8 +11,8 @@ use crate::{status::Fault, v3, v4};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// So often a connection or a session is made anew for one request.
 const TRIES: u32 = 3;
-const SHORTEST_PAUSE: Duration = Duration::from_millis(20);
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// The pauses after a server asked us to come again later.
+const BACKOFF: Backoff = Backoff { first: Duration::from_millis(20), longest: Duration::from_secs(1) };
 
 /// Whether a request can be sent again when it is not known whether it was done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,25 +58,27 @@ where
 struct Attempts {
     again: Again,
     begun: Instant,
-    pause: Duration,
-    count: u32,
+    /// How often a connection or a session was made.
+    connections: u32,
+    /// How often the server asked us to come again later.
+    delays: u32,
 }
 
 impl Attempts {
     fn new(again: Again) -> Self {
-        Self { again, begun: Instant::now(), pause: SHORTEST_PAUSE, count: 1 }
+        Self { again, begun: Instant::now(), connections: 1, delays: 0 }
     }
 
     /// Returns when another attempt is due after this fault, which is the error where there is no point in one.
     async fn wait_for_next(&mut self, fault: Fault) -> Result<(), Fault> {
-        let may_connect = self.count < TRIES;
+        let may_connect = self.connections < TRIES;
         match &fault {
-            Fault::Broken(_) if self.again == Again::Yes && may_connect => self.count += 1,
-            Fault::Closed if may_connect => self.count += 1,
-            Fault::Status(status) if status.lost_session() && may_connect => self.count += 1,
+            Fault::Broken(_) if self.again == Again::Yes && may_connect => self.connections += 1,
+            Fault::Closed if may_connect => self.connections += 1,
+            Fault::Status(status) if status.lost_session() && may_connect => self.connections += 1,
             Fault::Status(status) if status.later() && self.begun.elapsed() < PATIENCE => {
-                sleep(self.pause).await;
-                self.pause = (2 * self.pause).min(LONGEST_PAUSE);
+                self.delays += 1;
+                sleep(BACKOFF.pause(self.delays)).await;
             }
             _ => return Err(fault),
         }
