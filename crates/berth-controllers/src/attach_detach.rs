@@ -18,6 +18,7 @@ mod reports;
 #[cfg(test)]
 mod tests;
 
+use berth_core::names::events;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,7 +35,7 @@ use kube::api::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use observe::{Known, World};
+use observe::{VolumeMemory, World};
 use plan::{Action, Detach, plan};
 use reports::Reports;
 
@@ -83,16 +84,16 @@ struct Controller {
     reports: Reports,
     recorder: Recorder,
     /// By volume, then by node.
-    known: Mutex<HashMap<String, HashMap<String, Known>>>,
+    known: Mutex<HashMap<String, HashMap<String, VolumeMemory>>>,
 }
 
 impl Controller {
     async fn reconcile(self: Arc<Self>, volume: String) -> Result<Next> {
         let volume = volume.as_str();
         let known = self.known().get(volume).cloned().unwrap_or_default();
-        let seen = self.world.observe(volume, &known, |node| self.reports.settled(node, volume));
+        let observed = self.world.observe(volume, &known, |node| self.reports.settled(node, volume));
         let mut again = None;
-        for action in plan(&seen) {
+        for action in plan(&observed) {
             if let Action::Again(after) = action {
                 again = Some(again.map_or(after, |known: Duration| known.min(after)));
             } else {
@@ -109,18 +110,18 @@ impl Controller {
                 self.remember(volume, &node, |known| known.attaching = Some(Instant::now()));
             }
             Action::Attached { node } => {
-                self.remember(volume, &node, |known| *known = Known::default());
-                self.tell(volume, &node, |_, name| {
+                self.remember(volume, &node, |known| *known = VolumeMemory::default());
+                self.record_for_pods(volume, &node, |_, name| {
                     Ok(format!("AttachVolume.Attach succeeded for volume {name:?} "))
                 });
             }
             Action::Failed { node, error } => {
                 let mut new = false;
                 self.remember(volume, &node, |known| {
-                    new = known.error_told.replace(error.clone()) != Some(error.clone());
+                    new = known.error_reported.replace(error.clone()) != Some(error.clone());
                 });
                 if new {
-                    self.tell(volume, &node, |_, name| {
+                    self.record_for_pods(volume, &node, |_, name| {
                         Err(format!("AttachVolume.Attach failed for volume {name:?} : {error}"))
                     });
                 }
@@ -128,7 +129,7 @@ impl Controller {
             Action::Slow { node } => {
                 self.remember(volume, &node, |known| known.attaching = Some(Instant::now()));
                 let (driver, handle) = names::split(volume).unwrap_or_default();
-                self.tell(volume, &node, |_, name| {
+                self.record_for_pods(volume, &node, |_, name| {
                     Err(format!(
                         "AttachVolume.Attach failed for volume {name:?} : timed out waiting for external-attacher of \
                          {driver} CSI driver to attach volume {handle}; is the driver's controller running?"
@@ -136,17 +137,17 @@ impl Controller {
                 });
             }
             Action::Conflict { node, users } => {
-                self.remember(volume, &node, |known| known.conflict_told = true);
-                self.tell(volume, &node, |pod, name| {
+                self.remember(volume, &node, |known| known.conflict_reported = true);
+                self.record_for_pods(volume, &node, |pod, name| {
                     Err(plan::conflict_message(name, &pod.namespace().unwrap_or_default(), &users))
                 });
             }
             Action::Report { node, attached } => self.reports.set(&node, volume, attached),
             Action::Detach { node, verify, why } => self.detach(volume, &node, verify, why).await?,
             Action::Wanted { node } => self.remember(volume, &node, |known| known.unwanted = None),
-            Action::Forget { node } => self.remember(volume, &node, |known| *known = Known::default()),
+            Action::Forget { node } => self.remember(volume, &node, |known| *known = VolumeMemory::default()),
             Action::Unwanted { node } => self.remember(volume, &node, |known| {
-                *known = Known { unwanted: Some(Instant::now()), ..Known::default() };
+                *known = VolumeMemory { unwanted: Some(Instant::now()), ..VolumeMemory::default() };
             }),
             Action::Again(_) => {}
         }
@@ -160,7 +161,7 @@ impl Controller {
             return Ok(());
         };
         self.remember(volume, node, |known| {
-            *known = Known { attaching: Some(Instant::now()), ..Known::default() }
+            *known = VolumeMemory { attaching: Some(Instant::now()), ..VolumeMemory::default() }
         });
         let attachment = VolumeAttachment {
             metadata: ObjectMeta {
@@ -195,7 +196,7 @@ impl Controller {
             Err(error) if error.is_already_exists() => Ok(()),
             Err(error) => {
                 let why = error.chain();
-                self.tell(volume, node, |_, name| {
+                self.record_for_pods(volume, node, |_, name| {
                     Err(format!("AttachVolume.Attach failed for volume {name:?} : {why}"))
                 });
                 Err(error)
@@ -232,19 +233,24 @@ impl Controller {
     }
 
     /// Tells the pods that want the volume on the node: good news or bad.
-    fn tell(&self, volume: &str, node: &str, message: impl Fn(&Pod, &str) -> Result<String, String>) {
+    fn record_for_pods(
+        &self,
+        volume: &str,
+        node: &str,
+        message: impl Fn(&Pod, &str) -> Result<String, String>,
+    ) {
         for (pod, object) in self.world.users(volume) {
             if storage::node_of_pod(&pod) != node {
                 continue;
             }
             match message(&pod, &object.name_any()) {
-                Ok(good) => self.recorder.normal(pod.as_ref(), "SuccessfulAttachVolume", good),
-                Err(bad) => self.recorder.warning(pod.as_ref(), "FailedAttachVolume", bad),
+                Ok(good) => self.recorder.normal(pod.as_ref(), events::SUCCESSFUL_ATTACH_VOLUME, good),
+                Err(bad) => self.recorder.warning(pod.as_ref(), events::FAILED_ATTACH_VOLUME, bad),
             }
         }
     }
 
-    fn remember(&self, volume: &str, node: &str, change: impl FnOnce(&mut Known)) {
+    fn remember(&self, volume: &str, node: &str, change: impl FnOnce(&mut VolumeMemory)) {
         let mut known = self.known();
         let nodes = known.entry(volume.to_owned()).or_default();
         let entry = nodes.entry(node.to_owned()).or_default();
@@ -257,7 +263,7 @@ impl Controller {
         }
     }
 
-    fn known(&self) -> parking_lot::MutexGuard<'_, HashMap<String, HashMap<String, Known>>> {
+    fn known(&self) -> parking_lot::MutexGuard<'_, HashMap<String, HashMap<String, VolumeMemory>>> {
         self.known.lock()
     }
 }

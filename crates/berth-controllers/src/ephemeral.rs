@@ -6,6 +6,7 @@
 #[cfg(test)]
 mod tests;
 
+use berth_core::names::events;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Volume};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
@@ -61,7 +62,7 @@ pub async fn run(cluster: Cluster) {
                 (cluster.clone(), pods.clone(), existing.clone(), recorder.clone());
             async move {
                 let Some(pod) = pods.get(&key).filter(|pod| wants_claims(pod)) else { return Ok(Next::Done) };
-                look_at(&cluster, &existing, &recorder, &pod).await
+                ensure_claims(&cluster, &existing, &recorder, &pod).await
             }
         })
         .await;
@@ -72,7 +73,7 @@ fn wants_claims(pod: &Pod) -> bool {
         && storage::volumes_of_pod(pod).iter().any(|volume| volume.ephemeral.is_some())
 }
 
-async fn look_at(
+async fn ensure_claims(
     cluster: &Cluster,
     existing: &Cache<PersistentVolumeClaim>,
     recorder: &Recorder,
@@ -105,7 +106,7 @@ async fn look_at(
                 }
                 Error::Foreign { .. } => error.to_string(),
             };
-            recorder.warning(pod, "FailedBinding", why);
+            recorder.warning(pod, events::FAILED_BINDING, why);
             return Err(error);
         }
     }

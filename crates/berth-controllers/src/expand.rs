@@ -3,6 +3,7 @@
 //! Reads: PersistentVolumeClaim, PersistentVolume. Writes nothing. Events as `volume_expand`. Volumes of plugins other
 //! than CSI cannot be expanded here, and the event says so by being a warning.
 
+use berth_core::names::events;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 
 use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Severity, reference};
@@ -33,7 +34,7 @@ pub async fn run(cluster: Cluster) {
                 && let Some(severity) = plan(&claim, &volume)
             {
                 let message = "waiting for an external controller to expand this PVC";
-                recorder.tell(reference(claim.as_ref()), severity, "ExternalExpanding", message);
+                recorder.record(reference(claim.as_ref()), severity, events::EXTERNAL_EXPANDING, message);
             }
             async { Ok::<_, Error>(Next::Done) }
         })

@@ -1,4 +1,29 @@
-//! The control loops of Kubernetes storage.
+//! The control loops of Kubernetes storage, and those that a machine alone needs besides.
+//!
+//! | module | replaces, in Kubernetes |
+//! |---|---|
+//! | [`persistent_volumes`] | the PV controller: binds claims and volumes, hands claims to provisioners, reclaims volumes |
+//! | [`protection`] | the finalizers that keep claims, volumes and attribute classes while they are used |
+//! | [`ephemeral`] | the claims of generic ephemeral volumes |
+//! | [`expand`] | hands claims that ask for more to the resizer of their driver |
+//! | [`attach_detach`] | VolumeAttachments for the pods of each node |
+//! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
+//! | [`workloads`] | Deployments and ReplicaSets |
+//!
+//! ```text
+//! change of an object ─▶ key in a queue ─▶ observe: caches, no requests
+//!                                             │
+//!                                          plan: a pure function, tested row by row
+//!                                             │
+//!                                          apply: one write, or one event, per step
+//! ```
+//!
+//! None of them calls a CSI driver: they meet the sidecars only in Kubernetes objects. A crash between two writes leaves
+//! a state that the next run goes on from; volumes are written before claims, so that a volume is promised to one claim
+//! rather than free for two.
+//!
+//! Start reading at `persistent_volumes.rs` (`reconcile_claim`) and `persistent_volumes/plan.rs`, where a claim without a
+//! class is decided.
 
 pub mod attach_detach;
 pub mod ephemeral;

@@ -34,9 +34,9 @@ use berth_kube::timeline;
 use berth_kube::{Backoff, Cache, Cluster, Failure, Index, Key, Loop, Next, Queue, Recorder};
 
 use self::apply::Pair;
-use self::plan::ClaimSeen;
+use self::plan::ObservedClaim;
 use self::pool::Pool;
-use self::recycle::RecyclerNews;
+use self::recycle::RecyclerEvents;
 use self::step::Step;
 use berth_core::names::BIND_COMPLETED;
 use berth_kube::storage;
@@ -57,7 +57,7 @@ pub async fn run(cluster: Cluster) {
         .also(&controller.claims, move |claim| of_claim.claim_changed(claim))
         .also(&controller.classes, move |class| of_class.class_changed(class))
         .subscribe(&controller.pods, move |before, after| of_pod.pod_changed(before, after))
-        .run(WORKERS, |work| controller.clone().look_at(work))
+        .run(WORKERS, |work| controller.clone().reconcile(work))
         .await;
 }
 
@@ -99,7 +99,7 @@ struct Controller {
     volumes: Cache<PersistentVolume>,
     classes: Cache<StorageClass>,
     pods: Cache<Pod>,
-    recycler_news: RecyclerNews,
+    recycler_news: RecyclerEvents,
     /// Volumes by the claim they point at.
     volumes_by_claim: Index<PersistentVolume, Key>,
     /// Pods by the claims they use.
@@ -132,7 +132,7 @@ impl Controller {
                 if waits(claim) { vec![class] } else { Vec::new() }
             }),
             classes: cluster.cache(),
-            recycler_news: RecyclerNews::default(),
+            recycler_news: RecyclerEvents::default(),
             queue,
             claims,
             volumes,
@@ -199,14 +199,14 @@ impl Controller {
         work
     }
 
-    async fn look_at(self: Arc<Self>, work: Work) -> Result<Next, Error> {
+    async fn reconcile(self: Arc<Self>, work: Work) -> Result<Next, Error> {
         match work {
-            Work::Claim(key) => self.look_at_claim(key).await,
-            Work::Volume(name) => self.look_at_volume(name).await,
+            Work::Claim(key) => self.reconcile_claim(key).await,
+            Work::Volume(name) => self.reconcile_volume(name).await,
         }
     }
 
-    async fn look_at_claim(&self, key: Key) -> Result<Next, Error> {
+    async fn reconcile_claim(&self, key: Key) -> Result<Next, Error> {
         let turn = self.pool.turn(key.clone());
         let Some(claim) = self.claims.get(&key) else { return Ok(Next::Done) };
         let class = Some(storage::class_of_claim(&claim)).filter(|class| !class.is_empty());
@@ -225,7 +225,7 @@ impl Controller {
         } else {
             (None, Vec::new())
         };
-        let steps = plan::plan_claim(&ClaimSeen {
+        let steps = plan::plan_claim(&ObservedClaim {
             claim: &claim,
             volume: volume.as_deref(),
             class: class.as_deref(),
@@ -235,7 +235,7 @@ impl Controller {
         self.carry_out(&steps, Pair { claim: Some(claim), volume }).await
     }
 
-    async fn look_at_volume(&self, name: String) -> Result<Next, Error> {
+    async fn reconcile_volume(&self, name: String) -> Result<Next, Error> {
         let Some(volume) = self.volumes.named(&name) else { return Ok(Next::Done) };
         let claim = self.claim_of(&volume).await?;
         let steps = plan::plan_volume(&volume, claim.as_deref());

@@ -29,7 +29,7 @@ pub async fn run(cluster: Cluster) {
 
 /// What an object's finalizer calls for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Wanted {
+enum FinalizerChange {
     /// It is not there and the object lives.
     Add,
     /// The object is deleted and waits for it: remove it once nothing uses the object.
@@ -37,11 +37,11 @@ enum Wanted {
     Nothing,
 }
 
-fn wanted(object: &impl kube::ResourceExt, finalizer: &str) -> Wanted {
+fn finalizer_change(object: &impl kube::ResourceExt, finalizer: &str) -> FinalizerChange {
     match (object.meta().deletion_timestamp.is_some(), finalizers::has(object, finalizer)) {
-        (false, false) => Wanted::Add,
-        (true, true) => Wanted::RemoveIfUnused,
-        _ => Wanted::Nothing,
+        (false, false) => FinalizerChange::Add,
+        (true, true) => FinalizerChange::RemoveIfUnused,
+        _ => FinalizerChange::Nothing,
     }
 }
 

@@ -21,6 +21,7 @@ mod unfit;
 mod volumes;
 mod world;
 
+use berth_core::names::events;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -128,7 +129,7 @@ impl Scheduler {
             Err(unfit) => unfit,
         };
         bind::refuse(&self.cluster, &pod, "Unschedulable", &unfit.message).await?;
-        self.recorder.warning(pod.as_ref(), "FailedScheduling", unfit.message);
+        self.recorder.warning(pod.as_ref(), events::FAILED_SCHEDULING, unfit.message);
         Ok(Next::Done)
     }
 
@@ -171,7 +172,7 @@ impl Scheduler {
                 self.abandon(key);
                 let message = Setback::Volumes(why).to_string();
                 bind::refuse(&self.cluster, pod, "SchedulerError", &message).await?;
-                self.recorder.warning(pod, "FailedScheduling", message);
+                self.recorder.warning(pod, events::FAILED_SCHEDULING, message);
                 Ok(Next::After(rest))
             }
             Err(Setback::Write(error)) => {
@@ -188,7 +189,7 @@ impl Scheduler {
         let begun = std::time::Instant::now();
         bind::write(&self.cluster, &self.caches, reservation).await?;
         if !reservation.written {
-            tell("schedule", key, node, begun);
+            trace_step("schedule", key, node, begun);
             let mut state = self.state();
             state.release(reservation);
             if let Some(reservation) = state.reservations.get_mut(key) {
@@ -204,7 +205,7 @@ impl Scheduler {
         }
         let begun = std::time::Instant::now();
         match bind::bind(&self.cluster, pod, node).await {
-            Ok(()) => tell("bind pod", key, node, begun),
+            Ok(()) => trace_step("bind pod", key, node, begun),
             // Somebody else assigned it, or it is another pod of that name by now.
             Err(error) if error.is_conflict() || error.is_not_found() => {
                 self.abandon(key);
@@ -220,12 +221,12 @@ impl Scheduler {
         if asks_for_neighbours(pod) {
             self.recorder.warning(
                 pod,
-                "NotJudged",
+                events::NOT_JUDGED,
                 "pod affinity, pod anti-affinity and topology spread constraints are not judged by this scheduler; \
                  use a node selector or node affinity to choose the node",
             );
         }
-        self.recorder.normal(pod, "Scheduled", format!("Successfully assigned {key} to {node}"));
+        self.recorder.normal(pod, events::SCHEDULED, format!("Successfully assigned {key} to {node}"));
         Ok(Next::Done)
     }
 
@@ -337,7 +338,7 @@ fn asks_for_neighbours(pod: &Pod) -> bool {
         || spread.iter().any(|spread| spread.when_unsatisfiable == "DoNotSchedule")
 }
 
-fn tell(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {
+fn trace_step(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {
     Step { component: "scheduler", call, pod: &pod.to_string(), node, ..Step::default() }.ended(begun, None);
 }
 

@@ -1,6 +1,7 @@
 //! Names that Kubernetes, CSI and other people's manifests rely on.
 
 mod api;
+pub mod events;
 mod nodes;
 mod sidecars;
 pub mod snapshots;

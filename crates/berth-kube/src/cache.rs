@@ -193,7 +193,7 @@ impl<K: Kind> Cache<K> {
         drop(subscribers);
     }
 
-    /// A list begins.
+    /// Begins a list: objects that it does not bring are gone when it ends.
     pub(crate) fn begin_list(&self) {
         let mut telling = self.telling();
         telling.listed = Some(HashMap::new());

@@ -26,7 +26,7 @@ pub struct Cluster {
     caches: Arc<Mutex<HashMap<TypeId, Box<dyn Any + Send + Sync>>>>,
     metrics: Option<Metrics>,
     /// Whether memory counts for more than the time to read an object.
-    frugal: bool,
+    compressed: bool,
     shutdown: CancellationToken,
 }
 
@@ -41,13 +41,13 @@ impl Cluster {
     /// A cluster behind a client; its watches end with `shutdown`.
     pub fn new(client: Client, shutdown: CancellationToken) -> Self {
         let (caches, component) = (Arc::default(), "berth".into());
-        Self { client, component, caches, metrics: None, frugal: false, shutdown }
+        Self { client, component, caches, metrics: None, compressed: false, shutdown }
     }
 
     /// The same cluster, whose caches made from now on keep objects that have not changed lately in little room.
     #[must_use]
-    pub fn frugal(&self) -> Self {
-        Self { frugal: true, ..self.clone() }
+    pub fn compressed(&self) -> Self {
+        Self { compressed: true, ..self.clone() }
     }
 
     /// The same cluster, whose queues are measured.
@@ -72,7 +72,7 @@ impl Cluster {
         Self { component: component.into(), ..self.clone() }
     }
 
-    /// The client below.
+    /// The client that all requests of this cluster go through.
     pub fn client(&self) -> &Client {
         &self.client
     }
@@ -124,7 +124,7 @@ impl Cluster {
         selector: Selector,
         until: CancellationToken,
     ) -> Cache<K> {
-        let cache = Cache::new(if self.frugal { ready::<K>() } else { usize::MAX });
+        let cache = Cache::new(if self.compressed { ready::<K>() } else { usize::MAX });
         let watch = Watch {
             client: self.client.clone(),
             kind: K::kind(&()),
@@ -181,7 +181,7 @@ impl<K: Kind> Observer<K> {
     }
 }
 
-/// How many objects of a kind a frugal cache keeps ready: of those kinds that have one per volume, what is being worked
+/// How many objects of a kind a cache that compresses keeps ready: of those kinds that have one per volume, what is being worked
 /// on; of the others, which loops read all at once, all.
 fn ready<K: Kind>() -> usize {
     const PER_VOLUME: [&str; 6] = [

@@ -22,7 +22,7 @@ pub enum Error {
         kind: String,
         /// Its name, with its namespace.
         name: String,
-        /// What serde found.
+        /// Why serde could not encode or decode it.
         source: serde_json::Error,
     },
 }

@@ -15,7 +15,7 @@ pub fn add(object: &mut impl ResourceExt, finalizer: &str) {
     }
 }
 
-/// Removes a finalizer.
+/// Removes a finalizer; nothing changes if it is not there.
 pub fn remove(object: &mut impl ResourceExt, finalizer: &str) {
     object.finalizers_mut().retain(|known| known != finalizer);
 }

@@ -9,7 +9,7 @@ use kube::ResourceExt;
 pub struct Key {
     /// The namespace, or empty.
     pub namespace: String,
-    /// The name.
+    /// The name of the object, unique within its namespace and kind.
     pub name: String,
 }
 

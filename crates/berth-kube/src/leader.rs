@@ -45,9 +45,9 @@ const RELEASING: Duration = Duration::from_secs(5);
 /// Which Lease, and how it is kept.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// The Lease's namespace.
+    /// The namespace in which the Lease is kept.
     pub namespace: String,
-    /// The Lease's name.
+    /// The name of the Lease, the same for all candidates.
     pub name: String,
     /// This candidate; no two may have the same.
     pub identity: String,
@@ -104,7 +104,7 @@ impl Options {
 /// Periods that cannot keep two from working at the same time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// Nobody.
+    /// A candidate without an identity could not be told from the others.
     #[error("the candidate has no identity")]
     Identity,
     /// Too short, or longer than the field can say.
@@ -115,15 +115,15 @@ pub enum Invalid {
     Renew {
         /// The lease duration, in whole seconds.
         lease: Duration,
-        /// The renew deadline.
+        /// The renew deadline, which is as long or longer.
         renew: Duration,
     },
     /// A holder would lose the Lease before it renews.
     #[error("the renew deadline ({renew:?}) must be longer than {JITTER} times the retry period ({retry:?})")]
     Retry {
-        /// The renew deadline.
+        /// The renew deadline, which is too short.
         renew: Duration,
-        /// The retry period.
+        /// The retry period that it must exceed.
         retry: Duration,
     },
 }
@@ -146,16 +146,16 @@ enum Outcome {
     HeldBy(String),
 }
 
-/// Where a candidate stands.
+/// Whether a candidate leads, and until when.
 #[derive(Debug, Clone, Copy)]
-pub struct Standing {
+pub struct Leadership {
     /// Whether it holds the Lease.
     pub leading: bool,
     /// Until when the Lease is its own without another renewal.
     expires: Instant,
 }
 
-impl Standing {
+impl Leadership {
     /// What is wrong: a holder that has long lost its Lease and does not notice.
     pub fn complaint(&self) -> Option<String> {
         let over = Instant::now().saturating_duration_since(self.expires);
@@ -173,7 +173,7 @@ pub struct Elector {
     rivals: Mutex<HashMap<(String, String), ObservedLease>>,
     /// Whether it was logged that rivals cannot be looked for.
     warned: AtomicBool,
-    standing: watch::Sender<Standing>,
+    leadership: watch::Sender<Leadership>,
     leading: Gauge,
     slow_paths: Counter,
 }
@@ -203,12 +203,12 @@ impl Elector {
     /// A candidate that does nothing yet.
     pub fn new(client: Client, options: Options) -> Result<Self, Invalid> {
         options.check()?;
-        let standing = watch::Sender::new(Standing { leading: false, expires: Instant::now() });
+        let leadership = watch::Sender::new(Leadership { leading: false, expires: Instant::now() });
         let (leading, slow_paths) = (Gauge::default(), Counter::default());
         let all_leases = Api::all(client.clone());
         let leases = Api::namespaced(client, &options.namespace);
         let (rivals, warned) = (Mutex::default(), AtomicBool::default());
-        Ok(Self { leases, all_leases, options, rivals, warned, standing, leading, slow_paths })
+        Ok(Self { leases, all_leases, options, rivals, warned, leadership, leading, slow_paths })
     }
 
     /// The same candidate, whose leadership is measured.
@@ -218,9 +218,9 @@ impl Elector {
         Self { leading, slow_paths, ..self }
     }
 
-    /// Where the candidate stands, now and whenever that changes.
-    pub fn standing(&self) -> watch::Receiver<Standing> {
-        self.standing.subscribe()
+    /// Whether the candidate leads, now and whenever that changes.
+    pub fn leadership(&self) -> watch::Receiver<Leadership> {
+        self.leadership.subscribe()
     }
 
     /// Runs `lead` whenever the Lease is held, until `shutdown` or until the work ends by itself.
@@ -237,7 +237,7 @@ impl Elector {
             self.leading.set(1);
             let end = self.lead(&mut observed, renewed, &shutdown, &lead).await;
             self.leading.set(0);
-            self.standing.send_modify(|standing| standing.leading = false);
+            self.leadership.send_modify(|now| now.leading = false);
             match end {
                 Term::Finished => {
                     self.release().await;
@@ -389,7 +389,7 @@ impl Elector {
         loop {
             let deadline = renewed + self.options.renew;
             let expires = renewed + self.options.whole_lease();
-            self.standing.send_replace(Standing { leading: true, expires });
+            self.leadership.send_replace(Leadership { leading: true, expires });
             sleep_until(deadline.min(Instant::now() + self.options.retry)).await;
             // Half of it, so that a request that hangs is followed by another.
             let patience = deadline.min(Instant::now() + self.options.renew / 2);

@@ -115,47 +115,47 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// A look at a key begins, and ends when this is dropped.
-    pub(crate) fn begin(&self) -> Look {
+    /// Begins to measure the work on a key.
+    pub(crate) fn begin(&self) -> WorkTimer {
         let mut queues = self.running.of_all();
-        let looks = queues.entry(self.name.clone()).or_default();
-        let number = looks.next;
-        looks.next += 1;
-        looks.begun.insert(number, Instant::now());
-        Look { meter: self.clone(), number }
+        let work = queues.entry(self.name.clone()).or_default();
+        let number = work.next;
+        work.next += 1;
+        work.begun.insert(number, Instant::now());
+        WorkTimer { meter: self.clone(), number }
     }
 }
 
-/// A look at a key that is under way.
-pub(crate) struct Look {
+/// Measures the work on one key from its beginning until this is dropped.
+pub(crate) struct WorkTimer {
     meter: Meter,
     number: u64,
 }
 
-impl Drop for Look {
+impl Drop for WorkTimer {
     fn drop(&mut self) {
         let mut queues = self.meter.running.of_all();
-        let begun = queues.get_mut(&self.meter.name).and_then(|looks| looks.begun.remove(&self.number));
+        let begun = queues.get_mut(&self.meter.name).and_then(|work| work.begun.remove(&self.number));
         if let Some(begun) = begun {
             self.meter.worked.observe(begun.elapsed().as_secs_f64());
         }
     }
 }
 
-/// What is being looked at right now, by queue; its age is computed when somebody asks.
+/// The keys that are being worked on right now, by queue; its age is computed when somebody asks.
 #[derive(Clone, Debug, Default)]
 struct Running {
-    queues: Arc<Mutex<BTreeMap<Arc<str>, Looks>>>,
+    queues: Arc<Mutex<BTreeMap<Arc<str>, RunningWork>>>,
 }
 
 #[derive(Debug, Default)]
-struct Looks {
+struct RunningWork {
     next: u64,
     begun: HashMap<u64, Instant>,
 }
 
 impl Running {
-    fn of_all(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, Looks>> {
+    fn of_all(&self) -> MutexGuard<'_, BTreeMap<Arc<str>, RunningWork>> {
         self.queues.lock()
     }
 }
@@ -163,17 +163,17 @@ impl Running {
 impl Collector for Running {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let now = Instant::now();
-        let ages = |looks: &Looks| -> Vec<f64> {
-            looks.begun.values().map(|begun| now.saturating_duration_since(*begun).as_secs_f64()).collect()
+        let ages = |work: &RunningWork| -> Vec<f64> {
+            work.begun.values().map(|begun| now.saturating_duration_since(*begun).as_secs_f64()).collect()
         };
-        let ages: Vec<_> = self.of_all().iter().map(|(name, looks)| (name.clone(), ages(looks))).collect();
+        let ages: Vec<_> = self.of_all().iter().map(|(name, work)| (name.clone(), ages(work))).collect();
         if ages.is_empty() {
             return Ok(());
         }
         let of_all: fn(&[f64]) -> f64 = |ages| ages.iter().fold(0.0, |sum, age| sum + age);
         let of_longest: fn(&[f64]) -> f64 = |ages| ages.iter().copied().fold(0.0, f64::max);
         for (metric, help, of) in [
-            ("workqueue_unfinished_work_seconds", "The age of all looks under way, together", of_all),
+            ("workqueue_unfinished_work_seconds", "The age of all work under way, together", of_all),
             (
                 "workqueue_longest_running_processor_seconds",
                 "The age of the oldest look under way",

@@ -1,4 +1,4 @@
-//! The objects of a cache, of which a frugal one keeps only the last changed ready to read.
+//! The objects of a cache. One that compresses keeps only those that changed last ready to read.
 //!
 //! A typed volume takes five kilobytes, mostly room for the thirty kinds of storage that it is not; its JSON takes
 //! more than one, and most of that stands in every other volume's, too. Ten thousand volumes rest most of the time, so

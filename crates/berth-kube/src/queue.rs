@@ -169,10 +169,10 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
             while under_way.len() < workers && !shutdown.is_cancelled() {
                 let Some(key) = self.state().next() else { break };
                 let work = work(key.clone());
-                let look = self.shared.meter.as_ref().map(Meter::begin);
+                let timer = self.shared.meter.as_ref().map(Meter::begin);
                 under_way.spawn(async move {
                     let outcome = work.await;
-                    drop(look);
+                    drop(timer);
                     (key, outcome)
                 });
             }

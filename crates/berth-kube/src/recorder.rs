@@ -39,7 +39,7 @@ use crate::write::within;
 pub enum Severity {
     /// Something happened as it should.
     Normal,
-    /// Something is wrong.
+    /// Something is wrong, and somebody may have to act.
     Warning,
 }
 
@@ -97,16 +97,22 @@ impl Recorder {
 
     /// Records good news about an object.
     pub fn normal<K: Kind>(&self, about: &K, reason: &str, message: impl Into<String>) {
-        self.tell(reference(about), Severity::Normal, reason, message);
+        self.record(reference(about), Severity::Normal, reason, message);
     }
 
     /// Records bad news about an object.
     pub fn warning<K: Kind>(&self, about: &K, reason: &str, message: impl Into<String>) {
-        self.tell(reference(about), Severity::Warning, reason, message);
+        self.record(reference(about), Severity::Warning, reason, message);
     }
 
     /// Records an event about the object that `about` points to.
-    pub fn tell(&self, about: ObjectReference, severity: Severity, reason: &str, message: impl Into<String>) {
+    pub fn record(
+        &self,
+        about: ObjectReference,
+        severity: Severity,
+        reason: &str,
+        message: impl Into<String>,
+    ) {
         let occurrence = Occurrence {
             about,
             severity,

@@ -15,7 +15,7 @@ use crate::{Cache, Index, Key};
 /// One volume of a pod that is a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClaimOfPod {
-    /// The claim.
+    /// The claim's namespace and name.
     pub key: Key,
     /// Made for this pod alone, from a template in it.
     pub ephemeral: bool,
@@ -44,7 +44,7 @@ pub fn ephemeral_claim_name(pod: &Pod, volume: &Volume) -> String {
     format!("{}-{}", pod.name_any(), volume.name)
 }
 
-/// A pod's volumes.
+/// The volumes of a pod's spec; none if it has no spec.
 pub fn volumes_of_pod(pod: &Pod) -> &[Volume] {
     pod.spec.as_ref().and_then(|spec| spec.volumes.as_deref()).unwrap_or_default()
 }
@@ -186,7 +186,7 @@ pub fn node_of_pod(pod: &Pod) -> &str {
     pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()).unwrap_or_default()
 }
 
-/// A pod's phase.
+/// The phase in a pod's status; empty if it has none yet.
 pub fn phase_of_pod(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }

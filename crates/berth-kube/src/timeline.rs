@@ -1,7 +1,7 @@
-//! What was done for a volume, when, by whom, and how long it took: one line per step, told as a log event.
+//! What was done for a volume, when, by whom, and how long it took: one log event per step.
 //!
 //! Whoever runs the loops decides what becomes of the lines (`berth up` keeps them for `berth explain`); a loop only
-//! tells.
+//! emits them.
 
 use std::time::{Duration, Instant};
 
@@ -32,15 +32,15 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Tells of what began then and ended just now; the state is reached only without an error.
+    /// Emits a step that began then and ended just now; the state is reached only without an error.
     pub fn ended(&self, begun: Instant, error: Option<&str>) {
         let error = error.unwrap_or_default();
         let state = if error.is_empty() { self.state } else { "" };
-        Step { state, error, duration: begun.elapsed(), ..self.clone() }.tell();
+        Step { state, error, duration: begun.elapsed(), ..self.clone() }.emit();
     }
 
-    /// Tells of it.
-    pub fn tell(&self) {
+    /// Emits the step as a log event.
+    pub fn emit(&self) {
         let duration_us = u64::try_from(self.duration.as_micros()).unwrap_or(u64::MAX);
         tracing::info!(
             target: TARGET,

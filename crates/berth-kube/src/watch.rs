@@ -24,7 +24,7 @@ const SILENCE: Duration = Duration::from_secs(295);
 
 /// Who takes in what a watch brings.
 pub(crate) trait Sink: Send + Sync {
-    /// A list begins.
+    /// A list begins; what it does not bring is gone when it is complete.
     fn begin_list(&self);
     /// A list brought an object.
     fn listed(&self, json: &[u8]) -> serde_json::Result<()>;

@@ -143,7 +143,7 @@ type Built = Result<Request<Vec<u8>>, kube::core::request::Error>;
 trait Answers: Send {
     /// Keeps the first object, and tells the caches; false if that takes another look at the object.
     fn take(&mut self, json: &[u8]) -> serde_json::Result<bool>;
-    /// The object's key.
+    /// The key of the object that was taken, if one was.
     fn key(&self) -> Option<Key>;
 }
 

@@ -548,7 +548,7 @@ impl Pods {
         let field = if init { "initContainers" } else { "containers" };
         let mut about = reference(pod);
         about.field_path = Some(format!("spec.{field}{{{container}}}"));
-        self.options.recorder.tell(about, severity, reason, message);
+        self.options.recorder.record(about, severity, reason, message);
     }
 }
 

@@ -7,7 +7,7 @@
 //! The driver is asked at intervals: for all volumes at once if it can tell that, else for one after the other. Asking
 //! costs Kubernetes nothing, and only changes are told; who takes over knows from the events what its predecessor told.
 
-mod news;
+mod conditions;
 mod nodes;
 
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim}
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
-use self::news::{ABNORMAL, Memory, NORMAL, News};
+use self::conditions::{ABNORMAL, ConditionEvent, Memory, NORMAL};
 use crate::driver::{Driver, Health, HealthCalls};
 use crate::failure::Failure;
 
@@ -163,7 +163,7 @@ impl Monitor {
         for (handle, health) in listed.iter().filter(|(_, health)| **health != Health::Well) {
             for volume in self.by_handle.get(handle) {
                 if let Some((_, claim)) = self.claim_of(&volume) {
-                    self.tell(&claim, health);
+                    self.record(&claim, health);
                 }
             }
         }
@@ -175,12 +175,12 @@ impl Monitor {
             let Some((handle, claim)) = self.claim_of(&volume) else { continue };
             match listed.get(handle) {
                 Some(Health::Ill(_)) => {}
-                Some(Health::Well) => self.tell(&claim, &Health::Well),
+                Some(Health::Well) => self.record(&claim, &Health::Well),
                 // What older drivers do not list they do not know.
                 None if conditions => {}
                 // It may only have slipped through between two pages.
                 None => match self.driver.get_health(self.options.timeout, handle, false).await {
-                    Ok(health) => self.tell(&claim, &health),
+                    Ok(health) => self.record(&claim, &health),
                     Err(status) => {
                         let volume = volume.name_any();
                         tracing::warn!(volume, error = status.message(), "asking for its health failed");
@@ -225,7 +225,7 @@ impl Monitor {
                 if let Some((handle, claim)) = this.claim_of(&volume) {
                     let condition = calls == HealthCalls::GetCondition;
                     let health = this.driver.get_health(this.options.timeout, handle, condition).await?;
-                    this.tell(&claim, &health);
+                    this.record(&claim, &health);
                 }
                 let count = count.load(Ordering::Relaxed);
                 Ok::<_, Failure>(Next::After(pause(interval, count, this.options.workers)))
@@ -241,12 +241,12 @@ impl Monitor {
         Some((handle, claim))
     }
 
-    fn tell(&self, claim: &PersistentVolumeClaim, health: &Health) {
+    fn record(&self, claim: &PersistentVolumeClaim, health: &Health) {
         let (uid, key) = (claim.uid().unwrap_or_default(), Key::of(claim));
-        let news = self.memory().hear(&uid, &key, health, Timestamp::now());
-        match news {
-            Some(News::Abnormal(wrong)) => self.recorder.warning(claim, ABNORMAL, wrong),
-            Some(News::Normal) => {
+        let event = self.memory().observe(&uid, &key, health, Timestamp::now());
+        match event {
+            Some(ConditionEvent::Abnormal(wrong)) => self.recorder.warning(claim, ABNORMAL, wrong),
+            Some(ConditionEvent::Normal) => {
                 self.recorder.normal(claim, NORMAL, "The Volume returns to the healthy state");
             }
             None => {}

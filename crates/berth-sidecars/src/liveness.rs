@@ -39,7 +39,7 @@ pub enum Unwell {
     /// Nobody answers on it.
     #[error("the registration socket does not answer as it should: {}", code::status_text(.0))]
     Registration(Box<Status>),
-    /// Somebody else does.
+    /// It answers with another driver's name.
     #[error("the registration socket is that of another driver: {0}")]
     Stranger(String),
 }

@@ -47,7 +47,7 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use self::capacity::Publisher;
-use self::per_node::Here;
+use self::per_node::OwnNode;
 use self::request::VolumeRequest;
 use self::sources::Source;
 use crate::driver::{ControllerCapability, Driver, Identity};
@@ -89,7 +89,7 @@ pub struct Options {
     pub capacity: Option<Capacity>,
     /// The node, if every node has a provisioner of its own.
     pub per_node: Option<PerNode>,
-    /// What is counted.
+    /// The counters of volumes that were created and deleted.
     pub metrics: Metrics,
     /// This process among its replicas, in events: a host or pod name.
     pub instance: String,
@@ -128,14 +128,14 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         () = shutdown.cancelled() => return,
         identity = driver.ready() => identity,
     };
-    let here = match &options.per_node {
+    let own_node = match &options.per_node {
         None => None,
         Some(node) => tokio::select! {
             () = shutdown.cancelled() => return,
-            here = Here::find(&driver, node, options.timeout) => Some(here),
+            own_node = OwnNode::find(&driver, node, options.timeout) => Some(own_node),
         },
     };
-    let this = Arc::new(Provisioner::new(&cluster, driver, options, &identity, here));
+    let this = Arc::new(Provisioner::new(&cluster, driver, options, &identity, own_node));
     let workers = this.options.workers;
     let claims = this.driver.run_loop(
         &cluster,
@@ -176,9 +176,9 @@ struct Provisioner {
     /// This process, in the attributes of the volumes it makes.
     identity: String,
     /// Its finalizer on claims.
-    mark: String,
+    claim_finalizer: String,
     /// The one node that it works for.
-    here: Option<Here>,
+    own_node: Option<OwnNode>,
     options: Options,
     recorder: Recorder,
     claims: Cache<PersistentVolumeClaim>,
@@ -190,7 +190,7 @@ struct Provisioner {
     classes: Cache<StorageClass>,
     /// By volume; `None` for a driver that does not attach, whose role may not allow to read them.
     attachments: Option<(Cache<VolumeAttachment>, Index<VolumeAttachment, String>)>,
-    places: Option<(Cache<CSINode>, Cache<Node>)>,
+    topology_caches: Option<(Cache<CSINode>, Cache<Node>)>,
     capacity: Option<Arc<Publisher>>,
     /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
     remembered: Mutex<HashMap<String, Arc<VolumeRequest>>>,
@@ -207,22 +207,22 @@ impl Provisioner {
         driver: Driver,
         options: Options,
         identity: &Identity,
-        here: Option<Here>,
+        own_node: Option<OwnNode>,
     ) -> Self {
         let name = identity.name.clone();
-        let node = here.as_ref().map(Here::name);
-        let mark = per_node::mark(&name, node);
-        let watches_places = identity.has_topology() && here.is_none();
+        let node = own_node.as_ref().map(OwnNode::name);
+        let claim_finalizer = per_node::claim_finalizer(&name, node);
+        let watches_topology = identity.has_topology() && own_node.is_none();
         let volumes = cluster.cache::<PersistentVolume>();
         let claims = cluster.cache::<PersistentVolumeClaim>();
-        let own_mark = mark.clone();
-        let capacity = publisher(cluster, &driver, &options, identity, here.as_ref());
+        let own_finalizer = claim_finalizer.clone();
+        let capacity = publisher(cluster, &driver, &options, identity, own_node.as_ref());
         Self {
             recorder: Recorder::new(cluster, &format!("{name}_{}", options.instance), ""),
             identity: own_identity(&name, node),
             claims_by_class: claims.index(move |claim| {
                 let open = claim.spec.as_ref().is_some_and(|spec| spec.volume_name.is_none())
-                    || claim.finalizers().contains(&own_mark);
+                    || claim.finalizers().contains(&own_finalizer);
                 let class = storage::class_of_claim(claim);
                 (open && !class.is_empty()).then(|| class.to_owned()).into_iter().collect()
             }),
@@ -232,10 +232,10 @@ impl Provisioner {
             volumes,
             classes: cluster.cache(),
             attachments: identity.attaches().then(|| attachments(cluster)),
-            places: watches_places.then(|| (cluster.cache(), cluster.cache())),
+            topology_caches: watches_topology.then(|| (cluster.cache(), cluster.cache())),
             capacity,
-            mark,
-            here,
+            claim_finalizer,
+            own_node,
             remembered: Mutex::default(),
             protecting: tokio::sync::RwLock::default(),
             claim_queue: cluster.queue("claims", options.retry),
@@ -260,7 +260,7 @@ impl Provisioner {
                 if let (Some(gone), None, Some(this)) = (before, after, this.upgrade()) {
                     let uid = gone.uid().unwrap_or_default();
                     this.remembered.lock().remove(&uid);
-                    this.here.iter().for_each(|here| here.forget(&uid));
+                    this.own_node.iter().for_each(|own_node| own_node.forget(&uid));
                 }
                 let changed = before.zip(after).is_none_or(|(before, after)| matters(before, after));
                 let Some(claim) = after.or(before).filter(|_| changed) else { return Vec::new() };
@@ -281,7 +281,7 @@ impl Provisioner {
                 let name = |part: &Option<String>| part.clone().unwrap_or_default();
                 keys(of_volume.get(&Source::Claim(Key::new(name(&owner.namespace), name(&owner.name)))))
             });
-        if let Some((csi_nodes, nodes)) = &self.places {
+        if let Some((csi_nodes, nodes)) = &self.topology_caches {
             claims = claims.reads(csi_nodes).reads(nodes);
         }
         claims
@@ -314,14 +314,14 @@ fn publisher(
     driver: &Driver,
     options: &Options,
     identity: &Identity,
-    here: Option<&Here>,
+    own_node: Option<&OwnNode>,
 ) -> Option<Arc<Publisher>> {
     let capacity = options.capacity.as_ref()?;
     if !identity.can(ControllerCapability::GetCapacity) {
         tracing::warn!("capacity is not told: the driver does not announce GET_CAPACITY");
         return None;
     }
-    let publisher = Publisher::new(cluster, driver, identity, options, capacity, here);
+    let publisher = Publisher::new(cluster, driver, identity, options, capacity, own_node);
     options.metrics.count_objects_of(&publisher);
     Some(publisher)
 }

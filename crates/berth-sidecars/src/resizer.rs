@@ -25,7 +25,7 @@ use kube::ResourceExt as _;
 use parking_lot::Mutex;
 
 use crate::driver::{ControllerCapability, Driver, Identity, NodeCapability};
-use crate::place::Place;
+use crate::node_topology::NodeTopology;
 
 /// How a resizer works; the defaults are upstream's.
 #[derive(Debug, Clone)]
@@ -64,15 +64,15 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         () = shutdown.cancelled() => return,
         identity = driver.ready() => identity,
     };
-    let place = if options.per_node {
+    let topology = if options.per_node {
         tokio::select! {
             () = shutdown.cancelled() => return,
-            place = Place::find(&driver, options.timeout) => Some(place),
+            topology = NodeTopology::find(&driver, options.timeout) => Some(topology),
         }
     } else {
         None
     };
-    let resizer = Arc::new(Resizer { place, ..Resizer::new(&cluster, driver, options, &identity) });
+    let resizer = Arc::new(Resizer { topology, ..Resizer::new(&cluster, driver, options, &identity) });
     let work = |key: Key| {
         let resizer = resizer.clone();
         async move { resizer.sync(&key).await }
@@ -84,11 +84,11 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
 /// What a driver can do about sizes and attributes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Abilities {
-    /// ControllerExpandVolume.
+    /// The controller announces ControllerExpandVolume.
     controller_expand: bool,
-    /// NodeExpandVolume.
+    /// The nodes announce NodeExpandVolume.
     node_expand: bool,
-    /// ControllerModifyVolume.
+    /// The controller announces ControllerModifyVolume.
     modify: bool,
 }
 
@@ -119,7 +119,7 @@ struct Resizer {
     /// The driver that this resizer was started for.
     name: String,
     /// Where it is the only resizer, if there are several.
-    place: Option<Place>,
+    topology: Option<NodeTopology>,
     options: Options,
     recorder: Recorder,
     claims: Cache<PersistentVolumeClaim>,
@@ -144,7 +144,7 @@ impl Resizer {
             claims,
             volumes: cluster.cache(),
             attributes: Abilities::of(identity).modify.then(|| cluster.cache()),
-            place: None,
+            topology: None,
             memory: Mutex::default(),
             queue: cluster.queue(format!("{name}-pvc"), options.retry),
             cluster: cluster.named("external-resizer"),

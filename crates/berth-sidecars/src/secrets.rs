@@ -18,19 +18,19 @@ pub(crate) use self::snapshot::{SnapshotPurpose, snapshot_parameters, snapshot_r
 /// What a secret is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Purpose {
-    /// CreateVolume and DeleteVolume.
+    /// It is sent with CreateVolume and DeleteVolume.
     Provisioner,
-    /// ControllerPublishVolume and ControllerUnpublishVolume.
+    /// It is sent with ControllerPublishVolume and ControllerUnpublishVolume.
     ControllerPublish,
-    /// NodeStageVolume.
+    /// It is sent with NodeStageVolume.
     NodeStage,
-    /// NodePublishVolume.
+    /// It is sent with NodePublishVolume.
     NodePublish,
-    /// ControllerExpandVolume.
+    /// It is sent with ControllerExpandVolume.
     ControllerExpand,
-    /// NodeExpandVolume.
+    /// It is sent with NodeExpandVolume.
     NodeExpand,
-    /// ControllerModifyVolume.
+    /// It is sent with ControllerModifyVolume.
     ControllerModify,
 }
 
@@ -38,7 +38,6 @@ pub(crate) enum Purpose {
 const FALLBACK: (&str, &str) = (SECRET_NAME_PARAMETER, SECRET_NAMESPACE_PARAMETER);
 
 impl Purpose {
-    /// All of them.
     pub(crate) const ALL: [Self; 7] = [
         Self::Provisioner,
         Self::ControllerPublish,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use berth_core::{Backoff, names};
-use berth_kube::leader::{self, Elector, Standing};
+use berth_kube::leader::{self, Elector, Leadership};
 use berth_kube::{Cluster, Metrics};
 use berth_sidecars::driver::{Driver, Identity};
 use clap::{ArgMatches, FromArgMatches as _};
@@ -168,7 +168,7 @@ impl Sidecars {
         stop: &CancellationToken,
     ) -> anyhow::Result<()> {
         let client = client(&self.setting.kube).await?;
-        let cluster = |stop| Cluster::new(client.clone(), stop).frugal().measured(&health.loops);
+        let cluster = |stop| Cluster::new(client.clone(), stop).compressed().measured(&health.loops);
         if !self.setting.election.leader_election {
             return self.run_in(cluster(stop.clone()), driver).await;
         }
@@ -190,7 +190,7 @@ impl Sidecars {
             })
             .collect::<anyhow::Result<Vec<_>>>()?;
         // A process runs its sidecars once.
-        let _ = health.standings.set(electors.iter().map(|(elector, _)| elector.standing()).collect());
+        let _ = health.leaderships.set(electors.iter().map(|(elector, _)| elector.leadership()).collect());
         let runs = electors.iter().map(|(elector, group)| {
             let (cluster, driver) = (&cluster, &driver);
             elector.run(stop.clone(), move |term| async move {
@@ -353,20 +353,21 @@ pub(crate) fn stop_on_signal() -> anyhow::Result<CancellationToken> {
 /// What others can see of the leadership and the work.
 #[derive(Clone)]
 pub(crate) struct Health {
-    standings: Arc<OnceLock<Vec<watch::Receiver<Standing>>>>,
+    leaderships: Arc<OnceLock<Vec<watch::Receiver<Leadership>>>>,
     loops: Metrics,
 }
 
 impl Health {
     /// With the metrics of queues and leases in the registry.
     pub(crate) fn register(registry: &mut Registry) -> Self {
-        Self { standings: Arc::default(), loops: Metrics::register(registry) }
+        Self { leaderships: Arc::default(), loops: Metrics::register(registry) }
     }
 
     /// The answer of `/healthz/leader-election`.
     pub(crate) fn leader_election(&self) -> Ready {
-        let standings = self.standings.get();
-        let complaint = standings.into_iter().flatten().find_map(|standing| standing.borrow().complaint());
+        let leaderships = self.leaderships.get();
+        let complaint =
+            leaderships.into_iter().flatten().find_map(|leadership| leadership.borrow().complaint());
         Box::pin(async move { complaint.map_or(Ok(()), |complaint| Err(Unwell::new(complaint))) })
     }
 }

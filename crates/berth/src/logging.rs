@@ -81,7 +81,7 @@ mod tests {
             let (subscriber, keeper) = subscriber(&args);
             let mut steps = keeper.listen();
             tracing::subscriber::with_default(subscriber, || {
-                berth_kube::timeline::Step { call: "CreateVolume", ..Default::default() }.tell();
+                berth_kube::timeline::Step { call: "CreateVolume", ..Default::default() }.emit();
             });
             let step = steps.try_recv().unwrap_or_else(|error| panic!("with {log}: {error}"));
             assert_eq!(step.call, "CreateVolume");

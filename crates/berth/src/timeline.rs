@@ -195,8 +195,8 @@ mod tests {
                 duration: Duration::from_millis(7),
                 ..berth_kube::timeline::Step::default()
             };
-            step.tell();
-            berth_kube::timeline::Step { volume: "pv-2", ..step }.tell();
+            step.emit();
+            berth_kube::timeline::Step { volume: "pv-2", ..step }.emit();
             tracing::info!(volume = "pv-1", "not a step");
         });
         let steps = read(dir.path(), |step| step.volume == "pv-1");

@@ -9,7 +9,7 @@ use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kube::ResourceExt as _;
 
 use super::names;
-use super::plan::{Attachment, NodeFacts, OnNode, PodName, Seen};
+use super::plan::{Attachment, NodeFacts, ObservedVolume, OnNode, PodName};
 use berth_core::names::{CONTROLLER_ATTACHES, KEEP_TERMINATED_POD_VOLUMES, OUT_OF_SERVICE};
 use berth_kube::storage;
 
@@ -24,11 +24,9 @@ pub(super) struct World {
     pub(super) attachments: Cache<VolumeAttachment>,
     /// Pods by the claims they use.
     pub(super) pods_by_claim: Index<Pod, Key>,
-    /// Pods by node.
     pub(super) pods_by_node: Index<Pod, String>,
     /// Volumes by their name in a node's status; several may be the same storage.
     pub(super) volumes_by_unique: Index<PersistentVolume, String>,
-    /// Volumes by driver.
     pub(super) volumes_by_driver: Index<PersistentVolume, String>,
     /// Nodes by the volumes their statuses speak of.
     nodes_by_volume: Index<Node, String>,
@@ -36,7 +34,6 @@ pub(super) struct World {
     pub(super) attachments_by_volume: Index<VolumeAttachment, String>,
     /// Attachments by the name of their volume that stands on them.
     attachments_by_unique: Index<VolumeAttachment, String>,
-    /// Attachments by node.
     pub(super) attachments_by_node: Index<VolumeAttachment, String>,
 }
 
@@ -155,13 +152,13 @@ impl World {
     pub(super) fn observe(
         &self,
         unique: &str,
-        known: &HashMap<String, Known>,
+        known: &HashMap<String, VolumeMemory>,
         settled: impl Fn(&str) -> bool,
-    ) -> Seen {
+    ) -> ObservedVolume {
         let users = self.users(unique);
-        let mut seen = Seen { shareable: self.shareable(unique), ..Seen::default() };
+        let mut observed = ObservedVolume { shareable: self.shareable(unique), ..ObservedVolume::default() };
         for (pod, _) in &users {
-            let here = self.node(&mut seen, storage::node_of_pod(pod));
+            let here = self.node(&mut observed, storage::node_of_pod(pod));
             let pod = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
             if !here.pods.contains(&pod) {
                 here.pods.push(pod);
@@ -169,18 +166,18 @@ impl World {
         }
         let speaking = self.nodes_by_volume.get(unique).into_iter().map(|node| node.name_any());
         for node in speaking.chain(known.keys().cloned()) {
-            self.node(&mut seen, &node);
+            self.node(&mut observed, &node);
         }
-        for attachment in self.attachments_of(unique, seen.nodes.keys()) {
+        for attachment in self.attachments_of(unique, observed.nodes.keys()) {
             let status = attachment.status.as_ref();
             let error = status.and_then(|status| status.attach_error.as_ref());
-            self.node(&mut seen, &attachment.spec.node_name).attachment = Some(Attachment {
+            self.node(&mut observed, &attachment.spec.node_name).attachment = Some(Attachment {
                 attached: status.is_some_and(|status| status.attached),
                 deleting: attachment.metadata.deletion_timestamp.is_some(),
                 error: error.map(|error| error.message.clone().unwrap_or_default()),
             });
         }
-        for (name, here) in &mut seen.nodes {
+        for (name, here) in &mut observed.nodes {
             if let Some(node) = self.nodes.named(name) {
                 here.reported = attached(&node).any(|volume| volume == unique);
                 here.in_use = in_use(&node).any(|volume| volume == unique);
@@ -189,14 +186,14 @@ impl World {
             if let Some(known) = known.get(name) {
                 here.attaching_for = known.attaching.map(|since| since.elapsed());
                 here.unwanted_for = known.unwanted.map(|since| since.elapsed());
-                here.conflict_told = known.conflict_told;
+                here.conflict_reported = known.conflict_reported;
             }
         }
-        seen
+        observed
     }
 
-    fn node<'a>(&self, seen: &'a mut Seen, name: &str) -> &'a mut OnNode {
-        seen.nodes.entry(name.to_owned()).or_insert_with(|| OnNode {
+    fn node<'a>(&self, observed: &'a mut ObservedVolume, name: &str) -> &'a mut OnNode {
+        observed.nodes.entry(name.to_owned()).or_insert_with(|| OnNode {
             node: self.nodes.named(name).map_or(GONE, |node| facts(&node)),
             pods: Vec::new(),
             attachment: None,
@@ -205,7 +202,7 @@ impl World {
             in_use: false,
             attaching_for: None,
             unwanted_for: None,
-            conflict_told: false,
+            conflict_reported: false,
         })
     }
 
@@ -240,19 +237,19 @@ impl World {
 
 /// What is remembered of a volume on a node, and is nowhere in the cluster.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Known {
+pub(super) struct VolumeMemory {
     pub(super) attaching: Option<tokio::time::Instant>,
     pub(super) unwanted: Option<tokio::time::Instant>,
-    pub(super) conflict_told: bool,
-    pub(super) error_told: Option<String>,
+    pub(super) conflict_reported: bool,
+    pub(super) error_reported: Option<String>,
 }
 
-impl Known {
+impl VolumeMemory {
     pub(super) fn is_nothing(&self) -> bool {
         self.attaching.is_none()
             && self.unwanted.is_none()
-            && !self.conflict_told
-            && self.error_told.is_none()
+            && !self.conflict_reported
+            && self.error_reported.is_none()
     }
 }
 

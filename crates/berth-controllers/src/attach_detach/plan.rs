@@ -56,12 +56,12 @@ pub(crate) struct OnNode {
     /// Since when nobody wants it there.
     pub(crate) unwanted_for: Option<Duration>,
     /// The pods there were already told that it is attached elsewhere.
-    pub(crate) conflict_told: bool,
+    pub(crate) conflict_reported: bool,
 }
 
-/// One volume everywhere.
+/// One volume, with every node that wants it, has it or reports it.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Seen {
+pub(crate) struct ObservedVolume {
     /// It may be attached to several nodes at a time.
     pub(crate) shareable: bool,
     pub(crate) nodes: BTreeMap<String, OnNode>,
@@ -108,16 +108,16 @@ pub(crate) enum Detach {
 }
 
 /// What to do now; detaching comes first, so that a volume that moves is free as early as possible.
-pub(crate) fn plan(seen: &Seen) -> Vec<Action> {
+pub(crate) fn plan(observed: &ObservedVolume) -> Vec<Action> {
     let mut actions = Vec::new();
-    for (node, here) in &seen.nodes {
+    for (node, here) in &observed.nodes {
         if here.pods.is_empty() {
             plan_unwanted(node, here, &mut actions);
         }
     }
-    for (node, here) in &seen.nodes {
+    for (node, here) in &observed.nodes {
         if !here.pods.is_empty() {
-            plan_wanted(seen, node, here, &mut actions);
+            plan_wanted(observed, node, here, &mut actions);
         }
     }
     actions
@@ -169,7 +169,7 @@ fn plan_unwanted(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     actions.push(Action::Detach { node: node.to_owned(), verify: why == Detach::Unused, why });
 }
 
-fn plan_wanted(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>) {
+fn plan_wanted(observed: &ObservedVolume, node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     if !here.node.exists || !here.node.managed {
         // Nothing is done for it, but other nodes wait for it, and not for ever.
         if here.attachment.as_ref().is_some_and(|attachment| !attachment.attached && !attachment.deleting) {
@@ -211,7 +211,7 @@ fn plan_wanted(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>
                 plan_wait(node, here, actions);
             }
         }
-        None => plan_attach(seen, node, here, actions),
+        None => plan_attach(observed, node, here, actions),
     }
 }
 
@@ -226,16 +226,16 @@ fn plan_wait(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     }
 }
 
-fn plan_attach(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>) {
+fn plan_attach(observed: &ObservedVolume, node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     if here.reported || !here.settled {
         actions.push(Action::Report { node: node.to_owned(), attached: false });
     }
-    if !seen.shareable {
-        let elsewhere = || seen.nodes.iter().filter(|(other, _)| *other != node);
+    if !observed.shareable {
+        let elsewhere = || observed.nodes.iter().filter(|(other, _)| *other != node);
         let attached =
             |there: &OnNode| there.attachment.as_ref().is_some_and(|attachment| attachment.attached);
         if elsewhere().any(|(_, there)| attached(there)) {
-            if !here.conflict_told {
+            if !here.conflict_reported {
                 let mut users: Vec<PodName> = elsewhere()
                     .filter(|(_, there)| attached(there))
                     .flat_map(|(_, there)| there.pods.clone())
@@ -249,7 +249,7 @@ fn plan_attach(seen: &Seen, node: &str, here: &OnNode, actions: &mut Vec<Action>
             return;
         }
         // Two nodes want it and neither has it: the first in order gets it, and the other is told once it has.
-        let first = seen.nodes.iter().find(|(_, there)| there.node.managed && !there.pods.is_empty());
+        let first = observed.nodes.iter().find(|(_, there)| there.node.managed && !there.pods.is_empty());
         if first.is_some_and(|(first, there)| first != node && there.attachment.is_none()) {
             return;
         }

@@ -31,7 +31,7 @@ pub(super) struct Reports {
 struct Waiting {
     /// Volume to whether it is attached; not yet sent.
     changes: HashMap<String, bool>,
-    /// Being sent.
+    /// What the status update under way reports, by volume: whether it is attached.
     sent: HashMap<String, bool>,
 }
 

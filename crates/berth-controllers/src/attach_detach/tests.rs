@@ -8,7 +8,8 @@ use serde_json::json;
 
 use super::observe::{facts, terminated};
 use super::plan::{
-    Action, Attachment, Detach, NodeFacts, OnNode, PodName, Seen, UNMOUNT_WAIT, conflict_message, plan,
+    Action, Attachment, Detach, NodeFacts, ObservedVolume, OnNode, PodName, UNMOUNT_WAIT, conflict_message,
+    plan,
 };
 
 const GOOD: NodeFacts = NodeFacts { exists: true, managed: true, ready: true, out_of_service: false };
@@ -27,7 +28,7 @@ fn idle() -> OnNode {
         in_use: false,
         attaching_for: None,
         unwanted_for: None,
-        conflict_told: false,
+        conflict_reported: false,
     }
 }
 
@@ -86,7 +87,7 @@ fn since(seconds: u64) -> Option<Duration> {
 
 /// What is to be done about a volume that is on one node only.
 fn one(here: OnNode) -> Vec<Action> {
-    plan(&Seen { shareable: false, nodes: [("a".to_owned(), here)].into() })
+    plan(&ObservedVolume { shareable: false, nodes: [("a".to_owned(), here)].into() })
 }
 
 #[test]
@@ -253,7 +254,7 @@ fn a_volume_on_two_nodes() {
             wanted(),
             vec![conflict(vec![pod("p")])],
         ),
-        ("… and only once", false, used(), OnNode { conflict_told: true, ..wanted() }, vec![]),
+        ("… and only once", false, used(), OnNode { conflict_reported: true, ..wanted() }, vec![]),
         (
             "ReportMultiAttachError: nobody there, detaching first",
             false,
@@ -340,8 +341,8 @@ fn a_volume_has_one_operation_at_a_time() {
 /// Rows of whether the volume may be shared, how it is on each of two nodes, and what is to be done.
 fn on_two_nodes(rows: Vec<(&str, bool, OnNode, OnNode, Vec<Action>)>) {
     for (name, shareable, a, b, expected) in rows {
-        let seen = Seen { shareable, nodes: [("a".to_owned(), a), ("b".to_owned(), b)].into() };
-        assert_eq!(plan(&seen), expected, "{name}");
+        let observed = ObservedVolume { shareable, nodes: [("a".to_owned(), a), ("b".to_owned(), b)].into() };
+        assert_eq!(plan(&observed), expected, "{name}");
     }
 }
 

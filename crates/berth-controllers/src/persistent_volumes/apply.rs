@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use berth_kube::{Cluster, Recorder, reference};
 
 use super::Error;
-use super::step::{About, News, Step, Target};
+use super::step::{About, PlannedEvent, Step, Target};
 
 /// A claim and a volume as they are after the steps so far.
 #[derive(Debug, Clone, Default)]
@@ -24,7 +24,7 @@ pub(super) async fn apply(
     pair: &mut Pair,
 ) -> Result<(), Error> {
     match step {
-        Step::Tell(news) => tell(recorder, news, pair),
+        Step::Record(event) => record(recorder, event, pair),
         Step::Refuse(why) => return Err(Error::Misbound(why.clone())),
         _ => {}
     }
@@ -63,12 +63,12 @@ pub(super) async fn apply(
     Ok(())
 }
 
-fn tell(recorder: &Recorder, news: &News, pair: &Pair) {
-    let about = match news.about {
+fn record(recorder: &Recorder, event: &PlannedEvent, pair: &Pair) {
+    let about = match event.about {
         About::Claim => pair.claim.as_deref().map(reference),
         About::Volume => pair.volume.as_deref().map(reference),
     };
     if let Some(about) = about {
-        recorder.tell(about, news.severity, news.reason, news.message.clone());
+        recorder.record(about, event.severity, event.reason, event.message.clone());
     }
 }

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 
 use berth_core::names::IN_TREE_VOLUME_FINALIZER;
+use berth_core::names::events;
 use berth_kube::Key;
 use berth_kube::storage;
 
@@ -24,7 +25,7 @@ impl Controller {
             volume.spec.as_ref().and_then(|spec| spec.host_path.as_ref()).map(|path| path.path.clone());
         let removed = tokio::task::spawn_blocking(move || remove(Path::new(ROOT), &path.unwrap_or_default()));
         if let Err(why) = removed.await.unwrap_or_else(|panic| Err(panic.to_string())) {
-            for step in plan::fail(&volume, "VolumeFailedDelete", why.clone()) {
+            for step in plan::fail(&volume, events::VOLUME_FAILED_DELETE, why.clone()) {
                 apply::apply(&self.cluster, &self.recorder, &step, pair).await?;
             }
             return Err(Error::Reclaim(volume.name_any(), why));

@@ -5,7 +5,8 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 
 use super::names;
-use super::step::{About, News, Step, Unbound, VolumePhase};
+use super::step::{About, PlannedEvent, Step, Unbound, VolumePhase};
+use berth_core::names::events;
 use berth_core::names::{
     BIND_COMPLETED, BOUND_BY_CONTROLLER, HOST_PATH_PLUGIN, IN_TREE_PLUGIN_PREFIX, MIGRATED_TO,
     PROVISIONED_BY, SELECTED_NODE, csi_driver_of_plugin,
@@ -14,7 +15,7 @@ use berth_kube::storage;
 
 /// What there is to know about a claim.
 #[derive(Clone, Copy)]
-pub(super) struct ClaimSeen<'a> {
+pub(super) struct ObservedClaim<'a> {
     pub(super) claim: &'a PersistentVolumeClaim,
     /// The volume it names, or, if it names none, the one that was found for it.
     pub(super) volume: Option<&'a PersistentVolume>,
@@ -27,66 +28,67 @@ pub(super) struct ClaimSeen<'a> {
 }
 
 /// What to do about a claim.
-pub(super) fn plan_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    let mut steps: Vec<Step> = names::migration_of_claim(seen.claim).into_iter().collect();
-    let completed = seen.claim.annotations().contains_key(BIND_COMPLETED);
-    let named = !storage::volume_name(seen.claim).is_empty();
+pub(super) fn plan_claim(observed: &ObservedClaim<'_>) -> Vec<Step> {
+    let mut steps: Vec<Step> = names::migration_of_claim(observed.claim).into_iter().collect();
+    let completed = observed.claim.annotations().contains_key(BIND_COMPLETED);
+    let named = !storage::volume_name(observed.claim).is_empty();
     steps.extend(match (completed, named) {
-        (false, false) => plan_free_claim(seen),
-        (false, true) => plan_reserved_claim(seen),
-        (true, _) => plan_bound_claim(seen),
+        (false, false) => plan_free_claim(observed),
+        (false, true) => plan_reserved_claim(observed),
+        (true, _) => plan_bound_claim(observed),
     });
     steps
 }
 
 /// A claim that takes any volume.
-fn plan_free_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    if seen.volume.is_some() {
+fn plan_free_claim(observed: &ObservedClaim<'_>) -> Vec<Step> {
+    if observed.volume.is_some() {
         return bind();
     }
-    if let (false, Some(class)) = (has_class(seen.claim), seen.default_class) {
+    if let (false, Some(class)) = (has_class(observed.claim), observed.default_class) {
         // The changed claim comes by again.
         return vec![Step::AssignClass(class.to_owned())];
     }
-    if is_delayed(seen.class) && !seen.claim.annotations().contains_key(SELECTED_NODE) {
-        return vec![wait_for_consumer(seen.unscheduled), Step::ClaimUnbound(Unbound::Pending)];
+    if is_delayed(observed.class) && !observed.claim.annotations().contains_key(SELECTED_NODE) {
+        return vec![wait_for_consumer(observed.unscheduled), Step::ClaimUnbound(Unbound::Pending)];
     }
-    if storage::class_of_claim(seen.claim).is_empty() {
+    if storage::class_of_claim(observed.claim).is_empty() {
         let message = "no persistent volumes available for this claim and no storage class is set";
         return vec![
-            News::normal(About::Claim, "FailedBinding", message),
+            PlannedEvent::normal(About::Claim, events::FAILED_BINDING, message),
             Step::ClaimUnbound(Unbound::Pending),
         ];
     }
-    plan_provisioning(seen)
+    plan_provisioning(observed)
 }
 
 pub(super) fn wait_for_consumer(pods: &[String]) -> Step {
     match pods {
-        [] => News::normal(
+        [] => PlannedEvent::normal(
             About::Claim,
-            "WaitForFirstConsumer",
+            events::WAIT_FOR_FIRST_CONSUMER,
             "waiting for first consumer to be created before binding",
         ),
-        [pod] => News::normal(
+        [pod] => PlannedEvent::normal(
             About::Claim,
-            "WaitForPodScheduled",
+            events::WAIT_FOR_POD_SCHEDULED,
             format!("waiting for pod {pod} to be scheduled"),
         ),
-        pods => News::normal(
+        pods => PlannedEvent::normal(
             About::Claim,
-            "WaitForPodScheduled",
+            events::WAIT_FOR_POD_SCHEDULED,
             format!("waiting for pods {} to be scheduled", pods.join(",")),
         ),
     }
 }
 
-fn plan_provisioning(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    let failed = |message: String| vec![News::warning(About::Claim, "ProvisioningFailed", message)];
-    let Some(class) = seen.class else {
+fn plan_provisioning(observed: &ObservedClaim<'_>) -> Vec<Step> {
+    let failed =
+        |message: String| vec![PlannedEvent::warning(About::Claim, events::PROVISIONING_FAILED, message)];
+    let Some(class) = observed.class else {
         return failed(format!(
             "storageclass.storage.k8s.io {:?} not found: create it, or delete the claim and name another class",
-            storage::class_of_claim(seen.claim)
+            storage::class_of_claim(observed.claim)
         ));
     };
     let provisioner = csi_driver_of_plugin(&class.provisioner).unwrap_or(&class.provisioner);
@@ -105,39 +107,39 @@ fn plan_provisioning(seen: &ClaimSeen<'_>) -> Vec<Step> {
     if provisioner != class.provisioner {
         steps.push(Step::MigrateClaim(csi_driver_of_plugin(&class.provisioner)));
     }
-    steps.push(News::normal(About::Claim, "ExternalProvisioning", message));
+    steps.push(PlannedEvent::normal(About::Claim, events::EXTERNAL_PROVISIONING, message));
     steps
 }
 
 /// A claim that wants one particular volume.
-fn plan_reserved_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
+fn plan_reserved_claim(observed: &ObservedClaim<'_>) -> Vec<Step> {
     let pending = Step::ClaimUnbound(Unbound::Pending);
-    let Some(volume) = seen.volume else {
+    let Some(volume) = observed.volume else {
         let message = format!(
             "waiting for persistent volume {:?}, which this claim names and which does not exist",
-            storage::volume_name(seen.claim)
+            storage::volume_name(observed.claim)
         );
-        return vec![News::normal(About::Claim, "FailedBinding", message), pending];
+        return vec![PlannedEvent::normal(About::Claim, events::FAILED_BINDING, message), pending];
     };
     let name = volume.name_any();
     let Some(owner) = claim_ref(volume) else {
-        return match why_unfit(volume, seen.claim) {
+        return match why_unfit(volume, observed.claim) {
             None => bind(),
             Some(why) => {
                 let message = format!("Cannot bind to requested volume {name:?}: {why}");
-                vec![News::warning(About::Claim, "VolumeMismatch", message), pending]
+                vec![PlannedEvent::warning(About::Claim, events::VOLUME_MISMATCH, message), pending]
             }
         };
     };
-    if storage::refers_to(volume, seen.claim) {
+    if storage::refers_to(volume, observed.claim) {
         return bind();
     }
-    let taken = News::warning(
+    let taken = PlannedEvent::warning(
         About::Claim,
-        "FailedBinding",
+        events::FAILED_BINDING,
         format!("volume {name:?} already bound to a different claim."),
     );
-    if seen.claim.annotations().contains_key(BOUND_BY_CONTROLLER) {
+    if observed.claim.annotations().contains_key(BOUND_BY_CONTROLLER) {
         let text = |part: &Option<String>| part.clone().unwrap_or_default();
         let owner = format!("{}/{}", text(&owner.namespace), text(&owner.name));
         return vec![taken, Step::Refuse(format!("volume {name:?} is claimed by {owner:?}"))];
@@ -146,19 +148,19 @@ fn plan_reserved_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
 }
 
 /// A claim whose binding was finished once.
-fn plan_bound_claim(seen: &ClaimSeen<'_>) -> Vec<Step> {
-    if storage::volume_name(seen.claim).is_empty() {
+fn plan_bound_claim(observed: &ObservedClaim<'_>) -> Vec<Step> {
+    if storage::volume_name(observed.claim).is_empty() {
         let message = "Bound claim has lost reference to PersistentVolume. Data on the volume is lost!";
-        return lost(seen.claim, "ClaimLost", message);
+        return lost(observed.claim, events::CLAIM_LOST, message);
     }
-    let Some(volume) = seen.volume else {
+    let Some(volume) = observed.volume else {
         let message = "Bound claim has lost its PersistentVolume. Data on the volume is lost!";
-        return lost(seen.claim, "ClaimLost", message);
+        return lost(observed.claim, events::CLAIM_LOST, message);
     };
     match claim_ref(volume) {
-        Some(owner) if owner.uid != seen.claim.metadata.uid => {
+        Some(owner) if owner.uid != observed.claim.metadata.uid => {
             let message = "Two claims are bound to the same volume, this one is bound incorrectly";
-            lost(seen.claim, "ClaimMisbound", message)
+            lost(observed.claim, events::CLAIM_MISBOUND, message)
         }
         _ => bind(),
     }
@@ -168,7 +170,7 @@ fn lost(claim: &PersistentVolumeClaim, reason: &'static str, message: &str) -> V
     if claim.status.as_ref().and_then(|status| status.phase.as_deref()) == Some("Lost") {
         return Vec::new();
     }
-    vec![Step::ClaimUnbound(Unbound::Lost), News::warning(About::Claim, reason, message)]
+    vec![Step::ClaimUnbound(Unbound::Lost), PlannedEvent::warning(About::Claim, reason, message)]
 }
 
 /// The four writes of a binding; the volume's first, so that a crash leaves it promised rather than free.
@@ -199,8 +201,8 @@ pub(super) fn plan_volume(volume: &PersistentVolume, claim: Option<&PersistentVo
     match storage::volume_name(claim) {
         "" if is_block(volume_mode(volume)) != is_block(claim_mode(claim)) => {
             let claim_name = claim.name_any();
-            steps.push(News::warning(About::Volume, "VolumeMismatch", format!("Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} due to incompatible volumeMode.")));
-            steps.push(News::warning(About::Claim, "VolumeMismatch", format!("Cannot bind PersistentVolume {name:?} to requested PersistentVolumeClaim due to incompatible volumeMode.")));
+            steps.push(PlannedEvent::warning(About::Volume, events::VOLUME_MISMATCH, format!("Cannot bind PersistentVolume to requested PersistentVolumeClaim {claim_name:?} due to incompatible volumeMode.")));
+            steps.push(PlannedEvent::warning(About::Claim, events::VOLUME_MISMATCH, format!("Cannot bind PersistentVolume {name:?} to requested PersistentVolumeClaim due to incompatible volumeMode.")));
         }
         // The claim's turn finishes the binding.
         "" => {}
@@ -235,7 +237,7 @@ fn release(volume: &PersistentVolume) -> Vec<Step> {
         "Delete" => match deleter(volume) {
             Deleter::External => {}
             Deleter::HostPath => steps.push(Step::DeleteHostPath),
-            Deleter::Unknown(why) => steps.extend(fail(volume, "VolumeFailedDelete", why)),
+            Deleter::Unknown(why) => steps.extend(fail(volume, events::VOLUME_FAILED_DELETE, why)),
         },
         _ => {
             let message = "Volume has unrecognized PersistentVolumeReclaimPolicy";
@@ -250,7 +252,7 @@ pub(super) fn fail(volume: &PersistentVolume, reason: &'static str, message: Str
     if phase(volume) == "Failed" {
         return Vec::new();
     }
-    let told = News::warning(About::Volume, reason, message.clone());
+    let told = PlannedEvent::warning(About::Volume, reason, message.clone());
     vec![Step::VolumePhase(VolumePhase::Failed, message), told]
 }
 
@@ -334,7 +336,7 @@ pub(super) fn bound_uid(volume: &PersistentVolume) -> Option<&str> {
     claim_ref(volume)?.uid.as_deref().filter(|uid| !uid.is_empty())
 }
 
-/// A volume's phase.
+/// The phase in a volume's status; empty if it has none yet.
 pub(super) fn phase(volume: &PersistentVolume) -> &str {
     volume.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
@@ -344,7 +346,7 @@ pub(super) fn is_block(mode: Option<&str>) -> bool {
     mode == Some("Block")
 }
 
-/// A volume's mode.
+/// The mode of a volume's spec (`Filesystem` or `Block`), if it says one.
 pub(super) fn volume_mode(volume: &PersistentVolume) -> Option<&str> {
     volume.spec.as_ref().and_then(|spec| spec.volume_mode.as_deref())
 }

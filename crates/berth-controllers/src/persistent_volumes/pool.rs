@@ -34,7 +34,7 @@ struct State {
     /// Free and promised to a claim.
     promised: HashMap<Key, BTreeMap<Rank, Arc<PersistentVolume>>>,
     /// Where each free volume is.
-    places: HashMap<String, Place>,
+    pooled: HashMap<String, PooledVolume>,
     /// The claims that found nothing.
     waiting: HashMap<Shelf, BTreeMap<AccessModes, BTreeSet<(i128, Key)>>>,
     wants: HashMap<Key, Want>,
@@ -54,13 +54,13 @@ struct Shelf {
 /// Which of several volumes a claim prefers: few access modes before little space.
 type Rank = (AccessModes, i128, String);
 
-struct Place {
+struct PooledVolume {
     shelf: Shelf,
     rank: Rank,
     promised_to: Option<Key>,
 }
 
-impl Place {
+impl PooledVolume {
     fn of(volume: &PersistentVolume, promised_to: Option<Key>) -> Self {
         Self { shelf: shelf_of(volume), rank: rank_of(volume), promised_to }
     }
@@ -201,7 +201,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut state = self.pool.state();
         for volume in state.promised.remove(&self.claim).unwrap_or_default().into_values() {
-            state.places.remove(&volume.name_any());
+            state.pooled.remove(&volume.name_any());
             // Not to the same claim again: it did not want it, or failed and comes by again anyway.
             self.pool.offer(&mut state, volume, Some(&self.claim));
         }
@@ -211,7 +211,7 @@ impl Drop for Turn<'_> {
 impl State {
     /// Forgets a volume; returns whom it was promised to.
     fn remove(&mut self, name: &str) -> Option<Key> {
-        let Place { shelf, rank, promised_to } = self.places.remove(name)?;
+        let PooledVolume { shelf, rank, promised_to } = self.pooled.remove(name)?;
         if let Some(claim) = &promised_to {
             if let Some(volumes) = self.promised.get_mut(claim) {
                 volumes.remove(&rank);
@@ -235,17 +235,17 @@ impl State {
     }
 
     fn promise(&mut self, volume: Arc<PersistentVolume>, claim: Key) {
-        let place = Place::of(&volume, Some(claim.clone()));
-        self.promised.entry(claim).or_default().insert(place.rank.clone(), volume);
-        self.places.insert(place.rank.2.clone(), place);
+        let pooled_volume = PooledVolume::of(&volume, Some(claim.clone()));
+        self.promised.entry(claim).or_default().insert(pooled_volume.rank.clone(), volume);
+        self.pooled.insert(pooled_volume.rank.2.clone(), pooled_volume);
     }
 
     fn shelve(&mut self, volume: Arc<PersistentVolume>) {
-        let place = Place::of(&volume, None);
-        let (modes, size, name) = place.rank.clone();
-        let volumes = self.free.entry(place.shelf.clone()).or_default().entry(modes).or_default();
+        let pooled_volume = PooledVolume::of(&volume, None);
+        let (modes, size, name) = pooled_volume.rank.clone();
+        let volumes = self.free.entry(pooled_volume.shelf.clone()).or_default().entry(modes).or_default();
         volumes.insert((size, name.clone()), volume);
-        self.places.insert(name, place);
+        self.pooled.insert(name, pooled_volume);
     }
 
     /// The best volume for a claim among those promised to it and those promised to nobody.

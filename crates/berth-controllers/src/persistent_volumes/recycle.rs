@@ -3,7 +3,7 @@
 //! The pod is `recycler-for-<volume>` in namespace default. It says for which binding of the volume it works, so a
 //! restart takes up where it was, and a pod that is left from another time, or forged, is not believed but deleted.
 
-mod news;
+mod pod_events;
 
 use std::time::Duration;
 
@@ -15,12 +15,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use kube::ResourceExt as _;
 
 use berth_core::names::RECYCLER_IMAGE;
+use berth_core::names::events;
 use berth_kube::{Key, Next};
 
-pub(super) use self::news::News as RecyclerNews;
+pub(super) use self::pod_events::RecyclerEvents;
 
 use super::apply::{self, Pair};
-use super::step::{About, News, Step, VolumePhase};
+use super::step::{About, PlannedEvent, Step, VolumePhase};
 use super::{Controller, Error, is_terminated, plan};
 use berth_kube::storage;
 
@@ -63,11 +64,11 @@ impl Controller {
         let steps = match recycling {
             Recycling::InUse(pods) => {
                 let message = format!("Volume is used by pods: {}", pods.join(","));
-                vec![News::normal(About::Volume, "VolumeFailedRecycle", message)]
+                vec![PlannedEvent::normal(About::Volume, events::VOLUME_FAILED_RECYCLE, message)]
             }
             Recycling::Unsupported => {
                 let message = "No recycler plugin found for the volume!";
-                plan::fail(&volume, "VolumeFailedRecycle", message.to_owned())
+                plan::fail(&volume, events::VOLUME_FAILED_RECYCLE, message.to_owned())
             }
             Recycling::Start(pod) => match self.cluster.create(pod.as_ref()).await {
                 Ok(pod) => {
@@ -79,7 +80,8 @@ impl Controller {
                 Err(error) => {
                     let message =
                         format!("Recycle failed: unexpected error creating recycler pod: {}", error.chain());
-                    self.carry_out_all(plan::fail(&volume, "VolumeFailedRecycle", message), pair).await?;
+                    self.carry_out_all(plan::fail(&volume, events::VOLUME_FAILED_RECYCLE, message), pair)
+                        .await?;
                     return Err(error.into());
                 }
             },
@@ -97,14 +99,14 @@ impl Controller {
                 // The pod goes first: should we die now, the volume is emptied once more, which does no harm.
                 self.remove(pod.as_deref()).await?;
                 vec![
-                    News::normal(About::Volume, "VolumeRecycled", "Volume recycled"),
+                    PlannedEvent::normal(About::Volume, events::VOLUME_RECYCLED, "Volume recycled"),
                     Step::UnbindVolume,
                     Step::VolumePhase(VolumePhase::Available, String::new()),
                 ]
             }
             Recycling::Failed(why, pause) => {
                 let message = format!("Recycle failed: failed to recycle volume: {why}");
-                self.carry_out_all(plan::fail(&volume, "VolumeFailedRecycle", message), pair).await?;
+                self.carry_out_all(plan::fail(&volume, events::VOLUME_FAILED_RECYCLE, message), pair).await?;
                 return Ok(Next::After(pause));
             }
         };

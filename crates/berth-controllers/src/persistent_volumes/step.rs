@@ -58,22 +58,22 @@ pub(super) enum About {
     Volume,
 }
 
-/// An event to tell.
+/// An event that a plan records about the claim or the volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct News {
+pub(super) struct PlannedEvent {
     pub(super) about: About,
     pub(super) severity: Severity,
     pub(super) reason: &'static str,
     pub(super) message: String,
 }
 
-impl News {
+impl PlannedEvent {
     pub(super) fn normal(about: About, reason: &'static str, message: impl Into<String>) -> Step {
-        Step::Tell(Self { about, severity: Severity::Normal, reason, message: message.into() })
+        Step::Record(Self { about, severity: Severity::Normal, reason, message: message.into() })
     }
 
     pub(super) fn warning(about: About, reason: &'static str, message: impl Into<String>) -> Step {
-        Step::Tell(Self { about, severity: Severity::Warning, reason, message: message.into() })
+        Step::Record(Self { about, severity: Severity::Warning, reason, message: message.into() })
     }
 }
 
@@ -100,8 +100,8 @@ pub(super) enum Step {
     MigrateVolume(Option<&'static str>, Vec<String>),
     /// The volume points at no claim; one that a person reserved stays reserved by name.
     UnbindVolume,
-    /// An event.
-    Tell(News),
+    /// An event is recorded about the claim or the volume.
+    Record(PlannedEvent),
     /// The directory of a released hostPath volume is removed, and then the volume.
     DeleteHostPath,
     /// A released volume is emptied by a pod.
@@ -129,7 +129,7 @@ impl Step {
                 Target::Claim
             }
             Self::ClaimBound | Self::ClaimUnbound(_) => Target::ClaimStatus,
-            Self::Tell(_) | Self::DeleteHostPath | Self::Recycle | Self::Refuse(_) => Target::Nothing,
+            Self::Record(_) | Self::DeleteHostPath | Self::Recycle | Self::Refuse(_) => Target::Nothing,
         }
     }
 

@@ -9,11 +9,11 @@
 //! and `hasvac=`.
 
 mod binder;
+mod concurrent;
 mod matching;
 mod provision;
 mod reclaim;
 mod rules;
-mod together;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use berth_kube::Key;
 
 use super::names;
-use super::plan::{self, ClaimSeen};
+use super::plan::{self, ObservedClaim};
 use super::pool::{self, Pool};
 use super::step::{About, Step, Target};
 use berth_core::names as annotations;
@@ -67,7 +67,7 @@ impl World {
     }
 
     /// One look at a claim, as the controller looks.
-    fn look_at_claim(&mut self, name: &str) {
+    fn reconcile_claim(&mut self, name: &str) {
         let claim = self.claims[name].clone();
         let pool = Pool::new(|_| {});
         for (name, volume) in &self.volumes {
@@ -92,7 +92,7 @@ impl World {
         };
         drop(turn);
         let default_class = names::default_of(&self.classes);
-        let steps = plan::plan_claim(&ClaimSeen {
+        let steps = plan::plan_claim(&ObservedClaim {
             claim: &claim,
             volume: volume.as_deref(),
             class: class.as_deref(),
@@ -103,7 +103,7 @@ impl World {
     }
 
     /// One look at a volume, as the controller looks.
-    fn look_at_volume(&mut self, name: &str) {
+    fn reconcile_volume(&mut self, name: &str) {
         let Some(volume) = self.volumes.get(name).cloned() else { return };
         let key = storage::claim_of_volume(&volume);
         let claim = self.claims.values().find(|claim| {
@@ -129,12 +129,12 @@ impl World {
                     step.change_claim(&mut new, old_volume.as_deref());
                     self.claims.insert(new.name_any(), Arc::new(new));
                 }
-                (Target::Nothing, Step::Tell(news)) => {
-                    let about = match news.about {
+                (Target::Nothing, Step::Record(event)) => {
+                    let about = match event.about {
                         About::Claim => "",
                         About::Volume => " (volume)",
                     };
-                    self.events.push(format!("{} {}{about}", news.severity.as_str(), news.reason));
+                    self.events.push(format!("{} {}{about}", event.severity.as_str(), event.reason));
                 }
                 (Target::Nothing, Step::Refuse(_)) => self.refused = true,
                 (Target::Nothing, deed) => self.deeds.push(deed.clone()),
@@ -147,10 +147,10 @@ impl World {
         for _ in 0..20 {
             let before = (self.claims_text(), self.volumes_text());
             for name in self.claims.keys().cloned().collect::<Vec<_>>() {
-                self.look_at_claim(&name);
+                self.reconcile_claim(&name);
             }
             for name in self.volumes.keys().cloned().collect::<Vec<_>>() {
-                self.look_at_volume(&name);
+                self.reconcile_volume(&name);
             }
             if before == (self.claims_text(), self.volumes_text()) {
                 return;

@@ -9,7 +9,7 @@ use k8s_openapi::api::storage::v1::VolumeAttributesClass;
 use berth_core::names::ATTRIBUTES_CLASS_PROTECTION;
 use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Result, finalizers};
 
-use super::{WORKERS, Wanted, wanted, write};
+use super::{FinalizerChange, WORKERS, finalizer_change, write};
 
 pub(super) async fn run(cluster: Cluster) {
     let classes = cluster.cache::<VolumeAttributesClass>();
@@ -19,8 +19,8 @@ pub(super) async fn run(cluster: Cluster) {
     let names = |names: Vec<String>| names.into_iter().map(Key::cluster).collect();
     Loop::new(&cluster, &cluster.queue("attributes class protection", Backoff::default()))
         .also(&classes, |class| {
-            let asked = wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION);
-            (asked != Wanted::Nothing).then(|| Key::of(class.as_ref()))
+            let asked = finalizer_change(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION);
+            (asked != FinalizerChange::Nothing).then(|| Key::of(class.as_ref()))
         })
         .subscribe(&claims, move |before, _| {
             names(before.map(|claim| named_by_claim(claim)).unwrap_or_default())
@@ -33,12 +33,12 @@ pub(super) async fn run(cluster: Cluster) {
             let used = !by_claim.get(&key.name).is_empty() || !by_volume.get(&key.name).is_empty();
             async move {
                 let Some(class) = class else { return Ok::<_, Error>(Next::Done) };
-                match wanted(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) {
-                    Wanted::Add => {
+                match finalizer_change(class.as_ref(), ATTRIBUTES_CLASS_PROTECTION) {
+                    FinalizerChange::Add => {
                         write(&cluster, &class, |class| finalizers::add(class, ATTRIBUTES_CLASS_PROTECTION))
                             .await?;
                     }
-                    Wanted::RemoveIfUnused if !used && !is_named(&cluster, &key.name).await? => {
+                    FinalizerChange::RemoveIfUnused if !used && !is_named(&cluster, &key.name).await? => {
                         write(&cluster, &class, |class| {
                             finalizers::remove(class, ATTRIBUTES_CLASS_PROTECTION);
                         })

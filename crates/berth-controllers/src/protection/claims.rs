@@ -13,7 +13,7 @@ use parking_lot::Mutex;
 use berth_core::names::CLAIM_PROTECTION;
 use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Queue, Result, finalizers};
 
-use super::{WORKERS, Wanted, wanted, write};
+use super::{FinalizerChange, WORKERS, finalizer_change, write};
 use berth_kube::storage;
 
 /// The claims to look at, by namespace.
@@ -32,15 +32,15 @@ pub(super) async fn run(cluster: Cluster) {
     let (changed, used) = (protection.clone(), protection.clone());
     Loop::new(&cluster, &queue)
         .also(&claims, move |claim| {
-            let asked = wanted(claim.as_ref(), CLAIM_PROTECTION);
-            (asked != Wanted::Nothing).then(|| changed.note(Key::of(claim.as_ref())))
+            let asked = finalizer_change(claim.as_ref(), CLAIM_PROTECTION);
+            (asked != FinalizerChange::Nothing).then(|| changed.note(Key::of(claim.as_ref())))
         })
         .subscribe(&pods, move |before, after| {
             let pods = [before, after].into_iter().flatten();
             let claims = pods.flat_map(|pod| storage::claims_of_pod(pod)).map(|claim| claim.key);
             claims.filter(|claim| used.is_deleted(claim)).map(|claim| used.note(claim)).collect()
         })
-        .run(WORKERS, move |namespace| protection.clone().look_at_namespace(namespace))
+        .run(WORKERS, move |namespace| protection.clone().reconcile_namespace(namespace))
         .await;
 }
 
@@ -62,9 +62,9 @@ impl Protection {
         self.claims.get(claim).is_some_and(|claim| claim.metadata.deletion_timestamp.is_some())
     }
 
-    async fn look_at_namespace(self: Arc<Self>, namespace: String) -> Result<Next> {
+    async fn reconcile_namespace(self: Arc<Self>, namespace: String) -> Result<Next> {
         let names = self.due().remove(&namespace).unwrap_or_default();
-        let outcome = self.look_at(&namespace, &names).await;
+        let outcome = self.reconcile_claims(&namespace, &names).await;
         if outcome.is_err() {
             // What succeeded is left alone the next time.
             self.due().entry(namespace).or_default().extend(names);
@@ -72,14 +72,14 @@ impl Protection {
         outcome
     }
 
-    async fn look_at(&self, namespace: &str, names: &HashSet<String>) -> Result<Next> {
+    async fn reconcile_claims(&self, namespace: &str, names: &HashSet<String>) -> Result<Next> {
         let mut work = Vec::new();
         let mut unused = Vec::new();
         for name in names {
             let Some(claim) = self.claims.get(&Key::new(namespace, name.clone())) else { continue };
-            match wanted(claim.as_ref(), CLAIM_PROTECTION) {
-                Wanted::Add => work.push((claim, true)),
-                Wanted::RemoveIfUnused if !self.is_used(&claim) => unused.push(claim),
+            match finalizer_change(claim.as_ref(), CLAIM_PROTECTION) {
+                FinalizerChange::Add => work.push((claim, true)),
+                FinalizerChange::RemoveIfUnused if !self.is_used(&claim) => unused.push(claim),
                 _ => {}
             }
         }

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use serde_json::{Value, json};
 
 use super::claims::is_user;
-use super::{Wanted, attribute_classes, volumes, wanted};
+use super::{FinalizerChange, attribute_classes, finalizer_change, volumes};
 
 fn claim(deleted: bool, finalizer: bool, owner: &str) -> PersistentVolumeClaim {
     let mut object = json!({ "metadata": { "namespace": "ns", "name": "pod-vol" } });
@@ -40,12 +40,12 @@ fn pod(node: &str, volume: &Value, change: &Value) -> Pod {
 fn a_finalizer_comes_with_the_object_and_goes_with_its_deletion() {
     let finalizer = "kubernetes.io/pvc-protection";
     for (case, deleted, has, expected) in [
-        ("PVC without finalizer -> finalizer is added", false, false, Wanted::Add),
-        ("PVC with finalizer -> no action", false, true, Wanted::Nothing),
-        ("deleted PVC with finalizer -> finalizer is removed", true, true, Wanted::RemoveIfUnused),
-        ("deleted PVC without finalizer -> no action", true, false, Wanted::Nothing),
+        ("PVC without finalizer -> finalizer is added", false, false, FinalizerChange::Add),
+        ("PVC with finalizer -> no action", false, true, FinalizerChange::Nothing),
+        ("deleted PVC with finalizer -> finalizer is removed", true, true, FinalizerChange::RemoveIfUnused),
+        ("deleted PVC without finalizer -> no action", true, false, FinalizerChange::Nothing),
     ] {
-        assert_eq!(wanted(&claim(deleted, has, ""), finalizer), expected, "{case}");
+        assert_eq!(finalizer_change(&claim(deleted, has, ""), finalizer), expected, "{case}");
     }
 }
 
@@ -77,17 +77,29 @@ fn a_volume_is_protected_while_it_is_bound() {
     let finalizers = || json!(["kubernetes.io/pv-protection"]);
     let deleted = || json!("2026-01-01T00:00:00Z");
     for (case, finalizers, deleted, phase, expected) in [
-        ("PV without finalizer -> finalizer is added", json!([]), Value::Null, "Available", Wanted::Add),
-        ("PVC with finalizer -> no action", finalizers(), Value::Null, "Bound", Wanted::Nothing),
+        (
+            "PV without finalizer -> finalizer is added",
+            json!([]),
+            Value::Null,
+            "Available",
+            FinalizerChange::Add,
+        ),
+        ("PVC with finalizer -> no action", finalizers(), Value::Null, "Bound", FinalizerChange::Nothing),
         (
             "deleted PV with finalizer -> finalizer is removed",
             finalizers(),
             deleted(),
             "Released",
-            Wanted::RemoveIfUnused,
+            FinalizerChange::RemoveIfUnused,
         ),
-        ("deleted PV with finalizer but it's referenced", finalizers(), deleted(), "Bound", Wanted::Nothing),
-        ("deleted PV without finalizer", json!([]), deleted(), "Available", Wanted::Nothing),
+        (
+            "deleted PV with finalizer but it's referenced",
+            finalizers(),
+            deleted(),
+            "Bound",
+            FinalizerChange::Nothing,
+        ),
+        ("deleted PV without finalizer", json!([]), deleted(), "Available", FinalizerChange::Nothing),
     ] {
         let volume: PersistentVolume = serde_json::from_value(json!({
             "metadata": { "name": "v", "finalizers": finalizers, "deletionTimestamp": deleted },

@@ -38,7 +38,7 @@ pub(super) enum Setback {
     /// Another node, or the same one anew.
     #[error("running PreBind plugin \"VolumeBinding\": {0}")]
     Volumes(String),
-    /// A write failed.
+    /// The API server refused a write, or could not be reached.
     #[error(transparent)]
     Write(#[from] Error),
 }

@@ -24,7 +24,7 @@ impl Waiting {
         self.by_pod.insert(pod.clone(), plugins.clone());
     }
 
-    /// Forgets a pod.
+    /// Forgets the hints of a pod that is gone or scheduled.
     pub(super) fn remove(&mut self, pod: &Key) {
         for plugin in self.by_pod.remove(pod).into_iter().flatten() {
             if let Some(pods) = self.by_plugin.get_mut(&plugin) {

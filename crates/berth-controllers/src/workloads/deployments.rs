@@ -17,9 +17,10 @@ use kube::ResourceExt as _;
 
 use super::ownership::{chooses, claim, controller};
 use berth_core::names::DEPLOYMENT_REVISION;
+use berth_core::names::events;
 use berth_kube::selectors::is_empty;
 use berth_kube::storage;
-use plan::{Seen, Step, plan};
+use plan::{ObservedDeployment, Step, plan};
 use status::{is_written, status};
 use template::{is_current, new_set, refresh, revision, sizes};
 
@@ -110,16 +111,16 @@ impl Controller {
         let (Some(spec), Some(uid)) = (&deployment.spec, deployment.uid()) else { return Ok(Next::Done) };
         if is_empty(&spec.selector) {
             let message = "This deployment is selecting all pods. A non-empty selector is required.";
-            self.recorder.warning(deployment.as_ref(), "SelectingAll", message);
+            self.recorder.warning(deployment.as_ref(), events::SELECTING_ALL, message);
             return Ok(Next::Done);
         }
         let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
         let sets = claim(&self.cluster, deployment.as_ref(), &spec.selector, owned, orphans).await?;
         let (mut created, mut collisions) = (None, None);
         if deployment.metadata.deletion_timestamp.is_none() {
-            let seen = self.see(&deployment, self.revised(&deployment, sets).await?);
-            for step in plan(&seen) {
-                match self.apply(&seen, step).await? {
+            let observed = self.see(&deployment, self.revised(&deployment, sets).await?);
+            for step in plan(&observed) {
+                match self.apply(&observed, step).await? {
                     Applied::Created(name) => created = Some(name),
                     Applied::Collided(count) => collisions = Some(count),
                     Applied::Done => {}
@@ -127,8 +128,8 @@ impl Controller {
             }
         }
         // What was just written is in the cache.
-        let seen = self.see(&deployment, self.owned.get(&uid));
-        let (status, again) = status(&seen, created.as_deref(), collisions, Timestamp::now());
+        let observed = self.see(&deployment, self.owned.get(&uid));
+        let (status, again) = status(&observed, created.as_deref(), collisions, Timestamp::now());
         if !is_written(&deployment, &status) {
             let deployment = self.deployments.get(&key).unwrap_or(deployment.clone());
             self.cluster
@@ -138,11 +139,11 @@ impl Controller {
         Ok(again.map_or(Next::Done, |seconds| Next::After(Duration::from_secs(seconds.unsigned_abs()))))
     }
 
-    fn see<'a>(&self, deployment: &'a Deployment, sets: Vec<Arc<ReplicaSet>>) -> Seen<'a> {
-        let mut seen = Seen::new(deployment, sets);
-        let pods = seen.old.iter().filter_map(|set| set.uid()).flat_map(|uid| self.pods_of.get(&uid));
-        seen.old_pods = pods.into_iter().any(|pod| !storage::is_over(&pod));
-        seen
+    fn see<'a>(&self, deployment: &'a Deployment, sets: Vec<Arc<ReplicaSet>>) -> ObservedDeployment<'a> {
+        let mut observed = ObservedDeployment::new(deployment, sets);
+        let pods = observed.old.iter().filter_map(|set| set.uid()).flat_map(|uid| self.pods_of.get(&uid));
+        observed.old_pods = pods.into_iter().any(|pod| !storage::is_over(&pod));
+        observed
     }
 
     /// Gives the current set the highest revision, and the Deployment the same.
@@ -151,16 +152,16 @@ impl Controller {
         deployment: &Arc<Deployment>,
         sets: Vec<Arc<ReplicaSet>>,
     ) -> Result<Vec<Arc<ReplicaSet>>> {
-        let mut seen = Seen::new(deployment, sets);
-        let Some(new) = seen.new.take() else { return Ok(seen.old) };
-        let next = highest(&seen.old) + 1;
+        let mut observed = ObservedDeployment::new(deployment, sets);
+        let Some(new) = observed.new.take() else { return Ok(observed.old) };
+        let next = highest(&observed.old) + 1;
         let new = self.cluster.update(new.as_ref(), |set| refresh(deployment, set, next)).await?;
-        self.tell_revision(deployment, revision(&new.metadata)).await?;
-        seen.old.push(new);
-        Ok(seen.old)
+        self.annotate_revision(deployment, revision(&new.metadata)).await?;
+        observed.old.push(new);
+        Ok(observed.old)
     }
 
-    async fn tell_revision(&self, deployment: &Deployment, revision: i64) -> Result<()> {
+    async fn annotate_revision(&self, deployment: &Deployment, revision: i64) -> Result<()> {
         if template::revision(&deployment.metadata) != revision {
             self.cluster
                 .update(deployment, |deployment| {
@@ -171,11 +172,11 @@ impl Controller {
         Ok(())
     }
 
-    async fn apply(&self, seen: &Seen<'_>, step: Step) -> Result<Applied> {
-        let deployment = seen.deployment;
-        let find = |name: &str| seen.all().find(|set| set.name_any() == name).cloned();
+    async fn apply(&self, observed: &ObservedDeployment<'_>, step: Step) -> Result<Applied> {
+        let deployment = observed.deployment;
+        let find = |name: &str| observed.all().find(|set| set.name_any() == name).cloned();
         match step {
-            Step::Create { replicas } => return self.create(seen, replicas).await,
+            Step::Create { replicas } => return self.create(observed, replicas).await,
             Step::Scale { set, from, to } => {
                 let Some(set) = find(&set) else { return Ok(Applied::Done) };
                 self.cluster
@@ -185,7 +186,7 @@ impl Controller {
                     })
                     .await?;
                 if from != to {
-                    self.tell_scaled(deployment, &set.name_any(), from, to);
+                    self.record_scaling(deployment, &set.name_any(), from, to);
                 }
             }
             Step::Delete { set } => {
@@ -197,9 +198,9 @@ impl Controller {
         Ok(Applied::Done)
     }
 
-    async fn create(&self, seen: &Seen<'_>, replicas: i32) -> Result<Applied> {
-        let deployment = seen.deployment;
-        let next = highest(&seen.old) + 1;
+    async fn create(&self, observed: &ObservedDeployment<'_>, replicas: i32) -> Result<Applied> {
+        let deployment = observed.deployment;
+        let next = highest(&observed.old) + 1;
         let set = new_set(deployment, replicas, next);
         let name = set.name_any();
         match self.cluster.create(&set).await {
@@ -219,21 +220,21 @@ impl Controller {
             }
             Err(error) => {
                 let message = format!("Failed to create new replica set {name:?}: {}", error.chain());
-                self.recorder.warning(deployment, "ReplicaSetCreateError", message);
+                self.recorder.warning(deployment, events::REPLICA_SET_CREATE_ERROR, message);
                 return Err(error);
             }
         }
         if replicas > 0 {
-            self.tell_scaled(deployment, &name, 0, replicas);
+            self.record_scaling(deployment, &name, 0, replicas);
         }
-        self.tell_revision(deployment, next).await?;
+        self.annotate_revision(deployment, next).await?;
         Ok(Applied::Created(name))
     }
 
-    fn tell_scaled(&self, deployment: &Deployment, set: &str, from: i32, to: i32) {
+    fn record_scaling(&self, deployment: &Deployment, set: &str, from: i32, to: i32) {
         let way = if to > from { "up" } else { "down" };
         let message = format!("Scaled {way} replica set {set} from {from} to {to}");
-        self.recorder.normal(deployment, "ScalingReplicaSet", message);
+        self.recorder.normal(deployment, events::SCALING_REPLICA_SET, message);
     }
 }
 

@@ -4,6 +4,7 @@ mod plan;
 #[cfg(test)]
 mod tests;
 
+use berth_core::names::events;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -163,12 +164,12 @@ impl Controller {
                 match made {
                     Ok(pod) => {
                         let message = format!("Created pod: {}", pod.name_any());
-                        self.recorder.normal(set, "SuccessfulCreate", message);
+                        self.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
                     }
                     Err(error) => {
                         let why = error.chain();
-                        self.recorder.warning(set, "FailedCreate", format!("Error creating: {why}"));
-                        failure = Some(("FailedCreate".to_owned(), why));
+                        self.recorder.warning(set, events::FAILED_CREATE, format!("Error creating: {why}"));
+                        failure = Some((events::FAILED_CREATE.to_owned(), why));
                     }
                 }
             }
@@ -188,12 +189,14 @@ impl Controller {
         for (pod, outcome) in pods.iter().zip(outcomes) {
             let name = pod.name_any();
             match outcome {
-                Ok(()) => self.recorder.normal(set, "SuccessfulDelete", format!("Deleted pod: {name}")),
+                Ok(()) => {
+                    self.recorder.normal(set, events::SUCCESSFUL_DELETE, format!("Deleted pod: {name}"));
+                }
                 Err(error) => {
                     self.deleted().remove(&pod.uid().unwrap_or_default());
                     let why = error.chain();
-                    self.recorder.warning(set, "FailedDelete", format!("Error deleting: {why}"));
-                    failure = Some(("FailedDelete".to_owned(), why));
+                    self.recorder.warning(set, events::FAILED_DELETE, format!("Error deleting: {why}"));
+                    failure = Some((events::FAILED_DELETE.to_owned(), why));
                 }
             }
         }

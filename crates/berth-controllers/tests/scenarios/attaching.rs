@@ -11,8 +11,8 @@ use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
+use crate::cluster::{Loops, TestCluster, delete, patch, patch_status, until, until_any, until_gone};
 use crate::fakes::{self, DRIVER, pod};
-use crate::place::{Loops, Place, delete, patch, patch_status, until, until_any, until_gone};
 use crate::placement::create_node;
 
 fn attached(node: &Node) -> Vec<String> {
@@ -21,7 +21,7 @@ fn attached(node: &Node) -> Vec<String> {
 }
 
 /// A volume and a claim that are bound to each other; the handle is given.
-async fn bound(place: &Place, name: &str, handle: &str) -> String {
+async fn bound(place: &TestCluster, name: &str, handle: &str) -> String {
     let volume = place.name(name);
     let claim = json!({
         "metadata": { "name": name },
@@ -46,14 +46,14 @@ async fn bound(place: &Place, name: &str, handle: &str) -> String {
     volume
 }
 
-async fn run_on(place: &Place, name: &str, claims: &[&str], node: &str) {
+async fn run_on(place: &TestCluster, name: &str, claims: &[&str], node: &str) {
     let mut pod = pod(name, claims);
     pod["spec"]["nodeName"] = json!(node);
     place.create_here::<Pod>(pod).await;
 }
 
 /// Deletes a volume whatever protects it.
-async fn drop_volume(place: &Place, name: &str) {
+async fn drop_volume(place: &TestCluster, name: &str) {
     let volumes = place.all::<PersistentVolume>();
     patch(&volumes, name, json!({ "metadata": { "finalizers": null } })).await;
     delete(&volumes, name).await;
@@ -61,7 +61,7 @@ async fn drop_volume(place: &Place, name: &str) {
 }
 
 /// What the attacher of a driver does that attaches nothing: it calls it attached, and keeps nothing.
-async fn call_attached(place: &Place, node: &str) -> VolumeAttachment {
+async fn call_attached(place: &TestCluster, node: &str) -> VolumeAttachment {
     let attachments = place.all::<VolumeAttachment>();
     let open = |attachment: &VolumeAttachment| {
         attachment.spec.node_name == node && attachment.status.as_ref().is_none_or(|status| !status.attached)
@@ -72,7 +72,7 @@ async fn call_attached(place: &Place, node: &str) -> VolumeAttachment {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attachment_goes_though_its_volume_went_first() {
-    let place = Place::new("volume-first").await;
+    let place = TestCluster::new("volume-first").await;
     let (node, attachments) = (place.name("a"), place.all::<VolumeAttachment>());
     let nodes = place.all::<Node>();
     create_node(&place, &node).await;
@@ -99,7 +99,7 @@ async fn an_attachment_goes_though_its_volume_went_first() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_handle() {
-    let place = Place::new("volume-anew").await;
+    let place = TestCluster::new("volume-anew").await;
     let (node, attachments) = (place.name("a"), place.all::<VolumeAttachment>());
     create_node(&place, &node).await;
     let loops = Loops::new(&place.client).with(berth_controllers::attach_detach::run);
@@ -163,7 +163,7 @@ fn listening(client: &Client, node: &str) -> (Client, Lists) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_is_told_of_each_attached_volume_once() {
     const COUNT: usize = 100;
-    let place = Place::new("told-once").await;
+    let place = TestCluster::new("told-once").await;
     let node = place.name("a");
     create_node(&place, &node).await;
     let names: Vec<String> = (0..COUNT).map(|at| format!("v{at}")).collect();

@@ -13,7 +13,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tower::Service;
 
-use crate::place::{Loops, Place, delete, patch, patch_status, until, until_gone};
+use crate::cluster::{Loops, TestCluster, delete, patch, patch_status, until, until_gone};
 use crate::volumes::{claim, pod, volume, volume_phase};
 
 /// A client to whom a kind's list is empty and its watch silent; single objects and lists of a namespace are as they are.
@@ -50,7 +50,7 @@ impl Service<Request<Body>> for Blind {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_released_only_if_the_server_too_knows_no_claim() {
-    let place = Place::new("unseen-claim").await;
+    let place = TestCluster::new("unseen-claim").await;
     let volumes = place.all::<PersistentVolume>();
     let (kept, released) = (place.name("kept"), place.name("released"));
     let mut wanted = claim("data", Some(""), "1Gi");
@@ -73,7 +73,7 @@ async fn a_volume_is_released_only_if_the_server_too_knows_no_claim() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_let_go_only_if_the_server_too_knows_no_pod_that_uses_it() {
-    let place = Place::new("unseen-pod").await;
+    let place = TestCluster::new("unseen-pod").await;
     let claims = place.here::<PersistentVolumeClaim>();
     for name in ["used", "unused"] {
         place.create_here::<PersistentVolumeClaim>(claim(name, Some(""), "1Gi")).await;
@@ -93,7 +93,7 @@ async fn a_claim_is_let_go_only_if_the_server_too_knows_no_pod_that_uses_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_told_of_a_recycler_pod_is_told_of_its_volume() {
-    let place = Place::new("recycler-news").await;
+    let place = TestCluster::new("recycler-news").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let name = place.name("v");

@@ -17,7 +17,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use crate::place::{Loops, Place, delete, patch_status, until, until_gone};
+use crate::cluster::{Loops, TestCluster, delete, patch_status, until, until_gone};
 use crate::volumes::{claim, claim_phase, class, provisioned, volume, volume_phase};
 
 /// Whether the last write before death reaches the server.
@@ -73,10 +73,10 @@ impl Service<Request<Body>> for Mortal {
 }
 
 /// Runs a story for every number of writes after which the loops die, until they outlive it; the story must end well.
-async fn for_every_death<S: Future<Output = ()>>(name: &str, story: impl Fn(Arc<Place>) -> S) {
+async fn for_every_death<S: Future<Output = ()>>(name: &str, story: impl Fn(Arc<TestCluster>) -> S) {
     for last in [Last::NotSent, Last::AnswerLost] {
         for lives in 0.. {
-            let place = Arc::new(Place::new(&format!("{name}-{lives}-{}", last as u8)).await);
+            let place = Arc::new(TestCluster::new(&format!("{name}-{lives}-{}", last as u8)).await);
             let dead = CancellationToken::new();
             let mortal = Mortal {
                 client: place.client.clone(),
@@ -171,7 +171,7 @@ async fn provisioning_and_releasing_survive_death_at_every_write() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_was_left_behind_by_another_binding_is_not_believed() {
-    let place = Place::new("forged").await;
+    let place = TestCluster::new("forged").await;
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let default: Api<Pod> = Api::namespaced(place.client.clone(), "default");
     let name = place.name("v");

@@ -7,10 +7,10 @@
 
 mod attaching;
 mod blind;
+mod cluster;
 mod counting;
 mod crash;
 mod fakes;
-mod place;
 mod placement;
 mod protection;
 mod reclaim;

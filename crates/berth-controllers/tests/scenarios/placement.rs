@@ -6,8 +6,8 @@ use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
+use crate::cluster::{Loops, TestCluster, delete, patch, until, until_any, until_gone};
 use crate::fakes::{self, DRIVER, node, pod};
-use crate::place::{Loops, Place, delete, patch, until, until_any, until_gone};
 
 fn claim(name: &str, class: &str) -> Value {
     json!({
@@ -25,7 +25,7 @@ fn class(name: &str) -> Value {
 
 /// The status of a new object is not taken from its creator, so it is written after; and a new node is tainted as not
 /// ready until a controller sees that it is.
-pub(crate) async fn create_node(place: &Place, name: &str) -> Node {
+pub(crate) async fn create_node(place: &TestCluster, name: &str) -> Node {
     let wanted = node(name);
     let created: Node = place.create(wanted.clone()).await;
     let mut full = serde_json::to_value(&created).unwrap();
@@ -35,7 +35,7 @@ pub(crate) async fn create_node(place: &Place, name: &str) -> Node {
     patch(&place.all::<Node>(), name, json!({ "spec": { "taints": null } })).await
 }
 
-fn everything(place: &Place) -> Loops {
+fn everything(place: &TestCluster) -> Loops {
     Loops::of_volumes(&place.client)
         .with(berth_controllers::scheduler::run)
         .with(berth_controllers::attach_detach::run)
@@ -62,7 +62,7 @@ fn reports(node: &Node, volume: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_waits_for_its_pod_is_provisioned_attached_and_let_go() {
-    let place = Place::new("placement-whole").await;
+    let place = TestCluster::new("placement-whole").await;
     let (here, made) = (place.name("a"), place.name("made"));
     create_node(&place, &here).await;
     place.create::<StorageClass>(class(&made)).await;
@@ -105,7 +105,7 @@ async fn a_claim_that_waits_for_its_pod_is_provisioned_attached_and_let_go() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_fits_nowhere_says_why_and_goes_when_something_helps() {
-    let place = Place::new("placement-unfit").await;
+    let place = TestCluster::new("placement-unfit").await;
     let loops = everything(&place);
     let pods = place.here::<Pod>();
 
@@ -131,7 +131,7 @@ async fn a_pod_that_fits_nowhere_says_why_and_goes_when_something_helps() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_behind_a_gate_waits_and_a_foreign_one_is_left_alone() {
-    let place = Place::new("placement-gates").await;
+    let place = TestCluster::new("placement-gates").await;
     let here = place.name("a");
     create_node(&place, &here).await;
     let loops = everything(&place);
@@ -156,7 +156,7 @@ async fn a_pod_behind_a_gate_waits_and_a_foreign_one_is_left_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_moves_only_when_its_node_lets_go_or_is_out_of_service() {
-    let place = Place::new("placement-moves").await;
+    let place = TestCluster::new("placement-moves").await;
     let (a, b) = (place.name("a"), place.name("b"));
     for node in [&a, &b] {
         create_node(&place, node).await;
@@ -205,7 +205,7 @@ async fn a_volume_moves_only_when_its_node_lets_go_or_is_out_of_service() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_pods_at_once_are_placed_quickly() {
     let count = if std::env::var_os("BERTH_LONG").is_some() { 1000 } else { 200 };
-    let place = Place::new("placement-many").await;
+    let place = TestCluster::new("placement-many").await;
     let here = place.name("a");
     for at in 0..count {
         place.create_here::<Pod>(pod(&format!("p{at}"), &[])).await;
@@ -226,7 +226,7 @@ async fn many_pods_at_once_are_placed_quickly() {
         }
     });
     let placed = receiver.wait_for(|placed| placed.len() == count);
-    tokio::time::timeout(crate::place::PATIENCE, placed).await.unwrap().unwrap();
+    tokio::time::timeout(crate::cluster::PATIENCE, placed).await.unwrap().unwrap();
     println!("{count} pods in {:?}", started.elapsed());
     shutdown.cancel();
     loops.stop().await;

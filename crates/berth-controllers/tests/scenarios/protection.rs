@@ -6,7 +6,7 @@ use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::place::{Loops, Place, delete, patch, until, until_gone};
+use crate::cluster::{Loops, TestCluster, delete, patch, until, until_gone};
 use crate::volumes::{claim, claim_phase, pod, volume};
 
 fn has(object: &impl kube::ResourceExt, finalizer: &str) -> bool {
@@ -15,7 +15,7 @@ fn has(object: &impl kube::ResourceExt, finalizer: &str) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_stays_while_a_pod_on_a_node_uses_it() {
-    let place = Place::new("in-use").await;
+    let place = TestCluster::new("in-use").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, pods) = (place.here::<PersistentVolumeClaim>(), place.here::<Pod>());
     place.create_here::<PersistentVolumeClaim>(claim("used", Some(""), "1Gi")).await;
@@ -36,7 +36,7 @@ async fn a_claim_stays_while_a_pod_on_a_node_uses_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attributes_class_stays_while_a_volume_names_it() {
-    let place = Place::new("attributes").await;
+    let place = TestCluster::new("attributes").await;
     let loops = Loops::of_volumes(&place.client);
     let classes = place.all::<VolumeAttributesClass>();
     let volumes = place.all::<PersistentVolume>();
@@ -63,7 +63,7 @@ async fn an_attributes_class_stays_while_a_volume_names_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_gets_its_ephemeral_claims_and_takes_nobody_elses() {
-    let place = Place::new("ephemeral").await;
+    let place = TestCluster::new("ephemeral").await;
     let loops = Loops::of_volumes(&place.client).with(berth_controllers::ephemeral::run);
     let (claims, pods) = (place.here::<PersistentVolumeClaim>(), place.here::<Pod>());
     let with_template = |name: &str| {
@@ -99,7 +99,7 @@ async fn a_pod_gets_its_ephemeral_claims_and_takes_nobody_elses() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_larger_claim_is_told_to_wait_for_its_resizer() {
     use k8s_openapi::api::storage::v1::StorageClass;
-    let place = Place::new("expanded").await;
+    let place = TestCluster::new("expanded").await;
     let loops = Loops::of_volumes(&place.client).with(berth_controllers::expand::run);
     let claims = place.here::<PersistentVolumeClaim>();
     let name = place.name("class");

@@ -4,7 +4,7 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::place::{Loops, Place, delete, patch_status, until, until_gone};
+use crate::cluster::{Loops, TestCluster, delete, patch_status, until, until_gone};
 use crate::volumes::{claim, claim_phase, pod, provisioned, volume, volume_phase};
 
 fn host_path(name: &str, path: &str, policy: &str) -> serde_json::Value {
@@ -16,7 +16,7 @@ fn host_path(name: &str, path: &str, policy: &str) -> serde_json::Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_path_below_tmp_is_deleted_with_its_volume() {
-    let place = Place::new("hostpath").await;
+    let place = TestCluster::new("hostpath").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let directory = tempfile::Builder::new().prefix("berth-hostpath").tempdir_in("/tmp").unwrap();
@@ -36,7 +36,7 @@ async fn a_host_path_below_tmp_is_deleted_with_its_volume() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_path_elsewhere_fails_and_says_why() {
-    let place = Place::new("hostpath-elsewhere").await;
+    let place = TestCluster::new("hostpath-elsewhere").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let name = place.name("v");
@@ -53,7 +53,7 @@ async fn a_host_path_elsewhere_fails_and_says_why() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_recycled_volume_is_emptied_by_a_pod_and_free_again() {
-    let place = Place::new("recycled").await;
+    let place = TestCluster::new("recycled").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let default: Api<Pod> = Api::namespaced(place.client.clone(), "default");
@@ -99,7 +99,7 @@ async fn a_recycled_volume_is_emptied_by_a_pod_and_free_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_made_for_a_claim_that_found_another_is_released_for_its_provisioner() {
-    let place = Place::new("race").await;
+    let place = TestCluster::new("race").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let name = place.name("v");

@@ -6,8 +6,8 @@ use kube::ResourceExt as _;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 
+use crate::cluster::{Loops, TestCluster, until, until_any, until_gone};
 use crate::fakes;
-use crate::place::{Loops, Place, until, until_any, until_gone};
 use crate::placement::create_node;
 
 fn replicas(deployment: &Deployment) -> (i32, i32, i32) {
@@ -32,7 +32,7 @@ fn rolled_out(deployment: &Deployment, wanted: i32) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deployment_is_rolled_out_scaled_and_updated() {
-    let place = Place::new("rollouts-whole").await;
+    let place = TestCluster::new("rollouts-whole").await;
     create_node(&place, &place.name("a")).await;
     let loops = Loops::new(&place.client)
         .with(berth_controllers::scheduler::run)
@@ -90,7 +90,7 @@ async fn a_deployment_is_rolled_out_scaled_and_updated() {
     let label = Patch::Merge(json!({ "metadata": { "labels": { "app": "debug" } } }));
     pods.patch(&name, &PatchParams::default(), &label).await.unwrap();
     until(&pods, &name, |pod| pod.owner_references().is_empty()).await;
-    crate::place::delete(&pods, &running[1].name_any()).await;
+    crate::cluster::delete(&pods, &running[1].name_any()).await;
     until(&deployments, "web", |deployment| rolled_out(deployment, 5)).await;
     until_gone(&pods, &running[1].name_any()).await;
     change(json!({ "spec": { "replicas": 0 } })).await;

@@ -5,15 +5,15 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
+use crate::cluster::{Loops, TestCluster, delete, patch, until, until_gone};
 use crate::fakes::{DRIVER, pod};
-use crate::place::{Loops, Place, delete, patch, until, until_gone};
 use crate::placement::create_node;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 const HANDED: &str = "volume.kubernetes.io/storage-provisioner";
 
 /// A claim that nobody makes a volume for.
-async fn unmade_claim(place: &Place, name: &str) {
+async fn unmade_claim(place: &TestCluster, name: &str) {
     let class = place.name(&format!("unmade-{name}"));
     place
         .create::<StorageClass>(json!({
@@ -45,7 +45,7 @@ fn refusal(pod: &Pod) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn room_given_back_by_a_pod_without_a_node_is_taken_by_the_next() {
-    let place = Place::new("room-back").await;
+    let place = TestCluster::new("room-back").await;
     let here = place.name("a");
     create_node(&place, &here).await;
     unmade_claim(&place, "data").await;
@@ -64,7 +64,7 @@ async fn room_given_back_by_a_pod_without_a_node_is_taken_by_the_next() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_reserved_node_goes_is_told_at_once() {
-    let place = Place::new("room-gone").await;
+    let place = TestCluster::new("room-gone").await;
     let here = place.name("a");
     create_node(&place, &here).await;
     unmade_claim(&place, "data").await;
@@ -86,7 +86,7 @@ async fn a_pod_whose_reserved_node_goes_is_told_at_once() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_node_is_taken_back_says_so_and_gets_it_again() {
-    let place = Place::new("room-taken-back").await;
+    let place = TestCluster::new("room-taken-back").await;
     let here = place.name("a");
     create_node(&place, &here).await;
     unmade_claim(&place, "data").await;

@@ -11,7 +11,7 @@ use kube::client::Body;
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
-use crate::place::{Loops, Place, delete, patch, until, until_gone};
+use crate::cluster::{Loops, TestCluster, delete, patch, until, until_gone};
 use crate::volumes::{claim, volume};
 
 /// A client whose caches stay empty of a kind: its first list is empty and its watch silent. Later lists are true.
@@ -39,7 +39,7 @@ fn late(client: &Client, resource: &'static str) -> Client {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attributes_class_goes_only_if_the_server_too_knows_nobody_who_names_it() {
     for resource in ["persistentvolumes", "persistentvolumeclaims"] {
-        let place = Place::new("unseen-class").await;
+        let place = TestCluster::new("unseen-class").await;
         let classes = place.all::<VolumeAttributesClass>();
         let (used, unused) = (place.name("used"), place.name("unused"));
         let class = |name: &str, finalizers: &[&str]| {

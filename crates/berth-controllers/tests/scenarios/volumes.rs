@@ -6,8 +6,8 @@ use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
+use crate::cluster::{Loops, TestCluster, delete, patch, until, until_all, until_gone};
 use crate::counting::{counting, writes};
-use crate::place::{Loops, Place, delete, patch, until, until_all, until_gone};
 
 pub(crate) fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
     json!({
@@ -60,7 +60,7 @@ pub(crate) fn volume_phase(volume: &PersistentVolume) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_handed_over_bound_protected_and_released() {
-    let place = Place::new("dynamic").await;
+    let place = TestCluster::new("dynamic").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let class_name = place.name("fast");
@@ -103,7 +103,7 @@ async fn a_claim_is_handed_over_bound_protected_and_released() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_waits_for_a_volume_that_fits_and_leaves_it_released() {
-    let place = Place::new("static").await;
+    let place = TestCluster::new("static").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let (none, small, large) = (place.name("none"), place.name("small"), place.name("large"));
@@ -134,7 +134,7 @@ async fn a_claim_waits_for_a_volume_that_fits_and_leaves_it_released() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_waits_for_its_first_consumer_and_says_for_whom() {
-    let place = Place::new("consumer").await;
+    let place = TestCluster::new("consumer").await;
     let loops = Loops::of_volumes(&place.client);
     let claims = place.here::<PersistentVolumeClaim>();
     let wait = place.name("wait");
@@ -159,7 +159,7 @@ async fn a_claim_waits_for_its_first_consumer_and_says_for_whom() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_without_a_class_gets_the_default_class_when_there_is_one() {
-    let place = Place::new("retroactive").await;
+    let place = TestCluster::new("retroactive").await;
     let loops = Loops::of_volumes(&place.client);
     let claims = place.here::<PersistentVolumeClaim>();
     place.create_here::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
@@ -182,7 +182,7 @@ async fn a_claim_without_a_class_gets_the_default_class_when_there_is_one() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
-    let place = Place::new("lost").await;
+    let place = TestCluster::new("lost").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let name = place.name("v");
@@ -208,7 +208,7 @@ async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_claims_that_name_one_volume_do_not_both_get_it() {
-    let place = Place::new("misbound").await;
+    let place = TestCluster::new("misbound").await;
     let loops = Loops::of_volumes(&place.client);
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let name = place.name("v");
@@ -236,7 +236,7 @@ async fn two_claims_that_name_one_volume_do_not_both_get_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_claims_at_once_get_a_volume_each() {
     let count: usize = std::env::var("BERTH_CLAIMS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
-    let place = Place::new("many").await;
+    let place = TestCluster::new("many").await;
     let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
     let none = place.name("none");
     place.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;

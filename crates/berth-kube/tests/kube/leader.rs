@@ -27,10 +27,10 @@ const NAME: &str = "external-attacher-leader-berth";
 
 /// What becomes of a candidate's requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
-    /// They are answered.
+enum Link {
+    /// Requests arrive and are answered.
     Open,
-    /// They never arrive.
+    /// Requests are lost on their way.
     Cut,
     /// They arrive, and the answers get lost.
     Mute,
@@ -65,17 +65,17 @@ impl Stage {
         Self { server, state: Arc::default(), leader: watch::Sender::new(None), _dir: Arc::new(dir) }
     }
 
-    /// A client whose requests go this way. No time passes while the server works, or the clock would run ahead of it.
-    fn client(&self, way: &watch::Receiver<Way>) -> kube::Client {
-        let (server, way) = (self.server.clone(), way.clone());
+    /// A client whose requests go this link. No time passes while the server works, or the clock would run ahead of it.
+    fn client(&self, link: &watch::Receiver<Link>) -> kube::Client {
+        let (server, link) = (self.server.clone(), link.clone());
         let service = tower::service_fn(move |request: Request<Body>| {
-            let (mut server, way) = (server.clone(), *way.borrow());
+            let (mut server, link) = (server.clone(), *link.borrow());
             async move {
-                if way == Way::Cut {
+                if link == Link::Cut {
                     std::future::pending::<()>().await;
                 }
                 let answer = tokio::spawn(async move {
-                    if way == Way::Late {
+                    if link == Link::Late {
                         sleep(Duration::from_secs(12)).await;
                     }
                     let (done, wait) = std::sync::mpsc::channel::<()>();
@@ -85,7 +85,7 @@ impl Stage {
                     still.await.unwrap();
                     answer
                 });
-                if way != Way::Open {
+                if link != Link::Open {
                     std::future::pending::<()>().await;
                 }
                 Ok::<_, Infallible>(answer.await.unwrap().unwrap())
@@ -95,7 +95,7 @@ impl Stage {
     }
 
     fn leases(&self) -> Api<Lease> {
-        Api::namespaced(self.client(&watch::Sender::new(Way::Open).subscribe()), "default")
+        Api::namespaced(self.client(&watch::Sender::new(Link::Open).subscribe()), "default")
     }
 
     async fn lease(&self) -> LeaseSpec {
@@ -122,14 +122,14 @@ impl Stage {
     }
 
     fn run(&self, options: Options, obeys: bool) -> Candidate {
-        let way = watch::Sender::new(Way::Open);
+        let link = watch::Sender::new(Link::Open);
         let labels = BTreeMap::from([("app".to_owned(), "berth".to_owned())]);
         let (name, namespace) = (options.identity.clone(), options.namespace.clone());
         let options = Options { labels, ..options };
-        let elector = Arc::new(Elector::new(self.client(&way.subscribe()), options).unwrap());
+        let elector = Arc::new(Elector::new(self.client(&link.subscribe()), options).unwrap());
         let stop = CancellationToken::new();
         let (stage, shutdown) = (self.clone(), stop.clone());
-        let leading = elector.standing();
+        let leading = elector.leadership();
         let task = tokio::spawn(async move {
             let lead = |term: CancellationToken| {
                 let (stage, name, namespace) = (stage.clone(), name.clone(), namespace.clone());
@@ -140,7 +140,7 @@ impl Stage {
             };
             elector.run(shutdown, lead).await;
         });
-        Candidate { way, stop, task, leading }
+        Candidate { link, stop, task, leading }
     }
 
     async fn wait_for(&self, wanted: impl Fn(&str) -> bool) -> String {
@@ -157,10 +157,10 @@ impl Stage {
 }
 
 struct Candidate {
-    way: watch::Sender<Way>,
+    link: watch::Sender<Link>,
     stop: CancellationToken,
     task: JoinHandle<()>,
-    leading: watch::Receiver<berth_kube::leader::Standing>,
+    leading: watch::Receiver<berth_kube::leader::Leadership>,
 }
 
 /// One at work: nobody else may be, and the Lease must say so in a later term than ever before.
@@ -248,7 +248,7 @@ async fn the_lease_is_renewed_while_work_under_way_is_finished() {
 
 #[tokio::test(start_paused = true)]
 async fn one_that_is_cut_off_stops_before_another_begins_and_stands_by_when_it_is_back() {
-    for way in [Way::Cut, Way::Mute, Way::Late] {
+    for link in [Link::Cut, Link::Mute, Link::Late] {
         for obeys in [true, false] {
             let stage = Stage::set().await;
             let first = stage.candidate_who("a", obeys);
@@ -256,20 +256,20 @@ async fn one_that_is_cut_off_stops_before_another_begins_and_stands_by_when_it_i
             let _others = ["b", "c"].map(|name| stage.candidate(name));
             sleep(Duration::from_secs(7)).await;
             let cut = Instant::now();
-            first.way.send_replace(way);
+            first.link.send_replace(link);
             let next = stage.wait_for(|name| name != "a").await;
             let took = cut.elapsed();
             // Late ones keep the lease alive from beyond the cut, once.
-            let longest = if way == Way::Cut { 31 } else { 60 };
+            let longest = if link == Link::Cut { 31 } else { 60 };
             assert!(
                 took > Duration::from_secs(5) && took < Duration::from_secs(longest),
-                "{way:?}: after {took:?}"
+                "{link:?}: after {took:?}"
             );
             assert!(!first.leading.borrow().leading);
             assert!(!first.task.is_finished(), "it gave up for good");
-            first.way.send_replace(Way::Open);
+            first.link.send_replace(Link::Open);
             sleep(Duration::from_secs(100)).await;
-            assert_eq!(stage.lease().await.holder_identity, Some(next), "{way:?}");
+            assert_eq!(stage.lease().await.holder_identity, Some(next), "{link:?}");
             stage.check();
         }
     }
@@ -281,12 +281,12 @@ async fn work_that_does_not_obey_is_cut_short_before_the_lease_expires() {
     let alone = stage.candidate_who("a", false);
     stage.wait_for(|name| name == "a").await;
     let cut = Instant::now();
-    alone.way.send_replace(Way::Cut);
+    alone.link.send_replace(Link::Cut);
     let mut leader = stage.leader.subscribe();
     leader.wait_for(Option::is_none).await.unwrap();
     let took = cut.elapsed();
     assert!(took >= Duration::from_secs(10) && took < Duration::from_secs(14), "after {took:?}");
-    alone.way.send_replace(Way::Open);
+    alone.link.send_replace(Link::Open);
     stage.wait_for(|name| name == "a").await;
     stage.check();
 }
@@ -362,13 +362,14 @@ async fn there_are_never_two_whatever_happens_to_their_ways() {
     for _ in 0..150 {
         dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let throw = dice >> 33;
-        let way = [Way::Open, Way::Cut, Way::Mute, Way::Late, Way::Open][usize::try_from(throw % 5).unwrap()];
-        candidates[usize::try_from(throw / 5 % 3).unwrap()].way.send_replace(way);
+        let link =
+            [Link::Open, Link::Cut, Link::Mute, Link::Late, Link::Open][usize::try_from(throw % 5).unwrap()];
+        candidates[usize::try_from(throw / 5 % 3).unwrap()].link.send_replace(link);
         sleep(Duration::from_millis(throw / 15 % 20_000)).await;
         stage.check();
     }
     for candidate in &candidates {
-        candidate.way.send_replace(Way::Open);
+        candidate.link.send_replace(Link::Open);
     }
     stage.wait_for(|_| true).await;
     let terms = stage.state.lock().terms.clone();

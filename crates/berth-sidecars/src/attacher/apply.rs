@@ -54,22 +54,22 @@ impl Attacher {
                 self.set_attached(&attachment, BTreeMap::new()).await?;
                 Ok(Next::Done)
             }
-            Plan::LetGo => self.let_go(&attachment).await,
+            Plan::Release => self.release(&attachment).await,
             Plan::Attach => {
                 self.forced.lock().remove(key);
                 let done = match volume {
                     Ok(volume) => self.attach(&attachment, &volume, &identity).await,
                     Err(failure) => Err(failure),
                 };
-                self.told(key, done, false).await
+                self.report_failure(key, done, false).await
             }
             Plan::Detach => {
                 let done = match volume {
                     Ok(volume) => self.detach(&attachment, &volume).await,
                     // Never valid, so never attached.
-                    Err(_) => self.let_go(&attachment).await,
+                    Err(_) => self.release(&attachment).await,
                 };
-                self.told(key, done, true).await
+                self.report_failure(key, done, true).await
             }
         }
     }
@@ -118,7 +118,7 @@ impl Attacher {
         let ((), kept) = tokio::try_join!(keep_volume, keep_attachment)?;
         let begun = Instant::now();
         let answer = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
-        tell("ControllerPublishVolume", "NODE_READY", attachment, begun, answer.as_ref().err());
+        trace_call("ControllerPublishVolume", "NODE_READY", attachment, begun, answer.as_ref().err());
         self.set_attached(&kept, answer?.publish_context).await?;
         Ok(Next::Done)
     }
@@ -145,14 +145,14 @@ impl Attacher {
             ControllerUnpublishVolumeRequest { volume_id: attached.handle, node_id: attached.node, secrets };
         let begun = Instant::now();
         let answer = self.driver.call(self.options.timeout, request).await.map_err(Failure::from);
-        tell("ControllerUnpublishVolume", "", attachment, begun, answer.as_ref().err());
+        trace_call("ControllerUnpublishVolume", "", attachment, begun, answer.as_ref().err());
         match answer {
             Err(failure) if failure.code() == Some(Code::NotFound) && self.is_gone(node, named).await? => {}
             result => {
                 result?;
             }
         }
-        self.let_go(attachment).await
+        self.release(attachment).await
     }
 
     /// Whether the node or the volume that the driver does not know is unknown to Kubernetes too.
@@ -169,7 +169,7 @@ impl Attacher {
     }
 
     /// Detached: first the finalizer, so that the attachment goes; if others keep it, it says what it is.
-    async fn let_go(&self, attachment: &VolumeAttachment) -> Result<Next, Failure> {
+    async fn release(&self, attachment: &VolumeAttachment) -> Result<Next, Failure> {
         let freed = self
             .cluster
             .update(attachment, |attachment| finalizers::remove(attachment, &self.finalizer))
@@ -212,7 +212,12 @@ impl Attacher {
     }
 
     /// Writes a failure where people look for it.
-    async fn told(&self, key: &Key, done: Result<Next, Failure>, detaching: bool) -> Result<Next, Failure> {
+    async fn report_failure(
+        &self,
+        key: &Key,
+        done: Result<Next, Failure>,
+        detaching: bool,
+    ) -> Result<Next, Failure> {
         let failure = match done {
             Err(failure) if !failure.is_conflict() => failure,
             done => return done,
@@ -230,7 +235,7 @@ impl Attacher {
         let status = attachment.status.clone().unwrap_or_default();
         let known = if detaching { status.detach_error.as_ref() } else { status.attach_error.as_ref() };
         if !same(known) {
-            let told = self.cluster.update_status(attachment.as_ref(), |attachment| {
+            let reported = self.cluster.update_status(attachment.as_ref(), |attachment| {
                 let status = attachment.status.get_or_insert_default();
                 if detaching {
                     status.detach_error = Some(error);
@@ -238,7 +243,7 @@ impl Attacher {
                     status.attach_error = Some(error);
                 }
             });
-            if let Err(error) = told.await {
+            if let Err(error) = reported.await {
                 tracing::debug!(error = error.chain(), "the failure could not be written to the attachment");
             }
         }
@@ -261,7 +266,13 @@ impl Attacher {
     }
 }
 
-fn tell(call: &str, state: &str, attachment: &VolumeAttachment, begun: Instant, failure: Option<&Failure>) {
+fn trace_call(
+    call: &str,
+    state: &str,
+    attachment: &VolumeAttachment,
+    begun: Instant,
+    failure: Option<&Failure>,
+) {
     let why = failure.map(Failure::sentence);
     Step {
         component: "attacher",

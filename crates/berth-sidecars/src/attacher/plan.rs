@@ -27,20 +27,20 @@ pub(super) enum Plan {
     Nothing,
     /// The driver attaches nothing: say that it is attached.
     Call,
-    /// Attach.
+    /// Attach it by ControllerPublishVolume.
     Attach,
-    /// Detach.
+    /// Detach it by ControllerUnpublishVolume.
     Detach,
     /// The driver attaches nothing (any more): let it go.
-    LetGo,
+    Release,
 }
 
 /// Where an attachment's volume is described.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Volume {
-    /// In a PersistentVolume.
+    /// In the PersistentVolume of this name.
     Named(String),
-    /// In the attachment.
+    /// In the attachment itself.
     Inline(Box<PersistentVolumeSpec>),
 }
 
@@ -58,7 +58,7 @@ pub(super) fn plan(attachment: &VolumeAttachment, attaches: bool, finalizer: &st
     let kept = finalizers::has(attachment, finalizer);
     match (attachment.metadata.deletion_timestamp.is_some(), attaches) {
         (true, true) if kept => Plan::Detach,
-        (true, false) if kept => Plan::LetGo,
+        (true, false) if kept => Plan::Release,
         (false, true) if !done || forced => Plan::Attach,
         (false, false) if !done => Plan::Call,
         _ => Plan::Nothing,

@@ -12,18 +12,18 @@ use super::{ControllerCapability, Driver, Identity};
 /// What a driver knows of a volume.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing bad.
+    /// The driver reports nothing wrong.
     Well,
-    /// What is wrong.
+    /// The driver reports this as wrong.
     Ill(String),
 }
 
-/// The calls by which a driver tells.
+/// The calls by which a driver reports the health of volumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HealthCalls {
     /// ControllerListVolumeHealth, which may leave out what is well.
     List,
-    /// ControllerGetVolumeHealth.
+    /// ControllerGetVolumeHealth, one call per volume.
     Get,
     /// ListVolumes, before CSI 1.13.
     ListConditions,

@@ -1,5 +1,6 @@
 //! Nodes that fail: whose claims their pods use is told on the claims, and again when they recover.
 
+use berth_core::names::events;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,17 +17,17 @@ use crate::failure::Failure;
 
 /// Whether a node works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum NodeState {
     Ready,
     /// Since when, if it says so.
     NotReady(Option<Timestamp>),
-    /// It says nothing.
+    /// It has no Ready condition.
     Unknown,
-    /// It was deleted.
+    /// Its Node object was deleted.
     Gone,
 }
 
-impl Standing {
+impl NodeState {
     fn of(node: Option<&Node>) -> Self {
         let Some(node) = node else { return Self::Gone };
         let conditions = node.status.as_ref().and_then(|status| status.conditions.as_ref());
@@ -44,22 +45,22 @@ impl Standing {
 enum Plan {
     Nothing,
     Wait(Duration),
-    TellFailed,
-    TellRecovered,
+    RecordFailed,
+    RecordRecovered,
 }
 
-fn plan(standing: Standing, told: bool, now: Timestamp, patience: Duration) -> Plan {
-    match (standing, told) {
-        (Standing::Ready, true) => Plan::TellRecovered,
-        (Standing::Gone, false) => Plan::TellFailed,
-        (Standing::NotReady(since), false) => {
+fn plan(state: NodeState, reported: bool, now: Timestamp, patience: Duration) -> Plan {
+    match (state, reported) {
+        (NodeState::Ready, true) => Plan::RecordRecovered,
+        (NodeState::Gone, false) => Plan::RecordFailed,
+        (NodeState::NotReady(since), false) => {
             let been = since.map_or(patience, |since| now.duration_since(since).unsigned_abs());
             match patience.checked_sub(been) {
                 Some(left) if !left.is_zero() => Plan::Wait(left),
-                _ => Plan::TellFailed,
+                _ => Plan::RecordFailed,
             }
         }
-        (Standing::Ready | Standing::Unknown, false) | (_, true) => Plan::Nothing,
+        (NodeState::Ready | NodeState::Unknown, false) | (_, true) => Plan::Nothing,
     }
 }
 
@@ -68,7 +69,7 @@ pub(super) async fn run(monitor: Arc<Monitor>) {
     let nodes = monitor.cluster.cache::<Node>();
     let queue = monitor.cluster.queue("nodes", Backoff::default());
     let changed = Loop::new(&monitor.cluster, &queue).subscribe(&nodes, |before, after| {
-        let of = |node: Option<&Arc<Node>>| Standing::of(node.map(AsRef::as_ref));
+        let of = |node: Option<&Arc<Node>>| NodeState::of(node.map(AsRef::as_ref));
         let changed = after.or(before).filter(|_| of(before) != of(after));
         changed.map(|node| node.name_any()).into_iter().collect()
     });
@@ -77,21 +78,21 @@ pub(super) async fn run(monitor: Arc<Monitor>) {
         let (monitor, nodes, failed) = (monitor.clone(), nodes.clone(), failed.clone());
         async move {
             let failed = || failed.lock();
-            let standing = Standing::of(nodes.named(&name).as_deref());
-            let told = failed().contains(&name);
-            match plan(standing, told, Timestamp::now(), monitor.options.node_patience) {
+            let state = NodeState::of(nodes.named(&name).as_deref());
+            let reported = failed().contains(&name);
+            match plan(state, reported, Timestamp::now(), monitor.options.node_patience) {
                 Plan::Nothing => {}
                 Plan::Wait(left) => return Ok(Next::After(left)),
-                Plan::TellFailed => {
-                    monitor.tell_failed(&name).await?;
+                Plan::RecordFailed => {
+                    monitor.record_failed(&name).await?;
                     failed().insert(name.clone());
                 }
-                Plan::TellRecovered => {
-                    monitor.tell_recovered(&name).await?;
+                Plan::RecordRecovered => {
+                    monitor.record_recovered(&name).await?;
                     failed().remove(&name);
                 }
             }
-            if standing == Standing::Gone {
+            if state == NodeState::Gone {
                 failed().remove(&name);
             }
             Ok::<_, Failure>(Next::Done)
@@ -101,7 +102,7 @@ pub(super) async fn run(monitor: Arc<Monitor>) {
 }
 
 impl Monitor {
-    async fn tell_failed(&self, node: &str) -> Result<(), Failure> {
+    async fn record_failed(&self, node: &str) -> Result<(), Failure> {
         for (key, pods) in self.used_on(node).await? {
             let Some(claim) = self.claims.get(&key) else { continue };
             let text = format!(
@@ -110,16 +111,20 @@ impl Monitor {
                 key.name,
                 key.namespace
             );
-            self.recorder.warning(claim.as_ref(), "NodeFailed", text);
+            self.recorder.warning(claim.as_ref(), events::NODE_FAILED, text);
         }
         Ok(())
     }
 
-    async fn tell_recovered(&self, node: &str) -> Result<(), Failure> {
+    async fn record_recovered(&self, node: &str) -> Result<(), Failure> {
         for key in self.used_on(node).await?.keys() {
             if let Some(claim) = self.claims.get(key) {
                 // A warning, as upstream has it: who filters for those sees both ends.
-                self.recorder.warning(claim.as_ref(), "NodeRecovered", format!("Node: {node} recovered"));
+                self.recorder.warning(
+                    claim.as_ref(),
+                    events::NODE_RECOVERED,
+                    format!("Node: {node} recovered"),
+                );
             }
         }
         Ok(())
@@ -157,19 +162,19 @@ mod tests {
     #[test]
     fn a_node_has_failed_after_five_minutes_and_recovers_once() {
         let now = Timestamp::from_second(1_000_000).unwrap();
-        let not_ready = |minutes: u32| Standing::NotReady(Some(now - minutes * MINUTE));
-        for (standing, told, expected) in [
-            (Standing::Ready, false, Plan::Nothing),
+        let not_ready = |minutes: u32| NodeState::NotReady(Some(now - minutes * MINUTE));
+        for (state, reported, expected) in [
+            (NodeState::Ready, false, Plan::Nothing),
             (not_ready(1), false, Plan::Wait(4 * MINUTE)),
-            (not_ready(5), false, Plan::TellFailed),
+            (not_ready(5), false, Plan::RecordFailed),
             (not_ready(60), true, Plan::Nothing),
-            (Standing::Ready, true, Plan::TellRecovered),
-            (Standing::NotReady(None), false, Plan::TellFailed),
-            (Standing::Unknown, false, Plan::Nothing),
-            (Standing::Gone, false, Plan::TellFailed),
-            (Standing::Gone, true, Plan::Nothing),
+            (NodeState::Ready, true, Plan::RecordRecovered),
+            (NodeState::NotReady(None), false, Plan::RecordFailed),
+            (NodeState::Unknown, false, Plan::Nothing),
+            (NodeState::Gone, false, Plan::RecordFailed),
+            (NodeState::Gone, true, Plan::Nothing),
         ] {
-            assert_eq!(plan(standing, told, now, 5 * MINUTE), expected, "{standing:?} {told}");
+            assert_eq!(plan(state, reported, now, 5 * MINUTE), expected, "{state:?} {reported}");
         }
     }
 
@@ -179,10 +184,10 @@ mod tests {
             serde_json::from_value(json!({ "metadata": {}, "status": { "conditions": conditions } })).unwrap()
         };
         let ready = |status: &str| json!([{ "type": "Ready", "status": status }]);
-        assert_eq!(Standing::of(Some(&node(ready("True")))), Standing::Ready);
-        assert_eq!(Standing::of(Some(&node(ready("False")))), Standing::NotReady(None));
-        assert_eq!(Standing::of(Some(&node(ready("Unknown")))), Standing::NotReady(None));
-        assert_eq!(Standing::of(Some(&node(json!([])))), Standing::Unknown);
-        assert_eq!(Standing::of(None), Standing::Gone);
+        assert_eq!(NodeState::of(Some(&node(ready("True")))), NodeState::Ready);
+        assert_eq!(NodeState::of(Some(&node(ready("False")))), NodeState::NotReady(None));
+        assert_eq!(NodeState::of(Some(&node(ready("Unknown")))), NodeState::NotReady(None));
+        assert_eq!(NodeState::of(Some(&node(json!([])))), NodeState::Unknown);
+        assert_eq!(NodeState::of(None), NodeState::Gone);
     }
 }

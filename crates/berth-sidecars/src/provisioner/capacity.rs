@@ -26,10 +26,10 @@ use kube::{Api, ResourceExt as _};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
-use self::goal::{Goal, Place, Question};
+use self::goal::{CapacityKey, Goal, Question};
 use self::objects::Objects;
 use self::plan::{Frame, Write};
-use super::per_node::Here;
+use super::per_node::OwnNode;
 use super::topology::Segment;
 use crate::driver::{Driver, Identity};
 use crate::failure::{Failure, settled};
@@ -75,11 +75,11 @@ impl Capacity {
     }
 }
 
-/// Where places are learned from.
-enum Places {
+/// Where the segments come from that capacity is published for.
+enum TopologySource {
     /// The driver has no topology, or this is one node's: always the same.
     Fixed(Segment),
-    /// The nodes.
+    /// The labels of all nodes on which the driver is.
     Watched(Cache<CSINode>, Cache<Node>),
 }
 
@@ -112,7 +112,7 @@ pub(super) struct Publisher {
     timeout: Duration,
     classes: Cache<StorageClass>,
     drivers: Option<Cache<CSIDriver>>,
-    places: Places,
+    topology: TopologySource,
     frame: OnceLock<Frame>,
     objects: Objects,
     /// `None` until it is known: before that, nothing is too much.
@@ -135,17 +135,17 @@ impl Publisher {
         identity: &Identity,
         options: &super::Options,
         capacity: &Capacity,
-        here: Option<&Here>,
+        own_node: Option<&OwnNode>,
     ) -> Arc<Self> {
-        let places = match here {
-            Some(here) => Places::Fixed(here.segment()),
-            None if identity.has_topology() => Places::Watched(cluster.cache(), cluster.cache()),
-            None => Places::Fixed(Segment::new()),
+        let topology = match own_node {
+            Some(own_node) => TopologySource::Fixed(own_node.segment()),
+            None if identity.has_topology() => TopologySource::Watched(cluster.cache(), cluster.cache()),
+            None => TopologySource::Fixed(Segment::new()),
         };
         // A question that fails is asked at least as often as one that does not.
         let retry = Backoff { longest: options.retry.longest.min(capacity.poll), ..options.retry };
         Arc::new(Self {
-            manager: super::per_node::manager(here.map(Here::name)),
+            manager: super::per_node::manager(own_node.map(OwnNode::name)),
             drivers: capacity.only_if_announced.then(|| cluster.cache()),
             classes: cluster.cache(),
             cluster: cluster.named("external-provisioner"),
@@ -153,7 +153,7 @@ impl Publisher {
             name: identity.name.clone(),
             options: capacity.clone(),
             timeout: options.timeout,
-            places,
+            topology,
             frame: OnceLock::new(),
             objects: Objects::new(),
             goal: Mutex::default(),
@@ -179,7 +179,7 @@ impl Publisher {
                 () = self.objects.synced() => {}
             }
             self.subscribe();
-            let work = |item| self.clone().look_at(item);
+            let work = |item| self.clone().reconcile(item);
             self.queue.run(self.options.workers, shutdown.clone(), work).await;
         };
         tokio::select! {
@@ -194,13 +194,13 @@ impl Publisher {
         if let Some(drivers) = &self.drivers {
             drivers.synced().await;
         }
-        if let Places::Watched(csi_nodes, nodes) = &self.places {
+        if let TopologySource::Watched(csi_nodes, nodes) = &self.topology {
             csi_nodes.synced().await;
             nodes.synced().await;
         }
         let mut owner = None;
         while let Some(wanted) = self.options.owner.as_ref().filter(|_| owner.is_none()) {
-            match owner::look_up(self.cluster.client(), &self.options.namespace, wanted).await {
+            match owner::find(self.cluster.client(), &self.options.namespace, wanted).await {
                 Ok(found) => owner = Some(found),
                 Err(error) => {
                     tracing::warn!(
@@ -227,7 +227,7 @@ impl Publisher {
             let queue = self.queue.clone();
             drivers.subscribe(move |_, _| queue.add(Item::Goal));
         }
-        if let Places::Watched(csi_nodes, nodes) = &self.places {
+        if let TopologySource::Watched(csi_nodes, nodes) = &self.topology {
             let queue = self.queue.clone();
             csi_nodes.subscribe(move |before, after| {
                 if before.map(|node| &node.spec) != after.map(|node| &node.spec) {
@@ -248,7 +248,8 @@ impl Publisher {
     fn changed(&self, object: &CSIStorageCapacity) {
         let goal = self.goal();
         let Some(goal) = goal.as_ref() else { return };
-        let there = Place::of(object).map(|place| (self.objects.at(&place), goal.question(&place)));
+        let there = CapacityKey::of(object)
+            .map(|capacity_key| (self.objects.at(&capacity_key), goal.question(&capacity_key)));
         match there {
             Some((there, Some(question))) if there.is_empty() => self.queue.add(Item::Question(question)),
             Some((there, Some(_))) if there.len() == 1 => {}
@@ -260,13 +261,13 @@ impl Publisher {
 /// Reasons to ask again.
 impl Publisher {
     /// A volume was made or deleted at these places.
-    pub(super) fn refresh_places(&self, affinity: &VolumeNodeAffinity) {
+    pub(super) fn refresh_topologies(&self, affinity: &VolumeNodeAffinity) {
         let goal = self.goal();
         for segment in goal::segments_of(affinity) {
             let classes = goal.iter().flat_map(|goal| goal.classes.keys());
             self.refresh(
                 goal.as_ref(),
-                classes.map(|class| Place { class: class.clone(), segment: segment.clone() }),
+                classes.map(|class| CapacityKey { class: class.clone(), segment: segment.clone() }),
             );
         }
     }
@@ -277,18 +278,18 @@ impl Publisher {
         let segments = goal.iter().flat_map(|goal| &goal.segments);
         self.refresh(
             goal.as_ref(),
-            segments.map(|segment| Place { class: class.to_owned(), segment: segment.clone() }),
+            segments.map(|segment| CapacityKey { class: class.to_owned(), segment: segment.clone() }),
         );
     }
 
     /// The driver was away.
     pub(super) fn refresh_all(&self) {
         let goal = self.goal();
-        self.refresh(goal.as_ref(), goal.iter().flat_map(Goal::places));
+        self.refresh(goal.as_ref(), goal.iter().flat_map(Goal::capacity_keys));
     }
 
-    fn refresh(&self, goal: Option<&Goal>, places: impl Iterator<Item = Place>) {
-        for question in places.filter_map(|place| goal?.question(&place)) {
+    fn refresh(&self, goal: Option<&Goal>, capacity_keys: impl Iterator<Item = CapacityKey>) {
+        for question in capacity_keys.filter_map(|capacity_key| goal?.question(&capacity_key)) {
             self.queue.add(Item::Question(question));
         }
     }
@@ -296,7 +297,7 @@ impl Publisher {
 
 /// What is done about each item.
 impl Publisher {
-    async fn look_at(self: Arc<Self>, item: Item) -> Result<Next, Failure> {
+    async fn reconcile(self: Arc<Self>, item: Item) -> Result<Next, Failure> {
         settled(match item {
             Item::Goal => {
                 self.aim();
@@ -312,18 +313,20 @@ impl Publisher {
         let announced = self.drivers.as_ref().is_none_or(|drivers| {
             drivers.named(&self.name).is_some_and(|driver| driver.spec.storage_capacity == Some(true))
         });
-        let segments = match &self.places {
-            Places::Fixed(segment) => [segment.clone()].into(),
-            Places::Watched(csi_nodes, nodes) => goal::segments(&csi_nodes.list(), &nodes.list(), &self.name),
+        let segments = match &self.topology {
+            TopologySource::Fixed(segment) => [segment.clone()].into(),
+            TopologySource::Watched(csi_nodes, nodes) => {
+                goal::segments(&csi_nodes.list(), &nodes.list(), &self.name)
+            }
         };
         let classes = goal::classes(&self.classes.list(), &self.name, self.options.immediate);
         let new = if announced { Goal { segments, classes } } else { Goal::default() };
         let mut goal = self.goal();
         let old = goal.replace(new.clone());
         drop(goal);
-        for place in new.places() {
-            let before = old.as_ref().and_then(|old| old.question(&place));
-            let question = new.question(&place).filter(|question| before.as_ref() != Some(question));
+        for capacity_key in new.capacity_keys() {
+            let before = old.as_ref().and_then(|old| old.question(&capacity_key));
+            let question = new.question(&capacity_key).filter(|question| before.as_ref() != Some(question));
             if let Some(question) = question {
                 self.queue.add(Item::Question(question));
             }
@@ -335,7 +338,7 @@ impl Publisher {
 
     /// Asks how much room there is, and tells it.
     async fn ask(&self, question: &Question) -> Result<Next, Failure> {
-        if self.places_answered_by(question).is_empty() {
+        if self.keys_answered_by(question).is_empty() {
             self.answered().remove(question);
             return Ok(Next::Done);
         }
@@ -354,8 +357,8 @@ impl Publisher {
         };
         let room = Room::from(self.driver.call(self.timeout, request).await?);
         self.answered().insert(question.clone(), Instant::now());
-        for place in self.places_answered_by(question) {
-            for write in self.frame().plan(&place, room, &self.objects.at(&place)) {
+        for capacity_key in self.keys_answered_by(question) {
+            for write in self.frame().plan(&capacity_key, room, &self.objects.at(&capacity_key)) {
                 if !self.write(write, room).await? {
                     return Ok(Next::After(GONE));
                 }
@@ -370,10 +373,10 @@ impl Publisher {
         let wanted = match self.goal().as_ref() {
             None => true,
             Some(goal) => {
-                let first = |place: Place| {
-                    plan::kept(&self.objects.at(&place)).is_some_and(|kept| kept.name_any() == name)
+                let first = |capacity_key: CapacityKey| {
+                    plan::kept(&self.objects.at(&capacity_key)).is_some_and(|kept| kept.name_any() == name)
                 };
-                goal.wants_object(&object) && Place::of(&object).is_some_and(first)
+                goal.wants_object(&object) && CapacityKey::of(&object).is_some_and(first)
             }
         };
         if !wanted {
@@ -411,12 +414,13 @@ impl Publisher {
     pub(super) fn counts(&self) -> Counts {
         let goal = self.goal();
         let Some(goal) = goal.as_ref() else { return Counts { goal: 0, current: 0, obsolete: 0 } };
-        let current = goal.places().filter(|place| !self.objects.at(place).is_empty()).count();
+        let current =
+            goal.capacity_keys().filter(|capacity_key| !self.objects.at(capacity_key).is_empty()).count();
         let obsolete = self.objects.list().iter().filter(|object| !goal.wants_object(object)).count();
         Counts { goal: goal.segments.len() * goal.classes.len(), current, obsolete }
     }
 
-    fn places_answered_by(&self, question: &Question) -> Vec<Place> {
+    fn keys_answered_by(&self, question: &Question) -> Vec<CapacityKey> {
         self.goal().as_ref().map(|goal| goal.answered(question)).unwrap_or_default()
     }
 

@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use berth_core::names::events;
 use berth_core::names::{
     ALPHA_SELECTED_NODE, BETA_STORAGE_PROVISIONER, MIGRATED_TO, SELECTED_NODE, STORAGE_PROVISIONER, creating,
 };
@@ -21,7 +22,7 @@ use tonic::{Code, Status};
 
 use super::request::{self, VolumeRequest};
 use super::sources::Source;
-use super::topology::{self, NoPlace, Places};
+use super::topology::{self, TopologyError, TopologyInputs};
 use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::Identity;
 use crate::failure::{Failure, is_final_for_provisioning};
@@ -62,10 +63,10 @@ impl Provisioner {
             return Ok(Next::Done);
         };
         match (planned, class) {
-            (Plan::Unmark, _) => self.unmark(&claim).await.map(|()| Next::Done),
+            (Plan::RemoveFinalizer, _) => self.remove_claim_finalizer(&claim).await.map(|()| Next::Done),
             (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity, &name).await,
-            (Plan::Select, Some(class)) => match &self.here {
-                Some(here) => self.try_to_be_selected(here, &claim, &class, &identity).await,
+            (Plan::Select, Some(class)) => match &self.own_node {
+                Some(own_node) => self.try_select_own_node(own_node, &claim, &class, &identity).await,
                 None => Ok(Next::Done),
             },
             (Plan::Undo, class) => self.undo(&claim, class.as_deref(), &identity, &name).await,
@@ -74,8 +75,8 @@ impl Provisioner {
     }
 
     fn scope(&self) -> Scope<'_> {
-        let node = self.here.as_ref().map(|here| (here.name(), here.takes_free_claims()));
-        Scope { driver: &self.name, mark: &self.mark, node }
+        let node = self.own_node.as_ref().map(|own_node| (own_node.name(), own_node.takes_free_claims()));
+        Scope { driver: &self.name, claim_finalizer: &self.claim_finalizer, node }
     }
 
     /// Makes a claim's volume: looks up what the request needs, marks the claim, calls CreateVolume, saves the
@@ -89,15 +90,15 @@ impl Provisioner {
     ) -> Result<Next, Failure> {
         let begun = Instant::now();
         let uid = claim.uid().unwrap_or_default();
-        self.here.iter().for_each(|here| here.forget(&uid));
+        self.own_node.iter().for_each(|own_node| own_node.forget(&uid));
         let known = self.remembered.lock().get(&uid).cloned();
         let request = match known {
             Some(request) => request,
             None => match self.prepare(claim, class, identity, false).await {
                 Ok(request) => Arc::new(request),
                 Err(Unprepared::Reschedule(failure)) => {
-                    self.tell_failed(claim, class, &failure);
-                    if finalizers::has(claim.as_ref(), &self.mark) {
+                    self.record_failed(claim, class, &failure);
+                    if finalizers::has(claim.as_ref(), &self.claim_finalizer) {
                         self.delete_elsewhere(claim, class, identity, name).await?;
                     }
                     self.reschedule(claim).await?;
@@ -106,13 +107,13 @@ impl Provisioner {
                 Err(Unprepared::Foreign) => {
                     self.recorder.normal(
                         claim.as_ref(),
-                        "Provisioning",
+                        events::PROVISIONING,
                         "Assuming an external populator will provision the volume",
                     );
                     return Ok(Next::Done);
                 }
                 Err(Unprepared::Failed(failure)) => {
-                    self.tell_failed(claim, class, &failure);
+                    self.record_failed(claim, class, &failure);
                     return Err(failure);
                 }
             },
@@ -120,16 +121,19 @@ impl Provisioner {
         let secrets = match secrets::read(&self.cluster, request.secrets.get(&Purpose::Provisioner)).await {
             Ok(secrets) => secrets,
             Err(failure) => {
-                self.tell_failed(claim, class, &failure);
+                self.record_failed(claim, class, &failure);
                 return Err(failure);
             }
         };
-        let claim = self.cluster.update(claim.as_ref(), |claim| finalizers::add(claim, &self.mark)).await?;
+        let claim = self
+            .cluster
+            .update(claim.as_ref(), |claim| finalizers::add(claim, &self.claim_finalizer))
+            .await?;
         self.remembered.lock().insert(uid, request.clone());
         let about = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
         self.recorder.normal(
             claim.as_ref(),
-            "Provisioning",
+            events::PROVISIONING,
             format!("External provisioner is provisioning volume for claim \"{about}\""),
         );
         let made = match self.create(&claim, &request, &secrets).await {
@@ -225,20 +229,20 @@ impl Provisioner {
                     let failure = Failure::refused(format!(
                         "a PersistentVolume called {name} exists and belongs to another claim; rename or delete it"
                     ));
-                    self.recorder.warning(claim.as_ref(), "ProvisioningFailed", failure.sentence());
+                    self.recorder.warning(claim.as_ref(), events::PROVISIONING_FAILED, failure.sentence());
                     return Err(failure);
                 }
             }
             Err(error) => {
                 let text = format!("Error saving the PersistentVolume {name}: {}", error.chain());
-                self.recorder.warning(claim.as_ref(), "ProvisioningFailed", text);
+                self.recorder.warning(claim.as_ref(), events::PROVISIONING_FAILED, text);
                 return Err(error.into());
             }
         }
         let text = format!("Successfully provisioned volume {name}");
-        self.recorder.normal(claim.as_ref(), "ProvisioningSucceeded", text);
-        self.unmark(claim).await?;
-        self.let_go_of_source(claim);
+        self.recorder.normal(claim.as_ref(), events::PROVISIONING_SUCCEEDED, text);
+        self.remove_claim_finalizer(claim).await?;
+        self.release_source(claim);
         Ok(())
     }
 
@@ -250,7 +254,7 @@ impl Provisioner {
         identity: &Identity,
         failure: Failure,
     ) -> Result<Next, Failure> {
-        self.tell_failed(claim, class, &failure);
+        self.record_failed(claim, class, &failure);
         self.capacity.iter().for_each(|capacity| capacity.refresh_class(&class.name_any()));
         let selected = self.selected_node(claim, class).is_some();
         let verdict =
@@ -262,12 +266,12 @@ impl Provisioner {
                 Ok(Next::Done)
             }
             Verdict::Infeasible => {
-                self.unmark(claim).await?;
+                self.remove_claim_finalizer(claim).await?;
                 tracing::warn!(claim = %Key::of(claim.as_ref()), error = failure.sentence(), "no such volume can be made");
                 Ok(Next::After(self.options.retry.longest))
             }
             Verdict::Finished => {
-                self.unmark(claim).await?;
+                self.remove_claim_finalizer(claim).await?;
                 Err(failure)
             }
         }
@@ -287,7 +291,7 @@ impl Provisioner {
         let saved = self.cluster.fetch::<PersistentVolume>(&Key::cluster(name)).await?.is_some();
         match plan(&live, class, self.scope(), name, saved) {
             Plan::Undo => {}
-            Plan::Unmark => return self.unmark(&live).await.map(|()| self.undone()),
+            Plan::RemoveFinalizer => return self.remove_claim_finalizer(&live).await.map(|()| self.undone()),
             Plan::Nothing | Plan::Provision | Plan::Select => return Ok(Next::Done),
         }
         let known = self.remembered.lock().get(&live.uid().unwrap_or_default()).cloned();
@@ -295,9 +299,11 @@ impl Provisioner {
             (Some(request), _) => request,
             (None, Some(class)) => match self.prepare(&live, class, identity, true).await {
                 Ok(request) => Arc::new(request),
-                Err(Unprepared::Foreign) => return self.unmark(&live).await.map(|()| self.undone()),
+                Err(Unprepared::Foreign) => {
+                    return self.remove_claim_finalizer(&live).await.map(|()| self.undone());
+                }
                 Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
-                    self.tell_failed(&live, class, &failure);
+                    self.record_failed(&live, class, &failure);
                     return Err(failure);
                 }
             },
@@ -306,21 +312,21 @@ impl Provisioner {
                     "whether a volume was created for this claim can only be found out with its StorageClass {:?}, which \
                      is gone: create it again, or remove the finalizer {} if you know that there is no volume {name}",
                     storage::class_of_claim(&live),
-                    self.mark
+                    self.claim_finalizer
                 );
-                self.recorder.warning(live.as_ref(), "ProvisioningFailed", text);
+                self.recorder.warning(live.as_ref(), events::PROVISIONING_FAILED, text);
                 return Ok(Next::Done);
             }
         };
         self.delete_made(&live, &request, name).await?;
-        self.unmark(&live).await?;
-        self.let_go_of_source(&live);
+        self.remove_claim_finalizer(&live).await?;
+        self.release_source(&live);
         Ok(self.undone())
     }
 
     /// What was begun on this node is undone, and may be begun anew: no change of the claim will say so.
     fn undone(&self) -> Next {
-        if self.here.is_some() { Next::After(CONFLICT_PAUSE) } else { Next::Done }
+        if self.own_node.is_some() { Next::After(CONFLICT_PAUSE) } else { Next::Done }
     }
 
     /// Deletes the volume that may have been made on a node that is gone, by one who was killed before he could say so:
@@ -376,7 +382,7 @@ impl Provisioner {
     /// Tells why a claim that is deleted, or given to another, stays as it is.
     fn not_undone(&self, claim: &PersistentVolumeClaim, what: &str, failure: Failure) -> Failure {
         let text = format!("{what}{}{}", failure.sentence(), failure.hint());
-        self.recorder.warning(claim, "ProvisioningFailed", text);
+        self.recorder.warning(claim, events::PROVISIONING_FAILED, text);
         failure
     }
 
@@ -406,10 +412,10 @@ impl Provisioner {
         let attributes = attributes.as_deref();
         let mut request =
             VolumeRequest::new(claim, class, source.as_ref(), attributes, identity, &self.options)?;
-        request.call.volume_content_source = self.look_up_source(claim, source).await?;
+        request.call.volume_content_source = self.resolve_source(claim, source).await?;
         if identity.has_topology() {
             request.call.accessibility_requirements = match self.requirement(claim, class, relaxed) {
-                Err(gone @ NoPlace::NodeGone(_)) => {
+                Err(gone @ TopologyError::NodeGone(_)) => {
                     return Err(Unprepared::Reschedule(Failure::refused(gone.to_string())));
                 }
                 found => found.map_err(|wrong| Failure::refused(wrong.to_string()))?,
@@ -424,16 +430,16 @@ impl Provisioner {
         claim: &PersistentVolumeClaim,
         class: &StorageClass,
         relaxed: bool,
-    ) -> Result<Option<TopologyRequirement>, NoPlace> {
-        let (csi_nodes, nodes) = match (&self.places, &self.here) {
+    ) -> Result<Option<TopologyRequirement>, TopologyError> {
+        let (csi_nodes, nodes) = match (&self.topology_caches, &self.own_node) {
             (Some((csi_nodes, nodes)), _) => (csi_nodes.list(), nodes.list()),
-            (None, Some(here)) => {
-                let (csi_node, node) = here.objects(&self.name);
+            (None, Some(own_node)) => {
+                let (csi_node, node) = own_node.objects(&self.name);
                 (vec![csi_node], vec![node])
             }
             (None, None) => return Ok(None),
         };
-        let places = Places {
+        let inputs = TopologyInputs {
             driver: &self.name,
             csi_nodes: &csi_nodes,
             nodes: &nodes,
@@ -443,9 +449,9 @@ impl Provisioner {
             strict: self.options.strict_topology,
             immediate: self.options.immediate_topology,
         };
-        match topology::requirement(&places) {
+        match topology::requirement(&inputs) {
             Err(_) if relaxed => {
-                Ok(topology::requirement(&Places { selected: None, ..places }).ok().flatten())
+                Ok(topology::requirement(&TopologyInputs { selected: None, ..inputs }).ok().flatten())
             }
             found => found,
         }
@@ -457,15 +463,15 @@ impl Provisioner {
         claim: &'a PersistentVolumeClaim,
         class: &StorageClass,
     ) -> Option<&'a str> {
-        match &self.here {
-            Some(here) => Some(here.name()),
+        match &self.own_node {
+            Some(own_node) => Some(own_node.name()),
             None => selected_node(claim).filter(|_| waits(class)),
         }
     }
 
     /// Takes the mark away and forgets what was asked for.
-    async fn unmark(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
-        self.cluster.edit(claim, |claim| finalizers::remove(claim, &self.mark)).await?;
+    async fn remove_claim_finalizer(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        self.cluster.edit(claim, |claim| finalizers::remove(claim, &self.claim_finalizer)).await?;
         self.remembered.lock().remove(&claim.uid().unwrap_or_default());
         Ok(())
     }
@@ -473,7 +479,7 @@ impl Provisioner {
     /// Asks the scheduler for another node, and takes the mark away.
     async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
         let rescheduled = self.cluster.edit(claim, |claim| {
-            finalizers::remove(claim, &self.mark);
+            finalizers::remove(claim, &self.claim_finalizer);
             claim.annotations_mut().remove(SELECTED_NODE);
             claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
         });
@@ -482,7 +488,7 @@ impl Provisioner {
         Ok(())
     }
 
-    fn tell_failed(&self, claim: &PersistentVolumeClaim, class: &StorageClass, failure: &Failure) {
+    fn record_failed(&self, claim: &PersistentVolumeClaim, class: &StorageClass, failure: &Failure) {
         if failure.is_conflict() {
             return;
         }
@@ -493,14 +499,14 @@ impl Provisioner {
             failure.sentence(),
             failure.hint()
         );
-        self.recorder.warning(claim, "ProvisioningFailed", text);
+        self.recorder.warning(claim, events::PROVISIONING_FAILED, text);
     }
 
     /// A volume came or went where the scheduler may look for room next.
     pub(super) fn capacity_changed(&self, volume: &PersistentVolume) {
         let (Some(capacity), Some(spec)) = (&self.capacity, &volume.spec) else { return };
         match (&spec.node_affinity, &spec.storage_class_name) {
-            (Some(affinity), _) => capacity.refresh_places(affinity),
+            (Some(affinity), _) => capacity.refresh_topologies(affinity),
             (None, Some(class)) => capacity.refresh_class(class),
             (None, None) => {}
         }
@@ -519,8 +525,8 @@ enum Plan {
     /// Nothing, until something changes.
     Nothing,
     /// Its volume is saved: take the mark away.
-    Unmark,
-    /// Make its volume.
+    RemoveFinalizer,
+    /// Create its volume and save the PersistentVolume.
     Provision,
     /// No node is selected for it: try to have this one selected.
     Select,
@@ -533,7 +539,7 @@ enum Plan {
 struct Scope<'a> {
     driver: &'a str,
     /// Its finalizer on claims.
-    mark: &'a str,
+    claim_finalizer: &'a str,
     /// The one node, and whether it takes claims that no node is selected for.
     node: Option<(&'a str, bool)>,
 }
@@ -586,10 +592,10 @@ fn plan(
     volume: &str,
     saved: bool,
 ) -> Plan {
-    let marked = claim.finalizers().iter().any(|finalizer| finalizer == scope.mark);
+    let marked = claim.finalizers().iter().any(|finalizer| finalizer == scope.claim_finalizer);
     let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     if saved || bound_to == volume {
-        return if marked { Plan::Unmark } else { Plan::Nothing };
+        return if marked { Plan::RemoveFinalizer } else { Plan::Nothing };
     }
     let wanted = bound_to.is_empty()
         && claim.metadata.deletion_timestamp.is_none()

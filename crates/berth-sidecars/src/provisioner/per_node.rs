@@ -28,7 +28,7 @@ use super::topology::Segment;
 use super::{CONFLICT_PAUSE, Provisioner};
 use crate::driver::{ControllerCapability, Driver, Identity};
 use crate::failure::Failure;
-use crate::place::Place;
+use crate::node_topology::NodeTopology;
 
 /// Who keeps the capacity objects of a whole cluster current.
 const MANAGER: &str = "external-provisioner";
@@ -38,7 +38,7 @@ const LONGEST_NAME: usize = 63;
 /// One provisioner among those of all nodes; the defaults are upstream's.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PerNode {
-    /// The node.
+    /// The name of the node that this provisioner runs on.
     pub name: String,
     /// Also provisions for classes that bind at once.
     pub immediate: bool,
@@ -67,9 +67,9 @@ impl PerNode {
 }
 
 /// This node as the driver sees it, and the claims that it tries to be selected for.
-pub(super) struct Here {
+pub(super) struct OwnNode {
     options: PerNode,
-    place: Place,
+    topology: NodeTopology,
     /// By the claims' UIDs.
     attempts: Mutex<HashMap<String, Attempt>>,
 }
@@ -80,11 +80,11 @@ struct Attempt {
     due: Instant,
 }
 
-impl Here {
+impl OwnNode {
     /// Asks the driver where it is until it tells.
     pub(super) async fn find(driver: &Driver, options: &PerNode, timeout: Duration) -> Self {
-        let place = Place::find(driver, timeout).await;
-        Self { options: options.clone(), place, attempts: Mutex::default() }
+        let topology = NodeTopology::find(driver, timeout).await;
+        Self { options: options.clone(), topology, attempts: Mutex::default() }
     }
 
     pub(super) fn name(&self) -> &str {
@@ -98,7 +98,7 @@ impl Here {
 
     /// The place, empty if the driver tells of none.
     pub(super) fn segment(&self) -> Segment {
-        self.place.0.clone().unwrap_or_default()
+        self.topology.0.clone().unwrap_or_default()
     }
 
     /// Node and CSINode as they will be, or are: there is no need to watch all of them for one.
@@ -119,7 +119,7 @@ impl Here {
 
     /// Whether a volume can be used here; one that says nothing of places can be everywhere.
     pub(super) fn reaches(&self, volume: &PersistentVolume) -> bool {
-        self.place.reaches(volume)
+        self.topology.reaches(volume)
     }
 
     /// How long to wait before the next attempt to be selected for a claim; begins to wait if not yet begun.
@@ -154,33 +154,33 @@ impl Here {
 
 impl Provisioner {
     /// Tries to have this node selected for a claim that no node is selected for.
-    pub(super) async fn try_to_be_selected(
+    pub(super) async fn try_select_own_node(
         &self,
-        here: &Here,
+        own_node: &OwnNode,
         claim: &PersistentVolumeClaim,
         class: &StorageClass,
         identity: &Identity,
     ) -> Result<Next, Failure> {
         let uid = claim.uid().unwrap_or_default();
-        let rest = here.rest(&uid);
+        let rest = own_node.rest(&uid);
         if !rest.is_zero() {
             return Ok(Next::After(rest));
         }
         match self.has_room(claim, class, identity).await {
             Ok(true) => {}
-            Ok(false) => return Ok(Next::After(here.wait_again(&uid).max(CONFLICT_PAUSE))),
+            Ok(false) => return Ok(Next::After(own_node.wait_again(&uid).max(CONFLICT_PAUSE))),
             // Whoever is selected fails in the same way, and tells.
             Err(failure) => tracing::debug!(error = failure.sentence(), "whether there is room is not known"),
         }
         let selected = self.cluster.update(claim, |claim| {
-            claim.annotations_mut().insert(SELECTED_NODE.to_owned(), here.name().to_owned());
+            claim.annotations_mut().insert(SELECTED_NODE.to_owned(), own_node.name().to_owned());
         });
         match selected.await {
             // Comes again by the change.
-            Ok(_) => here.forget(&uid),
-            Err(error) if error.is_not_found() => here.forget(&uid),
+            Ok(_) => own_node.forget(&uid),
+            Err(error) if error.is_not_found() => own_node.forget(&uid),
             Err(error) => {
-                here.wait_again(&uid);
+                own_node.wait_again(&uid);
                 return Err(error.into());
             }
         }
@@ -221,7 +221,7 @@ pub(super) fn manager(node: Option<&str>) -> String {
 }
 
 /// The finalizer by which a claim remembers that a volume may be coming into being for it, and on which node.
-pub(super) fn mark(driver: &str, node: Option<&str>) -> String {
+pub(super) fn claim_finalizer(driver: &str, node: Option<&str>) -> String {
     let Some(node) = node else { return creating(driver) };
     let name = format!("{driver}_{node}");
     if name.len() <= LONGEST_NAME {
@@ -243,7 +243,7 @@ fn joined(base: &str, suffix: &str) -> String {
     }
 }
 
-/// FNV-1a, 32 bits.
+/// The 32-bit FNV-1a hash, in hexadecimal.
 fn hash(text: &str) -> String {
     let hash =
         text.bytes().fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));

@@ -29,9 +29,9 @@ const KINDS: Duration = Duration::from_secs(30);
 /// Where a claim's data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Source {
-    /// A VolumeSnapshot.
+    /// The VolumeSnapshot that it is restored from.
     Snapshot(Key),
-    /// Another claim.
+    /// The claim that it is cloned from.
     Claim(Key),
     /// Something that an external populator knows.
     Foreign,
@@ -91,10 +91,9 @@ impl<'a> Reference<'a> {
     }
 }
 
-/// Finding a source.
 impl Provisioner {
     /// The driver's id of a claim's source, which is protected from now on.
-    pub(super) async fn look_up_source(
+    pub(super) async fn resolve_source(
         &self,
         claim: &PersistentVolumeClaim,
         source: Option<Source>,
@@ -107,18 +106,18 @@ impl Provisioner {
         let kind = match source {
             None | Some(Source::Foreign) => return Ok(None),
             Some(Source::Snapshot(key)) => {
-                let snapshot_id = self.look_up_snapshot(claim, &key).await?;
+                let snapshot_id = self.resolve_snapshot(claim, &key).await?;
                 volume_content_source::Type::Snapshot(volume_content_source::SnapshotSource { snapshot_id })
             }
             Some(Source::Claim(key)) => {
-                let volume_id = self.look_up_clone(claim, &key).await?;
+                let volume_id = self.resolve_clone(claim, &key).await?;
                 volume_content_source::Type::Volume(volume_content_source::VolumeSource { volume_id })
             }
         };
         Ok(Some(VolumeContentSource { r#type: Some(kind) }))
     }
 
-    async fn look_up_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+    async fn resolve_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
         let gone = || {
             Failure::refused(format!(
                 "error getting snapshot {} from api server: it does not exist",
@@ -152,7 +151,7 @@ impl Provisioner {
         Ok(handle)
     }
 
-    async fn look_up_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+    async fn resolve_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
         let gone = || {
             Failure::refused(format!(
                 "error getting PVC {key} (namespace and name) from api server: it does not exist"
@@ -197,7 +196,7 @@ impl Provisioner {
 /// Letting a source go.
 impl Provisioner {
     /// A claim may not need its source any more.
-    pub(super) fn let_go_of_source(&self, claim: &PersistentVolumeClaim) {
+    pub(super) fn release_source(&self, claim: &PersistentVolumeClaim) {
         if let Some(source) = Source::named(claim) {
             self.source_queue.add(source);
         }
@@ -452,7 +451,7 @@ struct ReferenceGrantSpec {
     to: Vec<To>,
 }
 
-/// Who may refer.
+/// A namespace and kind that may refer to the grant's objects.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq, Eq)]
 struct From {
     #[serde(default)]

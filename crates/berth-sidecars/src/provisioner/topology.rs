@@ -18,32 +18,32 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::ResourceExt as _;
 
-/// Keys and values of one place.
+/// The topology keys and values of one segment.
 pub(super) type Segment = BTreeMap<String, String>;
 
-/// What is known of places when a volume is asked for.
-pub(super) struct Places<'a> {
-    /// The driver.
+/// What a requirement for a new volume is computed from.
+pub(super) struct TopologyInputs<'a> {
+    /// The name of the driver, as in CSINode.
     pub(super) driver: &'a str,
-    /// Every node's drivers.
+    /// The CSINode of every node, with its drivers.
     pub(super) csi_nodes: &'a [std::sync::Arc<CSINode>],
-    /// Every node.
+    /// All nodes of the cluster, whose labels hold the segments.
     pub(super) nodes: &'a [std::sync::Arc<Node>],
-    /// The class's `allowedTopologies`.
+    /// The `allowedTopologies` of the StorageClass.
     pub(super) allowed: &'a [TopologySelectorTerm],
     /// The node of the first consumer, if the class waits for one.
     pub(super) selected: Option<&'a str>,
-    /// The claim, whose name spreads volumes over places.
+    /// The claim, whose name spreads volumes over segments.
     pub(super) claim: &'a str,
-    /// Only the selected node's place will do.
+    /// Only the selected node's segment will do.
     pub(super) strict: bool,
-    /// Without a selected node, ask for the places there are.
+    /// Without a selected node, ask for all segments of the cluster.
     pub(super) immediate: bool,
 }
 
 /// Why no requirement can be stated.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(super) enum NoPlace {
+pub(super) enum TopologyError {
     /// The driver is not (or no longer) on the selected node: another must be selected.
     #[error("the selected node {0:?} has no CSINode any more; another node must be selected")]
     NodeGone(String),
@@ -53,46 +53,46 @@ pub(super) enum NoPlace {
 }
 
 /// The requirement for a new volume; `None` if it may be anywhere.
-pub(super) fn requirement(places: &Places<'_>) -> Result<Option<TopologyRequirement>, NoPlace> {
-    let allowed = flatten(places.allowed);
-    let (requisite, preferred) = match places.selected {
+pub(super) fn requirement(inputs: &TopologyInputs<'_>) -> Result<Option<TopologyRequirement>, TopologyError> {
+    let allowed = flatten(inputs.allowed);
+    let (requisite, preferred) = match inputs.selected {
         Some(node) => {
-            let own = segment_of(places, node)?;
-            if places.strict {
+            let own = segment_of(inputs, node)?;
+            if inputs.strict {
                 if !allowed.is_empty() && !allowed.iter().any(|term| within(term, &own)) {
-                    return Err(NoPlace::NotNow(format!(
+                    return Err(TopologyError::NotNow(format!(
                         "selected node {node:?} topology {own:?} is not in allowed topologies: {allowed:?}"
                     )));
                 }
                 (vec![own.clone()], vec![own])
             } else if allowed.is_empty() {
-                let all = aggregate(places, &own.keys().cloned().collect());
+                let all = aggregate(inputs, &own.keys().cloned().collect());
                 let preferred = rotated(&all, |term| *term == own).unwrap_or_else(|| all.clone());
                 (all, preferred)
             } else {
                 let preferred = rotated(&allowed, |term| within(term, &own)).ok_or_else(|| {
-                    NoPlace::NotNow(format!(
+                    TopologyError::NotNow(format!(
                         "topology {own:?} from selected node {node:?} is not in requisite: {allowed:?}"
                     ))
                 })?;
                 (allowed, preferred)
             }
         }
-        None if !allowed.is_empty() => spread(allowed, places.claim),
-        None if places.immediate => {
+        None if !allowed.is_empty() => spread(allowed, inputs.claim),
+        None if inputs.immediate => {
             // The first by name rather than any, so that a retry asks for the same.
             let mut known: Vec<_> =
-                places.csi_nodes.iter().map(|node| (node.name_any(), keys_of(node, places.driver))).collect();
+                inputs.csi_nodes.iter().map(|node| (node.name_any(), keys_of(node, inputs.driver))).collect();
             known.sort();
             let keys = known.into_iter().map(|(_, keys)| keys).find(|keys| !keys.is_empty());
-            let all = keys.map(|keys| aggregate(places, &keys)).unwrap_or_default();
+            let all = keys.map(|keys| aggregate(inputs, &keys)).unwrap_or_default();
             if all.is_empty() {
-                return Err(NoPlace::NotNow(format!(
+                return Err(TopologyError::NotNow(format!(
                     "no available topology found: no node has driver {:?} with topology keys and the labels for them",
-                    places.driver
+                    inputs.driver
                 )));
             }
-            spread(all, places.claim)
+            spread(all, inputs.claim)
         }
         None => return Ok(None),
     };
@@ -100,10 +100,10 @@ pub(super) fn requirement(places: &Places<'_>) -> Result<Option<TopologyRequirem
 }
 
 /// Where a volume can be used, as its PersistentVolume says it.
-pub(super) fn affinity(places: &[Topology]) -> Option<VolumeNodeAffinity> {
-    let term = |place: &Topology| NodeSelectorTerm {
+pub(super) fn affinity(topologies: &[Topology]) -> Option<VolumeNodeAffinity> {
+    let term = |topology: &Topology| NodeSelectorTerm {
         match_expressions: Some(
-            place
+            topology
                 .segments
                 .iter()
                 .map(|(key, value)| NodeSelectorRequirement {
@@ -115,7 +115,8 @@ pub(super) fn affinity(places: &[Topology]) -> Option<VolumeNodeAffinity> {
         ),
         match_fields: None,
     };
-    let terms: Vec<_> = places.iter().filter(|place| !place.segments.is_empty()).map(term).collect();
+    let terms: Vec<_> =
+        topologies.iter().filter(|topology| !topology.segments.is_empty()).map(term).collect();
     (!terms.is_empty())
         .then_some(VolumeNodeAffinity { required: Some(NodeSelector { node_selector_terms: terms }) })
 }
@@ -125,25 +126,24 @@ fn csi(terms: Vec<Segment>) -> Vec<Topology> {
 }
 
 /// The place of a node, in the driver's keys.
-fn segment_of(places: &Places<'_>, name: &str) -> Result<Segment, NoPlace> {
-    let csi_node = places
+fn segment_of(inputs: &TopologyInputs<'_>, name: &str) -> Result<Segment, TopologyError> {
+    let csi_node = inputs
         .csi_nodes
         .iter()
         .find(|node| node.name_any() == name)
-        .ok_or_else(|| NoPlace::NodeGone(name.to_owned()))?;
-    let node =
-        places.nodes.iter().find(|node| node.name_any() == name).ok_or_else(|| {
-            NoPlace::NotNow(format!("error getting selected node {name:?}: it does not exist"))
-        })?;
-    let keys = keys_of(csi_node, places.driver);
+        .ok_or_else(|| TopologyError::NodeGone(name.to_owned()))?;
+    let node = inputs.nodes.iter().find(|node| node.name_any() == name).ok_or_else(|| {
+        TopologyError::NotNow(format!("error getting selected node {name:?}: it does not exist"))
+    })?;
+    let keys = keys_of(csi_node, inputs.driver);
     if keys.is_empty() {
-        return Err(NoPlace::NotNow(format!(
+        return Err(TopologyError::NotNow(format!(
             "no topology key found on CSINode {name}; is driver {:?} running and registered there?",
-            places.driver
+            inputs.driver
         )));
     }
     labels_of(node, &keys).ok_or_else(|| {
-        NoPlace::NotNow(format!(
+        TopologyError::NotNow(format!(
             "topology labels from selected node {name:?} do not match topology keys from CSINode {keys:?}"
         ))
     })
@@ -162,8 +162,8 @@ pub(super) fn labels_of(node: &Node, keys: &BTreeSet<String>) -> Option<Segment>
 }
 
 /// The places of all nodes that have these keys, each once and in order.
-fn aggregate(places: &Places<'_>, keys: &BTreeSet<String>) -> Vec<Segment> {
-    ordered(places.nodes.iter().filter_map(|node| labels_of(node, keys)).collect())
+fn aggregate(inputs: &TopologyInputs<'_>, keys: &BTreeSet<String>) -> Vec<Segment> {
+    ordered(inputs.nodes.iter().filter_map(|node| labels_of(node, keys)).collect())
 }
 
 /// Every combination of the values that the terms allow, each once and in order.
@@ -223,7 +223,7 @@ fn hash_and_offset(claim: &str) -> (u32, u32) {
     }
 }
 
-/// FNV-1, 32 bits.
+/// The 32-bit FNV-1 hash, which upstream uses.
 fn fnv(text: &str) -> u32 {
     text.bytes().fold(0x811c_9dc5, |hash: u32, byte| hash.wrapping_mul(0x0100_0193) ^ u32::from(byte))
 }

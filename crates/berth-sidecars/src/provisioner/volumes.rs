@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use berth_core::names::events;
 use berth_core::names::{
     DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER,
 };
@@ -25,7 +26,7 @@ impl Provisioner {
                 .as_ref()
                 .is_some_and(|(_, by_volume)| !by_volume.get(key.name.as_str()).is_empty())
         };
-        let reached = |volume| self.here.as_ref().is_none_or(|here| here.reaches(volume));
+        let reached = |volume| self.own_node.as_ref().is_none_or(|own_node| own_node.reaches(volume));
         match plan(&volume, &self.name, reached(&volume), attached()) {
             // Comes again when the attachment goes.
             Plan::Nothing | Plan::Attached => return Ok(Next::Done),
@@ -62,7 +63,7 @@ impl Provisioner {
             Err(failure) if !failure.is_conflict() => {
                 self.options.metrics.not_deleted(class);
                 let text = format!("{}{}", failure.sentence(), failure.hint());
-                self.recorder.warning(live.as_ref(), "VolumeFailedDelete", text);
+                self.recorder.warning(live.as_ref(), events::VOLUME_FAILED_DELETE, text);
                 Err(failure)
             }
             result => {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use berth_core::names::events;
 use berth_core::names::{
     KUBERNETES_PARAMETER_PREFIX, MODIFY_SECRET_NAME, MODIFY_SECRET_NAMESPACE, NODE_EXPANSION_NOT_REQUIRED,
     PRE_RESIZE_CAPACITY,
@@ -76,7 +77,7 @@ impl Resizer {
         let spec = volume.spec.as_ref()?;
         let back = spec.claim_ref.as_ref()?;
         let ours = spec.csi.as_ref()?.driver == self.name
-            && self.place.as_ref().is_none_or(|place| place.reaches(&volume));
+            && self.topology.as_ref().is_none_or(|topology| topology.reaches(&volume));
         (ours && back.uid == claim.uid() && back.namespace == claim.namespace()).then_some(volume)
     }
 
@@ -117,7 +118,7 @@ impl Resizer {
             })
             .await?;
         let text = format!("External resizer is resizing volume {}", volume.name_any());
-        self.recorder.normal(claim, "Resizing", text);
+        self.recorder.normal(claim, events::RESIZING, text);
         match self.grow(volume, bytes, identity).await {
             Ok(answer) => self.grown(&begun, volume, bytes, &answer).await,
             Err(failure) => self.not_grown(&begun, volume, failure).await,
@@ -203,9 +204,9 @@ impl Resizer {
             .await?;
         if node {
             let text = "Require file system resize of volume on node";
-            self.recorder.normal(claim, "FileSystemResizeRequired", text);
+            self.recorder.normal(claim, events::FILE_SYSTEM_RESIZE_REQUIRED, text);
         } else {
-            self.recorder.normal(claim, "VolumeResizeSuccessful", "Resize volume succeeded");
+            self.recorder.normal(claim, events::VOLUME_RESIZE_SUCCESSFUL, "Resize volume succeeded");
         }
         Ok(Next::Done)
     }
@@ -227,7 +228,7 @@ impl Resizer {
         let (volume, name) = (volume.name_any(), &self.name);
         let why = format!("{}{}", failure.sentence(), failure.hint());
         let text = format!("resize volume {volume:?} by resizer {name:?} failed: {why}");
-        self.recorder.warning(claim, "VolumeResizeFailed", text);
+        self.recorder.warning(claim, events::VOLUME_RESIZE_FAILED, text);
         let infeasible = verdict == expand::Verdict::Infeasible;
         self.remember(claim, |memory| {
             memory.expand_refused = verdict != expand::Verdict::Uncertain;
@@ -260,7 +261,7 @@ impl Resizer {
         let Some(found) = found else {
             let text =
                 format!("VAC {class:?} does not exist; create it, or name another VolumeAttributesClass");
-            self.recorder.warning(claim, "VolumeModifyFailed", text);
+            self.recorder.warning(claim, events::VOLUME_MODIFY_FAILED, text);
             if claim.status.as_ref().is_none_or(|status| {
                 status.modify_volume_status.as_ref().is_none_or(|known| known.status != modify::IN_PROGRESS)
             }) {
@@ -279,7 +280,7 @@ impl Resizer {
             })
             .await?;
         let text = format!("external resizer is modifying volume {} with vac {class}", claim.name_any());
-        self.recorder.normal(claim, "VolumeModify", text);
+        self.recorder.normal(claim, events::VOLUME_MODIFY, text);
         let mut parameters = found.parameters.clone().unwrap_or_default();
         if self.options.extra_modify_metadata {
             parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}pvc/name"), claim.name_any());
@@ -334,7 +335,7 @@ impl Resizer {
             .await?;
         let text =
             format!("external resizer modified volume {} with vac {class} successfully", claim.name_any());
-        self.recorder.normal(claim, "VolumeModifySuccessful", text);
+        self.recorder.normal(claim, events::VOLUME_MODIFY_SUCCESSFUL, text);
         Ok(Next::Done)
     }
 
@@ -361,7 +362,7 @@ impl Resizer {
         let name = class.name_any();
         self.recorder.warning(
             claim,
-            "VolumeModifyFailed",
+            events::VOLUME_MODIFY_FAILED,
             format!("modify volume with vac {name:?} failed: {why}"),
         );
         let infeasible = verdict == modify::Verdict::Infeasible;
@@ -377,7 +378,7 @@ impl Resizer {
         self.remember(claim, |memory| memory.modify_refused = false);
         self.recorder.normal(
             claim,
-            "VolumeModifyCanceled",
+            events::VOLUME_MODIFY_CANCELED,
             "Cancelled modify volume: the claim asks for its current class",
         );
         Ok(Next::Done)

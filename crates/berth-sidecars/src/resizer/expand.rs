@@ -28,7 +28,7 @@ const STORAGE: &str = "storage";
 pub(super) struct Sizes<'a> {
     /// What the claim asks for.
     pub(super) spec: i64,
-    /// What it has.
+    /// What the claim has, as its status says.
     pub(super) actual: i64,
     /// What its volume has.
     pub(super) volume: i64,

@@ -12,13 +12,13 @@ use crate::failure::Failure;
 /// What a secret of a snapshot class is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum SnapshotPurpose {
-    /// CreateSnapshot and DeleteSnapshot.
+    /// It is sent with CreateSnapshot and DeleteSnapshot.
     Take,
-    /// ListSnapshots.
+    /// It is sent with ListSnapshots.
     List,
-    /// CreateVolumeGroupSnapshot and DeleteVolumeGroupSnapshot.
+    /// It is sent with CreateVolumeGroupSnapshot and DeleteVolumeGroupSnapshot.
     TakeGroup,
-    /// GetVolumeGroupSnapshot.
+    /// It is sent with GetVolumeGroupSnapshot.
     GetGroup,
 }
 

@@ -3,6 +3,7 @@
 //! [`Controller::sync`] observes an object and its content, has the kind plan the steps, and carries them out one after the
 //! other. What differs is in the kinds' own modules: what is observed, which content is made, and what members need.
 
+use berth_core::names::events;
 use std::sync::Arc;
 
 use berth_kube::{Cache, Key, Kind, Next, finalizers};
@@ -20,11 +21,11 @@ use crate::snapshots::SnapshotError;
 /// One write, or one for each member of a group, in the order in which they are made.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Step<S> {
-    /// Keep the object.
+    /// Add these finalizers, so that the object stays.
     Protect(Vec<&'static str>),
     /// Let the object go, as far as these finalizers are concerned.
     Release(Vec<&'static str>),
-    /// Make its content.
+    /// Create the content that it is to be bound to.
     Create,
     /// Tell an existing content which object it belongs to.
     Bind,
@@ -38,7 +39,7 @@ pub(super) enum Step<S> {
     Pending(String),
     /// Tell the content that its object is being deleted.
     MarkContent,
-    /// Delete the content.
+    /// Delete the content it is bound to.
     DeleteContent,
 }
 
@@ -60,7 +61,7 @@ pub(super) struct Words {
     pub(super) name: &'static str,
     /// The kind of its contents.
     pub(super) content: &'static str,
-    /// Reasons of events.
+    /// The reasons of the events about an object of the kind.
     pub(super) creating: &'static str,
     pub(super) not_created: &'static str,
     pub(super) created: &'static str,
@@ -168,7 +169,7 @@ impl Controller {
             let Some(object) = after.or(before) else { return };
             let content = object.content_name().and_then(|name| contents.named(&name));
             let of_class = || Some(classes.named(object.class_name()?)?.driver().to_owned());
-            let seen = metrics::Seen {
+            let observed = metrics::ObservedObject {
                 uid: object.uid().unwrap_or_default(),
                 driver: content.map(|content| content.driver().to_owned()).or_else(of_class),
                 given: object.is_given(),
@@ -176,7 +177,7 @@ impl Controller {
                 ready: object.is_ready(),
                 deleting: object.meta().deletion_timestamp.is_some(),
             };
-            if after.is_some() { operations.observe(&seen) } else { operations.gone(&seen) }
+            if after.is_some() { operations.observe(&observed) } else { operations.gone(&observed) }
         });
     }
 
@@ -239,7 +240,7 @@ impl Controller {
                 Ok(None)
             }
             (Step::Pending(message), _) => {
-                self.recorder.warning(object.as_ref(), "SnapshotDeletePending", message);
+                self.recorder.warning(object.as_ref(), events::SNAPSHOT_DELETE_PENDING, message);
                 Ok(None)
             }
             (Step::Bind, Some(content)) => self.bind(object, content).await,

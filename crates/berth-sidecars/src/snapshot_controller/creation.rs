@@ -1,6 +1,7 @@
 //! The contents of snapshots and of groups, and the objects of a group's members: which class, which volumes, which
 //! secret; decided without a write.
 
+use berth_core::names::events;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -45,9 +46,9 @@ impl Class for VolumeSnapshotClass {
     const DEFAULT: &'static str = names::DEFAULT_CLASS;
     const WHAT: &'static str = "snapshot";
     const NOT_FOUND: (&'static str, &'static str) =
-        ("GetSnapshotClassFailed", "Failed to get snapshot class with error");
+        (events::GET_SNAPSHOT_CLASS_FAILED, "Failed to get snapshot class with error");
     const NO_DEFAULT: (&'static str, &'static str) =
-        ("SetDefaultSnapshotClassFailed", "Failed to set default snapshot class with error");
+        (events::SET_DEFAULT_SNAPSHOT_CLASS_FAILED, "Failed to set default snapshot class with error");
 
     fn driver(&self) -> &str {
         &self.driver
@@ -58,9 +59,11 @@ impl Class for VolumeGroupSnapshotClass {
     const DEFAULT: &'static str = names::DEFAULT_GROUP_CLASS;
     const WHAT: &'static str = "group snapshot";
     const NOT_FOUND: (&'static str, &'static str) =
-        ("GetGroupSnapshotClassFailed", "failed to get group snapshot class with error");
-    const NO_DEFAULT: (&'static str, &'static str) =
-        ("SetDefaultGroupSnapshotClassFailed", "Failed to set default group snapshot class with error");
+        (events::GET_GROUP_SNAPSHOT_CLASS_FAILED, "failed to get group snapshot class with error");
+    const NO_DEFAULT: (&'static str, &'static str) = (
+        events::SET_DEFAULT_GROUP_SNAPSHOT_CLASS_FAILED,
+        "Failed to set default group snapshot class with error",
+    );
 
     fn driver(&self) -> &str {
         &self.driver
@@ -127,7 +130,7 @@ fn volume_of<'a>(
 }
 
 /// What is known when the content of a snapshot is to be made.
-pub(super) struct Seen<'a> {
+pub(super) struct ContentInputs<'a> {
     pub(super) snapshot: &'a VolumeSnapshot,
     pub(super) claim: Option<&'a PersistentVolumeClaim>,
     pub(super) volume: Option<&'a PersistentVolume>,
@@ -154,23 +157,23 @@ fn managed_by(volume: &PersistentVolume, nodes: &[Arc<Node>]) -> Option<String> 
 }
 
 /// The content to make for a snapshot.
-pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal> {
+pub(super) fn content(inputs: &ContentInputs<'_>) -> Result<VolumeSnapshotContent, Refusal> {
     let failed = |message: String| Refusal {
-        reason: "SnapshotContentCreationFailed",
+        reason: events::SNAPSHOT_CONTENT_CREATION_FAILED,
         message: format!("Failed to create snapshot content with error {message}"),
     };
-    let snapshot = seen.snapshot;
+    let snapshot = inputs.snapshot;
     let wanted = snapshot.spec.source.persistent_volume_claim_name.clone().unwrap_or_default();
-    let claim = seen.claim.ok_or_else(|| failed(format!("the PVC {wanted} does not exist")))?;
+    let claim = inputs.claim.ok_or_else(|| failed(format!("the PVC {wanted} does not exist")))?;
     let protected = berth_kube::finalizers::has(claim, names::CLAIM);
     if claim.metadata.deletion_timestamp.is_some() && !protected {
         return Err(failed(format!(
             "cannot add finalizer on claim {wanted} because it is being deleted: no snapshot can be taken of it any more"
         )));
     }
-    let (volume, driver, handle) = volume_of(claim, seen.volume).map_err(failed)?;
+    let (volume, driver, handle) = volume_of(claim, inputs.volume).map_err(failed)?;
     let named = snapshot.spec.volume_snapshot_class_name.as_deref();
-    let class = class(named, driver, seen.classes)?;
+    let class = class(named, driver, inputs.classes)?;
     if class.driver != driver {
         return Err(failed(format!(
             "VolumeSnapshotClass {} is for driver {}, and the volume of the PVC {wanted} belongs to {driver}",
@@ -193,14 +196,14 @@ pub(super) fn content(seen: &Seen<'_>) -> Result<VolumeSnapshotContent, Refusal>
                 volume_handle: Some(handle.to_owned()),
                 snapshot_handle: None,
             },
-            source_volume_mode: mode.filter(|_| seen.keep_mode),
+            source_volume_mode: mode.filter(|_| inputs.keep_mode),
             volume_snapshot_class_name: Some(class.name_any()),
             volume_snapshot_ref: ObjectReference { field_path: None, ..reference(snapshot) },
         },
     );
     content.metadata.annotations =
         secret.map(|secret| secret_marks(&secret, names::SECRET_NAME, names::SECRET_NAMESPACE));
-    let node = seen.nodes.and_then(|nodes| managed_by(volume, nodes));
+    let node = inputs.nodes.and_then(|nodes| managed_by(volume, nodes));
     content.metadata.labels = node.map(|node| BTreeMap::from([(names::MANAGED_BY.to_owned(), node)]));
     Ok(content)
 }
@@ -223,7 +226,7 @@ pub(super) fn group_content(
     classes: &[Arc<VolumeGroupSnapshotClass>],
 ) -> Result<VolumeGroupSnapshotContent, Refusal> {
     let failed = |message: String| Refusal {
-        reason: "GroupSnapshotContentCreationFailed",
+        reason: events::GROUP_SNAPSHOT_CONTENT_CREATION_FAILED,
         message: format!("failed to create group snapshot content with error {message}"),
     };
     let mut handles = Vec::new();
@@ -341,7 +344,7 @@ pub(super) fn member_status(info: &VolumeSnapshotInfo, group_handle: &str) -> Vo
     }
 }
 
-/// A member's owner.
+/// The owner reference by which a member belongs to its group.
 pub(super) fn owner(group: &VolumeGroupSnapshot) -> OwnerReference {
     OwnerReference {
         api_version: VolumeGroupSnapshot::api_version(&()).into_owned(),

@@ -2,6 +2,7 @@
 
 mod plan;
 
+use berth_core::names::events;
 use std::sync::Arc;
 
 use berth_kube::{Cache, Index, Key, Kind, Loop, Queue};
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVo
 use kube::ResourceExt as _;
 use kube::core::{Selector, SelectorExt as _};
 
-use self::plan::{Seen, Step};
+use self::plan::{ObservedGroup, Step};
 use super::binding::{Bindable, Caches, Content, GroupStep, Words};
 use super::creation::{self, Chosen, Refusal};
 use super::{Controller, metrics};
@@ -185,12 +186,12 @@ impl Bindable for VolumeGroupSnapshot {
         what: "group snapshot",
         name: "GroupSnapshot",
         content: "VolumeGroupSnapshotContent",
-        creating: "CreatingGroupSnapshot",
-        not_created: "CreateGroupSnapshotContentFailed",
-        created: "GroupSnapshotCreated",
-        ready: "GroupSnapshotReady",
-        not_bound: "GroupSnapshotBindFailed",
-        not_deleted: "GroupSnapshotContentObjectDeleteError",
+        creating: events::CREATING_GROUP_SNAPSHOT,
+        not_created: events::CREATE_GROUP_SNAPSHOT_CONTENT_FAILED,
+        created: events::GROUP_SNAPSHOT_CREATED,
+        ready: events::GROUP_SNAPSHOT_READY,
+        not_bound: events::GROUP_SNAPSHOT_BIND_FAILED,
+        not_deleted: events::GROUP_SNAPSHOT_CONTENT_OBJECT_DELETE_ERROR,
     };
     const OPERATIONS: metrics::Names = metrics::GROUP;
 
@@ -242,7 +243,7 @@ impl Bindable for VolumeGroupSnapshot {
         let restoring =
             members.iter().find(|member| !controller.restoring.get(&Key::of(member.as_ref())).is_empty());
         let restoring = restoring.map(|member| member.name_any());
-        plan::plan(&Seen {
+        plan::plan(&ObservedGroup {
             group: self,
             content,
             restoring: restoring.as_deref(),
@@ -253,7 +254,7 @@ impl Bindable for VolumeGroupSnapshot {
     fn new_content(&self, controller: &Controller) -> Result<VolumeGroupSnapshotContent, Refusal> {
         let groups = controller.known_groups();
         let chosen = groups.chosen(self, &controller.volumes).map_err(|message| Refusal {
-            reason: "GroupSnapshotContentCreationFailed",
+            reason: events::GROUP_SNAPSHOT_CONTENT_CREATION_FAILED,
             message: format!("failed to create group snapshot content with error {message}"),
         });
         chosen.and_then(|chosen| creation::group_content(self, &chosen, &groups.classes.list()))
@@ -282,7 +283,7 @@ impl Content for VolumeGroupSnapshotContent {
     const FINALIZER: &'static str = names::GROUP_CONTENT;
     const BEING_DELETED: &'static str = names::GROUP_BEING_DELETED;
     const INVALID: (&'static str, &'static str) = (
-        "GroupContentValidationError",
+        events::GROUP_CONTENT_VALIDATION_ERROR,
         "Exactly one of GroupSnapshotHandles and VolumeHandles should be specified",
     );
 
@@ -399,7 +400,7 @@ impl Controller {
                     Key::of(member.as_ref()),
                     error.chain()
                 );
-                self.recorder.warning(group, "SnapshotDeleteError", text);
+                self.recorder.warning(group, events::SNAPSHOT_DELETE_ERROR, text);
                 return Err(error.into());
             }
         }

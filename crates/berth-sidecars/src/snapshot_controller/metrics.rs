@@ -79,7 +79,7 @@ pub(super) const GROUP: Names = Names {
 /// What matters of an object.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "the columns of a table")]
-pub(super) struct Seen {
+pub(super) struct ObservedObject {
     pub(super) uid: String,
     pub(super) driver: Option<String>,
     /// Its content was there before it.
@@ -109,46 +109,46 @@ impl Operations {
     }
 
     /// An object is like this now.
-    pub(super) fn observe(&self, seen: &Seen) {
-        if seen.deleting {
-            self.begin(self.names.delete, seen);
+    pub(super) fn observe(&self, observed: &ObservedObject) {
+        if observed.deleting {
+            self.begin(self.names.delete, observed);
             return;
         }
-        for (name, reached) in [(self.names.create, seen.taken), (self.names.ready, seen.ready)] {
+        for (name, reached) in [(self.names.create, observed.taken), (self.names.ready, observed.ready)] {
             if reached {
-                self.end(name, seen, "success");
+                self.end(name, observed, "success");
             } else {
-                self.begin(name, seen);
+                self.begin(name, observed);
             }
         }
     }
 
     /// An object that was like this is gone.
-    pub(super) fn gone(&self, seen: &Seen) {
-        self.end(self.names.delete, seen, "success");
+    pub(super) fn gone(&self, observed: &ObservedObject) {
+        self.end(self.names.delete, observed, "success");
         for unfinished in [self.names.create, self.names.ready] {
-            self.end(unfinished, seen, "cancel");
+            self.end(unfinished, observed, "cancel");
         }
     }
 
-    fn begin(&self, name: &'static str, seen: &Seen) {
+    fn begin(&self, name: &'static str, observed: &ObservedObject) {
         let mut begun = self.begun();
-        let begun = begun.entry((name, seen.uid.clone())).or_insert_with(|| {
+        let begun = begun.entry((name, observed.uid.clone())).or_insert_with(|| {
             self.metrics.in_flight.inc();
             Begun { at: Instant::now(), driver: None }
         });
-        if seen.driver.is_some() {
-            begun.driver.clone_from(&seen.driver);
+        if observed.driver.is_some() {
+            begun.driver.clone_from(&observed.driver);
         }
     }
 
-    fn end(&self, name: &'static str, seen: &Seen, status: &'static str) {
-        let Some(begun) = self.begun().remove(&(name, seen.uid.clone())) else { return };
+    fn end(&self, name: &'static str, observed: &ObservedObject, status: &'static str) {
+        let Some(begun) = self.begun().remove(&(name, observed.uid.clone())) else { return };
         self.metrics.in_flight.dec();
         let labels = Labels {
-            driver_name: seen.driver.clone().or(begun.driver).unwrap_or_else(|| "unknown".to_owned()),
+            driver_name: observed.driver.clone().or(begun.driver).unwrap_or_else(|| "unknown".to_owned()),
             operation_name: name,
-            snapshot_type: if seen.given { "pre-provisioned" } else { "dynamic" },
+            snapshot_type: if observed.given { "pre-provisioned" } else { "dynamic" },
             operation_status: status,
         };
         self.metrics.operations.get_or_create(&labels).observe(begun.at.elapsed().as_secs_f64());
@@ -169,9 +169,9 @@ impl Drop for Operations {
 mod tests {
     use super::*;
 
-    fn fresh(uid: &str) -> Seen {
+    fn fresh(uid: &str) -> ObservedObject {
         let uid = uid.to_owned();
-        Seen { uid, driver: None, given: false, taken: false, ready: false, deleting: false }
+        ObservedObject { uid, driver: None, given: false, taken: false, ready: false, deleting: false }
     }
 
     #[test]
@@ -198,25 +198,25 @@ mod tests {
         operations.observe(&fresh("a"));
         operations.observe(&fresh("a"));
         in_flight(2);
-        let taken = Seen { driver: Some("d".to_owned()), taken: true, ..fresh("a") };
+        let taken = ObservedObject { driver: Some("d".to_owned()), taken: true, ..fresh("a") };
         operations.observe(&taken);
         counted("d", "CreateSnapshot", "success");
-        operations.observe(&Seen { ready: true, ..taken.clone() });
+        operations.observe(&ObservedObject { ready: true, ..taken.clone() });
         counted("d", "CreateSnapshotAndReady", "success");
         in_flight(0);
-        operations.observe(&Seen { ready: true, deleting: true, ..taken.clone() });
+        operations.observe(&ObservedObject { ready: true, deleting: true, ..taken.clone() });
         // Its content, which knows the driver, goes before it.
-        operations.gone(&Seen { driver: None, ..taken });
+        operations.gone(&ObservedObject { driver: None, ..taken });
         counted("d", "DeleteSnapshot", "success");
 
         operations.observe(&fresh("b"));
-        operations.observe(&Seen { deleting: true, ..fresh("b") });
+        operations.observe(&ObservedObject { deleting: true, ..fresh("b") });
         operations.gone(&fresh("b"));
         counted("unknown", "CreateSnapshot", "cancel");
         counted("unknown", "CreateSnapshotAndReady", "cancel");
         in_flight(0);
         let groups = Operations::new(&metrics, GROUP);
-        groups.observe(&Seen { ready: true, taken: true, ..fresh("c") });
+        groups.observe(&ObservedObject { ready: true, taken: true, ..fresh("c") });
         in_flight(0);
         groups.observe(&fresh("d"));
         in_flight(2);

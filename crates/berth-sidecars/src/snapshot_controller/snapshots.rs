@@ -2,13 +2,14 @@
 
 pub(super) mod plan;
 
+use berth_core::names::events;
 use std::sync::Arc;
 
 use berth_kube::{Cache, finalizers};
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 
-use self::plan::{Group, Seen, Step};
+use self::plan::{Group, ObservedSnapshot, Step};
 use super::binding::{Bindable, Caches, Content, GroupStep, Words};
 use super::{Controller, claim_of, creation, group_of, metrics, status};
 use crate::failure::Failure;
@@ -24,12 +25,12 @@ impl Bindable for VolumeSnapshot {
         what: "snapshot",
         name: "Snapshot",
         content: "VolumeSnapshotContent",
-        creating: "CreatingSnapshot",
-        not_created: "CreateSnapshotContentFailed",
-        created: "SnapshotCreated",
-        ready: "SnapshotReady",
-        not_bound: "SnapshotBindFailed",
-        not_deleted: "SnapshotContentObjectDeleteError",
+        creating: events::CREATING_SNAPSHOT,
+        not_created: events::CREATE_SNAPSHOT_CONTENT_FAILED,
+        created: events::SNAPSHOT_CREATED,
+        ready: events::SNAPSHOT_READY,
+        not_bound: events::SNAPSHOT_BIND_FAILED,
+        not_deleted: events::SNAPSHOT_CONTENT_OBJECT_DELETE_ERROR,
     };
     const OPERATIONS: metrics::Names = metrics::SNAPSHOT;
 
@@ -85,7 +86,7 @@ impl Bindable for VolumeSnapshot {
             content.and_then(|content| content.status.as_ref()?.volume_group_snapshot_handle.clone());
         let taken_with = handle.map(|handle| groups.map(|groups| groups.by_handle.get(&handle)));
         let key = berth_kube::Key::of(self);
-        plan::plan(&Seen {
+        plan::plan(&ObservedSnapshot {
             snapshot: self,
             content,
             group: match (&group, groups) {
@@ -116,7 +117,7 @@ impl Bindable for VolumeSnapshot {
         let volume = claim.as_ref().and_then(|claim| claim.spec.as_ref()?.volume_name.clone());
         let volume = volume.and_then(|name| controller.volumes.named(&name));
         let nodes = controller.nodes.as_ref().map(Cache::list);
-        creation::content(&creation::Seen {
+        creation::content(&creation::ContentInputs {
             snapshot: self,
             claim: claim.as_deref(),
             volume: volume.as_deref(),
@@ -157,8 +158,10 @@ fn claim(snapshot: &VolumeSnapshot, controller: &Controller) -> Option<Arc<Persi
 impl Content for VolumeSnapshotContent {
     const FINALIZER: &'static str = names::CONTENT;
     const BEING_DELETED: &'static str = names::BEING_DELETED;
-    const INVALID: (&'static str, &'static str) =
-        ("ContentValidationError", "Exactly one of VolumeHandle and SnapshotHandle should be specified");
+    const INVALID: (&'static str, &'static str) = (
+        events::CONTENT_VALIDATION_ERROR,
+        "Exactly one of VolumeHandle and SnapshotHandle should be specified",
+    );
 
     fn driver(&self) -> &str {
         &self.spec.driver

@@ -37,7 +37,7 @@ pub struct VolumeGroupSnapshotSpec {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeGroupSnapshotSource {
-    /// Which claims.
+    /// The claims that are taken together, by their labels.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub selector: Option<LabelSelector>,
     /// A content that exists already.
@@ -128,7 +128,7 @@ pub struct VolumeGroupSnapshotContentStatus {
     /// What last went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<SnapshotError>,
-    /// Its members.
+    /// The snapshots that belong to the group.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub volume_snapshot_info_list: Option<Vec<VolumeSnapshotInfo>>,
 }
@@ -158,14 +158,14 @@ pub struct VolumeSnapshotInfo {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeGroupSnapshotClass {
-    /// Version and kind.
+    /// The `apiVersion` and `kind` of the object.
     #[serde(flatten, default)]
     pub types: Option<TypeMeta>,
     /// Its name, and whether it is the default.
     pub metadata: ObjectMeta,
     /// The driver that takes them.
     pub driver: String,
-    /// `Delete` or `Retain`.
+    /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
     pub deletion_policy: String,
     /// What is told the driver, and which secrets it gets.
     #[serde(default, skip_serializing_if = "Option::is_none")]

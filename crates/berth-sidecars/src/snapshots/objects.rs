@@ -71,10 +71,10 @@ pub struct VolumeSnapshotStatus {
 /// What went wrong, and when.
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 pub struct SnapshotError {
-    /// When.
+    /// When it last went wrong.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// What.
+    /// What went wrong, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub message: Option<String>,
 }
@@ -148,14 +148,14 @@ pub struct VolumeSnapshotContentStatus {
 #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
 #[serde(rename_all = "camelCase")]
 pub struct VolumeSnapshotClass {
-    /// Version and kind.
+    /// The `apiVersion` and `kind` of the object.
     #[serde(flatten, default)]
     pub types: Option<TypeMeta>,
     /// Its name, and whether it is the default.
     pub metadata: ObjectMeta,
     /// The driver that takes them.
     pub driver: String,
-    /// `Delete` or `Retain`.
+    /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
     pub deletion_policy: String,
     /// What is told the driver, and which secrets it gets.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,42 +1,42 @@
-//! Whether a cluster knows the kinds at all: they are not built in, and watching what is not there is only noise.
+//! Whether a cluster has the snapshot CRDs at all: they are not built in, and watching what is not there is only noise.
 
 use std::time::Duration;
 
 use berth_kube::Cluster;
 
-/// The kinds of a group that a component needs.
+/// The custom resources of one API group that a component needs.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Kinds {
-    /// The API group.
+pub(crate) struct CrdSet {
+    /// The API group that serves them.
     pub(crate) group: &'static str,
-    /// The plural names.
+    /// The plural names of the resources.
     pub(crate) plurals: &'static [&'static str],
 }
 
 /// Snapshots of single claims.
-pub(crate) const SNAPSHOTS: Kinds = Kinds {
+pub(crate) const SNAPSHOTS: CrdSet = CrdSet {
     group: super::names::GROUP,
     plurals: &["volumesnapshots", "volumesnapshotcontents", "volumesnapshotclasses"],
 };
 
-/// Groups of them.
-pub(crate) const GROUPS: Kinds = Kinds {
+/// Snapshots of groups of claims.
+pub(crate) const GROUPS: CrdSet = CrdSet {
     group: super::names::GROUPS_GROUP,
     plurals: &["volumegroupsnapshots", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"],
 };
 
-/// Waits until the cluster serves the kinds, looking again after each `pause`; false when the shutdown came first.
-pub(crate) async fn wait(cluster: &Cluster, kinds: Kinds, component: &str, pause: Duration) -> bool {
-    let mut told = false;
-    while !are(cluster, kinds).await {
-        if !told {
+/// Waits until the cluster serves the crds, looking again after each `pause`; false when the shutdown came first.
+pub(crate) async fn wait(cluster: &Cluster, crds: CrdSet, component: &str, pause: Duration) -> bool {
+    let mut logged = false;
+    while !are(cluster, crds).await {
+        if !logged {
             tracing::info!(
                 component,
                 "this cluster has no {} of {}/v1; {component} waits until they are installed, looking every {pause:?}",
-                kinds.plurals.join(", "),
-                kinds.group
+                crds.plurals.join(", "),
+                crds.group
             );
-            told = true;
+            logged = true;
         }
         tokio::select! {
             () = cluster.shutdown().cancelled() => return false,
@@ -46,13 +46,13 @@ pub(crate) async fn wait(cluster: &Cluster, kinds: Kinds, component: &str, pause
     !cluster.shutdown().is_cancelled()
 }
 
-async fn are(cluster: &Cluster, kinds: Kinds) -> bool {
-    match cluster.client().list_api_group_resources(&format!("{}/v1", kinds.group)).await {
+async fn are(cluster: &Cluster, crds: CrdSet) -> bool {
+    match cluster.client().list_api_group_resources(&format!("{}/v1", crds.group)).await {
         Ok(list) => {
-            kinds.plurals.iter().all(|plural| list.resources.iter().any(|resource| resource.name == **plural))
+            crds.plurals.iter().all(|plural| list.resources.iter().any(|resource| resource.name == **plural))
         }
         Err(error) => {
-            tracing::debug!(group = kinds.group, %error, "the kinds of a group could not be listed");
+            tracing::debug!(group = crds.group, %error, "the kinds of a group could not be listed");
             false
         }
     }

@@ -1,6 +1,7 @@
 //! Contents of single snapshots.
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
+use berth_core::names::events;
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
 use berth_kube::Cache;
 use jiff::Timestamp;
@@ -8,7 +9,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt as _;
 use tonic::Status;
 
-use super::plan::Seen;
+use super::plan::ObservedContent;
 use super::worker::{Content, Secrets, Words, class_of, secret_of};
 use super::{Context, Options, csi_name, taken};
 use crate::driver::ControllerCapability;
@@ -29,13 +30,13 @@ impl Content for VolumeSnapshotContent {
         secret: (names::SECRET_NAME, names::SECRET_NAMESPACE),
         take: "CreateSnapshot",
         delete: "DeleteSnapshot",
-        not_taken: "SnapshotCreationFailed",
-        not_checked: "SnapshotContentCheckandUpdateFailed",
-        not_deleted: "SnapshotDeleteError",
+        not_taken: events::SNAPSHOT_CREATION_FAILED,
+        not_checked: events::SNAPSHOT_CONTENT_CHECK_AND_UPDATE_FAILED,
+        not_deleted: events::SNAPSHOT_DELETE_ERROR,
     };
 
-    fn seen(&self, driver: &str) -> Seen {
-        Seen::content(self, driver)
+    fn observe(&self, driver: &str) -> ObservedContent {
+        ObservedContent::content(self, driver)
     }
 
     fn driver(&self) -> &str {
@@ -139,7 +140,7 @@ impl Content for VolumeSnapshotContent {
     }
 
     /// A driver that cannot tell is believed to have it.
-    async fn look_up(
+    async fn fetch_state(
         &self,
         context: &Context,
         classes: &Cache<VolumeSnapshotClass>,

@@ -1,6 +1,7 @@
 //! Contents of groups of snapshots.
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
+use berth_core::names::events;
 use berth_csi::v1::{
     CreateVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest,
     VolumeGroupSnapshot,
@@ -11,7 +12,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::ResourceExt as _;
 use tonic::Status;
 
-use super::plan::Seen;
+use super::plan::ObservedContent;
 use super::worker::{Content, Secrets, Words, class_of};
 use super::{Context, Options, csi_name, taken};
 use crate::failure::Failure;
@@ -31,13 +32,13 @@ impl Content for VolumeGroupSnapshotContent {
         secret: (names::GROUP_SECRET_NAME, names::GROUP_SECRET_NAMESPACE),
         take: "CreateVolumeGroupSnapshot",
         delete: "DeleteVolumeGroupSnapshot",
-        not_taken: "GroupSnapshotCreationFailed",
-        not_checked: "GroupSnapshotContentCheckandUpdateFailed",
-        not_deleted: "GroupSnapshotDeleteError",
+        not_taken: events::GROUP_SNAPSHOT_CREATION_FAILED,
+        not_checked: events::GROUP_SNAPSHOT_CONTENT_CHECK_AND_UPDATE_FAILED,
+        not_deleted: events::GROUP_SNAPSHOT_DELETE_ERROR,
     };
 
-    fn seen(&self, driver: &str) -> Seen {
-        Seen::group(self, driver)
+    fn observe(&self, driver: &str) -> ObservedContent {
+        ObservedContent::group(self, driver)
     }
 
     fn driver(&self) -> &str {
@@ -138,7 +139,7 @@ impl Content for VolumeGroupSnapshotContent {
         Ok((made, None))
     }
 
-    async fn look_up(
+    async fn fetch_state(
         &self,
         context: &Context,
         classes: &Cache<VolumeGroupSnapshotClass>,

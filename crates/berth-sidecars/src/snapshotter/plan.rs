@@ -28,7 +28,7 @@ pub(super) enum Plan {
 pub(super) enum Source {
     /// It is taken of a volume, or of volumes.
     Volume,
-    /// It exists.
+    /// It exists already, and the content names its handle.
     Handle,
     /// It was taken with a group.
     Member,
@@ -39,7 +39,7 @@ pub(super) enum Source {
 /// What matters of a content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "the columns of a table")]
-pub(super) struct Seen {
+pub(super) struct ObservedContent {
     pub(super) ours: bool,
     pub(super) source: Source,
     /// An object refers to it and it to that object.
@@ -56,7 +56,7 @@ pub(super) struct Seen {
     pub(super) ready: bool,
 }
 
-impl Seen {
+impl ObservedContent {
     pub(super) fn content(content: &VolumeSnapshotContent, driver: &str) -> Self {
         let status = content.status.clone().unwrap_or_default();
         let source = &content.spec.source;
@@ -109,36 +109,40 @@ fn is_set(text: Option<&str>) -> bool {
 }
 
 /// What to do about a content.
-pub(super) fn plan(seen: Seen) -> Plan {
-    if !seen.ours {
+pub(super) fn plan(observed: ObservedContent) -> Plan {
+    if !observed.ours {
         return Plan::Nothing;
     }
-    let unbound = seen.source == Source::Handle && !seen.bound;
-    if seen.deleting && (unbound || (seen.being_deleted && !seen.being_created)) {
-        return match (seen.delete && seen.has_handle && !seen.grouped, seen.protected) {
+    let unbound = observed.source == Source::Handle && !observed.bound;
+    if observed.deleting && (unbound || (observed.being_deleted && !observed.being_created)) {
+        return match (observed.delete && observed.has_handle && !observed.grouped, observed.protected) {
             (true, _) => Plan::Delete,
             (false, true) => Plan::Release,
             (false, false) => Plan::Nothing,
         };
     }
     // Not begun, and nobody wants it any more: it would be taken only to be deleted.
-    if seen.being_deleted && seen.delete && !seen.being_created && !seen.has_handle {
+    if observed.being_deleted && observed.delete && !observed.being_created && !observed.has_handle {
         return Plan::Nothing;
     }
-    if seen.ready {
-        return if seen.being_created { Plan::Unmark } else { Plan::Nothing };
+    if observed.ready {
+        return if observed.being_created { Plan::Unmark } else { Plan::Nothing };
     }
-    match seen.source {
+    match observed.source {
         Source::Volume => Plan::Create,
         Source::Handle => Plan::Check,
-        Source::Member if seen.has_handle => Plan::Check,
+        Source::Member if observed.has_handle => Plan::Check,
         Source::Member | Source::Invalid => Plan::Nothing,
     }
 }
 
 /// Whether a change of a content calls for a look. Our own writes do not: the status (but a member of a group gets its
 /// handle from elsewhere), the finalizer, the mark.
-pub(super) fn matters<K: ResourceExt>(before: (&K, Seen), after: (&K, Seen), own_mark: &str) -> bool {
+pub(super) fn matters<K: ResourceExt>(
+    before: (&K, ObservedContent),
+    after: (&K, ObservedContent),
+    own_mark: &str,
+) -> bool {
     let marks = |object: &K| {
         let mut marks = object.annotations().clone();
         marks.remove(own_mark);

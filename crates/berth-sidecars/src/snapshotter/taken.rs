@@ -70,7 +70,7 @@ pub(super) fn error(before: Option<&SnapshotError>, message: &str, now: Timestam
     }
 }
 
-/// Nanoseconds since 1970.
+/// A time as the nanoseconds since 1970 that contents hold.
 pub(super) fn since_1970(time: Timestamp) -> i64 {
     i64::try_from(time.as_nanosecond()).unwrap_or(i64::MAX)
 }

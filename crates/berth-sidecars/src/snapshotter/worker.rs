@@ -1,5 +1,6 @@
 //! What is done about contents: the same steps for those of one snapshot and those of groups, with other calls.
 
+use berth_core::names::events;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,13 +13,13 @@ use k8s_openapi::api::core::v1::{ObjectReference, SecretReference};
 use kube::ResourceExt as _;
 use tonic::Status;
 
-use super::plan::{self, Plan, Seen};
+use super::plan::{self, ObservedContent, Plan};
 use super::{COMPONENT, Context, Options, poll, taken};
 use crate::failure::Failure;
 use crate::snapshots::SnapshotError;
 
 /// The reason of an event that tells how far something is.
-const PROGRESS: &str = "SnapshotProgress";
+const PROGRESS: &str = events::SNAPSHOT_PROGRESS;
 
 /// What a driver is given as secrets.
 pub(super) type Secrets = BTreeMap<String, String>;
@@ -35,7 +36,7 @@ pub(super) trait Content: Kind {
     const WORDS: Words;
 
     /// What matters of it to the plan.
-    fn seen(&self, driver: &str) -> Seen;
+    fn observe(&self, driver: &str) -> ObservedContent;
     /// The driver that it belongs to.
     fn driver(&self) -> &str;
     /// The object that it belongs to, where people look.
@@ -72,7 +73,7 @@ pub(super) trait Content: Kind {
         secrets: Secrets,
     ) -> impl Future<Output = Result<(Self::Answer, Option<String>), Status>> + Send;
     /// Asks how it is.
-    fn look_up(
+    fn fetch_state(
         &self,
         context: &Context,
         classes: &Cache<Self::Class>,
@@ -92,7 +93,7 @@ pub(super) struct Words {
     pub(super) finalizer: &'static str,
     /// The annotations that name the secret and its namespace.
     pub(super) secret: (&'static str, &'static str),
-    /// The calls.
+    /// The names of the CSI calls that take and delete it.
     pub(super) take: &'static str,
     pub(super) delete: &'static str,
     /// The reasons of events.
@@ -134,9 +135,9 @@ impl<C: Content> Worker<C> {
             ours: contents
                 .index(move |content: &C| if content.driver() == ours { vec![()] } else { Vec::new() }),
             by_class: contents.index(move |content: &C| {
-                let seen = content.seen(&unready);
+                let observed = content.observe(&unready);
                 let class = content.class_name().map(str::to_owned);
-                class.filter(|_| seen.ours && !seen.ready).into_iter().collect()
+                class.filter(|_| observed.ours && !observed.ready).into_iter().collect()
             }),
             by_handle: contents.index(move |content: &C| {
                 let handle = content.handle().filter(|_| content.driver() == taken);
@@ -155,15 +156,15 @@ impl<C: Content> Worker<C> {
         Loop::new(&self.context.cluster, &self.queue)
             .subscribe(&self.contents, move |before, after| {
                 let Some(after) = after else { return Vec::new() };
-                let seen = after.seen(&name);
+                let observed = after.observe(&name);
                 let changed = before.is_none_or(|before| {
                     plan::matters(
-                        (before.as_ref(), before.seen(&name)),
-                        (after.as_ref(), seen),
+                        (before.as_ref(), before.observe(&name)),
+                        (after.as_ref(), observed),
                         C::WORDS.mark,
                     )
                 });
-                if seen.ours && changed { vec![Key::of(after.as_ref())] } else { Vec::new() }
+                if observed.ours && changed { vec![Key::of(after.as_ref())] } else { Vec::new() }
             })
             .subscribe(&self.classes, move |_, after| {
                 let contents = after.map_or_else(Vec::new, |class| by_class.get(&class.name_any()));
@@ -174,7 +175,7 @@ impl<C: Content> Worker<C> {
 
     async fn sync(&self, key: &Key) -> Result<Next, Failure> {
         let Some(content) = self.contents.get(key) else { return Ok(Next::Done) };
-        match plan::plan(content.seen(&self.context.name)) {
+        match plan::plan(content.observe(&self.context.name)) {
             Plan::Nothing => Ok(Next::Done),
             Plan::Unmark => {
                 self.unmark(&content).await?;
@@ -219,14 +220,14 @@ impl<C: Content> Worker<C> {
         let Some(content) = marked.await? else { return Ok(Next::Done) };
         let begun = Instant::now();
         let made = C::take(&self.context, request, secrets).await;
-        tell(C::WORDS.take, volume.as_deref(), begun, made.as_ref().err());
+        trace_call(C::WORDS.take, volume.as_deref(), begun, made.as_ref().err());
         let made = made.and_then(|(made, progress)| Ok((self.not_of_another(made, &content)?, progress)));
         match made {
             Ok((made, progress)) => {
                 let next = self.save(&content, &made, true).await?;
                 if let Some(words) = progress {
                     // One for each answer, so never more than it is asked, ever more seldom.
-                    self.tell_owner(&content, Severity::Normal, PROGRESS, words);
+                    self.record_for_owner(&content, Severity::Normal, PROGRESS, words);
                 }
                 Ok(next)
             }
@@ -267,7 +268,7 @@ impl<C: Content> Worker<C> {
 
     /// Asks how a snapshot or a group that exists is.
     async fn check(&self, content: &Arc<C>) -> Result<Next, Failure> {
-        match content.look_up(&self.context, &self.classes).await {
+        match content.fetch_state(&self.context, &self.classes).await {
             Ok(found) => self.save(content, &found, false).await,
             Err(failure) => {
                 let doing = format!("Failed to check and update {} content", C::WORDS.what);
@@ -295,7 +296,7 @@ impl<C: Content> Worker<C> {
         // Data is about to be deleted: what the cache says is not enough.
         let live = self.context.cluster.fetch::<C>(&Key::of(content.as_ref())).await?;
         let Some(live) = live.filter(|live| live.uid() == content.uid()) else { return Ok(Next::Done) };
-        if plan::plan(live.seen(&self.context.name)) != Plan::Delete {
+        if plan::plan(live.observe(&self.context.name)) != Plan::Delete {
             // The cache has it now too, and nothing else brings it back: a status that was cleared is our own write.
             return Ok(Next::After(Duration::ZERO));
         }
@@ -319,8 +320,8 @@ impl<C: Content> Worker<C> {
         let begun = Instant::now();
         let deleted = content.delete(&self.context, secrets).await;
         match &deleted {
-            Ok(()) => tell(C::WORDS.delete, volume.as_deref(), begun, None),
-            Err(Failure::Call(status)) => tell(C::WORDS.delete, volume.as_deref(), begun, Some(status)),
+            Ok(()) => trace_call(C::WORDS.delete, volume.as_deref(), begun, None),
+            Err(Failure::Call(status)) => trace_call(C::WORDS.delete, volume.as_deref(), begun, Some(status)),
             // The driver was not asked.
             Err(_) => {}
         }
@@ -328,10 +329,10 @@ impl<C: Content> Worker<C> {
     }
 
     /// Tells of something where people look first: on the snapshot or the group itself.
-    fn tell_owner(&self, content: &C, severity: Severity, reason: &str, message: String) {
+    fn record_for_owner(&self, content: &C, severity: Severity, reason: &str, message: String) {
         let owner = content.owner();
         if owner.uid.as_deref().is_some_and(|uid| !uid.is_empty()) {
-            self.context.recorder.tell(owner.clone(), severity, reason, message);
+            self.context.recorder.record(owner.clone(), severity, reason, message);
         }
     }
 
@@ -372,7 +373,7 @@ impl<C: Content> Worker<C> {
         let known = content.error().and_then(|error| error.message.as_deref());
         if known != Some(message.as_str()) {
             self.context.recorder.warning(content.as_ref(), reason, message.clone());
-            self.tell_owner(content, Severity::Warning, reason, message.clone());
+            self.record_for_owner(content, Severity::Warning, reason, message.clone());
         }
         let now = Timestamp::now();
         self.context
@@ -415,7 +416,7 @@ pub(super) fn secret_of<C: Content>(content: &C) -> Result<Option<SecretReferenc
     }
 }
 
-fn tell(call: &str, volume: Option<&str>, begun: Instant, error: Option<&Status>) {
+fn trace_call(call: &str, volume: Option<&str>, begun: Instant, error: Option<&Status>) {
     let step = Step { component: COMPONENT, call, volume: volume.unwrap_or_default(), ..Step::default() };
     step.ended(begun, error.map(Status::message));
 }

@@ -103,7 +103,7 @@ impl Act {
         world.settles(&goals(subjects, before), ours, "preparing").await;
     }
 
-    /// Asks for it.
+    /// Writes the object that asks for the act.
     pub(crate) async fn ask(self, world: &World, subject: &str) {
         let server = &world.server;
         let copy = format!("{subject}-copy");

@@ -293,7 +293,7 @@ impl Components {
         Self { shutdown, running }
     }
 
-    /// An orderly stop.
+    /// Stops the components and waits for the work under way.
     pub(crate) async fn stop(mut self) {
         self.shutdown.cancel();
         while let Some(ended) = self.running.join_next().await {

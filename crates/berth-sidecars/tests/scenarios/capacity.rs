@@ -86,20 +86,23 @@ fn objects(server: &Server) -> Api<CSIStorageCapacity> {
 }
 
 /// What an object tells: class, value of its topology, capacity.
-type Told = (String, String, String);
+type PublishedCapacity = (String, String, String);
 
-pub(crate) fn told(class: &str, node: &str, capacity: &str) -> Told {
+pub(crate) fn published(class: &str, node: &str, capacity: &str) -> PublishedCapacity {
     (class.to_owned(), node.to_owned(), capacity.to_owned())
 }
 
-fn tells(object: &CSIStorageCapacity) -> Told {
+fn tells(object: &CSIStorageCapacity) -> PublishedCapacity {
     let topology = object.node_topology.clone().unwrap_or_default().match_labels.unwrap_or_default();
     let capacity = object.capacity.clone().map(|size| size.0).unwrap_or_default();
     (object.storage_class_name.clone(), topology.into_values().collect(), capacity)
 }
 
 /// Waits until the objects that nobody else made tell exactly this.
-pub(crate) async fn until_told(server: &Server, expected: &[Told]) -> Vec<CSIStorageCapacity> {
+pub(crate) async fn until_published(
+    server: &Server,
+    expected: &[PublishedCapacity],
+) -> Vec<CSIStorageCapacity> {
     let mut expected = expected.to_vec();
     expected.sort();
     let mut there: BTreeMap<String, CSIStorageCapacity> = BTreeMap::new();
@@ -169,9 +172,13 @@ async fn each_class_that_waits_has_one_object_per_place_with_labels_owner_and_li
         let owner = Some(Owner { pod: "driver-0".to_owned(), level: 0 });
         options.capacity = Some(Capacity { owner, ..capacity() });
     });
-    let there = until_told(
+    let there = until_published(
         &server,
-        &[told("late", NODE, "100Mi"), told("same", NODE, "100Mi"), told("other", NODE, "300Mi")],
+        &[
+            published("late", NODE, "100Mi"),
+            published("same", NODE, "100Mi"),
+            published("other", NODE, "300Mi"),
+        ],
     )
     .await;
     for object in &there {
@@ -206,16 +213,16 @@ async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_f
         options.metrics = metrics;
         options.capacity = Some(Capacity { immediate: true, ..capacity() });
     });
-    until_told(&server, &[told("late", NODE, "100Mi"), told("now", NODE, "100Mi")]).await;
+    until_published(&server, &[published("late", NODE, "100Mi"), published("now", NODE, "100Mi")]).await;
     let claim = server.claim("data", "now", json!({})).await;
     let volume = server.provisioned(&claim).await.name_any();
-    until_told(&server, &[told("late", NODE, "84Mi"), told("now", NODE, "84Mi")]).await;
+    until_published(&server, &[published("late", NODE, "84Mi"), published("now", NODE, "84Mi")]).await;
 
     server.bind("data").await;
     server.claims().delete("data", &DeleteParams::default()).await.unwrap();
     server.release(&volume).await;
     server.wait(server.api(), &volume, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
-    until_told(&server, &[told("late", NODE, "100Mi"), told("now", NODE, "100Mi")]).await;
+    until_published(&server, &[published("late", NODE, "100Mi"), published("now", NODE, "100Mi")]).await;
     running.stop().await;
     let mut text = String::new();
     prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
@@ -236,24 +243,24 @@ async fn classes_and_places_that_come_and_go_bring_and_take_their_objects() {
     let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
     let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
     class(&server, "one", "fast", json!({})).await;
-    until_told(&server, &[told("one", NODE, "100Mi")]).await;
+    until_published(&server, &[published("one", NODE, "100Mi")]).await;
     class(&server, "two", "fast", json!({})).await;
-    until_told(&server, &[told("one", NODE, "100Mi"), told("two", NODE, "100Mi")]).await;
+    until_published(&server, &[published("one", NODE, "100Mi"), published("two", NODE, "100Mi")]).await;
     server.api::<StorageClass>().delete("one", &DeleteParams::default()).await.unwrap();
-    until_told(&server, &[told("two", NODE, "100Mi")]).await;
+    until_published(&server, &[published("two", NODE, "100Mi")]).await;
 
     // A second node, where this driver has nothing; it counts once its label is there, too.
     server.apply::<Node>(json!({ "metadata": { "name": "node-b" } })).await;
     let own = json!({ "name": DRIVER, "nodeID": "node-b", "topologyKeys": [KEY] });
     server.apply::<CSINode>(json!({ "metadata": { "name": "node-b" }, "spec": { "drivers": [own] } })).await;
     patch(&server.api::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "node-b" } } })).await;
-    until_told(&server, &[told("two", NODE, "100Mi"), told("two", "node-b", "0")]).await;
+    until_published(&server, &[published("two", NODE, "100Mi"), published("two", "node-b", "0")]).await;
     patch(&server.api::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "moved" } } })).await;
-    until_told(&server, &[told("two", NODE, "100Mi"), told("two", "moved", "0")]).await;
+    until_published(&server, &[published("two", NODE, "100Mi"), published("two", "moved", "0")]).await;
     patch(&server.api::<CSINode>(), "node-b", json!({ "spec": { "drivers": [] } })).await;
-    until_told(&server, &[told("two", NODE, "100Mi")]).await;
+    until_published(&server, &[published("two", NODE, "100Mi")]).await;
     server.api::<Node>().delete(NODE, &DeleteParams::default()).await.unwrap();
-    until_told(&server, &[]).await;
+    until_published(&server, &[]).await;
     running.stop().await;
 }
 
@@ -289,20 +296,20 @@ async fn what_a_predecessor_left_is_taken_over_and_what_is_too_much_is_deleted()
     make(&server, object("csisc-nowhere", "late", ours, Value::Null)).await;
     make(&server, object("theirs", "gone", "external-provisioner-node-x", here())).await;
     let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
-    let there = until_told(&server, &[told("late", NODE, "100Mi")]).await;
+    let there = until_published(&server, &[published("late", NODE, "100Mi")]).await;
     assert_eq!(there.len(), 2, "another publisher's object stays");
     assert!(there.iter().any(|object| object.uid() == kept.uid()), "taken over, not made anew");
 
     // A second for the same, made by whatever mistake; and then the one that is left is deleted by somebody.
     make(&server, object("csisc-b", "late", ours, here())).await;
-    let there = until_told(&server, &[told("late", NODE, "100Mi")]).await;
+    let there = until_published(&server, &[published("late", NODE, "100Mi")]).await;
     assert!(there.iter().any(|object| object.uid() == kept.uid()), "the older stays");
     objects(&server).delete("csisc-a", &DeleteParams::default()).await.unwrap();
     let again = server
         .wait(objects(&server), "csisc-a", "gone", |object: Option<&CSIStorageCapacity>| object.is_none())
         .await;
     assert!(again.is_none());
-    until_told(&server, &[told("late", NODE, "100Mi")]).await;
+    until_published(&server, &[published("late", NODE, "100Mi")]).await;
     running.stop().await;
 }
 
@@ -313,10 +320,10 @@ async fn a_class_that_the_driver_refuses_keeps_no_other_from_being_told() {
     class(&server, "bad", "no-such-pool", json!({})).await;
     class(&server, "good", "fast", json!({})).await;
     let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
-    until_told(&server, &[told("good", NODE, "100Mi")]).await;
+    until_published(&server, &[published("good", NODE, "100Mi")]).await;
     // Later ones are told, too: the one that fails waits for its turn like the others.
     class(&server, "later", "fast", json!({})).await;
-    until_told(&server, &[told("good", NODE, "100Mi"), told("later", NODE, "100Mi")]).await;
+    until_published(&server, &[published("good", NODE, "100Mi"), published("later", NODE, "100Mi")]).await;
     running.stop().await;
 }
 
@@ -329,7 +336,7 @@ async fn the_clock_finds_what_nobody_told_of() {
     let running = Provisioner::start(&server, &driver, |options| {
         options.capacity = Some(Capacity { poll, ..capacity() });
     });
-    until_told(&server, &[told("late", NODE, "100Mi")]).await;
+    until_published(&server, &[published("late", NODE, "100Mi")]).await;
     let request = berth_csi::v1::CreateVolumeRequest {
         name: "behind-everybodys-back".to_owned(),
         capacity_range: Some(berth_csi::v1::CapacityRange { required_bytes: 30 << 20, limit_bytes: 0 }),
@@ -341,7 +348,7 @@ async fn the_clock_finds_what_nobody_told_of() {
         ..berth_csi::v1::CreateVolumeRequest::default()
     };
     driver.call(PATIENCE, request).await.unwrap();
-    until_told(&server, &[told("late", NODE, "70Mi")]).await;
+    until_published(&server, &[published("late", NODE, "70Mi")]).await;
     running.stop().await;
 }
 
@@ -357,8 +364,8 @@ async fn if_the_driver_object_decides_capacity_is_told_while_it_says_so() {
     });
     let say = |said: bool| json!({ "spec": { "storageCapacity": said } });
     patch(&server.api::<CSIDriver>(), DRIVER, say(true)).await;
-    until_told(&server, &[told("late", NODE, "100Mi")]).await;
+    until_published(&server, &[published("late", NODE, "100Mi")]).await;
     patch(&server.api::<CSIDriver>(), DRIVER, say(false)).await;
-    until_told(&server, &[]).await;
+    until_published(&server, &[]).await;
     running.stop().await;
 }

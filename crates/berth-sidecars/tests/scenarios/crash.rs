@@ -13,7 +13,7 @@ use crate::world::{Goals, World};
 /// What people do after the first death, while nobody works.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Meanwhile {
-    /// They wait.
+    /// They wait until it is done.
     Nothing,
     /// They take back what they asked for.
     TakeBack,

@@ -29,7 +29,7 @@ pub(crate) struct Storage {
     pub(crate) attached: Mutex<BTreeSet<(String, String)>>,
     /// Answers that calls of a method get for a volume, first come first served.
     pub(crate) faults: Mutex<Vec<Fault>>,
-    /// Every call.
+    /// Every call since the start, in order.
     pub(crate) calls: Mutex<Vec<Call>>,
     /// Snapshots by name: the volume. Members of a group have the group's name and their number.
     pub(crate) snapshots: Mutex<BTreeMap<String, String>>,
@@ -68,7 +68,7 @@ pub(crate) struct Fault {
     /// Part of the volume's name or id; empty for any.
     pub(crate) volume: String,
     pub(crate) kind: FaultKind,
-    /// How often.
+    /// How many calls it still applies to.
     pub(crate) times: u32,
 }
 
@@ -78,7 +78,7 @@ pub(crate) enum FaultKind {
     Code(Code),
     /// Done, but answered with a code.
     DoneBut(Code),
-    /// No answer.
+    /// There is no answer until the faults are lifted.
     Hang,
     /// Done after this time.
     Slow(Duration),
@@ -96,7 +96,7 @@ pub(crate) enum Lie {
     Empty,
     /// The id of somebody else's volume or snapshot.
     Another,
-    /// Nothing was done.
+    /// The answer is right, but nothing was done.
     Idle,
     /// A list that never ends.
     Endless,

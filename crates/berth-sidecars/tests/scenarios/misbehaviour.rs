@@ -28,24 +28,24 @@ const TRIES: usize = 6;
 struct Call {
     method: &'static str,
     act: Act,
-    told: Told,
+    report: FailureReport,
     /// The lies that can be seen through, and what is said then.
     lies: &'static [(Lie, &'static str)],
 }
 
 /// Where people are told.
 #[derive(Debug, Clone, Copy)]
-enum Told {
+enum FailureReport {
     /// By an event with this reason.
     Event(&'static str),
-    /// In the attachment.
+    /// In the status of the VolumeAttachment.
     Attachment,
 }
 
 const CREATE_VOLUME: Call = Call {
     method: "CreateVolume",
     act: Act::Provision,
-    told: Told::Event("ProvisioningFailed"),
+    report: FailureReport::Event("ProvisioningFailed"),
     lies: &[
         (Lie::Small, "less than requested capacity"),
         (Lie::Empty, "answer to CreateVolume has no volume id"),
@@ -55,29 +55,37 @@ const CREATE_VOLUME: Call = Call {
 const DELETE_VOLUME: Call = Call {
     method: "DeleteVolume",
     act: Act::DeleteVolume,
-    told: Told::Event("VolumeFailedDelete"),
+    report: FailureReport::Event("VolumeFailedDelete"),
     lies: &[],
 };
-const PUBLISH: Call =
-    Call { method: "ControllerPublishVolume", act: Act::Attach, told: Told::Attachment, lies: &[] };
-const UNPUBLISH: Call =
-    Call { method: "ControllerUnpublishVolume", act: Act::Detach, told: Told::Attachment, lies: &[] };
+const PUBLISH: Call = Call {
+    method: "ControllerPublishVolume",
+    act: Act::Attach,
+    report: FailureReport::Attachment,
+    lies: &[],
+};
+const UNPUBLISH: Call = Call {
+    method: "ControllerUnpublishVolume",
+    act: Act::Detach,
+    report: FailureReport::Attachment,
+    lies: &[],
+};
 const EXPAND: Call = Call {
     method: "ControllerExpandVolume",
     act: Act::Grow,
-    told: Told::Event("VolumeResizeFailed"),
+    report: FailureReport::Event("VolumeResizeFailed"),
     lies: &[(Lie::Small, "grew the volume to")],
 };
 const MODIFY: Call = Call {
     method: "ControllerModifyVolume",
     act: Act::Modify,
-    told: Told::Event("VolumeModifyFailed"),
+    report: FailureReport::Event("VolumeModifyFailed"),
     lies: &[],
 };
 const CREATE_SNAPSHOT: Call = Call {
     method: "CreateSnapshot",
     act: Act::Snapshot,
-    told: Told::Event("SnapshotCreationFailed"),
+    report: FailureReport::Event("SnapshotCreationFailed"),
     lies: &[
         (Lie::Empty, "answer to CreateSnapshot has no snapshot id"),
         (Lie::Another, "which belongs to VolumeSnapshotContent"),
@@ -86,19 +94,19 @@ const CREATE_SNAPSHOT: Call = Call {
 const DELETE_SNAPSHOT: Call = Call {
     method: "DeleteSnapshot",
     act: Act::DeleteSnapshot,
-    told: Told::Event("SnapshotDeleteError"),
+    report: FailureReport::Event("SnapshotDeleteError"),
     lies: &[],
 };
 const CREATE_GROUP: Call = Call {
     method: "CreateVolumeGroupSnapshot",
     act: Act::Group,
-    told: Told::Event("GroupSnapshotCreationFailed"),
+    report: FailureReport::Event("GroupSnapshotCreationFailed"),
     lies: &[(Lie::Empty, "answer to CreateVolumeGroupSnapshot has no group snapshot id")],
 };
 const DELETE_GROUP: Call = Call {
     method: "DeleteVolumeGroupSnapshot",
     act: Act::DeleteGroup,
-    told: Told::Event("GroupSnapshotDeleteError"),
+    report: FailureReport::Event("GroupSnapshotDeleteError"),
     lies: &[],
 };
 
@@ -190,12 +198,12 @@ impl Trial {
     async fn tells_and_backs_off(&self) {
         for row in self.rows.iter().filter(|row| row.said.is_some()) {
             let said = row.said.as_deref().unwrap();
-            match self.call.told {
-                Told::Event(reason) => {
+            match self.call.report {
+                FailureReport::Event(reason) => {
                     self.world.server.event(reason, said).await;
                 }
-                Told::Attachment => {
-                    let told = |attachment: Option<&VolumeAttachment>| {
+                FailureReport::Attachment => {
+                    let reported = |attachment: Option<&VolumeAttachment>| {
                         let status = attachment.and_then(|attachment| attachment.status.clone());
                         let status = status.unwrap_or_default();
                         [status.attach_error, status.detach_error]
@@ -203,7 +211,7 @@ impl Trial {
                             .flatten()
                             .any(|error| error.message.is_some_and(|message| message.contains(said)))
                     };
-                    self.world.server.wait(self.world.server.api(), &row.subject, said, told).await;
+                    self.world.server.wait(self.world.server.api(), &row.subject, said, reported).await;
                 }
             }
             let times = self.calls(row).await;
@@ -262,8 +270,8 @@ async fn misbehaves(call: Call) {
 
 /// The driver dies of a call, each time, before or after the work; it is back at once.
 async fn crashes(call: Call) {
-    let told = Some("rpc error: code = Unavailable desc = ".to_owned());
-    let kinds = [false, true].map(|done| (FaultKind::Crash { done }, told.clone()));
+    let reported = Some("rpc error: code = Unavailable desc = ".to_owned());
+    let kinds = [false, true].map(|done| (FaultKind::Crash { done }, reported.clone()));
     let trial = Trial::prepare(call, rows(kinds.to_vec())).await;
     let socket = Socket::serve(&trial.world.storage).await;
     let driver = Driver::connect(&socket.endpoint);
@@ -351,10 +359,10 @@ async fn what_was_only_said_to_be_attached_is_attached_when_the_driver_is_asked(
     for subject in &subjects {
         Act::Attach.ask(&world, subject).await;
     }
-    let told = |attachment: Option<&VolumeAttachment>| {
+    let reported = |attachment: Option<&VolumeAttachment>| {
         attachment.and_then(|attachment| attachment.status.as_ref()).is_some_and(|status| status.attached)
     };
-    world.server.wait(world.server.api(), "bad", "attached", told).await;
+    world.server.wait(world.server.api(), "bad", "attached", reported).await;
     // The driver's own change is nothing that Kubernetes hears of.
     listed(&world, 4).await;
     world.settles(&goals(&subjects, Act::Attach.after()), |_| true, "asked").await;

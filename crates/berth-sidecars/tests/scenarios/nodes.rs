@@ -12,21 +12,21 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::bench::{DRIVER, Server};
-use crate::capacity::{Provisioner, capacity, class, pools, told, until_told};
+use crate::capacity::{Provisioner, capacity, class, pools, published, until_published};
 use crate::faults::unprotect;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 const MARK: &str = "creating.berth.dev/local.berth.dev_";
 
 /// A node with a driver of its own, and so much in its pool.
-struct Place {
+struct NodeUnderTest {
     name: &'static str,
     backend: Local,
     driver: Driver,
     _directory: TempDir,
 }
 
-impl Place {
+impl NodeUnderTest {
     async fn new(name: &'static str, mebibytes: u64) -> Self {
         let place = tempfile::tempdir().unwrap();
         let (backend, driver) = pools(place.path(), name, &[("fast", mebibytes)]).await;
@@ -68,8 +68,11 @@ async fn gone(server: &Server, volume: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_node_that_the_scheduler_selects_provisions_and_deletes_alone() {
-    let (server, a, b) =
-        (Server::start().await, Place::new("node-a", 100).await, Place::new("node-b", 100).await);
+    let (server, a, b) = (
+        Server::start().await,
+        NodeUnderTest::new("node-a", 100).await,
+        NodeUnderTest::new("node-b", 100).await,
+    );
     now_and_late(&server).await;
     let running = [&a, &b].map(|place| place.start(&server, |_| {}));
     let claim = server.claim("data", "late", selected("node-b")).await;
@@ -78,13 +81,13 @@ async fn the_node_that_the_scheduler_selects_provisions_and_deletes_alone() {
     assert_eq!((a.backend.volume_count(), b.backend.volume_count()), (0, 1));
     let identity = &volume.spec.clone().unwrap().csi.unwrap().volume_attributes.unwrap()["storage.kubernetes.io/csiProvisionerIdentity"];
     assert!(identity.ends_with("-local.berth.dev-node-b"), "{identity}");
-    until_told(
+    until_published(
         &server,
         &[
-            told("late", "node-a", "100Mi"),
-            told("now", "node-a", "100Mi"),
-            told("late", "node-b", "84Mi"),
-            told("now", "node-b", "84Mi"),
+            published("late", "node-a", "100Mi"),
+            published("now", "node-a", "100Mi"),
+            published("late", "node-b", "84Mi"),
+            published("now", "node-b", "84Mi"),
         ],
     )
     .await
@@ -106,10 +109,13 @@ async fn the_node_that_the_scheduler_selects_provisions_and_deletes_alone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_binds_at_once_is_provisioned_on_one_node_that_has_the_room() {
-    let (server, a, b) =
-        (Server::start().await, Place::new("node-a", 100).await, Place::new("node-b", 10).await);
+    let (server, a, b) = (
+        Server::start().await,
+        NodeUnderTest::new("node-a", 100).await,
+        NodeUnderTest::new("node-b", 10).await,
+    );
     now_and_late(&server).await;
-    let c = Place::new("node-c", 100).await;
+    let c = NodeUnderTest::new("node-c", 100).await;
     let running = [&a, &b, &c].map(|place| place.start(&server, |_| {}));
     for number in 0..6 {
         let claim = server.claim(&format!("data-{number}"), "now", json!({})).await;
@@ -127,13 +133,13 @@ async fn a_claim_that_binds_at_once_is_provisioned_on_one_node_that_has_the_room
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_finds_no_room_anywhere_waits_and_goes_on_when_there_is_some() {
-    let (server, a) = (Server::start().await, Place::new("node-a", 20).await);
+    let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 20).await);
     now_and_late(&server).await;
     let running = a.start(&server, |_| {});
     let first = server.claim("first", "now", json!({})).await;
     let volume = server.provisioned(&first).await.name_any();
     let second = server.claim("second", "now", json!({})).await;
-    until_told(&server, &[told("late", "node-a", "4Mi"), told("now", "node-a", "4Mi")]).await;
+    until_published(&server, &[published("late", "node-a", "4Mi"), published("now", "node-a", "4Mi")]).await;
     let waiting = server.claims().get("second").await.unwrap();
     assert!(!waiting.annotations().contains_key(SELECTED) && waiting.finalizers().len() == 1, "{waiting:?}");
     server.bind("first").await;
@@ -145,7 +151,7 @@ async fn a_claim_that_finds_no_room_anywhere_waits_and_goes_on_when_there_is_som
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_that_has_no_room_after_all_gives_the_claim_back_to_the_scheduler() {
-    let (server, a) = (Server::start().await, Place::new("node-a", 10).await);
+    let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 10).await);
     now_and_late(&server).await;
     let running = a.start(&server, |_| {});
     server.claim("data", "late", selected("node-a")).await;
@@ -162,7 +168,7 @@ async fn a_node_that_has_no_room_after_all_gives_the_claim_back_to_the_scheduler
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_leaves_claims_of_others_and_classes_that_bind_at_once_alone_if_told_so() {
-    let (server, a) = (Server::start().await, Place::new("node-a", 100).await);
+    let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 100).await);
     now_and_late(&server).await;
     let running = a.start(&server, |node| node.immediate = false);
     server.claim("free", "now", json!({})).await;
@@ -180,8 +186,11 @@ async fn a_node_leaves_claims_of_others_and_classes_that_bind_at_once_alone_if_t
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_node_has_begun_is_undone_by_that_node_and_no_other() {
-    let (server, a, b) =
-        (Server::start().await, Place::new("node-a", 100).await, Place::new("node-b", 100).await);
+    let (server, a, b) = (
+        Server::start().await,
+        NodeUnderTest::new("node-a", 100).await,
+        NodeUnderTest::new("node-b", 100).await,
+    );
     now_and_late(&server).await;
     // Node b died after its call, and before it could tell.
     let mut begun = selected("node-b");

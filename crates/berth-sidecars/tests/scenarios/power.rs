@@ -47,7 +47,7 @@ impl Power {
         Self::new(Some(last))
     }
 
-    /// Stays on.
+    /// A power that never goes off.
     pub(crate) fn on() -> Self {
         Self::new(None)
     }

@@ -9,11 +9,11 @@ use super::World;
 /// Number, claims, volumes, claims after, volumes after, events. An empty "after" is the same as before.
 type Case = (&'static str, &'static str, &'static str, &'static str, &'static str, &'static str);
 
-fn look_at_claims(cases: &[Case]) {
+fn reconcile_claims(cases: &[Case]) {
     for (case, claims, volumes, claims_after, volumes_after, events) in cases {
         let mut world =
             World::new(claims, volumes).with_class("wait", "x.y/z", "WaitForFirstConsumer", false);
-        world.look_at_claim("c");
+        world.reconcile_claim("c");
         let or = |after: &'static str, before: &'static str| if after.is_empty() { before } else { after };
         world.check(case, or(claims_after, claims), or(volumes_after, volumes), events);
         assert!(world.deeds.is_empty(), "{case}");
@@ -21,10 +21,10 @@ fn look_at_claims(cases: &[Case]) {
     }
 }
 
-fn look_at_volumes(cases: &[Case]) {
+fn reconcile_volumes(cases: &[Case]) {
     for (case, claims, volumes, claims_after, volumes_after, events) in cases {
         let mut world = World::new(claims, volumes);
-        world.look_at_volume("v");
+        world.reconcile_volume("v");
         let or = |after: &'static str, before: &'static str| if after.is_empty() { before } else { after };
         world.check(case, or(claims_after, claims), or(volumes_after, volumes), events);
         assert!(world.deeds.is_empty(), "{case}");
@@ -34,7 +34,7 @@ fn look_at_volumes(cases: &[Case]) {
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn claims_that_take_any_volume() {
-    look_at_claims(&[
+    reconcile_claims(&[
         (
             "1-1",
             "c 1Gi Pending",
@@ -135,7 +135,7 @@ fn claims_that_take_any_volume() {
 
 #[test]
 fn claims_that_want_one_volume() {
-    look_at_claims(&[
+    reconcile_claims(&[
         ("2-1", "c 10Gi Pending vol=v", "", "", "", "Normal FailedBinding"),
         ("2-2", "c 10Gi Bound vol=v", "", "c 10Gi Pending vol=v", "", "Normal FailedBinding"),
         (
@@ -209,7 +209,7 @@ fn claims_that_want_one_volume() {
 
 #[test]
 fn claims_that_were_bound_once() {
-    look_at_claims(&[
+    reconcile_claims(&[
         ("3-1", "c 10Gi Bound bbc bc", "", "c 10Gi Lost bbc bc", "", "Warning ClaimLost"),
         ("3-2", "c 10Gi Bound vol=v bbc bc", "", "c 10Gi Lost vol=v bbc bc", "", "Warning ClaimLost"),
         (
@@ -267,7 +267,7 @@ fn claims_that_were_bound_once() {
 
 #[test]
 fn volumes_and_the_claims_they_point_at() {
-    look_at_volumes(&[
+    reconcile_volumes(&[
         ("4-1", "", "v 10Gi Pending", "", "v 10Gi Available", ""),
         ("4-2", "", "v 10Gi Pending ref=c", "", "v 10Gi Available ref=c", ""),
         ("4-3", "", "v 10Gi Bound ref=c:u", "", "v 10Gi Released ref=c:u", ""),
@@ -298,7 +298,7 @@ fn volumes_and_the_claims_they_point_at() {
 
 #[test]
 fn classes_must_be_equal() {
-    look_at_claims(&[
+    reconcile_claims(&[
         (
             "13-1",
             "c 1Gi Pending class=gold",
@@ -345,7 +345,7 @@ fn classes_must_be_equal() {
 #[test]
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn volume_modes_must_be_equal() {
-    look_at_claims(&[
+    reconcile_claims(&[
         (
             "14-1",
             "c 10Gi Pending block",
@@ -432,7 +432,7 @@ fn volume_modes_must_be_equal() {
         ),
     ]);
     let warned = "Warning VolumeMismatch (volume), Warning VolumeMismatch";
-    look_at_volumes(&[
+    reconcile_volumes(&[
         ("14-13", "c 10Gi Pending block", "v 10Gi Available ref=c:u bbc", "", "", warned),
         ("14-13-1", "c 10Gi Pending", "v 10Gi Available ref=c:u bbc block", "", "", warned),
         ("14-14", "c 10Gi Pending block", "v 10Gi Available ref=c:u bbc block", "", "", ""),
@@ -455,15 +455,15 @@ fn many_looks_end_in_one_binding() {
 
 #[test]
 fn a_claim_that_waits_names_the_pods_it_waits_for() {
-    for (pods, event, message) in [
+    for (pods, reason, message) in [
         (vec![], "WaitForFirstConsumer", "waiting for first consumer to be created before binding"),
         (vec!["a"], "WaitForPodScheduled", "waiting for pod a to be scheduled"),
         (vec!["a", "b"], "WaitForPodScheduled", "waiting for pods a,b to be scheduled"),
     ] {
         let pods: Vec<String> = pods.into_iter().map(str::to_owned).collect();
-        let super::Step::Tell(news) = super::super::plan::wait_for_consumer(&pods) else {
+        let super::Step::Record(event) = super::super::plan::wait_for_consumer(&pods) else {
             panic!("no event")
         };
-        assert_eq!((news.reason, news.message.as_str()), (event, message));
+        assert_eq!((event.reason, event.message.as_str()), (reason, message));
     }
 }

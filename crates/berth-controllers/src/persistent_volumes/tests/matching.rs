@@ -126,7 +126,7 @@ fn a_volume_that_is_being_deleted_is_not_found() {
     assert_eq!(find("v 1G Available ref=c deleted", "c 1G Pending"), "");
     let seen = |volume: &str| {
         let mut world = super::World::new("c 1G Pending vol=v", volume);
-        world.look_at_claim("c");
+        world.reconcile_claim("c");
         world.claims["c"].status.as_ref().unwrap().phase.clone().unwrap()
     };
     assert_eq!(seen("v 1G Available"), "Bound");
@@ -176,7 +176,7 @@ fn a_claim_that_waits_for_its_consumer_takes_no_free_volume() {
         "WaitForFirstConsumer",
         false,
     );
-    world.look_at_claim("c");
+    world.reconcile_claim("c");
     assert!(plan::is_delayed(Some(&world.classes[0])));
     assert_eq!(world.events, ["Normal WaitForFirstConsumer"]);
     assert_eq!(world.volumes_text(), super::World::new("", VOLUMES).volumes_text());

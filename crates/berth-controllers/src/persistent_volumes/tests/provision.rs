@@ -83,7 +83,7 @@ fn claims_are_handed_to_the_provisioner_of_their_class() {
         ),
     ] {
         let mut world = world(claim, volumes);
-        world.look_at_claim("c");
+        world.reconcile_claim("c");
         world.check(case, claim_after, volumes_after, events);
     }
 }
@@ -110,7 +110,7 @@ fn a_claim_is_bound_to_what_its_provisioner_made() {
 fn a_claim_keeps_saying_whom_it_waits_for_until_it_is_migrated_back() {
     // A migrated annotation of a plugin that is not migrated goes away.
     let mut world = world("c 1Gi Pending class=external asked=vendor.com/my-volume migrated=some.driver", "");
-    world.look_at_claim("c");
+    world.reconcile_claim("c");
     world.check(
         "annealed",
         "c 1Gi Pending class=external asked=vendor.com/my-volume",

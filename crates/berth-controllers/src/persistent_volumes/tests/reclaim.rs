@@ -18,10 +18,10 @@ use super::{World, claim, volume};
 /// Number, claims, volumes, volumes after, events, and what remains to be done outside Kubernetes.
 type Case = (&'static str, &'static str, &'static str, &'static str, &'static str, Option<Step>);
 
-fn look(cases: Vec<Case>) {
+fn reconcile(cases: Vec<Case>) {
     for (case, claims, volumes, after, events, deed) in cases {
         let mut world = World::new(claims, volumes);
-        world.look_at_volume("v");
+        world.reconcile_volume("v");
         world.check(case, claims, after, events);
         assert_eq!(world.deeds, Vec::from_iter(deed), "deeds of {case}");
     }
@@ -31,7 +31,7 @@ fn look(cases: Vec<Case>) {
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn released_volumes_are_deleted_by_whoever_made_them() {
     let host = Some(Step::DeleteHostPath);
-    look(vec![
+    reconcile(vec![
         (
             "8-1",
             "",
@@ -163,7 +163,7 @@ fn only_a_volume_whose_claim_is_gone_may_lose_its_data() {
 #[test]
 fn released_volumes_are_recycled_or_say_why_not() {
     let recycle = Some(Step::Recycle);
-    look(vec![
+    reconcile(vec![
         (
             "6-1",
             "",

@@ -77,8 +77,8 @@ fn migration_annotations_are_put_right() {
         let text = |claim: &str| format!("c 1Gi Bound vol=v bc {claim}");
         let volume = |words: &str| format!("v 1Gi Bound ref=c:u {words}");
         let mut world = World::new(&text(claim_before), &volume(volume_before));
-        world.look_at_claim("c");
-        world.look_at_volume("v");
+        world.reconcile_claim("c");
+        world.reconcile_volume("v");
         world.check(case, &text(claim_after), &volume(volume_after), "");
     }
 }
@@ -130,13 +130,13 @@ fn a_claim_without_a_class_gets_the_default_when_it_appears() {
         for (name, default) in classes {
             world = world.with_class(name, plain, "Immediate", *default);
         }
-        world.look_at_claim("c");
+        world.reconcile_claim("c");
         world.check(case, after, "", events);
     }
     // A free volume that fits wins over the default class.
     let mut world =
         World::new("c 1Gi Pending", "v 1Gi Available").with_class("gold", plain, "Immediate", true);
-    world.look_at_claim("c");
+    world.reconcile_claim("c");
     world.check("free volume", "c 1Gi Bound vol=v bbc bc", "v 1Gi Bound ref=c:u bbc", "");
 }
 
@@ -156,10 +156,10 @@ fn the_newest_default_class_wins() {
 #[test]
 fn a_claim_says_the_size_its_filesystem_has() {
     let mut world = World::new("c 1Gi Pending vol=v bc", "v 2Gi Bound ref=c:u preresize=1Gi");
-    world.look_at_claim("c");
+    world.reconcile_claim("c");
     world.check("5-2-3", "c 1Gi Bound vol=v bc cap=1Gi", "v 2Gi Bound ref=c:u preresize=1Gi", "");
     // Once bound, the size is the resizer's.
     let mut world = World::new("c 1Gi Bound vol=v bc cap=1Gi", "v 2Gi Bound ref=c:u");
-    world.look_at_claim("c");
+    world.reconcile_claim("c");
     world.check("bound", "c 1Gi Bound vol=v bc cap=1Gi", "v 2Gi Bound ref=c:u", "");
 }

@@ -50,13 +50,13 @@ fn another_pod_of_the_name_and_one_that_was_forgotten_begin_anew() {
     assert_eq!(setbacks.count(&pod, Some("2"), now), first);
 }
 
-struct Place {
+struct TestCluster {
     cluster: Cluster,
     scheduler: Scheduler,
     _directory: tempfile::TempDir,
 }
 
-impl Place {
+impl TestCluster {
     /// One node, and a claim that waits for its pod.
     async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
@@ -69,20 +69,24 @@ impl Place {
         tokio::join!(caches.pods.synced(), caches.nodes.synced(), caches.claims.synced());
         tokio::join!(caches.volumes.synced(), caches.classes.synced(), caches.drivers.synced());
         tokio::join!(caches.csi_nodes.synced(), caches.attachments.synced(), caches.capacities.synced());
-        let place = Self { cluster, scheduler, _directory: directory };
-        let node: Arc<Node> = place.create(json!({ "metadata": { "name": "a" } })).await;
+        let cluster_under_test = Self { cluster, scheduler, _directory: directory };
+        let node: Arc<Node> = cluster_under_test.create(json!({ "metadata": { "name": "a" } })).await;
         let room = json!({ "allocatable": { "cpu": "8", "memory": "16Gi", "pods": "100" } });
         let room = serde_json::from_value(room).unwrap();
-        let node = place.cluster.update_status(node.as_ref(), |node| node.status = Some(room)).await.unwrap();
+        let node = cluster_under_test
+            .cluster
+            .update_status(node.as_ref(), |node| node.status = Some(room))
+            .await
+            .unwrap();
         // A new node is tainted until a controller sees that it is ready.
         let untaint = |node: &mut Node| node.spec.get_or_insert_default().taints = None;
-        place.cluster.update(node.as_ref(), untaint).await.unwrap();
-        place
+        cluster_under_test.cluster.update(node.as_ref(), untaint).await.unwrap();
+        cluster_under_test
             .create::<StorageClass>(json!({
                 "metadata": { "name": "waits" }, "provisioner": "d", "volumeBindingMode": "WaitForFirstConsumer",
             }))
             .await;
-        place
+        cluster_under_test
             .create::<PersistentVolumeClaim>(json!({
                 "metadata": { "name": "data", "namespace": "default" },
                 "spec": {
@@ -91,7 +95,7 @@ impl Place {
                 },
             }))
             .await;
-        place
+        cluster_under_test
     }
 
     /// What is written here is in the caches at once.
@@ -110,7 +114,7 @@ impl Place {
         Key::of(self.create::<Pod>(json!({ "metadata": meta, "spec": spec })).await.as_ref())
     }
 
-    async fn look(&self, pod: &Key) -> Next {
+    async fn reconcile(&self, pod: &Key) -> Next {
         self.scheduler.reconcile(pod).await.unwrap()
     }
 
@@ -139,54 +143,59 @@ impl Place {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_whose_node_is_taken_back_rests_whatever_wakes_it() {
-    let place = Place::new().await;
-    let pod = place.pod("p", &["data"]).await;
+    let cluster_under_test = TestCluster::new().await;
+    let pod = cluster_under_test.pod("p", &["data"]).await;
     let mut rests = Vec::new();
     for _ in 0..5 {
-        place.look(&pod).await;
-        assert_eq!(place.selected().as_deref(), Some("a"), "it is placed at once when it does not rest");
-        place.take_back().await;
-        let Next::After(rest) = place.look(&pod).await else {
+        cluster_under_test.reconcile(&pod).await;
+        assert_eq!(
+            cluster_under_test.selected().as_deref(),
+            Some("a"),
+            "it is placed at once when it does not rest"
+        );
+        cluster_under_test.take_back().await;
+        let Next::After(rest) = cluster_under_test.reconcile(&pod).await else {
             panic!("the setback is tried again by the queue")
         };
         rests.push(rest.as_secs());
         if rests.len() < 5 {
-            place.end_rest(&pod);
+            cluster_under_test.end_rest(&pod);
         }
     }
     assert_eq!(rests, [1, 2, 4, 8, 10]);
     // The rest is so long that nothing here takes as long.
     for _ in 0..3 {
-        let Next::After(rest) = place.look(&pod).await else { panic!("it does not rest") };
+        let Next::After(rest) = cluster_under_test.reconcile(&pod).await else { panic!("it does not rest") };
         assert!(rest <= Duration::from_secs(10), "{rest:?}");
-        assert_eq!(place.selected(), None);
+        assert_eq!(cluster_under_test.selected(), None);
     }
-    let another = place.pod("q", &[]).await;
-    place.look(&another).await;
-    assert!(place.knows(&pod) && !place.knows(&another));
+    let another = cluster_under_test.pod("q", &[]).await;
+    cluster_under_test.reconcile(&another).await;
+    assert!(cluster_under_test.knows(&pod) && !cluster_under_test.knows(&another));
 
-    let gone = place.scheduler.caches.pods.get(&pod).unwrap();
+    let gone = cluster_under_test.scheduler.caches.pods.get(&pod).unwrap();
     let (sender, mut receiver) = tokio::sync::watch::channel(());
-    place.scheduler.caches.pods.subscribe(move |_, _| {
+    cluster_under_test.scheduler.caches.pods.subscribe(move |_, _| {
         sender.send_replace(());
     });
-    place.cluster.delete(gone.as_ref()).await.unwrap();
-    while place.scheduler.caches.pods.get(&pod).is_some() {
+    cluster_under_test.cluster.delete(gone.as_ref()).await.unwrap();
+    while cluster_under_test.scheduler.caches.pods.get(&pod).is_some() {
         receiver.changed().await.unwrap();
     }
-    assert_eq!(place.look(&pod).await, Next::Done);
-    assert!(!place.knows(&pod), "a pod that is gone is forgotten");
+    assert_eq!(cluster_under_test.reconcile(&pod).await, Next::Done);
+    assert!(!cluster_under_test.knows(&pod), "a pod that is gone is forgotten");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_setbacks_of_a_pod_are_forgotten_when_it_has_its_node() {
-    let place = Place::new().await;
-    let pod = place.pod("p", &[]).await;
-    let uid = place.scheduler.caches.pods.get(&pod).unwrap().uid();
-    place.scheduler.state().setbacks.count(&pod, uid.as_deref(), Instant::now());
-    place.end_rest(&pod);
-    assert_eq!(place.look(&pod).await, Next::Done);
-    let bound: Pod = kube::Api::default_namespaced(place.cluster.client().clone()).get("p").await.unwrap();
+    let cluster_under_test = TestCluster::new().await;
+    let pod = cluster_under_test.pod("p", &[]).await;
+    let uid = cluster_under_test.scheduler.caches.pods.get(&pod).unwrap().uid();
+    cluster_under_test.scheduler.state().setbacks.count(&pod, uid.as_deref(), Instant::now());
+    cluster_under_test.end_rest(&pod);
+    assert_eq!(cluster_under_test.reconcile(&pod).await, Next::Done);
+    let bound: Pod =
+        kube::Api::default_namespaced(cluster_under_test.cluster.client().clone()).get("p").await.unwrap();
     assert_eq!(bound.spec.unwrap().node_name.as_deref(), Some("a"));
-    assert!(!place.knows(&pod));
+    assert!(!cluster_under_test.knows(&pod));
 }

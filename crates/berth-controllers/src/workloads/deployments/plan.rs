@@ -21,7 +21,7 @@ pub(super) enum Step {
 }
 
 /// A Deployment and its sets.
-pub(super) struct Seen<'a> {
+pub(super) struct ObservedDeployment<'a> {
     pub(super) deployment: &'a Deployment,
     /// The set of the current template, if it is there.
     pub(super) new: Option<Arc<ReplicaSet>>,
@@ -31,7 +31,7 @@ pub(super) struct Seen<'a> {
     pub(super) old_pods: bool,
 }
 
-impl<'a> Seen<'a> {
+impl<'a> ObservedDeployment<'a> {
     /// Sorts sets into the current one and the old ones.
     pub(super) fn new(deployment: &'a Deployment, mut sets: Vec<Arc<ReplicaSet>>) -> Self {
         sets.sort_by_key(|set| (set.metadata.creation_timestamp.as_ref().map(|time| time.0), set.name_any()));
@@ -111,22 +111,22 @@ fn percent(text: &str, of: i32, up: bool) -> i32 {
 }
 
 /// What to do now; what comes after follows when the sets have changed.
-pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
-    let deployment = seen.deployment;
+pub(super) fn plan(observed: &ObservedDeployment<'_>) -> Vec<Step> {
+    let deployment = observed.deployment;
     let paused = deployment.spec.as_ref().and_then(|spec| spec.paused) == Some(true);
     if paused {
-        let mut steps = scale(seen);
-        steps.extend(cleanup(seen));
+        let mut steps = scale(observed);
+        steps.extend(cleanup(observed));
         return steps;
     }
-    let scaled = seen
+    let scaled = observed
         .all()
         .any(|set| size(set) > 0 && desired_annotation(set).is_some_and(|n| n != wanted(deployment)));
     if scaled {
-        return scale(seen);
+        return scale(observed);
     }
-    let steps = if is_recreate(deployment) { recreate(seen) } else { roll(seen) };
-    if steps.is_empty() { cleanup(seen) } else { steps }
+    let steps = if is_recreate(deployment) { recreate(observed) } else { roll(observed) };
+    if steps.is_empty() { cleanup(observed) } else { steps }
 }
 
 fn resize(set: &ReplicaSet, to: i32) -> Option<Step> {
@@ -134,22 +134,22 @@ fn resize(set: &ReplicaSet, to: i32) -> Option<Step> {
     (from != to).then(|| Step::Scale { set: set.name_any(), from, to })
 }
 
-fn recreate(seen: &Seen<'_>) -> Vec<Step> {
-    let down: Vec<Step> = seen.old.iter().filter_map(|set| resize(set, 0)).collect();
-    if !down.is_empty() || seen.old_pods {
+fn recreate(observed: &ObservedDeployment<'_>) -> Vec<Step> {
+    let down: Vec<Step> = observed.old.iter().filter_map(|set| resize(set, 0)).collect();
+    if !down.is_empty() || observed.old_pods {
         return down;
     }
-    let wanted = wanted(seen.deployment);
-    match &seen.new {
+    let wanted = wanted(observed.deployment);
+    match &observed.new {
         None => vec![Step::Create { replicas: wanted }],
         Some(new) => resize(new, wanted).into_iter().collect(),
     }
 }
 
-fn roll(seen: &Seen<'_>) -> Vec<Step> {
-    let wanted = wanted(seen.deployment);
-    let room = (wanted + max_surge(seen.deployment) - seen.total()).max(0);
-    let Some(new) = &seen.new else {
+fn roll(observed: &ObservedDeployment<'_>) -> Vec<Step> {
+    let wanted = wanted(observed.deployment);
+    let room = (wanted + max_surge(observed.deployment) - observed.total()).max(0);
+    let Some(new) = &observed.new else {
         return vec![Step::Create { replicas: room.min(wanted) }];
     };
     let current = size(new);
@@ -157,27 +157,27 @@ fn roll(seen: &Seen<'_>) -> Vec<Step> {
     if let Some(step) = resize(new, to) {
         return vec![step];
     }
-    shrink_old(seen, new)
+    shrink_old(observed, new)
 }
 
 /// Takes pods from old sets: first those that do not work anyway, then as many as may be missing.
-fn shrink_old(seen: &Seen<'_>, new: &ReplicaSet) -> Vec<Step> {
-    let minimum = wanted(seen.deployment) - max_unavailable(seen.deployment);
-    let mut spare = seen.total() - minimum - (size(new) - available(new));
-    let mut sizes: Vec<i32> = seen.old.iter().map(|set| size(set)).collect();
+fn shrink_old(observed: &ObservedDeployment<'_>, new: &ReplicaSet) -> Vec<Step> {
+    let minimum = wanted(observed.deployment) - max_unavailable(observed.deployment);
+    let mut spare = observed.total() - minimum - (size(new) - available(new));
+    let mut sizes: Vec<i32> = observed.old.iter().map(|set| size(set)).collect();
     if spare <= 0 || sizes.iter().sum::<i32>() == 0 {
         return Vec::new();
     }
     let mut removed = 0;
-    for (set, size) in seen.old.iter().zip(&mut sizes) {
+    for (set, size) in observed.old.iter().zip(&mut sizes) {
         let broken = (*size - available(set)).clamp(0, spare);
         *size -= broken;
         spare -= broken;
         removed += broken;
     }
-    let working: i32 = seen.all().map(|set| available(set)).sum();
+    let working: i32 = observed.all().map(|set| available(set)).sum();
     let mut free = (working - minimum).max(0);
-    for (set, size) in seen.old.iter().zip(&mut sizes) {
+    for (set, size) in observed.old.iter().zip(&mut sizes) {
         let take = (*size).min(free).min(available(set));
         *size -= take;
         free -= take;
@@ -186,33 +186,35 @@ fn shrink_old(seen: &Seen<'_>, new: &ReplicaSet) -> Vec<Step> {
     if removed == 0 {
         return Vec::new();
     }
-    seen.old.iter().zip(sizes).filter_map(|(set, to)| resize(set, to)).collect()
+    observed.old.iter().zip(sizes).filter_map(|(set, to)| resize(set, to)).collect()
 }
 
 /// Spreads a change of the wanted number over all sets that have pods.
-fn scale(seen: &Seen<'_>) -> Vec<Step> {
-    let wanted = wanted(seen.deployment);
-    let mut active: Vec<&Arc<ReplicaSet>> = seen.all().filter(|set| size(set) > 0).collect();
+fn scale(observed: &ObservedDeployment<'_>) -> Vec<Step> {
+    let wanted = wanted(observed.deployment);
+    let mut active: Vec<&Arc<ReplicaSet>> = observed.all().filter(|set| size(set) > 0).collect();
     match active.as_slice() {
         [] => {
-            let latest =
-                seen.new.as_ref().or_else(|| seen.old.iter().max_by_key(|set| revision(&set.metadata)));
+            let latest = observed
+                .new
+                .as_ref()
+                .or_else(|| observed.old.iter().max_by_key(|set| revision(&set.metadata)));
             return latest.and_then(|set| resize(set, wanted)).into_iter().collect();
         }
         [only] => return with_annotation(only, wanted),
         _ => {}
     }
-    if let Some(new) = &seen.new
+    if let Some(new) = &observed.new
         && size(new) == wanted
         && desired_annotation(new) == Some(wanted)
         && available(new) == wanted
     {
-        return seen.old.iter().filter_map(|set| resize(set, 0)).collect();
+        return observed.old.iter().filter_map(|set| resize(set, 0)).collect();
     }
-    if is_recreate(seen.deployment) {
+    if is_recreate(observed.deployment) {
         return Vec::new();
     }
-    let allowed = if wanted > 0 { wanted + max_surge(seen.deployment) } else { 0 };
+    let allowed = if wanted > 0 { wanted + max_surge(observed.deployment) } else { 0 };
     let change = allowed - active.iter().map(|set| size(set)).sum::<i32>();
     let born = |set: &ReplicaSet| set.metadata.creation_timestamp.as_ref().map(|time| time.0);
     if change > 0 {
@@ -224,7 +226,7 @@ fn scale(seen: &Seen<'_>) -> Vec<Step> {
     let mut sizes: Vec<i32> = Vec::new();
     for set in &active {
         let left = change - done;
-        let share = share(seen.deployment, set, wanted);
+        let share = share(observed.deployment, set, wanted);
         let part = if change == 0 || left == 0 {
             0
         } else if change > 0 {
@@ -262,17 +264,17 @@ fn share(deployment: &Deployment, set: &ReplicaSet, wanted: i32) -> i32 {
 }
 
 /// Removes the oldest empty sets beyond the limit, once the rollout is complete.
-fn cleanup(seen: &Seen<'_>) -> Vec<Step> {
-    let spec = seen.deployment.spec.as_ref();
+fn cleanup(observed: &ObservedDeployment<'_>) -> Vec<Step> {
+    let spec = observed.deployment.spec.as_ref();
     let limit = usize::try_from(spec.and_then(|spec| spec.revision_history_limit).unwrap_or(10)).unwrap_or(0);
     let paused = spec.and_then(|spec| spec.paused) == Some(true);
-    let complete = seen.new.as_ref().is_some_and(|new| available(new) == wanted(seen.deployment))
-        && seen.old.iter().all(|set| size(set) == 0);
-    if seen.old.len() <= limit || !(complete || paused) {
+    let complete = observed.new.as_ref().is_some_and(|new| available(new) == wanted(observed.deployment))
+        && observed.old.iter().all(|set| size(set) == 0);
+    if observed.old.len() <= limit || !(complete || paused) {
         return Vec::new();
     }
     let mut old: Vec<&Arc<ReplicaSet>> =
-        seen.old.iter().filter(|set| set.metadata.deletion_timestamp.is_none()).collect();
+        observed.old.iter().filter(|set| set.metadata.deletion_timestamp.is_none()).collect();
     old.sort_by_key(|set| revision(&set.metadata));
     let beyond = old.len().saturating_sub(limit);
     old.into_iter()

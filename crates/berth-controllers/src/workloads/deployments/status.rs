@@ -5,7 +5,7 @@ use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition, DeploymentStat
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
-use super::plan::{Seen, available, max_unavailable, size, wanted};
+use super::plan::{ObservedDeployment, available, max_unavailable, size, wanted};
 
 const AVAILABLE: &str = "Available";
 const PROGRESSING: &str = "Progressing";
@@ -16,14 +16,14 @@ const PAUSED: &str = "DeploymentPaused";
 
 /// The status, and in how many seconds the rollout is late if nothing happens.
 pub(super) fn status(
-    seen: &Seen<'_>,
+    observed: &ObservedDeployment<'_>,
     created: Option<&str>,
     collisions: Option<i32>,
     now: Timestamp,
 ) -> (DeploymentStatus, Option<i64>) {
-    let deployment = seen.deployment;
+    let deployment = observed.deployment;
     let old = deployment.status.clone().unwrap_or_default();
-    let sum = |of: fn(&ReplicaSet) -> i32| seen.all().map(|set| of(set)).sum::<i32>();
+    let sum = |of: fn(&ReplicaSet) -> i32| observed.all().map(|set| of(set)).sum::<i32>();
     let ready = |set: &ReplicaSet| set.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let going =
         |set: &ReplicaSet| set.status.as_ref().and_then(|status| status.terminating_replicas).unwrap_or(0);
@@ -32,7 +32,7 @@ pub(super) fn status(
     let mut status = DeploymentStatus {
         observed_generation: deployment.metadata.generation,
         replicas: some(sum(actual)),
-        updated_replicas: some(seen.new.as_ref().map_or(0, |new| actual(new))),
+        updated_replicas: some(observed.new.as_ref().map_or(0, |new| actual(new))),
         ready_replicas: some(sum(ready)),
         available_replicas: some(working),
         unavailable_replicas: some(sum(size) - working),
@@ -54,8 +54,8 @@ pub(super) fn status(
         condition(AVAILABLE, "False", "MinimumReplicasUnavailable", message, now)
     };
     set(&mut status, condition);
-    let again = progress(seen, &old, &mut status, created, now);
-    match seen.new.as_ref().and_then(|new| failure(new)) {
+    let again = progress(observed, &old, &mut status, created, now);
+    match observed.new.as_ref().and_then(|new| failure(new)) {
         Some(failure) => set(&mut status, failure),
         None => remove(&mut status, FAILURE),
     }
@@ -81,13 +81,13 @@ fn failure(set: &ReplicaSet) -> Option<DeploymentCondition> {
 }
 
 fn progress(
-    seen: &Seen<'_>,
+    observed: &ObservedDeployment<'_>,
     old: &DeploymentStatus,
     status: &mut DeploymentStatus,
     created: Option<&str>,
     now: Timestamp,
 ) -> Option<i64> {
-    let deployment = seen.deployment;
+    let deployment = observed.deployment;
     let spec = deployment.spec.as_ref();
     let deadline = spec.and_then(|spec| spec.progress_deadline_seconds).filter(|seconds| *seconds < i32::MAX);
     let Some(deadline) = deadline else {
@@ -107,14 +107,14 @@ fn progress(
         set(status, condition(PROGRESSING, "Unknown", "DeploymentResumed", message, now));
         return None;
     }
-    let named = |what: &str| match &seen.new {
+    let named = |what: &str| match &observed.new {
         Some(new) => format!("ReplicaSet {:?} {what}", new.name_any()),
         None => format!("Deployment {:?} {what}", deployment.name_any()),
     };
     if let Some(name) = created {
         let message = format!("Created new replica set {name:?}");
         set(status, condition(PROGRESSING, "True", "NewReplicaSetCreated", message, now));
-    } else if let (None, Some(new)) = (&known, &seen.new) {
+    } else if let (None, Some(new)) = (&known, &observed.new) {
         let message = format!("Found new replica set {:?}", new.name_any());
         set(status, condition(PROGRESSING, "True", "FoundNewReplicaSet", message, now));
     }

@@ -8,7 +8,7 @@ use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::plan::{Seen, Step, plan};
+use super::plan::{ObservedDeployment, Step, plan};
 use super::status::status;
 use super::template::{hash, new_set, refresh, revision};
 
@@ -50,9 +50,9 @@ fn set(deployment: &Deployment, name: &str, size: i32, available: i32) -> Arc<Re
 
 fn steps(deployment: &Deployment, sets: &[(&str, i32, i32)], old_pods: bool) -> Vec<Step> {
     let sets = sets.iter().map(|(name, size, available)| set(deployment, name, *size, *available)).collect();
-    let mut seen = Seen::new(deployment, sets);
-    seen.old_pods = old_pods;
-    plan(&seen)
+    let mut observed = ObservedDeployment::new(deployment, sets);
+    observed.old_pods = old_pods;
+    plan(&observed)
 }
 
 fn scale(set: &str, from: i32, to: i32) -> Step {
@@ -184,7 +184,7 @@ fn a_change_of_size_is_spread_over_the_sets() {
         let old = deployment(before, json!(0), json!(1));
         let sets = sets.iter().map(|(name, size, available)| set(&old, name, *size, *available)).collect();
         let new = deployment(after, json!(0), json!(1));
-        plan(&Seen::new(&new, sets))
+        plan(&ObservedDeployment::new(&new, sets))
     };
     let rows: Vec<(&str, Vec<Step>, Vec<Step>)> = vec![
         ("normal scaling event: 10 -> 12", spread(10, 12, &[("new", 10, 10)]), vec![scale("new", 10, 12)]),
@@ -248,7 +248,7 @@ fn conditions_tell_the_rollout() {
     let now = Timestamp::from_second(10_000).unwrap();
     let told = |of: &Deployment, sets: &[(&str, i32, i32)], created: Option<&str>, now| {
         let sets = sets.iter().map(|(name, size, available)| set(of, name, *size, *available)).collect();
-        let (status, again) = status(&Seen::new(of, sets), created, None, now);
+        let (status, again) = status(&ObservedDeployment::new(of, sets), created, None, now);
         let reasons: Vec<String> = status
             .conditions
             .iter()

@@ -55,7 +55,7 @@ fn an_attachment_is_attached_detached_called_attached_or_left_alone() {
         ("trivial, new", (false, false, false, false, false), Plan::Call),
         ("trivial, attached", (false, false, true, false, false), Plan::Nothing),
         ("trivial, going", (false, true, true, false, false), Plan::Nothing),
-        ("trivial now, kept from before", (true, true, true, false, false), Plan::LetGo),
+        ("trivial now, kept from before", (true, true, true, false, false), Plan::Release),
     ];
     for (row, (kept, deleting, attached, attaches, forced), expected) in rows {
         assert_eq!(

@@ -296,7 +296,7 @@ impl Service<http::Request<Body>> for Fake {
     }
 }
 
-/// Answers one call.
+/// Records a call and answers it.
 async fn answer<Q, A>(
     request: http::Request<Body>,
     say: impl FnOnce(Q) -> Result<A, Status> + Clone + Send + Sync + 'static,

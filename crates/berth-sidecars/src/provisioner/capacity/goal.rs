@@ -15,12 +15,12 @@ pub(super) type Parameters = BTreeMap<String, String>;
 
 /// What one object tells of: the room for volumes of a class at a place.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Place {
+pub(super) struct CapacityKey {
     pub(super) class: String,
     pub(super) segment: Segment,
 }
 
-impl Place {
+impl CapacityKey {
     /// The place of an object; `None` if no class and place of ours could have it.
     pub(super) fn of(object: &CSIStorageCapacity) -> Option<Self> {
         let topology = object.node_topology.as_ref()?;
@@ -49,37 +49,39 @@ pub(super) struct Goal {
 
 impl Goal {
     /// Whether there should be an object for this.
-    pub(super) fn wants(&self, place: &Place) -> bool {
-        self.classes.contains_key(&place.class) && self.segments.contains(&place.segment)
+    pub(super) fn wants(&self, capacity_key: &CapacityKey) -> bool {
+        self.classes.contains_key(&capacity_key.class) && self.segments.contains(&capacity_key.segment)
     }
 
     /// Whether an object is one of those that there should be.
     pub(super) fn wants_object(&self, object: &CSIStorageCapacity) -> bool {
-        Place::of(object).is_some_and(|place| self.wants(&place))
+        CapacityKey::of(object).is_some_and(|capacity_key| self.wants(&capacity_key))
     }
 
     /// Everything that there should be an object for.
-    pub(super) fn places(&self) -> impl Iterator<Item = Place> {
+    pub(super) fn capacity_keys(&self) -> impl Iterator<Item = CapacityKey> {
         self.classes.keys().flat_map(|class| {
-            self.segments.iter().map(|segment| Place { class: class.clone(), segment: segment.clone() })
+            self.segments.iter().map(|segment| CapacityKey { class: class.clone(), segment: segment.clone() })
         })
     }
 
     /// The question whose answer belongs to a place.
-    pub(super) fn question(&self, place: &Place) -> Option<Question> {
-        let parameters = self.classes.get(&place.class)?.clone();
+    pub(super) fn question(&self, capacity_key: &CapacityKey) -> Option<Question> {
+        let parameters = self.classes.get(&capacity_key.class)?.clone();
         self.segments
-            .contains(&place.segment)
-            .then(|| Question { segment: place.segment.clone(), parameters })
+            .contains(&capacity_key.segment)
+            .then(|| Question { segment: capacity_key.segment.clone(), parameters })
     }
 
     /// The places that an answer belongs to.
-    pub(super) fn answered(&self, question: &Question) -> Vec<Place> {
+    pub(super) fn answered(&self, question: &Question) -> Vec<CapacityKey> {
         if !self.segments.contains(&question.segment) {
             return Vec::new();
         }
         let classes = self.classes.iter().filter(|(_, parameters)| **parameters == question.parameters);
-        classes.map(|(class, _)| Place { class: class.clone(), segment: question.segment.clone() }).collect()
+        classes
+            .map(|(class, _)| CapacityKey { class: class.clone(), segment: question.segment.clone() })
+            .collect()
     }
 }
 

@@ -13,7 +13,7 @@ use kube::{Api, ResourceExt as _};
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::goal::Place;
+use super::goal::CapacityKey;
 
 /// The objects, by name and by what they tell of.
 pub(super) struct Objects {
@@ -24,7 +24,7 @@ pub(super) struct Objects {
 #[derive(Default)]
 struct State {
     by_name: HashMap<String, Arc<CSIStorageCapacity>>,
-    by_place: HashMap<Place, BTreeSet<String>>,
+    by_key: HashMap<CapacityKey, BTreeSet<String>>,
     /// Up to here the watch has told everything.
     seen: u64,
     /// What a list that is under way has brought so far.
@@ -67,9 +67,9 @@ impl Objects {
     }
 
     /// The objects that tell of one place.
-    pub(super) fn at(&self, place: &Place) -> Vec<Arc<CSIStorageCapacity>> {
+    pub(super) fn at(&self, capacity_key: &CapacityKey) -> Vec<Arc<CSIStorageCapacity>> {
         let state = self.state();
-        let names = state.by_place.get(place).into_iter().flatten();
+        let names = state.by_key.get(capacity_key).into_iter().flatten();
         names.filter_map(|name| state.by_name.get(name).cloned()).collect()
     }
 
@@ -100,7 +100,7 @@ impl Objects {
             }
             watcher::Event::InitApply(object) => {
                 state.listed.get_or_insert_default().insert(object.name_any());
-                state.told(object).into_iter().collect()
+                state.observe(object).into_iter().collect()
             }
             watcher::Event::InitDone => {
                 let listed = state.listed.take().unwrap_or_default();
@@ -114,7 +114,7 @@ impl Objects {
                 self.synced.send_replace(true);
                 gone
             }
-            watcher::Event::Apply(object) => state.told(object).into_iter().collect(),
+            watcher::Event::Apply(object) => state.observe(object).into_iter().collect(),
             watcher::Event::Delete(object) => {
                 state.seen = state.seen.max(revision(&object));
                 state.remove(&object.name_any()).into_iter().collect()
@@ -128,7 +128,7 @@ impl Objects {
 }
 
 impl State {
-    fn told(&mut self, mut object: CSIStorageCapacity) -> Option<Arc<CSIStorageCapacity>> {
+    fn observe(&mut self, mut object: CSIStorageCapacity) -> Option<Arc<CSIStorageCapacity>> {
         object.metadata.managed_fields = None;
         self.seen = self.seen.max(revision(&object));
         let object = Arc::new(object);
@@ -141,8 +141,8 @@ impl State {
             return false;
         }
         self.remove(&name);
-        if let Some(place) = Place::of(object) {
-            self.by_place.entry(place).or_default().insert(name.clone());
+        if let Some(capacity_key) = CapacityKey::of(object) {
+            self.by_key.entry(capacity_key).or_default().insert(name.clone());
         }
         self.by_name.insert(name, object.clone());
         true
@@ -150,12 +150,12 @@ impl State {
 
     fn remove(&mut self, name: &str) -> Option<Arc<CSIStorageCapacity>> {
         let object = self.by_name.remove(name)?;
-        if let Some(place) = Place::of(&object)
-            && let Some(names) = self.by_place.get_mut(&place)
+        if let Some(capacity_key) = CapacityKey::of(&object)
+            && let Some(names) = self.by_key.get_mut(&capacity_key)
         {
             names.remove(name);
             if names.is_empty() {
-                self.by_place.remove(&place);
+                self.by_key.remove(&capacity_key);
             }
         }
         Some(object)

@@ -33,11 +33,7 @@ impl NoOwner {
 }
 
 /// The owner of the objects. The last step up needs no request, so no permission to read what is found.
-pub(super) async fn look_up(
-    client: &Client,
-    namespace: &str,
-    owner: &Owner,
-) -> Result<OwnerReference, NoOwner> {
+pub(super) async fn find(client: &Client, namespace: &str, owner: &Owner) -> Result<OwnerReference, NoOwner> {
     let mut kind = GroupVersionKind::gvk("", "v1", "Pod");
     let mut name = owner.pod.clone();
     for left in (0..=owner.level).rev() {

@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
 use kube::ResourceExt as _;
 
-use super::goal::Place;
+use super::goal::CapacityKey;
 use crate::size;
 
 /// What all objects of a publisher have in common.
@@ -65,8 +65,15 @@ impl Frame {
     }
 
     /// The writes after which there is exactly one object for the place, and it tells of this room.
-    pub(super) fn plan(&self, place: &Place, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<Write> {
-        let Some(kept) = kept(there) else { return vec![Write::Create(Box::new(self.object(place, room)))] };
+    pub(super) fn plan(
+        &self,
+        capacity_key: &CapacityKey,
+        room: Room,
+        there: &[Arc<CSIStorageCapacity>],
+    ) -> Vec<Write> {
+        let Some(kept) = kept(there) else {
+            return vec![Write::Create(Box::new(self.object(capacity_key, room)))];
+        };
         let same = self.is_owned(kept)
             && tells(kept.capacity.as_ref(), Some(room.available))
             && tells(kept.maximum_volume_size.as_ref(), room.largest);
@@ -99,7 +106,7 @@ impl Frame {
         })
     }
 
-    fn object(&self, place: &Place, room: Room) -> CSIStorageCapacity {
+    fn object(&self, capacity_key: &CapacityKey, room: Room) -> CSIStorageCapacity {
         let labels = [(CAPACITY_DRIVER, &self.driver), (CAPACITY_MANAGED_BY, &self.manager)]
             .map(|(k, v)| (k.to_owned(), v.clone()));
         let mut object = CSIStorageCapacity {
@@ -109,9 +116,9 @@ impl Frame {
                 labels: Some(BTreeMap::from(labels)),
                 ..ObjectMeta::default()
             },
-            storage_class_name: place.class.clone(),
+            storage_class_name: capacity_key.class.clone(),
             node_topology: Some(LabelSelector {
-                match_labels: Some(place.segment.clone()),
+                match_labels: Some(capacity_key.segment.clone()),
                 match_expressions: None,
             }),
             ..CSIStorageCapacity::default()

@@ -102,17 +102,17 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
             Plan::Provision,
         ),
         ("marked, under way", marked(), ours.clone(), false, Plan::Provision),
-        ("marked, saved", marked(), ours.clone(), true, Plan::Unmark),
+        ("marked, saved", marked(), ours.clone(), true, Plan::RemoveFinalizer),
         (
             "marked, bound to its volume that is not seen yet",
             with(marked(), json!({ "spec": { "volumeName": VOLUME } })),
             ours.clone(),
             false,
-            Plan::Unmark,
+            Plan::RemoveFinalizer,
         ),
         ("marked, deleted", with(marked(), deleted()), ours.clone(), false, Plan::Undo),
         ("marked, deleted, class gone", with(marked(), deleted()), None, false, Plan::Undo),
-        ("marked, deleted, saved", with(marked(), deleted()), ours.clone(), true, Plan::Unmark),
+        ("marked, deleted, saved", with(marked(), deleted()), ours.clone(), true, Plan::RemoveFinalizer),
         (
             "marked, bound to another volume",
             with(marked(), json!({ "spec": { "volumeName": "x" } })),
@@ -131,7 +131,7 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
         ),
     ];
     for (row, change, class, saved, expected) in rows {
-        let who = Scope { driver: DRIVER, mark: &creating(DRIVER), node: None };
+        let who = Scope { driver: DRIVER, claim_finalizer: &creating(DRIVER), node: None };
         assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, saved), expected, "{row}");
     }
 }
@@ -203,9 +203,9 @@ fn a_node_provisions_claims_that_it_is_selected_for_and_tries_to_be_selected_for
         ("begun elsewhere, free again", elsewhere(), now(), true, Plan::Select),
     ];
     for (row, change, class, immediate, expected) in rows {
-        let who = Scope { driver: DRIVER, mark: node_mark, node: Some(("n", immediate)) };
+        let who = Scope { driver: DRIVER, claim_finalizer: node_mark, node: Some(("n", immediate)) };
         assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, false), expected, "{row}");
     }
-    let who = Scope { driver: DRIVER, mark: node_mark, node: Some(("n", true)) };
-    assert_eq!(plan(&claim(marked(json!({}))), now().as_ref(), who, VOLUME, true), Plan::Unmark);
+    let who = Scope { driver: DRIVER, claim_finalizer: node_mark, node: Some(("n", true)) };
+    assert_eq!(plan(&claim(marked(json!({}))), now().as_ref(), who, VOLUME, true), Plan::RemoveFinalizer);
 }

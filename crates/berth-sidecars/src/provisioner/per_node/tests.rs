@@ -4,9 +4,9 @@ use serde_json::json;
 
 use super::*;
 
-fn here(segment: Option<&[(&str, &str)]>) -> Here {
+fn own_node(segment: Option<&[(&str, &str)]>) -> OwnNode {
     let segment = segment.map(|pairs| pairs.iter().map(|(k, v)| ((*k).into(), (*v).into())).collect());
-    Here { options: PerNode::new("n1"), place: Place(segment), attempts: Mutex::default() }
+    OwnNode { options: PerNode::new("n1"), topology: NodeTopology(segment), attempts: Mutex::default() }
 }
 
 #[test]
@@ -29,10 +29,10 @@ fn the_manager_of_capacity_objects_is_named_as_upstream_names_it() {
 
 #[test]
 fn each_node_marks_claims_with_a_finalizer_of_its_own() {
-    assert_eq!(mark("d.example.com", None), "creating.berth.dev/d.example.com");
-    assert_eq!(mark("d.example.com", Some("n1")), "creating.berth.dev/d.example.com_n1");
+    assert_eq!(claim_finalizer("d.example.com", None), "creating.berth.dev/d.example.com");
+    assert_eq!(claim_finalizer("d.example.com", Some("n1")), "creating.berth.dev/d.example.com_n1");
     let (one, other) = ("n".repeat(252) + "1", "n".repeat(252) + "2");
-    let marks = [&one, &other].map(|node| mark("d.example.com", Some(node)));
+    let marks = [&one, &other].map(|node| claim_finalizer("d.example.com", Some(node)));
     assert_ne!(marks[0], marks[1]);
     for mark in marks {
         assert_eq!(mark.trim_start_matches("creating.berth.dev/").len(), LONGEST_NAME);
@@ -52,17 +52,17 @@ fn the_first_attempt_waits_up_to_the_base_delay_and_each_further_one_twice_as_lo
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_waits_for_its_time_however_often_it_is_looked_at() {
-    let here = here(None);
-    let first = here.rest("uid");
+    let own_node = own_node(None);
+    let first = own_node.rest("uid");
     assert!(first <= Duration::from_secs(20));
-    assert_eq!(here.rest("uid"), first);
+    assert_eq!(own_node.rest("uid"), first);
     tokio::time::advance(first).await;
-    assert_eq!(here.rest("uid"), Duration::ZERO);
-    let second = here.wait_again("uid");
+    assert_eq!(own_node.rest("uid"), Duration::ZERO);
+    let second = own_node.wait_again("uid");
     assert!(second >= Duration::from_secs(20) && second <= Duration::from_secs(40), "{second:?}");
-    assert_eq!(here.rest("uid"), second);
-    here.forget("uid");
-    assert!(here.rest("uid") <= Duration::from_secs(20), "begins anew");
+    assert_eq!(own_node.rest("uid"), second);
+    own_node.forget("uid");
+    assert!(own_node.rest("uid") <= Duration::from_secs(20), "begins anew");
 }
 
 #[test]
@@ -75,24 +75,24 @@ fn a_volume_is_reached_where_its_affinity_says() {
     let on = |operator: &str, values: &[&str]| {
         volume(json!({ "key": "host", "operator": operator, "values": values }))
     };
-    let here = here(Some(&[("host", "n1")]));
-    assert!(here.reaches(&on("In", &["n1"])) && here.reaches(&on("In", &["n0", "n1"])));
-    assert!(!here.reaches(&on("In", &["n2"])));
-    assert!(here.reaches(&on("NotIn", &["n2"])) && !here.reaches(&on("NotIn", &["n1"])));
-    assert!(here.reaches(&on("Exists", &[])) && !here.reaches(&on("DoesNotExist", &[])));
-    assert!(!here.reaches(&on("Like", &["n1"])));
+    let own_node = own_node(Some(&[("host", "n1")]));
+    assert!(own_node.reaches(&on("In", &["n1"])) && own_node.reaches(&on("In", &["n0", "n1"])));
+    assert!(!own_node.reaches(&on("In", &["n2"])));
+    assert!(own_node.reaches(&on("NotIn", &["n2"])) && !own_node.reaches(&on("NotIn", &["n1"])));
+    assert!(own_node.reaches(&on("Exists", &[])) && !own_node.reaches(&on("DoesNotExist", &[])));
+    assert!(!own_node.reaches(&on("Like", &["n1"])));
     let fields = json!({ "required": { "nodeSelectorTerms": [
         { "matchFields": [{ "key": "metadata.name", "operator": "In", "values": ["n1"] }] }, {},
     ] } });
     let fields = json!({ "metadata": {}, "spec": { "nodeAffinity": fields } });
-    assert!(!here.reaches(&serde_json::from_value(fields).unwrap()));
-    assert!(here.reaches(&PersistentVolume::default()), "no affinity: anywhere");
-    assert!(super::tests::here(None).reaches(&on("In", &["n2"])), "a driver without places reaches all");
+    assert!(!own_node.reaches(&serde_json::from_value(fields).unwrap()));
+    assert!(own_node.reaches(&PersistentVolume::default()), "no affinity: anywhere");
+    assert!(super::tests::own_node(None).reaches(&on("In", &["n2"])), "a driver without places reaches all");
 }
 
 #[test]
 fn the_nodes_own_objects_say_what_the_driver_says() {
-    let (csi_node, node) = here(Some(&[("host", "n1"), ("zone", "z")])).objects("d");
+    let (csi_node, node) = own_node(Some(&[("host", "n1"), ("zone", "z")])).objects("d");
     let segments = crate::provisioner::topology::keys_of(&csi_node, "d");
     assert_eq!(segments.into_iter().collect::<Vec<_>>(), ["host", "zone"]);
     assert_eq!((node.name_any().as_str(), node.labels()["host"].as_str()), ("n1", "n1"));

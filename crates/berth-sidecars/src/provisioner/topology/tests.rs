@@ -31,7 +31,7 @@ fn allowed(zones: &[&str]) -> Vec<TopologySelectorTerm> {
 }
 
 /// The zones of requisite and preferred.
-type Zones = Result<Option<(Vec<String>, Vec<String>)>, NoPlace>;
+type Zones = Result<Option<(Vec<String>, Vec<String>)>, TopologyError>;
 
 fn asked(selected: Option<&str>, strict: bool, zones: &[&str], immediate: bool) -> Zones {
     let nodes = [node("a", "z1"), node("b", "z2"), node("c", "z3"), node("d", "z2")];
@@ -48,7 +48,7 @@ fn ask_of(
     immediate: bool,
 ) -> Zones {
     let allowed = allowed(zones);
-    let places = Places {
+    let places = TopologyInputs {
         driver: DRIVER,
         csi_nodes,
         nodes,
@@ -112,7 +112,10 @@ fn immediate_asks_for_all_places_or_for_nothing() {
 #[test]
 fn without_keys_labels_or_nodes_there_is_no_place() {
     let (nodes, csi) = ([node("a", "z1")], [csi_node("a", &["zone"])]);
-    assert_eq!(ask_of(&nodes, &[], Some("a"), false, &[], true), Err(NoPlace::NodeGone("a".to_owned())));
+    assert_eq!(
+        ask_of(&nodes, &[], Some("a"), false, &[], true),
+        Err(TopologyError::NodeGone("a".to_owned()))
+    );
     let rows = [
         (ask_of(&[], &csi, Some("a"), false, &[], true), "error getting selected node"),
         (
@@ -127,7 +130,7 @@ fn without_keys_labels_or_nodes_there_is_no_place() {
         (ask_of(&nodes, &[], None, false, &[], true), "no available topology found"),
     ];
     for (found, expected) in rows {
-        let Err(NoPlace::NotNow(text)) = found else { panic!("{expected}: {found:?}") };
+        let Err(TopologyError::NotNow(text)) = found else { panic!("{expected}: {found:?}") };
         assert!(text.contains(expected), "{text}");
     }
 }

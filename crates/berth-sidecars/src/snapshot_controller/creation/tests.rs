@@ -62,7 +62,7 @@ fn class_named(name: &str, driver: &str, default: bool) -> Arc<VolumeSnapshotCla
 fn a_content_is_made_of_snapshot_claim_volume_and_class() {
     let (snapshot, claim, volume) = (snapshot(json!({})), claim(json!({})), volume(json!({})));
     let classes = [class_named("a", "d", false)];
-    let seen = Seen {
+    let inputs = ContentInputs {
         snapshot: &snapshot,
         claim: Some(&claim),
         volume: Some(&volume),
@@ -70,7 +70,7 @@ fn a_content_is_made_of_snapshot_claim_volume_and_class() {
         keep_mode: true,
         nodes: None,
     };
-    let made = content(&seen).unwrap();
+    let made = content(&inputs).unwrap();
     assert_eq!(made.name_any(), "snapcontent-u");
     assert_eq!(made.spec.source.volume_handle.as_deref(), Some("h"));
     assert_eq!((made.spec.driver.as_str(), made.spec.deletion_policy.as_str()), ("d", "Retain"));
@@ -84,7 +84,7 @@ fn a_content_is_made_of_snapshot_claim_volume_and_class() {
     assert_eq!(back.api_version.as_deref(), Some("snapshot.storage.k8s.io/v1"));
     assert_eq!(made.annotations()["snapshot.storage.kubernetes.io/deletion-secret-name"], "s-secret");
     assert_eq!(made.annotations()["snapshot.storage.kubernetes.io/deletion-secret-namespace"], "n");
-    let forgetful = content(&Seen { keep_mode: false, ..seen }).unwrap();
+    let forgetful = content(&ContentInputs { keep_mode: false, ..inputs }).unwrap();
     assert_eq!(forgetful.spec.source_volume_mode, None);
 }
 
@@ -98,7 +98,7 @@ fn refused(
     let (snapshot, claim, volume) = (snapshot(its), of.map(claim), on.map(volume));
     let classes: Vec<_> =
         classes.iter().map(|(name, driver, default)| class_named(name, driver, *default)).collect();
-    let made = content(&Seen {
+    let made = content(&ContentInputs {
         snapshot: &snapshot,
         claim: claim.as_ref(),
         volume: volume.as_ref(),
@@ -186,8 +186,9 @@ fn where_there_is_a_snapshotter_on_every_node_a_content_is_labelled_with_one_tha
     let label = |affinity: Value, nodes: Option<&[Arc<Node>]>| {
         let volume = volume(json!({ "spec": { "nodeAffinity": affinity } }));
         let (claim, volume) = (Some(&claim), Some(&volume));
-        let seen = Seen { snapshot: &snapshot, claim, volume, classes: &classes, keep_mode: true, nodes };
-        content(&seen).unwrap().labels().get("snapshot.storage.kubernetes.io/managed-by").cloned()
+        let inputs =
+            ContentInputs { snapshot: &snapshot, claim, volume, classes: &classes, keep_mode: true, nodes };
+        content(&inputs).unwrap().labels().get("snapshot.storage.kubernetes.io/managed-by").cloned()
     };
     assert_eq!(label(affinity.clone(), Some(&nodes)).as_deref(), Some("n2"));
     assert_eq!(label(affinity.clone(), None), None, "not asked for");

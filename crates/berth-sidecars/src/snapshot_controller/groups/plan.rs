@@ -1,5 +1,6 @@
 //! What a VolumeGroupSnapshot needs: decided from it, its content and its members.
 
+use berth_core::names::events;
 use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
@@ -12,7 +13,7 @@ pub(super) type Step = binding::Step<VolumeGroupSnapshotStatus>;
 
 /// What is known of a group.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen<'a> {
+pub(super) struct ObservedGroup<'a> {
     pub(super) group: &'a VolumeGroupSnapshot,
     pub(super) content: Option<&'a VolumeGroupSnapshotContent>,
     /// A member that a claim waits to be restored from.
@@ -31,24 +32,24 @@ pub(super) fn content_name(group: &VolumeGroupSnapshot) -> String {
 }
 
 /// What to do about a group.
-pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
-    let group = seen.group;
+pub(super) fn plan(observed: &ObservedGroup<'_>) -> Vec<Step> {
+    let group = observed.group;
     if group.metadata.deletion_timestamp.is_some() {
-        return deleting(seen);
+        return deleting(observed);
     }
     let source = &group.spec.source;
     if source.selector.is_some() == source.volume_group_snapshot_content_name.is_some() {
         let text = "Exactly one of Selector and VolumeGroupSnapshotContentName should be specified";
-        return vec![Step::Fail("GroupSnapshotValidationError", text.to_owned())];
+        return vec![Step::Fail(events::GROUP_SNAPSHOT_VALIDATION_ERROR, text.to_owned())];
     }
     let bound = group.status.as_ref().is_some_and(|status| {
         status.bound_volume_group_snapshot_content_name.is_some() && status.ready_to_use == Some(true)
     });
-    let Some(content) = seen.content else {
+    let Some(content) = observed.content else {
         let given = source.volume_group_snapshot_content_name.is_some();
         if bound || given {
             let text = "VolumeGroupSnapshotContent is missing";
-            return vec![Step::Fail("GroupSnapshotContentMissing", text.to_owned())];
+            return vec![Step::Fail(events::GROUP_SNAPSHOT_CONTENT_MISSING, text.to_owned())];
         }
         // Kept before there is a content: a group that went in between would leave the content behind for ever.
         let protect =
@@ -57,7 +58,7 @@ pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
     };
     if bound && !belongs(content, group) {
         let text = "VolumeGroupSnapshotContent is not bound to the VolumeGroupSnapshot correctly";
-        return vec![Step::Fail("GroupSnapshotMisbound", text.to_owned())];
+        return vec![Step::Fail(events::GROUP_SNAPSHOT_MISBOUND, text.to_owned())];
     }
     if let Some((reason, message)) = mismatch(group, content) {
         return vec![Step::Fail(reason, message)];
@@ -94,19 +95,19 @@ fn unready(group: &VolumeGroupSnapshot, content: &VolumeGroupSnapshotContent) ->
     steps
 }
 
-fn deleting(seen: &Seen<'_>) -> Vec<Step> {
-    let group = seen.group;
+fn deleting(observed: &ObservedGroup<'_>) -> Vec<Step> {
+    let group = observed.group;
     if !finalizers::has(group, names::GROUP_BOUND) {
         return Vec::new();
     }
-    if let Some(member) = seen.restoring {
+    if let Some(member) = observed.restoring {
         let namespace = group.namespace().unwrap_or_default();
         return vec![Step::Pending(format!(
             "Snapshot {namespace}/{member} belonging to VolumeGroupSnapshot {namespace}/{} is being used to restore a PVC",
             group.name_any()
         ))];
     }
-    let content = seen.content.filter(|content| belongs(content, group));
+    let content = observed.content.filter(|content| belongs(content, group));
     let mut steps = Vec::new();
     let mut kept = false;
     if let Some(content) = content {
@@ -118,7 +119,7 @@ fn deleting(seen: &Seen<'_>) -> Vec<Step> {
             steps.push(Step::DeleteContent);
         }
     }
-    if seen.has_members {
+    if observed.has_members {
         steps.push(Step::Group(GroupStep::DeleteMembers));
     }
     if !kept {

@@ -1,5 +1,6 @@
 //! What a VolumeSnapshot needs: decided from it, its content, its group and who is being restored from it.
 
+use berth_core::names::events;
 use berth_kube::finalizers;
 use kube::ResourceExt as _;
 
@@ -27,7 +28,7 @@ pub(super) enum Group<'a> {
 
 /// What is known of a snapshot.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Seen<'a> {
+pub(super) struct ObservedSnapshot<'a> {
     pub(super) snapshot: &'a VolumeSnapshot,
     pub(super) content: Option<&'a VolumeSnapshotContent>,
     /// The group that the snapshot names.
@@ -49,59 +50,59 @@ pub(super) fn content_name(snapshot: &VolumeSnapshot) -> Option<String> {
 }
 
 /// What to do about a snapshot.
-pub(super) fn plan(seen: &Seen<'_>) -> Vec<Step> {
-    if seen.snapshot.metadata.deletion_timestamp.is_some() {
-        return deleting(seen);
+pub(super) fn plan(observed: &ObservedSnapshot<'_>) -> Vec<Step> {
+    if observed.snapshot.metadata.deletion_timestamp.is_some() {
+        return deleting(observed);
     }
-    let source = &seen.snapshot.spec.source;
+    let source = &observed.snapshot.spec.source;
     match (&source.persistent_volume_claim_name, &source.volume_snapshot_content_name) {
         (Some(_), None) | (None, Some(_)) => {}
         _ => {
             let text =
                 "Exactly one of PersistentVolumeClaimName and VolumeSnapshotContentName should be specified";
-            return vec![Step::Fail("SnapshotValidationError", text.to_owned())];
+            return vec![Step::Fail(events::SNAPSHOT_VALIDATION_ERROR, text.to_owned())];
         }
     }
-    let bound = seen.snapshot.status.as_ref().is_some_and(|status| {
+    let bound = observed.snapshot.status.as_ref().is_some_and(|status| {
         status.bound_volume_snapshot_content_name.is_some() && status.ready_to_use == Some(true)
     });
     let mut steps = Vec::new();
-    let wrong = seen.content.and_then(|content| mismatch(seen.snapshot, content));
+    let wrong = observed.content.and_then(|content| mismatch(observed.snapshot, content));
     if let (Some((reason, message)), false) = (&wrong, bound) {
         return vec![Step::Fail(reason, message.clone())];
     }
     let mut protect = vec![names::AS_SOURCE];
     let delete = |content: &VolumeSnapshotContent| content.spec.deletion_policy == names::DELETE;
-    if wrong.is_none() && seen.content.is_some_and(delete) {
+    if wrong.is_none() && observed.content.is_some_and(delete) {
         protect.push(names::BOUND);
     }
-    protect.retain(|finalizer| !finalizers::has(seen.snapshot, finalizer));
+    protect.retain(|finalizer| !finalizers::has(observed.snapshot, finalizer));
     if !protect.is_empty() {
         steps.push(Step::Protect(protect));
     }
-    steps.extend(if bound { ready(seen).into_iter().collect() } else { unready(seen) });
+    steps.extend(if bound { ready(observed).into_iter().collect() } else { unready(observed) });
     steps
 }
 
-fn ready(seen: &Seen<'_>) -> Option<Step> {
-    let Some(content) = seen.content else {
-        return Some(Step::Fail("SnapshotContentMissing", MISSING.to_owned()));
+fn ready(observed: &ObservedSnapshot<'_>) -> Option<Step> {
+    let Some(content) = observed.content else {
+        return Some(Step::Fail(events::SNAPSHOT_CONTENT_MISSING, MISSING.to_owned()));
     };
-    if !belongs(content, seen.snapshot) {
+    if !belongs(content, observed.snapshot) {
         let text = "VolumeSnapshotContent is not bound to the VolumeSnapshot correctly";
-        return Some(Step::Fail("SnapshotMisbound", text.to_owned()));
+        return Some(Step::Fail(events::SNAPSHOT_MISBOUND, text.to_owned()));
     }
-    let owned = seen.snapshot.owner_references().iter().any(|owner| owner.kind == "VolumeGroupSnapshot");
-    (matches!(seen.group, Group::Live(_)) && !owned).then_some(Step::Group(GroupStep::Own))
+    let owned = observed.snapshot.owner_references().iter().any(|owner| owner.kind == "VolumeGroupSnapshot");
+    (matches!(observed.group, Group::Live(_)) && !owned).then_some(Step::Group(GroupStep::Own))
 }
 
-fn unready(seen: &Seen<'_>) -> Vec<Step> {
-    let snapshot = seen.snapshot;
+fn unready(observed: &ObservedSnapshot<'_>) -> Vec<Step> {
+    let snapshot = observed.snapshot;
     let given = snapshot.spec.source.volume_snapshot_content_name.is_some();
     let member = !given && group_of(snapshot).is_some();
-    let Some(content) = seen.content else {
+    let Some(content) = observed.content else {
         return match (given, member) {
-            (true, _) => vec![Step::Fail("SnapshotContentMissing", MISSING.to_owned())],
+            (true, _) => vec![Step::Fail(events::SNAPSHOT_CONTENT_MISSING, MISSING.to_owned())],
             // Its group makes the content and binds it.
             (false, true) => Vec::new(),
             (false, false) => vec![Step::Create],
@@ -114,7 +115,7 @@ fn unready(seen: &Seen<'_>) -> Vec<Step> {
     if given && (back.uid.as_deref().unwrap_or_default().is_empty() || classless) {
         steps.push(Step::Bind);
     }
-    let group = match seen.content_group {
+    let group = match observed.content_group {
         // The name of its group must not be missing in what is told as ready.
         Group::Unknown | Group::Leaving | Group::Gone => return steps,
         Group::Live(name) => Some(name),
@@ -128,19 +129,19 @@ fn unready(seen: &Seen<'_>) -> Vec<Step> {
     steps
 }
 
-fn deleting(seen: &Seen<'_>) -> Vec<Step> {
-    let snapshot = seen.snapshot;
+fn deleting(observed: &ObservedSnapshot<'_>) -> Vec<Step> {
+    let snapshot = observed.snapshot;
     let ours = [names::AS_SOURCE, names::BOUND, names::IN_GROUP];
     let mut release: Vec<&str> =
         ours.into_iter().filter(|finalizer| finalizers::has(snapshot, finalizer)).collect();
     if release.is_empty() {
         return Vec::new();
     }
-    let content = seen.content.filter(|content| belongs(content, snapshot));
-    if content.is_some() && seen.restoring {
+    let content = observed.content.filter(|content| belongs(content, snapshot));
+    if content.is_some() && observed.restoring {
         return vec![Step::Pending("Snapshot is being used to restore a PVC".to_owned())];
     }
-    match seen.group {
+    match observed.group {
         Group::None | Group::Gone => {}
         // The group's end brings the next look.
         Group::Unknown | Group::Leaving => return Vec::new(),

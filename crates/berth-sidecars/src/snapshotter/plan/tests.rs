@@ -6,8 +6,8 @@ use super::*;
 use crate::snapshots::tests::merge;
 
 /// A content of ours that is bound, kept and of a volume; policy Delete.
-fn seen() -> Seen {
-    Seen {
+fn observed() -> ObservedContent {
+    ObservedContent {
         ours: true,
         source: Source::Volume,
         bound: true,
@@ -22,78 +22,94 @@ fn seen() -> Seen {
     }
 }
 
-fn taken() -> Seen {
-    Seen { has_handle: true, ready: true, ..seen() }
+fn taken() -> ObservedContent {
+    ObservedContent { has_handle: true, ready: true, ..observed() }
 }
 
 #[test]
 fn a_content_is_created_checked_or_left_alone_by_its_source_and_status() {
-    let given = Seen { source: Source::Handle, ..seen() };
-    let member = Seen { source: Source::Member, ..seen() };
-    for (name, seen, expected) in [
-        ("another driver's", Seen { ours: false, ..seen() }, Plan::Nothing),
-        ("new, of a volume", seen(), Plan::Create),
-        ("failed, of a volume", Seen { being_created: false, ..seen() }, Plan::Create),
-        ("unanswered", Seen { being_created: true, ..seen() }, Plan::Create),
-        ("taken, not ready", Seen { has_handle: true, ..seen() }, Plan::Create),
+    let given = ObservedContent { source: Source::Handle, ..observed() };
+    let member = ObservedContent { source: Source::Member, ..observed() };
+    for (name, observed, expected) in [
+        ("another driver's", ObservedContent { ours: false, ..observed() }, Plan::Nothing),
+        ("new, of a volume", observed(), Plan::Create),
+        ("failed, of a volume", ObservedContent { being_created: false, ..observed() }, Plan::Create),
+        ("unanswered", ObservedContent { being_created: true, ..observed() }, Plan::Create),
+        ("taken, not ready", ObservedContent { has_handle: true, ..observed() }, Plan::Create),
         ("ready", taken(), Plan::Nothing),
-        ("ready and still marked", Seen { being_created: true, ..taken() }, Plan::Unmark),
+        ("ready and still marked", ObservedContent { being_created: true, ..taken() }, Plan::Unmark),
         ("given", given, Plan::Check),
-        ("given and not bound", Seen { bound: false, ..given }, Plan::Check),
-        ("given and not ready", Seen { has_handle: true, ..given }, Plan::Check),
-        ("given and ready", Seen { has_handle: true, ready: true, ..given }, Plan::Nothing),
+        ("given and not bound", ObservedContent { bound: false, ..given }, Plan::Check),
+        ("given and not ready", ObservedContent { has_handle: true, ..given }, Plan::Check),
+        ("given and ready", ObservedContent { has_handle: true, ready: true, ..given }, Plan::Nothing),
         ("a member before its group is taken", member, Plan::Nothing),
-        ("a member, not ready", Seen { has_handle: true, grouped: true, ..member }, Plan::Check),
-        ("a member, ready", Seen { has_handle: true, grouped: true, ready: true, ..member }, Plan::Nothing),
-        ("without a source", Seen { source: Source::Invalid, ..seen() }, Plan::Nothing),
-        ("unwanted before it was begun", Seen { being_deleted: true, ..seen() }, Plan::Nothing),
-        ("unwanted but retained", Seen { being_deleted: true, delete: false, ..seen() }, Plan::Create),
+        ("a member, not ready", ObservedContent { has_handle: true, grouped: true, ..member }, Plan::Check),
+        (
+            "a member, ready",
+            ObservedContent { has_handle: true, grouped: true, ready: true, ..member },
+            Plan::Nothing,
+        ),
+        ("without a source", ObservedContent { source: Source::Invalid, ..observed() }, Plan::Nothing),
+        (
+            "unwanted before it was begun",
+            ObservedContent { being_deleted: true, ..observed() },
+            Plan::Nothing,
+        ),
+        (
+            "unwanted but retained",
+            ObservedContent { being_deleted: true, delete: false, ..observed() },
+            Plan::Create,
+        ),
         (
             "unwanted while unanswered",
-            Seen { being_deleted: true, being_created: true, ..seen() },
+            ObservedContent { being_deleted: true, being_created: true, ..observed() },
             Plan::Create,
         ),
     ] {
-        assert_eq!(plan(seen), expected, "{name}");
+        assert_eq!(plan(observed), expected, "{name}");
     }
 }
 
 #[test]
 fn a_content_is_deleted_only_when_its_snapshot_is_and_the_driver_has_finally_answered() {
-    let going = Seen { deleting: true, ..taken() };
-    let wanted_gone = Seen { being_deleted: true, ..going };
-    let unbound = Seen { source: Source::Handle, bound: false, ..going };
-    for (name, seen, expected) in [
+    let going = ObservedContent { deleting: true, ..taken() };
+    let wanted_gone = ObservedContent { being_deleted: true, ..going };
+    let unbound = ObservedContent { source: Source::Handle, bound: false, ..going };
+    for (name, observed, expected) in [
         ("deleted by hand while its snapshot lives", going, Plan::Nothing),
         ("its snapshot is deleted too", wanted_gone, Plan::Delete),
         (
             "unanswered",
-            Seen { being_created: true, has_handle: false, ready: false, ..wanted_gone },
+            ObservedContent { being_created: true, has_handle: false, ready: false, ..wanted_gone },
             Plan::Create,
         ),
-        ("answered and still marked", Seen { being_created: true, ..wanted_gone }, Plan::Unmark),
-        ("never taken", Seen { has_handle: false, ready: false, ..wanted_gone }, Plan::Release),
+        ("answered and still marked", ObservedContent { being_created: true, ..wanted_gone }, Plan::Unmark),
+        ("never taken", ObservedContent { has_handle: false, ready: false, ..wanted_gone }, Plan::Release),
         (
             "never taken, nothing to release",
-            Seen { has_handle: false, protected: false, ..wanted_gone },
+            ObservedContent { has_handle: false, protected: false, ..wanted_gone },
             Plan::Nothing,
         ),
-        ("retained", Seen { delete: false, ..wanted_gone }, Plan::Release),
-        ("a member, which goes with its group", Seen { grouped: true, ..wanted_gone }, Plan::Release),
-        ("not being deleted itself", Seen { deleting: false, ..wanted_gone }, Plan::Nothing),
+        ("retained", ObservedContent { delete: false, ..wanted_gone }, Plan::Release),
+        (
+            "a member, which goes with its group",
+            ObservedContent { grouped: true, ..wanted_gone },
+            Plan::Release,
+        ),
+        ("not being deleted itself", ObservedContent { deleting: false, ..wanted_gone }, Plan::Nothing),
         ("given and never bound, policy Delete", unbound, Plan::Delete),
-        ("given and never bound, policy Retain", Seen { delete: false, ..unbound }, Plan::Release),
-        ("given and never bound, unchecked", Seen { has_handle: false, ..unbound }, Plan::Release),
-        ("given and never bound, marked", Seen { being_created: true, ..unbound }, Plan::Delete),
-        ("given and bound, its snapshot lives", Seen { bound: true, ..unbound }, Plan::Nothing),
+        ("given and never bound, policy Retain", ObservedContent { delete: false, ..unbound }, Plan::Release),
+        ("given and never bound, unchecked", ObservedContent { has_handle: false, ..unbound }, Plan::Release),
+        ("given and never bound, marked", ObservedContent { being_created: true, ..unbound }, Plan::Delete),
+        ("given and bound, its snapshot lives", ObservedContent { bound: true, ..unbound }, Plan::Nothing),
         (
             "given and bound, its snapshot goes",
-            Seen { bound: true, being_deleted: true, ..unbound },
+            ObservedContent { bound: true, being_deleted: true, ..unbound },
             Plan::Delete,
         ),
-        ("another driver's", Seen { ours: false, ..wanted_gone }, Plan::Nothing),
+        ("another driver's", ObservedContent { ours: false, ..wanted_gone }, Plan::Nothing),
     ] {
-        assert_eq!(plan(seen), expected, "{name}");
+        assert_eq!(plan(observed), expected, "{name}");
     }
 }
 
@@ -115,21 +131,29 @@ fn content(change: serde_json::Value) -> VolumeSnapshotContent {
 
 #[test]
 fn what_matters_is_read_from_the_objects() {
-    let bare = Seen { protected: false, ..seen() };
+    let bare = ObservedContent { protected: false, ..observed() };
     for (name, change, expected) in [
         ("a volume's", json!({}), bare),
-        ("unbound", json!({ "spec": { "volumeSnapshotRef": { "uid": "" } } }), Seen { bound: false, ..bare }),
-        ("retained", json!({ "spec": { "deletionPolicy": "Retain" } }), Seen { delete: false, ..bare }),
-        ("others'", json!({ "spec": { "driver": "e" } }), Seen { ours: false, ..bare }),
+        (
+            "unbound",
+            json!({ "spec": { "volumeSnapshotRef": { "uid": "" } } }),
+            ObservedContent { bound: false, ..bare },
+        ),
+        (
+            "retained",
+            json!({ "spec": { "deletionPolicy": "Retain" } }),
+            ObservedContent { delete: false, ..bare },
+        ),
+        ("others'", json!({ "spec": { "driver": "e" } }), ObservedContent { ours: false, ..bare }),
         (
             "given",
             json!({ "spec": { "source": { "volumeHandle": null, "snapshotHandle": "h" } } }),
-            Seen { source: Source::Handle, ..bare },
+            ObservedContent { source: Source::Handle, ..bare },
         ),
         (
             "both",
             json!({ "spec": { "source": { "snapshotHandle": "h" } } }),
-            Seen { source: Source::Invalid, ..bare },
+            ObservedContent { source: Source::Invalid, ..bare },
         ),
         (
             "a member",
@@ -137,7 +161,7 @@ fn what_matters_is_read_from_the_objects() {
                 "metadata": { "annotations": { "groupsnapshot.storage.k8s.io/volumeGroupSnapshotHandle": "g" } },
                 "status": { "volumeGroupSnapshotHandle": "g", "snapshotHandle": "h" },
             }),
-            Seen { source: Source::Member, grouped: true, has_handle: true, ..bare },
+            ObservedContent { source: Source::Member, grouped: true, has_handle: true, ..bare },
         ),
         (
             "marked",
@@ -145,7 +169,7 @@ fn what_matters_is_read_from_the_objects() {
                 "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
                 "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes",
             } } }),
-            Seen { being_created: true, being_deleted: true, ..bare },
+            ObservedContent { being_created: true, being_deleted: true, ..bare },
         ),
         (
             "kept and going",
@@ -153,15 +177,15 @@ fn what_matters_is_read_from_the_objects() {
                 "deletionTimestamp": "2026-01-02T03:04:05Z",
                 "finalizers": ["snapshot.storage.kubernetes.io/volumesnapshotcontent-bound-protection"],
             } }),
-            Seen { deleting: true, protected: true, ..bare },
+            ObservedContent { deleting: true, protected: true, ..bare },
         ),
         (
             "ready",
             json!({ "status": { "readyToUse": true, "snapshotHandle": "h" } }),
-            Seen { protected: false, ..taken() },
+            ObservedContent { protected: false, ..taken() },
         ),
     ] {
-        assert_eq!(Seen::content(&content(change), "d"), expected, "{name}");
+        assert_eq!(ObservedContent::content(&content(change), "d"), expected, "{name}");
     }
 }
 
@@ -206,7 +230,11 @@ fn own_writes_do_not_bring_a_content_back_into_the_queue() {
         ("a member's handle", grouped(json!({})), grouped(json!({ "snapshotHandle": "h" })), true),
     ] {
         let (before, after) = (content(before), content(after));
-        let seen = (Seen::content(&before, "d"), Seen::content(&after, "d"));
-        assert_eq!(matters((&before, seen.0), (&after, seen.1), names::BEING_CREATED), expected, "{name}");
+        let observed = (ObservedContent::content(&before, "d"), ObservedContent::content(&after, "d"));
+        assert_eq!(
+            matters((&before, observed.0), (&after, observed.1), names::BEING_CREATED),
+            expected,
+            "{name}"
+        );
     }
 }

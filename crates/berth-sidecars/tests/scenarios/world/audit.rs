@@ -34,8 +34,8 @@ pub(crate) struct Wrong {
     what: String,
 }
 
-/// Everything there is.
-struct Seen {
+/// Every object of the kinds that the components work on, and what is wrong with them.
+struct ObservedWorld {
     claims: Vec<PersistentVolumeClaim>,
     volumes: Vec<PersistentVolume>,
     attachments: Vec<VolumeAttachment>,
@@ -46,14 +46,14 @@ struct Seen {
     wrong: Vec<Wrong>,
 }
 
-impl Seen {
-    fn say(&mut self, subject: &str, what: String) {
+impl ObservedWorld {
+    fn report(&mut self, subject: &str, what: String) {
         self.wrong.push(Wrong { subject: subject.to_owned(), what });
     }
 
     fn expect(&mut self, subject: &str, right: bool, what: impl FnOnce() -> String) {
         if !right {
-            self.say(subject, what());
+            self.report(subject, what());
         }
     }
 
@@ -75,7 +75,7 @@ impl World {
     /// Everything that is not as it should be.
     pub(super) async fn wrong(&self, goals: &Goals) -> Vec<Wrong> {
         let all = ListParams::default();
-        let mut seen = Seen {
+        let mut seen = ObservedWorld {
             claims: self.server.claims().list(&all).await.unwrap().items,
             volumes: self.server.api().list(&all).await.unwrap().items,
             attachments: self.server.api().list(&all).await.unwrap().items,
@@ -95,7 +95,7 @@ impl World {
     }
 
     /// The storage has what it should, and an object for each.
-    fn check_storage(&self, seen: &mut Seen, goals: &Goals) {
+    fn check_storage(&self, seen: &mut ObservedWorld, goals: &Goals) {
         let volumes = self.storage.volumes.lock().clone();
         let snapshots = self.storage.snapshots.lock().clone();
         let attached = self.storage.attached.lock().clone();
@@ -137,7 +137,7 @@ impl World {
     }
 
     /// Every volume exists as it says, with a claim that is bound to it.
-    fn check_volumes(&self, seen: &mut Seen) {
+    fn check_volumes(&self, seen: &mut ObservedWorld) {
         for volume in seen.volumes.clone() {
             let name = volume.name_any();
             let whose = self.subject_of(&name);
@@ -165,7 +165,7 @@ impl World {
     }
 
     /// Every attachment is attached.
-    fn check_attachments(&self, seen: &mut Seen) {
+    fn check_attachments(&self, seen: &mut ObservedWorld) {
         for attachment in seen.attachments.clone() {
             let name = attachment.name_any();
             seen.settled(subject(&name), &attachment);
@@ -179,7 +179,7 @@ impl World {
     }
 
     /// Every snapshot is ready, and its content has one that exists.
-    fn check_snapshots(&self, seen: &mut Seen) {
+    fn check_snapshots(&self, seen: &mut ObservedWorld) {
         for content in seen.contents.clone() {
             let name = content.name_any();
             let whose = self.subject_of(content.spec.source.volume_handle.as_deref().unwrap_or_default());
@@ -206,7 +206,7 @@ impl World {
 }
 
 /// Every claim is bound, as large as it says, and nothing is under way.
-fn check_claims(seen: &mut Seen) {
+fn check_claims(seen: &mut ObservedWorld) {
     for claim in seen.claims.clone() {
         let name = claim.name_any();
         let whose = subject(&name).to_owned();
@@ -231,7 +231,7 @@ fn check_claims(seen: &mut Seen) {
 }
 
 /// Every group is ready and has its content.
-fn check_groups(seen: &mut Seen) {
+fn check_groups(seen: &mut ObservedWorld) {
     for group in seen.groups.clone() {
         let name = group.name_any();
         seen.settled(subject(&name), &group);

@@ -35,8 +35,8 @@ fn every_place_that_the_driver_runs_at_is_there_once() {
     let rows = [
         ("no nodes", vec![], vec![]),
         ("one", vec![zone("a", "z1")], vec![z1()]),
-        ("two at one place", vec![zone("a", "z1"), zone("b", "z1")], vec![z1()]),
-        ("two places", vec![zone("a", "z1"), zone("b", "z2")], vec![z1(), segment(&[("zone", "z2")])]),
+        ("two at one capacity_key", vec![zone("a", "z1"), zone("b", "z1")], vec![z1()]),
+        ("two capacity_keys", vec![zone("a", "z1"), zone("b", "z2")], vec![z1(), segment(&[("zone", "z2")])]),
         (
             "another driver's",
             vec![node("a", &json!({ "zone": "z1" }), &json!({ "other": ["zone"] }))],
@@ -102,14 +102,14 @@ fn the_driver_is_asked_with_its_own_parameters_and_once_for_classes_that_share_t
     ];
     let here = segment(&[("zone", "z1")]);
     let goal = Goal { segments: [here.clone()].into(), classes: classes(&all, DRIVER, false) };
-    let place = |class: &str| Place { class: class.to_owned(), segment: here.clone() };
-    let question = goal.question(&place("a")).unwrap();
+    let capacity_key = |class: &str| CapacityKey { class: class.to_owned(), segment: here.clone() };
+    let question = goal.question(&capacity_key("a")).unwrap();
     assert_eq!(question.parameters, Parameters::from([("pool".to_owned(), "fast".to_owned())]));
-    assert_eq!(goal.question(&place("b")), Some(question.clone()));
-    assert_eq!(goal.answered(&question), [place("a"), place("b")]);
-    assert_ne!(goal.question(&place("c")), Some(question.clone()));
-    assert_eq!(goal.places().count(), 3);
-    assert_eq!(goal.question(&Place { class: "a".to_owned(), segment: segment(&[]) }), None);
+    assert_eq!(goal.question(&capacity_key("b")), Some(question.clone()));
+    assert_eq!(goal.answered(&question), [capacity_key("a"), capacity_key("b")]);
+    assert_ne!(goal.question(&capacity_key("c")), Some(question.clone()));
+    assert_eq!(goal.capacity_keys().count(), 3);
+    assert_eq!(goal.question(&CapacityKey { class: "a".to_owned(), segment: segment(&[]) }), None);
     let elsewhere = Question { segment: segment(&[("zone", "z2")]), ..question };
     assert!(goal.answered(&elsewhere).is_empty());
 }
@@ -118,7 +118,7 @@ fn the_driver_is_asked_with_its_own_parameters_and_once_for_classes_that_share_t
 fn an_object_tells_of_a_place_by_its_labels_alone() {
     let of = |topology: Value| {
         let object = json!({ "metadata": {}, "storageClassName": "a", "nodeTopology": topology });
-        Place::of(&read::<CSIStorageCapacity>(object)).map(|place| place.segment)
+        CapacityKey::of(&read::<CSIStorageCapacity>(object)).map(|capacity_key| capacity_key.segment)
     };
     assert_eq!(of(json!({ "matchLabels": { "zone": "z1" } })), Some(segment(&[("zone", "z1")])));
     assert_eq!(of(json!({})), Some(segment(&[])));

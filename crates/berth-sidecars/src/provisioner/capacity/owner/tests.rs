@@ -38,7 +38,7 @@ fn by(kind: &str, name: &str, controller: bool) -> Value {
 
 async fn found(client: &Client, level: u8) -> Result<(String, String, String), String> {
     let owner = Owner { pod: "pod".to_owned(), level };
-    let found = look_up(client, "ns", &owner).await.map_err(|error| error.sentence())?;
+    let found = find(client, "ns", &owner).await.map_err(|error| error.sentence())?;
     assert_eq!(found.controller, Some(true));
     assert_eq!(found.uid, format!("uid-{}", found.name));
     Ok((found.api_version, found.kind, found.name))

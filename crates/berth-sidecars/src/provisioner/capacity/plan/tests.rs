@@ -16,8 +16,8 @@ fn frame(owner: Option<&str>) -> Frame {
     Frame { driver: "d.example.com".to_owned(), manager: "m".to_owned(), namespace: "ns".to_owned(), owner }
 }
 
-fn place() -> Place {
-    Place { class: "fast".to_owned(), segment: [("zone".to_owned(), "z1".to_owned())].into() }
+fn capacity_key() -> CapacityKey {
+    CapacityKey { class: "fast".to_owned(), segment: [("zone".to_owned(), "z1".to_owned())].into() }
 }
 
 /// An object; the later in the alphabet, the younger.
@@ -44,7 +44,7 @@ fn owner(uid: &str, controller: Option<bool>) -> Value {
 }
 
 fn plan(frame: &Frame, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<String> {
-    let writes = frame.plan(&place(), room, there);
+    let writes = frame.plan(&capacity_key(), room, there);
     let told = writes.into_iter().map(|write| match write {
         Write::Create(_) => "create".to_owned(),
         Write::Update(object) => format!("update {}", object.name_any()),
@@ -128,7 +128,9 @@ fn an_owner_that_is_missing_is_added_and_others_stay() {
 #[test]
 fn a_new_object_says_whose_it_is_of_what_and_how_much() {
     let room = Room { available: 3 << 30, largest: Some(1 << 30) };
-    let Some(Write::Create(made)) = frame(Some("us")).plan(&place(), room, &[]).pop() else { panic!() };
+    let Some(Write::Create(made)) = frame(Some("us")).plan(&capacity_key(), room, &[]).pop() else {
+        panic!()
+    };
     assert_eq!(
         serde_json::to_value(&made).unwrap(),
         json!({

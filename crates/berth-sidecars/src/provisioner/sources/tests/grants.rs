@@ -84,7 +84,7 @@ async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_gran
     }))
     .unwrap();
     let source = || Source::of(&claim, true).unwrap();
-    let refused = provisioner.look_up_source(&claim, source()).await.unwrap_err().to_string();
+    let refused = provisioner.resolve_source(&claim, source()).await.unwrap_err().to_string();
     assert!(refused.contains("accessing golden/image") && refused.contains("ReferenceGrant"), "{refused}");
     assert!(!provisioner.needs_source(&claim).await, "nobody may keep other people's claims without a grant");
 
@@ -96,7 +96,7 @@ async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_gran
     });
     make(grants, grant).await;
     assert!(provisioner.needs_source(&claim).await);
-    assert!(provisioner.look_up_source(&claim, source()).await.unwrap().is_some());
+    assert!(provisioner.resolve_source(&claim, source()).await.unwrap().is_some());
     let kept = Api::<PersistentVolumeClaim>::namespaced(client, "golden").get("image").await.unwrap();
     assert!(kept.finalizers().iter().any(|finalizer| finalizer == CLONING_PROTECTION));
     shutdown.cancel();

@@ -50,7 +50,7 @@ fn words(steps: Vec<Step>) -> Vec<String> {
 
 fn planned(of: Value, its: Option<Value>, restoring: Option<&str>, has_members: bool) -> Vec<String> {
     let (group, content) = (group(of), its.map(content));
-    words(plan(&Seen { group: &group, content: content.as_ref(), restoring, has_members }))
+    words(plan(&ObservedGroup { group: &group, content: content.as_ref(), restoring, has_members }))
 }
 
 #[test]

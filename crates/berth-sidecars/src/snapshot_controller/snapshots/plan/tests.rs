@@ -79,7 +79,13 @@ fn planned(snapshot: Value, content_change: Option<Value>, group: Group<'_>, res
     let handle =
         content.as_ref().and_then(|content| content.status.as_ref()?.volume_group_snapshot_handle.clone());
     let content_group = if handle.is_some() { group } else { Group::None };
-    words(plan(&Seen { snapshot: &snapshot, content: content.as_ref(), group, content_group, restoring }))
+    words(plan(&ObservedSnapshot {
+        snapshot: &snapshot,
+        content: content.as_ref(),
+        group,
+        content_group,
+        restoring,
+    }))
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! What is told of a recycler pod is told of its volume too, where people look.
 
+use berth_core::names::events;
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -14,11 +15,11 @@ use super::NAMESPACE;
 
 /// The recycler pods that are listened to, by uid; cheap to clone.
 #[derive(Clone, Default)]
-pub(in crate::persistent_volumes) struct News {
+pub(in crate::persistent_volumes) struct RecyclerEvents {
     ends: Arc<Mutex<HashMap<String, CancellationToken>>>,
 }
 
-impl News {
+impl RecyclerEvents {
     /// Tells of the volume what is told of the pod, until the pod is gone.
     pub(super) fn follow(
         &self,
@@ -40,7 +41,7 @@ impl News {
         events.subscribe(move |before, after| {
             // Counted up is not news; an event may be new and have happened several times.
             if let (None, Some(event)) = (before, after) {
-                tell(&recorder, &volume, event);
+                record_for_volume(&recorder, &volume, event);
             }
         });
     }
@@ -57,10 +58,10 @@ impl News {
     }
 }
 
-fn tell(recorder: &Recorder, volume: &ObjectReference, event: &Event) {
+fn record_for_volume(recorder: &Recorder, volume: &ObjectReference, event: &Event) {
     if let Some(message) = &event.message {
         let severity =
             if event.type_.as_deref() == Some("Warning") { Severity::Warning } else { Severity::Normal };
-        recorder.tell(volume.clone(), severity, "RecyclerPod", format!("Recycler pod: {message}"));
+        recorder.record(volume.clone(), severity, events::RECYCLER_POD, format!("Recycler pod: {message}"));
     }
 }

@@ -39,13 +39,13 @@ impl<K> Kind for K where
 }
 
 /// An API server and a namespace of the scenario's own. A real server is left as it was found.
-pub(crate) struct Place {
+pub(crate) struct TestCluster {
     pub(crate) client: Client,
     pub(crate) namespace: String,
     _directory: tempfile::TempDir,
 }
 
-impl Drop for Place {
+impl Drop for TestCluster {
     fn drop(&mut self) {
         if is_real() {
             let clear = clearing::clear(&self.client, &self.namespace);
@@ -54,7 +54,7 @@ impl Drop for Place {
     }
 }
 
-impl Place {
+impl TestCluster {
     /// A place whose namespace begins with `name`, and differs from that of every other scenario and every other run.
     pub(crate) async fn new(name: &str) -> Self {
         let directory = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! Where the driver is, for components that run on every node and work only for their own.
+//! The topology of the driver's own node, for components that run on every node and work only for theirs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,16 +12,16 @@ use crate::driver::Driver;
 /// How long to wait before the driver is asked again where it is.
 const ASKING: Duration = Duration::from_secs(1);
 
-/// A place, as keys and values; `None` if the driver tells of none.
+/// The topology segments of the node that the driver runs on; `None` if the driver announces no topology.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Place(pub(crate) Option<BTreeMap<String, String>>);
+pub(crate) struct NodeTopology(pub(crate) Option<BTreeMap<String, String>>);
 
-impl Place {
-    /// Asks the driver where it is until it tells.
+impl NodeTopology {
+    /// Asks the driver for its topology until it answers.
     pub(crate) async fn find(driver: &Driver, timeout: Duration) -> Self {
         loop {
             match driver.call(timeout, NodeGetInfoRequest {}).await {
-                Ok(info) => return Self(info.accessible_topology.map(|place| place.segments)),
+                Ok(info) => return Self(info.accessible_topology.map(|topology| topology.segments)),
                 Err(status) => {
                     let error = berth_csi::code::status_text(&status);
                     tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
@@ -31,12 +31,12 @@ impl Place {
         }
     }
 
-    /// Whether a volume can be used here; one that says nothing of places can be everywhere.
+    /// Whether a volume can be used here; one without node affinity can be used everywhere.
     pub(crate) fn reaches(&self, volume: &PersistentVolume) -> bool {
         let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref()?.required.as_ref());
         match (affinity, &self.0) {
-            // Nothing but the place is known of the node, so a field of it never matches.
-            (Some(affinity), Some(place)) => selectors::node_selector(affinity, "", place),
+            // Nothing but its topology is known of the node, so a field of it never matches.
+            (Some(affinity), Some(segments)) => selectors::node_selector(affinity, "", segments),
             _ => true,
         }
     }
@@ -56,10 +56,10 @@ mod tests {
         let expression = json!({"key": "example.com/node", "operator": "In", "values": ["a"]});
         let of_a = volume(json!({"required": {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}}));
         let of_all = volume(json!(null));
-        let at = |node: &str| Place(Some([("example.com/node".to_owned(), node.to_owned())].into()));
+        let at = |node: &str| NodeTopology(Some([("example.com/node".to_owned(), node.to_owned())].into()));
         assert!(at("a").reaches(&of_a));
         assert!(!at("b").reaches(&of_a));
         assert!(at("b").reaches(&of_all));
-        assert!(Place(None).reaches(&of_a), "a driver that tells of no place has but one");
+        assert!(NodeTopology(None).reaches(&of_a), "a driver that tells of no place has but one");
     }
 }

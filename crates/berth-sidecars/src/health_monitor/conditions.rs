@@ -1,5 +1,6 @@
 //! What is worth telling of a volume's health: changes, and what Kubernetes is about to forget.
 
+use berth_core::names::events;
 use std::collections::HashMap;
 use std::time::Duration;
 
@@ -10,45 +11,45 @@ use k8s_openapi::api::core::v1::Event;
 use crate::driver::Health;
 
 /// The event that tells what is wrong.
-pub(super) const ABNORMAL: &str = "VolumeConditionAbnormal";
+pub(super) const ABNORMAL: &str = events::VOLUME_CONDITION_ABNORMAL;
 /// The event that tells that nothing is wrong any more.
-pub(super) const NORMAL: &str = "VolumeConditionNormal";
+pub(super) const NORMAL: &str = events::VOLUME_CONDITION_NORMAL;
 /// How long something wrong is told only once: Kubernetes keeps events for an hour, and who looks must find one.
 const REMINDER: Duration = Duration::from_mins(50);
 
 /// What was last told of a claim as wrong, and when.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Told {
+struct ReportedCondition {
     claim: Key,
     wrong: String,
     at: Timestamp,
 }
 
-/// What was told, by the UID of the claim; those of whom nothing wrong was told, or that are well again, are not in it.
+/// What was reported, by the UID of the claim; those of whom nothing wrong was reported, or that are well again, are not in it.
 #[derive(Debug, Default)]
 pub(super) struct Memory {
-    told: HashMap<String, Told>,
+    reported: HashMap<String, ReportedCondition>,
 }
 
-/// What is to be told.
+/// What is to be reported.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum News {
-    /// What is wrong.
+pub(super) enum ConditionEvent {
+    /// The volume is abnormal; the text says what is wrong.
     Abnormal(String),
     /// Nothing is wrong any more.
     Normal,
 }
 
 impl Memory {
-    /// What events of ours that are still there told.
+    /// What events of ours that are still there reported.
     pub(super) fn from_events(events: Vec<Event>) -> Self {
-        let mut last: HashMap<String, (Timestamp, Option<Told>)> = HashMap::new();
+        let mut last: HashMap<String, (Timestamp, Option<ReportedCondition>)> = HashMap::new();
         for event in events {
             let at = event.last_timestamp.map(|time| time.0).or(event.event_time.map(|time| time.0));
             let about = event.involved_object;
             let (Some(uid), Some(at)) = (about.uid, at) else { continue };
-            let told = match event.reason.as_deref() {
-                Some(ABNORMAL) => Some(Told {
+            let reported = match event.reason.as_deref() {
+                Some(ABNORMAL) => Some(ReportedCondition {
                     claim: Key::new(about.namespace.unwrap_or_default(), about.name.unwrap_or_default()),
                     wrong: event.message.unwrap_or_default(),
                     at,
@@ -57,41 +58,49 @@ impl Memory {
                 _ => continue,
             };
             if last.get(&uid).is_none_or(|(known, _)| *known <= at) {
-                last.insert(uid, (at, told));
+                last.insert(uid, (at, reported));
             }
         }
-        Self { told: last.into_iter().filter_map(|(uid, (_, told))| Some((uid, told?))).collect() }
+        Self {
+            reported: last.into_iter().filter_map(|(uid, (_, reported))| Some((uid, reported?))).collect(),
+        }
     }
 
     /// The claims of which something was told as wrong.
     pub(super) fn ill(&self) -> Vec<Key> {
-        self.told.values().map(|told| told.claim.clone()).collect()
+        self.reported.values().map(|reported| reported.claim.clone()).collect()
     }
 
     /// Remembers how a claim's volume is, and says what is to be told of it.
-    pub(super) fn hear(&mut self, uid: &str, claim: &Key, health: &Health, now: Timestamp) -> Option<News> {
-        match (health, self.told.get(uid)) {
+    pub(super) fn observe(
+        &mut self,
+        uid: &str,
+        claim: &Key,
+        health: &Health,
+        now: Timestamp,
+    ) -> Option<ConditionEvent> {
+        match (health, self.reported.get(uid)) {
             (Health::Well, None) => None,
             (Health::Well, Some(_)) => {
-                self.told.remove(uid);
-                Some(News::Normal)
+                self.reported.remove(uid);
+                Some(ConditionEvent::Normal)
             }
-            (Health::Ill(wrong), Some(told))
-                if told.wrong == *wrong && now.duration_since(told.at).unsigned_abs() < REMINDER =>
+            (Health::Ill(wrong), Some(reported))
+                if reported.wrong == *wrong && now.duration_since(reported.at).unsigned_abs() < REMINDER =>
             {
                 None
             }
             (Health::Ill(wrong), _) => {
-                let told = Told { claim: claim.clone(), wrong: wrong.clone(), at: now };
-                self.told.insert(uid.to_owned(), told);
-                Some(News::Abnormal(wrong.clone()))
+                let reported = ReportedCondition { claim: claim.clone(), wrong: wrong.clone(), at: now };
+                self.reported.insert(uid.to_owned(), reported);
+                Some(ConditionEvent::Abnormal(wrong.clone()))
             }
         }
     }
 
     /// Forgets a claim that is gone.
     pub(super) fn forget(&mut self, uid: &str) {
-        self.told.remove(uid);
+        self.reported.remove(uid);
     }
 }
 
@@ -116,7 +125,7 @@ mod tests {
     #[test]
     fn only_changes_are_told_and_a_reminder_before_kubernetes_forgets() {
         let mut memory = Memory::default();
-        let abnormal = |wrong: &str| Some(News::Abnormal(wrong.to_owned()));
+        let abnormal = |wrong: &str| Some(ConditionEvent::Abnormal(wrong.to_owned()));
         for (minute, health, expected) in [
             (0, Health::Well, None),
             (5, ill("slow"), abnormal("slow")),
@@ -124,15 +133,19 @@ mod tests {
             (15, ill("gone"), abnormal("gone")),
             (60, ill("gone"), None),
             (65, ill("gone"), abnormal("gone")),
-            (70, Health::Well, Some(News::Normal)),
+            (70, Health::Well, Some(ConditionEvent::Normal)),
             (75, Health::Well, None),
             (80, ill("gone"), abnormal("gone")),
         ] {
-            assert_eq!(memory.hear("a", &claim(), &health, at(minute)), expected, "after {minute} minutes");
+            assert_eq!(
+                memory.observe("a", &claim(), &health, at(minute)),
+                expected,
+                "after {minute} minutes"
+            );
         }
-        assert_eq!(memory.hear("b", &claim(), &Health::Well, at(80)), None, "another claim is its own");
+        assert_eq!(memory.observe("b", &claim(), &Health::Well, at(80)), None, "another claim is its own");
         memory.forget("a");
-        assert_eq!(memory.hear("a", &claim(), &Health::Well, at(85)), None);
+        assert_eq!(memory.observe("a", &claim(), &Health::Well, at(85)), None);
     }
 
     #[test]
@@ -153,8 +166,8 @@ mod tests {
             event("c", "NodeFailed", "Pods: …", 10),
         ]);
         assert_eq!(memory.ill(), [Key::new("n", "a")]);
-        assert_eq!(memory.hear("a", &claim(), &ill("slow"), at(15)), None);
-        assert_eq!(memory.hear("a", &claim(), &Health::Well, at(20)), Some(News::Normal));
-        assert_eq!(memory.hear("b", &claim(), &Health::Well, at(20)), None);
+        assert_eq!(memory.observe("a", &claim(), &ill("slow"), at(15)), None);
+        assert_eq!(memory.observe("a", &claim(), &Health::Well, at(20)), Some(ConditionEvent::Normal));
+        assert_eq!(memory.observe("b", &claim(), &Health::Well, at(20)), None);
     }
 }
