@@ -10,7 +10,13 @@ mod quota;
 #[cfg(test)]
 mod tests;
 
-use std::{io::Write as _, os::fd::AsFd as _, path::Path, sync::Barrier, thread};
+use std::{
+    io::Write as _,
+    os::fd::{AsFd as _, BorrowedFd},
+    path::Path,
+    sync::Barrier,
+    thread,
+};
 
 use rustix::{
     fs::{StatFs, XattrFlags},
@@ -23,7 +29,7 @@ pub use self::quota::{
 };
 use crate::{
     error::{Change, Doing as _, Error, Result},
-    path::Dir,
+    path::{Dir, unprotect},
 };
 
 const SUPER_MAGIC: u32 = 0x9123_683e;
@@ -116,6 +122,10 @@ pub fn delete_subvolume(parent: &Dir, name: &str) -> Result<Change> {
     for _ in 0..DELETE_TRIES {
         ids.extend(delete_nested(&subvolume).doing("delete the subvolumes inside", subvolume.path())?);
         deleted = ioctl::destroy(parent.as_fd(), name);
+        if deleted == Err(Errno::PERM) {
+            unprotect_root(subvolume.as_fd()).doing("make writable", subvolume.path())?;
+            deleted = ioctl::destroy(parent.as_fd(), name);
+        }
         if deleted != Err(Errno::NOTEMPTY) {
             break;
         }
@@ -184,23 +194,34 @@ fn delete_nested(subvolume: &Dir) -> rustix::io::Result<Vec<u64>> {
             Next::Item
         })?;
         if ids.len() > known {
-            // A user may have made it read-only, and then nothing can be deleted in it.
-            let holder = ioctl::open_subvolume(anywhere, id)?;
-            if ioctl::is_read_only(holder.as_fd())? {
-                ioctl::set_read_only(holder.as_fd(), false)?;
-            }
+            // A user may have made it read-only or immutable, and then nothing can be deleted in it.
+            unprotect_root(ioctl::open_subvolume(anywhere, id)?.as_fd())?;
         }
         next += 1;
     }
     let nested = ids.split_off(1);
     // Those further inside were found later.
     for &id in nested.iter().rev() {
-        match ioctl::destroy_by_id(anywhere, id) {
+        let mut destroyed = ioctl::destroy_by_id(anywhere, id);
+        if destroyed == Err(Errno::PERM) {
+            unprotect_root(ioctl::open_subvolume(anywhere, id)?.as_fd())?;
+            destroyed = ioctl::destroy_by_id(anywhere, id);
+        }
+        match destroyed {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(error) => return Err(error),
         }
     }
     Ok(nested)
+}
+
+/// Makes a subvolume writable, and clears the attributes (`chattr +i`, `+a`) of its root that refuse its deletion.
+fn unprotect_root(subvolume: BorrowedFd<'_>) -> rustix::io::Result<()> {
+    if ioctl::is_read_only(subvolume)? {
+        ioctl::set_read_only(subvolume, false)?;
+    }
+    unprotect(subvolume);
+    Ok(())
 }
 
 /// Snapshots about to be taken in one transaction.

@@ -30,6 +30,7 @@ use rustix::{
 };
 
 use self::remove::Scope;
+pub(crate) use self::remove::unprotect;
 use crate::{
     error::{Change, Doing as _, Error, Result},
     usage::{self, Space},

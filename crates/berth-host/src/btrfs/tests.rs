@@ -118,6 +118,23 @@ fn deleting_takes_the_subvolumes_a_user_made_inside_even_read_only_ones() {
 }
 
 #[test]
+fn deleting_takes_subvolumes_whose_root_is_immutable_or_append_only() {
+    let (filesystem, dir) = btrfs();
+    for attribute in ["+i", "+a"] {
+        let volume = subvolume(&dir, "volume");
+        let nested = subvolume(&volume, "nested");
+        for root in [&nested, &volume] {
+            run("chattr", &[attribute, root.path().to_str().unwrap()]);
+        }
+        set_read_only(&nested, true).unwrap();
+        drop((volume, nested));
+        assert_eq!(delete_subvolume(&dir, "volume").unwrap(), Change::Made, "{attribute}");
+        assert_eq!(dir.entries().unwrap(), []);
+    }
+    assert_eq!(run("btrfs", &["subvolume", "list", filesystem.path().to_str().unwrap()]), "");
+}
+
+#[test]
 fn no_quota_group_stays_behind() {
     let (filesystem, dir) = btrfs();
     let path = filesystem.path();

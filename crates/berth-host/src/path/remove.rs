@@ -143,7 +143,8 @@ fn unprotect_entry(parent: BorrowedFd<'_>, name: &CStr) {
     }
 }
 
-fn unprotect(file: BorrowedFd<'_>) {
+/// Clears the attributes of a file or directory that refuse its removal, as far as this process may.
+pub(crate) fn unprotect(file: BorrowedFd<'_>) {
     let protection = IFlags::IMMUTABLE | IFlags::APPEND;
     if let Ok(attributes) = rustix::fs::ioctl_getflags(file)
         && attributes.intersects(protection)
