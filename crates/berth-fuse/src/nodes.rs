@@ -46,7 +46,7 @@ struct State {
     hidden: Option<Hidden>,
     /// What the kernel was told last: size, and when content and attributes changed.
     told: Option<(u64, Time, Time)>,
-    /// The permission bits.
+    /// The permission bits that the kernel was last told.
     mode: u32,
 }
 
@@ -101,6 +101,11 @@ impl Node {
 
     pub(crate) fn is_open(&self) -> bool {
         self.state().open > 0
+    }
+
+    /// Whether the server knows it by a name that only keeps it until the last close.
+    pub(crate) fn is_hidden(&self) -> bool {
+        self.state().hidden.is_some()
     }
 
     /// Has the hidden name removed at the last close; gives it back if that was already.

@@ -9,5 +9,6 @@ mod files;
 #[path = "../../../../testbed/nfs/ganesha.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod ganesha;
+mod posix;
 mod rights;
 mod world;
