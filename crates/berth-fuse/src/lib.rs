@@ -58,11 +58,11 @@ const MOUNT: Duration = Duration::from_secs(10);
 pub struct Mount {
     /// Name or address of the server.
     pub server: String,
-    /// What it exports.
+    /// The exported directory on that server.
     pub path: String,
     /// Mount options as nfs(5) has them, one each.
     pub options: Vec<String>,
-    /// An existing directory.
+    /// The existing directory where the share is mounted.
     pub at: PathBuf,
 }
 

@@ -117,7 +117,7 @@ impl Arguments {
         Ok(text)
     }
 
-    /// A file's name.
+    /// Reads a name that ends with a zero byte.
     pub(crate) fn name(&mut self) -> Result<Bytes, Errno> {
         let name = self.text()?;
         if name.len() > 255 { Err(Errno::NAMETOOLONG) } else { Ok(name) }
@@ -128,7 +128,7 @@ impl Arguments {
     }
 }
 
-/// An answer's body.
+/// The body of an answer to the kernel.
 #[derive(Debug, Default)]
 pub(crate) struct Answer(Vec<u8>);
 
@@ -165,7 +165,7 @@ impl Answer {
         &self.0
     }
 
-    /// `fuse_entry_out`.
+    /// Writes the kernel's `fuse_entry_out`.
     pub(crate) fn entry(&mut self, node: u64, attributes: &Attributes, valid: Validity) -> &mut Self {
         self.u64(node).u64(0).u64(valid.entry).u64(valid.attributes).u32(0).u32(0).attributes(attributes)
     }
@@ -175,7 +175,7 @@ impl Answer {
         self.bytes(&[0; 128])
     }
 
-    /// `fuse_attr_out`.
+    /// Writes the kernel's `fuse_attr_out`.
     pub(crate) fn timed_attributes(&mut self, attributes: &Attributes, valid: Validity) -> &mut Self {
         self.u64(valid.attributes).u32(0).u32(0).attributes(attributes)
     }
@@ -193,18 +193,18 @@ impl Answer {
         self.u32(encode_device(of.device)).u32(BLOCK_SIZE).u32(0)
     }
 
-    /// `fuse_open_out`.
+    /// Writes the kernel's `fuse_open_out`.
     pub(crate) fn opened(&mut self, number: u64) -> &mut Self {
         self.u64(number).u32(0).u32(0)
     }
 
-    /// `fuse_dirent`.
+    /// Writes the kernel's `fuse_dirent`.
     pub(crate) fn listed(&mut self, ino: u64, next: u64, kind: FileKind, name: &[u8]) -> &mut Self {
         self.u64(ino).u64(next).u32(u32::try_from(name.len()).unwrap_or(u32::MAX)).u32(file_type(kind) >> 12);
         self.bytes(name).bytes(&[0; 8][..name.len().next_multiple_of(8) - name.len()])
     }
 
-    /// `fuse_statfs_out`.
+    /// Writes the kernel's `fuse_statfs_out`.
     pub(crate) fn space(&mut self, space: &Space) -> &mut Self {
         let unit = |bytes: u64| bytes / 4096;
         self.u64(unit(space.bytes_total)).u64(unit(space.bytes_free)).u64(unit(space.bytes_available));

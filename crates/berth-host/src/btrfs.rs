@@ -50,11 +50,11 @@ const STAGED: &str = "snapshot";
 pub enum Compression {
     /// As the mount options say, by default not at all.
     None,
-    /// Strong and slow.
+    /// Zlib compresses well and slowly.
     Zlib,
-    /// Weak and fast.
+    /// LZO compresses little and fast.
     Lzo,
-    /// Strong and fast.
+    /// Zstandard compresses well and fast.
     Zstd,
 }
 

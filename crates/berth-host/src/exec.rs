@@ -36,7 +36,7 @@ const KILL_GRACE: Duration = Duration::from_secs(5);
 /// What a child left when it exited by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Output {
-    /// Its exit code.
+    /// The code that the program exited with.
     pub code: i32,
     /// The last 64 KiB it wrote to its standard output.
     pub stdout: Vec<u8>,

@@ -25,7 +25,7 @@ const WINDOW: u64 = 256 << 10;
 pub struct Range {
     /// In bytes from the start.
     pub offset: u64,
-    /// In bytes.
+    /// The length in bytes.
     pub length: u64,
 }
 

@@ -35,7 +35,7 @@ const MIB: u64 = 1 << 20;
 /// What a probe found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Content {
-    /// Provably nothing.
+    /// There is provably nothing on it.
     Blank,
     /// A filesystem that can be mounted.
     Filesystem(Filesystem),
@@ -48,16 +48,16 @@ pub enum Content {
 pub enum Filesystem {
     /// ext4; ext2 and ext3 are not it.
     Ext4,
-    /// XFS.
+    /// The filesystem XFS, which cannot shrink.
     Xfs,
-    /// Btrfs.
+    /// The filesystem btrfs, with checksums of data.
     Btrfs,
 }
 
 /// Whether a filesystem became larger.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Growth {
-    /// It did.
+    /// The filesystem is as large as its device.
     Grown,
     /// It already fills its device.
     AlreadyFull,

@@ -20,13 +20,13 @@ use crate::{
 /// What a device may be asked for in a second; `None` is without limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// Bytes read.
+    /// The bytes that may be read per second.
     pub read_bps: Option<u64>,
-    /// Bytes written.
+    /// The bytes that may be written per second.
     pub write_bps: Option<u64>,
-    /// Reads.
+    /// The reads that may be made per second.
     pub read_iops: Option<u64>,
-    /// Writes.
+    /// The writes that may be made per second.
     pub write_iops: Option<u64>,
 }
 

@@ -121,7 +121,7 @@ impl LoopDevice {
         }
     }
 
-    /// The device node.
+    /// The path of the device node.
     pub fn path(&self) -> &Path {
         &self.path
     }

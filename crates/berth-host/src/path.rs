@@ -63,9 +63,9 @@ pub struct Entry {
 /// What an entry of a directory is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A regular file.
+    /// It is a regular file.
     File,
-    /// A directory.
+    /// It is a directory.
     Directory,
     /// A symbolic link, wherever it leads.
     Symlink,

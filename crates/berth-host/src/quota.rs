@@ -32,7 +32,7 @@ const ENFORCED: u16 = 1 << 4 | 1 << 5;
 /// The unit of a limit.
 const UNIT: u64 = 1024;
 
-/// The kernel's `fsxattr`.
+/// The layout of the kernel's `fsxattr`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 struct FileAttributes {
@@ -44,7 +44,7 @@ struct FileAttributes {
     unused: [u8; 8],
 }
 
-/// The kernel's `if_dqblk`.
+/// The layout of the kernel's `if_dqblk`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Counted {
@@ -59,7 +59,7 @@ struct Counted {
     valid: u32,
 }
 
-/// The kernel's `fs_quota_stat`.
+/// The layout of the kernel's `fs_quota_stat`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct State {
@@ -84,9 +84,9 @@ pub struct Project {
 pub struct ProjectUsage {
     /// The most bytes, if there is a limit.
     pub limit: Option<u64>,
-    /// Bytes.
+    /// The bytes that count for the project.
     pub bytes: u64,
-    /// Files and directories.
+    /// The files and directories that count for the project.
     pub inodes: u64,
 }
 

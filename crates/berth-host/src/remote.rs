@@ -205,7 +205,7 @@ fn joined(root: &Path, below: &Path) -> String {
 /// A filesystem to be mounted.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Filesystem {
-    /// Its type.
+    /// The type by which the kernel knows it, such as `nfs`.
     pub fs_type: String,
     /// What it is called, such as `server:/path`.
     pub source: String,
@@ -213,7 +213,7 @@ pub struct Filesystem {
     pub options: Vec<String>,
 }
 
-/// One call.
+/// A system call that a worker makes.
 #[derive(Debug, Serialize, Deserialize)]
 enum Request {
     Mount { filesystem: Filesystem, target: PathBuf },

@@ -26,7 +26,7 @@ const BLOCK: u64 = 512;
 /// The space of a filesystem, in bytes and in inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Space {
-    /// All bytes.
+    /// The size of the filesystem in bytes.
     pub total: u64,
     /// Unused bytes, including those reserved for root.
     pub free: u64,
@@ -34,7 +34,7 @@ pub struct Space {
     pub available: u64,
     /// All inodes; 0 where the filesystem makes them as needed.
     pub inodes_total: u64,
-    /// Unused inodes.
+    /// The inodes that nobody uses.
     pub inodes_free: u64,
 }
 

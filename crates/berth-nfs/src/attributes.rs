@@ -3,26 +3,26 @@
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
-    /// A regular file.
+    /// It is a regular file.
     File,
-    /// A directory.
+    /// It is a directory.
     Directory,
-    /// A symbolic link.
+    /// It is a symbolic link, which is never followed.
     Symlink,
-    /// A named pipe.
+    /// It is a named pipe.
     Fifo,
-    /// A socket.
+    /// It is a Unix socket.
     Socket,
-    /// A block device.
+    /// It is a block device.
     Block,
-    /// A character device.
+    /// It is a character device.
     Character,
 }
 
 /// A moment, since 1970.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Time {
-    /// Whole seconds.
+    /// Whole seconds since 1970; negative before.
     pub seconds: i64,
     /// And this much of the next.
     pub nanoseconds: u32,
@@ -31,7 +31,7 @@ pub struct Time {
 /// All that is known about a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attributes {
-    /// What it is.
+    /// The type of the file.
     pub kind: FileKind,
     /// Permission bits, with setuid, setgid and sticky: at most 0o7777.
     pub mode: u32,
@@ -39,23 +39,23 @@ pub struct Attributes {
     pub uid: u32,
     /// Group, as for the owner.
     pub gid: u32,
-    /// Length in bytes.
+    /// The length in bytes.
     pub size: u64,
     /// Bytes it takes on disk.
     pub used: u64,
     /// Number within its filesystem.
     pub fileid: u64,
-    /// Its filesystem.
+    /// The filesystem it is on, by the server's number.
     pub fsid: (u64, u64),
     /// How many names it has.
     pub links: u32,
     /// Major and minor number, if it is a device.
     pub device: (u32, u32),
-    /// Last read.
+    /// When the content was last read.
     pub accessed: Time,
-    /// Content last changed.
+    /// When the content was last changed.
     pub modified: Time,
-    /// Anything last changed.
+    /// When the content or an attribute was last changed.
     pub changed: Time,
 }
 
@@ -65,20 +65,20 @@ const SETGID: u32 = 0o2000;
 /// What to set a time to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TimeChange {
-    /// The server's clock.
+    /// The server takes the time of its own clock.
     Now,
-    /// This.
+    /// The caller gives the time.
     At(Time),
 }
 
 /// What to change; `None` leaves as it is.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Change {
-    /// Permission bits.
+    /// The permission bits, with setuid, setgid and sticky.
     pub mode: Option<u32>,
-    /// Owner.
+    /// The user id of the owner.
     pub uid: Option<u32>,
-    /// Group.
+    /// The group id of the file.
     pub gid: Option<u32>,
     /// Length: cuts, or extends by zeros.
     pub size: Option<u64>,
@@ -125,18 +125,18 @@ impl Change {
 /// What to do when a file to be created exists.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Create {
-    /// Fail with [`Kind::Exists`](crate::Kind::Exists).
+    /// The call fails with [`Kind::Exists`](crate::Kind::Exists).
     New,
-    /// Empty it.
+    /// The file is emptied and used.
     Truncate,
 }
 
 /// A special file to make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Node {
-    /// A named pipe.
+    /// It is a named pipe.
     Fifo,
-    /// A socket.
+    /// It is a Unix socket.
     Socket,
     /// A block device of this major and minor number.
     Block(u32, u32),
@@ -155,16 +155,16 @@ pub mod access {
     pub const MODIFY: u32 = 4;
     /// Adding to what is there.
     pub const EXTEND: u32 = 8;
-    /// Running a file.
+    /// The right to run a file.
     pub const EXECUTE: u32 = 0x20;
 }
 
 /// Room on a filesystem.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub struct Space {
-    /// Size in bytes.
+    /// The size of the filesystem in bytes.
     pub bytes_total: u64,
-    /// Free bytes.
+    /// The bytes that nobody uses.
     pub bytes_free: u64,
     /// Free bytes that we may use.
     pub bytes_available: u64,

@@ -20,7 +20,7 @@ pub struct InvalidName {
 }
 
 impl Name {
-    /// Checks a name.
+    /// Checks that a name can be that of one entry of a directory.
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, InvalidName> {
         let bytes = bytes.as_ref();
         Self::check(bytes)?;

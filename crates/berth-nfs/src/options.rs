@@ -5,13 +5,13 @@ use std::{fmt, time::Duration};
 /// A version of the protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Version {
-    /// RFC 1813.
+    /// NFS 3, by RFC 1813.
     V3,
-    /// RFC 7530.
+    /// NFS 4.0, by RFC 7530.
     V4_0,
-    /// RFC 8881.
+    /// NFS 4.1, by RFC 8881.
     V4_1,
-    /// RFC 7862.
+    /// NFS 4.2, by RFC 7862.
     V4_2,
 }
 
@@ -117,7 +117,7 @@ pub struct Options {
     pub reserved_port: Option<bool>,
     /// Who we say we are.
     pub uid: u32,
-    /// Our group.
+    /// The group id that the server is shown.
     pub gid: u32,
     /// Our further groups; the protocol has room for the first sixteen.
     pub groups: Vec<u32>,

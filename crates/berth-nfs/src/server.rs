@@ -46,7 +46,7 @@ struct Key {
 }
 
 impl Nfs {
-    /// No connection yet.
+    /// Makes a client without connections; each is made when it is first needed.
     pub fn new() -> Self {
         Self::default()
     }
@@ -127,7 +127,7 @@ fn credential(target: &Target) -> Credential {
 #[derive(Debug, Default)]
 pub(crate) struct Server {
     v3: Standing<v3::Client>,
-    /// By minor version.
+    /// The session of each minor version of NFS 4.
     v4: [Standing<v4::Session>; 3],
     /// Which version found which share.
     versions: Mutex<HashMap<String, Version>>,

@@ -35,7 +35,7 @@ const LARGEST_PAGE: u32 = 256 << 10;
 /// A file that was found: its handle, and what is known about it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Its handle.
+    /// The handle by which the server knows it.
     pub handle: Handle,
     /// What is known about it.
     pub attributes: Attributes,
@@ -44,9 +44,9 @@ pub struct Entry {
 /// One entry of a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DirEntry {
-    /// Its name.
+    /// The name in the directory.
     pub name: Name,
-    /// Its handle.
+    /// The handle by which the server knows it.
     pub handle: Handle,
     /// What is known about it.
     pub attributes: Attributes,
@@ -62,7 +62,7 @@ pub struct Cookie {
 /// A part of a directory, without `.` and `..`.
 #[derive(Debug, Clone)]
 pub struct Page {
-    /// The entries.
+    /// The entries of this part, with their attributes.
     pub entries: Vec<DirEntry>,
     /// Where the next page begins, unless this was the last.
     pub next: Option<Cookie>,
@@ -75,7 +75,7 @@ pub enum NextData {
     Unknown,
     /// Only a hole follows, or the end.
     None,
-    /// Here.
+    /// The next data is in this range.
     At(Range<u64>),
 }
 
@@ -265,14 +265,14 @@ impl Share {
         self.told(changed, || format!("change the {} of a file", change.what()))
     }
 
-    /// Makes a directory.
+    /// Makes a directory; [`Kind::Exists`] if the name is taken.
     pub async fn make_dir(&self, dir: &Handle, name: impl AsRef<[u8]>, change: &Change) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, make_dir(dir, name, change));
         self.complete(self.told(made, || format!("make the directory {}", shown(name)))?, change).await
     }
 
-    /// Creates a file.
+    /// Creates a regular file; `how` says what happens to one that has the name.
     pub async fn create(
         &self,
         dir: &Handle,

@@ -111,7 +111,7 @@ pub(crate) enum Fault {
     Closed,
     /// The connection broke while we waited for the answer.
     Broken(String),
-    /// No answer came.
+    /// No answer came within this time.
     Silent(Duration),
     /// The server's RPC layer refused.
     Refused(Refusal),

@@ -9,7 +9,7 @@ const WORTH_SHARING: usize = 4096;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Malformed(pub(crate) &'static str);
 
-/// Writes a message.
+/// Encodes the values of a message, one after the other.
 #[derive(Debug, Default)]
 pub(crate) struct Encoder {
     done: Vec<Bytes>,

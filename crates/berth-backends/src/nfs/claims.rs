@@ -19,7 +19,7 @@ const PREFIX: &str = ".used-by-";
 /// A node's use of an image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Claim {
-    /// The node.
+    /// The id of the node that has the image.
     pub(super) node: String,
     /// Where it has the image: two places of one node would be as bad as two nodes.
     pub(super) place: String,

@@ -36,10 +36,10 @@ pub(super) struct SubPath(String);
 /// What becomes of a volume's directory when the volume is deleted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnDelete {
-    /// It is removed.
+    /// The directory is removed.
     #[default]
     Delete,
-    /// It stays.
+    /// The directory stays as it is.
     Retain,
     /// It gets another name and stays.
     Archive,

@@ -34,15 +34,15 @@ const ENDING: &str = ".json";
 /// What is kept in one directory of `.berth`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Drawer {
-    /// Records of volumes.
+    /// The records of volumes, by the digest of their ids.
     Volumes,
-    /// Records of snapshots.
+    /// The records of snapshots, by the digest of their names.
     Snapshots,
     /// Records of archived directories.
     Archived,
     /// Which volumes use which directories.
     Directories,
-    /// Records of projects.
+    /// The records of projects, by their numbers.
     Projects,
     /// What is being built.
     Incoming,
@@ -50,7 +50,7 @@ pub(super) enum Drawer {
     Trash,
 }
 
-/// A volume's record.
+/// What is recorded of a volume.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct VolumeRecord {
     pub(super) id: String,
@@ -68,17 +68,17 @@ pub(super) struct VolumeRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum SourceRecord {
-    /// A snapshot.
+    /// The id of the snapshot.
     Snapshot(String),
-    /// Another volume.
+    /// The id of the volume.
     Volume(String),
 }
 
-/// A snapshot's record.
+/// What is recorded of a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct SnapshotRecord {
     pub(super) id: String,
-    /// The volume's id.
+    /// The id of the volume it was taken of.
     pub(super) source: String,
     /// In seconds since 1970.
     pub(super) created: u64,
@@ -104,7 +104,7 @@ pub(super) struct ArchiveRecord {
 /// An archived directory's record.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct ArchivedRecord {
-    /// Below the share.
+    /// The path of the directory below the share.
     pub(super) dir: String,
     /// In seconds since 1970.
     pub(super) since: u64,

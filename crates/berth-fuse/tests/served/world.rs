@@ -16,10 +16,10 @@ use super::ganesha::Ganesha;
 /// Nothing here takes longer, unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A server.
+/// A server that ends with the test.
 pub(crate) struct Server(Ganesha);
 
-/// A mounted share.
+/// A mounted share, unmounted when this is dropped.
 pub(crate) struct Mounted {
     at: TempDir,
     serving: Option<JoinHandle<()>>,

@@ -52,7 +52,7 @@ const QUOTA_RESCAN_WAIT: Opcode = opcode::none(MAGIC, 46);
 const GET_SUBVOL_INFO: Opcode = opcode::read::<SubvolumeInfo>(MAGIC, 60);
 const SNAP_DESTROY_V2: Opcode = opcode::write::<VolumeArgs>(MAGIC, 63);
 
-/// `struct btrfs_ioctl_vol_args_v2`.
+/// The layout of the kernel's `btrfs_ioctl_vol_args_v2`.
 #[repr(C)]
 struct VolumeArgs {
     fd: i64,
@@ -63,7 +63,7 @@ struct VolumeArgs {
 }
 const _: () = assert!(size_of::<VolumeArgs>() == 4096);
 
-/// `struct btrfs_ioctl_get_subvol_info_args`.
+/// The layout of the kernel's `btrfs_ioctl_get_subvol_info_args`.
 #[repr(C)]
 pub(super) struct SubvolumeInfo {
     pub(super) id: u64,
@@ -89,7 +89,7 @@ struct Time {
     nanoseconds: u32,
 }
 
-/// `struct btrfs_ioctl_fs_info_args`.
+/// The layout of the kernel's `btrfs_ioctl_fs_info_args`.
 #[repr(C)]
 struct FilesystemInfo {
     max_id: u64,
@@ -99,7 +99,7 @@ struct FilesystemInfo {
 }
 const _: () = assert!(size_of::<FilesystemInfo>() == 1024);
 
-/// `struct btrfs_ioctl_quota_ctl_args`.
+/// The layout of the kernel's `btrfs_ioctl_quota_ctl_args`.
 #[repr(C)]
 struct QuotaControl {
     command: u64,
@@ -107,7 +107,7 @@ struct QuotaControl {
 }
 const _: () = assert!(size_of::<QuotaControl>() == 16);
 
-/// `struct btrfs_ioctl_qgroup_create_args`.
+/// The layout of the kernel's `btrfs_ioctl_qgroup_create_args`.
 #[repr(C)]
 struct QgroupCreate {
     create: u64,
@@ -115,7 +115,7 @@ struct QgroupCreate {
 }
 const _: () = assert!(size_of::<QgroupCreate>() == 16);
 
-/// `struct btrfs_ioctl_qgroup_limit_args`.
+/// The layout of the kernel's `btrfs_ioctl_qgroup_limit_args`.
 #[repr(C)]
 struct QgroupLimit {
     qgroup: u64,

@@ -31,7 +31,7 @@ impl LoopFs {
         self.holder.path().join("mounted")
     }
 
-    /// Its root directory.
+    /// The root directory of the mounted filesystem.
     pub(crate) fn dir(&self) -> Dir {
         Dir::open(&self.path()).unwrap()
     }

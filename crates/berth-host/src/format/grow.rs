@@ -36,21 +36,21 @@ struct XfsGeometry {
     rest: [u64; 9],
 }
 
-/// The kernel's `xfs_growfs_data`.
+/// The layout of the kernel's `xfs_growfs_data`.
 #[repr(C)]
 struct XfsGrowth {
     data_blocks: u64,
     inode_percent: u32,
 }
 
-/// The kernel's `btrfs_ioctl_vol_args`.
+/// The layout of the kernel's `btrfs_ioctl_vol_args`.
 #[repr(C)]
 struct BtrfsArgs {
     fd: i64,
     name: [u8; 4088],
 }
 
-/// The kernel's `btrfs_ioctl_dev_info_args`.
+/// The layout of the kernel's `btrfs_ioctl_dev_info_args`.
 #[repr(C)]
 struct BtrfsDevice {
     id: u64,

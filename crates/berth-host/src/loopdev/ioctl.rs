@@ -19,7 +19,7 @@ const LO_FLAGS_READ_ONLY: u32 = 1;
 const LO_FLAGS_AUTOCLEAR: u32 = 4;
 const LO_FLAGS_DIRECT_IO: u32 = 16;
 
-/// The kernel's `loop_info64`.
+/// The layout of the kernel's `loop_info64`.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(super) struct Status {
@@ -38,7 +38,7 @@ pub(super) struct Status {
     init: [u64; 2],
 }
 
-/// The kernel's `loop_config`.
+/// The layout of the kernel's `loop_config`.
 #[repr(C)]
 struct Config {
     fd: u32,

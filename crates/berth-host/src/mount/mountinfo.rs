@@ -25,11 +25,11 @@ pub struct MountInfo {
     pub root: PathBuf,
     /// Where it is mounted.
     pub target: PathBuf,
-    /// The filesystem type.
+    /// The filesystem type, such as `ext4` or `fuse.berth`.
     pub fs_type: String,
     /// What was mounted, as the filesystem reports it.
     pub source: String,
-    /// Per-mount options.
+    /// The options of this mount, such as `ro,noatime`.
     pub options: String,
     /// Options of the filesystem, shared by all its mounts.
     pub super_options: String,

@@ -31,9 +31,9 @@ pub enum Atime {
     Default,
     /// At most daily, or when older than the last change.
     Relatime,
-    /// Never.
+    /// Access times are never updated.
     Noatime,
-    /// On every access.
+    /// Access times are updated on every access.
     Strictatime,
 }
 

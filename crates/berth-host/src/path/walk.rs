@@ -242,7 +242,7 @@ impl Descent {
         Ok(Self { levels: vec![Level { name: CString::default(), fd: Some(fd), identity: (0, 0, 0) }] })
     }
 
-    /// The deepest directory.
+    /// The directory that the walk is in.
     pub(crate) fn current(&self) -> BorrowedFd<'_> {
         let level = self.levels.last().expect("a descent has a top");
         level.fd.as_ref().expect("the deepest level is open").as_fd()

@@ -21,7 +21,7 @@ pub(crate) enum Again {
     No,
 }
 
-/// Whom we ask.
+/// The client of the version that is spoken.
 #[derive(Debug)]
 pub(crate) enum Wire {
     V3(Arc<v3::Client>),

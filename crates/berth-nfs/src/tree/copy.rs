@@ -63,7 +63,7 @@ impl Share {
     }
 }
 
-/// Filesystem and number.
+/// A file of the source: its filesystem and its number there.
 type Inode = ((u64, u64), u64);
 
 fn inode(of: &Attributes) -> Inode {

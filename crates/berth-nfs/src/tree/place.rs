@@ -45,7 +45,7 @@ impl Place {
         Self { inner: Arc::new(Inner { entry, above }) }
     }
 
-    /// Its handle.
+    /// The handle by which the server knew it when it was found.
     pub fn handle(&self) -> &Handle {
         &self.inner.entry.handle
     }

@@ -59,7 +59,7 @@ pub(super) fn attributes(from: &mut Decoder) -> Result<Attributes, Malformed> {
     })
 }
 
-/// `post_op_attr`.
+/// Reads a `post_op_attr`, which servers may leave empty.
 pub(super) fn maybe_attributes(from: &mut Decoder) -> Result<Option<Attributes>, Malformed> {
     optional(from, attributes)
 }

@@ -129,7 +129,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// Reads `fattr4`.
+    /// Reads a `fattr4`, in which only `asked` attributes may be.
     pub(super) fn read(from: &mut Decoder, asked: Bitmap) -> Result<Self, Malformed> {
         let present = Bitmap::read(from)?;
         if present.0 & !asked.0 != 0 {
@@ -211,7 +211,7 @@ fn kind(number: u32) -> Result<FileKind, Malformed> {
     })
 }
 
-/// `1000`, or `name@domain`.
+/// Reads an owner: a number, or nobody for a name such as `name@domain`.
 fn owner(text: &[u8]) -> u32 {
     let text = std::str::from_utf8(text).unwrap_or_default();
     match text.split('@').next() {

@@ -123,7 +123,7 @@ impl Session {
     }
 }
 
-/// `channel_attrs4`.
+/// Writes what a channel shall carry, a `channel_attrs4`.
 fn write_channel(to: &mut Encoder, largest: u32, slots: u32) {
     to.u32(0).u32(largest).u32(largest).u32(LARGEST_CACHED).u32(MOST_OPERATIONS).u32(slots).u32(0);
 }

@@ -130,7 +130,7 @@ fn read_open(answer: &mut Answer) -> Result<Opened, Fault> {
     Ok(Opened { state, must_confirm: flags & MUST_CONFIRM != 0 })
 }
 
-/// `change_info4`.
+/// Passes over a `change_info4` of an answer.
 pub(super) fn skip_change(from: &mut Decoder) -> Result<(), Fault> {
     from.bool()?;
     from.u64()?;

@@ -190,7 +190,7 @@ impl Flight {
         opened
     }
 
-    /// Frees the slot.
+    /// Frees the slot for the next request.
     fn land(&mut self, used: bool) {
         if let Some((mut slot, permit)) = self.slot.take() {
             slot.sequence = slot.sequence.wrapping_add(used.into());

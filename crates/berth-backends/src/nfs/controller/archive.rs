@@ -30,19 +30,19 @@ pub(super) const MAX_PIECES: usize = 10_000;
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum EntryKind {
-    /// A regular file.
+    /// It is a regular file.
     File,
     /// Another name of a file that came before.
     HardLink,
-    /// A symbolic link.
+    /// It is a symbolic link.
     Symlink,
-    /// A character device.
+    /// It is a character device.
     Character,
-    /// A block device.
+    /// It is a block device.
     Block,
-    /// A directory.
+    /// It is a directory.
     Directory,
-    /// A named pipe.
+    /// It is a named pipe.
     Fifo,
 }
 

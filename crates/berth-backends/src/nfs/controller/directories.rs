@@ -39,7 +39,7 @@ const AT_ONCE: usize = 16;
 /// An entry of the index: a volume uses a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct DirectoryUse {
-    /// The volume's id.
+    /// The id of the volume, which names the directory.
     id: String,
     /// The claim that it was made for, as `namespace/name`, where the call said it.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -25,7 +25,7 @@ impl Progress {
         self.total.get_or_init(|| bytes);
     }
 
-    /// In words.
+    /// Says how much was copied, as an event shows it.
     pub(super) fn words(&self) -> String {
         let done = self.done.load(Ordering::Relaxed);
         let copied = Capacity::new(done);

@@ -44,10 +44,10 @@ pub(super) struct Export {
     confirmed: OnceCell<()>,
 }
 
-/// A project's record.
+/// What is recorded of a project.
 #[derive(Debug, Serialize, Deserialize)]
 struct ProjectRecord {
-    /// The volume's id.
+    /// The id of the volume whose directory is the project.
     volume: String,
     /// In seconds since 1970.
     since: u64,

@@ -72,7 +72,7 @@ pub(super) struct Home {
 /// What has to be known to tell the server that an image is free again.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
-    /// `server:/path`.
+    /// The share that the image is on, as `server:/path`.
     share: String,
     /// Empty for the share itself.
     dir: String,

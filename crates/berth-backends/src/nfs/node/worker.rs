@@ -30,9 +30,9 @@ use crate::{
 pub(super) enum Work {
     /// Mount the filesystem in an image, made and grown before as needed.
     Mount {
-        /// The volume's directory.
+        /// The volume's directory on the mounted share.
         share: PathBuf,
-        /// An existing directory.
+        /// The existing directory where the image is mounted.
         at: PathBuf,
         /// As the capability has it.
         fs_type: String,

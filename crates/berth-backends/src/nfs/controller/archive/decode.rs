@@ -9,7 +9,7 @@ use super::{BLOCK, BLOCK_BYTES, Damaged, EntryKind, Header, MAX_PIECES, MAX_RECO
 /// What comes next in an archive.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::nfs) enum Event {
-    /// An entry begins.
+    /// An entry begins, with this header.
     Entry(Header),
     /// Data of the entry that began last, at this offset of the file.
     Data(u64, Bytes),
@@ -17,7 +17,7 @@ pub(in crate::nfs) enum Event {
     EntryEnd,
 }
 
-/// Reads an archive.
+/// Reads an archive part by part, as the parts arrive.
 #[derive(Debug, Default)]
 pub(in crate::nfs) struct Decoder {
     bytes: BytesMut,

@@ -42,7 +42,7 @@ const REPLACED: u32 = 16;
 /// Holes are looked for in pieces of this length where the server does not tell them.
 const GRAIN: usize = 4096;
 
-/// What was packed.
+/// What is known of an archive when it is whole.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::nfs) struct Packed {
     /// The length of all files.
@@ -82,7 +82,7 @@ pub(in crate::nfs) async fn pack(
     Ok(Packed { unpacked, sha256 })
 }
 
-/// Filesystem and number.
+/// A file of the source: its filesystem and its number there.
 type Inode = ((u64, u64), u64);
 
 struct Packer<'a> {
