@@ -116,7 +116,7 @@ pub fn start(program: &Path, mount: &Mount, deadline: Duration) -> berth_host::R
 }
 
 fn run_server() -> ! {
-    let served = told().and_then(|mount| serve(&mount, || serving::answer(Ok(()))));
+    let served = read_mount().and_then(|mount| serve(&mount, || serving::answer(Ok(()))));
     let code = match served {
         Ok(()) => 0,
         Err(error) => {
@@ -127,7 +127,7 @@ fn run_server() -> ! {
     std::process::exit(code);
 }
 
-fn told() -> Result<Mount, Error> {
+fn read_mount() -> Result<Mount, Error> {
     let mut words = serving::words()?.into_iter();
     let at = words.next().map(OsString::from_vec).unwrap_or_default().into();
     let mut words = words.map(|word| String::from_utf8_lossy(&word).into_owned());

@@ -138,13 +138,13 @@ pub(crate) struct Nodes(Mutex<Table>);
 
 #[derive(Debug)]
 struct Table {
-    by_id: HashMap<u64, Known>,
+    by_id: HashMap<u64, CountedNode>,
     by_handle: HashMap<Handle, u64>,
     next: u64,
 }
 
 #[derive(Debug)]
-struct Known {
+struct CountedNode {
     node: Arc<Node>,
     /// How often the kernel was told.
     count: u64,
@@ -154,7 +154,7 @@ impl Nodes {
     pub(crate) fn new(root: Handle) -> Self {
         let node = Arc::new(Node::new(ROOT, root.clone(), FileKind::Directory));
         Self(Mutex::new(Table {
-            by_id: HashMap::from([(ROOT, Known { node, count: 1 })]),
+            by_id: HashMap::from([(ROOT, CountedNode { node, count: 1 })]),
             by_handle: HashMap::from([(root, ROOT)]),
             next: ROOT + 1,
         }))
@@ -188,7 +188,7 @@ impl Nodes {
         let node = Arc::new(Node::new(id, entry.handle.clone(), entry.attributes.kind));
         node.tell(&entry.attributes);
         table.by_handle.insert(entry.handle.clone(), id);
-        table.by_id.insert(id, Known { node: node.clone(), count: 1 });
+        table.by_id.insert(id, CountedNode { node: node.clone(), count: 1 });
         node
     }
 

@@ -146,16 +146,16 @@ pub fn is_read_only(path: &Path) -> Result<bool> {
     Ok(seen.f_flag.contains(StatVfsMountFlags::RDONLY))
 }
 
-struct Seen {
+struct MountIdentity {
     is_root: bool,
     mount_id: u64,
 }
 
 /// The mount `path` is on, or `None` where there is no such path.
-fn observe(path: &Path) -> io::Result<Option<Seen>> {
+fn observe(path: &Path) -> io::Result<Option<MountIdentity>> {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     match rustix::fs::statx(CWD, plain(path), flags, StatxFlags::MNT_ID) {
-        Ok(seen) => Ok(Some(Seen {
+        Ok(seen) => Ok(Some(MountIdentity {
             is_root: seen.stx_attributes.contains(StatxAttributes::MOUNT_ROOT),
             mount_id: seen.stx_mnt_id,
         })),

@@ -39,7 +39,7 @@ pub fn start<A: AsRef<OsStr>>(
     deadline: Duration,
 ) -> Result<()> {
     let mut child = spawn(program, args).doing("start", program)?;
-    let answer = tell(&mut child, words).and_then(|()| listen(&mut child, deadline));
+    let answer = send_words(&mut child, words).and_then(|()| listen(&mut child, deadline));
     if !matches!(&answer, Ok(text) if text == READY) {
         let _ = child.kill();
     }
@@ -67,7 +67,7 @@ fn spawn<A: AsRef<OsStr>>(program: &Path, args: impl IntoIterator<Item = A>) -> 
 }
 
 /// Each word ends with a zero byte, as no path and no option can hold one.
-fn tell(child: &mut Child, words: &[&OsStr]) -> io::Result<()> {
+fn send_words(child: &mut Child, words: &[&OsStr]) -> io::Result<()> {
     let mut input = child.stdin.take().expect("the child was started with a pipe for its standard input");
     let message: Vec<u8> =
         words.iter().flat_map(|word| [word.as_encoded_bytes(), &[0]]).flatten().copied().collect();

@@ -121,7 +121,7 @@ impl NfsNode {
         let Access::Mount { fs_type, .. } = &volume.capability.access else {
             return Err(Error::State("a raw device was checked to be a filesystem".to_owned()));
         };
-        let look = parameters::Look { mode: place.look.mode.or(self.0.permissions), ..place.look };
+        let look = parameters::OwnerAndMode { mode: place.look.mode.or(self.0.permissions), ..place.look };
         let image = ImageVolume {
             options_without_secret: self.mount_options(&place, volume, &[]),
             share: place.share,

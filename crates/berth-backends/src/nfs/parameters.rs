@@ -106,14 +106,14 @@ pub(super) struct Class {
     /// Whether its volumes may use a directory that another volume uses.
     pub(super) shared: bool,
     /// How the directory looks.
-    pub(super) look: Look,
+    pub(super) look: OwnerAndMode,
     /// How the share is reached.
     pub(super) mount_options: Vec<String>,
 }
 
 /// How a volume's directory looks; what is `None` is left as it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub(super) struct Look {
+pub(super) struct OwnerAndMode {
     pub(super) mode: Option<u32>,
     pub(super) uid: Option<u32>,
     pub(super) gid: Option<u32>,
@@ -127,7 +127,7 @@ pub(super) struct ShareSubdirectory {
     pub(super) dir: Option<SubPath>,
     pub(super) mount_options: Vec<String>,
     pub(super) kind: VolumeKind,
-    pub(super) look: Look,
+    pub(super) look: OwnerAndMode,
 }
 
 impl Class {
@@ -253,7 +253,7 @@ impl ShareSubdirectory {
         };
         let mount_options = get(MOUNT_OPTIONS).map(options_in).unwrap_or_default();
         let id_of = |key| get(key).map(|value| parse_id(key, value)).transpose().map(Option::flatten);
-        let look = Look {
+        let look = OwnerAndMode {
             mode: get(MOUNT_PERMISSIONS).map(parse_mode).transpose()?.flatten(),
             uid: id_of(UID)?,
             gid: id_of(GID)?,

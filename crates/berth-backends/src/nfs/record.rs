@@ -33,7 +33,7 @@ const ENDING: &str = ".json";
 
 /// What is kept in one directory of `.berth`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Drawer {
+pub(super) enum RecordDir {
     /// The records of volumes, by the digest of their ids.
     Volumes,
     /// The records of snapshots, by the digest of their names.
@@ -129,7 +129,7 @@ impl SourceRecord {
     }
 }
 
-impl Drawer {
+impl RecordDir {
     pub(super) fn path(self) -> String {
         let name = match self {
             Self::Volumes => "volumes",
@@ -215,7 +215,11 @@ pub(super) fn nonce() -> String {
 }
 
 /// Reads a record; one that is not there, or was not written to its end, is `None`.
-pub(super) async fn read<T: DeserializeOwned>(share: &Share, drawer: Drawer, key: &str) -> Result<Option<T>> {
+pub(super) async fn read<T: DeserializeOwned>(
+    share: &Share,
+    drawer: RecordDir,
+    key: &str,
+) -> Result<Option<T>> {
     let Some(dir) = drawer.find(share).await? else { return Ok(None) };
     read_in(share, &dir.handle, key).await
 }
@@ -251,7 +255,12 @@ async fn content(share: &Share, file: &Handle) -> berth_nfs::Result<Vec<u8>> {
 }
 
 /// Writes a record, on disk when it returns; who reads meanwhile sees the old one, the new one or none.
-pub(super) async fn write<T: Serialize>(share: &Share, drawer: Drawer, key: &str, record: &T) -> Result<()> {
+pub(super) async fn write<T: Serialize>(
+    share: &Share,
+    drawer: RecordDir,
+    key: &str,
+    record: &T,
+) -> Result<()> {
     write_in(share, &drawer.ensure(share).await?, key, record).await
 }
 
@@ -319,7 +328,7 @@ async fn write_all(share: &Share, file: &Handle, text: &[u8]) -> berth_nfs::Resu
 }
 
 /// Removes a record; one that is not there is removed already.
-pub(super) async fn remove(share: &Share, drawer: Drawer, key: &str) -> Result<()> {
+pub(super) async fn remove(share: &Share, drawer: RecordDir, key: &str) -> Result<()> {
     let Some(dir) = drawer.find(share).await? else { return Ok(()) };
     remove_in(share, &dir.handle, key).await
 }

@@ -221,11 +221,11 @@ async fn large_requests_arrive_whole_beside_small_ones() {
     }
 }
 
-struct Thing {
+struct FakeConnection {
     alive: bool,
 }
 
-impl Idle for Thing {
+impl Idle for FakeConnection {
     fn is_alive(&self) -> bool {
         self.alive
     }
@@ -237,7 +237,7 @@ impl Idle for Thing {
 
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
-    let standing = Standing::<Thing>::default();
+    let standing = Standing::<FakeConnection>::default();
     let attempts = AtomicU32::new(0);
     let failing = || {
         attempts.fetch_add(1, Ordering::Relaxed);
@@ -255,9 +255,9 @@ async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
 
     let working = || {
         attempts.fetch_add(1, Ordering::Relaxed);
-        async { Ok(Thing { alive: true }) }
+        async { Ok(FakeConnection { alive: true }) }
     };
-    let things: Vec<Arc<Thing>> =
+    let things: Vec<Arc<FakeConnection>> =
         join_all((0..100).map(|_| standing.get(working))).await.into_iter().map(Result::unwrap).collect();
     assert!(things.iter().all(|thing| Arc::ptr_eq(thing, &things[0])));
     assert_eq!(attempts.load(Ordering::Relaxed), 2);
@@ -265,7 +265,7 @@ async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_left_half_done_holds_up_no_other() {
-    let standing = Standing::<Thing>::default();
+    let standing = Standing::<FakeConnection>::default();
     let failing = || async {
         tokio::time::sleep(Duration::from_secs(10)).await;
         Err(Fault::Silent(Duration::from_secs(10)))
@@ -277,7 +277,7 @@ async fn a_caller_that_is_left_half_done_holds_up_no_other() {
     }
     let soon = Duration::from_secs(11);
     assert!(tokio::time::timeout(soon, standing.get(failing)).await.unwrap().is_err());
-    let working = || async { Ok(Thing { alive: true }) };
+    let working = || async { Ok(FakeConnection { alive: true }) };
     let mut left = Box::pin(standing.get(working));
     assert!((&mut left).now_or_never().is_none());
     for _ in 0..2 {
@@ -287,12 +287,12 @@ async fn a_caller_that_is_left_half_done_holds_up_no_other() {
 
 #[tokio::test]
 async fn what_is_idle_or_dead_is_dropped() {
-    let standing = Standing::<Thing>::default();
+    let standing = Standing::<FakeConnection>::default();
     assert!(!standing.drop_idle(Duration::ZERO));
-    standing.get(|| async { Ok(Thing { alive: true }) }).await.unwrap();
+    standing.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
     assert!(standing.drop_idle(Duration::from_secs(60)));
     assert!(!standing.drop_idle(Duration::from_secs(30)));
-    let dead = standing.get(|| async { Ok(Thing { alive: false }) }).await.unwrap();
-    let alive = standing.get(|| async { Ok(Thing { alive: true }) }).await.unwrap();
+    let dead = standing.get(|| async { Ok(FakeConnection { alive: false }) }).await.unwrap();
+    let alive = standing.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
     assert!(!Arc::ptr_eq(&dead, &alive));
 }

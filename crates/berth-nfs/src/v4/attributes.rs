@@ -107,7 +107,7 @@ pub(super) const SPACE: Bitmap =
 
 /// What a server told of those that were asked for.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct ReceivedAttributes {
     kind: Option<FileKind>,
     size: u64,
     fsid: (u64, u64),
@@ -128,7 +128,7 @@ pub(super) struct Told {
     pub(super) space: Space,
 }
 
-impl Told {
+impl ReceivedAttributes {
     /// Reads a `fattr4`, in which only `asked` attributes may be.
     pub(super) fn read(from: &mut Decoder, asked: Bitmap) -> Result<Self, Malformed> {
         let present = Bitmap::read(from)?;
@@ -294,6 +294,6 @@ mod tests {
         Bitmap::of(&[TYPE, 60]).write(&mut to);
         to.opaque(&[0; 16]);
         let mut from = Decoder::new(to.finish().concat().into());
-        assert!(Told::read(&mut from, FILE).is_err());
+        assert!(ReceivedAttributes::read(&mut from, FILE).is_err());
     }
 }

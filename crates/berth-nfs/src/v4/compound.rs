@@ -1,6 +1,6 @@
 //! Requests of several operations, and their answers.
 
-use super::attributes::{self, Bitmap, Told};
+use super::attributes::{self, Bitmap, ReceivedAttributes};
 use crate::{
     Attributes, Entry, Handle,
     status::{Fault, Status},
@@ -148,8 +148,8 @@ impl Answer {
         &mut self.rest
     }
 
-    pub(super) fn told(&mut self, asked: Bitmap) -> Result<Told, Fault> {
-        Ok(Told::read(self.take(op::GETATTR)?, asked)?)
+    pub(super) fn told(&mut self, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
+        Ok(ReceivedAttributes::read(self.take(op::GETATTR)?, asked)?)
     }
 
     pub(super) fn attributes(&mut self) -> Result<Attributes, Fault> {

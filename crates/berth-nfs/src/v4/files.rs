@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::{
-    attributes::{self, Bitmap, Told, write_change, write_is_directory},
+    attributes::{self, Bitmap, ReceivedAttributes, write_change, write_is_directory},
     compound::{ANONYMOUS, Compound, op},
     open::skip_change,
     session::Session,
@@ -72,7 +72,7 @@ impl Session {
         answer.entry()
     }
 
-    async fn told(&self, file: &Handle, asked: Bitmap) -> Result<Told, Fault> {
+    async fn told(&self, file: &Handle, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
         let mut compound = Compound::on(file);
         compound.get_attributes(asked);
         let mut answer = self.call(compound).await?;
@@ -236,7 +236,7 @@ impl Session {
         while results.bool()? {
             position = results.u64()?;
             let name = results.opaque(LONGEST_NAME)?;
-            let told = Told::read(results, attributes::ENTRY)?;
+            let told = ReceivedAttributes::read(results, attributes::ENTRY)?;
             // They do not belong here, but servers have been seen to list them.
             if matches!(name.as_ref(), b"." | b"..") {
                 continue;
@@ -254,7 +254,7 @@ impl Session {
     }
 }
 
-fn listed(name: Name, mut told: Told) -> Result<Listed, Fault> {
+fn listed(name: Name, mut told: ReceivedAttributes) -> Result<Listed, Fault> {
     match (told.error, told.handle.take()) {
         (None, Some(handle)) => Ok(Listed::Whole(DirEntry { name, handle, attributes: told.attributes()? })),
         // It went away while the server was reading; looking it up will tell.

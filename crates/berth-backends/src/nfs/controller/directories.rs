@@ -25,7 +25,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     NfsController,
     id::{ShareName, SubPath, VolumeRef},
-    record::{self, Drawer, VolumeRecord, key_of, keys_among, names_in, now},
+    record::{self, RecordDir, VolumeRecord, key_of, keys_among, names_in, now},
     shares::{failed, find_dir},
     volumes::key,
 };
@@ -155,7 +155,7 @@ impl NfsController {
         }
         let Some(group) = find_dir(share, &group_path(&volume.dir)).await? else { return Ok(()) };
         record::remove_in(share, &group.handle, &key(volume)).await?;
-        let Some(index) = Drawer::Directories.find(share).await? else { return Ok(()) };
+        let Some(index) = RecordDir::Directories.find(share).await? else { return Ok(()) };
         // Only if it is empty.
         let _ = share.remove_dir(&index.handle, key_of(volume.dir.first())).await;
         Ok(())
@@ -214,7 +214,7 @@ impl NfsController {
         if self.0.shares.is_indexed(name) {
             return Ok(());
         }
-        if record::read::<CompleteRecord>(share, Drawer::Directories, COMPLETE).await?.is_none() {
+        if record::read::<CompleteRecord>(share, RecordDir::Directories, COMPLETE).await?.is_none() {
             let records = records(share).await?;
             if !records.is_empty() {
                 let shareable = records.iter().filter(|(_, volume, _)| has_template(volume));
@@ -225,7 +225,8 @@ impl NfsController {
                         enter(share, &volume.dir, key, &entry).await?;
                     }
                 }
-                record::write(share, Drawer::Directories, COMPLETE, &CompleteRecord { since: now() }).await?;
+                record::write(share, RecordDir::Directories, COMPLETE, &CompleteRecord { since: now() })
+                    .await?;
             }
         }
         self.0.shares.note_indexed(name);
@@ -253,7 +254,7 @@ fn refuse_unless(shared: bool, volume: &VolumeRef, users: &DirectoryUsers) -> Re
 
 /// Where the entries of directories are that begin as this one does.
 fn group_path(dir: &SubPath) -> String {
-    format!("{}/{}", Drawer::Directories.path(), key_of(dir.first()))
+    format!("{}/{}", RecordDir::Directories.path(), key_of(dir.first()))
 }
 
 async fn entries(share: &Share, dir: &SubPath) -> Result<Vec<(String, DirectoryUse)>> {
@@ -270,7 +271,7 @@ async fn entries(share: &Share, dir: &SubPath) -> Result<Vec<(String, DirectoryU
 
 /// Writes an entry unless there is one.
 async fn enter(share: &Share, dir: &SubPath, key: &str, entry: &DirectoryUse) -> Result<()> {
-    Drawer::Directories.ensure(share).await?;
+    RecordDir::Directories.ensure(share).await?;
     let (group, _) = share.make_dirs(&group_path(dir), &Change::mode(0o700)).await.map_err(failed)?;
     if record::write_new(share, &group.handle, key, entry).await?
         || record::read_in::<DirectoryUse>(share, &group.handle, key).await?.is_some()
@@ -283,8 +284,8 @@ async fn enter(share: &Share, dir: &SubPath, key: &str, entry: &DirectoryUse) ->
 
 /// Every volume that has a record on the share.
 async fn records(share: &Share) -> Result<Vec<(String, VolumeRef, Parameters)>> {
-    let Some(drawer) = Drawer::Volumes.find(share).await? else { return Ok(Vec::new()) };
-    let keys = Drawer::Volumes.keys(share).await?;
+    let Some(drawer) = RecordDir::Volumes.find(share).await? else { return Ok(Vec::new()) };
+    let keys = RecordDir::Volumes.keys(share).await?;
     let records = stream::iter(keys).map(async |key| {
         let record = record::read_in::<VolumeRecord>(share, &drawer.handle, &key).await?;
         Ok::<_, Error>(record.and_then(|record| {

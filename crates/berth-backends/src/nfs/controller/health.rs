@@ -10,7 +10,7 @@ use super::{
     NfsController,
     id::{PRIVATE, ShareName, VolumeRef},
     parameters::VolumeKind,
-    record::{self, Drawer, VolumeRecord},
+    record::{self, RecordDir, VolumeRecord},
     shares::{Reach, find_dir, found},
     volumes::{key, parse_id, token},
 };
@@ -34,10 +34,11 @@ impl Health for NfsController {
         page: &PageRequest,
     ) -> Result<Page<(VolumeId, Vec<Condition>)>> {
         let mut entries = Vec::new();
-        for (name, share, keys) in self.listing(Drawer::Volumes, page).await? {
+        for (name, share, keys) in self.listing(RecordDir::Volumes, page).await? {
             let common = self.share_conditions(&share, &name).await?;
             for key in keys {
-                let Some(record) = record::read::<VolumeRecord>(&share, Drawer::Volumes, &key).await? else {
+                let Some(record) = record::read::<VolumeRecord>(&share, RecordDir::Volumes, &key).await?
+                else {
                     continue;
                 };
                 let Ok(volume) = VolumeRef::parse(&record.id) else { continue };
@@ -67,7 +68,7 @@ impl NfsController {
         match find_dir(&share, volume.dir.as_str()).await {
             Ok(directory) => {
                 let record: Option<VolumeRecord> =
-                    record::read(&share, Drawer::Volumes, &key(volume)).await?;
+                    record::read(&share, RecordDir::Volumes, &key(volume)).await?;
                 match directory {
                     Some(directory) if is_whole(&share, &directory, record.as_ref()).await? => {
                         self.share_conditions(&share, &volume.share).await

@@ -19,7 +19,7 @@ use super::{
     NfsController, blocking,
     id::{PRIVATE, ShareName, VolumeRef},
     parse_share,
-    record::{self, Drawer, VolumeRecord, nonce, now},
+    record::{self, RecordDir, VolumeRecord, nonce, now},
     shares::failed,
     volumes::key,
 };
@@ -120,7 +120,7 @@ impl NfsController {
         record: &mut VolumeRecord,
     ) -> Result<()> {
         let Some(export) = self.export(share, &volume.share).await? else { return Ok(()) };
-        let drawer = Drawer::Projects.ensure(share).await?;
+        let drawer = RecordDir::Projects.ensure(share).await?;
         let digest = Sha256::digest(&record.id);
         let first = u32::from_be_bytes([digest[0], digest[1], digest[2], digest[3]]) % FIRST;
         for attempt in 0..ATTEMPTS {
@@ -163,7 +163,7 @@ impl NfsController {
 
     /// Takes a volume's limit away and its project's number back.
     pub(super) async fn free_project(&self, share: &Share, volume: &VolumeRef) -> Result<()> {
-        let known = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
+        let known = record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(volume)).await?;
         let Some(project) = known.and_then(|record| record.project) else { return Ok(()) };
         if let Some(export) = self.export(share, &volume.share).await? {
             return self.forget_project(share, export, project).await;
@@ -174,18 +174,18 @@ impl NfsController {
 
     async fn forget_project(&self, share: &Share, export: &Export, project: u32) -> Result<()> {
         export.on("", move |dir| Ok(quota::set_limit(dir, project, None).map(drop)?)).await?;
-        record::remove(share, Drawer::Projects, &project.to_string()).await
+        record::remove(share, RecordDir::Projects, &project.to_string()).await
     }
 
     /// Takes back numbers of volumes that never came to be.
     pub(super) async fn sweep_projects(&self, share: &Share, name: &ShareName) -> Result<()> {
         let Some(export) = self.export(share, name).await? else { return Ok(()) };
-        for id in Drawer::Projects.keys(share).await? {
-            let Some(record) = record::read::<ProjectRecord>(share, Drawer::Projects, &id).await? else {
+        for id in RecordDir::Projects.keys(share).await? {
+            let Some(record) = record::read::<ProjectRecord>(share, RecordDir::Projects, &id).await? else {
                 continue;
             };
             let (Ok(project), Ok(volume)) = (id.parse(), VolumeRef::parse(&record.volume)) else { continue };
-            let known = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(&volume)).await?;
+            let known = record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(&volume)).await?;
             let is_used = known.is_some_and(|known| known.project == Some(project));
             if !is_used && record.since.saturating_add(ABANDONED) < now() {
                 self.forget_project(share, export, project).await?;

@@ -24,7 +24,7 @@ use super::{
     id::{ShareName, SnapshotRef, SubPath, VolumeRef},
     parameters::{VolumeKind, snapshot_share},
     progress::Progress,
-    record::{self, ArchiveRecord, Drawer, SnapshotRecord, key_of, nonce, now},
+    record::{self, ArchiveRecord, RecordDir, SnapshotRecord, key_of, nonce, now},
     shares::{Reach, failed, find_dir, found},
     volumes::{VolumePlan, parse_id, token},
 };
@@ -140,7 +140,7 @@ impl Snapshots for NfsController {
             kind,
             archive: None,
         };
-        record::write(&share, Drawer::Snapshots, &key(&snapshot), &record).await?;
+        record::write(&share, RecordDir::Snapshots, &key(&snapshot), &record).await?;
         self.known(&share, &snapshot, record, &source_reach).await
     }
 
@@ -172,7 +172,7 @@ impl Snapshots for NfsController {
             let _ = build.ended.clone().wait_for(|ended| *ended).await;
         }
         if read_record(&share, &snapshot).await?.is_some_and(|record| record.id == id.as_str()) {
-            record::remove(&share, Drawer::Snapshots, &key(&snapshot)).await?;
+            record::remove(&share, RecordDir::Snapshots, &key(&snapshot)).await?;
         } else if find_archive(&share, &snapshot).await?.is_none() {
             // What has that name may be an empty volume.
             return Err(Error::no_snapshot(id));
@@ -199,9 +199,9 @@ impl Snapshots for NfsController {
         page: &PageRequest,
     ) -> Result<Page<Snapshot>> {
         let mut entries = Vec::new();
-        for (name, share, keys) in self.listing(Drawer::Snapshots, page).await? {
+        for (name, share, keys) in self.listing(RecordDir::Snapshots, page).await? {
             for key in keys {
-                let Some(record) = record::read::<SnapshotRecord>(&share, Drawer::Snapshots, &key).await?
+                let Some(record) = record::read::<SnapshotRecord>(&share, RecordDir::Snapshots, &key).await?
                 else {
                     continue;
                 };
@@ -313,7 +313,7 @@ impl NfsController {
         let from = self.visit(&volume.share, source).await?;
         let dir = find_dir(&from, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(&id))?;
         let key = key(snapshot);
-        let incoming = Drawer::Incoming.ensure(share).await?;
+        let incoming = RecordDir::Incoming.ensure(share).await?;
         remove_leftovers(share, &key).await?;
         let aside = format!("{key}.{}", nonce());
         let file =
@@ -351,7 +351,7 @@ impl NfsController {
         }
         let archive = Some(ArchiveRecord { unpacked: packed.unpacked, sha256: packed.sha256 });
         let ending = if record.compressed { COMPRESSED } else { PLAIN };
-        record::write(share, Drawer::Snapshots, &key, &SnapshotRecord { archive, ..record }).await?;
+        record::write(share, RecordDir::Snapshots, &key, &SnapshotRecord { archive, ..record }).await?;
         let (place, _) = share.make_dirs(&snapshot.name, &Change::mode(0o755)).await.map_err(failed)?;
         let name = format!("{}{ending}", snapshot.source);
         share.rename(&incoming, &aside, &place.handle, name).await.map_err(failed)
@@ -373,7 +373,7 @@ fn key(snapshot: &SnapshotRef) -> String {
 }
 
 async fn read_record(share: &Share, snapshot: &SnapshotRef) -> Result<Option<SnapshotRecord>> {
-    record::read(share, Drawer::Snapshots, &key(snapshot)).await
+    record::read(share, RecordDir::Snapshots, &key(snapshot)).await
 }
 
 /// A record that says what is known of the archive, if that is in its place: it may have come there after the record was
@@ -419,9 +419,9 @@ pub(super) async fn find_archive(share: &Share, snapshot: &SnapshotRef) -> Resul
 
 /// Removes what earlier writers of the same archive left.
 async fn remove_leftovers(share: &Share, key: &str) -> Result<()> {
-    let Some(incoming) = Drawer::Incoming.find(share).await? else { return Ok(()) };
+    let Some(incoming) = RecordDir::Incoming.find(share).await? else { return Ok(()) };
     let prefix = format!("{key}.");
-    for name in Drawer::Incoming.names(share).await?.iter().filter(|name| name.starts_with(&prefix)) {
+    for name in RecordDir::Incoming.names(share).await?.iter().filter(|name| name.starts_with(&prefix)) {
         found(share.remove(&incoming.handle, name).await)?;
     }
     Ok(())

@@ -7,7 +7,7 @@ use berth_nfs::{Change, Cookie, Handle, Kind, Share};
 use super::{
     NfsController,
     id::{ShareName, SubPath, VolumeRef},
-    record::{self, ArchivedRecord, Drawer, key_of, nonce, now},
+    record::{self, ArchivedRecord, RecordDir, key_of, nonce, now},
     shares::{Reach, failed},
     volumes::prune,
 };
@@ -36,8 +36,8 @@ impl NfsController {
     }
 
     async fn sweep(&self, share: &Share, name: &ShareName) -> Result<()> {
-        if let Some(trash) = Drawer::Trash.find(share).await? {
-            for name in Drawer::Trash.names(share).await? {
+        if let Some(trash) = RecordDir::Trash.find(share).await? {
+            for name in RecordDir::Trash.names(share).await? {
                 share.remove_tree(&trash.handle, &name).await.map_err(failed)?;
             }
         }
@@ -47,7 +47,7 @@ impl NfsController {
     }
 
     async fn remove_abandoned(&self, share: &Share) -> Result<()> {
-        let Some(incoming) = Drawer::Incoming.find(share).await? else { return Ok(()) };
+        let Some(incoming) = RecordDir::Incoming.find(share).await? else { return Ok(()) };
         let oldest = i64::try_from(now().saturating_sub(ABANDONED.as_secs())).unwrap_or(0);
         let mut next = Some(Cookie::default());
         while let Some(cookie) = next {
@@ -69,7 +69,7 @@ impl NfsController {
         name: &str,
     ) -> Result<()> {
         let in_place = async || share.remove_tree(parent, name).await.map_err(failed);
-        let trash = match Drawer::Trash.ensure(share).await {
+        let trash = match RecordDir::Trash.ensure(share).await {
             Ok(trash) => trash,
             // A full disk is one on which things are deleted.
             Err(Error::Exhausted(_)) => return in_place().await,
@@ -140,7 +140,7 @@ impl NfsController {
                 Err(error) => return Err(failed(error)),
             }
             let record = ArchivedRecord { dir: archived.to_string(), since: now() };
-            record::write(share, Drawer::Archived, &key_of(archived.as_str()), &record).await?;
+            record::write(share, RecordDir::Archived, &key_of(archived.as_str()), &record).await?;
             share.rename(parent, volume.dir.name(), &above, archived.name()).await.map_err(failed)?;
             return Ok(None);
         }
@@ -172,7 +172,7 @@ impl NfsController {
                 share.remove_tree(&above, dir.name()).await.map_err(failed)?;
                 prune(share, &dir).await;
             }
-            record::remove(share, Drawer::Archived, &key).await?;
+            record::remove(share, RecordDir::Archived, &key).await?;
             archives.retain(|(known, _, _)| *known != key);
         }
         Ok(())
@@ -187,14 +187,14 @@ fn holds_others(archives: &[(String, SubPath, u64)], dir: &SubPath) -> bool {
 /// The archived directories that have a record: its key, where it is, and since when.
 async fn archives(share: &Share) -> Result<Vec<(String, SubPath, u64)>> {
     let mut archives = Vec::new();
-    for key in Drawer::Archived.keys(share).await? {
-        let Some(record) = record::read::<ArchivedRecord>(share, Drawer::Archived, &key).await? else {
+    for key in RecordDir::Archived.keys(share).await? {
+        let Some(record) = record::read::<ArchivedRecord>(share, RecordDir::Archived, &key).await? else {
             continue;
         };
         // A record lies on the share, where others may write too: only what archiving makes is ever removed.
         match SubPath::new("dir", &record.dir) {
             Ok(dir) if dir.as_str().starts_with("archived-") => archives.push((key, dir, record.since)),
-            _ => record::remove(share, Drawer::Archived, &key).await?,
+            _ => record::remove(share, RecordDir::Archived, &key).await?,
         }
     }
     Ok(archives)

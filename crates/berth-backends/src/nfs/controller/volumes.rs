@@ -12,8 +12,8 @@ use super::{
     NfsController, capacity,
     content::{self, AtRest},
     id::{OnDelete, ShareName, SnapshotRef, SubPath, VolumeRef},
-    parameters::{self, Class, Look, VolumeKind, context_of},
-    record::{self, Drawer, SourceRecord, VolumeRecord, key_of},
+    parameters::{self, Class, OwnerAndMode, VolumeKind, context_of},
+    record::{self, RecordDir, SourceRecord, VolumeRecord, key_of},
     shares::{Reach, failed, find_dir},
     snapshots::{is_snapshot, kind_of},
 };
@@ -36,7 +36,7 @@ pub struct VolumePlan {
     kind: VolumeKind,
     /// Whether other volumes may use its directory too.
     shared: bool,
-    look: Look,
+    look: OwnerAndMode,
     range: CapacityRange,
     capabilities: Vec<VolumeCapability>,
     parameters: Parameters,
@@ -60,7 +60,7 @@ impl Volumes for NfsController {
             kind: class.kind,
             // An image belongs to one volume alone.
             shared: class.shared && class.kind == VolumeKind::Directory,
-            look: Look { mode: class.look.mode.or(self.0.config.mount_permissions), ..class.look },
+            look: OwnerAndMode { mode: class.look.mode.or(self.0.config.mount_permissions), ..class.look },
             range: new.range,
             capabilities: new.capabilities.clone(),
             parameters: new.parameters.clone(),
@@ -82,7 +82,8 @@ impl Volumes for NfsController {
     // Its directory is there, and its record says that it is this volume's.
     async fn find(&self, _: &Context, plan: &VolumePlan) -> Result<Option<Volume>> {
         let (volume, share) = (&plan.volume, self.share_of(plan).await?);
-        let Some(record) = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await? else {
+        let Some(record) = record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(volume)).await?
+        else {
             return Ok(None);
         };
         if find_dir(share, volume.dir.as_str()).await?.is_none() {
@@ -104,7 +105,7 @@ impl Volumes for NfsController {
         if find_dir(&share, volume.dir.as_str()).await?.is_none() {
             return Ok(None);
         }
-        let record = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
+        let record = record::read(&share, RecordDir::Volumes, &key(&volume)).await?;
         Ok(Some(describe(id.clone(), &volume, record)))
     }
 
@@ -118,7 +119,7 @@ impl Volumes for NfsController {
         let users = self.directory_users(&share, &volume).await?;
         // Before its record is gone, so that a deletion that was cut short is begun again.
         self.free_project(&share, &volume).await?;
-        record::remove(&share, Drawer::Volumes, &key(&volume)).await?;
+        record::remove(&share, RecordDir::Volumes, &key(&volume)).await?;
         let parent = if policy == OnDelete::Retain { None } else { parent_of(&share, &volume.dir).await? };
         if let Some(parent) = parent {
             let kept = match (users.reason_to_keep(), policy) {
@@ -154,7 +155,7 @@ impl Expansion for NfsController {
         let id = &volume.id;
         let volume = VolumeRef::parse(id.as_str()).map_err(|_| Error::no_volume(id))?;
         let share = self.visit(&volume.share, &Reach::by_id(ctx)).await?;
-        let known = record::read(&share, Drawer::Volumes, &key(&volume)).await?;
+        let known = record::read(&share, RecordDir::Volumes, &key(&volume)).await?;
         let mut record = known.unwrap_or_else(|| VolumeRecord {
             id: volume.to_string(),
             capacity: 0,
@@ -175,7 +176,7 @@ impl Expansion for NfsController {
         if wanted > record.capacity {
             record.capacity = wanted;
             self.limit(&share, &volume, volume.dir.as_str(), &record).await?;
-            record::write(&share, Drawer::Volumes, &key(&volume), &record).await?;
+            record::write(&share, RecordDir::Volumes, &key(&volume), &record).await?;
         }
         // A directory has no size of its own: there is nothing to do on the node.
         let node_expansion_required = kind == VolumeKind::Image;
@@ -186,7 +187,7 @@ impl Expansion for NfsController {
 impl Listing for NfsController {
     // Those that have a record, share by share.
     async fn list(&self, _: &Context, page: &PageRequest) -> Result<Page<Volume>> {
-        let listing = self.listing(Drawer::Volumes, page).await?;
+        let listing = self.listing(RecordDir::Volumes, page).await?;
         let mut volumes = Vec::new();
         let mut last = None;
         for (name, share, keys) in listing {
@@ -265,7 +266,7 @@ impl NfsController {
                 Some(self.build_image(plan, share, source.as_ref(), &mut record.capacity).await?)
             }
         };
-        record::write(share, Drawer::Volumes, &key(volume), &record).await?;
+        record::write(share, RecordDir::Volumes, &key(volume), &record).await?;
         match built {
             None => make_directory(share, volume, plan.look).await?,
             Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await?,
@@ -279,10 +280,10 @@ impl NfsController {
     async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
         let forget = async || {
             if find_dir(share, volume.dir.as_str()).await?.is_none() {
-                record::remove(share, Drawer::Volumes, &key(volume)).await?;
+                record::remove(share, RecordDir::Volumes, &key(volume)).await?;
             }
             // Another replica may have made it meanwhile.
-            if record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?.is_none() {
+            if record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(volume)).await?.is_none() {
                 self.leave_directory(share, volume, &self.directory_users(share, volume).await?).await?;
             }
             Ok::<_, Error>(())
@@ -318,7 +319,7 @@ impl NfsController {
         let volume = &plan.volume;
         let Some(source) = source else {
             refuse_content(share, &volume.dir).await?;
-            let incoming = Drawer::Incoming.ensure(share).await?;
+            let incoming = RecordDir::Incoming.ensure(share).await?;
             let dir = new_directory(share, &incoming, &key(volume)).await?;
             content::make_blank(share, &dir.handle, *size).await?;
             return Ok(incoming);
@@ -339,9 +340,9 @@ impl NfsController {
     ) -> Result<(Handle, Entry)> {
         let volume = &plan.volume;
         refuse_content(share, &volume.dir).await?;
-        let incoming = Drawer::Incoming.ensure(share).await?;
+        let incoming = RecordDir::Incoming.ensure(share).await?;
         let key = key(volume);
-        let path = format!("{}/{key}", Drawer::Incoming.path());
+        let path = format!("{}/{key}", RecordDir::Incoming.path());
         let kind = if directory.is_some() { VolumeKind::Directory } else { VolumeKind::Image };
         let limit = async || match directory {
             Some(record) => self.limit(share, volume, &path, record).await,
@@ -373,7 +374,10 @@ impl NfsController {
                 if still.is_none_or(|still| still.attributes.fileid != from.attributes.fileid) {
                     return Err(Error::no_volume(id));
                 }
-                share.set_attributes(&to.handle, &look_of(&from.attributes)).await.map_err(failed)?;
+                share
+                    .set_attributes(&to.handle, &owner_and_mode_of(&from.attributes))
+                    .await
+                    .map_err(failed)?;
                 to
             }
             ContentSource::Snapshot(id) => {
@@ -391,14 +395,14 @@ impl NfsController {
 
     /// What a volume is, by its record.
     pub(super) async fn volume_kind(&self, share: &Share, volume: &VolumeRef) -> Result<VolumeKind> {
-        let record = record::read::<VolumeRecord>(share, Drawer::Volumes, &key(volume)).await?;
+        let record = record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(volume)).await?;
         Ok(record.map(|record| VolumeKind::of(&record.parameters)).unwrap_or_default())
     }
 
     /// The keys in one drawer of every known share, from where the page starts.
     pub(super) async fn listing(
         &self,
-        drawer: Drawer,
+        drawer: RecordDir,
         page: &PageRequest,
     ) -> Result<Vec<(ShareName, Share, Vec<String>)>> {
         let (first, after) = page_start(page)?;
@@ -440,7 +444,7 @@ impl NfsController {
 
 /// A record, if the volume is there.
 async fn listed(share: &Share, key: String) -> Result<Option<Volume>> {
-    let Some(record) = record::read::<VolumeRecord>(share, Drawer::Volumes, &key).await? else {
+    let Some(record) = record::read::<VolumeRecord>(share, RecordDir::Volumes, &key).await? else {
         return Ok(None);
     };
     let Ok(volume) = VolumeRef::parse(&record.id) else { return Ok(None) };
@@ -509,7 +513,7 @@ fn describe(id: VolumeId, volume: &VolumeRef, record: Option<VolumeRecord>) -> V
     }
 }
 
-fn look_of(attributes: &Attributes) -> Change {
+fn owner_and_mode_of(attributes: &Attributes) -> Change {
     Change {
         mode: Some(attributes.mode),
         uid: Some(attributes.uid),
@@ -536,7 +540,7 @@ async fn new_directory(share: &Share, parent: &Handle, name: &str) -> Result<Ent
     share.make_dir(parent, name, &Change::mode(0o700)).await.map_err(failed)
 }
 
-async fn make_directory(share: &Share, volume: &VolumeRef, look: Look) -> Result<()> {
+async fn make_directory(share: &Share, volume: &VolumeRef, look: OwnerAndMode) -> Result<()> {
     let mode = look.mode.unwrap_or(DEFAULT_MODE);
     for attempt in 1.. {
         match share.make_dirs(volume.dir.as_str(), &Change::mode(mode)).await {
@@ -560,7 +564,7 @@ async fn make_directory(share: &Share, volume: &VolumeRef, look: Look) -> Result
 }
 
 /// Gives a directory the look it shall have, as far as it has not.
-async fn apply(share: &Share, directory: &Entry, look: Look, made_with: Option<u32>) -> Result<()> {
+async fn apply(share: &Share, directory: &Entry, look: OwnerAndMode, made_with: Option<u32>) -> Result<()> {
     let now = &directory.attributes;
     // A mode that the class gives is set as it is; the usual one leaves an inherited setgid bit.
     let made_with = made_with.filter(|_| look.mode.is_none()).map(Change::mode);

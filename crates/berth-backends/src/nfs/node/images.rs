@@ -37,7 +37,7 @@ use super::{
     claims::Claim,
     connections::{failed, find_dir},
     id::{ShareName, SubPath},
-    parameters::Look,
+    parameters::OwnerAndMode,
     parse_share,
     record::{key_of, now},
     shares::{MountedShares, UNMOUNT},
@@ -83,7 +83,7 @@ struct Note {
 
 /// How far an image is taken down.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum ReleaseState {
     /// Some target has it.
     InUse,
     /// Nobody has it, and yet it is there.
@@ -136,7 +136,7 @@ pub(super) struct ImageVolume {
     pub(super) options_without_secret: Vec<String>,
     pub(super) fs_type: String,
     pub(super) read_only: bool,
-    pub(super) look: Look,
+    pub(super) look: OwnerAndMode,
 }
 
 /// An image whose filesystem stays mounted while this is held. If it was not kept in use by then, it is taken down after.
@@ -331,8 +331,8 @@ impl Images {
     /// the image's turn.
     async fn take_down(self: &Arc<Self>, home: &Home) {
         match self.settle(home).await {
-            Ok(Standing::InUse | Standing::Gone) => {}
-            Ok(Standing::NotYet) => self.settle_later(home),
+            Ok(ReleaseState::InUse | ReleaseState::Gone) => {}
+            Ok(ReleaseState::NotYet) => self.settle_later(home),
             Err(error) => {
                 tracing::warn!(%error, "an image that nobody uses cannot be released yet");
                 self.settle_later(home);
@@ -350,7 +350,7 @@ impl Images {
             for attempt in 1.. {
                 tokio::time::sleep(TAKE_DOWN_BACKOFF.exact_pause(attempt)).await;
                 let _turn = this.turn(&home).await;
-                if matches!(this.settle(&home).await, Ok(Standing::InUse | Standing::Gone)) {
+                if matches!(this.settle(&home).await, Ok(ReleaseState::InUse | ReleaseState::Gone)) {
                     // While nobody else can find that it has to be tried again, and think that somebody does.
                     this.settling.lock().remove(&home.key);
                     return;
@@ -360,13 +360,13 @@ impl Images {
     }
 
     /// Takes an image down and tells the server, unless some target has it; whoever calls it has its turn.
-    async fn settle(self: &Arc<Self>, home: &Home) -> Result<Standing> {
+    async fn settle(self: &Arc<Self>, home: &Home) -> Result<ReleaseState> {
         let (this, at) = (self.clone(), home.clone());
         let (standing, share) = blocking(move || this.unmount_unused(&at)).await?;
         if let Some(share) = share {
             self.shares.release(share.device).await?;
         }
-        if standing != Standing::Gone {
+        if standing != ReleaseState::Gone {
             return Ok(standing);
         }
         if let Some(note) = home.note() {
@@ -384,32 +384,32 @@ impl Images {
         }
         let _ = Dir::open(&home.dir).and_then(|dir| dir.remove_written(NOTE));
         let _ = std::fs::remove_dir(&home.dir);
-        Ok(Standing::Gone)
+        Ok(ReleaseState::Gone)
     }
 
     /// Unmounts what no target has, and gives the share that it was on.
-    fn unmount_unused(&self, home: &Home) -> Result<(Standing, Option<MountInfo>)> {
+    fn unmount_unused(&self, home: &Home) -> Result<(ReleaseState, Option<MountInfo>)> {
         let remote_mounts = self.shares.remote();
         let images = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
         if let Some(found) = remote::mounted_at(&home.volume())? {
             let outside =
                 |mount: &MountInfo| mount.device == found.device && !mount.target.starts_with(&images);
             if mount::mounts()?.iter().any(outside) {
-                return Ok((Standing::InUse, None));
+                return Ok((ReleaseState::InUse, None));
             }
             if is_busy(remote_mounts.unmount_unused(&home.volume(), UNMOUNT))? {
-                return Ok((Standing::NotYet, None));
+                return Ok((ReleaseState::NotYet, None));
             }
         }
-        let Some(found) = remote::mounted_at(&home.share())? else { return Ok((Standing::Gone, None)) };
+        let Some(found) = remote::mounted_at(&home.share())? else { return Ok((ReleaseState::Gone, None)) };
         // The kernel goes on writing to the image after it is out of sight, and while others see it.
         let share = images.join(&home.key).join("share");
         if loopdev::is_backing_below(&share)?
             || is_busy(remote_mounts.unmount_unused(&home.share(), UNMOUNT))?
         {
-            return Ok((Standing::NotYet, None));
+            return Ok((ReleaseState::NotYet, None));
         }
-        Ok((Standing::Gone, Some(found)))
+        Ok((ReleaseState::Gone, Some(found)))
     }
 
     /// Begins to take down what a driver left that was killed.

@@ -43,7 +43,7 @@ pub(super) const LOOKUP: Duration = Duration::from_secs(30);
 type LastFailure = Option<(Instant, String)>;
 
 /// When a share was looked at last, and what was found: its standing, or why it did not answer.
-type LastProbe = Option<(Instant, std::result::Result<Standing, String>)>;
+type LastProbe = Option<(Instant, std::result::Result<MountState, String>)>;
 
 /// The shares mounted on this node.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ struct Entry {
 
 /// Whether a share is mounted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Standing {
+enum MountState {
     Absent,
     Stale,
     Usable,
@@ -153,7 +153,7 @@ impl MountedShares {
         };
         let asked = Instant::now();
         let stays = entry.turn.clone().read_owned().await;
-        if self.standing(asked, &entry, &root, share).await? == Standing::Usable {
+        if self.standing(asked, &entry, &root, share).await? == MountState::Usable {
             return Ok(in_use(stays));
         }
         drop(stays);
@@ -180,12 +180,12 @@ impl MountedShares {
         options: &[String],
     ) -> Result<()> {
         match self.standing(Instant::now(), entry, root, share).await? {
-            Standing::Usable => return Ok(()),
-            Standing::Stale => {
+            MountState::Usable => return Ok(()),
+            MountState::Stale => {
                 let (remote, root) = (self.mounter.remote.clone(), root.to_owned());
                 blocking(move || Ok(remote.unmount(&root, UNMOUNT).map(drop)?)).await?;
             }
-            Standing::Absent => {}
+            MountState::Absent => {}
         }
         self.mounter.mount(share, options, root).await?;
         self.note_answer(&share.to_string());
@@ -200,7 +200,7 @@ impl MountedShares {
         entry: &Entry,
         root: &Path,
         share: &ShareName,
-    ) -> Result<Standing> {
+    ) -> Result<MountState> {
         let mut last = entry.probe.lock().await;
         if let Some((begun, found)) = &*last
             && *begun > asked
@@ -212,10 +212,10 @@ impl MountedShares {
         let found = match blocking(move || Ok(remote.probe(&at, PROBE_TIMEOUT))).await? {
             Ok(()) => {
                 self.note_answer(&share.to_string());
-                Ok(Standing::Usable)
+                Ok(MountState::Usable)
             }
-            Err(error) if is_absent(&error) => Ok(Standing::Absent),
-            Err(error) if is_stale(&error) => Ok(Standing::Stale),
+            Err(error) if is_absent(&error) => Ok(MountState::Absent),
+            Err(error) if is_stale(&error) => Ok(MountState::Stale),
             Err(error) => Err(refused_by(share, &error)),
         };
         *last = match &found {

@@ -19,7 +19,7 @@ use berth_host::{
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::{COPIED, mount::refused, parameters::Look};
+use super::{COPIED, mount::refused, parameters::OwnerAndMode};
 use crate::{
     Error, Result,
     image::{self, IMAGE, TOOL_DEADLINE},
@@ -38,7 +38,7 @@ pub(super) enum Work {
         fs_type: String,
         read_only: bool,
         /// How the filesystem's own directory is to look.
-        look: Look,
+        look: OwnerAndMode,
     },
     /// Let a mounted filesystem have all of its image.
     Grow {
@@ -139,7 +139,7 @@ impl Work {
     }
 }
 
-fn mount_image(share: &Path, at: &Path, fs_type: &str, read_only: bool, look: Look) -> Result<()> {
+fn mount_image(share: &Path, at: &Path, fs_type: &str, read_only: bool, look: OwnerAndMode) -> Result<()> {
     let image = share.join(IMAGE);
     match fs::symlink_metadata(&image) {
         Ok(found) if found.is_file() => {}
@@ -206,7 +206,7 @@ fn grow_fresh(image: &Path, at: &Path, filesystem: Filesystem) -> Result<()> {
 }
 
 /// Gives the filesystem's own directory its mode, and its owner if it was just made.
-fn dress(at: &Path, look: Look, formatted: Change) -> Result<()> {
+fn dress(at: &Path, look: OwnerAndMode, formatted: Change) -> Result<()> {
     let now = fs::metadata(at).map_err(|error| host("look at", at, error))?;
     if formatted == Change::Made && (look.uid.is_some() || look.gid.is_some()) {
         chown(at, look.uid, look.gid).map_err(|error| host("give away", at, error))?;

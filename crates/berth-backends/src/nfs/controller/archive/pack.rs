@@ -132,7 +132,7 @@ impl Packer<'_> {
     }
 
     /// Packs what is no directory, or what has its name by then.
-    async fn other(&mut self, path: &[u8], mut place: Place, mut known: Known) -> Result<()> {
+    async fn other(&mut self, path: &[u8], mut place: Place, mut known: PreparedEntry) -> Result<()> {
         for _ in 0..REPLACED {
             let Some(now) = self.once(path, &place, known).await? else { return Ok(()) };
             let found = ahead(self.from, &now, &self.has_xattrs).await.map_err(failed)?;
@@ -148,7 +148,7 @@ impl Packer<'_> {
     }
 
     /// Packs it once. If it goes away meanwhile, gives what is there now: of two entries with one name, the later counts.
-    async fn once(&mut self, path: &[u8], place: &Place, known: Known) -> Result<Option<Place>> {
+    async fn once(&mut self, path: &[u8], place: &Place, known: PreparedEntry) -> Result<Option<Place>> {
         let attributes = place.attributes();
         let kind = match attributes.kind {
             FileKind::File => EntryKind::File,
@@ -252,7 +252,7 @@ fn inode(of: &Attributes) -> Inode {
 }
 
 /// What is known of an entry when its turn comes.
-struct Known {
+struct PreparedEntry {
     xattrs: Xattrs,
     content: Content,
 }
@@ -272,11 +272,11 @@ async fn ahead(
     from: &Share,
     place: &Place,
     has_xattrs: &AtomicBool,
-) -> berth_nfs::Result<Option<(Place, Known)>> {
+) -> berth_nfs::Result<Option<(Place, PreparedEntry)>> {
     from.at(place, |place| known(from, place, has_xattrs)).await
 }
 
-async fn known(from: &Share, place: Place, has_xattrs: &AtomicBool) -> berth_nfs::Result<Known> {
+async fn known(from: &Share, place: Place, has_xattrs: &AtomicBool) -> berth_nfs::Result<PreparedEntry> {
     let (handle, attributes) = (place.handle(), place.attributes());
     let content = match attributes.kind {
         FileKind::Symlink => Content::Link(from.read_link(handle).await?),
@@ -287,7 +287,7 @@ async fn known(from: &Share, place: Place, has_xattrs: &AtomicBool) -> berth_nfs
         FileKind::File => Content::Large,
         _ => Content::Nothing,
     };
-    Ok(Known { xattrs: xattrs_of(from, handle, has_xattrs).await?, content })
+    Ok(PreparedEntry { xattrs: xattrs_of(from, handle, has_xattrs).await?, content })
 }
 
 /// Extended attributes; none where the server has none.
