@@ -25,6 +25,9 @@ pub enum PatchError {
     /// A JSON patch has too many operations (413).
     #[error("The allowed maximum operations in a JSON patch is {max}, got {0}", max = MAX_OPERATIONS)]
     TooManyOperations(usize),
+    /// The operations of a JSON patch look at or move too many values (413).
+    #[error("The operations of the JSON patch take too long on an object of this size")]
+    TooMuchWork,
     /// The patch does not fit the object (422).
     #[error("{0}")]
     Unfit(String),
@@ -38,7 +41,7 @@ impl PatchError {
     pub fn code(&self) -> u16 {
         match self {
             Self::Malformed(_) => 400,
-            Self::TooManyOperations(_) => 413,
+            Self::TooManyOperations(_) | Self::TooMuchWork => 413,
             Self::Unfit(_) => 422,
             Self::Failed(_) => 500,
         }

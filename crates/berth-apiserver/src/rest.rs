@@ -32,6 +32,7 @@ use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
 use parking_lot::RwLock;
 use serde_json::Value;
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use self::content::{Accept, Include, Presenter, Shape};
@@ -73,7 +74,14 @@ struct Inner {
     registry: RwLock<Arc<Registry>>,
     openapi: openapi::Cache,
     options: Options,
+    /// Taken by each request with a large body while it is answered.
+    large_bodies: Arc<Semaphore>,
 }
+
+/// Larger bodies are read and checked by a thread beside the runtime's own, whose other requests would wait for it.
+const LARGE_BODY: usize = 64 * 1024;
+/// So many of them at a time: as values they take tens of times their own size.
+const LARGE_BODIES: usize = 4;
 
 /// One request for a resource.
 pub(crate) struct Call {
@@ -110,8 +118,9 @@ impl ApiServer {
     /// The API over `store`; serves the custom resources that are defined in it.
     pub fn new(store: Store, options: Options) -> Self {
         let registry = RwLock::new(Arc::new(Registry::new(&[], 0)));
-        let api =
-            Self { inner: Arc::new(Inner { store, registry, openapi: openapi::Cache::default(), options }) };
+        let openapi = openapi::Cache::default();
+        let large_bodies = Arc::new(Semaphore::new(LARGE_BODIES));
+        let api = Self { inner: Arc::new(Inner { store, registry, openapi, options, large_bodies }) };
         api.reload_definitions();
         api
     }
@@ -150,6 +159,7 @@ impl ApiServer {
     {
         let (parts, body) = request.into_parts();
         let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
+        let large_bodies = self.inner.large_bodies.clone();
         let answer = async {
             let route = request::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
             let Route::Objects(target) = route else {
@@ -164,6 +174,18 @@ impl ApiServer {
                 Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
                 _ => content::read_body(body).await?,
             };
+            if bytes.len() > LARGE_BODY {
+                let turn = large_bodies.acquire_owned().await.map_err(Failure::internal)?;
+                let runtime = tokio::runtime::Handle::current();
+                let call = move || {
+                    let answer = runtime.block_on(call.dispatch(bytes));
+                    drop(turn);
+                    answer
+                };
+                return tokio::task::spawn_blocking(call)
+                    .await
+                    .unwrap_or_else(|error| Err(Failure::internal(error)));
+            }
             if !call.has_sequel() {
                 return call.dispatch(bytes).await;
             }

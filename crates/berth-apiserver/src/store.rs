@@ -25,6 +25,9 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use self::{commit::Commits, published::Published, view::RecentViews};
 pub use self::{view::View, watch::Watch};
 
+/// The most bytes that an object may have as JSON: what etcd takes by default.
+pub const MAX_OBJECT: usize = 1536 * 1024;
+
 /// A set of objects that are listed and watched together: `pods`, `storageclasses.storage.k8s.io`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Collection(Arc<str>);

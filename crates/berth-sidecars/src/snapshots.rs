@@ -31,7 +31,7 @@ pub fn definitions() -> Vec<serde_json::Value> {
         include_str!("snapshots/volumegroupsnapshots.yaml"),
     ]
     .into_iter()
-    .map(|text| serde_yaml_ng::from_str(text).expect("the definitions are well-formed, which a test checks"))
+    .map(|text| serde_saphyr::from_str(text).expect("the definitions are well-formed, which a test checks"))
     .collect()
 }
 

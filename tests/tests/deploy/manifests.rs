@@ -6,7 +6,6 @@ use std::process::Stdio;
 use berth_e2e::machine;
 use berth_e2e::up::kubectl;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use serde::Deserialize as _;
 use serde_json::{Value, json};
 
 use crate::cluster::Cluster;
@@ -32,8 +31,7 @@ impl Manifests {
             .unwrap();
         assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
         let text = String::from_utf8(built.stdout).unwrap();
-        let documents = serde_yaml_ng::Deserializer::from_str(&text);
-        Self(documents.map(|document| Value::deserialize(document).unwrap()).collect())
+        Self(serde_saphyr::from_multiple(&text).unwrap())
     }
 
     /// What the embedded API server takes.

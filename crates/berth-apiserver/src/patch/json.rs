@@ -12,6 +12,9 @@ pub const MAX_OPERATIONS: usize = 10_000;
 
 /// The most bytes one patch may copy, all its operations together.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
+/// The most values one patch may look at or move, all its operations together. Ten thousand operations on a list of half a
+/// million items would otherwise take minutes.
+const MAX_STEPS: usize = 50_000_000;
 /// A patch nests values no deeper than this; it is about what can be stored.
 const MAX_DEPTH: usize = 120;
 
@@ -24,11 +27,29 @@ pub fn json(target: &mut Value, patch: &Value) -> Result<(), PatchError> {
     if operations.len() > MAX_OPERATIONS {
         return Err(PatchError::TooManyOperations(operations.len()));
     }
-    let mut copied = 0;
-    operations.iter().try_for_each(|operation| apply(target, operation, &mut copied))
+    let mut spent = Spent::default();
+    operations.iter().try_for_each(|operation| apply(target, operation, &mut spent))
 }
 
-fn apply(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<(), PatchError> {
+/// What the operations of one patch have cost so far.
+#[derive(Default)]
+struct Spent {
+    copied: usize,
+    steps: usize,
+}
+
+impl Spent {
+    /// Counts what an operation looks at or moves.
+    fn steps(&mut self, steps: usize) -> Result<(), PatchError> {
+        self.steps += steps;
+        if self.steps > MAX_STEPS {
+            return Err(PatchError::TooMuchWork);
+        }
+        Ok(())
+    }
+}
+
+fn apply(target: &mut Value, operation: &Value, spent: &mut Spent) -> Result<(), PatchError> {
     let kind = operation["op"].as_str().unwrap_or("unknown");
     let value = &operation["value"];
     let path = |name: &str| {
@@ -37,35 +58,37 @@ fn apply(target: &mut Value, operation: &Value, copied: &mut usize) -> Result<()
             .ok_or_else(|| unfit(format!("{kind} operation failed to decode {name}: missing value")))
     };
     match kind {
-        "add" => add(target, path("path")?, value.clone()),
+        "add" => add(target, path("path")?, value.clone(), spent),
         "remove" => {
             let path = path("path")?;
-            remove(target, path).map(drop)
+            remove(target, path, spent).map(drop)
         }
-        "replace" => replace(target, path("path")?, value.clone()),
-        "move" => relocate(target, path("from")?, path("path")?),
-        "copy" => copy(target, path("from")?, path("path")?, copied),
+        "replace" => replace(target, path("path")?, value.clone(), spent),
+        "move" => relocate(target, path("from")?, path("path")?, spent),
+        "copy" => copy(target, path("from")?, path("path")?, spent),
         "test" => test(target, path("path")?, value),
         other => Err(unfit(format!("Unexpected kind: {other}"))),
     }
 }
 
-fn add(target: &mut Value, path: &str, value: Value) -> Result<(), PatchError> {
+fn add(target: &mut Value, path: &str, value: Value, spent: &mut Spent) -> Result<(), PatchError> {
     let missing =
         || unfit(format!("add operation does not apply: doc is missing path: \"{path}\": missing value"));
-    check_depth(path, &value)?;
+    check_depth(path, &value, spent)?;
     let (container, key) = find(target, path).ok_or_else(missing)?;
+    spent.steps(moved_items(container))?;
     insert(container, &key, value).map_err(|e| unfit(format!("error in add for path: '{path}': {e}")))
 }
 
-fn remove(target: &mut Value, path: &str) -> Result<Value, PatchError> {
+fn remove(target: &mut Value, path: &str, spent: &mut Spent) -> Result<Value, PatchError> {
     let missing =
         || unfit(format!("remove operation does not apply: doc is missing path: \"{path}\": missing value"));
     let (container, key) = find(target, path).ok_or_else(missing)?;
+    spent.steps(moved_items(container))?;
     take(container, &key).map_err(|e| unfit(format!("error in remove for path: '{path}': {e}")))
 }
 
-fn replace(target: &mut Value, path: &str, value: Value) -> Result<(), PatchError> {
+fn replace(target: &mut Value, path: &str, value: Value, spent: &mut Spent) -> Result<(), PatchError> {
     if path.is_empty() {
         if !value.is_object() && !value.is_array() {
             return Err(unfit("replace operation value must be object or array".to_owned()));
@@ -76,7 +99,7 @@ fn replace(target: &mut Value, path: &str, value: Value) -> Result<(), PatchErro
     let missing = |what| {
         unfit(format!("replace operation does not apply: doc is missing {what}: {path}: missing value"))
     };
-    check_depth(path, &value)?;
+    check_depth(path, &value, spent)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("path"))?;
     match container {
         Value::Array(items) => {
@@ -91,18 +114,20 @@ fn replace(target: &mut Value, path: &str, value: Value) -> Result<(), PatchErro
     Ok(())
 }
 
-fn relocate(target: &mut Value, from: &str, path: &str) -> Result<(), PatchError> {
+fn relocate(target: &mut Value, from: &str, path: &str, spent: &mut Spent) -> Result<(), PatchError> {
     let missing = |what, place: &str| {
         unfit(format!("move operation does not apply: doc is missing {what} path: {place}: missing value"))
     };
     let (container, key) = find(target, from).ok_or_else(|| missing("from", from))?;
+    spent.steps(moved_items(container))?;
     let value = take(container, &key).map_err(|e| unfit(format!("error in move for path: '{key}': {e}")))?;
-    check_depth(path, &value)?;
+    check_depth(path, &value, spent)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("destination", path))?;
+    spent.steps(moved_items(container))?;
     insert(container, &key, value).map_err(|e| unfit(format!("error in move for path: '{path}': {e}")))
 }
 
-fn copy(target: &mut Value, from: &str, path: &str, copied: &mut usize) -> Result<(), PatchError> {
+fn copy(target: &mut Value, from: &str, path: &str, spent: &mut Spent) -> Result<(), PatchError> {
     let missing = |what, place: &str| {
         unfit(format!("copy operation does not apply: doc is missing {what} path: {place}: missing value"))
     };
@@ -111,15 +136,17 @@ fn copy(target: &mut Value, from: &str, path: &str, copied: &mut usize) -> Resul
         .map_err(|e| unfit(format!("error in copy for from: '{from}': {e}")))?
         .cloned()
         .unwrap_or_default();
-    *copied += value.to_string().len();
-    if *copied > MAX_COPIED {
+    spent.copied += value.to_string().len();
+    if spent.copied > MAX_COPIED {
         return Err(unfit(format!(
-            "Unable to complete the copy, the accumulated size increase of copy is {copied}, exceeding the limit \
-             {MAX_COPIED}"
+            "Unable to complete the copy, the accumulated size increase of copy is {}, exceeding the limit \
+             {MAX_COPIED}",
+            spent.copied
         )));
     }
-    check_depth(path, &value)?;
+    check_depth(path, &value, spent)?;
     let (container, key) = find(target, path).ok_or_else(|| missing("destination", path))?;
+    spent.steps(moved_items(container))?;
     insert(container, &key, value).map_err(|e| unfit(format!("error while adding value during copy: {e}")))
 }
 
@@ -135,18 +162,27 @@ fn test(target: &mut Value, path: &str, value: &Value) -> Result<(), PatchError>
 }
 
 /// Refuses values that would stand too deep for those who walk through them.
-fn check_depth(path: &str, value: &Value) -> Result<(), PatchError> {
-    fn depth(value: &Value) -> usize {
+fn check_depth(path: &str, value: &Value, spent: &mut Spent) -> Result<(), PatchError> {
+    fn depth(value: &Value, values: &mut usize) -> usize {
+        *values += 1;
         match value {
-            Value::Array(items) => 1 + items.iter().map(depth).max().unwrap_or_default(),
-            Value::Object(map) => 1 + map.values().map(depth).max().unwrap_or_default(),
+            Value::Array(items) => 1 + items.iter().map(|item| depth(item, values)).max().unwrap_or_default(),
+            Value::Object(map) => 1 + map.values().map(|item| depth(item, values)).max().unwrap_or_default(),
             _ => 0,
         }
     }
-    if path.split('/').count() + depth(value) > MAX_DEPTH {
+    let mut values = 0;
+    let depth = depth(value, &mut values);
+    spent.steps(values)?;
+    if path.split('/').count() + depth > MAX_DEPTH {
         return Err(unfit("exceeded max depth".to_owned()));
     }
     Ok(())
+}
+
+/// About how many values an insertion or removal moves, as many as a processor moves in the time of one other step.
+fn moved_items(container: &Value) -> usize {
+    container.as_array().map_or(1, |items| 1 + items.len() / 16)
 }
 
 /// The list or object a path ends in, and the last part of the path.

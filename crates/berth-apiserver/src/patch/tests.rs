@@ -234,3 +234,18 @@ fn nonsense_is_refused_or_applied_but_never_fatal() {
         drop(crate::schema::protobuf::encode(&pod, &updated));
     }
 }
+
+#[test]
+fn a_json_patch_that_moves_too_much_is_refused() {
+    let mut object = json!({ "items": vec![0; 500_000], "nested": vec![json!([]); 50_000] });
+    let shift = json!({ "op": "move", "from": "/items/0", "path": "/items/0" });
+    let patch = Value::Array(vec![shift; MAX_OPERATIONS]);
+    assert_eq!(super::json(&mut object, &patch), Err(PatchError::TooMuchWork));
+    let away = json!({ "op": "move", "from": "/nested", "path": "/other" });
+    let back = json!({ "op": "move", "from": "/other", "path": "/nested" });
+    let patch = Value::Array([away, back].into_iter().cycle().take(MAX_OPERATIONS).collect());
+    assert_eq!(super::json(&mut object, &patch), Err(PatchError::TooMuchWork));
+    let patch =
+        json!([{ "op": "add", "path": "/items/-", "value": 1 }, { "op": "remove", "path": "/items/0" }]);
+    assert_eq!(super::json(&mut object, &patch), Ok(()));
+}

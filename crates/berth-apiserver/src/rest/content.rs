@@ -195,7 +195,7 @@ where
 pub(crate) fn respond(code: u16, accept: Accept, value: &Value) -> Response<Body> {
     match accept.format {
         Format::Yaml => {
-            let text = serde_yaml_ng::to_string(value).unwrap_or_default();
+            let text = serde_saphyr::to_string(value).unwrap_or_default();
             respond_bytes(code, "application/yaml", accept.gzip, text.into())
         }
         Format::Json | Format::Protobuf if accept.pretty => {

@@ -256,6 +256,11 @@ impl Failure {
         Self::new(413, "RequestEntityTooLarge", message)
     }
 
+    /// The object is larger than what is stored; kube-apiserver passes on what etcd says of it.
+    pub fn object_too_large() -> Self {
+        Self::plain(500, "etcdserver: request is too large")
+    }
+
     /// The server has no such ability.
     pub fn not_implemented(message: impl Into<String>) -> Self {
         Self::new(501, "NotImplemented", message)

@@ -193,6 +193,11 @@ impl Encoded {
         self.depth
     }
 
+    /// How many bytes the object has, but for its version.
+    pub(crate) fn length(&self) -> usize {
+        self.before.len() + self.after.len()
+    }
+
     /// The change that stores the object.
     pub(crate) fn put(self) -> Change {
         Change::Put(Box::new(move |revision| self.fill(revision)))
@@ -282,8 +287,6 @@ pub(crate) fn remove(object: &Value) -> Change {
 
 /// How much of a body that is not understood is shown.
 const SUMMARY: usize = 30;
-/// Deeper than the YAML parser goes.
-const YAML_NESTING: usize = 256;
 
 /// What a body is expected to hold.
 pub(crate) struct Expected<'a> {
@@ -328,7 +331,10 @@ pub(crate) fn decode(
 pub(crate) fn parse(format: Format, bytes: &[u8], type_: &Type) -> Result<(Value, Vec<String>), String> {
     match format {
         Format::Json => parse_json(bytes),
-        Format::Yaml => Ok((parse_yaml(bytes)?, Vec::new())),
+        Format::Yaml => {
+            let parsed = schema::json::parse_yaml(bytes, content::BODY_LIMIT)?;
+            Ok((parsed.value, parsed.duplicates))
+        }
         Format::Protobuf => {
             let decoded = schema::protobuf::decode(type_, bytes).map_err(|error| error.to_string())?;
             Ok((decoded, Vec::new()))
@@ -341,25 +347,7 @@ pub(crate) fn parse_yaml(bytes: &[u8]) -> Result<Value, String> {
     if bytes.first() == Some(&b'{') {
         return serde_json::from_slice(bytes).map_err(|error| error.to_string());
     }
-    check_nesting(bytes)?;
-    serde_yaml_ng::from_slice(bytes).map_err(|error| error.to_string())
-}
-
-/// The YAML parser refuses deep nesting only at the end, after a time that grows with the square of the depth. Brackets
-/// in texts are counted too; that many that are not closed are no text.
-fn check_nesting(bytes: &[u8]) -> Result<(), String> {
-    let mut depth = 0_usize;
-    for byte in bytes {
-        match byte {
-            b'[' | b'{' => depth += 1,
-            b']' | b'}' => depth = depth.saturating_sub(1),
-            _ => {}
-        }
-        if depth > YAML_NESTING {
-            return Err(format!("yaml: exceeded max depth of {YAML_NESTING}"));
-        }
-    }
-    Ok(())
+    schema::json::parse_yaml(bytes, content::BODY_LIMIT).map(|parsed| parsed.value)
 }
 
 fn parse_json(bytes: &[u8]) -> Result<(Value, Vec<String>), String> {

@@ -20,7 +20,7 @@ use crate::patch::{self, ApplyError, PatchError, Writer};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::{self, Operation, Reader, read};
 use crate::schema::{self, Shape, Type};
-use crate::store::{Expect, Key, Object, WriteError};
+use crate::store::{self, Expect, Key, Object, WriteError};
 
 /// How often a name is made up before giving up.
 const NAME_TRIES: usize = 8;
@@ -106,7 +106,7 @@ impl Call {
             }
             object::begin(&mut object)?;
             self.prepare_new(&mut object, options, tracking)?;
-            let encoded = self.encode(&object)?;
+            let encoded = self.encode(&object, 0)?;
             let key = self.key(&name);
             if options.dry_run {
                 return match self.store().get(&key) {
@@ -131,9 +131,15 @@ impl Call {
         Err(Failure::generated_name_taken(resource, &name))
     }
 
-    /// An object as the store gets it, unless nobody could read it from there.
-    fn encode(&self, object: &Value) -> Answer<Encoded> {
+    /// An object as the store gets it, unless it is too large, or so deep that nobody could read it from there.
+    ///
+    /// An object that is larger already, stored before there was a limit, may be written as long as it does not grow: its
+    /// finalizers can be removed.
+    fn encode(&self, object: &Value, current: usize) -> Answer<Encoded> {
         let encoded = Encoded::new(object);
+        if encoded.length() > store::MAX_OBJECT.max(current) {
+            return Err(Failure::object_too_large());
+        }
         let depth = encoded.depth();
         if depth <= object::MAX_DEPTH {
             return Ok(encoded);
@@ -230,7 +236,7 @@ impl Call {
             if !gone && !outdated && new == old {
                 return Ok(Written::Stored(current));
             }
-            let encoded = self.encode(&new)?;
+            let encoded = self.encode(&new, current.bytes.len())?;
             if options.dry_run {
                 return Ok(Written::Value(new));
             }
@@ -420,7 +426,7 @@ impl Call {
         tracking: Tracking,
     ) -> Answer<()> {
         let served = &self.served;
-        self.served.rules.default(new);
+        self.default(new)?;
         // What is added from here on belongs to nobody: otherwise the next apply without it would take it away.
         if tracking == Tracking::Update {
             track(self, None, new, options);
@@ -437,6 +443,16 @@ impl Call {
         Ok(())
     }
 
+    /// Fills in defaults. Those of custom resources come from users and may be large: they end where the object is larger than
+    /// any that can be stored, and then it is refused for that, not for what is missing in it.
+    fn default(&self, new: &mut Value) -> Answer<()> {
+        self.served.rules.default(new);
+        if self.served.definition.is_some() && schema::json::length(new) > store::MAX_OBJECT {
+            return Err(Failure::object_too_large());
+        }
+        Ok(())
+    }
+
     /// Makes a changed object ready to be stored.
     pub(crate) fn prepare_changed(
         &self,
@@ -449,7 +465,7 @@ impl Call {
         let is_status = self.subresource == Some(Subresource::Status);
         let is_finalize = self.subresource == Some(Subresource::Finalize);
         object::carry_over(new, old);
-        self.served.rules.default(new);
+        self.default(new)?;
         // A binding changes what nobody else may, and is no write of the pod itself: nobody comes to own anything.
         if self.subresource == Some(Subresource::Binding) {
             return Ok(());

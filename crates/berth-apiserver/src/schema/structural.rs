@@ -4,7 +4,8 @@ use std::borrow::Cow;
 
 use serde_json::{Map, Value};
 
-use super::{Checks, Field, Link, ListType, Patch, Schema, Shape, Type, table};
+use super::{Checks, Field, Link, ListType, Patch, Schema, Shape, Type, json, table};
+use crate::store::MAX_OBJECT;
 
 /// Makes a type of a version's `openAPIV3Schema`, or says why the schema is not structural.
 pub fn from_openapi(openapi: &Value) -> Result<Type, Vec<String>> {
@@ -197,51 +198,68 @@ fn strings(list: &Value) -> Vec<String> {
 
 /// Fills in the defaults of a custom resource; nulls where null is no value are taken for absent.
 ///
-/// Built-in types are left alone: their defaults are rules of the kinds.
+/// Built-in types are left alone: their defaults are rules of the kinds. A default of many bytes may be due in many places:
+/// when more bytes than an object may have are filled in, the rest is left out, and the object is too large to be stored.
 pub fn apply_defaults(type_: &Type, object: &mut Value) {
     if let (true, Value::Object(fields)) = (type_.unstructured, object) {
-        default_fields(type_, fields);
+        Defaults { left: Some(MAX_OBJECT) }.fields(type_, fields);
     }
 }
 
-fn default_fields(type_: &Type, object: &mut Map<String, Value>) {
-    object.retain(|name, value| {
-        let schema = type_.field(name).map(|field| &field.schema);
-        !(value.is_null() && schema.is_some_and(|schema| !schema.nullable && schema.default.is_none()))
-    });
-    for field in &type_.fields {
-        let Some(default) = &field.schema.default else { continue };
-        let found = object.get(field.name.as_ref());
-        if found.is_none_or(|value| value.is_null() && !field.schema.nullable) {
-            object.insert(field.name.to_string(), default.clone());
-        }
-    }
-    for (name, value) in object.iter_mut() {
-        if let Some(field) = type_.field(name) {
-            default_value(&field.schema, value);
-        }
-    }
+/// Fills in defaults while there are bytes left for them.
+struct Defaults {
+    /// None when more was filled in than fits.
+    left: Option<usize>,
 }
 
-fn default_value(schema: &Schema, value: &mut Value) {
-    match (&schema.shape, value) {
-        (Shape::Object(link), Value::Object(object)) if link.get().unstructured => {
-            default_fields(link.get(), object);
-        }
-        (Shape::Map(of), Value::Object(map)) => {
-            map.retain(|_, value| !(value.is_null() && !of.nullable && of.default.is_none()));
-            for value in map.values_mut() {
-                default_item(of, value);
+impl Defaults {
+    /// A copy of the default. The one that is too much is still filled in, so that the object is too large for certain;
+    /// after it there are none.
+    fn take(&mut self, default: &Value) -> Option<Value> {
+        self.left = self.left?.checked_sub(json::length(default));
+        Some(default.clone())
+    }
+
+    fn fields(&mut self, type_: &Type, object: &mut Map<String, Value>) {
+        object.retain(|name, value| {
+            let schema = type_.field(name).map(|field| &field.schema);
+            !(value.is_null() && schema.is_some_and(|schema| !schema.nullable && schema.default.is_none()))
+        });
+        for field in &type_.fields {
+            let Some(default) = &field.schema.default else { continue };
+            let found = object.get(field.name.as_ref());
+            if found.is_none_or(|value| value.is_null() && !field.schema.nullable) {
+                let Some(default) = self.take(default) else { return };
+                object.insert(field.name.to_string(), default);
             }
         }
-        (Shape::List(of), Value::Array(items)) => items.iter_mut().for_each(|item| default_item(of, item)),
-        _ => {}
+        for (name, value) in object.iter_mut() {
+            if let Some(field) = type_.field(name) {
+                self.value(&field.schema, value);
+            }
+        }
     }
-}
 
-fn default_item(of: &Schema, value: &mut Value) {
-    if value.is_null() && !of.nullable {
-        *value = of.default.clone().unwrap_or_default();
+    fn value(&mut self, schema: &Schema, value: &mut Value) {
+        match (&schema.shape, value) {
+            (Shape::Object(link), Value::Object(object)) if link.get().unstructured => {
+                self.fields(link.get(), object);
+            }
+            (Shape::Map(of), Value::Object(map)) => {
+                map.retain(|_, value| !(value.is_null() && !of.nullable && of.default.is_none()));
+                for value in map.values_mut() {
+                    self.item(of, value);
+                }
+            }
+            (Shape::List(of), Value::Array(items)) => items.iter_mut().for_each(|item| self.item(of, item)),
+            _ => {}
+        }
     }
-    default_value(of, value);
+
+    fn item(&mut self, of: &Schema, value: &mut Value) {
+        if value.is_null() && !of.nullable {
+            *value = of.default.as_ref().and_then(|default| self.take(default)).unwrap_or_default();
+        }
+        self.value(of, value);
+    }
 }

@@ -84,7 +84,7 @@ fn prepare(step: &Step, saved: &BTreeMap<String, String>) -> Ready {
         Text::Raw(text) => fill(text).into(),
         Text::Json(value) => match step.body_format.as_deref() {
             Some("protobuf") => seal(&serde_json::from_str(&fill(&value.to_string())).expect("still JSON")),
-            Some("yaml") => serde_yaml_ng::to_string(value).expect("JSON is YAML").into(),
+            Some("yaml") => serde_saphyr::to_string(value).expect("JSON is YAML").into(),
             _ => fill(&value.to_string()).into(),
         },
     };
@@ -135,7 +135,7 @@ fn read_body(step: &Step, received: &Received) -> Value {
     let text = || String::from_utf8_lossy(&received.body).into_owned();
     match received.media.split(';').next().unwrap_or_default() {
         "application/json" => serde_json::from_slice(&received.body).unwrap_or_else(|_| text().into()),
-        "application/yaml" => serde_yaml_ng::from_slice(&received.body).unwrap_or_else(|_| text().into()),
+        "application/yaml" => serde_saphyr::from_slice(&received.body).unwrap_or_else(|_| text().into()),
         "application/vnd.kubernetes.protobuf" => open(&received.body),
         _ => text().into(),
     }

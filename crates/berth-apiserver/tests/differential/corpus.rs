@@ -188,5 +188,5 @@ impl Step {
 }
 
 fn yaml(text: &str, line: &str) -> Value {
-    serde_yaml_ng::from_str(text).unwrap_or_else(|error| panic!("{line}: {error} in {text}"))
+    serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{line}: {error} in {text}"))
 }

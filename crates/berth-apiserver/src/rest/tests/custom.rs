@@ -80,6 +80,34 @@ async fn custom_objects_are_defaulted_pruned_and_validated() {
 }
 
 #[tokio::test]
+async fn defaults_that_would_make_an_object_too_large_are_not_filled_in() {
+    let api = Api::new().await;
+    let mut definition = definition();
+    let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    schema["properties"]["spec"]["properties"]["parts"] = json!({
+        "type": "array",
+        "items": { "type": "object", "properties": { "text": { "type": "string", "default": "x".repeat(100_000) } } },
+    });
+    api.post(DEFINITIONS, &definition).await;
+    let mut snap = snap("large");
+    snap["spec"]["parts"] = vec![json!({}); 2000].into();
+    let (code, refusal) = api.send(Method::POST, SNAPS, &snap).await;
+    assert_eq!((code, &refusal["message"]), (500, &json!("etcdserver: request is too large")));
+    let apply = format!("{SNAPS}/large?fieldManager=test");
+    let (code, refusal) =
+        api.raw(Method::PATCH, &apply, "application/apply-patch+yaml", snap.to_string()).await;
+    assert_eq!((code, &refusal["message"]), (500, &json!("etcdserver: request is too large")));
+    snap["spec"]["parts"] = vec![json!({}); 10].into();
+    let made = api.post(SNAPS, &snap).await;
+    assert_eq!(made["spec"]["parts"][9]["text"].as_str().unwrap().len(), 100_000);
+    let more = json!([{ "op": "replace", "path": "/spec/parts", "value": vec![json!({}); 20] }]);
+    let path = format!("{SNAPS}/large");
+    let (code, refusal) =
+        api.raw(Method::PATCH, &path, "application/json-patch+json", more.to_string()).await;
+    assert_eq!((code, &refusal["message"]), (500, &json!("etcdserver: request is too large")));
+}
+
+#[tokio::test]
 async fn generation_counts_changes_of_the_spec_and_status_is_apart() {
     let api = defined().await;
     api.post(SNAPS, &snap("a")).await;

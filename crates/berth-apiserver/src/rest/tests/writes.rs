@@ -441,3 +441,81 @@ async fn an_eviction_that_is_a_dry_run_leaves_the_pod() {
     assert_eq!(api.send(Method::POST, &path, &eviction).await.0, 201);
     assert_eq!(api.get(&format!("{PODS}/p")).await.0, 404);
 }
+
+/// A pod whose only container has an argument of this many bytes.
+fn pod_with_argument(name: &str, bytes: usize) -> Value {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": { "name": name },
+        "spec": { "containers": [{ "name": "a", "image": "a", "args": ["x".repeat(bytes)] }] },
+    })
+}
+
+#[tokio::test]
+async fn an_object_is_as_large_as_etcd_takes_and_no_larger() {
+    const PODS: &str = "/api/v1/namespaces/default/pods";
+    let api = Api::new().await;
+    let limit = store::MAX_OBJECT;
+    api.post(PODS, &pod_with_argument("fits", limit - 8192)).await;
+    let (code, refusal) = api.send(Method::POST, PODS, &pod_with_argument("large", limit)).await;
+    assert_eq!((code, &refusal["message"]), (500, &json!("etcdserver: request is too large")));
+    assert_eq!(refusal.get("reason"), None);
+    let path = format!("{PODS}/fits");
+    let grown = json!({ "metadata": { "annotations": { "a": "x".repeat(9000) } } });
+    let (code, refusal) = api.merge(&path, &grown).await;
+    assert_eq!((code, &refusal["message"]), (500, &json!("etcdserver: request is too large")));
+}
+
+#[tokio::test]
+async fn an_object_that_was_stored_larger_can_still_be_changed_if_it_does_not_grow() {
+    let api = Api::new().await;
+    let mut pod = api
+        .post("/api/v1/namespaces/default/pods", &pod_with_argument("old", store::MAX_OBJECT - 8192))
+        .await;
+    pod["metadata"]["annotations"] = json!({ "a": "x".repeat(20_000) });
+    let key = store::Key::new("pods".into(), "default", "old");
+    let stored = api.server.store().write(key, store::Expect::Present, super::super::object::put(&pod)).await;
+    assert!(stored.unwrap().bytes.len() > store::MAX_OBJECT);
+    let path = "/api/v1/namespaces/default/pods/old";
+    let (code, answer) = api.merge(path, &json!({ "metadata": { "labels": { "more": "yes" } } })).await;
+    assert_eq!((code, &answer["message"]), (500, &json!("etcdserver: request is too large")));
+    let (code, answer) = api.merge(path, &json!({ "metadata": { "annotations": null } })).await;
+    assert_eq!(code, 200, "{answer}");
+}
+
+#[tokio::test]
+async fn yaml_that_expands_beyond_a_request_is_refused() {
+    let api = Api::new().await;
+    // Half a gigabyte in 100 KB.
+    let bomb = format!(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: bomb}}\ndata:\n  a: &a {}\n  b: [{}]\n",
+        "x".repeat(50_000),
+        "*a,".repeat(16_000)
+    );
+    let (code, refusal) = api.raw(Method::POST, MAPS, "application/yaml", bomb.clone()).await;
+    assert_eq!(code, 400, "{refusal}");
+    assert!(refusal["message"].as_str().unwrap().contains("expands to more than a request may hold"));
+    let path = format!("{MAPS}/bomb?fieldManager=test");
+    let (code, refusal) = api.raw(Method::PATCH, &path, "application/apply-patch+yaml", bomb).await;
+    assert_eq!(code, 400, "{refusal}");
+    assert!(refusal["message"].as_str().unwrap().contains("expands to more than a request may hold"));
+}
+
+#[tokio::test]
+async fn large_bodies_are_decoded_beside_the_threads_of_the_runtime() {
+    let api = Api::new().await;
+    for (bytes, is_beside) in [(100, false), (500_000, true)] {
+        let mut map = map("a");
+        map["data"]["a"] = "x".repeat(bytes).into();
+        let request = Request::post(format!("{MAPS}?dryRun=All")).header(CONTENT_TYPE, "application/json");
+        let request = request.body(Full::new(Bytes::from(map.to_string()))).unwrap();
+        // Nothing is waited for in a dry run: what is not answered at once is worked on elsewhere.
+        let mut answer = std::pin::pin!(api.response(request));
+        let first = futures_util::poll!(answer.as_mut());
+        assert_eq!(first.is_pending(), is_beside, "{bytes} bytes");
+        let answer = match first {
+            std::task::Poll::Ready(answer) => answer,
+            std::task::Poll::Pending => answer.await,
+        };
+        assert_eq!(answer.status(), 201);
+    }
+}

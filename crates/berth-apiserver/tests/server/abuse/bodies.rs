@@ -48,13 +48,18 @@ fn bomb() -> String {
     text
 }
 
+/// A text of 100 KB that means hundreds of megabytes: what is long is repeated, not what is nested.
+fn wide_bomb() -> String {
+    format!("a: &a {}\nb: [{}]\n", "x".repeat(50_000), "*a,".repeat(16_000))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deep_and_explosive_bodies_are_refused() {
     let mut victim = Victim::start(1000);
     let mut connection = victim.connect().await;
     put_map(&mut connection, "target", "x").await;
     let before = victim.served.resident();
-    for body in deep().into_iter().chain([bomb()]) {
+    for body in deep().into_iter().chain([bomb(), wide_bomb()]) {
         let bytes = body.as_bytes();
         let shown = &body[..body.len().min(60)];
         for media in ["application/json", "application/yaml", "application/vnd.kubernetes.protobuf"] {
