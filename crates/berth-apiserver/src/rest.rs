@@ -41,7 +41,7 @@ use self::request::{Query, Route, Target};
 use crate::auth::{Credentials, Identity};
 use crate::pods::Pods;
 use crate::resource::Subresource;
-use crate::store::{Key, Store};
+use crate::store::{Key, Store, WriteError};
 
 pub(crate) use bootstrap::{has_furniture, is_furniture};
 pub use content::Body;
@@ -291,8 +291,13 @@ impl Call {
 
     /// The object as it is, or `None`.
     pub(crate) fn current(&self) -> Answer<Arc<crate::store::Object>> {
-        let found = self.store().get(&self.key(&self.name));
-        found.ok_or_else(|| Failure::not_found(&self.served.resource, &self.name))
+        let key = self.key(&self.name);
+        let found = self.store().get(&key);
+        found.ok_or_else(|| {
+            let is_quarantined = self.store().is_quarantined(&key);
+            let error = if is_quarantined { WriteError::Quarantined } else { WriteError::Missing };
+            self.write_failure(&self.name, error)
+        })
     }
 
     pub(crate) fn get(&self) -> Answer<Response<Body>> {

@@ -17,7 +17,13 @@ mod published;
 mod view;
 mod watch;
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    fmt,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -176,9 +182,51 @@ pub struct Opened {
     pub objects: usize,
     /// The newest revision.
     pub revision: u64,
-    /// How many damaged records were set aside, in the directory `corrupt`.
+    /// How many records were found to be damaged, and set aside in the directory `corrupt`, or to be missing.
     pub damaged: usize,
 }
+
+/// What is known to be wrong with a store, since this or an earlier start, until somebody removes what was set aside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Damage {
+    /// Objects whose newest record cannot be read. They are neither served as they were before nor taken for deleted.
+    pub quarantined: BTreeSet<Key>,
+    /// Where damaged records are kept.
+    pub kept_in: PathBuf,
+}
+
+impl fmt::Display for Damage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "records of the store are damaged or missing; what was found of them is in {}. ",
+            self.kept_in.display()
+        )?;
+        if !self.quarantined.is_empty() {
+            write!(f, "Not served, because their state is not known: ")?;
+            for (index, Key { collection, namespace, name }) in
+                self.quarantined.iter().take(SHOWN).enumerate()
+            {
+                let separators =
+                    (if index == 0 { "" } else { ", " }, if namespace.is_empty() { "" } else { "/" });
+                write!(f, "{}{collection} {namespace}{}{name}", separators.0, separators.1)?;
+            }
+            let more = self.quarantined.len().saturating_sub(SHOWN);
+            if more > 0 {
+                write!(f, " and {more} more")?;
+            }
+            write!(f, ". ")?;
+        }
+        write!(
+            f,
+            "Stop the server and restore a backup (berth restore), or remove that directory and start again to go on without \
+             what is lost"
+        )
+    }
+}
+
+/// How many quarantined objects are named.
+const SHOWN: usize = 10;
 
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -212,6 +260,9 @@ pub enum WriteError {
     /// The disk is full; removing objects may still be possible.
     #[error("the disk is full: {0}")]
     Full(String),
+    /// The newest record of the object is damaged, so it is neither known to exist nor to be absent.
+    #[error("the record of the object is damaged, so that its state is not known; /readyz tells what to do")]
+    Quarantined,
     /// The change could not be made durable and was not made.
     #[error("the change could not be stored: {0}")]
     Storage(String),
@@ -240,10 +291,14 @@ struct Shared {
     commits: Commits,
     newest: tokio::sync::watch::Sender<u64>,
     recent_views: Mutex<RecentViews>,
-    whole: bool,
+    damage: Option<Damage>,
 }
 
 impl Shared {
+    fn is_quarantined(&self, key: &Key) -> bool {
+        self.damage.as_ref().is_some_and(|damage| damage.quarantined.contains(key))
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Published> {
         self.published.read()
     }
@@ -256,13 +311,13 @@ impl Shared {
 impl Store {
     /// Opens the store in `dir`, which is made when it is missing, and locks it for this process.
     pub fn open(dir: &Path, options: Options) -> Result<(Self, Opened), OpenError> {
-        let (published, journal, opened) = commit::load(dir, options)?;
+        let (published, journal, opened, damage) = commit::load(dir, options)?;
         let shared = Arc::new(Shared {
             commits: Commits::after(published.revision()),
             newest: tokio::sync::watch::Sender::new(published.revision()),
             published: RwLock::new(published),
             recent_views: Mutex::default(),
-            whole: journal.whole,
+            damage,
         });
         let committer = commit::Committer::start(shared.clone(), journal).map_err(OpenError::Thread)?;
         Ok((Self { shared, _committer: Arc::new(committer) }, opened))
@@ -270,7 +325,17 @@ impl Store {
 
     /// Whether what is not here was removed: not, if records were damaged, until somebody removes what was set aside of them.
     pub(crate) fn is_whole(&self) -> bool {
-        self.shared.whole
+        self.shared.damage.is_none()
+    }
+
+    /// What is wrong with the store, if something is.
+    pub fn damage(&self) -> Option<&Damage> {
+        self.shared.damage.as_ref()
+    }
+
+    /// Whether it is not known if the object exists, because its newest record is damaged.
+    pub fn is_quarantined(&self, key: &Key) -> bool {
+        self.shared.is_quarantined(key)
     }
 
     /// The newest revision that readers see.

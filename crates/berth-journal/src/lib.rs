@@ -1,23 +1,59 @@
 //! A journal of keyed records: a process's memory across restarts.
 //!
-//! One file of lines, each `<crc32> ["<key>",<json>]`; the last line of a key counts, and a line without a value
-//! removes it. A line is the unit of everything: of a write, of damage (a bad line is set aside, the others live
-//! on), and of repair by hand. The file is rewritten with only its live lines when more than half of it is dead, by a
-//! thread beside the writers; the disk is never filled so far that this could not be done.
-//!
-//! [`Journal`] survives a killed process; [`GroupCommit`] on top of it survives a power cut, with one fsync for all
+//! One file of lines, each with a checksum, a key and JSON; the last line of a key counts, and a line without a value removes
+//! the key. [`Journal`] survives a killed process; [`GroupCommit`] on top of it survives a power cut, with one fsync for all
 //! callers that wait at the same time.
+//!
+//! ```text
+//!  callers ──► GroupCommit ──► Journal::write ──► one write of all their lines
+//!                              Journal::sync  ──► one fdatasync, then the high-water mark (no sync of its own)
+//!  next start: Journal::open ─► Scan reads every line ─► live records, Damage
+//! ```
+//!
+//! # Guarantees
+//!
+//! - What [`GroupCommit`] acknowledged is there after a power cut.
+//! - Damage is never served as something else. Lines are numbered and carry the checksum of the line before; the number of the
+//!   last line that was synced stands in a second file, the high-water mark (`<name>.mark`). So a line that was changed, a
+//!   piece that is missing and an end that was cut off are all noticed. A key whose newest line is damaged is *quarantined*: it
+//!   has no value, neither an older one nor, if the line removed it, the one before that ([`Damage::quarantined`]).
+//! - Nothing is thrown away: damaged lines, with what was known of their keys before, are kept in `corrupt/`, and what a killed
+//!   writer left of a line in `<name>.unfinished`.
+//! - A writer that is killed between the write and the acknowledgement leaves no damage.
+//!
+//! The file is rewritten with only its live lines when more than half of it is dead, by a thread beside the writers; the disk is
+//! never filled so far that this could not be done. Read [`Journal::open`] first, then `scan.rs`.
+//!
+//! ```
+//! use berth_host::path::Dir;
+//! use berth_journal::{Entry, Journal};
+//!
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let directory = tempfile::tempdir()?;
+//! let directory = Dir::open(directory.path())?;
+//! let (mut journal, _) = Journal::open(&directory, "volumes", &mut |_, _| {})?;
+//! journal.write(&[Entry::Put { key: "a", json: b"1" }])?;
+//! journal.sync()?;
+//! drop(journal);
+//!
+//! let mut found = Vec::new();
+//! Journal::open(&directory, "volumes", &mut |key, json| found.push((key.to_owned(), json.to_vec())))?;
+//! assert_eq!(found, [("a".to_owned(), b"1".to_vec())]);
+//! # Ok(())
+//! # }
+//! ```
 
 mod group_commit;
 mod line;
 mod rewrite;
+mod scan;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     fs::File,
-    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
+    io::{self, BufReader, Read, Seek, SeekFrom},
     os::{fd::AsFd, unix::fs::FileExt},
 };
 
@@ -26,9 +62,15 @@ use rustix::fs::{FallocateFlags, fallocate, fdatasync, ftruncate};
 use sha2::{Digest, Sha256};
 
 pub use self::group_commit::{Barrier, GroupCommit};
-use self::rewrite::Rewrite;
+use self::{
+    line::{Checkpoint, Link, Position},
+    rewrite::Rewrite,
+    scan::{BadLine, Scan, low},
+};
 
-const HEADER: &str = "berth-journal 1\n";
+const HEADER: &str = "berth-journal 2\n";
+/// What journals of earlier versions begin with: their lines have no numbers.
+const OLD_HEADER: &str = "berth-journal 1\n";
 /// Room is allocated ahead, and filled with zeros, in steps of this.
 const STEP: u64 = 1 << 20;
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -37,7 +79,9 @@ const RESERVE: u64 = 64 << 10;
 /// Below this size rewriting is not worth it.
 const SMALL: u64 = 4 << 20;
 /// Damaged lines are kept here, below the journal's directory.
-const CORRUPT: &str = "corrupt";
+pub const CORRUPT: &str = "corrupt";
+/// What stands before the key in a file there.
+const QUARANTINED: &str = "quarantined: ";
 
 /// One change to a journal.
 #[derive(Debug, Clone, Copy)]
@@ -59,12 +103,24 @@ pub enum Entry<'a> {
 /// What was wrong with a journal when it was opened.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Damage {
-    /// Lines set aside.
+    /// How many lines could not be read, and were set aside.
     pub lines: usize,
+    /// How many lines, written and acknowledged, are not there at all.
+    pub missing: u64,
+    /// Keys of which nothing is known because a line about them is damaged, now or since an earlier start. They have no value
+    /// until somebody writes them again.
+    pub quarantined: BTreeSet<String>,
     /// Something of this journal was set aside at an earlier start, and nobody has removed it since.
     pub earlier: bool,
     /// It was not there, or not even its beginning.
     pub new: bool,
+}
+
+impl Damage {
+    /// Whether something that was acknowledged cannot be read, or is missing, as far as can still be seen.
+    pub fn is_damaged(&self) -> bool {
+        self.lines > 0 || self.missing > 0 || self.earlier || !self.quarantined.is_empty()
+    }
 }
 
 /// Why a journal could not be read or written.
@@ -99,8 +155,16 @@ pub struct Journal {
     dir: Dir,
     name: String,
     file: File,
+    /// Where the high-water mark is written; none where there was no room to make the file.
+    mark: Option<File>,
+    /// What the mark says.
+    marked: Option<Link>,
+    /// The last line that was written.
+    last: Link,
     /// Where the next line goes.
     length: u64,
+    /// How many bytes of the file are no records: its header and its checkpoint.
+    preamble: u64,
     /// How far room has been allocated.
     allocated: u64,
     /// Where each key's line is.
@@ -125,31 +189,44 @@ impl Journal {
         if !exists {
             dir.write_atomically(name, HEADER.as_bytes())?;
         }
+        let file = dir.open_file(name, true)?;
+        let broken = |error: io::Error| Error::Broken(format!("read the journal {name}: {error}"));
+        let marked = read_mark(dir, name)?;
+        let mut scan = Scan::read(&file, marked).map_err(broken)?;
         let mut journal = Self {
             dir: Dir::open(dir.path())?,
             name: name.to_owned(),
-            file: dir.open_file(name, true)?,
-            length: 0,
+            file,
+            mark: None,
+            marked,
+            last: scan.last,
+            length: scan.end,
+            preamble: scan.preamble,
             allocated: 0,
-            live: HashMap::new(),
-            live_bytes: 0,
+            live: std::mem::take(&mut scan.live),
+            live_bytes: scan.live_bytes,
             rewrite: None,
             patience: 0,
             broken: None,
         };
-        let broken = |error: io::Error| Error::Broken(format!("read the journal {name}: {error}"));
         let earlier = journal.has_set_aside()?;
-        let (has_header, bad) = journal.index().map_err(broken)?;
-        for line in &bad {
-            journal.set_aside(line)?;
-        }
+        journal.set_aside_all(&scan)?;
+        ftruncate(journal.file.as_fd(), journal.length).map_err(|error| broken(error.into()))?;
         journal.replay(on_record).map_err(broken)?;
-        if !bad.is_empty() {
+        if !scan.bad.is_empty() || scan.missing > 0 || scan.has_holes {
             journal.rewrite_now()?;
         }
+        journal.open_mark();
         // So that a disk that fills up from now on can be emptied; one that is full has to do without.
         let _ = journal.allocate(journal.length + RESERVE);
-        Ok((journal, Damage { lines: bad.len(), earlier, new: !exists || !has_header }))
+        let damage = Damage {
+            lines: scan.bad.len(),
+            missing: scan.missing,
+            quarantined: journal.quarantined()?,
+            earlier,
+            new: !exists || !scan.has_header,
+        };
+        Ok((journal, damage))
     }
 
     /// Appends the entries in one write. They survive a killed process at once, a power cut after [`Journal::sync`].
@@ -172,12 +249,17 @@ impl Journal {
         self.advance_rewrite();
         let mut buffer = Vec::with_capacity(256 * entries.len());
         let mut spans = Vec::with_capacity(entries.len());
-        for entry in entries {
+        let mut last = self.last;
+        for (entry, index) in entries.iter().zip(0..) {
             let start = buffer.len();
-            line::encode(entry, &mut buffer);
+            let (Entry::Put { key, .. } | Entry::Remove { key }) = entry;
+            let key = hash(key);
+            let position = Position { number: last.number + 1, index, previous: last.crc };
+            let crc = line::encode(entry, low(key), position, &mut buffer);
+            last = Link { number: position.number, crc };
             let length = u32::try_from(buffer.len() - start)
                 .map_err(|_| Error::Broken("a record is larger than 4 GiB".to_owned()))?;
-            spans.push(Span { offset: start as u64, length });
+            spans.push((key, Span { offset: start as u64, length }));
         }
         self.make_room(buffer.len() as u64, from_reserve)?;
         if let Err(error) = self.file.write_all_at(&buffer, self.length) {
@@ -191,14 +273,14 @@ impl Journal {
         let keys: Vec<u128> = entries
             .iter()
             .zip(spans)
-            .map(|(entry, span)| match entry {
-                Entry::Put { key, .. } => {
-                    self.track(key, Some(Span { offset: self.length + span.offset, ..span }))
-                }
-                Entry::Remove { key } => self.track(key, None),
+            .map(|(entry, (key, span))| {
+                let span = Span { offset: self.length + span.offset, ..span };
+                self.track(key, matches!(entry, Entry::Put { .. }).then_some(span));
+                key
             })
             .collect();
         self.length += buffer.len() as u64;
+        self.last = last;
         if let Some(rewrite) = &mut self.rewrite {
             rewrite.note(keys.into_iter(), self.length);
         }
@@ -212,7 +294,40 @@ impl Journal {
             self.broken = Some(format!("fsync: {error}"));
             // Also where a thin disk has no room: it is too late to take the change back.
             Error::Broken(format!("write the journal {}: {error}", self.name))
-        })
+        })?;
+        self.move_mark();
+        Ok(())
+    }
+
+    /// Notes that everything up to the last line is on the disk.
+    ///
+    /// The mark is not synced: it may be older than the journal, which then has more than it says, and never newer. It is
+    /// overwritten in place, within a sector, so that it needs no room and is never half written.
+    fn move_mark(&mut self) {
+        if self.marked == Some(self.last) {
+            return;
+        }
+        if let Some(mark) = &self.mark
+            && mark.write_all_at(&encode_mark(self.last), 0).is_ok()
+        {
+            self.marked = Some(self.last);
+        }
+    }
+
+    /// Opens the mark, and moves it to the end of what was read, once that is on the disk.
+    fn open_mark(&mut self) {
+        let name = mark_name(&self.name);
+        if self.marked.is_none() {
+            if self.dir.write_atomically(&name, &encode_mark(Link::default())).is_err() {
+                // A full disk: without a mark, an end that is cut off later cannot be noticed.
+                return;
+            }
+            self.marked = Some(Link::default());
+        }
+        self.mark = self.dir.open_file(&name, true).ok();
+        if self.marked != Some(self.last) && fdatasync(self.file.as_fd()).is_ok() {
+            self.move_mark();
+        }
     }
 
     fn failed(&self, error: &io::Error) -> Error {
@@ -285,61 +400,23 @@ impl Journal {
         Ok(self.dir.free_space()?.available >= self.live_bytes + needed + STEP)
     }
 
-    fn track(&mut self, key: &str, span: Option<Span>) -> u128 {
-        let hash = hash(key);
+    fn track(&mut self, key: u128, span: Option<Span>) {
         let old = match span {
             Some(span) => {
                 self.live_bytes += u64::from(span.length);
-                self.live.insert(hash, span)
+                self.live.insert(key, span)
             }
-            None => self.live.remove(&hash),
+            None => self.live.remove(&key),
         };
         self.live_bytes -= old.map_or(0, |old| u64::from(old.length));
-        hash
     }
 
     fn dead_bytes(&self) -> u64 {
-        self.length - HEADER.len() as u64 - self.live_bytes
+        self.length.saturating_sub(self.preamble + self.live_bytes)
     }
 
     fn is_mostly_dead(&self) -> bool {
         self.length > SMALL && self.live_bytes * 2 < self.length
-    }
-
-    /// Reads the file once, notes where each key's last line is, and returns whether it begins as a journal does and the
-    /// lines that make no sense.
-    fn index(&mut self) -> io::Result<(bool, Vec<Vec<u8>>)> {
-        let mut bad = Vec::new();
-        let mut has_header = false;
-        let mut reader = BufReader::with_capacity(1 << 18, self.file.try_clone()?);
-        let mut line = Vec::new();
-        let (mut offset, mut end) = (0u64, 0u64);
-        loop {
-            line.clear();
-            reader.read_until(b'\n', &mut line)?;
-            // Room that nothing was written to before the next line, by hand or by a disk that lost its last writes.
-            let zeros = line.iter().take_while(|byte| **byte == 0).count();
-            line.drain(..zeros);
-            offset += zeros as u64;
-            let length = line.len();
-            if line.last() != Some(&b'\n') {
-                // Nothing, or the beginning of a line whose writer was killed: it was never acknowledged.
-                break;
-            }
-            let span = Span { offset, length: u32::try_from(length).unwrap_or(u32::MAX) };
-            match line::decode(&line) {
-                Some((key, value)) => {
-                    self.track(&key, value.map(|_| span));
-                }
-                None if offset == 0 && line == HEADER.as_bytes() => has_header = true,
-                None => bad.push(line.clone()),
-            }
-            offset += length as u64;
-            end = offset;
-        }
-        self.length = end;
-        ftruncate(self.file.as_fd(), end)?;
-        Ok((has_header, bad))
     }
 
     fn replay(&self, on_record: &mut dyn FnMut(&str, &[u8])) -> io::Result<()> {
@@ -395,8 +472,11 @@ impl Journal {
         let new_name = format!("{}.new", self.name);
         self.dir.remove_file(&new_name)?;
         let new = self.dir.create_file(&new_name, 0o600)?;
-        let live = self.live.iter().map(|(key, span)| (*key, *span)).collect();
-        let started = self.file.try_clone().and_then(|old| Rewrite::start(old, self.length, live, new));
+        let live: Vec<_> = self.live.iter().map(|(key, span)| (*key, *span)).collect();
+        let checkpoint = Checkpoint { link: self.last, lines: live.len() as u64 };
+        let preamble = [HEADER.as_bytes(), &line::encode_checkpoint(&checkpoint)].concat();
+        let started =
+            self.file.try_clone().and_then(|old| Rewrite::start(old, self.length, live, &preamble, new));
         self.rewrite = Some(started.map_err(|error| self.failed(&error))?);
         Ok(())
     }
@@ -417,7 +497,7 @@ impl Journal {
             }
         };
         let old = std::mem::replace(&mut self.file, copy.file);
-        (self.live, self.length, self.allocated) = (copy.live, copy.length, 0);
+        (self.live, self.length, self.preamble, self.allocated) = (copy.live, copy.length, copy.preamble, 0);
         rewrite::free_gently(old);
         if let Err(error) = rustix::fs::fsync(self.dir.as_fd()) {
             // After a power cut the old file may be back, and with it the time before this moment.
@@ -436,10 +516,59 @@ impl Journal {
         Ok(entries.iter().any(|entry| entry.name.to_str().is_some_and(|name| name.starts_with(&prefix))))
     }
 
-    fn set_aside(&self, line: &[u8]) -> Result<(), Error> {
+    /// Keeps what cannot be read, and notes what is missing.
+    fn set_aside_all(&self, scan: &Scan) -> Result<(), Error> {
+        for bad in &scan.bad {
+            self.set_aside(bad)?;
+        }
+        if scan.missing > 0 {
+            let corrupt = self.dir.ensure_dir(CORRUPT, 0o700)?;
+            let name = format!("{}-missing-{}", self.name, self.last.number);
+            let note = format!("{} acknowledged records of {} are missing\n", scan.missing, self.name);
+            corrupt.write_atomically(&name, note.as_bytes())?;
+            tracing::error!(
+                journal = %self.name,
+                missing = scan.missing,
+                noted_in = %corrupt.child_path(&name).display(),
+                "acknowledged records are missing from the journal; restore a backup, or remove the note to go on without them"
+            );
+        }
+        if !scan.unfinished.is_empty() {
+            let name = format!("{}.unfinished", self.name);
+            // On a full disk it is lost; nobody was told that it was stored.
+            let _ = self.dir.write_atomically(&name, &scan.unfinished);
+            tracing::info!(
+                journal = %self.name,
+                bytes = scan.unfinished.len(),
+                kept_in = %self.dir.child_path(&name).display(),
+                "a write that was never acknowledged was cut off"
+            );
+        }
+        Ok(())
+    }
+
+    /// Keeps a damaged line in a file: the line, then for each key that it may be about the key and the line before.
+    fn set_aside(&self, bad: &BadLine) -> Result<(), Error> {
         let corrupt = self.dir.ensure_dir(CORRUPT, 0o700)?;
-        let name = format!("{}-{:032x}", self.name, hash(&String::from_utf8_lossy(line)));
-        corrupt.write_atomically(&name, line)?;
+        let name = format!("{}-{:032x}", self.name, hash(&String::from_utf8_lossy(&bad.bytes)));
+        let mut content = bad.bytes.clone();
+        if !content.ends_with(b"\n") {
+            content.push(b'\n');
+        }
+        for (text, previous) in bad.keys.values() {
+            let mut line = Vec::new();
+            if let Some(span) = previous {
+                line.resize(span.length as usize, 0);
+                self.file.read_exact_at(&mut line, span.offset).map_err(|error| self.failed(&error))?;
+            }
+            let before = line::decode_checked(&line).map(|(key, _)| key.into_owned());
+            let Some(key) = text.clone().or(before) else { continue };
+            content.extend_from_slice(QUARANTINED.as_bytes());
+            content.extend_from_slice(serde_json::to_string(&key).unwrap_or_default().as_bytes());
+            content.push(b'\n');
+            content.extend_from_slice(&line);
+        }
+        corrupt.write_atomically(&name, &content)?;
         tracing::error!(
             journal = %self.name,
             kept_in = %corrupt.child_path(&name).display(),
@@ -447,6 +576,65 @@ impl Journal {
         );
         Ok(())
     }
+
+    /// The keys that files in `corrupt` name, and that were not written again.
+    fn quarantined(&self) -> Result<BTreeSet<String>, Error> {
+        let mut keys = BTreeSet::new();
+        if !self.dir.exists(CORRUPT)? {
+            return Ok(keys);
+        }
+        let corrupt = self.dir.dir(CORRUPT)?;
+        let prefix = format!("{}-", self.name);
+        for entry in corrupt.entries()? {
+            let Some(name) = entry.name.to_str().filter(|name| name.starts_with(&prefix)) else { continue };
+            let mut content = Vec::new();
+            let read = corrupt.open_file(name, false)?.read_to_end(&mut content);
+            read.map_err(|error| self.failed(&error))?;
+            // The first line is the damaged one.
+            for line in content.split(|byte| *byte == b'\n').skip(1) {
+                let key = line.strip_prefix(QUARANTINED.as_bytes()).map(serde_json::from_slice::<String>);
+                if let Some(Ok(key)) = key
+                    && !self.live.contains_key(&hash(&key))
+                {
+                    keys.insert(key);
+                }
+            }
+        }
+        Ok(keys)
+    }
+}
+
+fn mark_name(journal: &str) -> String {
+    format!("{journal}.mark")
+}
+
+/// A mark, of the same length whatever it says.
+fn encode_mark(link: Link) -> Vec<u8> {
+    let text = format!("berth-mark 1 {:012x} {:08x}", link.number, link.crc);
+    format!("{text} {:08x}\n", crc32fast::hash(text.as_bytes())).into_bytes()
+}
+
+/// Reads the mark; none is there of a journal that is new, or was last written by an earlier version.
+fn read_mark(dir: &Dir, journal: &str) -> Result<Option<Link>, Error> {
+    let name = mark_name(journal);
+    if !dir.exists(&name)? {
+        return Ok(None);
+    }
+    let mut text = String::new();
+    let read = dir.open_file(&name, false)?.read_to_string(&mut text);
+    let mut words = text.split_ascii_whitespace().skip(2).map(|word| u64::from_str_radix(word, 16));
+    let link = match (words.next(), words.next()) {
+        (Some(Ok(number)), Some(Ok(crc))) => u32::try_from(crc).ok().map(|crc| Link { number, crc }),
+        _ => None,
+    };
+    let valid = link.filter(|link| read.is_ok() && encode_mark(*link) == text.as_bytes());
+    if valid.is_none() {
+        tracing::warn!(
+            journal,
+            "the high-water mark cannot be read; whether the end is missing is not known"
+        );
+    }
+    Ok(valid)
 }
 
 impl Drop for Journal {

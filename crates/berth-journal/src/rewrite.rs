@@ -18,7 +18,7 @@ use std::{
 
 use rustix::fs::{fdatasync, ftruncate};
 
-use super::{HEADER, Span};
+use super::Span;
 
 /// The copy is synced in steps of this: a sync of the journal itself waits for what else the disk has to do.
 const STEP: u64 = 4 << 20;
@@ -43,6 +43,8 @@ pub(super) struct Rewrite {
 pub(super) struct Copy {
     pub(super) file: File,
     pub(super) length: u64,
+    /// How many of its bytes come before the first record.
+    pub(super) preamble: u64,
     pub(super) live: HashMap<u128, Span>,
     /// Where the lines begin that were appended after the rewrite began: here, in the old file and in the new one.
     appended: (u64, u64),
@@ -51,14 +53,22 @@ pub(super) struct Copy {
 }
 
 impl Rewrite {
-    /// Starts to copy `live` and everything after `length` from `old` into `new`.
-    pub(super) fn start(old: File, length: u64, live: Vec<(u128, Span)>, new: File) -> io::Result<Self> {
+    /// Starts to copy `live` and everything after `length` from `old` into `new`, behind a preamble.
+    pub(super) fn start(
+        old: File,
+        length: u64,
+        live: Vec<(u128, Span)>,
+        preamble: &[u8],
+        mut new: File,
+    ) -> io::Result<Self> {
+        new.write_all(preamble)?;
+        let preamble = preamble.len() as u64;
         let written = Arc::new(AtomicU64::new(length));
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::Builder::new().name("journal-rewrite".to_owned()).spawn({
             let (written, stop) = (written.clone(), stop.clone());
             move || {
-                let mut copy = Copy::of_live_lines(&old, length, live, new, &stop)?;
+                let mut copy = Copy::of_live_lines(&old, length, live, preamble, new, &stop)?;
                 copy.catch_up(&old, &written, &stop)?;
                 Ok(copy)
             }
@@ -131,14 +141,15 @@ impl Copy {
         old: &File,
         end: u64,
         mut lines: Vec<(u128, Span)>,
-        mut file: File,
+        preamble: u64,
+        file: File,
         stop: &AtomicBool,
     ) -> io::Result<Self> {
         lines.sort_unstable_by_key(|(_, span)| span.offset);
-        file.write_all(HEADER.as_bytes())?;
         let mut copy = Self {
             file,
-            length: HEADER.len() as u64,
+            length: preamble,
+            preamble,
             live: HashMap::with_capacity(lines.len()),
             appended: (end, 0),
             copied: 0,

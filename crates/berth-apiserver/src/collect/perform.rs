@@ -140,7 +140,7 @@ async fn finalize(api: &ApiServer, namespace: &str) -> Outcome {
     match api.store().write(key, Expect::Revision(stored.revision), change).await {
         Ok(_) | Err(WriteError::Missing) => Outcome::Done,
         Err(WriteError::Conflict(_) | WriteError::Exists(_)) => Outcome::Conflict,
-        Err(WriteError::Full(_) | WriteError::Storage(_)) => {
+        Err(WriteError::Full(_) | WriteError::Storage(_) | WriteError::Quarantined) => {
             Outcome::Failed(StatusCode::INTERNAL_SERVER_ERROR)
         }
     }

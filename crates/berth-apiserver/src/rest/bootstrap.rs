@@ -13,6 +13,10 @@ const ACCOUNTS: &str = "serviceaccounts";
 const ACCOUNT: &str = "default";
 const MAPS: &str = "configmaps";
 const AUTHORITY: &str = "kube-root-ca.crt";
+/// Who emits events of the API server itself.
+const COMPONENT: &str = "berth-apiserver";
+/// The longest message that an event may have.
+const MESSAGE: usize = 1024;
 
 /// Whether one of the objects that every namespace has lies there.
 pub(crate) fn has_furniture(collection: &Collection) -> bool {
@@ -48,7 +52,35 @@ impl ApiServer {
                 tracing::warn!(definition = &*definition.key.name, %failure, "cannot delete all objects");
             }
         }
+        self.report_damage().await;
         Ok(())
+    }
+
+    /// Emits an event if records of the store are damaged.
+    async fn report_damage(&self) {
+        let Some(damage) = self.inner.store.damage() else { return };
+        let message = damage.to_string();
+        tracing::error!("{message}");
+        let registry = self.registry();
+        let Some(served) = registry.find("", "v1", "events") else { return };
+        let (now, name) = (object::now(), format!("{COMPONENT}.{:x}", self.inner.store.revision()));
+        let event = json!({
+            "apiVersion": "v1", "kind": "Event",
+            "metadata": { "name": name, "namespace": "default" },
+            "involvedObject": { "apiVersion": "v1", "kind": "Namespace", "name": "kube-system" },
+            "type": "Warning", "reason": "StoreDamaged",
+            "message": message.chars().take(MESSAGE).collect::<String>(),
+            "source": { "component": COMPONENT }, "reportingComponent": COMPONENT,
+            "firstTimestamp": now, "lastTimestamp": now, "count": 1,
+        });
+        let call = self.internal(served.clone(), "default", &name);
+        let written = match Query::default().write_options("CreateOptions") {
+            Ok(options) => call.insert(event, &options, Tracking::Update).await.map(drop),
+            Err(failure) => Err(failure),
+        };
+        if let Err(failure) = written {
+            tracing::warn!(%failure, "cannot emit an event about the damage");
+        }
     }
 
     /// Gives a namespace its default account, and the certificate by which programs in it know this server.
@@ -70,6 +102,9 @@ impl ApiServer {
     /// Makes an object if it is missing, and gives it its data back if that is another.
     async fn ensure(&self, plural: &str, namespace: &str, name: &str, mut object: Value) -> Answer<()> {
         let key = Key::new(Collection::from(plural), namespace, name);
+        if self.inner.store.is_quarantined(&key) {
+            return Ok(());
+        }
         let have = self.inner.store.get(&key);
         let have = have.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
         let data = object.get("data").cloned();

@@ -25,7 +25,7 @@ impl ApiServer {
         let accept = content::negotiate(&parts.headers, false);
         let value = match route {
             Route::Version => version(),
-            Route::Health { which, check } => return health(which, check.as_deref(), &query),
+            Route::Health { which, check } => return self.health(which, check.as_deref(), &query),
             Route::Metrics => {
                 let text = self.inner.options.metrics.as_ref().map(|metrics| metrics()).unwrap_or_default();
                 return Ok(content::respond_text(200, text));
@@ -65,6 +65,33 @@ impl ApiServer {
         };
         let accept = Accept { shape: Shape::Object, pretty: query.flag("pretty"), ..accept? };
         Ok(content::respond(200, accept, &value))
+    }
+
+    /// Liveness is told of the process, readiness also of the store: whoever waits for it learns that objects are missing.
+    fn health(&self, which: &str, check: Option<&str>, query: &Query) -> Answer<Response<Body>> {
+        let damage = self.inner.store.damage().filter(|_| which == "readyz").map(ToString::to_string);
+        let failed = |name: &str| damage.as_ref().filter(|_| name == "store");
+        if let Some(check) = check {
+            if !CHECKS.contains(&check) {
+                return Err(Failure::no_such_path());
+            }
+            return Ok(match failed(check) {
+                Some(why) => content::respond_text(500, format!("{why}\n")),
+                None => content::respond_text(200, "ok"),
+            });
+        }
+        if damage.is_none() && !query.flag("verbose") {
+            return Ok(content::respond_text(200, "ok"));
+        }
+        let lines: String = CHECKS
+            .iter()
+            .map(|check| match failed(check) {
+                Some(why) => format!("[-]{check} failed: {why}\n"),
+                None => format!("[+]{check} ok\n"),
+            })
+            .collect();
+        let (code, end) = if damage.is_some() { (500, "failed") } else { (200, "passed") };
+        Ok(content::respond_text(code, format!("{lines}{which} check {end}\n")))
     }
 
     fn token_keys(&self, route: &Route) -> Answer<Response<Body>> {
@@ -109,20 +136,6 @@ fn go_architecture() -> &'static str {
         "aarch64" => "arm64",
         other => other,
     }
-}
-
-fn health(which: &str, check: Option<&str>, query: &Query) -> Answer<Response<Body>> {
-    if let Some(check) = check {
-        if !CHECKS.contains(&check) {
-            return Err(Failure::no_such_path());
-        }
-        return Ok(content::respond_text(200, "ok"));
-    }
-    if !query.flag("verbose") {
-        return Ok(content::respond_text(200, "ok"));
-    }
-    let lines: Vec<String> = CHECKS.iter().map(|check| format!("[+]{check} ok\n")).collect();
-    Ok(content::respond_text(200, format!("{}{which} check passed\n", lines.concat())))
 }
 
 fn paths(api: &ApiServer) -> serde_json::Value {

@@ -116,6 +116,40 @@ async fn health_and_version_are_told() {
 }
 
 #[tokio::test]
+async fn damage_is_told_by_readyz_and_an_event_and_the_object_is_not_taken_for_deleted() {
+    let directory = tempfile::tempdir().unwrap();
+    let start = || {
+        let (store, _) = Store::open(directory.path(), store::Options::default()).unwrap();
+        ApiServer::new(store, Options::default())
+    };
+    let api = Api { server: start(), _directory: tempfile::tempdir().unwrap() };
+    api.server.bootstrap().await.unwrap();
+    api.post(CLAIMS, &claim("data")).await;
+    drop(api);
+    let path = directory.path().join("objects");
+    let journal = std::fs::read_to_string(&path).unwrap();
+    std::fs::write(&path, journal.replace(r#""name":"data""#, r#""name":"dada""#)).unwrap();
+    let api = Api { server: start(), _directory: tempfile::tempdir().unwrap() };
+    api.server.bootstrap().await.unwrap();
+    assert_eq!(api.get("/livez").await.0, 200);
+    let (code, said) = api.get("/readyz").await;
+    let said = said.as_str().unwrap();
+    assert_eq!(code, 500);
+    assert!(said.contains("persistentvolumeclaims default/data") && said.contains("berth restore"), "{said}");
+    assert_eq!(api.get("/readyz/store").await.0, 500);
+    assert_eq!(api.get("/readyz/ping").await.0, 200);
+    let (_, events) = api.get("/api/v1/namespaces/default/events").await;
+    assert_eq!(events["items"][0]["reason"], "StoreDamaged", "{events}");
+    // A claim that is not found would be taken for deleted, and its volume with it.
+    let (code, answer) = api.get(&format!("{CLAIMS}/data")).await;
+    assert_eq!((code, reason(&answer)), (500, "InternalError"), "{answer}");
+    let (code, _) = api.send(Method::POST, CLAIMS, &claim("data")).await;
+    assert_eq!(code, 500);
+    let (code, _) = api.delete(&format!("{CLAIMS}/data")).await;
+    assert_eq!(code, 500);
+}
+
+#[tokio::test]
 async fn unknown_paths_and_methods_are_refused_as_kubernetes_does() {
     let api = Api::new().await;
     let (code, status) = api.get("/api/v1/unicorns").await;

@@ -271,6 +271,9 @@ impl Call {
             WriteError::Missing => Failure::not_found(resource, name),
             WriteError::Conflict(_) => Failure::modified(resource, name),
             WriteError::Full(why) | WriteError::Storage(why) => Failure::internal(why),
+            error @ WriteError::Quarantined => {
+                Failure::internal(format!("{} {name:?}: {error}", resource.qualified()))
+            }
         }
     }
 

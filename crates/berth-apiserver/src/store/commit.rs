@@ -19,8 +19,8 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    Change, Collection, Event, EventKind, Expect, Key, Object, OpenError, Opened, Options, Shared, Store,
-    WriteError, published::Published,
+    Change, Collection, Damage, Event, EventKind, Expect, Key, Object, OpenError, Opened, Options, Shared,
+    Store, WriteError, published::Published,
 };
 
 type Answer = Result<Arc<Object>, WriteError>;
@@ -152,6 +152,9 @@ impl Store {
                 Some(event) => (Some(event.object.clone()), false),
                 None => (self.shared.read().get(&key), true),
             };
+            if current.is_none() && self.shared.is_quarantined(&key) {
+                return Err(WriteError::Quarantined);
+            }
             let what = match check(expect, &change, current.as_ref()) {
                 Ok(()) => What::Change(pending.give_out(key, change, current)),
                 Err(refusal) if is_published => return Err(refusal),
@@ -316,8 +319,6 @@ const LEAP: u64 = 1_000_000;
 pub(super) struct Records {
     journal: Journal,
     lock: std::fs::File,
-    /// Whether nothing of it was ever damaged, as far as can still be seen.
-    pub(super) whole: bool,
 }
 
 impl Drop for Records {
@@ -328,7 +329,10 @@ impl Drop for Records {
 }
 
 /// Reads what an earlier life left behind.
-pub(super) fn load(dir: &Path, options: Options) -> Result<(Published, Records, Opened), OpenError> {
+pub(super) fn load(
+    dir: &Path,
+    options: Options,
+) -> Result<(Published, Records, Opened, Option<Damage>), OpenError> {
     let dir = Dir::ensure(dir, 0o700).map_err(OpenError::Directory)?;
     let lock = dir.lock_exclusively(LOCK).map_err(|error| match error.kind() {
         std::io::ErrorKind::WouldBlock => OpenError::InUse(dir.path().display().to_string()),
@@ -337,23 +341,34 @@ pub(super) fn load(dir: &Path, options: Options) -> Result<(Published, Records, 
     let mut published = Published::new(options);
     let mut names = Names::default();
     let mut strange = 0;
-    let (journal, damage) = Journal::open(&dir, JOURNAL, &mut |key, record| {
+    let (journal, found) = Journal::open(&dir, JOURNAL, &mut |key, record| {
         if restore(key, record, &mut published, &mut names).is_none() {
             strange += 1;
             tracing::error!(key, "a record of the store makes no sense; it is left where it is");
         }
     })
     .map_err(OpenError::Journal)?;
-    let whole = damage.lines == 0 && !damage.earlier && strange == 0;
-    let mut records = Records { journal, lock, whole };
-    if damage.lines > 0 {
+    let mut records = Records { journal, lock };
+    if found.lines > 0 || found.missing > 0 {
         // The newest changes may be among what was lost, and what clients remember of them must not come again.
         published.leap_to(published.revision() + LEAP);
         records.note_revision(published.revision()).map_err(OpenError::Journal)?;
     }
-    let opened =
-        Opened { objects: published.len(), revision: published.revision(), damaged: damage.lines + strange };
-    Ok((published, records, opened))
+    let missing = usize::try_from(found.missing).unwrap_or(usize::MAX);
+    let damaged = found.lines.saturating_add(strange).saturating_add(missing);
+    let opened = Opened { objects: published.len(), revision: published.revision(), damaged };
+    let quarantined = found.quarantined.iter().filter_map(|key| parse_key(key, &mut names)).collect();
+    let damage = (found.is_damaged() || strange > 0)
+        .then(|| Damage { quarantined, kept_in: dir.child_path(berth_journal::CORRUPT) });
+    Ok((published, records, opened, damage))
+}
+
+/// An object's key as it stands in the journal; `None` for the keys of revisions.
+fn parse_key(key: &str, names: &mut Names) -> Option<Key> {
+    let mut parts = key.splitn(3, '/');
+    let (collection, namespace, name) = (parts.next()?, parts.next()?, parts.next()?);
+    let collection = Collection(names.shared(collection));
+    Some(Key { collection, namespace: names.shared(namespace), name: name.into() })
 }
 
 impl Records {
@@ -413,21 +428,17 @@ fn encode(object: &Object) -> Vec<u8> {
 }
 
 fn restore(key: &str, record: &[u8], published: &mut Published, names: &mut Names) -> Option<()> {
-    let mut parts = key.splitn(3, '/');
-    let collection = parts.next()?;
-    let (Some(namespace), Some(name)) = (parts.next(), parts.next()) else {
+    let Some(key) = parse_key(key, names) else {
         let revision = std::str::from_utf8(record).ok()?.parse().ok()?;
-        match collection {
+        match key {
             ANY => published.leap_to(revision),
-            _ => published.restore_removal(Collection(names.shared(collection)), revision),
+            collection => published.restore_removal(Collection(names.shared(collection)), revision),
         }
         return Some(());
     };
-    let collection = Collection(names.shared(collection));
     let rest = record.strip_prefix(b"[")?.strip_suffix(b"]")?;
     let comma = rest.iter().position(|byte| *byte == b',')?;
     let revision = std::str::from_utf8(&rest[..comma]).ok()?.parse().ok()?;
-    let key = Key { collection, namespace: names.shared(namespace), name: name.into() };
     published.restore(Object { key, revision, bytes: Bytes::copy_from_slice(&rest[comma + 1..]) });
     Some(())
 }

@@ -95,6 +95,85 @@ async fn damaged_records_are_reported_and_the_others_are_all_there() {
     assert!(store.watch(&"nodes".into(), 100).is_err());
 }
 
+/// The journal of a store with one object that was changed, one that was removed, and one that is new, and its mark.
+async fn small_store(dir: &Path) -> (Vec<u8>, Vec<u8>) {
+    let (store, _) = open(dir);
+    let first = create(&store, pod("changed"), "old").await;
+    create(&store, pod("gone"), "old").await;
+    store.write(pod("changed"), Expect::Revision(first.revision), text("new")).await.unwrap();
+    delete(&store, pod("gone")).await.unwrap();
+    create(&store, pod("last"), "new").await;
+    drop(store);
+    (fs::read(dir.join("objects")).unwrap(), fs::read(dir.join("objects.mark")).unwrap())
+}
+
+/// What is found in a store with this journal: nothing of an older state, and not less than before without a word.
+fn found_in(journal: &[u8], mark: &[u8], what: &str) -> Store {
+    let dir = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
+    fs::write(dir.path().join("objects"), journal).unwrap();
+    fs::write(dir.path().join("objects.mark"), mark).unwrap();
+    let (store, opened) = open(dir.path());
+    let names: Vec<_> =
+        store.view(&pods()).range(None, None).map(|object| object.key.name.to_string()).collect();
+    let is_whole = names == ["changed", "last"] && text_of(&store.get(&pod("changed")).unwrap()) == "new";
+    assert!(is_whole || store.damage().is_some(), "{what}: {names:?} without a word");
+    assert_eq!(opened.damaged > 0, store.damage().is_some(), "{what}");
+    store
+}
+
+#[tokio::test]
+async fn a_flipped_bit_neither_brings_a_removed_object_back_nor_an_older_state() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, mark) = small_store(dir.path()).await;
+    for index in 0..journal.len() {
+        for bit in [1, 0x20] {
+            let mut damaged = journal.clone();
+            damaged[index] ^= bit;
+            let what = format!("byte {index} ^ {bit}");
+            let store = found_in(&damaged, &mark, &what);
+            assert_eq!(store.get(&pod("gone")), None, "{what}");
+            for name in ["changed", "last"] {
+                match store.get(&pod(name)) {
+                    Some(object) => assert_eq!(text_of(&object), "new", "{what}"),
+                    None => assert!(store.is_quarantined(&pod(name)), "{what}: {name}"),
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_cut_end_of_the_store_is_noticed() {
+    let dir = tempfile::tempdir().unwrap();
+    let (journal, mark) = small_store(dir.path()).await;
+    for length in 0..journal.len() - 1 {
+        let store = found_in(&journal[..length], &mark, &format!("cut at {length}"));
+        assert!(store.damage().is_some(), "cut at {length}");
+    }
+}
+
+#[tokio::test]
+async fn a_quarantined_object_is_not_written_again_until_somebody_decides() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, _) = open(dir.path());
+    create(&store, pod("a"), "text").await;
+    drop(store);
+    let path = dir.path().join("objects");
+    fs::write(&path, fs::read_to_string(&path).unwrap().replace("text", "test")).unwrap();
+    for _ in 0..2 {
+        let (store, _) = open(dir.path());
+        assert!(store.is_quarantined(&pod("a")));
+        let refused = store.write(pod("a"), Expect::Absent, text("new")).await;
+        assert!(matches!(refused, Err(WriteError::Quarantined)), "{refused:?}");
+        let damage = store.damage().unwrap().to_string();
+        assert!(damage.contains("pods default/a") && damage.contains("berth restore"), "{damage}");
+    }
+    fs::remove_dir_all(dir.path().join("corrupt")).unwrap();
+    let (store, _) = open(dir.path());
+    assert_eq!(store.damage(), None);
+    create(&store, pod("a"), "new").await;
+}
+
 /// A small filesystem, gone when dropped.
 struct SmallDisk(tempfile::TempDir);
 
