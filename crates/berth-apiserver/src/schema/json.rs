@@ -34,6 +34,16 @@ pub fn parse(text: &[u8]) -> Result<Parsed, serde_json::Error> {
 
 /// Reads one YAML document that means at most `limit` bytes of JSON.
 pub fn parse_yaml(text: &[u8], limit: usize) -> Result<Parsed, String> {
+    // The parser takes tens of kilobytes for each level, more than the threads of the runtime have room for.
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().name("yaml".to_owned()).stack_size(YAML_STACK);
+        let parsing = thread.spawn_scoped(scope, || parse_yaml_here(text, limit));
+        let parsed = parsing.map_err(|error| error.to_string())?.join();
+        parsed.unwrap_or_else(|_| Err("the YAML parser failed".to_owned()))
+    })
+}
+
+fn parse_yaml_here(text: &[u8], limit: usize) -> Result<Parsed, String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! {
             max_depth: YAML_DEPTH,
@@ -59,6 +69,7 @@ pub fn parse_yaml(text: &[u8], limit: usize) -> Result<Parsed, String> {
 
 /// YAML nests no deeper than this; stored objects nest less deep.
 const YAML_DEPTH: usize = 128;
+const YAML_STACK: usize = 16 << 20;
 
 /// About how long a value is as JSON: escapes are not counted.
 pub fn length(value: &Value) -> usize {
@@ -216,6 +227,11 @@ mod tests {
         assert_eq!(parsed.value, json!({ "a": inner, "c": inner, "1": "two\nlines\n" }));
         assert_eq!(parse_yaml(b"a: 1\nb: {c: 1, c: 2}\na: 3", 100).unwrap().duplicates, ["b.c", "a"]);
         assert_eq!(parse_yaml(b"", 100).unwrap().value, Value::Null);
+        let deep = |depth: usize| {
+            (0..depth).map(|level| format!("{}a:\n", " ".repeat(level))).collect::<Vec<_>>().concat()
+        };
+        assert!(parse_yaml(deep(100).as_bytes(), 1000).is_ok());
+        assert!(parse_yaml(deep(2000).as_bytes(), 100_000).is_err());
         for text in ["a: 1\n---\nb: 2", "a: [", "a: *nobody", "\u{1}", "a: .nan"] {
             assert!(parse_yaml(text.as_bytes(), 1000).is_err(), "{text}");
         }

@@ -135,7 +135,8 @@ async fn a_flipped_bit_neither_brings_a_removed_object_back_nor_an_older_state()
             for name in ["changed", "last"] {
                 match store.get(&pod(name)) {
                     Some(object) => assert_eq!(text_of(&object), "new", "{what}"),
-                    None => assert!(store.is_quarantined(&pod(name)), "{what}: {name}"),
+                    // The key of the only record of an object cannot be told if it is damaged itself.
+                    None => assert!(name == "last" || store.is_quarantined(&pod(name)), "{what}: {name}"),
                 }
             }
         }
