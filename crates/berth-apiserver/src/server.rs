@@ -1,13 +1,14 @@
 //! The listener: TLS on loopback, HTTP/1.1 and HTTP/2, and nobody unknown beyond health and version.
 
+use std::collections::HashMap;
 use std::convert::Infallible;
 use std::future::Future;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use http::header::AUTHORIZATION;
 use http::{Request, Response};
@@ -15,7 +16,7 @@ use hyper::body::Incoming;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use jiff::Timestamp;
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 use rustls::RootCertStore;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use rustls::server::{ClientHello, ResolvesServerCert, ServerConfig, WebPkiClientVerifier};
@@ -38,6 +39,96 @@ const PONG: Duration = Duration::from_secs(20);
 /// How long requests may go on after the end was asked for.
 const GRACE: Duration = Duration::from_secs(3);
 const RENEWAL_CHECK: Duration = Duration::from_secs(12 * 3600);
+
+/// How often connections that cannot be accepted are logged.
+const COMPLAINT: Duration = Duration::from_secs(60);
+
+/// How many connections are served at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// By everybody together.
+    pub total: usize,
+    /// By one client: whoever has the same certificate, or without one the same address.
+    pub per_client: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        // A kubelet or controller needs a handful; each costs a descriptor and some 50 KB.
+        Self { total: 4096, per_client: 1024 }
+    }
+}
+
+/// Counts connections, and refuses those beyond the limits.
+#[derive(Debug)]
+struct Connections {
+    limits: Limits,
+    open: Mutex<HashMap<Client, usize>>,
+    refusals: Complaint,
+}
+
+/// Whose connection it is, as far as that is known.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Client {
+    /// Without a certificate, or not yet with one.
+    Address(IpAddr),
+    /// The user that a certificate names.
+    User(String),
+}
+
+/// A place among the connections that are served, free again when dropped.
+struct Admission {
+    connections: Arc<Connections>,
+    client: Client,
+}
+
+impl Connections {
+    fn admit(self: &Arc<Self>, client: Client) -> Option<Admission> {
+        let mut open = self.open.lock();
+        let total: usize = open.values().sum();
+        let own = open.get(&client).copied().unwrap_or_default();
+        if total >= self.limits.total || own >= self.limits.per_client {
+            drop(open);
+            self.refusals.warn(
+                &format!("{client:?} has {own} connections, all clients {total}"),
+                "refused a connection",
+            );
+            return None;
+        }
+        *open.entry(client.clone()).or_default() += 1;
+        drop(open);
+        Some(Admission { connections: self.clone(), client })
+    }
+}
+
+impl Drop for Admission {
+    fn drop(&mut self) {
+        let mut open = self.connections.open.lock();
+        if let Some(count) = open.get_mut(&self.client) {
+            *count -= 1;
+            if *count == 0 {
+                open.remove(&self.client);
+            }
+        }
+    }
+}
+
+/// A warning that may come with every connection, and is logged once a minute.
+#[derive(Debug, Default)]
+struct Complaint(Mutex<(Option<Instant>, u64)>);
+
+impl Complaint {
+    fn warn(&self, why: &str, what: &str) {
+        let mut state = self.0.lock();
+        let (last, left_out) = &mut *state;
+        if last.is_some_and(|last| last.elapsed() < COMPLAINT) {
+            *left_out += 1;
+            return;
+        }
+        tracing::warn!(why, since_the_last_warning = *left_out, "{what}");
+        (*last, *left_out) = (Some(Instant::now()), 0);
+    }
+}
 
 /// What failed while serving.
 #[derive(Debug, thiserror::Error)]
@@ -64,6 +155,7 @@ pub struct Server {
     certificate: Arc<Rotating>,
     acceptor: TlsAcceptor,
     kubeconfig: Option<PathBuf>,
+    limits: Limits,
 }
 
 impl Server {
@@ -79,9 +171,16 @@ impl Server {
         let bound = |source| ServerError::Bind { address, source };
         let listener = TcpListener::bind(address).await.map_err(bound)?;
         let address = listener.local_addr().map_err(bound)?;
-        let server = Self { listener, address, api, credentials, certificate, acceptor, kubeconfig };
+        let limits = Limits::default();
+        let server = Self { listener, address, api, credentials, certificate, acceptor, kubeconfig, limits };
         server.write_kubeconfig(&server.credentials)?;
         Ok(server)
+    }
+
+    /// Serves other numbers of connections than by default.
+    #[must_use]
+    pub fn with_limits(self, limits: Limits) -> Self {
+        Self { limits, ..self }
     }
 
     /// The address it listens on.
@@ -98,6 +197,12 @@ impl Server {
     pub async fn run(self, shutdown: CancellationToken) {
         let mut tasks = tokio::task::JoinSet::new();
         let mut renewal = tokio::time::interval(RENEWAL_CHECK);
+        let connections = Arc::new(Connections {
+            limits: self.limits,
+            open: Mutex::default(),
+            refusals: Complaint::default(),
+        });
+        let failures = Complaint::default();
         renewal.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             tokio::select! {
@@ -105,17 +210,20 @@ impl Server {
                 _ = renewal.tick() => self.renew(),
                 Some(_) = tasks.join_next() => {}
                 accepted = self.listener.accept() => match accepted {
-                    Ok((stream, _)) => {
+                    Ok((stream, peer)) => {
+                        // A stream that is dropped is closed: the client learns at once that it has to wait.
+                        let Some(admission) = connections.admit(Client::Address(peer.ip())) else { continue };
                         let connection = Connection {
                             api: self.api.clone(),
                             credentials: self.credentials.clone(),
                             acceptor: self.acceptor.clone(),
+                            admission,
                         };
                         tasks.spawn(connection.serve(stream, shutdown.clone()));
                     }
                     // Out of file descriptors, mostly: others will close theirs.
                     Err(error) => {
-                        tracing::warn!(%error, "cannot accept a connection");
+                        failures.warn(&error.to_string(), "cannot accept a connection");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 },
@@ -140,6 +248,7 @@ struct Connection {
     api: ApiServer,
     credentials: Arc<Credentials>,
     acceptor: TlsAcceptor,
+    admission: Admission,
 }
 
 impl Connection {
@@ -155,6 +264,17 @@ impl Connection {
     async fn speak(self, stream: TlsStream<TcpStream>, shutdown: CancellationToken) {
         let peer = stream.get_ref().1.peer_certificates().and_then(|chain| chain.first());
         let identity = peer.and_then(|der| Credentials::certificate_identity(der));
+        // Whoever has a certificate is counted by it, and takes no place from strangers at the same address.
+        let mut admission = self.admission;
+        if let Some(identity) = &identity {
+            let connections = admission.connections.clone();
+            drop(admission);
+            match connections.admit(Client::User(identity.user.clone())) {
+                Some(admitted) => admission = admitted,
+                None => return,
+            }
+        }
+        let _admission = admission;
         let asked = Arc::new(AtomicBool::new(false));
         let service =
             Authenticated { api: self.api, credentials: self.credentials, identity, asked: asked.clone() };

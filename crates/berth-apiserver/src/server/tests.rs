@@ -21,6 +21,10 @@ struct Running {
 }
 
 async fn start() -> Running {
+    start_with(Limits::default()).await
+}
+
+async fn start_with(limits: Limits) -> Running {
     let directory = tempfile::tempdir().unwrap();
     let (store, _) = Store::open(&directory.path().join("store"), store::Options::default()).unwrap();
     let credentials = Arc::new(Credentials::ensure(&directory.path().join("pki"), Timestamp::now()).unwrap());
@@ -33,7 +37,7 @@ async fn start() -> Running {
     let address = SocketAddr::from((Ipv4Addr::LOCALHOST, 0));
     let server = Server::bind(address, api.clone(), credentials.clone(), Some(kubeconfig)).await.unwrap();
     let address = server.address();
-    let task = tokio::spawn(server.run(shutdown.clone()));
+    let task = tokio::spawn(server.with_limits(limits).run(shutdown.clone()));
     Running { api, address, credentials, shutdown, task, directory }
 }
 
@@ -161,8 +165,12 @@ async fn connected(
         TlsConnector::from(Arc::new(running.client(Some(&running.credentials.admin), b"http/1.1")));
     let name = ServerName::try_from("localhost").unwrap();
     let (server, client) = tokio::join!(acceptor.accept(server), connector.connect(name, client));
-    let connection =
-        Connection { api: running.api.clone(), credentials: running.credentials.clone(), acceptor };
+    let connection = Connection {
+        api: running.api.clone(),
+        credentials: running.credentials.clone(),
+        acceptor,
+        admission: connections(Limits::default()).admit(Client::Address(Ipv4Addr::LOCALHOST.into())).unwrap(),
+    };
     (connection, server.unwrap(), client.unwrap())
 }
 
@@ -187,4 +195,45 @@ async fn a_client_that_watches_may_be_silent() {
     assert!(client.read(&mut [0; 16]).await.unwrap() > 0);
     tokio::time::pause();
     assert!(tokio::time::timeout(HEADERS * 2, speaking).await.is_err());
+}
+
+/// A connection without a certificate, if the server takes it.
+async fn connect_as_stranger(running: &Running) -> std::io::Result<impl AsyncRead + AsyncWrite> {
+    let connector = TlsConnector::from(Arc::new(running.client(None, b"http/1.1")));
+    let name = ServerName::try_from("localhost").unwrap();
+    connector.connect(name, TcpStream::connect(running.address).await?).await
+}
+
+#[tokio::test]
+async fn connections_beyond_the_limit_are_refused_until_others_end() {
+    let running = start_with(Limits { total: 3, per_client: 2 }).await;
+    let first = connect_as_stranger(&running).await.unwrap();
+    let second = connect_as_stranger(&running).await.unwrap();
+    assert!(connect_as_stranger(&running).await.is_err(), "a third is closed");
+    drop((first, second));
+    // The server notices in its own time that they have ended.
+    let admitted = async { while connect_as_stranger(&running).await.is_err() {} };
+    tokio::time::timeout(Duration::from_secs(60), admitted).await.unwrap();
+    running.shutdown.cancel();
+    running.task.await.unwrap();
+}
+
+fn connections(limits: Limits) -> Arc<Connections> {
+    Arc::new(Connections { limits, open: Mutex::default(), refusals: Complaint::default() })
+}
+
+#[test]
+fn connections_are_counted_by_client_and_in_total() {
+    let connections = connections(Limits { total: 3, per_client: 2 });
+    let (stranger, user) = (Client::Address(Ipv4Addr::LOCALHOST.into()), Client::User("admin".to_owned()));
+    let first = connections.admit(stranger.clone()).unwrap();
+    let second = connections.admit(stranger.clone()).unwrap();
+    assert!(connections.admit(stranger.clone()).is_none(), "more than one client may have");
+    let third = connections.admit(user.clone()).unwrap();
+    assert!(connections.admit(user.clone()).is_none(), "more than all may have");
+    drop((first, second));
+    assert!(connections.admit(stranger).is_some());
+    drop(third);
+    assert!(connections.open.lock().is_empty());
+    assert_eq!(connections.refusals.0.lock().1, 1, "the second refusal is not logged");
 }
