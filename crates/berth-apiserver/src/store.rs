@@ -34,6 +34,15 @@ pub use self::{view::View, watch::Watch};
 /// The most bytes that an object may have as JSON: what etcd takes by default.
 pub const MAX_OBJECT: usize = 1536 * 1024;
 
+/// The journal's file in the directory of a store.
+pub const JOURNAL: &str = "objects";
+
+/// Makes the store in `dir`, whose files were replaced by older ones, go on at a revision that was never given out: clients that
+/// saw later ones have to list again.
+pub fn skip_revisions(dir: &Path) -> Result<(), OpenError> {
+    commit::skip_revisions(dir)
+}
+
 /// A set of objects that are listed and watched together: `pods`, `storageclasses.storage.k8s.io`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Collection(Arc<str>);

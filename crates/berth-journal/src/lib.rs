@@ -51,10 +51,11 @@ mod scan;
 mod tests;
 
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     fs::File,
     io::{self, BufReader, Read, Seek, SeekFrom},
     os::{fd::AsFd, unix::fs::FileExt},
+    path::Path,
 };
 
 use berth_host::path::Dir;
@@ -602,6 +603,27 @@ impl Journal {
         }
         Ok(keys)
     }
+}
+
+/// The records of the journal at `path`, without changing it, also while somebody writes it. Damaged lines are left out: whoever
+/// has to know of them opens it.
+pub fn read(path: &Path) -> io::Result<BTreeMap<String, Vec<u8>>> {
+    let mut records = BTreeMap::new();
+    for line in std::fs::read(path)?.split_inclusive(|byte| *byte == b'\n') {
+        let zeros = line.iter().take_while(|byte| **byte == 0).count();
+        if let Some(line::Line::Record(record)) = line::decode(&line[zeros..]) {
+            match record.value {
+                Some(value) => records.insert(record.key.into_owned(), value.to_vec()),
+                None => records.remove(&*record.key),
+            };
+        }
+    }
+    Ok(records)
+}
+
+/// The checksum that lines carry, for others who want to know whether bytes have changed.
+pub fn checksum(bytes: &[u8]) -> u32 {
+    crc32fast::hash(bytes)
 }
 
 fn mark_name(journal: &str) -> String {

@@ -1,6 +1,6 @@
 //! What a journal gives back after every kind of bad luck.
 
-use std::{collections::BTreeMap, fs};
+use std::fs;
 
 use super::*;
 
@@ -430,4 +430,12 @@ fn a_quarantined_key_is_told_until_it_is_written_again() {
     drop(journal);
     let (_, damage, records) = open(dir.path());
     assert_eq!((damage.quarantined.len(), records["a"].as_str()), (0, "3"));
+}
+
+#[test]
+fn a_journal_can_be_read_while_it_is_written() {
+    let dir = in_memory();
+    let (mut journal, ..) = open(dir.path());
+    journal.write(&[put("a", "1"), put("b", "2"), put("a", "3"), Entry::Remove { key: "b" }]).unwrap();
+    assert_eq!(read(&dir.path().join("j")).unwrap(), BTreeMap::from([("a".into(), b"3".to_vec())]));
 }

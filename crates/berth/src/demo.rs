@@ -72,6 +72,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         listen: "127.0.0.1:0".parse().context("parse a constant")?,
         kubeconfig: None,
         node_name: "berth".to_owned(),
+        empty_store: crate::apiserver::EmptyStore::default(),
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
         sidecars: SIDECARS.to_vec(),
         flags: crate::up::default_flags()?,

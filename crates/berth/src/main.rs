@@ -4,7 +4,9 @@
 //! the other commands are in [`Command`]. Flags that other projects' manifests use are taken in Go's style too: one dash
 //! or two, `--flag=true` for switches.
 
+mod adopt;
 mod apiserver;
+mod backup;
 mod demo;
 mod down;
 mod driver;
@@ -68,8 +70,20 @@ enum Command {
     #[command(display_order = 5)]
     Explain(explain::Args),
 
-    /// Serve the Kubernetes API for the resources that storage needs, alone.
+    /// Copy objects, certificates and drivers' records into one file.
     #[command(display_order = 6)]
+    Backup(backup::BackupArgs),
+
+    /// Put back what a backup holds.
+    #[command(display_order = 7)]
+    Restore(backup::RestoreArgs),
+
+    /// Create PersistentVolumes for a driver's volumes that no object knows.
+    #[command(display_order = 8)]
+    Adopt(adopt::Args),
+
+    /// Serve the Kubernetes API for the resources that storage needs, alone.
+    #[command(display_order = 9)]
     Apiserver(apiserver::Args),
 
     /// Answer the kubelet's liveness probe for a CSI driver (replaces livenessprobe).
@@ -203,6 +217,9 @@ impl Tables<'_> {
                 Command::Status(args) => status::run(args).await?,
                 Command::Demo(args) => demo::run(args).await?,
                 Command::Explain(args) => return explain::run(args).await,
+                Command::Backup(args) => backup::backup(&args)?,
+                Command::Restore(args) => backup::restore(&args)?,
+                Command::Adopt(args) => adopt::run(args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,
                 Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await?,

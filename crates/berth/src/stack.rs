@@ -25,7 +25,6 @@ use berth_apiserver::auth::Credentials;
 use berth_apiserver::collect;
 use berth_apiserver::rest::{self, ApiServer};
 use berth_apiserver::server::Server;
-use berth_apiserver::store::{self, Store};
 use berth_csi::Endpoint;
 use berth_host::path::Dir;
 use berth_kube::Cluster;
@@ -42,6 +41,8 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use self::pods::NodePods;
+use crate::apiserver::{self, EmptyStore};
+use crate::backup;
 use crate::driver::{BACKENDS, Backend, Served, keep_registered};
 use crate::launch::{Choice, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
@@ -74,6 +75,7 @@ pub(crate) struct Options {
     /// Besides the one in the data directory.
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) node_name: String,
+    pub(crate) empty_store: EmptyStore,
     pub(crate) drivers: Vec<Backend>,
     pub(crate) sidecars: Vec<Sidecar>,
     /// The flags of `berth up`, as far as they are the drivers'.
@@ -299,11 +301,8 @@ async fn serve_api(
     pods: Arc<NodePods>,
 ) -> anyhow::Result<(ApiServer, Server, PathBuf)> {
     let directory = data_dir.join("apiserver");
-    let (store, opened) = Store::open(&directory.join("store"), store::Options::default())
-        .with_context(|| format!("open {}", directory.display()))?;
-    if opened.damaged > 0 {
-        tracing::error!(opened.damaged, "records were damaged and set aside; all others are served");
-    }
+    let has_driver_records = !backup::driver_records(data_dir).is_empty();
+    let (store, _) = apiserver::open_store(&directory, has_driver_records, options.empty_store).await?;
     let credentials = Arc::new(Credentials::ensure(&directory.join("pki"), jiff::Timestamp::now())?);
     let api = ApiServer::new(
         store,

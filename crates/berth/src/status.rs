@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use berth_kube::Cluster;
 use clap::Args as ClapArgs;
 use jiff::Timestamp;
@@ -32,6 +32,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     println!("Berth runs in {} (process {}), started {} ago", data_dir.display(), running.pid, age(&running));
     println!("  API         https://{}", running.address);
     println!("  kubeconfig  {}", running.kubeconfig.display());
+    print!("{}", problems(&cluster).await?);
     print!("{}", nodes(&cluster).await?);
     print!("{}", counts(&cluster).await?);
     Ok(())
@@ -44,6 +45,23 @@ fn age(running: &Running) -> String {
         120..7200 => format!("{} min", seconds / 60),
         _ => format!("{} h", seconds / 3600),
     }
+}
+
+/// What the API server says of itself, if it is not well: records that are damaged or missing.
+async fn problems(cluster: &Cluster) -> anyhow::Result<String> {
+    let request = hyper::Request::get("/readyz").body(kube::client::Body::empty())?;
+    let answer = cluster.client().send(request).await.context("ask the API server whether it is well")?;
+    if answer.status().is_success() {
+        return Ok(String::new());
+    }
+    let said = answer.into_body().collect_bytes().await.context("read its answer")?;
+    let said = String::from_utf8_lossy(&said);
+    let failed = said.lines().filter_map(|line| line.strip_prefix("[-]"));
+    let mut text = String::new();
+    for line in failed {
+        let _ = writeln!(text, "  NOT WELL    {line}");
+    }
+    Ok(text)
 }
 
 async fn nodes(cluster: &Cluster) -> anyhow::Result<String> {

@@ -15,6 +15,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
+use crate::apiserver::EmptyStore;
 use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::Sidecar;
@@ -51,6 +52,9 @@ pub(crate) struct Args {
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
     detach: bool,
+
+    #[command(flatten)]
+    empty_store: EmptyStore,
 
     #[command(flatten)]
     logging: logging::Logging,
@@ -129,6 +133,7 @@ pub(crate) async fn run(
         listen: args.listen,
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
+        empty_store: args.empty_store,
         drivers: chosen(backends, &args.drivers),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),

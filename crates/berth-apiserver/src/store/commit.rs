@@ -19,8 +19,8 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    Change, Collection, Damage, Event, EventKind, Expect, Key, Object, OpenError, Opened, Options, Shared,
-    Store, WriteError, published::Published,
+    Change, Collection, Damage, Event, EventKind, Expect, JOURNAL, Key, Object, OpenError, Opened, Options,
+    Shared, Store, WriteError, published::Published,
 };
 
 type Answer = Result<Arc<Object>, WriteError>;
@@ -308,7 +308,6 @@ impl Drop for Committer {
     }
 }
 
-const JOURNAL: &str = "objects";
 const LOCK: &str = "lock";
 const ANY: &str = "*";
 /// More changes than a damaged piece of the journal can have held.
@@ -361,6 +360,11 @@ pub(super) fn load(
     let damage = (found.is_damaged() || strange > 0)
         .then(|| Damage { quarantined, kept_in: dir.child_path(berth_journal::CORRUPT) });
     Ok((published, records, opened, damage))
+}
+
+pub(super) fn skip_revisions(dir: &Path) -> Result<(), OpenError> {
+    let (published, mut records, ..) = load(dir, Options::default())?;
+    records.note_revision(published.revision() + LEAP).map_err(OpenError::Journal)
 }
 
 /// An object's key as it stands in the journal; `None` for the keys of revisions.

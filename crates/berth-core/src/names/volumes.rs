@@ -73,3 +73,7 @@ pub fn csi_driver_of_plugin(plugin: &str) -> Option<&'static str> {
 }
 /// The image of the pod that empties a volume whose reclaim policy is Recycle: it has a shell, find and ls.
 pub const RECYCLER_IMAGE: &str = "registry.k8s.io/build-image/debian-base:bookworm-v1.0.6";
+/// In CreateVolume's parameters: the claim's name, where the provisioner hands over metadata (--extra-create-metadata).
+pub const CLAIM_NAME_PARAMETER: &str = "csi.storage.k8s.io/pvc/name";
+/// In CreateVolume's parameters: the claim's namespace.
+pub const CLAIM_NAMESPACE_PARAMETER: &str = "csi.storage.k8s.io/pvc/namespace";
