@@ -167,7 +167,7 @@ async fn records_that_are_lost_as_a_whole_cost_no_data() {
         ("zeros", &|| fs::write(state.join("volumes.journal"), [0; 8192]).unwrap()),
         // As if the one who set a record aside was killed before it kept the data.
         ("earlier", &|| {
-            fs::create_dir(state.join("corrupt")).unwrap();
+            fs::create_dir_all(state.join("corrupt")).unwrap();
             fs::write(state.join("corrupt/volumes.journal-1"), "").unwrap();
             let journal = fs::read_to_string(state.join("volumes.journal")).unwrap();
             let others: Vec<&str> = journal.lines().filter(|line| !line.contains("earlier")).collect();
