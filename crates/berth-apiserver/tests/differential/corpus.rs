@@ -190,5 +190,6 @@ impl Step {
 fn yaml(text: &str, line: &str) -> Value {
     // As YAML 1.2 has it, where `y` and `n` are texts.
     let options = serde_saphyr::options! { strict_booleans: true };
-    serde_saphyr::from_str_with_options(text, options).unwrap_or_else(|error| panic!("{line}: {error} in {text}"))
+    serde_saphyr::from_str_with_options(text, options)
+        .unwrap_or_else(|error| panic!("{line}: {error} in {text}"))
 }
