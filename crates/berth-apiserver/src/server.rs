@@ -46,9 +46,9 @@ const COMPLAINT: Duration = Duration::from_secs(60);
 /// How many connections are served at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// By everybody together.
+    /// How many all clients may have together.
     pub total: usize,
-    /// By one client: whoever has the same certificate, or without one the same address.
+    /// How many one client may have: whoever has the same certificate, or without one the same address.
     pub per_client: usize,
 }
 

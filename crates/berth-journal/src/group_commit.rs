@@ -77,7 +77,7 @@ impl GroupCommit {
         self.request(key, Some(json), barrier).await
     }
 
-    /// Forgets `key`, durably.
+    /// Removes `key`; a power cut after the return does not bring it back.
     pub async fn remove(&self, key: String) -> Result<(), Error> {
         self.request(key, None, Barrier::None).await
     }

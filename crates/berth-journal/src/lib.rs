@@ -89,14 +89,14 @@ const QUARANTINED: &str = "quarantined: ";
 pub enum Entry<'a> {
     /// Sets a key's record.
     Put {
-        /// The key.
+        /// The key that the record is found by.
         key: &'a str,
         /// The record, as JSON; its line breaks, if any, become spaces.
         json: &'a [u8],
     },
-    /// Forgets a key.
+    /// Removes a key and its record.
     Remove {
-        /// The key.
+        /// The key whose record is removed; none need exist.
         key: &'a str,
     },
 }
@@ -130,7 +130,7 @@ pub enum Error {
     /// The disk is full.
     #[error("no room left to record the change: {0}")]
     Full(String),
-    /// Anything else.
+    /// The journal could not be read or written for another reason.
     #[error("{0}")]
     Broken(String),
 }
