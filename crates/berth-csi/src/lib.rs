@@ -6,8 +6,7 @@
 //! - [`Client`]: calls a driver: deadline, what a broken call means, what the driver can do, metrics.
 //! - [`CallLayer`]: what happens around every call: deadline, log line, metrics, running to the end.
 //! - [`code`]: which answers are final.
-//! - [`progress`]: how far a work is that goes on after its answer.
-//! - [`warnings`]: what people should know of a call that succeeded.
+//! - [`remarks`]: warnings and progress for people, beside an answer.
 //! - [`registration`]: how a driver introduces itself to a node.
 //! - [`kubernetes`]: access modes and volume modes of Kubernetes as capabilities of CSI.
 
@@ -18,12 +17,11 @@ pub mod code;
 mod endpoint;
 pub mod kubernetes;
 mod metrics;
-pub mod progress;
 pub mod registrar;
 pub mod registration;
+pub mod remarks;
 mod transport;
 pub mod v1;
-pub mod warnings;
 
 pub use call_layer::{CallLayer, Calls, Deadline};
 pub use client::{

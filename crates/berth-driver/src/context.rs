@@ -9,6 +9,7 @@ use std::{
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use parking_lot::Mutex;
+use tonic::Response;
 
 /// Until when a call's answer is of use, with which secrets it comes, and for whom.
 #[derive(Debug, Clone, Default)]
@@ -17,7 +18,7 @@ pub struct Context {
     secrets: Secrets,
     claim: Option<Claim>,
     pod: Option<Pod>,
-    /// Shared by the clones, so that what a task of the call warns of is heard.
+    /// Shared by clones, so that a warning from a task or a thread of the call is not lost.
     warnings: Arc<Mutex<Vec<String>>>,
 }
 
@@ -41,17 +42,6 @@ impl Context {
         Self { deadline, secrets, claim, pod, warnings: Arc::default() }
     }
 
-    /// Tells people what they should know of a call that succeeds, such as data that a deletion keeps. The warnings of
-    /// DeleteVolume reach Berth's provisioner beside the answer, which emits an event of them.
-    pub fn warn(&self, warning: impl Into<String>) {
-        self.warnings.lock().push(warning.into());
-    }
-
-    /// The warnings until now.
-    pub fn warnings(&self) -> Vec<String> {
-        self.warnings.lock().clone()
-    }
-
     /// When the caller stops waiting. The call is not cancelled then: it goes on, and a repeated call finds its result.
     pub fn deadline(&self) -> Option<Instant> {
         self.deadline
@@ -70,6 +60,31 @@ impl Context {
     /// The claim that a volume is made for, where the provisioner says it (`--extra-create-metadata`).
     pub fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
+    }
+
+    /// Tells the caller something that a person should know although the call succeeds: a sentence that goes to this
+    /// driver's log and, beside the answer, to the sidecar. Berth's sidecars record it as an event (`VolumeDeleteWarning`,
+    /// else `DriverWarning`) on the volume, claim or snapshot; others ignore it. Nothing is sent where the call fails: then
+    /// the error is what the caller learns.
+    pub fn warn(&self, sentence: impl Into<String>) {
+        let sentence = sentence.into();
+        tracing::warn!("{sentence}");
+        let mut warnings = self.warnings.lock();
+        if !warnings.contains(&sentence) {
+            warnings.push(sentence);
+        }
+    }
+
+    /// What was warned of so far.
+    pub fn warnings(&self) -> Vec<String> {
+        self.warnings.lock().clone()
+    }
+
+    /// An answer with the warnings of its call.
+    pub(crate) fn reply<T>(&self, message: T) -> Response<T> {
+        let mut answer = Response::new(message);
+        berth_csi::remarks::add_warnings(answer.metadata_mut(), &self.warnings());
+        answer
     }
 
     /// The pod that a volume is published to, where the CSIDriver object asks for it (`podInfoOnMount`).

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fs, time::Duration};
 
 use berth_backends::{Context, Error, Secrets, Volumes as _, nfs::Nfs};
 use berth_core::VolumeId;
-use berth_csi::{Client, Endpoint, v1::DeleteVolumeRequest, warnings};
+use berth_csi::{Client, Endpoint, remarks::Remarks, v1::DeleteVolumeRequest};
 
 use crate::{
     calls::{Calls as _, NewVolume},
@@ -235,7 +235,7 @@ async fn the_caller_of_delete_volume_is_warned_beside_the_answer() {
     let client = Client::connect(&Endpoint::Unix(driver.socket.clone()));
     let request = DeleteVolumeRequest { volume_id: second.id.to_string(), ..DeleteVolumeRequest::default() };
     let answer = client.respond(DEADLINE, request).await.unwrap();
-    let warnings = warnings::read(answer.metadata());
+    let warnings = Remarks::of(answer.metadata()).warnings;
     assert!(warnings[0].contains("größe") && warnings[0].contains("claim shop/a"), "{warnings:?}");
     driver.end().await;
 }

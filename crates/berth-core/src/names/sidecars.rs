@@ -23,6 +23,11 @@ pub fn creating(driver: &str) -> String {
     format!("creating.berth.dev/{driver}")
 }
 
+/// The reason of an event about something a CSI driver warned of although the call succeeded.
+pub const DRIVER_WARNING: &str = "DriverWarning";
+/// On a snapshot's or group's content: what the driver warned of when it took it.
+pub const SNAPSHOT_WARNING: &str = "snapshotter.berth.dev/driver-warning";
+
 /// On an attachment: the node as the driver knows it, kept for when the CSINode is gone.
 pub const NODE_ID: &str = "csi.alpha.kubernetes.io/node-id";
 /// On an attachment: the volume as the driver knows it, kept for when the PersistentVolume is gone.

@@ -60,7 +60,7 @@ impl Controller for Services {
                 return Err(Error::Conflict(sentence).into());
             }
         }
-        Ok(Response::new(CreateVolumeResponse { volume: Some(answer::volume(volume, places)) }))
+        Ok(ctx.reply(CreateVolumeResponse { volume: Some(answer::volume(volume, places)) }))
     }
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Reply<DeleteVolumeResponse> {
@@ -76,9 +76,7 @@ impl Controller for Services {
         }
         // Also where there is none: a creation or deletion that failed may have left something of it.
         unless_gone("volume", controller.provisioner.delete(&ctx, &id).await)?;
-        let mut answer = Response::new(DeleteVolumeResponse {});
-        berth_csi::warnings::add(answer.metadata_mut(), &ctx.warnings());
-        Ok(answer)
+        Ok(ctx.reply(DeleteVolumeResponse {}))
     }
 
     async fn controller_publish_volume(
@@ -239,9 +237,9 @@ impl Controller for Services {
         snapshot.topology = snapshot.topology.filter(|own| !is_named(own));
         let progress = if snapshot.ready { None } else { snapshots.progress(&snapshot.id) };
         let snapshot = answer::snapshot(snapshot, places);
-        let mut answer = Response::new(CreateSnapshotResponse { snapshot: Some(snapshot) });
+        let mut answer = ctx.reply(CreateSnapshotResponse { snapshot: Some(snapshot) });
         if let Some(words) = progress {
-            berth_csi::progress::tell(answer.metadata_mut(), &words);
+            berth_csi::remarks::set_progress(answer.metadata_mut(), &words);
         }
         Ok(answer)
     }
@@ -262,7 +260,7 @@ impl Controller for Services {
             return Err(Error::Invalid(sentence).into());
         }
         unless_gone("snapshot", snapshots.delete_snapshot(&ctx, &id).await)?;
-        Ok(Response::new(DeleteSnapshotResponse {}))
+        Ok(ctx.reply(DeleteSnapshotResponse {}))
     }
 
     async fn list_snapshots(&self, request: Request<ListSnapshotsRequest>) -> Reply<ListSnapshotsResponse> {
@@ -315,7 +313,7 @@ impl Controller for Services {
             return Err(Error::OutOfRange(sentence).into());
         }
         let expanded = expansion.expand(&ctx, &volume, range).await?;
-        Ok(Response::new(ControllerExpandVolumeResponse {
+        Ok(ctx.reply(ControllerExpandVolumeResponse {
             capacity_bytes: expanded.capacity.as_i64(),
             node_expansion_required: expanded.node_expansion_required,
         }))
@@ -345,7 +343,7 @@ impl Controller for Services {
         let _guard = self.lock_volume(&id)?;
         let volume = existing_volume(&ctx, controller, &id).await?;
         modification.modify(&ctx, &volume, mutable).await?;
-        Ok(Response::new(ControllerModifyVolumeResponse {}))
+        Ok(ctx.reply(ControllerModifyVolumeResponse {}))
     }
 }
 

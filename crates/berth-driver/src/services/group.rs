@@ -48,7 +48,7 @@ impl GroupController for Services {
         let (ctx, call) = call::read(request)?;
         let group = self.ensure_group(&ctx, controller, groups, call).await?;
         let group = answer::group(group, controller.provisioner.places());
-        Ok(Response::new(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
+        Ok(ctx.reply(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
     }
 
     async fn delete_volume_group_snapshot(
@@ -64,7 +64,7 @@ impl GroupController for Services {
             let _members = self.lock(members.map(|member| (member, Hold::Exclusive)))?;
             unless_gone("group snapshot", groups.delete_group(&ctx, &id).await)?;
         }
-        Ok(Response::new(DeleteVolumeGroupSnapshotResponse {}))
+        Ok(ctx.reply(DeleteVolumeGroupSnapshotResponse {}))
     }
 
     async fn get_volume_group_snapshot(

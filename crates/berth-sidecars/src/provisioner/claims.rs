@@ -10,8 +10,10 @@ use std::time::Instant;
 
 use berth_core::names::events;
 use berth_core::names::{
-    ALPHA_SELECTED_NODE, BETA_STORAGE_PROVISIONER, MIGRATED_TO, SELECTED_NODE, STORAGE_PROVISIONER, creating,
+    ALPHA_SELECTED_NODE, BETA_STORAGE_PROVISIONER, DRIVER_WARNING, MIGRATED_TO, SELECTED_NODE,
+    STORAGE_PROVISIONER, creating,
 };
+use berth_csi::remarks::Remarks;
 use berth_csi::v1::{CreateVolumeRequest, DeleteVolumeRequest, TopologyRequirement, Volume};
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next, finalizers, storage};
@@ -167,12 +169,15 @@ impl Provisioner {
         let name = request.name();
         let made = async {
             let call = CreateVolumeRequest { secrets: secrets.clone(), ..request.call.clone() };
-            let answer = self.driver.call(self.options.timeout, call).await?;
+            let answer = self.driver.respond(self.options.timeout, call).await?;
+            for warning in Remarks::of(answer.metadata()).warnings {
+                self.recorder.warning(claim, DRIVER_WARNING, warning);
+            }
             // Not final: a driver that answers like this has made something.
-            let made = answer
-                .volume
-                .filter(|volume| !volume.volume_id.is_empty())
-                .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateVolume has no volume id"))?;
+            let made =
+                answer.into_inner().volume.filter(|volume| !volume.volume_id.is_empty()).ok_or_else(
+                    || Status::aborted("the CSI driver's answer to CreateVolume has no volume id"),
+                )?;
             let Some(wrong) = request.difference(&made).filter(|_| self.other_owner(&made, name).is_none())
             else {
                 return Ok(made);

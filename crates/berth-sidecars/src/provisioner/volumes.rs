@@ -8,7 +8,7 @@ use berth_core::names::events;
 use berth_core::names::{
     DELETION_SECRET_NAME, DELETION_SECRET_NAMESPACE, PROVISIONED_BY, PROVISIONER_FINALIZER,
 };
-use berth_csi::v1::DeleteVolumeRequest;
+use berth_csi::{remarks::Remarks, v1::DeleteVolumeRequest};
 use berth_kube::timeline::Step;
 use berth_kube::{Key, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
@@ -91,7 +91,7 @@ impl Provisioner {
             ..Step::default()
         }
         .ended(begun, why.as_deref());
-        for warning in berth_csi::warnings::read(deleted?.metadata()) {
+        for warning in Remarks::of(deleted?.metadata()).warnings {
             self.recorder.warning(volume, "VolumeDeleteWarning", warning);
         }
         self.capacity_changed(volume);

@@ -2,6 +2,7 @@
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_core::names::events;
+use berth_csi::remarks::Remarks;
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
 use berth_kube::Cache;
 use jiff::Timestamp;
@@ -125,18 +126,18 @@ impl Content for VolumeSnapshotContent {
         context: &Context,
         mut request: CreateSnapshotRequest,
         secrets: Secrets,
-    ) -> Result<(Snapshot, Option<String>), Status> {
+    ) -> Result<(Snapshot, Remarks), Status> {
         request.secrets = secrets;
         let answer = context.driver.respond(context.options.timeout, request).await?;
-        let progress = berth_csi::progress::told(answer.metadata());
+        let mut remarks = Remarks::of(answer.metadata());
         let made = answer.into_inner().snapshot.filter(|snapshot| !snapshot.snapshot_id.is_empty());
         // Not final: a driver that answers like this has made something.
         let mut made = made
             .ok_or_else(|| Status::aborted("the CSI driver's answer to CreateSnapshot has no snapshot id"))?;
-        let progress = progress.filter(|_| !made.ready_to_use);
+        remarks.progress = remarks.progress.filter(|_| !made.ready_to_use);
         // Only a group's own content says which snapshots are its members.
         made.group_snapshot_id.clear();
-        Ok((made, progress))
+        Ok((made, remarks))
     }
 
     /// A driver that cannot tell is believed to have it.

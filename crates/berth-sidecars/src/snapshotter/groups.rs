@@ -2,6 +2,7 @@
 
 use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_core::names::events;
+use berth_csi::remarks::Remarks;
 use berth_csi::v1::{
     CreateVolumeGroupSnapshotRequest, DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest,
     VolumeGroupSnapshot,
@@ -128,15 +129,16 @@ impl Content for VolumeGroupSnapshotContent {
         context: &Context,
         mut request: CreateVolumeGroupSnapshotRequest,
         secrets: Secrets,
-    ) -> Result<(VolumeGroupSnapshot, Option<String>), Status> {
+    ) -> Result<(VolumeGroupSnapshot, Remarks), Status> {
         request.secrets = secrets;
-        let answer = context.driver.call(context.options.timeout, request).await?;
-        let made = answer.group_snapshot.filter(|group| !group.group_snapshot_id.is_empty());
+        let answer = context.driver.respond(context.options.timeout, request).await?;
+        let remarks = Remarks { progress: None, ..Remarks::of(answer.metadata()) };
+        let made = answer.into_inner().group_snapshot.filter(|group| !group.group_snapshot_id.is_empty());
         // Not final: a driver that answers like this has made something.
         let made = made.ok_or_else(|| {
             Status::aborted("the CSI driver's answer to CreateVolumeGroupSnapshot has no group snapshot id")
         })?;
-        Ok((made, None))
+        Ok((made, remarks))
     }
 
     async fn fetch_state(

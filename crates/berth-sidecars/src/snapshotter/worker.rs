@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use berth_csi::code;
+use berth_core::names::{DRIVER_WARNING, SNAPSHOT_WARNING};
+use berth_csi::{code, remarks::Remarks};
 use berth_kube::timeline::Step;
 use berth_kube::{Cache, Index, Key, Kind, Loop, Next, Queue, Severity, finalizers};
 use jiff::Timestamp;
@@ -66,12 +67,12 @@ pub(super) trait Content: Kind {
     /// Takes out of its status what is deleted, so that a deletion that is repeated after a crash does not call again.
     fn clear(&mut self);
 
-    /// Takes it; gives also how far it is, if it is not ready and the driver says.
+    /// Takes it; gives also what the driver said beside its answer, without the progress of one that is ready.
     fn take(
         context: &Context,
         request: Self::Request,
         secrets: Secrets,
-    ) -> impl Future<Output = Result<(Self::Answer, Option<String>), Status>> + Send;
+    ) -> impl Future<Output = Result<(Self::Answer, Remarks), Status>> + Send;
     /// Asks how it is.
     fn fetch_state(
         &self,
@@ -178,7 +179,7 @@ impl<C: Content> Worker<C> {
         match plan::plan(content.observe(&self.context.name)) {
             Plan::Nothing => Ok(Next::Done),
             Plan::Unmark => {
-                self.unmark(&content).await?;
+                self.unmark(&content, &[]).await?;
                 // A deletion may have waited for this, and our own writes do not bring the content back.
                 Ok(Next::After(Duration::ZERO))
             }
@@ -221,11 +222,14 @@ impl<C: Content> Worker<C> {
         let begun = Instant::now();
         let made = C::take(&self.context, request, secrets).await;
         trace_call(C::WORDS.take, volume.as_deref(), begun, made.as_ref().err());
-        let made = made.and_then(|(made, progress)| Ok((self.not_of_another(made, &content)?, progress)));
+        let made = made.and_then(|(made, remarks)| Ok((self.not_of_another(made, &content)?, remarks)));
         match made {
-            Ok((made, progress)) => {
-                let next = self.save(&content, &made, true).await?;
-                if let Some(words) = progress {
+            Ok((made, remarks)) => {
+                let next = self.save(&content, &made, Some(&remarks.warnings)).await?;
+                for warning in remarks.warnings {
+                    self.record_for_owner(&content, Severity::Warning, DRIVER_WARNING, warning);
+                }
+                if let Some(words) = remarks.progress {
                     // One for each answer, so never more than it is asked, ever more seldom.
                     self.record_for_owner(&content, Severity::Normal, PROGRESS, words);
                 }
@@ -233,7 +237,7 @@ impl<C: Content> Worker<C> {
             }
             Err(status) => {
                 if code::is_final(status.code()) {
-                    self.unmark(&content).await?;
+                    self.unmark(&content, &[]).await?;
                 }
                 let doing = format!("{doing}: {}", content.taking());
                 self.failed(&content, reason, &doing, status.into()).await
@@ -269,7 +273,7 @@ impl<C: Content> Worker<C> {
     /// Asks how a snapshot or a group that exists is.
     async fn check(&self, content: &Arc<C>) -> Result<Next, Failure> {
         match content.fetch_state(&self.context, &self.classes).await {
-            Ok(found) => self.save(content, &found, false).await,
+            Ok(found) => self.save(content, &found, None).await,
             Err(failure) => {
                 let doing = format!("Failed to check and update {} content", C::WORDS.what);
                 self.failed(content, C::WORDS.not_checked, &doing, failure).await
@@ -277,13 +281,19 @@ impl<C: Content> Worker<C> {
         }
     }
 
-    /// Saves what the driver said, takes the mark away and says when to ask again.
-    async fn save(&self, content: &Arc<C>, said: &C::Answer, just_taken: bool) -> Result<Next, Failure> {
-        let now = Timestamp::now();
+    /// Saves what the driver said, takes the mark away and says when to ask again. `taken_with` are the warnings of a
+    /// driver that has just taken it; they are written with the removal of the mark, so that none is lost in a crash.
+    async fn save(
+        &self,
+        content: &Arc<C>,
+        said: &C::Answer,
+        taken_with: Option<&[String]>,
+    ) -> Result<Next, Failure> {
+        let (now, just_taken) = (Timestamp::now(), taken_with.is_some());
         let saved =
             self.context.cluster.edit_status(content.as_ref(), |content| content.save(said, just_taken, now));
         let Some(content) = saved.await? else { return Ok(Next::Done) };
-        self.unmark(&content).await?;
+        self.unmark(&content, taken_with.unwrap_or_default()).await?;
         if C::is_ready(said) {
             return Ok(Next::Done);
         }
@@ -336,12 +346,16 @@ impl<C: Content> Worker<C> {
         }
     }
 
-    async fn unmark(&self, content: &Arc<C>) -> Result<(), Failure> {
+    /// Takes the mark away, and keeps what the driver warned of.
+    async fn unmark(&self, content: &Arc<C>, warnings: &[String]) -> Result<(), Failure> {
         self.context
             .cluster
             .edit(content.as_ref(), |content| {
                 if content.annotations().contains_key(C::WORDS.mark) {
                     content.annotations_mut().remove(C::WORDS.mark);
+                }
+                if !warnings.is_empty() {
+                    content.annotations_mut().insert(SNAPSHOT_WARNING.to_owned(), warnings.join("; "));
                 }
             })
             .await?;

@@ -45,6 +45,8 @@ pub(crate) struct Storage {
     pub(crate) unlisted: Mutex<Vec<String>>,
     /// Part of the name of the volume that is taken for another one, and its snapshots for others.
     pub(crate) taken_for_others: Mutex<String>,
+    /// What the driver warns of beside its answers about snapshots.
+    pub(crate) warnings: Mutex<Vec<String>>,
     /// Where volumes were asked for, call by call; `None` if the driver knows no places.
     pub(crate) places: Mutex<Option<Vec<v1::TopologyRequirement>>>,
     /// Told of every call.
@@ -314,7 +316,7 @@ impl Controller for Fake {
             v1::DeleteVolumeResponse {}
         });
         let mut answer = answer.await?;
-        berth_csi::warnings::add(answer.metadata_mut(), &self.storage.deletion_warnings.lock());
+        berth_csi::remarks::add_warnings(answer.metadata_mut(), &self.storage.deletion_warnings.lock());
         Ok(answer)
     }
 

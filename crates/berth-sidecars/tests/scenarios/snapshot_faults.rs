@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::names::SNAPSHOT_WARNING;
 use berth_sidecars::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, PostParams};
@@ -136,6 +137,25 @@ async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
     server.event("SnapshotReady", "default/quick").await;
     let told = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
     assert!(told.iter().all(|event| event.involved_object.name.as_deref() == Some("snap")), "{told:?}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_warning_beside_the_answer_becomes_an_event_and_an_annotation_that_survives_a_crash() {
+    let (server, storage) = bench().await;
+    *storage.warnings.lock() = vec!["the files are of different moments (目录)".to_owned()];
+    // The first answer is lost, so that the one that counts is the answer to a repeated call.
+    storage.fail("CreateSnapshot", "", FaultKind::DoneBut(Code::DeadlineExceeded), 1);
+    let running = Running::start(&server.client, &Fake::driver(&storage, &Power::on()));
+    server.snapshot("snap", "data").await;
+    let ready = server.ready("snap").await;
+    server.event("DriverWarning", "目录").await;
+    let annotated = |content: Option<&VolumeSnapshotContent>| {
+        let annotations = content.map(|content| content.annotations().clone()).unwrap_or_default();
+        annotations.get(SNAPSHOT_WARNING).is_some_and(|text| text.contains("different moments"))
+            && !annotations.contains_key(MARK)
+    };
+    server.wait(server.api(), &content_of(&ready), "annotated", annotated).await;
     running.stop().await;
 }
 

@@ -51,7 +51,8 @@ impl Fake {
         let mut answer = answer.await?;
         // Whether or not it is ready: a driver may forget to stop.
         let words = format!("copied {} of many", request.source_volume_id);
-        berth_csi::progress::tell(answer.metadata_mut(), &words);
+        berth_csi::remarks::set_progress(answer.metadata_mut(), &words);
+        berth_csi::remarks::add_warnings(answer.metadata_mut(), &self.storage.warnings.lock());
         Ok(answer)
     }
 
