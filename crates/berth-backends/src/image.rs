@@ -62,6 +62,34 @@ pub(crate) fn choose_size(range: &CapacityRange, least: u64) -> Result<Capacity>
     Ok(size)
 }
 
+/// How long the image of a volume of `size` bytes is that holds `filesystem`, or is raw: a multiple of [`UNIT`], and no
+/// less than the filesystem needs. The volume's capacity stays what was asked for, so that a restore or a clone that asks
+/// for the same is not too small.
+pub(crate) fn length(size: u64, filesystem: Option<Filesystem>) -> u64 {
+    let least = filesystem.map_or(UNIT, format::minimum_size);
+    size.max(least).next_multiple_of(UNIT)
+}
+
+/// Refuses an image that would be longer than the caller allows, in words that name the smallest sizes.
+pub(crate) fn check_length(range: &CapacityRange, length: u64, filesystem: Option<Filesystem>) -> Result<()> {
+    let Some(limit) = range.limit().filter(|limit| length > limit.bytes()) else { return Ok(()) };
+    let smallest = |fs: Filesystem| format!("{fs} {}", Capacity::new(format::minimum_size(fs)));
+    let why = match filesystem {
+        Some(fs) if length == format::minimum_size(fs) => format!(
+            "the smallest volumes are {}, {} and {}",
+            smallest(Filesystem::Ext4),
+            smallest(Filesystem::Btrfs),
+            smallest(Filesystem::Xfs)
+        ),
+        _ => format!("images are multiples of {UNIT} bytes"),
+    };
+    let what = filesystem.map_or_else(|| "a raw volume".to_owned(), |fs| format!("a volume with {fs}"));
+    Err(Error::OutOfRange(format!(
+        "{what} of this size takes {length} bytes, which is above limit_bytes ({}); {why}",
+        limit.bytes()
+    )))
+}
+
 /// The size of a volume of `now` bytes after it has grown into the range.
 pub(crate) fn choose_growth(range: &CapacityRange, now: u64) -> Result<Capacity> {
     let wanted = range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(now)).round_up(UNIT);

@@ -198,8 +198,7 @@ impl Local {
                 .staging(&local)
                 .stats(&local)
                 .health(&local)
-                .inline_volumes(&local)
-                .mount_group();
+                .inline_volumes(&local);
             if config.node_expansion {
                 node = node.expansion(&local);
             }

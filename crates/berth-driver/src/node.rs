@@ -229,9 +229,10 @@ pub trait Stats: Send + Sync + 'static {
 pub enum NodeExpanded {
     /// Everything on it has this size now.
     Done(Capacity),
-    /// This machine can grow it to the volume's size only while it is not mounted: the framework unpublishes, unstages,
-    /// stages (which grows) and publishes again, if nobody is using it.
-    NeedsRemount(Capacity),
+    /// It has not grown: this machine can grow it only while it is not mounted. The framework unpublishes, unstages,
+    /// stages (which grows) and publishes again, then asks once more; whatever is still mounted elsewhere is answered
+    /// FAILED_PRECONDITION, and grows when it is staged next.
+    NeedsRemount,
 }
 
 /// What is on a volume is grown on the node.

@@ -1,15 +1,12 @@
 //! What a workload sees at its target path.
 
-use std::{
-    fs,
-    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
-};
+use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use berth_csi::v1::{self, volume_capability};
-use berth_e2e::{Csi, DiskType, Mounted, Shape, Testbed, content, csi::text, machine};
+use berth_e2e::{Csi, DiskType, Mounted, Shape, Testbed, content, csi::text};
 
-use crate::{BTRFS, DIR, IMAGE_EXT4, MATRIX};
+use crate::{DIR, IMAGE_EXT4, MATRIX};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_read_only_publication_refuses_writes_and_shows_the_data() -> Result<()> {
@@ -65,61 +62,27 @@ async fn a_raw_read_only_publication_cannot_be_written() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_mount_group_owns_what_is_there_and_what_comes() -> Result<()> {
-    for (disk, shape) in [(DiskType::Btrfs, BTRFS), (DiskType::Xfs, IMAGE_EXT4), (DiskType::Ext4, DIR)] {
-        let bed = Testbed::start(disk, &[]).await?;
-        let volume = bed.csi.create("volume", shape).await?;
-        let mounted = bed.mount(&volume).await?;
-        content::write(&mounted.target.join("old"), b"old")?;
-        fs::set_permissions(mounted.target.join("old"), fs::Permissions::from_mode(0o600))?;
-        bed.csi.unmount(&mounted).await?;
-
-        let mut capability = shape.capability();
-        if let Some(volume_capability::AccessType::Mount(mount)) = &mut capability.access_type {
-            mount.volume_mount_group = "3456".into();
-        }
-        let stage = v1::NodeStageVolumeRequest {
-            volume_id: volume.id.clone(),
-            staging_target_path: text(&mounted.staging),
-            volume_capability: Some(capability.clone()),
-            volume_context: volume.context.clone(),
-            ..Default::default()
-        };
-        bed.csi.node.clone().node_stage_volume(stage).await?;
-        let publish = v1::NodePublishVolumeRequest {
-            volume_capability: Some(capability),
-            ..Csi::publish_request(&volume, &mounted.staging, &mounted.target)
-        };
-        bed.csi.node.clone().node_publish_volume(publish).await?;
-
-        let root = fs::metadata(&mounted.target)?;
-        ensure!(
-            root.gid() == 3456 && root.mode() & 0o2070 == 0o2070,
-            "{shape:?}: {:o} {}",
-            root.mode(),
-            root.gid()
-        );
-        let old = fs::metadata(mounted.target.join("old"))?;
-        ensure!(
-            old.gid() == 3456 && old.mode() & 0o060 == 0o060,
-            "{shape:?}: {:o} {}",
-            old.mode(),
-            old.gid()
-        );
-        fs::write(mounted.target.join("new"), b"new")?;
-        ensure!(
-            fs::metadata(mounted.target.join("new"))?.gid() == 3456,
-            "{shape:?}: a new file has another group"
-        );
-        // A member of the group, and nothing else, can write.
-        let script = "echo written >>\"$1/old\"";
-        let target = text(&mounted.target);
-        let member = ["--reuid=7777", "--regid=7777", "--groups=3456", "sh", "-c", script, "sh", &target];
-        machine::run("setpriv", &member).context("write as a member of the group")?;
-        bed.csi.unmount(&mounted).await?;
-        crate::finish(bed, &[&volume]).await?;
+async fn a_mount_group_is_refused_because_the_kubelet_applies_it() -> Result<()> {
+    let bed = Testbed::start(DiskType::Ext4, &[]).await?;
+    let volume = bed.csi.create("volume", DIR).await?;
+    let mounted = Mounted::paths(&volume.id, bed.dir())?;
+    let mut capability = DIR.capability();
+    if let Some(volume_capability::AccessType::Mount(mount)) = &mut capability.access_type {
+        mount.volume_mount_group = "3456".into();
     }
-    Ok(())
+    let stage = v1::NodeStageVolumeRequest {
+        volume_id: volume.id.clone(),
+        staging_target_path: text(&mounted.staging),
+        volume_capability: Some(capability),
+        volume_context: volume.context.clone(),
+        ..Default::default()
+    };
+    let refused = bed.csi.node.clone().node_stage_volume(stage).await;
+    ensure!(refused.is_err_and(|status| status.code() == tonic::Code::InvalidArgument));
+    let asked = bed.csi.node.clone().node_get_capabilities(v1::NodeGetCapabilitiesRequest {}).await?;
+    let announced = format!("{:?}", asked.into_inner().capabilities);
+    ensure!(!announced.contains("VolumeMountGroup"), "{announced}");
+    crate::finish(bed, &[&volume]).await
 }
 
 #[tokio::test(flavor = "multi_thread")]

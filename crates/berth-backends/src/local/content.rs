@@ -19,7 +19,7 @@ use berth_host::{
 
 use super::{
     devices::Devices,
-    kind::{Kind, Tuning},
+    kind::{Consistency, Kind, Tuning},
     record::Key,
 };
 use crate::{
@@ -31,6 +31,19 @@ use crate::{
 pub(super) const DATA: &str = "data";
 /// A copy of a directory is tried this often while its files keep changing.
 const TRIES: usize = 5;
+
+/// What is said of a copy whose files are not of one instant.
+pub(super) const TORN: &str = "files changed while the directory was copied, so they are of slightly different moments; \
+                               volumes of kind image or btrfs are copied at one instant";
+
+/// Of how many moments a copy is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copied {
+    /// Everything is as it was at one instant.
+    AtOneInstant,
+    /// Files changed while they were copied.
+    Torn,
+}
 
 /// Something to be copied: a volume or snapshot, and where the copy goes.
 #[derive(Debug)]
@@ -116,9 +129,14 @@ pub(super) fn adopt_copy(dir: &Dir, kind: Kind, filesystem: Option<Filesystem>, 
 /// Copies everything at one instant.
 ///
 /// Mounted images are frozen for the time of the copy, subvolumes are snapshotted in one transaction, and
-/// directories, which nothing can freeze, are copied again until nothing in them changed meanwhile. One directory
-/// that never rests is copied as it is, like any backup program would; several together are refused then.
-pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, reflink: bool) -> Result<()> {
+/// directories, which nothing can freeze, are copied again until nothing in them changed meanwhile. A directory that
+/// never rests is refused, or copied as it is where `consistency` allows that.
+pub(super) fn capture(
+    captures: &[Capture],
+    (incoming, devices, reflink): (&Dir, &Devices, bool),
+    consistency: Consistency,
+) -> Result<Copied> {
+    let mut copied = Copied::AtOneInstant;
     let mut images: Vec<Key> =
         captures.iter().filter(|capture| capture.kind == Kind::Image).map(|capture| capture.source).collect();
     // Sorted, so that two callers copying the same volumes cannot wait for each other.
@@ -140,16 +158,15 @@ pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, r
             break;
         }
         if attempt == TRIES {
-            if captures.len() > 1 {
-                return Err(Error::Busy(
-                    "the directories are being written, and volumes of kind dir cannot be frozen to take them at \
-                     one instant; pause the writers, or use kind image or btrfs"
+            if consistency == Consistency::Strict {
+                return Err(Error::Precondition(
+                    "files kept changing while the directory was copied, and a volume of kind dir cannot be frozen to copy \
+                     it at one instant; pause the writers, use kind image or btrfs, or accept files of different moments \
+                     with the class parameter consistency: best-effort"
                         .to_owned(),
                 ));
             }
-            tracing::warn!(
-                "a directory kept changing while it was copied; its files are of slightly different moments"
-            );
+            copied = Copied::Torn;
             break;
         }
         empty(captures)?;
@@ -157,7 +174,7 @@ pub(super) fn capture(captures: &[Capture], incoming: &Dir, devices: &Devices, r
     for capture in captures {
         sync(&capture.to)?;
     }
-    Ok(())
+    Ok(copied)
 }
 
 fn freeze_images(captures: &[Capture], devices: &Devices, reflink: bool) -> Result<Vec<Frozen>> {

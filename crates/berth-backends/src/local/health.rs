@@ -171,7 +171,8 @@ impl Inner {
                 }];
             }
         }
-        if record.kind == Kind::Image && std::fs::metadata(&path).is_ok_and(|image| image.len() < record.size)
+        if record.kind == Kind::Image
+            && std::fs::metadata(&path).is_ok_and(|image| image.len() < record.length())
         {
             let message = format!("{} is shorter than the volume", path.display());
             conditions.push(Condition { severity: Severity::DataLoss, reason: "DataTruncated", message });

@@ -50,6 +50,34 @@ impl FromStr for Kind {
     }
 }
 
+/// What a copy of a volume of kind dir must be, as the parameter `consistency` of a StorageClass (for clones) or a
+/// snapshot class says. Volumes of the other kinds are always copied at one instant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) enum Consistency {
+    /// As it was at one instant; where that cannot be had, there is no copy.
+    #[default]
+    Strict,
+    /// A copy whose files are of different moments will do; it is reported as one.
+    BestEffort,
+}
+
+impl Consistency {
+    /// The parameter's name.
+    pub(super) const PARAMETER: &'static str = "consistency";
+}
+
+impl FromStr for Consistency {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        match text {
+            "strict" => Ok(Self::Strict),
+            "best-effort" => Ok(Self::BestEffort),
+            other => Err(Error::Invalid(format!("consistency {other:?} is neither strict nor best-effort"))),
+        }
+    }
+}
+
 /// What can be tuned on this machine.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tunable<'a> {

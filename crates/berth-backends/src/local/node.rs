@@ -134,7 +134,7 @@ impl Inner {
     fn stage_device(&self, key: Key, record: &VolumeRecord) -> Result<()> {
         let image = self.image(key)?;
         let device = self.devices.attach(key, &image, false)?;
-        if loopdev::size(device.path())? < record.size {
+        if loopdev::size(device.path())? < record.length() {
             loopdev::refresh_capacity(device.number())?;
         }
         self.tune_device(key, &self.tuning(record)?)
@@ -266,7 +266,7 @@ impl Inner {
 
     fn usage(&self, id: &VolumeId, path: &Path) -> Result<Usage> {
         let (key, record) = self.existing_volume(id)?;
-        let size = record.size;
+        let size = if record.kind == Kind::Image { record.length() } else { record.size };
         let (usage, occupied) = match (record.kind, record.access) {
             (Kind::Image, AccessKind::Mount) => {
                 let space = usage::space(path)?;
@@ -363,7 +363,7 @@ impl Inner {
                     volume.id = %id,
                     "the kernel does not let this process grow a mounted ext4; it is grown unmounted"
                 );
-                Ok(NodeExpanded::NeedsRemount(size))
+                Ok(NodeExpanded::NeedsRemount)
             }
             Err(error) => Err(error.into()),
         }

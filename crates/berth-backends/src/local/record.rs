@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use sha2::{Digest, Sha256};
 
 use super::kind::Kind;
-use crate::{Attached, Parameters};
+use crate::{Attached, Parameters, image};
 
 /// What the id of a volume starts with.
 pub(super) const VOLUME: &str = "vol";
@@ -156,6 +156,7 @@ mod access_mode {
 #[serde(rename_all = "camelCase")]
 pub(super) struct VolumeRecord {
     pub(super) name: Box<str>,
+    /// The size that was asked for; an image may be longer.
     pub(super) size: u64,
     pub(super) kind: Kind,
     #[serde(with = "AccessRecord")]
@@ -175,6 +176,27 @@ pub(super) struct VolumeRecord {
     pub(super) ephemeral: bool,
 }
 
+impl VolumeRecord {
+    /// The bytes that the volume may occupy: its size, or the length of its image.
+    pub(super) fn length(&self) -> u64 {
+        length(self.kind, self.access, self.size, self.filesystem)
+    }
+}
+
+impl SnapshotRecord {
+    /// The length of the snapshot's image, or its size.
+    pub(super) fn length(&self) -> u64 {
+        length(self.kind, self.access, self.size, self.filesystem)
+    }
+}
+
+fn length(kind: Kind, access: AccessKind, size: u64, filesystem: Option<Filesystem>) -> u64 {
+    match kind {
+        Kind::Image => image::length(size, filesystem.filter(|_| access == AccessKind::Mount)),
+        Kind::Btrfs | Kind::Dir => size,
+    }
+}
+
 /// What is written down about a snapshot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -188,6 +210,9 @@ pub(super) struct SnapshotRecord {
     #[serde(default, skip_serializing_if = "Option::is_none", with = "filesystem")]
     pub(super) filesystem: Option<Filesystem>,
     pub(super) created: SystemTime,
+    /// Files changed while they were copied, and the class accepts that (`consistency: best-effort`).
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) torn: bool,
     /// Not written with the snapshot itself: members are written inside their group's record.
     #[serde(skip)]
     pub(super) group: Option<Key>,

@@ -14,7 +14,8 @@ use berth_journal as journal;
 
 use super::{
     Inner, Local,
-    content::{self, Capture},
+    content::{self, Capture, Copied},
+    kind::Consistency,
     record::{GROUP, GroupRecord, Key, SNAPSHOT, SnapshotRecord, VOLUME, VolumeRecord},
     volumes::{Plan, into_page, page_start, to_json},
 };
@@ -27,7 +28,7 @@ use crate::{
 const FIXED_LENGTH: u64 = 4096;
 
 impl Snapshots for Local {
-    async fn find_snapshot(&self, _: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
+    async fn find_snapshot(&self, ctx: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
         let (key, name) = (Key::of(SNAPSHOT, new.name.as_str()), &new.name);
         let Some(record) = self.0.state().snapshot(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
@@ -36,16 +37,25 @@ impl Snapshots for Local {
                 record.name
             )));
         }
+        // Again, for a caller that died before it could record the warnings of its first call.
+        parse_parameters(ctx, &new.parameters)?;
+        if record.torn {
+            ctx.warn(content::TORN);
+        }
         Ok(Some(self.0.describe_snapshot(key, &record)))
     }
 
-    async fn take_snapshot(&self, _: &Context, new: NewSnapshot, source: &Volume) -> Result<Snapshot> {
-        check_parameters(&new.parameters)?;
+    async fn take_snapshot(&self, ctx: &Context, new: NewSnapshot, source: &Volume) -> Result<Snapshot> {
+        let consistency = parse_parameters(ctx, &new.parameters)?;
         let (source, volume) = self.0.existing_volume(&source.id)?;
         let key = Key::of(SNAPSHOT, new.name.as_str());
         let kind = volume.kind;
-        self.blocking(move |inner| inner.take(&[(key, source, kind)])).await?;
-        let record = new_record(&new.name, source, &volume, now());
+        let copied = self.blocking(move |inner| inner.take(&[(key, source, kind)], consistency)).await?;
+        if copied == Copied::Torn {
+            ctx.warn(content::TORN);
+        }
+        let torn = copied == Copied::Torn;
+        let record = SnapshotRecord { torn, ..new_record(&new.name, source, &volume, now()) };
         let recorded =
             self.0.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), super::SNAPSHOTS).await;
         self.undo_if_full(recorded, vec![key]).await?;
@@ -91,13 +101,13 @@ impl Snapshots for Local {
         Ok(into_page(SNAPSHOT, page, found, |key, record| self.0.describe_snapshot(key, &record)))
     }
 
-    async fn restore(&self, _: &Context, plan: Plan, snapshot: &Snapshot) -> Result<Volume> {
-        self.make_from_snapshot(plan, snapshot).await
+    async fn restore(&self, ctx: &Context, plan: Plan, snapshot: &Snapshot) -> Result<Volume> {
+        self.make_from_snapshot(ctx, plan, snapshot).await
     }
 }
 
 impl GroupSnapshots for Local {
-    async fn find_group(&self, _: &Context, name: &Name) -> Result<Option<GroupSnapshot>> {
+    async fn find_group(&self, ctx: &Context, name: &Name) -> Result<Option<GroupSnapshot>> {
         let key = Key::of(GROUP, name.as_str());
         let Some(record) = self.0.state().group(key) else { return Ok(None) };
         if *record.name != *name.as_str() {
@@ -106,17 +116,20 @@ impl GroupSnapshots for Local {
                 record.name
             )));
         }
+        if record.members.values().any(|member| member.torn) {
+            ctx.warn(content::TORN);
+        }
         Ok(Some(self.0.describe_group(key, &record)))
     }
 
     async fn take_group_snapshot(
         &self,
-        _: &Context,
+        ctx: &Context,
         name: &Name,
         sources: &[Volume],
         parameters: &Parameters,
     ) -> Result<GroupSnapshot> {
-        check_parameters(parameters)?;
+        let consistency = parse_parameters(ctx, parameters)?;
         let group = Key::of(GROUP, name.as_str());
         let created = now();
         let mut members = BTreeMap::new();
@@ -128,7 +141,13 @@ impl GroupSnapshots for Local {
             members.insert(key, new_record(name, source, &volume, created));
         }
         let keys: Vec<Key> = members.keys().copied().collect();
-        self.blocking(move |inner| inner.take(&captures)).await?;
+        let copied = self.blocking(move |inner| inner.take(&captures, consistency)).await?;
+        if copied == Copied::Torn {
+            ctx.warn(content::TORN);
+            for member in members.values_mut() {
+                member.torn = member.kind == super::Kind::Dir;
+            }
+        }
         let record = GroupRecord { name: name.as_str().into(), created, members };
         let recorded =
             self.0.journal.put(format!("{GROUP}-{group}"), to_json(&record), super::SNAPSHOTS).await;
@@ -158,7 +177,7 @@ impl ChangedBlocks for Local {
         let snapshot = snapshot.id.clone();
         self.blocking(move |inner| {
             let (record, image) = inner.snapshot_image(&snapshot)?;
-            Ok(inner.blocks(record.size, from, extents::allocated(&image, from)?))
+            Ok(inner.blocks(record.length(), from, extents::allocated(&image, from)?))
         })
         .await
     }
@@ -168,7 +187,7 @@ impl ChangedBlocks for Local {
         self.blocking(move |inner| {
             let (_, base) = inner.snapshot_image(&base)?;
             let (record, target) = inner.snapshot_image(&target)?;
-            Ok(inner.blocks(record.size, from, extents::changed(&base, &target, from)?))
+            Ok(inner.blocks(record.length(), from, extents::changed(&base, &target, from)?))
         })
         .await
     }
@@ -203,7 +222,7 @@ impl Inner {
     }
 
     /// Takes snapshots of volumes at one instant: (snapshot, volume, kind) each.
-    fn take(&self, snapshots: &[(Key, Key, super::Kind)]) -> Result<()> {
+    fn take(&self, snapshots: &[(Key, Key, super::Kind)], consistency: Consistency) -> Result<Copied> {
         let keys: Vec<Key> = snapshots.iter().map(|(key, ..)| *key).collect();
         self.discard_snapshots(&keys)?;
         let taken = (|| {
@@ -214,11 +233,12 @@ impl Inner {
                 let (from, to) = (self.volume_dir(*source)?, self.incoming.ensure_dir(&name, 0o700)?);
                 captures.push(Capture { source: *source, kind: *kind, from, to, read_only: true });
             }
-            content::capture(&captures, &self.incoming, &self.devices, self.reflink)?;
+            let settings = (&self.incoming, &self.devices, self.reflink);
+            let copied = content::capture(&captures, settings, consistency)?;
             for key in &keys {
                 self.incoming.rename(&key.to_string(), &self.snapshots, &key.to_string())?;
             }
-            Ok(())
+            Ok(copied)
         })();
         if taken.is_err() {
             for key in &keys {
@@ -323,6 +343,7 @@ fn new_record(name: &Name, source: Key, volume: &VolumeRecord, created: SystemTi
         access: volume.access,
         filesystem: volume.filesystem,
         created,
+        torn: false,
         group: None,
     }
 }
@@ -333,13 +354,22 @@ fn now() -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(u64::try_from(since.as_micros()).unwrap_or_default())
 }
 
-fn check_parameters(parameters: &Parameters) -> Result<()> {
-    // The host-path driver's classes carry this one; copies here never skip what they cannot read.
-    let known = |key: &str| key.starts_with(KUBERNETES_PARAMETER_PREFIX) || key == "ignoreFailedRead";
-    match parameters.keys().find(|key| !known(key)) {
-        Some(key) => Err(Error::Invalid(format!("unknown snapshot parameter {key:?}"))),
-        None => Ok(()),
+/// Reads the parameters of a snapshot class. Unknown ones are ignored with a warning, as upstream's drivers ignore them:
+/// classes that Kubernetes' own tests and users write carry parameters of other drivers.
+fn parse_parameters(ctx: &Context, parameters: &Parameters) -> Result<Consistency> {
+    let mut consistency = Consistency::default();
+    for (key, value) in parameters {
+        match key.as_str() {
+            Consistency::PARAMETER => consistency = value.parse()?,
+            // The host-path driver's classes carry this one; copies here never skip what they cannot read.
+            "ignoreFailedRead" => {}
+            key if key.starts_with(KUBERNETES_PARAMETER_PREFIX) => {}
+            key => ctx.warn(format!(
+                "the snapshot class's parameter {key:?} is not known to this driver and has no effect"
+            )),
+        }
     }
+    Ok(consistency)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ impl State {
     /// Notes what a volume occupies.
     pub(super) fn set_used(&mut self, key: Key, bytes: u64) {
         let Some(volume) = self.volumes.get(&key) else { return };
-        let bytes = bytes.min(volume.size);
+        let bytes = bytes.min(volume.length());
         self.used_in_all -= self.used.insert(key, bytes).unwrap_or_default();
         self.used_in_all += bytes;
     }
@@ -136,7 +136,7 @@ impl State {
         self.remove_volume(key);
         record.parameters = self.share(record.parameters);
         record.mutable = self.share(record.mutable);
-        self.reserve(pool(&record.parameters).as_deref(), record.size);
+        self.reserve(pool(&record.parameters).as_deref(), record.length());
         for attachment in &record.attachments {
             *self.attached.entry(attachment.node.clone()).or_default() += 1;
         }
@@ -148,7 +148,7 @@ impl State {
     /// Forgets a volume.
     pub(super) fn remove_volume(&mut self, key: Key) -> Option<Arc<VolumeRecord>> {
         let old = self.volumes.remove(&key)?;
-        self.release(pool(&old.parameters).as_deref(), old.size);
+        self.release(pool(&old.parameters).as_deref(), old.length());
         self.used_in_all -= self.used.remove(&key).unwrap_or_default();
         for attachment in &old.attachments {
             if let Some(count) = self.attached.get_mut(&attachment.node) {
@@ -265,6 +265,7 @@ mod tests {
                 access: berth_core::AccessKind::Mount,
                 filesystem: None,
                 created: SystemTime::UNIX_EPOCH,
+                torn: false,
                 group: None,
             };
             state.put_snapshot(Key::of("snap", &index.to_string()), record);

@@ -1,5 +1,7 @@
 //! The local backend on a real directory: what is promised, what is kept, and what a restart makes of a mess.
 
+mod calls;
+
 use std::{fs, path::Path};
 
 use berth_core::{Access, AccessMode, Capacity, CapacityRange, Name, NodeId, VolumeCapability};
@@ -406,4 +408,172 @@ async fn what_is_deleted_inside_an_image_goes_back_to_the_disk() {
         local.unstage(ctx(), &volume.id, &staging).await.unwrap();
         assert!(full.saturating_sub(left) >= 24 << 20, "{fs_type}: {full} became {left}");
     }
+}
+
+/// A capability for a filesystem of this type.
+fn formatted(fs_type: &str) -> VolumeCapability {
+    let access = Access::Mount { fs_type: fs_type.to_owned(), flags: Vec::new(), group: None };
+    VolumeCapability { access, ..mounted() }
+}
+
+fn of_size(name: &str, kind: &str, fs_type: &str, required: i64, limit: i64) -> NewVolume {
+    NewVolume {
+        range: CapacityRange::new(required, limit).unwrap(),
+        capabilities: vec![formatted(fs_type)],
+        ..with_kind(name, kind)
+    }
+}
+
+#[tokio::test]
+async fn a_volume_has_the_size_that_was_asked_for_and_a_restore_and_a_clone_of_that_size_work() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    for (name, kind, fs_type, size) in [
+        ("tiny", "image", "ext4", MIB),
+        ("odd", "image", "ext4", 5 * MIB + 1),
+        ("xfs", "image", "xfs", 100 * MIB),
+        ("dir", "dir", "", 12345),
+    ] {
+        let volume = create(&local, of_size(name, kind, fs_type, size, 0)).await.unwrap();
+        assert_eq!(volume.capacity.as_i64(), size, "{name}");
+        let staging = dir.path().join(format!("staging-{name}"));
+        let node_volume = on_node(&volume, formatted(fs_type));
+        local.stage(ctx(), &node_volume, &staging).await.unwrap();
+        local.unstage(ctx(), &volume.id, &staging).await.unwrap();
+
+        let new = NewSnapshot {
+            name: format!("of-{name}").parse().unwrap(),
+            source: volume.id.clone(),
+            parameters: Parameters::new(),
+        };
+        let snapshot = local.take_snapshot(ctx(), new, &volume).await.unwrap();
+        // What a provisioner compares with the request before it calls the driver.
+        assert_eq!(snapshot.size.as_i64(), size, "{name}");
+        let restored = of_size(&format!("restored-{name}"), kind, fs_type, size, 0);
+        let restored = local.restore(ctx(), local.plan(ctx(), &restored).unwrap(), &snapshot).await.unwrap();
+        let cloned = of_size(&format!("cloned-{name}"), kind, fs_type, size, 0);
+        let cloned = local.clone_volume(ctx(), local.plan(ctx(), &cloned).unwrap(), &volume).await.unwrap();
+        for copy in [restored, cloned] {
+            assert_eq!(copy.capacity.as_i64(), size, "{name}");
+            local.stage(ctx(), &on_node(&copy, formatted(fs_type)), &staging).await.unwrap();
+            local.unstage(ctx(), &copy.id, &staging).await.unwrap();
+        }
+        let grown = local.expand(ctx(), &volume, CapacityRange::new(size + 1, 0).unwrap()).await.unwrap();
+        assert_eq!(grown.capacity.as_i64(), size + 1, "{name}");
+        assert!(local.health(ctx(), &volume.id).await.unwrap().is_empty(), "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_limit_below_the_smallest_filesystem_is_refused_with_the_smallest_sizes() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let refused = create(&local, of_size("small", "image", "xfs", MIB, 100 * MIB)).await.unwrap_err();
+    let Error::OutOfRange(sentence) = refused else { panic!("{refused}") };
+    for smallest in ["ext4 2 MiB", "btrfs 109 MiB", "xfs 300 MiB"] {
+        assert!(sentence.contains(smallest), "{sentence}");
+    }
+    create(&local, of_size("fits", "image", "xfs", MIB, 300 * MIB)).await.unwrap();
+}
+
+/// Changes two files of a directory, one after the other, until it is dropped.
+struct Writer {
+    stop: std::sync::Arc<std::sync::atomic::AtomicBool>,
+    thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Writer {
+    fn start(dir: std::path::PathBuf) -> Self {
+        let stop = std::sync::Arc::<std::sync::atomic::AtomicBool>::default();
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || {
+            for number in 0u64.. {
+                if stopped.load(std::sync::atomic::Ordering::Relaxed) {
+                    return;
+                }
+                for file in ["first", "second"] {
+                    fs::write(dir.join(file), number.to_string()).unwrap();
+                }
+            }
+        });
+        Self { stop, thread: Some(thread) }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        self.stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            thread.join().unwrap();
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_directory_that_changes_is_snapshotted_only_where_the_class_accepts_it_and_then_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = create(&local, named("busy", 8)).await.unwrap();
+    let data = data_of(&local, &volume).await;
+    // Enough to copy that the writer has its turn meanwhile.
+    for index in 0..200 {
+        fs::write(data.join(format!("file-{index}")), [7; 512]).unwrap();
+    }
+    let snapshot = |name: String, consistency: Option<&str>| NewSnapshot {
+        name: name.parse().unwrap(),
+        source: volume.id.clone(),
+        parameters: consistency
+            .map(|value| ("consistency".to_owned(), value.to_owned()))
+            .into_iter()
+            .collect(),
+    };
+    let writer = Writer::start(data);
+    let deadline = std::time::Instant::now() + std::time::Duration::from_secs(60);
+    // The writer may rest by chance for as long as a copy takes; such a copy is a whole one, and is tried again.
+    for attempt in 0.. {
+        assert!(std::time::Instant::now() < deadline, "the directory was never seen to change");
+        match local.take_snapshot(ctx(), snapshot(format!("strict-{attempt}"), None), &volume).await {
+            Ok(taken) => local.delete_snapshot(ctx(), &taken.id).await.unwrap(),
+            Err(Error::Precondition(sentence)) => {
+                assert!(sentence.contains("consistency: best-effort"), "{sentence}");
+                break;
+            }
+            Err(other) => panic!("{other}"),
+        }
+    }
+    for attempt in 0.. {
+        assert!(std::time::Instant::now() < deadline, "no snapshot was ever torn");
+        let context = Context::default();
+        let new = snapshot(format!("relaxed-{attempt}"), Some("best-effort"));
+        local.take_snapshot(&context, new.clone(), &volume).await.unwrap();
+        if context.warnings().is_empty() {
+            continue;
+        }
+        assert!(context.warnings()[0].contains("different moments"), "{:?}", context.warnings());
+        // Whoever died before it recorded the warning is warned again.
+        let again = Context::default();
+        assert!(local.find_snapshot(&again, &new).await.unwrap().unwrap().ready);
+        assert_eq!(again.warnings(), context.warnings());
+        break;
+    }
+    drop(writer);
+    let wrong = snapshot("wrong".to_owned(), Some("sometimes"));
+    assert!(matches!(local.take_snapshot(ctx(), wrong, &volume).await, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn parameters_of_a_snapshot_class_that_are_not_known_are_ignored_with_a_warning() {
+    let dir = tempfile::tempdir().unwrap();
+    let local = open(dir.path()).await;
+    let volume = create(&local, named("v", 8)).await.unwrap();
+    // As Kubernetes' own tests write their classes.
+    let parameters = Parameters::from([("deletionPolicy".to_owned(), "Delete".to_owned())]);
+    let new = NewSnapshot { name: "s".parse().unwrap(), source: volume.id.clone(), parameters };
+    let context = Context::default();
+    local.take_snapshot(&context, new.clone(), &volume).await.unwrap();
+    assert!(context.warnings()[0].contains("\"deletionPolicy\""), "{:?}", context.warnings());
+
+    let (name, context): (Name, _) = ("g".parse().unwrap(), Context::default());
+    local.take_group_snapshot(&context, &name, &[volume], &new.parameters).await.unwrap();
+    assert!(context.warnings()[0].contains("\"deletionPolicy\""), "{:?}", context.warnings());
 }

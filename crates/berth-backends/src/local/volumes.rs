@@ -6,34 +6,36 @@ use berth_core::{
     AccessKind, Capacity, CapacityRange, Name, NodeId, Topology, VolumeCapability, VolumeId,
     names::KUBERNETES_PARAMETER_PREFIX,
 };
-use berth_host::{
-    format::{self, Filesystem},
-    loopdev,
-    path::Dir,
-};
+use berth_host::{format::Filesystem, loopdev, path::Dir};
 
 use berth_journal::{self as journal, Barrier};
 
 use super::{
     Inner, Local,
-    content::{self, Capture},
-    kind::{Kind, Tuning},
+    content::{self, Capture, Copied},
+    kind::{Consistency, Kind, Tuning},
     record::{AttachmentRecord, Key, SNAPSHOT, Source, VOLUME, VolumeRecord},
 };
 use crate::{
     Attachment, AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion,
     InlineVolumes, Listing, Modification, NewVolume, Page, PageRequest, Parameters, Placement,
     ReadOnlyAttachment, Result, Snapshot, Supports, TopologyRequirement, Volume, Volumes,
-    image::{choose_growth, choose_size, filesystem_asked},
+    image::{self, DEFAULT_SIZE, filesystem_asked},
 };
 
 /// A volume to make, with what its class says.
 #[derive(Debug)]
 pub struct Plan {
     new: NewVolume,
-    /// The kind that the class names.
-    asked: Option<Kind>,
+    class: Class,
     content: ContentPlan,
+}
+
+/// The parameters of a StorageClass.
+#[derive(Debug, Clone, Copy, Default)]
+struct Class {
+    kind: Option<Kind>,
+    consistency: Consistency,
 }
 
 /// What a new volume will be, as far as its class and its source decide it.
@@ -63,17 +65,17 @@ impl Volumes for Local {
     }
 
     fn plan(&self, _: &Context, new: &NewVolume) -> Result<Plan> {
-        let asked = self.0.kind_asked(&new.parameters)?;
-        let content = self.0.plan_content(new, asked, None)?;
-        Ok(Plan { new: new.clone(), asked, content })
+        let class = self.0.parse_class(&new.parameters)?;
+        let content = self.0.plan_content(new, class.kind, None)?;
+        Ok(Plan { new: new.clone(), class, content })
     }
 
     async fn find(&self, _: &Context, plan: &Plan) -> Result<Option<Volume>> {
         self.0.find_volume(&plan.new.name)
     }
 
-    async fn create(&self, _: &Context, plan: Plan) -> Result<Volume> {
-        self.make(plan, None).await
+    async fn create(&self, ctx: &Context, plan: Plan) -> Result<Volume> {
+        self.make(ctx, plan, None).await
     }
 
     async fn get(&self, _: &Context, id: &VolumeId) -> Result<Option<Volume>> {
@@ -106,11 +108,11 @@ impl InlineVolumes for Local {
 }
 
 impl Cloning for Local {
-    async fn clone_volume(&self, _: &Context, plan: Plan, source: &Volume) -> Result<Volume> {
+    async fn clone_volume(&self, ctx: &Context, plan: Plan, source: &Volume) -> Result<Volume> {
         let (key, record) = self.0.existing_volume(&source.id)?;
         let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
         let (source, dir) = (Source::Volume(key), self.0.volume_dir(key)?);
-        self.make(plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
+        self.make(ctx, plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
     }
 }
 
@@ -157,7 +159,7 @@ impl CapacityInfo for Local {
         Ok(AvailableCapacity {
             available,
             largest_volume: Some(available.min(self.0.config.max_volume_size)),
-            smallest_volume: Some(Capacity::new(crate::image::UNIT)),
+            smallest_volume: None,
         })
     }
 }
@@ -198,17 +200,20 @@ impl ReadOnlyAttachment for Local {
 impl Expansion for Local {
     async fn expand(&self, _: &Context, volume: &Volume, range: CapacityRange) -> Result<Expanded> {
         let (key, record) = self.0.existing_volume(&volume.id)?;
-        let wanted = choose_growth(&range, record.size)?;
+        let now = Capacity::new(record.size);
+        let wanted = range.required().unwrap_or(now).max(now);
         if wanted > self.0.config.max_volume_size {
             return Err(Error::OutOfRange(format!(
                 "{wanted} is above the largest volume this driver makes, {}",
                 self.0.config.max_volume_size
             )));
         }
-        if wanted.bytes() > record.size {
-            let reservation = self.0.reserve(&record.parameters, wanted.bytes() - record.size)?;
-            let kind = record.kind;
-            self.blocking(move |inner| inner.grow_content(key, kind, wanted.bytes())).await?;
+        let grown = VolumeRecord { size: wanted.bytes(), ..VolumeRecord::clone(&record) };
+        check_limit(&range, &grown)?;
+        if wanted > now {
+            let (kind, length) = (record.kind, grown.length());
+            let reservation = self.0.reserve(&record.parameters, length - record.length())?;
+            self.blocking(move |inner| inner.grow_content(key, kind, length)).await?;
             self.0.change_volume(&volume.id, |record| record.size = wanted.bytes()).await?;
             drop(reservation);
         }
@@ -246,27 +251,36 @@ impl Modification for Local {
 
 impl Local {
     /// Restores a snapshot; the rest of the snapshots' trait is in `snapshots.rs`.
-    pub(super) async fn make_from_snapshot(&self, plan: Plan, snapshot: &Snapshot) -> Result<Volume> {
+    pub(super) async fn make_from_snapshot(
+        &self,
+        ctx: &Context,
+        plan: Plan,
+        snapshot: &Snapshot,
+    ) -> Result<Volume> {
         let (key, record) = self.0.existing_snapshot(&snapshot.id)?;
         let dir = self.0.snapshots.dir(&key.to_string())?;
         let (kind, size, filesystem) = (record.kind, record.size, record.filesystem);
         let source = Source::Snapshot(key);
-        self.make(plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
+        self.make(ctx, plan, Some(Origin { source, key, dir, kind, size, filesystem })).await
     }
 
     /// Builds a volume beside the others, moves it into place, and records it.
-    async fn make(&self, plan: Plan, origin: Option<Origin>) -> Result<Volume> {
-        let Plan { new, asked, mut content } = plan;
+    async fn make(&self, ctx: &Context, plan: Plan, origin: Option<Origin>) -> Result<Volume> {
+        let Plan { new, class, mut content } = plan;
         if let Some(origin) = origin.as_ref().filter(|origin| origin.kind != content.kind) {
-            content = self.0.plan_content(&new, asked, Some(origin.kind))?;
+            content = self.0.plan_content(&new, class.kind, Some(origin.kind))?;
         }
         let key = Key::of(VOLUME, new.name.as_str());
         let record = self.0.plan_record(new, &content, origin.as_ref())?;
-        let reservation = self.0.reserve(&record.parameters, record.size)?;
+        let reservation = self.0.reserve(&record.parameters, record.length())?;
 
         let (planned, name) = (record.clone(), key.to_string());
-        self.blocking(move |inner| inner.build_volume(&name, &planned, origin.as_ref(), &content.tuning))
-            .await?;
+        let built = self.blocking(move |inner| {
+            inner.build_volume(&name, &planned, origin.as_ref(), &content.tuning, class.consistency)
+        });
+        if built.await? == Copied::Torn {
+            ctx.warn(content::TORN);
+        }
         let recorded = self.0.journal.put(volume_key(key), to_json(&record), super::VOLUMES).await;
         if let Err(error) = recorded {
             if matches!(error, journal::Error::Full(_)) {
@@ -361,18 +375,15 @@ impl Inner {
     ) -> Result<VolumeRecord> {
         let access = new.access();
         let filesystem = origin.and_then(|origin| origin.filesystem).or(content.filesystem);
-        let least = [
-            origin.map_or(0, |origin| origin.size),
-            filesystem.filter(|_| access == AccessKind::Mount).map_or(0, format::minimum_size),
-        ];
-        let size = choose_size(&new.range, least.into_iter().max().unwrap_or(0))?;
+        let least = Capacity::new(origin.map_or(0, |origin| origin.size));
+        let size = new.range.choose(DEFAULT_SIZE.max(least)).max(least);
         if size > self.config.max_volume_size {
             return Err(Error::OutOfRange(format!(
                 "{size} is above the largest volume this driver makes, {}",
                 self.config.max_volume_size
             )));
         }
-        Ok(VolumeRecord {
+        let record = VolumeRecord {
             name: new.name.as_str().into(),
             size: size.bytes(),
             kind: content.kind,
@@ -383,12 +394,14 @@ impl Inner {
             source: origin.map(|origin| origin.source),
             attachments: Vec::new(),
             ephemeral: new.ephemeral,
-        })
+        };
+        check_limit(&new.range, &record)?;
+        Ok(record)
     }
 
-    /// The kind that a class names, refusing parameters that mean nothing here.
-    fn kind_asked(&self, parameters: &Parameters) -> Result<Option<Kind>> {
-        let mut asked = None;
+    /// Reads the parameters of a class, and refuses those that mean nothing here.
+    fn parse_class(&self, parameters: &Parameters) -> Result<Class> {
+        let mut class = Class::default();
         for (key, value) in parameters {
             match key.as_str() {
                 "kind" if !self.config.pools.is_empty() => {
@@ -396,17 +409,18 @@ impl Inner {
                         return Err(Error::Invalid(format!("parameter kind: there is no pool {value:?}")));
                     }
                 }
-                "kind" => asked = Some(value.parse::<Kind>()?),
+                "kind" => class.kind = Some(value.parse::<Kind>()?),
+                Consistency::PARAMETER => class.consistency = value.parse()?,
                 key if key.starts_with(KUBERNETES_PARAMETER_PREFIX)
                     || self.config.ignore_unknown_parameters => {}
                 key => {
                     return Err(Error::Invalid(format!(
-                        "unknown parameter {key:?}; this driver takes only kind"
+                        "unknown parameter {key:?}; this driver takes kind and consistency"
                     )));
                 }
             }
         }
-        Ok(asked)
+        Ok(class)
     }
 
     fn choose_kind(&self, asked: Option<Kind>, access: AccessKind, origin: Option<Kind>) -> Result<Kind> {
@@ -440,14 +454,16 @@ impl Inner {
         plan: &VolumeRecord,
         origin: Option<&Origin>,
         tuning: &Tuning,
-    ) -> Result<()> {
+        consistency: Consistency,
+    ) -> Result<Copied> {
         self.trash.discard(&self.incoming, name)?;
         // An earlier call may have been refused its record after this point; what it made was never promised.
         self.trash.discard(&self.volumes, name)?;
         let built = (|| {
+            let mut copied = Copied::AtOneInstant;
             let dir = self.incoming.ensure_dir(name, 0o700)?;
             match origin {
-                None => content::create(&dir, plan.kind, plan.size)?,
+                None => content::create(&dir, plan.kind, plan.length())?,
                 Some(origin) => {
                     let capture = Capture {
                         source: origin.key,
@@ -456,12 +472,14 @@ impl Inner {
                         to: self.incoming.dir(name)?,
                         read_only: false,
                     };
-                    content::capture(&[capture], &self.incoming, &self.devices, self.reflink)?;
-                    content::adopt_copy(&dir, plan.kind, plan.filesystem, plan.size)?;
+                    let settings = (&self.incoming, &self.devices, self.reflink);
+                    copied = content::capture(&[capture], settings, consistency)?;
+                    content::adopt_copy(&dir, plan.kind, plan.filesystem, plan.length())?;
                 }
             }
             content::tune(&dir, tuning)?;
-            Ok(self.incoming.rename(name, &self.volumes, name)?)
+            self.incoming.rename(name, &self.volumes, name)?;
+            Ok(copied)
         })();
         if built.is_err() {
             self.trash.discard(&self.incoming, name)?;
@@ -521,6 +539,22 @@ impl Inner {
             ephemeral: record.ephemeral,
             attachments: record.attachments.iter().filter_map(AttachmentRecord::attached).collect(),
         }
+    }
+}
+
+/// Refuses a volume that would be larger than the caller allows.
+fn check_limit(range: &CapacityRange, record: &VolumeRecord) -> Result<()> {
+    if record.kind == Kind::Image {
+        let filesystem = record.filesystem.filter(|_| record.access == AccessKind::Mount);
+        image::check_length(range, record.length(), filesystem)?;
+    }
+    match range.limit() {
+        Some(limit) if record.size > limit.bytes() => Err(Error::OutOfRange(format!(
+            "the volume has {} bytes or must hold its source's, which is above limit_bytes ({}); volumes never shrink",
+            record.size,
+            limit.bytes()
+        ))),
+        _ => Ok(()),
     }
 }
 

@@ -5,11 +5,12 @@ mod inline;
 mod recovery;
 
 use std::{
+    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use berth_core::{AccessMode, VolumeId};
+use berth_core::{AccessKind, AccessMode, VolumeId};
 use berth_csi::v1::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
     NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest,
@@ -120,7 +121,7 @@ impl Node for Services {
     ) -> Reply<NodeGetVolumeStatsResponse> {
         let stats = self.part(self.node()?.parts.stats.as_deref(), "statistics")?;
         let (ctx, Stats { id, path }) = call::read(request)?;
-        let id = self.volume_at(&id, &path)?;
+        let id = self.volume_at(&id, &path).await?;
         let usage = answer::usage(&stats.usage(&ctx, &id, &path).await?);
         Ok(Response::new(NodeGetVolumeStatsResponse { usage }))
     }
@@ -156,7 +157,7 @@ impl Node for Services {
         let node = self.node()?;
         let expansion = self.part(node.parts.expansion.as_deref(), "expansion")?;
         let (ctx, call) = call::read::<_, NodeExpand>(request)?;
-        let id = self.volume_at(&call.id, &call.path)?;
+        let id = self.volume_at(&call.id, &call.path).await?;
         let capacity_bytes = self.ensure_grown(&ctx, node, expansion, &id, &call).await?.as_i64();
         Ok(Response::new(NodeExpandVolumeResponse { capacity_bytes }))
     }
@@ -192,7 +193,10 @@ impl Published {
 
 impl Services {
     /// The backend's id of the volume that is staged or published at `path` and that the caller calls `id`.
-    fn volume_at(&self, id: &VolumeId, path: &Path) -> std::result::Result<VolumeId, Status> {
+    ///
+    /// A raw block volume is also at every other path that leads to its device: the kubelet publishes it at
+    /// `volumeDevices/publish/<pv>/<pod>`, binds that to `volumeDevices/<pv>/dev/<pod>`, and asks for its statistics there.
+    async fn volume_at(&self, id: &VolumeId, path: &Path) -> std::result::Result<VolumeId, Status> {
         let published = self.ledger.published_at(path).filter(|published| published.is(id));
         if let Some(published) = published.filter(|published| published.phase == Phase::Mounted) {
             return Ok(published.volume);
@@ -200,6 +204,20 @@ impl Services {
         let volume = self.ledger.backend_id(id);
         let staged = self.ledger.staged(&volume).filter(|staged| staged.phase == Phase::Mounted);
         if staged.is_some_and(|staged| staged.path == path) {
+            return Ok(volume);
+        }
+        let published = self.ledger.published(&volume).into_iter();
+        let devices: Vec<PathBuf> = published
+            .filter(|published| published.phase == Phase::Mounted && published.is(id))
+            .filter(|published| published.capability.access.kind() == AccessKind::Block)
+            .map(|published| published.target)
+            .collect();
+        let asked = path.to_owned();
+        let same = self.blocking(move |_| {
+            let wanted = device_number(&asked);
+            Ok(wanted.is_some() && devices.iter().any(|device| device_number(device) == wanted))
+        });
+        if same.await? {
             return Ok(volume);
         }
         Err(Status::not_found(format!("volume {id:?} is not staged or published at {}", path.display())))
@@ -347,6 +365,12 @@ impl Services {
             None => Ok(()),
         }
     }
+}
+
+/// The number of the block device at a path, where there is one.
+fn device_number(path: &Path) -> Option<u64> {
+    let metadata = std::fs::metadata(path).ok()?;
+    metadata.file_type().is_block_device().then(|| metadata.rdev())
 }
 
 /// Puts the volume at its target, and notes it before and after.

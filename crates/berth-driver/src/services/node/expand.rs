@@ -32,9 +32,7 @@ impl Services {
         }
         let expanded = match &staged {
             // A remount that failed between unstaging and staging: this call comes to finish it.
-            Some(staged) if staged.phase != Phase::Mounted => {
-                NodeExpanded::NeedsRemount(call.range.required().unwrap_or(Capacity::ZERO))
-            }
+            Some(staged) if staged.phase != Phase::Mounted => NodeExpanded::NeedsRemount,
             _ => {
                 let at = staged.as_ref().map_or(call.path.as_path(), |staged| &staged.path);
                 expansion.expand_on_node(ctx, id, at, call.range).await?
@@ -42,11 +40,16 @@ impl Services {
         };
         match (expanded, &node.parts.staging, staged) {
             (NodeExpanded::Done(capacity), ..) => Ok(capacity),
-            (NodeExpanded::NeedsRemount(capacity), Some(staging), Some(staged)) => {
+            (NodeExpanded::NeedsRemount, Some(staging), Some(staged)) => {
                 self.remount(ctx, node, &**staging, &staged).await?;
-                Ok(capacity)
+                // A pod's own mount, in a namespace of its own, may have kept the filesystem mounted all the time; then
+                // it has not grown, and an OK would have the caller record a size that the pod does not have.
+                match expansion.expand_on_node(ctx, id, &staged.path, call.range).await? {
+                    NodeExpanded::Done(capacity) => Ok(capacity),
+                    NodeExpanded::NeedsRemount => Err(only_unmounted()),
+                }
             }
-            (NodeExpanded::NeedsRemount(_), ..) => Err(only_unmounted()),
+            (NodeExpanded::NeedsRemount, ..) => Err(only_unmounted()),
         }
     }
 
@@ -145,8 +148,9 @@ fn in_use(error: Error) -> Error {
 
 fn only_unmounted() -> Error {
     Error::Precondition(
-        "this machine can grow this filesystem only while it is not mounted, and it is in use; it will be grown when \
-         it is staged next"
+        "the filesystem is in use, and this machine can grow it only while it is not mounted: growing a mounted ext4 needs \
+         CAP_SYS_RESOURCE, which the driver does not have; it is grown the next time the volume is staged, after its pods on \
+         this node have ended"
             .to_owned(),
     )
 }

@@ -45,6 +45,8 @@ pub(super) struct State {
     pub(super) staged: BTreeMap<VolumeId, PathBuf>,
     pub(super) stagings: usize,
     pub(super) needs_remount: bool,
+    /// Staging does not grow a volume, because somebody else has it mounted.
+    pub(super) held_elsewhere: bool,
     pub(super) recovered: Option<Vec<StagedVolume>>,
     pub(super) longest_page: usize,
     faults: HashMap<&'static str, Fault>,
@@ -472,6 +474,7 @@ impl Staging for Fake {
         self.existing(&volume.id)?;
         let mut state = self.enter("stage")?;
         state.stagings += 1;
+        state.needs_remount &= state.held_elsewhere;
         state.staged.insert(volume.id.clone(), staging.to_owned());
         Ok(())
     }
@@ -507,7 +510,7 @@ impl NodeExpansion for Fake {
     ) -> Result<NodeExpanded> {
         let volume = self.existing(id)?;
         Ok(if self.enter("expand_on_node")?.needs_remount {
-            NodeExpanded::NeedsRemount(volume.capacity)
+            NodeExpanded::NeedsRemount
         } else {
             NodeExpanded::Done(volume.capacity)
         })

@@ -450,11 +450,25 @@ async fn what_grows_only_unmounted_stays_where_it_is_while_in_use() {
     let user = fs::File::open(bench.path("b/data")).unwrap();
     let reply = bench.driver.node_expand_volume(of(grow(&id, &bench.path("a")))).await;
     let message = refused("in use", reply, Code::FailedPrecondition);
-    assert!(message.contains("not mounted") && message.contains("staged next"), "{message}");
+    assert!(message.contains("not mounted") && message.contains("next time"), "{message}");
     assert!(is_mounted(&bench.path("a")) && is_mounted(&bench.path("b")));
     assert_eq!(bench.fake.state().stagings, before, "it was never taken down");
     drop(user);
     ok(bench.driver.node_expand_volume(of(grow(&id, &bench.path("a")))).await);
+}
+
+#[tokio::test]
+async fn growth_is_not_confirmed_while_a_mount_elsewhere_prevents_it() {
+    let bench = Bench::new();
+    let id = bench.staged("v").await;
+    bench.publish(&id, "a").await;
+    bench.fake.state().needs_remount = true;
+    bench.fake.state().held_elsewhere = true;
+    let expand = || bench.driver.node_expand_volume(of(grow(&id, &bench.path("a"))));
+    refused("held elsewhere", expand().await, Code::FailedPrecondition);
+    assert!(is_mounted(&bench.path("a")), "whoever uses it keeps it");
+    bench.fake.state().held_elsewhere = false;
+    ok(expand().await);
 }
 
 #[tokio::test]

@@ -64,6 +64,9 @@ async fn a_directory_is_mounted_for_its_group_and_keeps_its_data() {
             fs::write(&file, "kept").unwrap();
         }
         assert_eq!(fs::read_to_string(&file).unwrap(), "kept");
+        // The default policy is Always: files that came to another group are given back although the root is right.
+        assert_eq!(fs::metadata(&file).unwrap().gid(), 4321);
+        std::os::unix::fs::chown(&file, None, Some(0)).unwrap();
         csi.tear_down(&placed("pv", false)).await.unwrap();
         csi.unstage(&unique(&volume)).await.unwrap();
         assert_clean(&csi);
