@@ -15,7 +15,7 @@ const LONGEST_SOCKET_PATH: usize = 107;
 /// | `unix://csi/csi.sock`  | the same: a `/` is put in front, as other CSI drivers do   |
 /// | `unix:/csi/csi.sock`   | the same                                                   |
 /// | `/csi/csi.sock`        | the same                                                   |
-/// | `tcp://host:port`      | TCP without encryption; an IPv6 host stands in brackets    |
+/// | `tcp://host:port`      | TCP, neither encrypted nor authenticated: for tests; an IPv6 host stands in brackets |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// A Unix socket at an absolute path.
@@ -32,7 +32,7 @@ pub enum Endpoint {
 /// What is wrong with the text of an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// Nothing was written.
+    /// The text is empty.
     #[error("the endpoint is empty; it looks like unix:///csi/csi.sock or tcp://host:port")]
     Empty,
     /// Neither a scheme we know nor an absolute path.
@@ -55,7 +55,7 @@ pub enum EndpointError {
         /// Its length in bytes.
         length: usize,
     },
-    /// `tcp://:port`.
+    /// A TCP endpoint without a host, as in `tcp://:port`.
     #[error("the endpoint {0:?} has no host; write 0.0.0.0 or [::] to listen on every address")]
     EmptyHost(String),
     /// `tcp://host`, or a port that is not one.

@@ -21,12 +21,15 @@ use tonic::{Request, Response, Status};
 /// The versions of CSI that are announced; nodes look only at the first number.
 const VERSIONS: [&str; 1] = ["1.0.0"];
 
+/// How long a registration that failed is not tried again.
+const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
+
 /// Which driver is introduced, and where.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// The node's registration directory, such as `/var/lib/kubelet/plugins_registry`.
     pub directory: PathBuf,
-    /// The driver's name.
+    /// The driver's name, as GetPluginInfo answers it.
     pub driver: String,
     /// The driver's socket, as the node sees it.
     pub endpoint: PathBuf,
@@ -47,7 +50,7 @@ pub enum Error {
     /// The socket cannot be made.
     #[error("making the registration socket")]
     Bind(#[from] crate::BindError),
-    /// Serving failed.
+    /// The server on the registration socket ended with an error.
     #[error("serving the registration socket")]
     Serve(#[from] tonic::transport::Error),
     /// The node does not want the driver.
@@ -87,6 +90,21 @@ pub async fn serve(options: Options, shutdown: CancellationToken) -> Result<(), 
     };
     crate::serve(listener, routes, layer, stop).await?;
     reason.map_or(Ok(()), |reason| Err(Error::Refused(reason)))
+}
+
+/// Introduces a driver until `shutdown`. Whatever ends a registration, a refusal by the node or trouble with the socket, is
+/// logged, and the driver is introduced again after a pause.
+pub async fn keep_registered(options: Options, shutdown: CancellationToken) {
+    while !shutdown.is_cancelled() {
+        if let Err(error) = serve(options.clone(), shutdown.clone()).await {
+            let error = berth_core::error_chain(&error);
+            tracing::warn!(driver = options.driver, error, "the driver is not registered; trying again");
+            tokio::select! {
+                () = shutdown.cancelled() => {}
+                () = tokio::time::sleep(REGISTER_AGAIN_AFTER) => {}
+            }
+        }
+    }
 }
 
 struct Introduction {

@@ -54,7 +54,7 @@ pub enum BindError {
     /// The directory of the socket is missing and cannot be made.
     #[error("creating the directory {path}")]
     Directory {
-        /// The directory.
+        /// The directory that could not be made.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
@@ -68,7 +68,7 @@ pub enum BindError {
     /// A socket is there, and whether anybody listens on it cannot be told; it is left alone.
     #[error("finding out whether anybody listens on {path}")]
     Unclear {
-        /// The socket.
+        /// The socket that somebody may listen on.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
@@ -76,7 +76,7 @@ pub enum BindError {
     /// A socket that nobody listens on cannot be removed.
     #[error("removing the abandoned socket {path}")]
     Abandoned {
-        /// The socket.
+        /// The abandoned socket.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
@@ -84,7 +84,7 @@ pub enum BindError {
     /// Anything else about the address.
     #[error("listening on {endpoint}")]
     Listen {
-        /// The endpoint.
+        /// The endpoint that was asked for.
         endpoint: Endpoint,
         /// What the kernel said.
         source: io::Error,
@@ -97,6 +97,8 @@ impl Listener {
     /// A Unix socket has mode 0600 from its first moment; a missing directory is made with mode 0750. A socket
     /// left behind by a process that is gone is replaced; one that somebody answers on, and anything that is not
     /// a socket, is refused and left alone.
+    ///
+    /// TCP has neither encryption nor authentication; a warning in the log says so.
     pub async fn bind(endpoint: &Endpoint) -> Result<Self, BindError> {
         let failed = |source| BindError::Listen { endpoint: endpoint.clone(), source };
         match endpoint {
@@ -108,6 +110,11 @@ impl Listener {
                 let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(failed)?;
                 let port = listener.local_addr().map_err(failed)?.port();
                 let endpoint = Endpoint::Tcp { host: host.clone(), port };
+                tracing::warn!(
+                    %endpoint,
+                    "CSI is served over TCP WITHOUT encryption and WITHOUT authentication: whoever reaches this port can \
+                     create, delete and mount volumes, and secrets cross the network in plain text; use a Unix socket"
+                );
                 Ok(Self { endpoint, socket: Socket::Tcp(listener) })
             }
         }

@@ -1,6 +1,6 @@
 //! A driver as a program: one call that recovers, serves, registers and stops.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::{env, path::PathBuf};
 
 use berth_core::NodeId;
 use berth_csi::{CallLayer, Endpoint, Listener, Metrics, registrar};
@@ -9,9 +9,6 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Driver, Error, Result, services::Config};
-
-/// How long a registration that failed is not tried again.
-const REGISTER_AGAIN_AFTER: Duration = Duration::from_secs(1);
 
 /// How a driver is served.
 #[derive(Debug, Clone)]
@@ -75,7 +72,7 @@ impl Driver {
         {
             let driver = services.name().to_owned();
             let options = registrar::Options { directory, driver, endpoint: socket.clone() };
-            tokio::spawn(register(options, stop.clone()));
+            tokio::spawn(registrar::keep_registered(options, stop.clone()));
         }
         let layer = CallLayer::new(Metrics::unregistered(services.name()), None);
         tracing::info!(driver = services.name(), endpoint = %options.endpoint, "ready");
@@ -86,17 +83,4 @@ impl Driver {
 
 fn failed(doing: &str, error: &(dyn std::error::Error + 'static)) -> Error {
     Error::internal(format!("{doing}: {}", berth_core::error_chain(error)))
-}
-
-/// Keeps the driver registered until `stop`.
-async fn register(options: registrar::Options, stop: CancellationToken) {
-    while !stop.is_cancelled() {
-        if let Err(error) = registrar::serve(options.clone(), stop.clone()).await {
-            tracing::warn!(error = %berth_core::error_chain(&error), "the driver is not registered; trying again");
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = tokio::time::sleep(REGISTER_AGAIN_AFTER) => {}
-            }
-        }
-    }
 }

@@ -33,8 +33,6 @@ use crate::stack::objects::Objects;
 
 /// How long a stopping driver goes on removing deleted data and writing snapshots; the next start goes on with it.
 const DRAIN: Duration = Duration::from_secs(5);
-/// How long to wait before a driver that the node refused is registered again.
-const REGISTRATION_PAUSE: Duration = Duration::from_secs(1);
 
 /// Every backend that there is.
 pub(crate) const BACKENDS: &[Backend] = &[local::BACKEND, nfs::BACKEND];
@@ -136,20 +134,6 @@ impl Served {
     }
 }
 
-/// Registers a driver with the node until `stop`, again and again whatever happens to the registration socket.
-pub(crate) async fn keep_registered(options: registrar::Options, stop: CancellationToken) {
-    while !stop.is_cancelled() {
-        if let Err(error) = registrar::serve(options.clone(), stop.clone()).await {
-            let error = anyhow::Error::from(error);
-            tracing::warn!(driver = options.driver, "the driver is not registered: {error:#}; trying again");
-            tokio::select! {
-                () = stop.cancelled() => {}
-                () = tokio::time::sleep(REGISTRATION_PAUSE) => {}
-            }
-        }
-    }
-}
-
 /// What of a driver a process runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Role {
@@ -195,7 +179,7 @@ impl Role {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct Common {
-    /// Where to serve CSI: unix:///path/to.sock or tcp://host:port
+    /// Where to serve CSI: unix:///path/to.sock, or tcp://host:port, which has no encryption and no authentication
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///run/berth/csi.sock", value_name = "URL")]
     endpoint: Endpoint,
 
@@ -284,7 +268,7 @@ pub(crate) async fn run(
     tracing::info!(driver = served.name, endpoint = %served.endpoint, version = env!("CARGO_PKG_VERSION"), "ready");
     let registered = async {
         if let Some(options) = registration {
-            keep_registered(options, stop.clone()).await;
+            registrar::keep_registered(options, stop.clone()).await;
         }
         Ok(())
     };

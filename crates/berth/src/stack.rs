@@ -43,7 +43,7 @@ use tokio_util::sync::CancellationToken;
 use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
 use crate::backup;
-use crate::driver::{BACKENDS, Backend, Served, keep_registered};
+use crate::driver::{BACKENDS, Backend, Served};
 use crate::launch::{Choice, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
 use crate::sidecars::{self, Scope, Sidecar};
@@ -169,7 +169,7 @@ impl Stack {
                 driver: driver.name.clone(),
                 endpoint: socket(&layout, &driver.name),
             };
-            tasks.push(tokio::spawn(keep_registered(registration, loops.clone())));
+            tasks.push(tokio::spawn(registrar::keep_registered(registration, loops.clone())));
         }
         tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers)?);
         all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
