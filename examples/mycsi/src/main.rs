@@ -46,10 +46,15 @@ impl Provision for MyCsi {
     }
 
     async fn delete(&self, _: &Context, id: &VolumeId, class: &Class) -> Result<()> {
-        match fs::remove_dir_all(self.root.join(class.path(id)?)) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error.into()),
-            _ => Ok(()),
+        let path = self.root.join(class.path(id)?);
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
         }
+        // The share's own directories go with the last volume below them; those that are not empty stay.
+        let mut parents = path.ancestors().skip(1).take_while(|dir| *dir != self.root);
+        while parents.next().is_some_and(|dir| fs::remove_dir(dir).is_ok()) {}
+        Ok(())
     }
 }
 

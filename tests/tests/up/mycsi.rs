@@ -103,7 +103,10 @@ fn run_pod(machine: &Machine, root: &std::path::Path) -> Result<()> {
     machine.kubectl(&["delete", "deployment", "mycsi-nginx"])?;
     machine.kubectl(&["delete", "pvc", "mycsi-pvc"])?;
     machine.until("the volume's directory is gone", || Ok((!directory.exists()).then_some(())))?;
-    let records = fs::read_dir(root.join(".mycsi"))?.count();
-    ensure!(records == 0, "{records} records are left");
+    // The record goes after the directory, and the share's directory with its last volume.
+    let records = root.join(".mycsi");
+    machine.until("the record is gone", || Ok((fs::read_dir(&records)?.count() == 0).then_some(())))?;
+    let left: Vec<_> = fs::read_dir(root)?.collect::<Result<_, _>>()?;
+    ensure!(left.len() == 1, "the share's directory is left: {left:?}");
     Ok(())
 }
