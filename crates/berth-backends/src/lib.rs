@@ -1,6 +1,36 @@
-//! Berth's own backends: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]).
+//! Berth's own storage: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]).
 //!
-//! Each is composed of the traits of `berth-driver`, which is re-exported here.
+//! Each backend implements the traits of [`berth_driver`], which is re-exported here, and composes itself into a
+//! [`Driver`]; it sees neither CSI nor Kubernetes. This is a whole driver for local volumes:
+//! ```no_run
+//! use berth_backends::{Options, Result, local::{Config, Local}, services::Mode};
+//!
+//! # async fn run() -> Result<()> {
+//! let options = Options::from_env()?;
+//! let local = Local::open(Config::new("/var/lib/volumes".into(), options.node_id.clone())).await?;
+//! local.driver("local.example.com", "1.0.0", Mode::All).serve(options).await
+//! # }
+//! ```
+//!
+//! ```text
+//!  services of berth-driver: parse, lock, the spec's rules
+//!       │ Volumes, Snapshots, Expansion, …          │ Sources, Staging, Stats, …
+//!  local/volumes.rs, snapshots.rs              local/node.rs           one process: the disk is here
+//!  nfs/controller/                             nfs/node/               apart: any replica, any node
+//!       │                                           │
+//!  berth-journal, berth-host                   berth-host, berth-fuse
+//! ```
+//!
+//! Invariants:
+//! - Data is complete and synced before its record; a record is removed before its data. A crash leaves at most data
+//!   without a record, which the next start removes, or keeps in `lost/` where records were damaged.
+//! - An image is formatted only if it is provably blank, and is never on two writable loop devices (`image.rs`,
+//!   `local/devices.rs`).
+//! - A volume's capacity is what was asked for; what it occupies may be more (`image::length`).
+//! - What a call needs to reach a server comes with the call; nothing about it is ambient (`nfs/shares.rs`).
+//!
+//! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
+//! `place` and `make` are CreateVolume.
 
 mod image;
 pub mod local;

@@ -51,7 +51,7 @@ use crate::{Controller, Driver, Error, Node, Readiness, Result, services::Mode};
 pub struct Config {
     /// Where everything is kept.
     pub data_dir: PathBuf,
-    /// This node.
+    /// The node whose disk this is.
     pub node: NodeId,
     /// The kind of volumes whose class names none; the best the disk can do if `None`.
     pub kind: Option<Kind>,
@@ -73,7 +73,7 @@ pub struct Config {
     pub topology_key: String,
     /// How many times the disk may be promised.
     pub overcommit: f64,
-    /// The largest volume.
+    /// The largest volume that is made or grown.
     pub max_volume_size: Capacity,
     /// The largest volume that is grown on the node.
     pub max_volume_size_on_node: Capacity,

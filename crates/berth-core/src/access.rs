@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// CSI's access modes.
+/// From where and by whom a volume may be used at a time: the access modes of CSI.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum AccessMode {
     /// Read and written on one node, by any number of workloads.
@@ -22,7 +22,7 @@ pub enum AccessMode {
 }
 
 impl AccessMode {
-    /// Every mode.
+    /// Every mode there is, in the order of the protocol.
     pub const ALL: [Self; 7] = [
         Self::SingleNodeWriter,
         Self::SingleNodeReaderOnly,
@@ -55,7 +55,7 @@ impl AccessMode {
 pub enum AccessKind {
     /// A raw block device.
     Block,
-    /// A mounted filesystem.
+    /// The volume is used as a mounted filesystem.
     Mount,
 }
 
@@ -73,11 +73,11 @@ impl fmt::Display for AccessKind {
 pub enum Access {
     /// A raw block device.
     Block,
-    /// A mounted filesystem.
+    /// The volume is used as a mounted filesystem, in this way.
     Mount {
         /// The filesystem asked for; the driver's choice where empty.
         fs_type: String,
-        /// Mount options.
+        /// The mount options that the class and the volume ask for.
         flags: Vec<String>,
         /// The group that shall own the files, where the caller leaves that to the driver.
         group: Option<u32>,

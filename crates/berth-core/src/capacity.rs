@@ -14,9 +14,9 @@ pub enum InvalidCapacity {
     /// A negative number of bytes.
     #[error("{field} is negative ({value})")]
     Negative {
-        /// The CSI field.
+        /// The name of the CSI field.
         field: &'static str,
-        /// Its value.
+        /// The value that the caller sent.
         value: i64,
     },
     /// Nothing could satisfy the range.
@@ -33,7 +33,7 @@ pub enum InvalidCapacity {
 }
 
 impl Capacity {
-    /// No bytes.
+    /// A size of no bytes.
     pub const ZERO: Self = Self(0);
     /// The largest size CSI can express.
     pub const MAX: Self = Self(i64::MAX as u64);
@@ -43,12 +43,12 @@ impl Capacity {
         if bytes > Self::MAX.0 { Self::MAX } else { Self(bytes) }
     }
 
-    /// 2^20 bytes each.
+    /// A size of so many MiB (2^20 bytes).
     pub const fn mebibytes(count: u64) -> Self {
         Self::new(count.saturating_mul(1 << 20))
     }
 
-    /// 2^30 bytes each.
+    /// A size of so many GiB (2^30 bytes).
     pub const fn gibibytes(count: u64) -> Self {
         Self::new(count.saturating_mul(1 << 30))
     }

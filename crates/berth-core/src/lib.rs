@@ -1,7 +1,35 @@
-//! Berth's vocabulary: ids, quantities, capacity, access modes, topology and well-known names.
+//! The vocabulary of every other crate: ids, sizes, access modes, topology, backoff, and the names of Kubernetes.
 //!
-//! No I/O and no async. Every type here is parsed, not validated: a value that exists is a value that is right, so
-//! the crates above never check one twice.
+//! Every type here is parsed, not validated: a value that exists is a value that is right, so the crates above never
+//! check one twice.
+//!
+//! ```
+//! use berth_core::{Capacity, CapacityRange, Quantity, VolumeId};
+//!
+//! # fn read() -> Result<(), Box<dyn std::error::Error>> {
+//! let id: VolumeId = "vol-1".parse()?;            // not empty, not too long, no control characters
+//! let claim: Quantity = "1.5Gi".parse()?;         // as Kubernetes reads it
+//! let size: Capacity = "1.5Gi".parse()?;          // bytes, rounded up
+//! let range = CapacityRange::new(size.as_i64(), 0)?;
+//! assert!(range.contains(Capacity::gibibytes(2)));
+//! assert_eq!((id.as_str(), size.bytes()), ("vol-1", 3 << 29));
+//! # let _ = claim; Ok(())
+//! # }
+//! # read().unwrap();
+//! ```
+//!
+//! | type or module | what it is |
+//! |---|---|
+//! | [`VolumeId`], [`SnapshotId`], [`GroupSnapshotId`], [`NodeId`], [`Name`] | what CSI calls things |
+//! | [`Quantity`] | an amount as Kubernetes writes it: parsed, compared, added, rounded and printed as kube-apiserver does |
+//! | [`Capacity`], [`CapacityRange`] | bytes, and the range that a caller accepts |
+//! | [`Access`], [`AccessMode`], [`VolumeCapability`] | how a volume is used |
+//! | [`Topology`] | from where a volume can be reached |
+//! | [`Backoff`] | growing pauses between attempts |
+//! | [`names`] | annotations, labels, finalizers, event reasons: the only crate with a literal `kubernetes.io/` |
+//!
+//! Invariants: no I/O, no async, no dependency on another crate of Berth. Start reading at `id.rs`, the pattern that the
+//! other types follow; `quantity.rs` is tested against recorded answers of kube-apiserver (`quantity.recorded`).
 
 mod access;
 mod backoff;

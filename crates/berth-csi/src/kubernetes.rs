@@ -8,7 +8,7 @@ use crate::v1::volume_capability::{AccessMode, AccessType, BlockVolume, MountVol
 /// Why access modes have no equal in CSI.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AccessModes {
-    /// There are none.
+    /// The list of access modes is empty.
     #[error("no access mode is given; write at least one, such as ReadWriteOnce")]
     None,
     /// Not an access mode of Kubernetes.
@@ -33,7 +33,7 @@ pub enum Access<'a> {
     Mount {
         /// The filesystem; empty lets the driver choose.
         fs_type: &'a str,
-        /// Mount options.
+        /// The mount options of the volume.
         flags: &'a [String],
         /// The group the files are given to at mount time.
         group: Option<&'a str>,

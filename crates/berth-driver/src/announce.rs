@@ -16,11 +16,11 @@ pub struct Announced {
     pub services: Vec<Service>,
     /// The kinds of expansion of GetPluginCapabilities.
     pub expansion: Vec<VolumeExpansion>,
-    /// ControllerGetCapabilities.
+    /// What ControllerGetCapabilities answers.
     pub controller: Vec<ControllerRpc>,
-    /// GroupControllerGetCapabilities.
+    /// What GroupControllerGetCapabilities answers.
     pub group: Vec<GroupRpc>,
-    /// NodeGetCapabilities.
+    /// What NodeGetCapabilities answers.
     pub node: Vec<NodeRpc>,
 }
 

@@ -190,7 +190,7 @@ impl<P: Send + Sync + 'static> ControllerBuilder<P> {
         capacity: CapacityInfo;
         /// Volumes are attached to nodes.
         attachment: Attachment;
-        /// Volumes grow.
+        /// Volumes can be made larger.
         expansion: Expansion;
         /// Volumes have parameters that can change.
         modification: Modification;

@@ -93,25 +93,25 @@ impl Context {
     }
 }
 
-/// A PersistentVolumeClaim.
+/// The PersistentVolumeClaim that a volume is made for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// Its name.
+    /// The claim's name.
     pub name: String,
-    /// Its namespace.
+    /// The claim's namespace.
     pub namespace: String,
     /// The name of the PersistentVolume that it will get.
     pub volume: String,
 }
 
-/// A pod.
+/// The pod that a volume is published to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// Its name.
+    /// The pod's name.
     pub name: String,
-    /// Its namespace.
+    /// The pod's namespace.
     pub namespace: String,
-    /// Its UID.
+    /// The pod's UID, as Kubernetes gave it.
     pub uid: String,
     /// The name of its service account.
     pub service_account: String,

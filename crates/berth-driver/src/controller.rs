@@ -24,7 +24,7 @@ pub type Parameters = BTreeMap<String, String>;
 /// Where a volume's first content comes from.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ContentSource {
-    /// A snapshot.
+    /// A snapshot is restored.
     Snapshot(SnapshotId),
     /// Another volume, as it is now.
     Volume(VolumeId),
@@ -40,7 +40,7 @@ pub struct NewVolume {
     pub range: CapacityRange,
     /// How it will be used; at least one, all of one access kind.
     pub capabilities: Vec<VolumeCapability>,
-    /// The class's parameters.
+    /// The parameters of the StorageClass.
     pub parameters: Parameters,
     /// The class's mutable parameters.
     pub mutable: Parameters,
@@ -60,7 +60,7 @@ impl NewVolume {
 pub struct Volume {
     /// What the driver calls it.
     pub id: VolumeId,
-    /// Its size.
+    /// The size that the caller is told.
     pub capacity: Capacity,
     /// Filesystem or raw device.
     pub access: AccessKind,
@@ -108,7 +108,7 @@ impl Volume {
 /// A volume's attachment to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attached {
-    /// The node.
+    /// The node that has it.
     pub node: NodeId,
     /// Attached for reading only.
     pub read_only: bool,
@@ -129,7 +129,7 @@ impl Supports {
         Self { block: false, many_nodes: false }
     }
 
-    /// And raw devices.
+    /// Volumes can also be used as raw block devices.
     #[must_use]
     pub const fn and_block(mut self) -> Self {
         self.block = true;
@@ -147,7 +147,7 @@ impl Supports {
 /// One page of a listing in a stable order.
 #[derive(Debug)]
 pub struct Page<T> {
-    /// The entries.
+    /// The entries of this page.
     pub entries: Vec<T>,
     /// Where the next page starts, if there is more.
     pub next: Option<String>,
@@ -159,7 +159,7 @@ pub struct PageRequest {
     /// The previous page's `next`. A backend answers a token it never gave with [`Error::Busy`], which travels as
     /// ABORTED, the spec's code for it.
     pub after: Option<String>,
-    /// The most entries.
+    /// The most entries that the page may have.
     pub limit: usize,
 }
 
@@ -237,7 +237,7 @@ pub trait Volumes: Send + Sync + 'static {
     /// The volume that the plan would make, if it exists.
     fn find(&self, ctx: &Context, plan: &Self::Plan) -> impl Future<Output = Result<Option<Volume>>> + Send;
 
-    /// Makes it, empty.
+    /// Makes the planned volume, empty. `Ok` means that it is durable.
     fn create(&self, ctx: &Context, plan: Self::Plan) -> impl Future<Output = Result<Volume>> + Send;
 
     /// The volume of that id.
@@ -280,11 +280,11 @@ pub trait Placement: Volumes {
 /// How much can still be created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct AvailableCapacity {
-    /// In all.
+    /// The bytes that can still be provisioned in all.
     pub available: Capacity,
-    /// As one volume.
+    /// The largest volume that can be provisioned.
     pub largest_volume: Option<Capacity>,
-    /// At least.
+    /// The smallest volume that can be provisioned.
     pub smallest_volume: Option<Capacity>,
 }
 
@@ -323,7 +323,7 @@ pub trait Attachment: Send + Sync + 'static {
 
 /// Volumes can be attached so that the node cannot write.
 pub trait ReadOnlyAttachment: Attachment {
-    /// As [`Attachment::attach`].
+    /// Attaches the volume as [`Attachment::attach`] does, for reading only.
     fn attach_read_only(
         &self,
         ctx: &Context,
@@ -336,13 +336,13 @@ pub trait ReadOnlyAttachment: Attachment {
 /// The outcome of growing a volume from the controller.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expanded {
-    /// The size now.
+    /// The volume's size from now on.
     pub capacity: Capacity,
     /// Whether the node has to grow the filesystem too.
     pub node_expansion_required: bool,
 }
 
-/// Volumes grow.
+/// Volumes can be made larger.
 pub trait Expansion: Send + Sync + 'static {
     /// Whether also while they are in use.
     fn online(&self) -> bool {
@@ -372,9 +372,9 @@ pub trait Modification: Send + Sync + 'static {
 /// A snapshot to take.
 #[derive(Debug, Clone)]
 pub struct NewSnapshot {
-    /// Makes it idempotent.
+    /// The caller's name for it, which makes a repeated call mean the same snapshot.
     pub name: Name,
-    /// The volume.
+    /// The volume that it is of.
     pub source: VolumeId,
     /// The snapshot class's parameters.
     pub parameters: Parameters,
@@ -455,9 +455,9 @@ pub trait Snapshots: Volumes {
 pub struct GroupSnapshot {
     /// What the driver calls the group.
     pub id: GroupSnapshotId,
-    /// Its members.
+    /// The snapshots of its members.
     pub snapshots: Vec<Snapshot>,
-    /// The instant.
+    /// The instant at which all of them were taken.
     pub created: SystemTime,
 }
 
@@ -495,7 +495,7 @@ pub trait GroupSnapshots: Snapshots {
 pub struct BlockRange {
     /// In bytes from the start.
     pub offset: u64,
-    /// In bytes.
+    /// Its length in bytes.
     pub length: u64,
 }
 
@@ -505,7 +505,7 @@ pub struct Blocks {
     pub capacity: Capacity,
     /// Whether every range has the same length.
     pub fixed_length: bool,
-    /// In ascending order.
+    /// The ranges, in ascending order of their offsets.
     pub ranges: Box<dyn Iterator<Item = Result<BlockRange>> + Send>,
 }
 
@@ -549,7 +549,7 @@ pub enum Severity {
 /// Something that is wrong with a volume or with the storage below it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Condition {
-    /// How bad.
+    /// How much the volume suffers.
     pub severity: Severity,
     /// One CamelCase word for machines.
     pub reason: &'static str,

@@ -14,7 +14,7 @@ pub enum Error {
     /// A volume, snapshot, group or node that is not there.
     #[error("{what} {id:?} does not exist")]
     NotFound {
-        /// "volume", "snapshot", …
+        /// The kind of thing, such as "volume" or "snapshot".
         what: &'static str,
         /// The id asked for.
         id: String,

@@ -20,15 +20,15 @@ use crate::{Error, Result};
 pub(crate) enum Key {
     /// A volume's name, while it is not known whether there is a volume.
     VolumeName(Name),
-    /// A volume.
+    /// A volume, by its id.
     Volume(VolumeId),
-    /// A snapshot's name.
+    /// The name that a snapshot is to have.
     SnapshotName(Name),
-    /// A snapshot.
+    /// A snapshot, by its id.
     Snapshot(SnapshotId),
-    /// A group's name.
+    /// The name that a group is to have.
     GroupName(Name),
-    /// A group.
+    /// A group of snapshots, by its id.
     Group(GroupSnapshotId),
 }
 
@@ -37,7 +37,7 @@ pub(crate) enum Key {
 pub(crate) enum Hold {
     /// Together with others who only need the thing to stay.
     Shared,
-    /// Alone.
+    /// Nobody else holds it.
     Exclusive,
 }
 
@@ -72,7 +72,7 @@ impl fmt::Display for Key {
 }
 
 impl Locks {
-    /// Nothing held.
+    /// A table in which nothing is held.
     pub(crate) fn new() -> Arc<Self> {
         Arc::default()
     }

@@ -88,7 +88,7 @@ impl Source {
         &self.below
     }
 
-    /// Its whole path.
+    /// The path from the root of this machine.
     pub fn path(&self) -> PathBuf {
         // Joining nothing would add a slash.
         if self.below.as_os_str().is_empty() { self.root.clone() } else { self.root.join(&self.below) }
@@ -165,9 +165,9 @@ impl TargetMounts for MachineMounts {}
 /// A volume that is staged on this node when the driver starts.
 #[derive(Debug, Clone)]
 pub struct StagedVolume {
-    /// Its id.
+    /// The volume's id.
     pub id: VolumeId,
-    /// Its staging path.
+    /// The path where it is staged.
     pub staging: PathBuf,
     /// With which capability it was staged.
     pub capability: VolumeCapability,
@@ -198,7 +198,7 @@ pub trait Staging: Send + Sync + 'static {
     }
 }
 
-/// A volume's usage.
+/// How much of a volume is used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Usage {
     /// Size and use in bytes.
@@ -207,14 +207,14 @@ pub struct Usage {
     pub inodes: Option<Amounts>,
 }
 
-/// Of one resource.
+/// How much there is of bytes or inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Amounts {
     /// All there is; 0 where unlimited or unknown.
     pub total: u64,
-    /// Taken.
+    /// What is in use.
     pub used: u64,
-    /// Left.
+    /// What can still be used.
     pub available: u64,
 }
 

@@ -91,7 +91,7 @@ impl<'de> de::Deserializer<'de> for Reader<'_> {
     }
 }
 
-/// One value.
+/// The value of one parameter, which is read from its text.
 struct Text<'a> {
     key: &'a str,
     text: &'a str,

@@ -43,7 +43,7 @@ type Reply<T> = std::result::Result<Response<T>, Status>;
 /// Which services a process offers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// All of them.
+    /// Controller and node services.
     All,
     /// Those that need no particular node.
     Controller,
@@ -116,7 +116,7 @@ impl Services {
         }))
     }
 
-    /// The driver's name.
+    /// The driver's name, as StorageClass.provisioner and GetPluginInfo say it.
     pub fn name(&self) -> &str {
         &self.name
     }

@@ -1,4 +1,4 @@
-//! The place in a workload's directory where a volume appears: made, bound, and taken away again.
+//! The dir in a workload's directory where a volume appears: made, bound, and taken away again.
 //!
 //! Nothing is removed but an empty directory or an empty file, and nothing is changed where something unexpected is
 //! found: a target is chosen by the caller, and what lies there may be somebody's data.
@@ -19,16 +19,16 @@ use berth_host::{
 
 use crate::{Error, Result, Source, TargetMounts};
 
-/// How a volume appears at its target.
+/// As what a volume is published at its target.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Look<'a> {
+pub(crate) struct Publication<'a> {
     /// As what, and with which mount options.
     pub(crate) capability: &'a VolumeCapability,
     /// Whether writes are refused.
     pub(crate) read_only: bool,
 }
 
-impl Look<'_> {
+impl Publication<'_> {
     fn attributes(self) -> Attributes {
         let wanted = match &self.capability.access {
             // The filesystem read its own options when it was mounted; a bind takes only those of a mount.
@@ -45,7 +45,7 @@ pub(crate) fn check(mounts: &dyn TargetMounts, target: &Path, kind: AccessKind) 
     if mounts.is_mounted(target)? {
         return Err(in_the_way(target, "something else is mounted there"));
     }
-    let Some(found) = look_at(target)? else { return Ok(()) };
+    let Some(found) = file_type_at(target)? else { return Ok(()) };
     match kind {
         AccessKind::Mount if !found.is_dir() => Err(in_the_way(target, "it is not a directory")),
         AccessKind::Mount if !is_empty_directory(target)? => {
@@ -58,20 +58,25 @@ pub(crate) fn check(mounts: &dyn TargetMounts, target: &Path, kind: AccessKind) 
 }
 
 /// Makes `source` appear at a target that [`check`] did not refuse.
-pub(crate) fn bind(mounts: &dyn TargetMounts, source: &Source, target: &Path, look: Look<'_>) -> Result<()> {
-    make(target, look.capability.access.kind())?;
-    if let Access::Mount { group: Some(gid), .. } = look.capability.access
-        && !look.read_only
+pub(crate) fn bind(
+    mounts: &dyn TargetMounts,
+    source: &Source,
+    target: &Path,
+    publication: Publication<'_>,
+) -> Result<()> {
+    make(target, publication.capability.access.kind())?;
+    if let Access::Mount { group: Some(gid), .. } = publication.capability.access
+        && !publication.read_only
     {
         ownership::give_to_group(&source.open()?, gid)?;
     }
-    mounts.bind(source, target, look.attributes())
+    mounts.bind(source, target, publication.attributes())
 }
 
 /// Takes away whatever is mounted at the target, and the empty directory or file below it.
 pub(crate) fn remove(mounts: &dyn TargetMounts, target: &Path) -> Result<()> {
     mounts.unmount(target)?;
-    let Some(found) = look_at(target)? else { return Ok(()) };
+    let Some(found) = file_type_at(target)? else { return Ok(()) };
     let removed = if found.is_dir() {
         fs::remove_dir(target)
     } else if found.is_file() && is_empty_file(target)? {
@@ -107,7 +112,7 @@ fn make(target: &Path, kind: AccessKind) -> Result<()> {
 }
 
 /// What is at the target, unless it is a symbolic link, which is never taken for what it leads to.
-fn look_at(target: &Path) -> Result<Option<FileType>> {
+fn file_type_at(target: &Path) -> Result<Option<FileType>> {
     match fs::symlink_metadata(target) {
         Ok(found) if found.is_symlink() => Err(in_the_way(target, "it is a symbolic link")),
         Ok(found) => Ok(Some(found.file_type())),
@@ -148,9 +153,9 @@ mod tests {
     use super::*;
 
     /// A directory whose mounts go away with it.
-    struct Place(tempfile::TempDir);
+    struct MountedDir(tempfile::TempDir);
 
-    impl Place {
+    impl MountedDir {
         fn new() -> Self {
             Self(tempfile::tempdir().unwrap())
         }
@@ -167,7 +172,7 @@ mod tests {
         }
     }
 
-    impl Drop for Place {
+    impl Drop for MountedDir {
         fn drop(&mut self) {
             let mut targets: Vec<_> =
                 mount::mounts().unwrap().into_iter().map(|mount| mount.target).collect();
@@ -187,14 +192,14 @@ mod tests {
     const BLOCK: VolumeCapability =
         VolumeCapability { access: Access::Block, mode: AccessMode::SingleNodeWriter };
 
-    fn writable(capability: &VolumeCapability) -> Look<'_> {
-        Look { capability, read_only: false }
+    fn writable(capability: &VolumeCapability) -> Publication<'_> {
+        Publication { capability, read_only: false }
     }
 
     #[test]
     fn a_volume_appears_at_a_target_whose_parents_are_missing_and_leaves_nothing_behind() {
-        let place = Place::new();
-        let (volume, target) = (place.volume(), place.path("pods/1/volumes/target"));
+        let dir = MountedDir::new();
+        let (volume, target) = (dir.volume(), dir.path("pods/1/volumes/target"));
         check(&MachineMounts, &target, AccessKind::Mount).unwrap();
         bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
         assert!(MachineMounts.is_mounted(&target).unwrap());
@@ -208,8 +213,8 @@ mod tests {
 
     #[test]
     fn a_device_appears_at_an_empty_file() {
-        let place = Place::new();
-        let target = place.path("device");
+        let dir = MountedDir::new();
+        let target = dir.path("device");
         check(&MachineMounts, &target, AccessKind::Block).unwrap();
         bind(&MachineMounts, &Source::device("/dev/null"), &target, writable(&BLOCK)).unwrap();
         assert!(fs::metadata(&target).unwrap().file_type().is_char_device());
@@ -219,14 +224,14 @@ mod tests {
 
     #[test]
     fn mount_options_and_read_only_reach_the_target_and_those_of_a_filesystem_do_not() {
-        let place = Place::new();
-        let (volume, target) = (place.volume(), place.path("target"));
+        let dir = MountedDir::new();
+        let (volume, target) = (dir.volume(), dir.path("target"));
         let capability = mounted(&["noexec", "data=ordered,nodev"], None);
         bind(
             &MachineMounts,
             &Source::directory(&volume),
             &target,
-            Look { capability: &capability, read_only: true },
+            Publication { capability: &capability, read_only: true },
         )
         .unwrap();
         let options = mount::mount_of(&target).unwrap().unwrap().options;
@@ -238,11 +243,11 @@ mod tests {
 
     #[test]
     fn a_target_with_something_in_it_is_refused_and_stays_as_it_is() {
-        let place = Place::new();
-        let full = place.path("full");
+        let dir = MountedDir::new();
+        let full = dir.path("full");
         fs::create_dir(&full).unwrap();
         fs::write(full.join("mine"), "precious").unwrap();
-        let (text, link, empty) = (place.path("text"), place.path("link"), place.path("empty"));
+        let (text, link, empty) = (dir.path("text"), dir.path("link"), dir.path("empty"));
         fs::write(&text, "precious").unwrap();
         fs::create_dir(&empty).unwrap();
         symlink(&empty, &link).unwrap();
@@ -268,16 +273,16 @@ mod tests {
 
     #[test]
     fn a_target_where_something_else_is_mounted_is_refused() {
-        let place = Place::new();
-        let (volume, target) = (place.volume(), place.path("target"));
+        let dir = MountedDir::new();
+        let (volume, target) = (dir.volume(), dir.path("target"));
         bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
         assert!(matches!(check(&MachineMounts, &target, AccessKind::Mount), Err(Error::Precondition(_))));
     }
 
     #[test]
     fn what_was_written_below_the_mount_is_never_removed() {
-        let place = Place::new();
-        let (volume, target) = (place.volume(), place.path("target"));
+        let dir = MountedDir::new();
+        let (volume, target) = (dir.volume(), dir.path("target"));
         fs::create_dir(&target).unwrap();
         fs::write(target.join("below"), "precious").unwrap();
         mount::bind(&volume, &target, Attributes::default()).unwrap();
@@ -288,27 +293,27 @@ mod tests {
 
     #[test]
     fn a_group_gets_the_files_unless_they_are_read_only() {
-        let place = Place::new();
-        let volume = place.volume();
+        let dir = MountedDir::new();
+        let volume = dir.volume();
         let capability = mounted(&[], Some(7777));
         bind(
             &MachineMounts,
             &Source::directory(&volume),
-            &place.path("reader"),
-            Look { capability: &capability, read_only: true },
+            &dir.path("reader"),
+            Publication { capability: &capability, read_only: true },
         )
         .unwrap();
         assert_eq!(fs::metadata(volume.join("data")).unwrap().gid(), 0);
-        bind(&MachineMounts, &Source::directory(&volume), &place.path("writer"), writable(&capability))
+        bind(&MachineMounts, &Source::directory(&volume), &dir.path("writer"), writable(&capability))
             .unwrap();
-        let seen = fs::metadata(place.path("writer/data")).unwrap();
+        let seen = fs::metadata(dir.path("writer/data")).unwrap();
         assert_eq!((seen.gid(), seen.mode() & 0o060), (7777, 0o060));
     }
 
     #[test]
     fn a_busy_target_is_an_error_and_stays_bound() {
-        let place = Place::new();
-        let (volume, target) = (place.volume(), place.path("target"));
+        let dir = MountedDir::new();
+        let (volume, target) = (dir.volume(), dir.path("target"));
         bind(&MachineMounts, &Source::directory(&volume), &target, writable(&mounted(&[], None))).unwrap();
         let held = fs::File::open(target.join("data")).unwrap();
         let Err(Error::Host(error)) = remove(&MachineMounts, &target) else { panic!("a file is open there") };

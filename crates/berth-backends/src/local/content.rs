@@ -48,7 +48,7 @@ pub(super) enum Copied {
 /// Something to be copied: a volume or snapshot, and where the copy goes.
 #[derive(Debug)]
 pub(super) struct Capture {
-    /// Whose bytes.
+    /// The volume or snapshot that is copied.
     pub(super) source: Key,
     /// Its kind, which is the copy's too.
     pub(super) kind: Kind,

@@ -70,7 +70,7 @@ impl Devices {
         self.of(key).read_only.map_or(Ok(None), |number| LoopDevice::open_if_attached(number, image))
     }
 
-    /// Notes a change.
+    /// Changes what is known of an image's devices.
     pub(super) fn update(&self, key: Key, change: impl FnOnce(&mut Device)) {
         let mut devices = self.lock();
         let device = devices.entry(key).or_default();

@@ -62,7 +62,7 @@ pub(super) enum Consistency {
 }
 
 impl Consistency {
-    /// The parameter's name.
+    /// The name of the parameter in a class.
     pub(super) const PARAMETER: &'static str = "consistency";
 }
 

@@ -12,7 +12,7 @@ use std::{
 use super::record::{GroupRecord, Key, SnapshotRecord, VolumeRecord};
 use crate::Parameters;
 
-/// Every record.
+/// Every record, with the sums that are made of them.
 #[derive(Debug, Default)]
 pub(super) struct State {
     volumes: BTreeMap<Key, Arc<VolumeRecord>>,
@@ -145,7 +145,7 @@ impl State {
         record
     }
 
-    /// Forgets a volume.
+    /// Forgets a volume and takes its size from what is promised.
     pub(super) fn remove_volume(&mut self, key: Key) -> Option<Arc<VolumeRecord>> {
         let old = self.volumes.remove(&key)?;
         self.release(pool(&old.parameters).as_deref(), old.length());
@@ -158,7 +158,7 @@ impl State {
         Some(old)
     }
 
-    /// Adds a snapshot.
+    /// Adds a snapshot, or replaces the one with this key.
     pub(super) fn put_snapshot(&mut self, key: Key, record: SnapshotRecord) -> Arc<SnapshotRecord> {
         self.snapshots_by_source.insert((record.source, key));
         let record = Arc::new(record);
@@ -166,7 +166,7 @@ impl State {
         record
     }
 
-    /// Forgets a snapshot.
+    /// Forgets a snapshot, if there is one with this key.
     pub(super) fn remove_snapshot(&mut self, key: Key) {
         if let Some(old) = self.snapshots.remove(&key) {
             self.snapshots_by_source.remove(&(old.source, key));

@@ -22,7 +22,7 @@ pub struct PluginInfo {
 pub struct RegistrationStatus {
     #[prost(bool, tag = "1")]
     pub plugin_registered: bool,
-    /// Why not.
+    /// Why the plugin was not registered.
     #[prost(string, tag = "2")]
     pub error: ::prost::alloc::string::String,
 }

@@ -24,7 +24,7 @@ fn blocks_of(snapshot: &str) -> GetMetadataAllocatedRequest {
     GetMetadataAllocatedRequest { snapshot_id: snapshot.to_owned(), ..Default::default() }
 }
 
-fn told<T: std::fmt::Debug>(answer: Result<T, Status>) -> String {
+fn outcome<T: std::fmt::Debug>(answer: Result<T, Status>) -> String {
     match answer {
         Ok(message) => format!("{message:?}"),
         Err(status) => format!("{:?} {:?}", status.code(), status.message()),
@@ -39,24 +39,24 @@ where
     C::ResponseBody: HttpBody<Data = Bytes> + Send + 'static,
     <C::ResponseBody as HttpBody>::Error: Into<StdError> + Send,
 {
-    let mut told_all = Vec::new();
+    let mut outcomes = Vec::new();
     let mut identity = IdentityClient::new(channel.clone());
-    told_all.push(told(identity.probe(ProbeRequest {}).await.map(tonic::Response::into_inner)));
+    outcomes.push(outcome(identity.probe(ProbeRequest {}).await.map(tonic::Response::into_inner)));
     let mut controller = ControllerClient::new(channel.clone());
     for name in ["fine", "missing", "broken", "panics"] {
-        told_all.push(told(controller.create_volume(create(name)).await.map(tonic::Response::into_inner)));
+        outcomes.push(outcome(controller.create_volume(create(name)).await.map(tonic::Response::into_inner)));
     }
-    told_all.push(told(NodeClient::new(channel.clone()).node_get_info(NodeGetInfoRequest {}).await));
-    told_all.push(told(call_by_path(channel.clone(), "/csi.v1.Controller/MakeCoffee").await));
+    outcomes.push(outcome(NodeClient::new(channel.clone()).node_get_info(NodeGetInfoRequest {}).await));
+    outcomes.push(outcome(call_by_path(channel.clone(), "/csi.v1.Controller/MakeCoffee").await));
     let mut metadata = SnapshotMetadataClient::new(channel);
     for snapshot in ["fine", "missing", "breaks"] {
         match metadata.get_metadata_allocated(blocks_of(snapshot)).await {
-            Err(status) => told_all.push(told::<()>(Err(status))),
+            Err(status) => outcomes.push(outcome::<()>(Err(status))),
             Ok(stream) => {
                 let mut stream = stream.into_inner();
                 while let Some(message) = stream.message().await.transpose() {
                     let broken = message.is_err();
-                    told_all.push(told(message.map(|block| block.volume_capacity_bytes)));
+                    outcomes.push(outcome(message.map(|block| block.volume_capacity_bytes)));
                     if broken {
                         break;
                     }
@@ -64,7 +64,7 @@ where
             }
         }
     }
-    told_all
+    outcomes
 }
 
 async fn call_by_path<C>(channel: C, path: &'static str) -> Result<ProbeResponse, Status>

@@ -16,7 +16,7 @@ const DEFAULT_INLINE_SIZE: Capacity = Capacity::gibibytes(1);
 /// The attribute of an inline volume that says.
 const INLINE_SIZE: &str = "size";
 
-/// NodeStageVolume.
+/// The arguments of NodeStageVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Stage {
     pub(crate) volume: NodeVolume,
@@ -41,7 +41,7 @@ impl TryFrom<v1::NodeStageVolumeRequest> for Stage {
     }
 }
 
-/// NodeUnstageVolume.
+/// The arguments of NodeUnstageVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Unstage {
     pub(crate) id: VolumeId,
@@ -59,7 +59,7 @@ impl TryFrom<v1::NodeUnstageVolumeRequest> for Unstage {
     }
 }
 
-/// NodePublishVolume.
+/// The arguments of NodePublishVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Publish {
     pub(crate) volume: NodeVolume,
@@ -128,7 +128,7 @@ fn inline(id: &VolumeId, mut context: Parameters) -> Parsed<Option<Inline>> {
     Ok(Some(Inline { name, range, parameters: context }))
 }
 
-/// NodeUnpublishVolume.
+/// The arguments of NodeUnpublishVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Unpublish {
     pub(crate) id: VolumeId,
@@ -146,7 +146,7 @@ impl TryFrom<v1::NodeUnpublishVolumeRequest> for Unpublish {
     }
 }
 
-/// NodeGetVolumeStats.
+/// The arguments of NodeGetVolumeStats.
 #[derive(Debug, Clone)]
 pub(crate) struct Stats {
     pub(crate) id: VolumeId,
@@ -164,7 +164,7 @@ impl TryFrom<v1::NodeGetVolumeStatsRequest> for Stats {
     }
 }
 
-/// NodeExpandVolume.
+/// The arguments of NodeExpandVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeExpand {
     pub(crate) id: VolumeId,
@@ -186,7 +186,7 @@ impl TryFrom<v1::NodeExpandVolumeRequest> for NodeExpand {
     }
 }
 
-/// NodeGetVolumeHealth.
+/// The arguments of NodeGetVolumeHealth.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeHealth {
     pub(crate) id: VolumeId,

@@ -15,7 +15,7 @@ const DEFAULT_RANGES: usize = 256;
 /// How many it holds at most, whatever the caller says.
 const MAX_RANGES: usize = 8192;
 
-/// CreateSnapshot.
+/// The arguments of CreateSnapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct CreateSnapshot {
     pub(crate) new: NewSnapshot,
@@ -57,7 +57,7 @@ impl TryFrom<v1::GetSnapshotRequest> for OneSnapshot {
     }
 }
 
-/// ListSnapshots.
+/// The arguments of ListSnapshots.
 #[derive(Debug, Clone)]
 pub(crate) struct ListSnapshots {
     pub(crate) listing: Listing,
@@ -77,7 +77,7 @@ impl TryFrom<v1::ListSnapshotsRequest> for ListSnapshots {
     }
 }
 
-/// CreateVolumeGroupSnapshot.
+/// The arguments of CreateVolumeGroupSnapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct CreateGroup {
     pub(crate) name: Name,
@@ -111,7 +111,7 @@ fn set_of<T: Ord + std::str::FromStr<Err = berth_core::InvalidId>>(
     Ok(set)
 }
 
-/// DeleteVolumeGroupSnapshot and GetVolumeGroupSnapshot.
+/// The arguments of DeleteVolumeGroupSnapshot and GetVolumeGroupSnapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct OneGroup {
     pub(crate) id: GroupSnapshotId,
@@ -135,14 +135,14 @@ macro_rules! names_one_group {
 }
 names_one_group!(DeleteVolumeGroupSnapshotRequest, GetVolumeGroupSnapshotRequest);
 
-/// GetMetadataAllocated.
+/// The arguments of GetMetadataAllocated.
 #[derive(Debug, Clone)]
 pub(crate) struct Allocated {
     pub(crate) snapshot: SnapshotId,
     pub(crate) part: Part,
 }
 
-/// GetMetadataDelta.
+/// The arguments of GetMetadataDelta.
 #[derive(Debug, Clone)]
 pub(crate) struct Delta {
     pub(crate) base: SnapshotId,

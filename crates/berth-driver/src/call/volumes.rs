@@ -11,7 +11,7 @@ use super::{
 };
 use crate::{ContentSource, NewVolume, Parameters, TopologyRequirement};
 
-/// CreateVolume.
+/// The arguments of CreateVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct CreateVolume {
     pub(crate) new: NewVolume,
@@ -71,7 +71,7 @@ macro_rules! names_one_volume {
 }
 names_one_volume!(DeleteVolumeRequest, ControllerGetVolumeRequest, ControllerGetVolumeHealthRequest);
 
-/// ControllerPublishVolume.
+/// The arguments of ControllerPublishVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Attach {
     pub(crate) id: VolumeId,
@@ -109,7 +109,7 @@ impl TryFrom<v1::ControllerUnpublishVolumeRequest> for Detach {
     }
 }
 
-/// ValidateVolumeCapabilities.
+/// The arguments of ValidateVolumeCapabilities.
 #[derive(Debug, Clone)]
 pub(crate) struct Validate {
     pub(crate) id: VolumeId,
@@ -162,7 +162,7 @@ impl TryFrom<v1::ControllerListVolumeHealthRequest> for Listing {
     }
 }
 
-/// GetCapacity.
+/// The arguments of GetCapacity.
 #[derive(Debug, Clone)]
 pub(crate) struct GetCapacity {
     pub(crate) capabilities: Vec<VolumeCapability>,
@@ -185,7 +185,7 @@ impl TryFrom<v1::GetCapacityRequest> for GetCapacity {
     }
 }
 
-/// ControllerExpandVolume.
+/// The arguments of ControllerExpandVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Expand {
     pub(crate) id: VolumeId,
@@ -206,7 +206,7 @@ impl TryFrom<v1::ControllerExpandVolumeRequest> for Expand {
     }
 }
 
-/// ControllerModifyVolume.
+/// The arguments of ControllerModifyVolume.
 #[derive(Debug, Clone)]
 pub(crate) struct Modify {
     pub(crate) id: VolumeId,

@@ -11,9 +11,9 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error};
 pub(crate) enum Phase {
     /// Begun, not known to be complete.
     Mounting,
-    /// Complete.
+    /// The mount is complete.
     Mounted,
-    /// Being undone.
+    /// The mount is being undone.
     Unmounting,
     /// Taken down to be brought up again at once, wherever it is published: nobody was told that it is gone.
     Remounting,

@@ -34,7 +34,7 @@ use crate::{
     compose::{Inline, Node as Parts},
     erased::DynStaging,
     ledger::{Ledger, Phase, Published, Staged},
-    target::{self, Look},
+    target::{self, Publication},
 };
 
 #[tonic::async_trait]
@@ -185,9 +185,9 @@ impl Node for Services {
 }
 
 impl Published {
-    /// How the volume looks at its target.
-    fn look(&self) -> Look<'_> {
-        Look { capability: &self.capability, read_only: self.read_only }
+    /// As what the volume is published.
+    fn publication(&self) -> Publication<'_> {
+        Publication { capability: &self.capability, read_only: self.read_only }
     }
 }
 
@@ -385,7 +385,7 @@ fn bind(ledger: &Ledger, mounts: &dyn TargetMounts, source: &Source, wanted: &Pu
     }
     target::check(mounts, &wanted.target, wanted.capability.access.kind())?;
     ledger.note_published(Published { phase: Phase::Mounting, ..wanted.clone() })?;
-    let bound = target::bind(mounts, source, &wanted.target, wanted.look());
+    let bound = target::bind(mounts, source, &wanted.target, wanted.publication());
     if let Err(error) = bound.and_then(|()| ledger.note_published(wanted.clone())) {
         // What cannot be undone now keeps its entry, and is undone by the next call or at the next start.
         let _ = target::remove(mounts, &wanted.target).and_then(|()| ledger.forget_published(&wanted.target));

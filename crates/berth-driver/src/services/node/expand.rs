@@ -107,7 +107,7 @@ impl Services {
                 if mounts.is_mounted(&publication.target)? {
                     return Ok(());
                 }
-                target::bind(&*mounts, &source, &publication.target, publication.look())
+                target::bind(&*mounts, &source, &publication.target, publication.publication())
             })
             .await?;
         }
