@@ -31,7 +31,7 @@ use worker::{Slots, Worker, check_slots};
 /// How many workers load the driver at once.
 const WORKERS: u64 = 8;
 
-/// One run.
+/// How one crash run goes.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
     /// Where everything random comes from.

@@ -19,26 +19,26 @@ use tonic::{Request, Status, transport::Channel};
 /// Clients for the five services of one driver.
 #[derive(Debug, Clone)]
 pub struct Csi {
-    /// Identity.
+    /// Calls the Identity service.
     pub identity: IdentityClient<Bounded>,
-    /// Controller.
+    /// Calls the Controller service.
     pub controller: ControllerClient<Bounded>,
-    /// Node.
+    /// Calls the Node service.
     pub node: NodeClient<Bounded>,
-    /// Group snapshots.
+    /// Calls the GroupController service.
     pub group: GroupControllerClient<Bounded>,
-    /// Changed blocks.
+    /// Calls the SnapshotMetadata service.
     pub metadata: SnapshotMetadataClient<Bounded>,
 }
 
 /// How the local driver keeps a volume.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// A btrfs subvolume.
+    /// A btrfs subvolume with a quota.
     Btrfs,
-    /// A loop image.
+    /// An image file on a loop device.
     Image,
-    /// A plain directory.
+    /// A directory without a limit of its size.
     Dir,
 }
 
@@ -58,14 +58,14 @@ pub struct Shape {
     pub kind: Kind,
     /// How it is seen.
     pub access: Access,
-    /// Its size.
+    /// The size in bytes.
     pub bytes: i64,
 }
 
 /// A volume as its creation answered.
 #[derive(Debug, Clone)]
 pub struct Volume {
-    /// The driver's id.
+    /// The id that the driver gave it.
     pub id: String,
     /// What was asked for.
     pub shape: Shape,
@@ -78,11 +78,11 @@ pub struct Volume {
 /// Where a volume was staged and published.
 #[derive(Debug, Clone)]
 pub struct Mounted {
-    /// The volume's id.
+    /// The id of the volume.
     pub id: String,
-    /// The staging path.
+    /// Where the volume is staged.
     pub staging: PathBuf,
-    /// The target path.
+    /// Where the volume is published.
     pub target: PathBuf,
 }
 
@@ -207,7 +207,7 @@ impl Csi {
         })
     }
 
-    /// Deletes a volume.
+    /// Deletes a volume, as DeleteVolume does.
     pub async fn delete(&self, id: &str) -> Result<(), Status> {
         let request = v1::DeleteVolumeRequest { volume_id: id.into(), ..Default::default() };
         self.controller.clone().delete_volume(request).await.map(drop)
@@ -254,7 +254,7 @@ impl Csi {
         }
     }
 
-    /// Deletes a snapshot.
+    /// Deletes a snapshot, as DeleteSnapshot does.
     pub async fn delete_snapshot(&self, id: &str) -> Result<(), Status> {
         let request = v1::DeleteSnapshotRequest { snapshot_id: id.into(), ..Default::default() };
         self.controller.clone().delete_snapshot(request).await.map(drop)
@@ -340,7 +340,7 @@ impl Csi {
         self.node.clone().node_stage_volume(request).await.map(drop)
     }
 
-    /// Undoes [`Self::stage`].
+    /// Unstages what [`Self::stage`] has staged.
     pub async fn unstage(&self, id: &str, staging: &Path) -> Result<(), Status> {
         let request =
             v1::NodeUnstageVolumeRequest { volume_id: id.into(), staging_target_path: text(staging) };
@@ -364,7 +364,7 @@ impl Csi {
         self.node.clone().node_publish_volume(Self::publish_request(volume, staging, target)).await.map(drop)
     }
 
-    /// Undoes [`Self::publish`].
+    /// Unpublishes what [`Self::publish`] has published.
     pub async fn unpublish(&self, id: &str, target: &Path) -> Result<(), Status> {
         let request = v1::NodeUnpublishVolumeRequest { volume_id: id.into(), target_path: text(target) };
         self.node.clone().node_unpublish_volume(request).await.map(drop)
@@ -378,7 +378,7 @@ impl Csi {
         Ok(mounted)
     }
 
-    /// Unpublishes and unstages.
+    /// Unpublishes and unstages a volume.
     pub async fn unmount(&self, mounted: &Mounted) -> Result<(), Status> {
         self.unpublish(&mounted.id, &mounted.target).await?;
         self.unstage(&mounted.id, &mounted.staging).await

@@ -10,11 +10,11 @@ use crate::machine::{self, run};
 /// What the disk is formatted with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DiskType {
-    /// Subvolumes, quota, reflinks.
+    /// Has subvolumes, quotas and reflinks.
     Btrfs,
-    /// Reflinks.
+    /// Has reflinks, and neither subvolumes nor their quotas.
     Xfs,
-    /// Neither.
+    /// Has neither subvolumes nor reflinks.
     Ext4,
 }
 

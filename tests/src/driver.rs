@@ -90,12 +90,12 @@ impl Driver {
         endpoint(&self.dir)
     }
 
-    /// Its data directory.
+    /// The driver's data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }
 
-    /// Its process id.
+    /// The driver's process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }

@@ -27,5 +27,5 @@ pub use crate::{
     testbed::{Expected, Testbed, name_on_disk},
 };
 
-/// 2^20 bytes.
+/// One mebibyte in bytes.
 pub const MIB: i64 = 1 << 20;

@@ -42,17 +42,17 @@ impl Server {
         Ok(Self { ganesha, options })
     }
 
-    /// Where it listens.
+    /// The port on which the server listens.
     pub fn port(&self) -> u16 {
         self.ganesha.port
     }
 
     /// Tells it to stop, cont, kill or start.
-    pub fn tell(&mut self, command: &str) -> Result<()> {
+    pub fn control(&mut self, command: &str) -> Result<()> {
         self.ganesha.tell(command).with_context(|| format!("tell the NFS server: {command}"))
     }
 
-    /// What it serves.
+    /// The directory that the server exports.
     pub fn export(&self) -> PathBuf {
         self.ganesha.export()
     }

@@ -21,20 +21,20 @@ use tokio::{sync::watch, task::JoinSet};
 /// How long anything may take before the measurement is given up.
 const PATIENCE: Duration = Duration::from_mins(10);
 
-/// What is there.
+/// The objects that a watch has reported so far.
 #[derive(Debug, Default)]
-pub struct Seen {
-    /// All pods.
+pub struct ObservedObjects {
+    /// The names of all pods.
     pub pods: HashSet<String>,
-    /// Pods that run.
+    /// The names of the pods that run.
     pub running: HashSet<String>,
-    /// All claims.
+    /// The names of all claims.
     pub claims: HashSet<String>,
     /// Claims that are bound.
     pub bound: HashSet<String>,
-    /// All volumes.
+    /// The names of all volumes.
     pub volumes: HashSet<String>,
-    /// All attachments.
+    /// The names of all attachments.
     pub attachments: HashSet<String>,
     /// Attachments that a driver has made.
     pub attached: HashSet<String>,
@@ -43,7 +43,7 @@ pub struct Seen {
     complete: usize,
 }
 
-impl Seen {
+impl ObservedObjects {
     /// Whether nothing is left of any volume.
     pub fn is_empty(&self) -> bool {
         self.pods.is_empty()
@@ -55,8 +55,8 @@ impl Seen {
 
 /// Watches a cluster until it is dropped.
 pub struct Observer {
-    seen: watch::Receiver<Seen>,
-    to: watch::Sender<Seen>,
+    seen: watch::Receiver<ObservedObjects>,
+    to: watch::Sender<ObservedObjects>,
     client: Client,
     watches: JoinSet<()>,
 }
@@ -70,7 +70,7 @@ impl Debug for Observer {
 impl Observer {
     /// Watches pods and everything of their volumes.
     pub async fn of_volumes(client: &Client) -> Result<Self> {
-        let (to, seen) = watch::channel(Seen::default());
+        let (to, seen) = watch::channel(ObservedObjects::default());
         let mut observer = Self { seen, to, client: client.clone(), watches: JoinSet::new() };
         observer.follow("Pod", |seen, pod: &Pod, there| {
             let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref());
@@ -106,7 +106,7 @@ impl Observer {
     }
 
     /// Waits until this holds.
-    pub async fn until(&mut self, what: &str, holds: impl Fn(&Seen) -> bool) -> Result<()> {
+    pub async fn until(&mut self, what: &str, holds: impl Fn(&ObservedObjects) -> bool) -> Result<()> {
         let waited = tokio::time::timeout(PATIENCE, self.seen.wait_for(|seen| holds(seen))).await;
         let late = || {
             let seen = self.to.borrow();
@@ -135,7 +135,7 @@ impl Observer {
         Ok(())
     }
 
-    fn follow<K>(&mut self, kind: &'static str, note: fn(&mut Seen, &K, bool))
+    fn follow<K>(&mut self, kind: &'static str, note: fn(&mut ObservedObjects, &K, bool))
     where
         K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + 'static,
     {

@@ -46,7 +46,7 @@ impl Program {
         String::from_utf8_lossy(log.get(self.begin..).unwrap_or_default()).into_owned()
     }
 
-    /// Its process id.
+    /// The process id of the program.
     pub fn pid(&self) -> Pid {
         i32::try_from(self.child.id()).ok().and_then(Pid::from_raw).expect("a child has an id")
     }

@@ -24,7 +24,7 @@ const UNLIMITED: usize = usize::MAX;
 /// A line that is cut when it is dropped.
 #[derive(Debug)]
 pub struct SlowLine {
-    /// Where it begins.
+    /// The port on which the delayed connection begins.
     pub port: u16,
     state: Arc<State>,
 }

@@ -13,25 +13,25 @@ pub struct Table {
 #[derive(Debug)]
 pub struct Figures(Table);
 
-/// Something measured.
+/// A measured value with its unit.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Quantity {
-    /// Calls per second.
+    /// A number of calls per second.
     Rate(f64),
-    /// A duration.
+    /// A duration in seconds.
     Seconds(f64),
-    /// 10^6 bytes.
+    /// A size in millions of bytes.
     Megabytes(f64),
 }
 
 /// What a figure should be.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
-    /// This or more.
+    /// The value must be at least this.
     AtLeast(Quantity),
-    /// This or less.
+    /// The value must be at most this.
     AtMost(Quantity),
-    /// Less than this.
+    /// The value must be less than this.
     Below(Quantity),
 }
 
@@ -41,7 +41,7 @@ impl Table {
         Self { title: title.into(), rows: vec![header.iter().map(ToString::to_string).collect()] }
     }
 
-    /// Adds a row.
+    /// Adds a row below the others.
     pub fn add(&mut self, row: Vec<String>) {
         self.rows.push(row);
     }

@@ -29,9 +29,9 @@ pub struct Testbed {
 /// What a test has not deleted.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Expected {
-    /// Ids of volumes.
+    /// The ids of all volumes.
     pub volumes: BTreeSet<String>,
-    /// Ids of snapshots.
+    /// The ids of all snapshots.
     pub snapshots: BTreeSet<String>,
 }
 
@@ -59,12 +59,12 @@ impl Testbed {
         self.driver.data()
     }
 
-    /// The disk.
+    /// The disk that the driver uses.
     pub fn disk(&self) -> &Disk {
         &self.disk
     }
 
-    /// The driver's process.
+    /// The process of the driver.
     pub fn driver(&mut self) -> &mut Driver {
         &mut self.driver
     }

@@ -9,7 +9,7 @@ use crate::table::Quantity;
 pub struct Times(Vec<Duration>);
 
 impl Times {
-    /// Adds one.
+    /// Adds one measurement to the others.
     pub fn add(&mut self, time: Duration) {
         self.0.push(time);
     }

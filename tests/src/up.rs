@@ -174,7 +174,7 @@ impl Machine {
         Ok(printed)
     }
 
-    /// The data directory.
+    /// The machine's data directory.
     pub fn data(&self) -> &Path {
         &self.data
     }

@@ -53,7 +53,7 @@ struct Page {
     blocks: Vec<Block>,
 }
 
-/// A fenced block.
+/// A fenced block of a page.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Block {
     /// The number of its first line of text, counted from 1.
@@ -554,7 +554,7 @@ impl Help {
 
 /// A flag as the help shows it.
 struct Flag {
-    /// With its dashes.
+    /// The name with its dashes.
     name: String,
     value: String,
     /// What it does, and its default and choices in brackets.

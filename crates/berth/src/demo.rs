@@ -20,7 +20,7 @@ use tokio::sync::{broadcast, watch};
 use crate::driver::BACKENDS;
 use crate::sidecars::SIDECARS;
 use crate::stack::{self, Stack};
-use crate::timeline::{Keeper, Step};
+use crate::timeline::{Step, TimelineRecorder};
 use crate::{logging, machine};
 
 /// How long any one step may take before the walk is given up.
@@ -79,28 +79,28 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
     })
 }
 
-async fn walk(options: &stack::Options, timeline: &Keeper, no_pause: bool) -> anyhow::Result<()> {
-    let teller = Teller { paced: !no_pause && std::io::stdout().is_terminal(), begun: Instant::now() };
-    teller.chapter("Start", "an API server, the control loops, a driver and a node, in this one process");
+async fn walk(options: &stack::Options, timeline: &TimelineRecorder, no_pause: bool) -> anyhow::Result<()> {
+    let printer = Printer { paced: !no_pause && std::io::stdout().is_terminal(), begun: Instant::now() };
+    printer.chapter("Start", "an API server, the control loops, a driver and a node, in this one process");
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
-    let stack = Stack::start(options.clone(), timeline, |what, _| teller.line("berth", what, None)).await?;
+    let stack = Stack::start(options.clone(), timeline, |what, _| printer.line("berth", what, None)).await?;
     let mut steps = timeline.listen();
     // Whoever interrupts it waits until all is stopped, or something would be left.
-    let told = tokio::select! {
-        told = life(&stack.cluster, &teller, &mut steps) => told,
+    let outcome = tokio::select! {
+        outcome = life(&stack.cluster, &printer, &mut steps) => outcome,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
     };
     let stopped = stack.stop().await;
-    told.and(stopped)
+    outcome.and(stopped)
 }
 
 async fn life(
     cluster: &Cluster,
-    teller: &Teller,
+    printer: &Printer,
     steps: &mut broadcast::Receiver<Step>,
 ) -> anyhow::Result<()> {
-    teller
+    printer
         .chapter(
             "Claim",
             "a claim for 64Mi of the class berth-local; its volume is created when a pod uses it",
@@ -109,42 +109,42 @@ async fn life(
         .await;
     let claim: PersistentVolumeClaim = serde_json::from_value(claim())?;
     let claim = cluster.create(&claim).await?;
-    teller.line("demo", &format!("create PersistentVolumeClaim {CLAIM} (64Mi)"), None);
+    printer.line("demo", &format!("create PersistentVolumeClaim {CLAIM} (64Mi)"), None);
 
-    teller.chapter("Provision, Attach, Mount", "a pod uses the claim").await_pause().await;
+    printer.chapter("Provision, Attach, Mount", "a pod uses the claim").await_pause().await;
     let begun = Instant::now();
     let pod: Pod = serde_json::from_value(pod())?;
     let pod = cluster.create(&pod).await?;
-    teller.line("demo", &format!("create Pod {POD}"), None);
+    printer.line("demo", &format!("create Pod {POD}"), None);
     let is_running = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::phase_of_pod(pod) == "Running");
     let running = until(cluster, Key::of(pod.as_ref()), is_running);
-    let pod = follow(running, steps, teller).await?.context("the pod was deleted")?;
+    let pod = follow(running, steps, printer).await?.context("the pod was deleted")?;
     let node = storage::node_of_pod(&pod);
-    teller.line("node", &format!("the pod runs on {node} with its volume mounted"), Some(begun.elapsed()));
+    printer.line("node", &format!("the pod runs on {node} with its volume mounted"), Some(begun.elapsed()));
 
-    teller.chapter("Write", "what the pod wrote to its volume").await_pause().await;
+    printer.chapter("Write", "what the pod wrote to its volume").await_pause().await;
     let written = until_logged(&Api::namespaced(cluster.client().clone(), NAMESPACE)).await?;
-    teller.line("pod", written.trim_end(), None);
+    printer.line("pod", written.trim_end(), None);
 
-    teller.chapter("Expand", "the claim is changed to 128Mi while the pod runs").await_pause().await;
+    printer.chapter("Expand", "the claim is changed to 128Mi while the pod runs").await_pause().await;
     let begun = Instant::now();
     cluster.edit(claim.as_ref(), |claim| request(claim, "128Mi")).await?;
-    teller.line("demo", &format!("change PersistentVolumeClaim {CLAIM} to 128Mi"), None);
+    printer.line("demo", &format!("change PersistentVolumeClaim {CLAIM} to 128Mi"), None);
     let has_grown = |claim: Option<&PersistentVolumeClaim>| capacity(claim).as_deref() == Some("128Mi");
     let grown = until(cluster, Key::of(claim.as_ref()), has_grown);
-    let claim = follow(grown, steps, teller).await?.context("the claim was deleted")?;
-    teller.line("node", "the claim has 128Mi", Some(begun.elapsed()));
+    let claim = follow(grown, steps, printer).await?.context("the claim was deleted")?;
+    printer.line("node", "the claim has 128Mi", Some(begun.elapsed()));
 
-    teller.chapter("Delete", "the pod, then the claim; the volume goes with it").await_pause().await;
+    printer.chapter("Delete", "the pod, then the claim; the volume goes with it").await_pause().await;
     let begun = Instant::now();
     cluster.delete(pod.as_ref()).await?;
-    teller.line("demo", &format!("delete Pod {POD}"), None);
+    printer.line("demo", &format!("delete Pod {POD}"), None);
     cluster.delete(claim.as_ref()).await?;
-    teller.line("demo", &format!("delete PersistentVolumeClaim {CLAIM}"), None);
+    printer.line("demo", &format!("delete PersistentVolumeClaim {CLAIM}"), None);
     let volume = Key::cluster(storage::volume_name(&claim));
     let deleted = until(cluster, volume, |volume: Option<&PersistentVolume>| volume.is_none());
-    follow(deleted, steps, teller).await?;
-    teller.line("berth", "pod, claim, attachment, volume and data are deleted", Some(begun.elapsed()));
+    follow(deleted, steps, printer).await?;
+    printer.line("berth", "pod, claim, attachment, volume and data are deleted", Some(begun.elapsed()));
     Ok(())
 }
 
@@ -226,33 +226,33 @@ async fn until<K: Kind>(
     }
 }
 
-/// Tells the steps while something is awaited.
+/// Prints the steps while something is awaited.
 async fn follow<T>(
     awaited: impl Future<Output = anyhow::Result<T>>,
     steps: &mut broadcast::Receiver<Step>,
-    teller: &Teller,
+    printer: &Printer,
 ) -> anyhow::Result<T> {
     let mut awaited = std::pin::pin!(awaited);
     let outcome = loop {
         tokio::select! {
             biased;
-            step = steps.recv() => if let Ok(step) = step { teller.step(&step) },
+            step = steps.recv() => if let Ok(step) = step { printer.step(&step) },
             outcome = &mut awaited => break outcome,
         }
     };
     while let Ok(step) = steps.try_recv() {
-        teller.step(&step);
+        printer.step(&step);
     }
     outcome
 }
 
-/// Prints the walk.
-struct Teller {
+/// Prints the chapters and steps of the demo with the time since its start.
+struct Printer {
     paced: bool,
     begun: Instant,
 }
 
-impl Teller {
+impl Printer {
     fn chapter(&self, title: &str, text: &str) -> &Self {
         let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
         println!("\n{bold}{title}{plain}: {text}");

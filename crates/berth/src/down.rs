@@ -11,7 +11,7 @@ use berth_runtime::Runtime;
 use clap::Args as ClapArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::machine::{self, Place, Running};
+use crate::machine::{self, DataDirArg, Running};
 use crate::stack;
 
 /// How long a stop may take.
@@ -21,7 +21,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Place,
+    directory: DataDirArg,
 
     /// Also remove the data directory, with all objects and all volumes' data
     #[arg(long)]
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 /// Stops, and cleans up what a kill left.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     machine::require_root("down")?;
-    let data_dir = std::path::absolute(&args.place.data_dir)?;
+    let data_dir = std::path::absolute(&args.directory.data_dir)?;
     if !data_dir.exists() {
         println!("Nothing is in {}.", data_dir.display());
         return Ok(());

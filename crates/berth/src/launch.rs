@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, bail};
 use berth_core::{Backoff, names};
 use berth_kube::leader::{self, Elector, Leadership};
+use berth_kube::storage::lease_name;
 use berth_kube::{Cluster, Metrics};
 use berth_sidecars::driver::{Driver, Identity};
 use clap::{ArgMatches, FromArgMatches as _};
@@ -26,7 +27,7 @@ use tokio_util::sync::CancellationToken;
 use crate::http::{Ready, Site, Unwell};
 use crate::machine;
 use crate::sidecars::flags::{Connection, Election, Http, Klog, Kube};
-use crate::sidecars::{self, Run, Scope, Sidecar, is_set, liveness, sanitized};
+use crate::sidecars::{self, Run, Scope, Sidecar, is_set, liveness};
 
 /// How long a probe of the driver may take before it counts as dead.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -38,16 +39,16 @@ const RESTART: Backoff = Backoff { first: Duration::from_secs(1), longest: Durat
 pub(crate) struct Surroundings {
     /// The host's name, which in a pod is the pod's.
     pub(crate) host: String,
-    /// NODE_NAME.
+    /// The node, from the environment variable NODE_NAME.
     pub(crate) node: Option<String>,
-    /// NAMESPACE, or POD_NAMESPACE.
+    /// The namespace, from NAMESPACE or else POD_NAMESPACE.
     pub(crate) namespace: Option<String>,
-    /// POD_NAME.
+    /// The pod, from the environment variable POD_NAME.
     pub(crate) pod: Option<String>,
 }
 
 impl Surroundings {
-    /// As they are.
+    /// Reads the host name and the environment of this process.
     pub(crate) fn read() -> anyhow::Result<Self> {
         let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
         Ok(Self {
@@ -176,7 +177,7 @@ impl Sidecars {
         let mut groups: Vec<(String, Vec<(Sidecar, Run)>)> = Vec::new();
         for (row, run) in needed {
             let shared = self.together && row.scope != Scope::Cluster;
-            let lease = if shared { sanitized(&format!("berth-sidecars-{name}")) } else { row.lease(&name) };
+            let lease = if shared { lease_name(&format!("berth-sidecars-{name}")) } else { row.lease(&name) };
             match groups.iter_mut().find(|(known, _)| *known == lease) {
                 Some((_, group)) => group.push((row, run)),
                 None => groups.push((lease, vec![(row, run)])),
@@ -411,10 +412,10 @@ fn namespace(told: &str) -> String {
 /// and a number, because on a host's network several share a name, and two with one name would both lead.
 fn identity() -> anyhow::Result<String> {
     if let Some(pod) = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty()) {
-        return Ok(sanitized(&pod));
+        return Ok(lease_name(&pod));
     }
     let number = jiff::Timestamp::now().as_nanosecond() ^ i128::from(std::process::id());
-    Ok(sanitized(&format!("{}-{:08x}", host_name()?, number & 0xffff_ffff)))
+    Ok(lease_name(&format!("{}-{:08x}", host_name()?, number & 0xffff_ffff)))
 }
 
 /// The host's name, which in a pod is the pod's.

@@ -6,9 +6,9 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::util::SubscriberInitExt as _;
 use tracing_subscriber::{EnvFilter, Layer as _};
 
-use crate::timeline::Keeper;
+use crate::timeline::TimelineRecorder;
 
-/// How to log.
+/// The flags that say what is logged, and in which form.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Logging")]
 pub(crate) struct Logging {
@@ -42,13 +42,13 @@ impl Logging {
 }
 
 /// Starts logging; called once, before anything that logs. The steps of volumes go to the keeper that it returns.
-pub(crate) fn start(args: &Logging) -> Keeper {
+pub(crate) fn start(args: &Logging) -> TimelineRecorder {
     let (subscriber, keeper) = subscriber(args);
     subscriber.init();
     keeper
 }
 
-fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, Keeper) {
+fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, TimelineRecorder) {
     let filter = match args.verbosity {
         Some(8..) => "trace,h2=info,hyper=info",
         Some(5..) => "debug,h2=info,hyper=info",
@@ -61,7 +61,7 @@ fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, Keeper
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
     let lines = if args.log_json { lines.json().flatten_event(true).boxed() } else { lines.boxed() };
-    let keeper = Keeper::new();
+    let keeper = TimelineRecorder::new();
     let steps =
         tracing_subscriber::filter::filter_fn(|metadata| metadata.target() == berth_kube::timeline::TARGET);
     let subscriber = tracing_subscriber::registry()

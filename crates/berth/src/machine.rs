@@ -23,12 +23,12 @@ pub(crate) const DATA_DIR: &str = "/var/lib/berth";
 
 /// Locked as long as somebody runs there.
 pub(crate) const LOCK: &str = "berth.lock";
-/// Tells who.
+/// The file that names the process which holds the lock, and where its API is.
 pub(crate) const RUNNING: &str = "running.json";
 
 /// Which machine is meant.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct Place {
+pub(crate) struct DataDirArg {
     /// Where everything is kept: objects, volumes, pods
     #[arg(long, env = "BERTH_DATA_DIR", default_value = DATA_DIR, value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
@@ -109,7 +109,7 @@ pub(crate) fn is_ready(node: &Node) -> bool {
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
 }
 
-/// Mounting needs root.
+/// Refuses a command that mounts or runs pods unless root runs it.
 pub(crate) fn require_root(command: &str) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         bail!("`berth {command}` mounts volumes and runs pods, which only root may: run it with sudo");

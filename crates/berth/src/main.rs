@@ -1,8 +1,24 @@
 //! The `berth` binary: reads the command line, and starts the role that it names.
 //!
-//! Roles are rows of two tables, [`sidecars::SIDECARS`] and [`driver::BACKENDS`], which [`launch`] and [`driver`] start;
-//! the other commands are in [`Command`]. Flags that other projects' manifests use are taken in Go's style too: one dash
-//! or two, `--flag=true` for switches.
+//! ```text
+//! main -> Tables::parse -> Tables::run -+- up, demo           -> stack: all roles in one process
+//!                                       +- down               -> stops a stack and cleans up after a kill
+//!                                       +- status, explain    -> read the API and the timeline
+//!                                       +- driver, controller, node -> driver: serves one backend
+//!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
+//! ```
+//!
+//! - [`sidecars::SIDECARS`] and [`driver::BACKENDS`] are the tables of roles: a sidecar or a backend is one row, with its
+//!   flags and how it is started. The other commands are in [`Command`].
+//! - [`launch`] starts sidecars, each while its Lease is held, and restarts a role that panics or ends.
+//! - [`stack::Stack`] is one machine: API server, controllers, sidecars, drivers and a node.
+//! - [`HELPERS`] are the programs inside this program, which run as processes of their own.
+//!
+//! Rules: only this crate knows the command line; libraries get options. Flags that other projects' manifests use are taken in
+//! Go's style too: one dash or two, `--flag=true` for switches. The exit status is 0, 1 for an error, 2 for a wrong command
+//! line, and 3 for an object that `berth explain` finds stuck.
+//!
+//! Start reading with [`Tables::run`], then with the module of a command.
 
 mod adopt;
 mod apiserver;

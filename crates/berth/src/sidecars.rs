@@ -23,6 +23,7 @@ use std::sync::Arc;
 
 use anyhow::bail;
 use berth_kube::Cluster;
+use berth_kube::storage::lease_name;
 use berth_sidecars::driver::{Driver, Identity};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser as _};
 use clap::{Arg, ArgMatches, Args as _, Command};
@@ -69,7 +70,7 @@ pub(crate) struct Sidecar {
 pub(crate) enum Scope {
     /// The cluster: it calls no driver, and runs beside one only if asked for by name.
     Cluster,
-    /// Each driver.
+    /// Each driver has one.
     Driver,
     /// Each driver, or each of its nodes (`--node-deployment`).
     Node,
@@ -107,7 +108,7 @@ impl Sidecar {
 
     /// The Lease under which it runs alone.
     pub(crate) fn lease(&self, driver: &str) -> String {
-        sanitized(&match self.scope {
+        lease_name(&match self.scope {
             Scope::Cluster => self.lease.to_owned(),
             Scope::Driver | Scope::Node => format!("{}{driver}", self.lease),
         })
@@ -191,16 +192,6 @@ pub(crate) fn chosen(table: &[Sidecar], matches: &ArgMatches) -> anyhow::Result<
 /// Whether a switch is on, if there is one.
 pub(crate) fn is_set(matches: &ArgMatches, switch: &str) -> bool {
     matches.try_get_one::<bool>(switch).ok().flatten().copied().unwrap_or_default()
-}
-
-/// A name as csi-lib-utils writes it in Leases.
-pub(crate) fn sanitized(name: &str) -> String {
-    let mut name: String =
-        name.chars().map(|c| if c.is_ascii_alphanumeric() || c == '-' { c } else { '-' }).collect();
-    if name.ends_with('-') {
-        name.push('X');
-    }
-    name
 }
 
 #[cfg(test)]

@@ -47,7 +47,7 @@ use crate::driver::{BACKENDS, Backend, Served};
 use crate::launch::{Choice, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
 use crate::sidecars::{self, Scope, Sidecar};
-use crate::timeline::Keeper;
+use crate::timeline::TimelineRecorder;
 
 /// How long the node and the driver may take to find each other.
 const START: Duration = Duration::from_secs(60);
@@ -101,7 +101,7 @@ impl Stack {
     /// Starts all roles, or says why not; `progress` hears what is ready, and after how long.
     pub(crate) async fn start(
         options: Options,
-        timeline: &Keeper,
+        timeline: &TimelineRecorder,
         progress: impl Fn(&str, Duration),
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();

@@ -11,18 +11,18 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::ResourceExt as _;
 
-use crate::machine::{self, Place, Running};
+use crate::machine::{self, DataDirArg, Running};
 
 /// What runs in a data directory, and what needs attention.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: Place,
+    directory: DataDirArg,
 }
 
 /// Prints it; exits with an error if nothing runs.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    let data_dir = &args.place.data_dir;
+    let data_dir = &args.directory.data_dir;
     let running = match Running::find(data_dir) {
         Ok(Some(running)) => running,
         Ok(None) => bail!("no berth runs in {}; `berth up` starts one", data_dir.display()),

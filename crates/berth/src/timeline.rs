@@ -1,6 +1,6 @@
 //! The volumes' timelines: kept in a file by `berth up`, read by `berth explain` and `berth demo`.
 //!
-//! Loops tell steps as log events (`berth_kube::timeline`); a [`Keeper`] turns each into one line of JSON. A lost or torn
+//! Loops tell steps as log events (`berth_kube::timeline`); a [`TimelineRecorder`] turns each into one line of JSON. A lost or torn
 //! line costs one line of an explanation, so nothing is synced.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ const LONGEST: u64 = 16 << 20;
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Step {
-    /// When it ended.
+    /// When the step ended.
     pub(crate) time: Timestamp,
     pub(crate) component: String,
     pub(crate) call: String,
@@ -55,18 +55,18 @@ impl Step {
 
 /// Takes in steps; cheap to clone. Before it has a file, and to those who listen, it only passes them on.
 #[derive(Clone)]
-pub(crate) struct Keeper {
-    file: Arc<Mutex<Option<Kept>>>,
+pub(crate) struct TimelineRecorder {
+    file: Arc<Mutex<Option<TimelineFile>>>,
     listeners: broadcast::Sender<Step>,
 }
 
-struct Kept {
+struct TimelineFile {
     path: PathBuf,
     file: File,
     size: u64,
 }
 
-impl Keeper {
+impl TimelineRecorder {
     /// A keeper without a file.
     pub(crate) fn new() -> Self {
         Self { file: Arc::default(), listeners: broadcast::channel(4096).0 }
@@ -77,7 +77,7 @@ impl Keeper {
         let path = data_dir.join(FILE);
         let file = open(&path)?;
         let size = file.metadata()?.len();
-        *self.file.lock() = Some(Kept { path, file, size });
+        *self.file.lock() = Some(TimelineFile { path, file, size });
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Keeper {
     }
 }
 
-impl Kept {
+impl TimelineFile {
     fn write(&mut self, step: &Step) -> std::io::Result<()> {
         let mut line = serde_json::to_vec(step)?;
         line.push(b'\n');
@@ -130,7 +130,7 @@ pub(crate) fn read(data_dir: &Path, wanted: impl Fn(&Step) -> bool) -> Vec<Step>
         .collect()
 }
 
-impl<S: tracing::Subscriber> Layer<S> for Keeper {
+impl<S: tracing::Subscriber> Layer<S> for TimelineRecorder {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
         if event.metadata().target() != berth_kube::timeline::TARGET {
             return;
@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn what_a_loop_tells_can_be_read_back() {
         let dir = tempfile::tempdir().unwrap();
-        let keeper = Keeper::new();
+        let keeper = TimelineRecorder::new();
         keeper.keep_in(dir.path()).unwrap();
         let subscriber = tracing_subscriber::registry().with(keeper.clone());
         tracing::subscriber::with_default(subscriber, || {

@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     #[command(flatten)]
-    place: machine::Place,
+    directory: machine::DataDirArg,
 
     /// Where the API listens; port 0 takes a free one
     #[arg(long, default_value = "127.0.0.1:6443", value_name = "ADDRESS")]
@@ -129,7 +129,7 @@ pub(crate) async fn run(
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let options = stack::Options {
-        data_dir: args.place.data_dir.clone(),
+        data_dir: args.directory.data_dir.clone(),
         listen: args.listen,
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
@@ -138,7 +138,7 @@ pub(crate) async fn run(
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
     };
-    println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.place.data_dir.display());
+    println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {
         println!("  {} {what} {}", tick(), faint(&format!("{} ms", after.as_millis())));
     });
@@ -147,7 +147,7 @@ pub(crate) async fn run(
         _ = terminate.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
         _ = interrupt.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
     };
-    print!("{}", screen(&stack.running, &args.place.data_dir, &classes(&stack.cluster).await?));
+    print!("{}", screen(&stack.running, &args.directory.data_dir, &classes(&stack.cluster).await?));
     std::io::stdout().flush()?;
     tokio::select! {
         _ = terminate.recv() => {}
@@ -163,7 +163,7 @@ pub(crate) async fn run(
 }
 
 async fn detach(args: &Args) -> anyhow::Result<()> {
-    let data_dir = std::path::absolute(&args.place.data_dir)?;
+    let data_dir = std::path::absolute(&args.directory.data_dir)?;
     let find = || Running::find(&data_dir).with_context(|| format!("read {}", data_dir.display()));
     if let Some(running) = find()? {
         println!("Berth already runs in {} (process {}).", data_dir.display(), running.pid);

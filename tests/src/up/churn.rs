@@ -20,7 +20,7 @@ use crate::content::Random;
 
 /// How long one step may take, all restarts on its way included.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between two looks.
+/// The pause between two observations.
 const PAUSE: Duration = Duration::from_millis(40);
 
 /// The API of a machine that comes and goes.
@@ -87,7 +87,7 @@ impl Api {
         }
     }
 
-    /// Changes an object.
+    /// Changes an object by a merge patch.
     pub async fn patch(&self, kind: &str, name: &str, patch: &Value) -> Result<()> {
         match self.ask("PATCH", &format!("{}/{name}", path(kind)), patch).await? {
             Ok(_) => Ok(()),

@@ -30,11 +30,11 @@ use tonic::{Code, Request, Response, Status, service::Routes};
 /// What a driver does with NodePublishVolume.
 #[derive(Debug, Clone, Copy)]
 pub enum Mood {
-    /// What it should.
+    /// The call does what it should.
     Works,
-    /// Answers this.
+    /// The call fails with this code.
     Fails(Code),
-    /// Never answers.
+    /// The call is never answered.
     Hangs,
 }
 
@@ -89,7 +89,7 @@ impl Faulty {
     }
 
     /// What the machine said of its registration.
-    pub fn told(&self) -> Vec<RegistrationStatus> {
+    pub fn statuses(&self) -> Vec<RegistrationStatus> {
         self.state().told.clone()
     }
 

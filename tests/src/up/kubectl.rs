@@ -38,7 +38,7 @@ impl Machine {
         succeeded(args, &child.wait_with_output()?)
     }
 
-    /// Applies a manifest.
+    /// Applies a manifest with kubectl.
     pub fn apply(&self, manifest: &str) -> Result<()> {
         self.kubectl_with(&["apply", "-f", "-"], manifest).map(drop)
     }

@@ -29,7 +29,7 @@ const WRONG_IDS: &[&str] = &[
 ];
 
 /// Puts something at a target path, given a directory that must not be touched.
-type Place = fn(&Path, &Path) -> std::io::Result<()>;
+type PlantObstacle = fn(&Path, &Path) -> std::io::Result<()>;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_name_is_only_a_name() -> Result<()> {
@@ -175,7 +175,7 @@ async fn a_target_that_is_something_else_is_left_alone() -> Result<()> {
         let precious = bed.dir().join("precious");
         fs::create_dir(&precious)?;
         fs::write(precious.join("file"), b"precious")?;
-        let obstacles: [(&str, Place); 4] = [
+        let obstacles: [(&str, PlantObstacle); 4] = [
             ("a symlink to a directory", |target, precious| symlink(precious, target)),
             ("a symlink to a file", |target, precious| symlink(precious.join("file"), target)),
             ("a symlink to nothing", |target, precious| symlink(precious.join("nothing"), target)),

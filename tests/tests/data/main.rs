@@ -7,10 +7,10 @@ use berth_e2e::{Access, DiskType, Kind, Shape, Testbed, Volume};
 mod blocks;
 mod capacity;
 mod groups;
-mod place;
 mod publish;
 mod reboot;
 mod snapshots;
+mod topology;
 
 const BTRFS: Shape = Shape::new(Kind::Btrfs, Access::Mount(""), 64);
 const DIR: Shape = Shape::new(Kind::Dir, Access::Mount(""), 64);

@@ -80,7 +80,7 @@ impl Cluster {
         Self { _loops: shutdown.drop_guard(), server, client, dir }
     }
 
-    /// Stops the server.
+    /// Stops the server and waits for its end.
     pub(crate) async fn finish(self) {
         self.server.stop().await.unwrap();
     }
@@ -142,7 +142,7 @@ impl Cluster {
         found.items.into_iter().map(|object| serde_json::to_value(object).unwrap()).collect()
     }
 
-    /// Changes an object.
+    /// Changes an object by a merge patch.
     pub(crate) async fn merge(&self, at: &At, change: Value) {
         self.api(at).patch(&at.name, &PatchParams::default(), &Patch::Merge(change)).await.unwrap();
     }
@@ -216,7 +216,7 @@ impl Cluster {
     }
 }
 
-/// Looks again soon.
+/// Pauses until the next observation.
 pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(20)).await;
 }

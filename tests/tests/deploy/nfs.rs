@@ -18,7 +18,7 @@ use crate::used::start;
 const CLASS: &str = "nfs-csi";
 
 /// A class whose secret says how the server is reached.
-async fn furnish(cluster: &Cluster, server: &Server) {
+async fn create_objects(cluster: &Cluster, server: &Server) {
     let secret = At { namespace: "default", ..At::cluster("v1", "Secret", "options") };
     cluster.create(&secret, json!({"stringData": {"mountOptions": server.options}})).await;
     let class = json!({
@@ -91,7 +91,7 @@ async fn the_roles_of_nfs_allow_what_the_programs_do_and_nothing_else() {
     let cluster = Cluster::start().await;
     cluster.apply(&Manifests::build("snapshot-crds").served(), &[]);
     cluster.apply(&nfs.served(), &[]);
-    furnish(&cluster, &server).await;
+    create_objects(&cluster, &server).await;
     let door = |account| Door::open(cluster.client.clone(), Allowed::to(account, &nfs));
     let controllers = door("berth-nfs-controller").await;
     let (nodes, snapshots) = (door("berth-nfs-node").await, door("berth-snapshot-controller").await);

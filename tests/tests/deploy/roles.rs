@@ -82,7 +82,7 @@ pub(crate) struct Allowed {
     verb: String,
     group: String,
     resource: String,
-    /// Everywhere if empty.
+    /// The namespace; empty means all of them.
     namespace: String,
     /// Every one if empty.
     name: String,

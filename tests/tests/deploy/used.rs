@@ -63,7 +63,7 @@ pub(crate) fn start(cluster: &Cluster, workload: &Value, node: &str, door: &Door
 }
 
 /// What the kubelet and the DaemonSet's controller would make: nodes with their places, and the driver's pods.
-async fn furnish(cluster: &Cluster) {
+async fn create_objects(cluster: &Cluster) {
     let set = At { namespace: "berth-system", ..At::cluster("apps/v1", "DaemonSet", "berth-local") };
     let uid = cluster.find(&set).await.unwrap()["metadata"]["uid"].clone();
     for node in NODES {
@@ -92,7 +92,7 @@ async fn roles_allow_what_the_programs_do_and_nothing_else() {
     let cluster = Cluster::start().await;
     cluster.apply(&Manifests::build("snapshot-crds").served(), &[]);
     cluster.apply(&local.served(), &[]);
-    furnish(&cluster).await;
+    create_objects(&cluster).await;
     let door = |account| Door::open(cluster.client.clone(), Allowed::to(account, &local));
     let (drivers, snapshots) = (door("berth-local").await, door("berth-snapshot-controller").await);
 

@@ -95,7 +95,7 @@ impl Cluster {
         self.dir.path().join(name)
     }
 
-    /// The whole directory.
+    /// The directory that holds everything.
     pub(crate) fn dir(&self) -> &Path {
         self.dir.path()
     }

@@ -230,14 +230,14 @@ async fn a_driver_answers_while_a_server_does_not() -> Result<()> {
     let csi = Csi::connect(&server.endpoint(Part::Node))?;
     let volume = create(&server, &csi, "volume").await?;
     volume.publish(&csi).await?;
-    server.tell("stop")?;
+    server.control("stop")?;
     // Whatever they say, they say it.
     let limit = std::time::Duration::from_secs(50);
     let _ = tokio::time::timeout(limit, volume.stats(&csi)).await.context("statistics hang")?;
     let _ = tokio::time::timeout(limit, volume.publish(&csi)).await.context("publishing hangs")?;
     tokio::time::timeout(limit, volume.unpublish(&csi)).await.context("unpublishing hangs")??;
     server.nothing_left().await?;
-    server.tell("cont")?;
+    server.control("cont")?;
     volume.delete(&csi).await?;
     node.stop().await
 }

@@ -18,7 +18,7 @@ fn code(outcome: &Outcome) -> Code {
     outcome.result.as_ref().err().map_or(Code::Ok, tonic::Status::code)
 }
 
-fn told(outcome: &Outcome) -> &[String] {
+fn messages(outcome: &Outcome) -> &[String] {
     outcome.result.as_deref().unwrap_or_default()
 }
 
@@ -29,7 +29,7 @@ fn check_absence(outcomes: &[Outcome]) -> Result<()> {
         let right = match outcome.call {
             // A pod can always end.
             (Kind::Unpublish, _) => code == Code::Ok,
-            (Kind::Health, _) => told(outcome).iter().any(|reason| reason == "ServerUnreachable"),
+            (Kind::Health, _) => messages(outcome).iter().any(|reason| reason == "ServerUnreachable"),
             (Kind::Stats, _) | (_, PATIENT) => code == Code::Unavailable,
             _ => matches!(code, Code::DeadlineExceeded | Code::Unavailable),
         };
@@ -42,14 +42,14 @@ fn check_absence(outcomes: &[Outcome]) -> Result<()> {
 async fn a_server_that_is_frozen_holds_nobody_up() -> Result<()> {
     for version in ["4.1", "3"] {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
-        scene.bad.tell("stop")?;
+        scene.bad.control("stop")?;
         let reader = scene.read()?;
         check_absence(&Box::pin(scene.storm(&STORM)).await)?;
         let stats = scene.caller.make(&scene.share, (Kind::Stats, "used"), DEADLINE).await;
         // Who knows that a server is silent says so, and does not ask again.
         let is_known = stats.result.as_ref().is_err_and(|status| status.message().contains("a moment ago"));
         ensure!(code(&stats) == Code::Unavailable && is_known, "{stats:?}");
-        scene.bad.tell("cont")?;
+        scene.bad.control("cont")?;
         scene.converges(reader).await?;
     }
     Ok(())
@@ -59,10 +59,10 @@ async fn a_server_that_is_frozen_holds_nobody_up() -> Result<()> {
 async fn a_server_that_is_killed_is_used_again_when_it_is_back() -> Result<()> {
     for version in ["3", "4.1"] {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
-        scene.bad.tell("kill")?;
+        scene.bad.control("kill")?;
         let reader = scene.read()?;
         check_absence(&Box::pin(scene.storm(&STORM)).await)?;
-        scene.bad.tell("start")?;
+        scene.bad.control("start")?;
         scene.converges(reader).await?;
     }
     Ok(())
@@ -72,13 +72,13 @@ async fn a_server_that_is_killed_is_used_again_when_it_is_back() -> Result<()> {
 async fn a_server_that_comes_back_with_other_handles_is_found_again() -> Result<()> {
     for version in ["4.1", "3"] {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
-        scene.bad.tell("kill")?;
+        scene.bad.control("kill")?;
         // Restored from a backup, say: the same names, other files.
         let (export, copy) = (scene.bad.export(), scene.bad.dir().join("copy"));
         machine::run("cp", &["-a", &export.display().to_string(), &copy.display().to_string()])?;
         fs::remove_dir_all(&export)?;
         fs::rename(&copy, &export)?;
-        scene.bad.tell("start")?;
+        scene.bad.control("start")?;
         scene.until_answered().await?;
         let stale = fs::read_to_string(scene.share.target("used").join("dir/file"));
         ensure!(
@@ -90,12 +90,12 @@ async fn a_server_that_comes_back_with_other_handles_is_found_again() -> Result<
         let stats = scene.caller.make(&scene.share, stats, DEADLINE).await;
         let health = scene.caller.make(&scene.share, health, DEADLINE).await;
         ensure!(
-            code(&stats) == Code::Unavailable && told(&health) == ["StaleHandle"],
+            code(&stats) == Code::Unavailable && messages(&health) == ["StaleHandle"],
             "{stats:?} {health:?}"
         );
         for outcome in Box::pin(scene.storm(&STORM)).await {
             let right = match outcome.call.0 {
-                Kind::Health => told(&outcome).iter().any(|reason| reason == "StaleHandle"),
+                Kind::Health => messages(&outcome).iter().any(|reason| reason == "StaleHandle"),
                 Kind::Stats => matches!(code(&outcome), Code::Ok | Code::Unavailable),
                 _ => code(&outcome) == Code::Ok,
             };
@@ -114,14 +114,14 @@ async fn a_server_that_is_read_only_says_so_and_can_still_be_read() -> Result<()
     for version in ["3", "4.1"] {
         let mut scene = Scene::set(Server::start(version)?, None).await?;
         for command in ["kill", "set access=RO", "start"] {
-            scene.bad.tell(command)?;
+            scene.bad.control(command)?;
         }
         scene.until_answered().await?;
         let reader = scene.read()?;
         for outcome in Box::pin(scene.storm(&STORM)).await {
             let right = match outcome.call.0 {
                 Kind::Publish | Kind::Unpublish | Kind::Stats => code(&outcome) == Code::Ok,
-                Kind::Health => told(&outcome) == ["ReadOnly"],
+                Kind::Health => messages(&outcome) == ["ReadOnly"],
                 _ => code(&outcome) == Code::FailedPrecondition,
             };
             ensure!(right, "{outcome:?}");
@@ -131,7 +131,7 @@ async fn a_server_that_is_read_only_says_so_and_can_still_be_read() -> Result<()
         let refused = fs::write(idle.join("new"), "").map_err(|error| error.kind());
         ensure!(refused == Err(ErrorKind::ReadOnlyFilesystem), "{refused:?}");
         for command in ["kill", "set access=RW", "start"] {
-            scene.bad.tell(command)?;
+            scene.bad.control(command)?;
         }
         scene.converges(reader).await?;
     }
@@ -152,7 +152,7 @@ async fn a_server_that_is_full_says_so_and_deleting_helps() -> Result<()> {
             Kind::Create | Kind::Snapshot => code(&outcome) == Code::ResourceExhausted,
             // A few bytes may fit into what a file has already.
             Kind::Expand => matches!(code(&outcome), Code::Ok | Code::ResourceExhausted),
-            Kind::Health => told(&outcome) == ["ShareFull"],
+            Kind::Health => messages(&outcome) == ["ShareFull"],
             _ => code(&outcome) == Code::Ok,
         };
         ensure!(right, "{outcome:?}");

@@ -138,7 +138,7 @@ fn claims(server: &Server, name: &str) -> Result<usize> {
 }
 
 /// Waits until no node uses the image of a volume.
-async fn let_go(server: &Server, name: &str, what: &str) -> Result<()> {
+async fn wait_until_released(server: &Server, name: &str, what: &str) -> Result<()> {
     until_used_by(0, server, name, what).await
 }
 
@@ -180,7 +180,7 @@ async fn a_volume_has_its_size_and_no_more_and_keeps_what_is_written() -> Result
         ensure!(claims(&server, "pvc-1")? == 1, "one node uses it");
         csi.unpublish(&volume.id, &two).await?;
         server.nothing_left().await?;
-        let_go(&server, "pvc-1", "nobody uses it").await?;
+        wait_until_released(&server, "pvc-1", "nobody uses it").await?;
         volume.publish(&csi, &one).await?;
         ensure!(fs::read_to_string(one.join("large"))? == "small", "it is not formatted again");
         csi.unpublish(&volume.id, &one).await?;
@@ -212,7 +212,7 @@ async fn a_volume_grows_while_it_is_used_or_when_it_is_used_next() -> Result<()>
             Err(status) if fs_type == "ext4" => {
                 refused(Err::<(), _>(status), Code::FailedPrecondition, "only while it is not mounted")?;
                 csi.unpublish(&volume.id, &at).await?;
-                let_go(&server, fs_type, "nobody uses it").await?;
+                wait_until_released(&server, fs_type, "nobody uses it").await?;
                 volume.publish(&csi, &at).await?;
             }
             Err(status) => return Err(status.into()),
@@ -243,12 +243,12 @@ async fn a_volume_that_cannot_be_published_is_refused_and_holds_up_nobody() -> R
     fs::create_dir_all(&at)?;
     fs::write(at.join("file"), "somebody's")?;
     refused(volume.publish(&csi, &at).await, Code::FailedPrecondition, "not empty")?;
-    let_go(&server, "pvc-1", "it is free for another node").await?;
+    wait_until_released(&server, "pvc-1", "it is free for another node").await?;
     server.nothing_left().await?;
     fs::remove_file(at.join("file"))?;
     volume.publish(&csi, &at).await?;
     csi.unpublish(&volume.id, &at).await?;
-    let_go(&server, "pvc-1", "nobody uses it").await?;
+    wait_until_released(&server, "pvc-1", "nobody uses it").await?;
     csi.delete(&volume.id).await?;
     server.nothing_left().await?;
     node.stop().await
@@ -269,12 +269,12 @@ async fn one_node_at_a_time_writes_and_many_read() -> Result<()> {
     refused(read.publish(&there, &far).await, Code::FailedPrecondition, "node-1")?;
     ensure!(claims(&server, "pvc-1")? == 1, "who is refused says nothing");
     here.unpublish(&volume.id, &near).await?;
-    let_go(&server, "pvc-1", "it is free for another node").await?;
+    wait_until_released(&server, "pvc-1", "it is free for another node").await?;
 
     volume.publish(&there, &far).await?;
     ensure!(fs::read_to_string(far.join("file"))? == "from here", "it moves with what is in it");
     there.unpublish(&volume.id, &far).await?;
-    let_go(&server, "pvc-1", "it is free for readers").await?;
+    wait_until_released(&server, "pvc-1", "it is free for readers").await?;
     read.publish(&there, &far).await?;
     read.publish(&here, &near).await?;
     ensure!(fs::read_to_string(near.join("file"))? == "from here", "both read");
@@ -306,7 +306,7 @@ async fn snapshots_and_clones_are_taken_at_rest_and_used_beside_their_source() -
     let clone = like("clone", csi::from_volume(&volume.id));
     refused(make(&csi, clone.clone()).await, Code::FailedPrecondition, "stop the pods")?;
     csi.unpublish(&volume.id, &at).await?;
-    let_go(&server, "source", "it is at rest").await?;
+    wait_until_released(&server, "source", "it is at rest").await?;
 
     let snapshot = csi.ready_snapshot("snap", &volume.id).await?;
     ensure!(snapshot.size_bytes == 256 * MIB, "{snapshot:?}");
@@ -359,14 +359,14 @@ async fn a_killed_driver_keeps_what_pods_have_and_lets_go_of_the_rest() -> Resul
     machine::run("umount", &[&gone.display().to_string()])?;
     node = server.drive(Part::Node).await?;
     let csi = Csi::connect(&server.endpoint(Part::Node))?;
-    let_go(&server, "left", "what nobody has is let go of").await?;
+    wait_until_released(&server, "left", "what nobody has is let go of").await?;
     ensure!(claims(&server, "kept")? == 1, "what a pod has is kept");
     kept.publish(&csi, &here).await?;
     ensure!(fs::read_to_string(here.join("file"))? == "written without a driver", "all of it");
     drop(file);
     csi.unpublish(&kept.id, &here).await?;
     csi.unpublish(&left.id, &gone).await?;
-    let_go(&server, "kept", "now it is not").await?;
+    wait_until_released(&server, "kept", "now it is not").await?;
     csi.delete(&kept.id).await?;
     csi.delete(&left.id).await?;
     server.nothing_left().await?;
@@ -383,16 +383,16 @@ async fn a_frozen_server_holds_no_call_and_gets_all_that_was_written() -> Result
     volume.publish(&csi, &at).await?;
     fs::write(at.join("synced"), "synced")?;
     machine::run("sync", &["-f", &at.display().to_string()])?;
-    server.tell("stop")?;
+    server.control("stop")?;
     fs::write(at.join("cached"), "not yet at the server")?;
     let limit = Duration::from_secs(50);
     tokio::time::timeout(limit, volume.size(&csi, &at)).await.context("statistics hang")??;
     tokio::time::timeout(limit, csi.unpublish(&volume.id, &at)).await.context("unpublishing hangs")??;
     ensure!(!at.exists(), "the pod's directory is free");
     ensure!(claims(&server, "pvc-1")? == 1, "the image is not free before all is written");
-    server.tell("cont")?;
+    server.control("cont")?;
     server.nothing_left().await?;
-    let_go(&server, "pvc-1", "it is let go of when the server is back").await?;
+    wait_until_released(&server, "pvc-1", "it is let go of when the server is back").await?;
     volume.publish(&csi, &at).await?;
     ensure!(fs::read_to_string(at.join("cached"))? == "not yet at the server", "nothing is lost");
     csi.unpublish(&volume.id, &at).await?;

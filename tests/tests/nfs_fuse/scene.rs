@@ -57,7 +57,7 @@ pub(crate) struct Scene {
     _good: Server,
     well: Share,
     before: Footprint,
-    beside: Vec<Seen>,
+    beside: Vec<ObservedFile>,
 }
 
 /// What a process takes of the machine.
@@ -70,7 +70,7 @@ struct Footprint {
 
 /// A file or directory that is nobody's volume.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct ObservedFile {
     path: PathBuf,
     owner: (u32, u32, u32),
     modified: (i64, i64),
@@ -321,7 +321,7 @@ fn left_on(export: &Path) -> Result<Vec<String>> {
     Ok(left)
 }
 
-fn seen_beside(server: &Server) -> Result<Vec<Seen>> {
+fn seen_beside(server: &Server) -> Result<Vec<ObservedFile>> {
     let mut seen = Vec::new();
     let mut pending = vec![server.export().join("somebody"), server.dir().join("outside")];
     while let Some(path) = pending.pop() {
@@ -339,7 +339,7 @@ fn seen_beside(server: &Server) -> Result<Vec<Seen>> {
         };
         let (owner, modified) =
             ((found.mode(), found.uid(), found.gid()), (found.mtime(), found.mtime_nsec()));
-        seen.push(Seen { path, owner, modified, content });
+        seen.push(ObservedFile { path, owner, modified, content });
     }
     Ok(seen)
 }

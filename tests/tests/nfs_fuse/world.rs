@@ -48,8 +48,8 @@ impl Server {
     }
 
     /// `stop`, `cont`, `kill`, `start`, `set key=value`.
-    pub(crate) fn tell(&mut self, command: &str) -> Result<()> {
-        self.nfs.tell(command)
+    pub(crate) fn control(&mut self, command: &str) -> Result<()> {
+        self.nfs.control(command)
     }
 
     /// What the server serves, as it is on the disk.

@@ -147,7 +147,7 @@ impl Cluster {
     }
 }
 
-/// Looks again soon.
+/// Pauses until the next observation.
 pub(crate) async fn pause() {
     tokio::time::sleep(Duration::from_millis(10)).await;
 }

@@ -85,7 +85,7 @@ async fn life(client: &Client) {
 }
 
 /// The kinds and a class of snapshots, and Kubernetes' own loops, which run in this process.
-async fn furnish(client: &Client) -> CancellationToken {
+async fn prepare_cluster(client: &Client) -> CancellationToken {
     let kind = GroupVersionKind::gvk("apiextensions.k8s.io", "v1", "CustomResourceDefinition");
     let kinds: Api<DynamicObject> = Api::all_with(client.clone(), &ApiResource::from_gvk(&kind));
     for definition in snapshots::definitions() {
@@ -115,7 +115,7 @@ fn entries(dir: &Path) -> usize {
 async fn killed_at_any_step_of_a_volumes_life_it_leaves_nothing_and_loses_nothing() {
     let every = if std::env::var_os("BERTH_SIDECARS_KILLS").is_some() { 1 } else { 5 };
     let cluster = Cluster::start().await;
-    let loops = furnish(&cluster.client).await;
+    let loops = prepare_cluster(&cluster.client).await;
     let _loops = loops.drop_guard();
     let driver = cluster.driver().await;
     let socket = cluster.path("csi.sock");

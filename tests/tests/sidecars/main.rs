@@ -3,13 +3,13 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
-mod beside;
 mod cluster;
+mod combined;
 mod crash;
+mod embedded;
 mod gate;
 mod health;
 mod metrics;
 mod names;
 mod probes;
 mod takeover;
-mod together;

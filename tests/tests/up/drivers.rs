@@ -217,8 +217,8 @@ async fn a_driver_may_register_twice() -> Result<()> {
     tokio::task::block_in_place(|| until_registered(&machine, DRIVER, true))?;
     let second = Faulty::start(DRIVER, machine.dir(), machine.data(), "two.sock").await?;
     tokio::task::block_in_place(|| {
-        machine.until("the second is answered", || Ok((!second.told().is_empty()).then_some(())))?;
-        ensure!(first.told().iter().all(|told| told.plugin_registered), "{:?}", first.told());
+        machine.until("the second is answered", || Ok((!second.statuses().is_empty()).then_some(())))?;
+        ensure!(first.statuses().iter().all(|told| told.plugin_registered), "{:?}", first.statuses());
         let twice = drivers(&machine)?.iter().filter(|name| *name == DRIVER).count();
         ensure!(twice == 1, "it is there {twice} times");
         machine.apply(&never_attaches(DRIVER))?;

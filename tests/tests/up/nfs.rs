@@ -89,7 +89,7 @@ fn apply(machine: &Machine, example: &str, port: u16) -> Result<()> {
 
 /// What is on the share, besides the driver's own empty directories.
 fn on_share(server: &Server) -> Result<Vec<String>> {
-    fn look(dir: &Path, below: &str, own: bool, found: &mut Vec<String>) -> Result<()> {
+    fn list(dir: &Path, below: &str, own: bool, found: &mut Vec<String>) -> Result<()> {
         for entry in std::fs::read_dir(dir)? {
             let entry = entry?;
             let name = format!("{below}{}", entry.file_name().display());
@@ -98,13 +98,13 @@ fn on_share(server: &Server) -> Result<Vec<String>> {
                 found.push(name.clone());
             }
             if is_dir {
-                look(&entry.path(), &format!("{name}/"), own, found)?;
+                list(&entry.path(), &format!("{name}/"), own, found)?;
             }
         }
         Ok(())
     }
     let mut found = Vec::new();
-    look(&server.export(), "", false, &mut found)?;
+    list(&server.export(), "", false, &mut found)?;
     found.sort();
     Ok(found)
 }

@@ -144,7 +144,7 @@ struct Upstream {
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     remove_archived_volume_path: bool,
 
-    /// Compress snapshots
+    /// Compress the archives of snapshots
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     enable_snapshot_compression: bool,

@@ -29,7 +29,7 @@ pub(crate) struct Observed {
     pub(crate) users: Vec<Pod>,
     pub(crate) attachments: Vec<VolumeAttachment>,
     pub(crate) nodes: Vec<CSINode>,
-    /// Newest last.
+    /// The events of all these objects, newest last.
     pub(crate) events: Vec<Event>,
 }
 

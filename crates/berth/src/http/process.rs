@@ -18,27 +18,27 @@ pub(super) struct Process;
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let read = |name: &str| fs::read_to_string(format!("/proc/{name}")).unwrap_or_default();
-        let seen = Seen {
+        let state = ProcessState {
             stat: read("self/stat"),
             status: read("self/status"),
             limits: read("self/limits"),
             machine: read("stat"),
             files: fs::read_dir("/proc/self/fd").map_or(0, Iterator::count),
         };
-        if let Some(seconds) = seen.cpu_seconds() {
+        if let Some(seconds) = state.cpu_seconds() {
             let help = "Processor time used, by the program and by the kernel for it";
-            tell(&mut encoder, "process_cpu_seconds", help, &ConstCounter::new(seconds))?;
+            encode_metric(&mut encoder, "process_cpu_seconds", help, &ConstCounter::new(seconds))?;
         }
-        for (name, help, value) in seen.gauges() {
+        for (name, help, value) in state.gauges() {
             if let Some(value) = value {
-                tell(&mut encoder, name, help, &ConstGauge::new(value))?;
+                encode_metric(&mut encoder, name, help, &ConstGauge::new(value))?;
             }
         }
         Ok(())
     }
 }
 
-fn tell(
+fn encode_metric(
     encoder: &mut DescriptorEncoder<'_>,
     name: &str,
     help: &str,
@@ -49,7 +49,7 @@ fn tell(
 
 /// What the kernel says.
 #[derive(Default)]
-struct Seen {
+struct ProcessState {
     stat: String,
     status: String,
     limits: String,
@@ -57,7 +57,7 @@ struct Seen {
     files: usize,
 }
 
-impl Seen {
+impl ProcessState {
     /// The n-th field of stat, counted as in its manual; those after the program's name, which may hold anything.
     fn field(&self, number: usize) -> Option<f64> {
         let (_, fields) = self.stat.rsplit_once(')')?;
@@ -114,7 +114,7 @@ mod tests {
     fn what_the_kernel_says_is_read() {
         let stat =
             "7 (a) b) S 1 7 7 0 -1 4194560 100 0 0 0 250 50 0 0 20 0 4 0 1000 9000 3 18446744073709551615 1";
-        let seen = Seen {
+        let state = ProcessState {
             stat: stat.to_owned(),
             status: "Name:\ta\nVmSize:\t   2048 kB\nVmRSS:\t      12 kB\n".to_owned(),
             limits: "Limit                     Soft Limit           Hard Limit           Units\n\
@@ -124,8 +124,8 @@ mod tests {
             machine: "cpu  1 2 3\nbtime 1700000000\nprocesses 9\n".to_owned(),
             files: 5,
         };
-        assert_eq!(seen.cpu_seconds(), Some(3.0));
-        let values = seen.gauges().map(|(_, _, value)| value);
+        assert_eq!(state.cpu_seconds(), Some(3.0));
+        let values = state.gauges().map(|(_, _, value)| value);
         assert_eq!(
             values,
             [
@@ -137,7 +137,7 @@ mod tests {
                 Some(1024.0),
             ]
         );
-        assert!(Seen::default().gauges().iter().all(|(_, _, value)| value.is_none()));
+        assert!(ProcessState::default().gauges().iter().all(|(_, _, value)| value.is_none()));
     }
 
     #[test]

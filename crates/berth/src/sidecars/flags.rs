@@ -19,7 +19,7 @@ pub(crate) struct Connection {
     pub(crate) csi_address: Endpoint,
 }
 
-/// Which cluster.
+/// The flags that name the cluster.
 #[derive(Debug, Clone, Default, Args)]
 pub(crate) struct Kube {
     /// The cluster's kubeconfig [default: KUBECONFIG, else the pod's service account]
@@ -79,7 +79,7 @@ pub(crate) struct Http {
     #[arg(long, default_value = "/metrics", value_name = "PATH")]
     pub(crate) metrics_path: String,
 
-    /// Deprecated: use --http-endpoint
+    /// Deprecated: use --http-endpoint instead
     #[arg(long, default_value = "", hide = true)]
     pub(crate) metrics_address: String,
 }

@@ -76,11 +76,11 @@ pub(crate) fn uid_length(text: &str) -> Result<UidLength, String> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UidLength(pub(crate) Option<usize>);
 
-/// Labels, as `key:value,key:value`.
+/// Labels that a flag gives as `key:value,key:value`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Labels(pub(crate) BTreeMap<String, String>);
 
-/// Parses labels.
+/// Parses labels; a pair without a colon is refused.
 pub(crate) fn labels(text: &str) -> Result<Labels, String> {
     let pairs = text.split(',').filter(|pair| !pair.trim().is_empty()).map(|pair| {
         let (key, value) = pair

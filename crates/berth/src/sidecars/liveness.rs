@@ -24,7 +24,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "3s", value_parser = go::positive_duration, value_name = "DURATION")]
     probe_timeout: Duration,
 
-    /// Deprecated: use --http-endpoint
+    /// Deprecated: use --http-endpoint instead
     #[arg(long, hide = true, value_name = "PORT")]
     health_port: Option<u16>,
 
@@ -51,7 +51,7 @@ impl Args {
     }
 }
 
-/// Runs until SIGTERM.
+/// Answers probes until SIGTERM or SIGINT.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     args.klog.start();
     let stop = crate::launch::stop_on_signal()?;

@@ -73,7 +73,7 @@ pub(super) struct Flags {
     conversion: Conversion,
 }
 
-/// CSIStorageCapacity objects.
+/// How capacity is published in CSIStorageCapacity objects.
 #[derive(Debug, Args)]
 #[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 struct Capacity {

@@ -44,7 +44,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "", hide_default_value = true, value_name = "ADDRESS")]
     http_endpoint: String,
 
-    /// Deprecated: use --http-endpoint
+    /// Deprecated: use --http-endpoint instead
     #[arg(long, hide = true, default_value = "0")]
     health_port: u16,
 

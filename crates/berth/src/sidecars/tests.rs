@@ -55,7 +55,7 @@ fn leases_are_named_as_upstream_names_them() {
             "snapshot-controller-leader",
         ]
     );
-    assert_eq!(sanitized("driver_"), "driver-X");
+    assert_eq!(lease_name("driver_"), "driver-X");
 }
 
 #[test]

@@ -8,7 +8,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams
 use kube::{Api, Client};
 use serde_json::{Value, json};
 
-/// The default class.
+/// The StorageClass that claims get which name none.
 pub(crate) const CLASS: &str = "berth-local";
 
 /// The objects of one driver.

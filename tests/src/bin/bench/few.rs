@@ -8,7 +8,7 @@ use berth_e2e::{Access, Kind, Mounted, Shape};
 use crate::{
     baseline::Baseline,
     load::{CALLERS, Latencies, Run, run},
-    place::{Place, SYNC},
+    scratch::{SYNC, ScratchDir},
     server::{Server, Subject},
     table::{Figures, Quantity, Target, count},
 };
@@ -44,7 +44,7 @@ pub(crate) fn request(number: usize) -> berth_csi::v1::CreateVolumeRequest {
 
 /// Measures a driver on an empty directory.
 pub(crate) async fn measure(subject: &Subject) -> Result<Few> {
-    let place = Place::new()?;
+    let place = ScratchDir::new()?;
     let sync = place.sync_times()?;
     let data = place.path().join("data");
     let server = Server::start(subject, place.path(), &data).await?;

@@ -88,7 +88,7 @@ impl<T> Run<T> {
         self.latencies.0.extend(other.latencies.0);
     }
 
-    /// Answers per second.
+    /// How many calls were answered per second.
     pub(crate) fn rate(&self) -> f64 {
         rate(self.answers.len(), self.took)
     }

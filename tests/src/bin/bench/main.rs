@@ -15,11 +15,11 @@ use tokio::signal::unix::{SignalKind, signal};
 
 mod baseline;
 mod few;
-mod kinds;
 mod load;
 mod many;
-mod place;
+mod scratch;
 mod server;
+mod volume_types;
 
 use baseline::Baseline;
 use server::Subject;
@@ -80,7 +80,7 @@ async fn measure_all() -> Result<bool> {
         "many volumes",
         many::measure(&Subject::Berth, many::STEPS, many::PATIENCE).await.map(|many| many.figures(&baseline)),
     );
-    for table in kinds::measure().await {
+    for table in volume_types::measure().await {
         complete &= print("the kinds of volumes", table);
     }
     Ok(complete)

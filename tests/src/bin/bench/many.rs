@@ -14,7 +14,7 @@ use crate::{
     baseline::Baseline,
     few::{SHAPE, request},
     load::{CALLERS, Latencies, Run, rate, run},
-    place::{Place, SYNC, wait_for_empty_trash},
+    scratch::{SYNC, ScratchDir, wait_for_empty_trash},
     server::{Server, Subject},
     table::{Figures, Quantity, Target, count},
 };
@@ -36,7 +36,7 @@ pub(crate) struct Many {
     pub(crate) steps: Vec<Step>,
     /// How many volumes there were when everything but the creates was measured.
     pub(crate) volumes: usize,
-    /// All creates.
+    /// The creates of all steps.
     pub(crate) all: Run<String>,
     /// CPU time per create.
     cpu: Duration,
@@ -66,7 +66,7 @@ struct List {
 
 /// Fills an empty driver within `limit`, taking a sample at each step, then deletes, lists and restarts.
 pub(crate) async fn measure(subject: &Subject, steps: &[usize], limit: Duration) -> Result<Many> {
-    let place = Place::new()?;
+    let place = ScratchDir::new()?;
     let sync = place.sync_times()?;
     let data = place.path().join("data");
     let server = Server::start(subject, place.path(), &data).await?;
@@ -150,7 +150,7 @@ async fn list(csi: &Csi) -> Result<List> {
 }
 
 impl Step {
-    /// Creates per second.
+    /// How many volumes were created per second.
     pub(crate) fn creates(&self) -> f64 {
         self.rate
     }

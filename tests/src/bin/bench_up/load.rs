@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use berth_e2e::observe::{Observer, Seen};
+use berth_e2e::observe::{ObservedObjects, Observer};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::{
     core::v1::{PersistentVolumeClaim, Pod},
@@ -74,7 +74,7 @@ impl Load {
             anyhow::Ok(())
         });
         deleted.buffer_unordered(CALLERS).try_collect::<()>().await.context("delete pods and claims")?;
-        observer.until("everything is gone", Seen::is_empty).await?;
+        observer.until("everything is gone", ObservedObjects::is_empty).await?;
         Ok(begun.elapsed())
     }
 
@@ -98,7 +98,7 @@ impl Load {
             anyhow::Ok(())
         });
         deleted.buffer_unordered(CALLERS).try_collect::<()>().await.context("delete claims")?;
-        observer.until("everything is gone", Seen::is_empty).await?;
+        observer.until("everything is gone", ObservedObjects::is_empty).await?;
         Ok(begun.elapsed())
     }
 }

@@ -15,7 +15,7 @@ use crate::kinds::{CSI_NODE, NODE};
 pub(super) const HERE: &str = "testbed";
 const COMPONENTS: &str = "--controllers=provisioner,attacher,resizer,snapshotter,snapshot-controller";
 
-/// Which programs run.
+/// The programs of a deployment that run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Shape {
     /// `berth controller local`, which the kubelet learns of by itself.

@@ -16,17 +16,17 @@ use crate::load::Latencies;
 /// How long background removal may take.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What [`Place::sync_times`] is called in a table.
+/// What [`ScratchDir::sync_times`] is called in a table.
 pub(crate) const SYNC: &str = "for comparison: write and fdatasync, p50 / p99";
 /// How many writes are synced, of how many bytes, to see what that costs.
 const SYNCS: usize = 200;
 const SYNCED: usize = 256;
 
-/// The directory.
+/// A directory that is removed when this is dropped.
 #[derive(Debug)]
-pub(crate) struct Place(TempDir);
+pub(crate) struct ScratchDir(TempDir);
 
-impl Place {
+impl ScratchDir {
     pub(crate) fn new() -> Result<Self> {
         // The path stays short: a socket's may have 107 bytes.
         tempfile::Builder::new()
@@ -58,7 +58,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for ScratchDir {
     fn drop(&mut self) {
         if let Err(error) = machine::clear_below(self.0.path()) {
             eprintln!("bench: could not clean up: {error:#}");

@@ -7,7 +7,7 @@ use berth_csi::registration::registration_client::RegistrationClient;
 use kube::ResourceExt as _;
 
 use crate::cluster::{Cluster, get, pause};
-use crate::together::release;
+use crate::combined::release;
 
 #[tokio::test]
 async fn a_controller_makes_and_deletes_volumes_in_one_process_and_serves_its_socket() {
