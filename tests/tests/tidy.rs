@@ -166,6 +166,99 @@ fn names_of_kubernetes_stand_in_berth_core() {
     assert!(found.is_empty(), "move these names into berth_core::names: {found:#?}");
 }
 
+/// The doc comments of at most three words that are left: new ones are refused. 20 in the whole tree are to stay.
+const SHORT_COMMENTS: usize = 384;
+/// Below these directories there is none left.
+const WITHOUT_SHORT_COMMENTS: &[&str] = &["crates/berth/", "tests/"];
+
+/// The doc comments (`///`) of a file that have at most three words, with their lines.
+fn short_comments(text: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut comment: Option<(usize, String)> = None;
+    for (number, line) in text.lines().chain([""]).enumerate() {
+        if let Some(words) = line.trim_start().strip_prefix("///") {
+            let (_, text) = comment.get_or_insert((number + 1, String::new()));
+            text.push_str(words);
+        } else if let Some(whole) = comment.take() {
+            found.extend(Some(whole).filter(|(_, text)| text.split_whitespace().count() <= 3));
+        }
+    }
+    found
+}
+
+#[test]
+fn doc_comments_are_sentences() {
+    let mut left = 0;
+    let mut wrong = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        let name = path.strip_prefix(root()).unwrap().display().to_string();
+        if text.starts_with("//! @generated ") || name.contains("/target/") {
+            continue;
+        }
+        for (line, comment) in short_comments(&text) {
+            left += 1;
+            if WITHOUT_SHORT_COMMENTS.iter().any(|directory| name.starts_with(directory)) {
+                wrong.push(format!("{name}:{line}:{comment}"));
+            }
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "write a sentence that says what the caller may rely on, or nothing: {wrong:#?}"
+    );
+    assert!(left <= SHORT_COMMENTS, "{left} doc comments have at most three words; {SHORT_COMMENTS} had");
+}
+
+/// Names that say nothing to somebody who knows Kubernetes storage and has never seen this code.
+const UNCLEAR_TYPES: &[&str] =
+    &["Place", "Seen", "Known", "Told", "Drawer", "Suspects", "Who", "Here", "Wanted"];
+/// How many are left: new ones are refused.
+const UNCLEAR_NAMES: usize = 13;
+const UNCLEAR_MODULES: &[&str] = &["alone", "together", "beside"];
+
+#[test]
+fn types_and_modules_have_names_of_the_field() {
+    let mut wrong = Vec::new();
+    for path in sources() {
+        let text = fs::read_to_string(&path).unwrap();
+        for (number, line) in text.lines().enumerate() {
+            let mut words = line.split_whitespace().skip_while(|word| word.starts_with("pub"));
+            let (keyword, name) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+            let name = name.split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap_or_default();
+            let unclear = match keyword {
+                "struct" | "enum" | "trait" | "type" => UNCLEAR_TYPES.contains(&name),
+                "mod" => UNCLEAR_MODULES.contains(&name),
+                _ => false,
+            };
+            if unclear {
+                wrong.push(format!("{}:{}: {name}", path.display(), number + 1));
+            }
+        }
+    }
+    assert!(wrong.len() <= UNCLEAR_NAMES, "{UNCLEAR_NAMES} are left, and these are too many: {wrong:#?}");
+}
+
+/// The least number of lines with which a crate says what it is for, what its main types are and where to start reading.
+const PAGE: usize = 12;
+/// How many crates do not yet.
+const SHORT_PAGES: usize = 6;
+
+#[test]
+fn every_crate_opens_with_a_page() {
+    let mut wrong = Vec::new();
+    for entry in fs::read_dir(root().join("crates")).unwrap() {
+        let source = entry.unwrap().path().join("src");
+        let path = Some(source.join("lib.rs")).filter(|path| path.exists()).unwrap_or(source.join("main.rs"));
+        let text = fs::read_to_string(&path).unwrap();
+        let lines = text.lines().take_while(|line| line.starts_with("//!")).count();
+        if lines < PAGE {
+            wrong.push(format!("{} opens with {lines} lines", path.display()));
+        }
+    }
+    assert!(wrong.len() <= SHORT_PAGES, "{SHORT_PAGES} are left, and these are too many: {wrong:#?}");
+}
+
 /// The strings of a list in a section of deny.toml.
 fn listed(section: &str, key: &str) -> Vec<String> {
     let text = fs::read_to_string(root().join("deny.toml")).expect("deny.toml can be read");
