@@ -41,7 +41,7 @@ const TRIES: usize = 10;
 #[derive(Debug, ClapArgs)]
 pub(crate) struct BackupArgs {
     #[command(flatten)]
-    place: machine::Place,
+    directory: machine::DataDirArg,
 
     /// The file to write, which must not exist; it holds private keys, and only its owner may read it
     file: PathBuf,
@@ -51,9 +51,9 @@ pub(crate) struct BackupArgs {
 #[derive(Debug, ClapArgs)]
 pub(crate) struct RestoreArgs {
     #[command(flatten)]
-    place: machine::Place,
+    directory: machine::DataDirArg,
 
-    /// The backup
+    /// The file that holds the backup
     file: PathBuf,
 
     /// Replace drivers' records that are there, too: volumes made since the backup are then kept aside as lost
@@ -72,9 +72,9 @@ struct Manifest {
     files: BTreeMap<String, u32>,
 }
 
-/// Writes a backup.
+/// Writes a backup of a data directory, also of one in use.
 pub(crate) fn backup(args: &BackupArgs) -> anyhow::Result<()> {
-    let data_dir = std::path::absolute(&args.place.data_dir)?;
+    let data_dir = std::path::absolute(&args.directory.data_dir)?;
     let files = collect(&data_dir)?;
     ensure!(
         files.keys().any(|path| path.ends_with("objects")),
@@ -218,7 +218,7 @@ fn read(archive: &[u8]) -> anyhow::Result<(BTreeMap<String, Vec<u8>>, Manifest)>
 pub(crate) fn restore(args: &RestoreArgs) -> anyhow::Result<()> {
     let archive = std::fs::read(&args.file).with_context(|| format!("read {}", args.file.display()))?;
     let (files, manifest) = read(&archive)?;
-    let (data, _lock) = machine::take(&args.place.data_dir)?;
+    let (data, _lock) = machine::take(&args.directory.data_dir)?;
     let now = jiff::Timestamp::now().as_second();
     let mut replaced = Vec::new();
     // What is there is moved aside, directory by directory, and never overwritten.
@@ -321,8 +321,8 @@ mod tests {
         store.write(key(name), Expect::Absent, Change::put(contents)).await.unwrap();
     }
 
-    fn place(path: &Path) -> machine::Place {
-        machine::Place { data_dir: path.to_owned() }
+    fn place(path: &Path) -> machine::DataDirArg {
+        machine::DataDirArg { data_dir: path.to_owned() }
     }
 
     #[tokio::test]
@@ -349,14 +349,14 @@ mod tests {
                 }
             }
         });
-        let args = BackupArgs { place: place(old.path()), file: file.clone() };
+        let args = BackupArgs { directory: place(old.path()), file: file.clone() };
         tokio::task::spawn_blocking(move || backup(&args)).await.unwrap().unwrap();
         writer.await.unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        let again = BackupArgs { place: place(old.path()), file: file.clone() };
+        let again = BackupArgs { directory: place(old.path()), file: file.clone() };
         assert!(backup(&again).is_err(), "a backup is never overwritten");
 
-        let args = RestoreArgs { place: place(new.path()), file: file.clone(), driver_records: false };
+        let args = RestoreArgs { directory: place(new.path()), file: file.clone(), driver_records: false };
         restore(&args).unwrap();
         assert_eq!(std::fs::read(new.path().join("apiserver/pki/ca.key")).unwrap(), b"secret");
         assert_eq!(driver_records(new.path())["vol-1"]["size"], 1);
