@@ -38,6 +38,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "berth-csi",
             "berth-fuse",
             "berth-host",
+            "berth-journal",
             "berth-nfs",
             "berth-driver",
             "berth-backends",

@@ -54,8 +54,9 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        // A kubelet or controller needs a handful; each costs a descriptor and some 50 KB.
-        Self { total: 4096, per_client: 1024 }
+        // A kubelet or controller needs a handful, but a client may keep thousands of watches; each connection costs a
+        // descriptor and some 50 KB. One client leaves a quarter of the connections to others.
+        Self { total: 4096, per_client: 3072 }
     }
 }
 
