@@ -26,7 +26,7 @@ pub enum AuthError {
     /// A file cannot be read or written.
     #[error("cannot use {}", path.display())]
     File {
-        /// The file.
+        /// The file or directory that could not be used.
         path: PathBuf,
         /// What the system says.
         source: io::Error,
@@ -34,7 +34,7 @@ pub enum AuthError {
     /// A certificate cannot be made.
     #[error("cannot make the certificate for {name}")]
     Certificate {
-        /// Whose certificate.
+        /// Tells an operator which certificate or key was being made, such as `server` or `admin`.
         name: &'static str,
         /// What the library says.
         source: rcgen::Error,
@@ -42,9 +42,9 @@ pub enum AuthError {
     /// A key or certificate on disk is not what it should be.
     #[error("{} is damaged: {why}; remove it to have it made anew", path.display())]
     Damaged {
-        /// The file.
+        /// The file whose contents were not understood; nothing overwrites it.
         path: PathBuf,
-        /// What is wrong.
+        /// A phrase that says what is wrong with the contents, for the message of this error.
         why: String,
     },
     /// The key of the authority is missing, or is not the one of its certificate.
@@ -68,7 +68,7 @@ pub enum AuthError {
 /// Who asks, as Kubernetes names people and programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
-    /// The user's name.
+    /// The user's name, for instance the common name of a client certificate or the subject of a token.
     pub user: String,
     /// The user's uid, if known.
     pub uid: String,
@@ -90,7 +90,8 @@ impl Identity {
     }
 }
 
-/// The server's credentials.
+/// The keys, certificates and tokens of one API server: the authority, the server's own, the administrator's, and the
+/// key that signs service account tokens. All of them are files below one directory.
 #[derive(Debug)]
 pub struct Credentials {
     directory: PathBuf,

@@ -1,9 +1,42 @@
 //! The embedded Kubernetes API: a durable, versioned, watchable store, and the REST verbs over it.
 //!
-//! Not a general Kubernetes: it serves the kinds that storage needs, and those so exactly that kubectl, kube-rs,
-//! client-go and Berth's own controllers cannot tell. An object is a JSON value from the wire to the disk; what its
-//! fields are is known from one compact table ([`schema`]), which drives strict decoding, protobuf, strategic merge,
+//! This is not a general Kubernetes: it serves the kinds that storage needs, and those so exactly that kubectl,
+//! kube-rs, client-go and Berth's own controllers cannot tell the difference. The known differences from
+//! kube-apiserver are listed in `DIFFERENCES.md`. An object is a JSON value from the wire to the disk; what its fields
+//! are is known from one compact table ([`schema`]), which drives strict decoding, protobuf, strategic merge,
 //! server-side apply and OpenAPI alike.
+//!
+//! ```text
+//!  kubectl, client-go ──► server (TLS, identity) ──┐
+//!  kube::Client in this process ───────────────────┴──► rest::ApiServer
+//!                                                          │  path, parameters, formats    rest/{request,content}.rs
+//!                                                          │  body → JSON value            rest/object.rs, schema/
+//!                                                          │  patch                        patch/
+//!                                                          │  defaults, admission, checks  rest/write.rs, rules/
+//!                                                          ▼
+//!                                  journal ◄── fsync ── store::Store ──► readers and watchers
+//! ```
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`server`] | the TLS listener: [`server::Server`] finds out who asks and adds an [`auth::Identity`] |
+//! | [`auth`] | [`auth::Credentials`]: certificates, bearer tokens, and the files that hold them |
+//! | [`rest`] | [`rest::ApiServer`], a tower service that answers requests; `kube::Client::new` takes it as it is |
+//! | [`resource`], [`schema`] | which resources and subresources are served, and the fields of their types |
+//! | `rules` | what is particular to a kind: defaults, validation, columns, selectors, as pure functions |
+//! | [`patch`] | JSON patch, merge patch, strategic merge patch and server-side apply, as pure functions |
+//! | [`store`] | [`store::Store`]: revisions, durability, lists at a revision, watches; it knows keys and bytes only |
+//! | [`collect`] | deletes objects whose owners are gone and the contents of namespaces that are deleted |
+//! | [`pods`] | the interface through which a node serves logs and exec |
+//!
+//! What holds:
+//! - A write is on the disk before it is answered, and before any reader or watcher sees it.
+//! - Revisions only grow, also over restarts, and every change has its own.
+//! - A slow watcher holds nothing: when the history has moved on, it gets 410 and lists again.
+//! - Every request that comes over TLS is authenticated, but for health and version. Roles are stored, not enforced.
+//! - A difference from kube-apiserver that is not listed in `DIFFERENCES.md` fails `tests/differential.rs`.
+//!
+//! Start reading at `rest.rs` for the way of a request, at `store.rs` for what is guaranteed about data.
 
 pub mod auth;
 pub mod collect;

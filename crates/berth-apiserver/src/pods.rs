@@ -56,9 +56,9 @@ pub enum LogSource {
     /// Both, as they were written.
     #[default]
     All,
-    /// Standard output.
+    /// The log has only what the container wrote to its standard output.
     Stdout,
-    /// Standard error.
+    /// The log has only what the container wrote to its standard error.
     Stderr,
 }
 

@@ -43,7 +43,7 @@ pub enum Subresource {
     Binding,
     /// Removes a pod if that is safe.
     Eviction,
-    /// A container's output.
+    /// Reads what a container of a pod wrote to its outputs.
     Log,
     /// Runs a command in a container.
     Exec,

@@ -57,7 +57,7 @@ pub struct Options {
     pub credentials: Option<Arc<Credentials>>,
     /// Who serves logs and exec.
     pub pods: Option<Arc<dyn Pods>>,
-    /// Who serves metrics.
+    /// The function that is called for every request for `/metrics`; without one the answer is empty.
     pub metrics: Option<MetricsHook>,
     /// Ends all watches when cancelled.
     pub shutdown: CancellationToken,
@@ -125,7 +125,7 @@ impl ApiServer {
         api
     }
 
-    /// The store below.
+    /// The store that this API reads and writes, for callers in the same process that need objects as they are stored.
     pub fn store(&self) -> &Store {
         &self.inner.store
     }

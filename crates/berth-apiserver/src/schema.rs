@@ -45,7 +45,7 @@ pub struct Type {
 /// One field of a [`Type`].
 #[derive(Debug, Clone)]
 pub struct Field {
-    /// The JSON name.
+    /// The field's name in JSON, which is also its name in field paths and in `managedFields`.
     pub name: Cow<'static, str>,
     /// The protobuf number; 0 when the field is not on the wire.
     pub number: u32,
@@ -83,15 +83,15 @@ pub struct Schema {
 /// The form of a value.
 #[derive(Debug, Clone, Default)]
 pub enum Shape {
-    /// Text.
+    /// The value is text, a JSON string.
     String,
-    /// A 32-bit integer.
+    /// The value is an integer that fits into 32 bits with its sign.
     Int32,
-    /// A 64-bit integer.
+    /// The value is an integer that fits into 64 bits with its sign.
     Int64,
-    /// True or false.
+    /// The value is true or false.
     Bool,
-    /// A floating-point number.
+    /// The value is a number of double precision; in JSON it may be written as an integer.
     Double,
     /// Bytes, base64 in JSON.
     Bytes,
@@ -120,7 +120,7 @@ pub enum Shape {
     SchemaOrStrings,
     /// An object with named fields.
     Object(Link),
-    /// A list.
+    /// The value is a JSON array whose items all have this schema.
     List(Box<Schema>),
     /// A list that protobuf wraps in a message of its own.
     Items(Box<Schema>),
@@ -163,7 +163,7 @@ pub struct Patch {
 /// Where a part of a protobuf message goes in JSON.
 #[derive(Debug, Clone)]
 pub struct Wire {
-    /// The protobuf number.
+    /// The number of the part in the protobuf message.
     pub number: u32,
     /// The place in JSON.
     pub place: Place,
@@ -183,9 +183,9 @@ pub enum Place {
 pub struct Checks {
     /// The `type` keyword; empty when any type will do.
     pub kind: String,
-    /// The `format` keyword.
+    /// The `format` keyword; empty when there is none. A format that is not known is not checked.
     pub format: String,
-    /// The values allowed.
+    /// The only values that are allowed (`enum`); when the list is empty, every value is.
     pub enumeration: Vec<Value>,
     /// The smallest number, and whether it is itself excluded.
     pub minimum: Option<(f64, bool)>,
@@ -193,17 +193,17 @@ pub struct Checks {
     pub maximum: Option<(f64, bool)>,
     /// What a number must be a multiple of.
     pub multiple_of: Option<f64>,
-    /// The fewest characters.
+    /// The least number of Unicode characters that text may have; `None` sets no limit.
     pub min_length: Option<u64>,
-    /// The most characters.
+    /// The greatest number of Unicode characters that text may have; `None` sets no limit.
     pub max_length: Option<u64>,
-    /// The fewest items.
+    /// The least number of items that a list may have; `None` sets no limit.
     pub min_items: Option<u64>,
-    /// The most items.
+    /// The greatest number of items that a list may have; `None` sets no limit.
     pub max_items: Option<u64>,
-    /// The fewest properties.
+    /// The least number of properties that an object may have; `None` sets no limit.
     pub min_properties: Option<u64>,
-    /// The most properties.
+    /// The greatest number of properties that an object may have; `None` sets no limit.
     pub max_properties: Option<u64>,
     /// No two items are equal.
     pub unique_items: bool,

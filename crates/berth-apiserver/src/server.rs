@@ -137,7 +137,7 @@ pub enum ServerError {
     /// The address cannot be had.
     #[error("cannot listen on {address}")]
     Bind {
-        /// The address.
+        /// The address that was to be listened on, as the caller gave it.
         address: SocketAddr,
         /// What the system says.
         source: std::io::Error,

@@ -53,7 +53,7 @@ impl Collection {
         Self(name.into())
     }
 
-    /// The name.
+    /// The name as text, for instance `storageclasses.storage.k8s.io`.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -71,14 +71,14 @@ impl fmt::Display for Collection {
     }
 }
 
-/// Which object.
+/// Identifies an object in the store. An object that is deleted and created again has the same key.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key {
     /// Where it is listed.
     pub collection: Collection,
     /// Its namespace; empty in the scope of the cluster.
     pub namespace: Arc<str>,
-    /// Its name.
+    /// The object's name, which is unique in its collection and namespace.
     pub name: Arc<str>,
 }
 
@@ -92,7 +92,7 @@ impl Key {
 /// One state of an object.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Which object.
+    /// The key under which this state is stored.
     pub key: Key,
     /// The revision of the change that made this state.
     pub revision: u64,
@@ -103,7 +103,7 @@ pub struct Object {
 /// What a writer believes about the object it writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// There is none.
+    /// No object may have the key: a write that finds one fails with [`WriteError::Exists`].
     Absent,
     /// It is at exactly this revision.
     Revision(u64),
@@ -148,22 +148,22 @@ impl fmt::Debug for Change {
 pub struct Event {
     /// The revision of the change.
     pub revision: u64,
-    /// What happened.
+    /// Whether the object was created, changed or deleted.
     pub kind: EventKind,
     /// The new state, or the last one of an object that is gone.
     pub object: Arc<Object>,
-    /// The state before.
+    /// The object's state just before the change; `None` if the object was created by it.
     pub previous: Option<Arc<Object>>,
 }
 
 /// What happened to an object.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EventKind {
-    /// It was created.
+    /// The object was created: no object had this key before.
     Added,
-    /// It was changed.
+    /// The object existed and has a new state.
     Modified,
-    /// It was removed.
+    /// The object was deleted, and its key is free again.
     Deleted,
 }
 
@@ -189,7 +189,7 @@ impl Default for Options {
 pub struct Opened {
     /// How many objects there are.
     pub objects: usize,
-    /// The newest revision.
+    /// The revision at which the store goes on. It is higher than that of the newest record if records were lost.
     pub revision: u64,
     /// How many records were found to be damaged, and set aside in the directory `corrupt`, or to be missing.
     pub damaged: usize,

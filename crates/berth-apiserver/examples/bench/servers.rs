@@ -91,7 +91,7 @@ async fn until_ready(process: &mut Process, endpoint: &Endpoint) -> Outcome<()> 
     tokio::time::timeout(PATIENCE, ready).await.map_err(|_| "the server is not ready")?
 }
 
-/// This project's server.
+/// A running Berth API server; its process ends when this is dropped.
 pub(crate) struct Berth {
     process: Process,
     pub(crate) endpoint: Endpoint,

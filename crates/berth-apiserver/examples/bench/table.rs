@@ -29,7 +29,7 @@ pub(crate) struct Many {
     pub(crate) restarted: u64,
 }
 
-/// All of it.
+/// All measurements of one run; `kube` is `None` where no kube-apiserver was measured.
 #[derive(Debug)]
 pub(crate) struct Table {
     pub(crate) berth: Figures,
@@ -60,7 +60,7 @@ impl Table {
         println!("{what:<38} {ours:>10.0} {theirs:>10} {ratio:>8}  {unit:<9} {target}");
     }
 
-    /// Prints everything.
+    /// Prints one row for each measurement, with the target beside it.
     pub(crate) fn print(&self) {
         println!("{:<38} {:>10} {:>10} {:>8}", "over TLS, HTTP/1.1, durable", "berth", "kube+etcd", "better");
         self.row("ready after exec", "ms", "<= 200 ms", |it| milliseconds(it.ready), false);

@@ -25,9 +25,9 @@ const SHORTEST_TOKEN: usize = 22;
 /// A certificate and its key, as PEM.
 #[derive(Clone)]
 pub struct Pair {
-    /// The certificate.
+    /// The certificate as PEM text, which may be shown to everybody.
     pub certificate: String,
-    /// The private key.
+    /// The private key as PEM text. It does not appear in `Debug`.
     pub key: String,
 }
 

@@ -36,16 +36,16 @@ pub struct Claims {
     pub exp: i64,
     /// When it was made.
     pub iat: i64,
-    /// Who made it.
+    /// The issuer, which is [`ISSUER`] in every token that is accepted.
     pub iss: String,
     /// A number of its own.
     pub jti: String,
     /// The objects it is bound to.
     #[serde(rename = "kubernetes.io")]
     pub kubernetes: Bindings,
-    /// When it begins.
+    /// When the token begins to hold, in seconds since 1970: the time when it was made.
     pub nbf: i64,
-    /// Whose it is.
+    /// The user that the bearer is, such as `system:serviceaccount:default:builder`.
     pub sub: String,
 }
 
@@ -54,7 +54,7 @@ pub struct Claims {
 pub struct Bindings {
     /// The namespace of the service account.
     pub namespace: String,
-    /// The service account.
+    /// The service account that the token was issued for.
     pub serviceaccount: Bound,
     /// The pod, if it is bound to one.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,9 +70,9 @@ pub struct Bindings {
 /// An object by name and uid.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bound {
-    /// Its name.
+    /// The name of the object.
     pub name: String,
-    /// Its uid.
+    /// The uid of the object: another object of the same name does not count as this one.
     pub uid: String,
 }
 
@@ -82,7 +82,7 @@ pub enum Refused {
     /// It is no token of this server.
     #[error("the token is not one of this server's")]
     Foreign,
-    /// It ended.
+    /// The time in [`Claims::exp`] has come.
     #[error("the token has expired")]
     Expired,
     /// It is meant for others.
@@ -94,7 +94,7 @@ pub enum Refused {
 }
 
 impl Signer {
-    /// Reads the key.
+    /// Reads the signing key from a private key in PEM text (PKCS #8, P-256); the error is a phrase for messages.
     pub(super) fn from_pem(pem: &str) -> Result<Self, String> {
         let der = PrivatePkcs8KeyDer::from_pem_slice(pem.as_bytes()).map_err(|error| error.to_string())?;
         let random = ring::rand::SystemRandom::new();

@@ -17,7 +17,7 @@ const PODS: &str = "pods";
 pub(super) struct Item {
     pub(super) key: Key,
     pub(super) uid: String,
-    /// Its resource version.
+    /// The resource version at which the object was read; it becomes a precondition of the steps on this object.
     pub(super) version: String,
     pub(super) owners: Vec<Owner>,
     /// It is marked to be deleted.
@@ -43,7 +43,7 @@ pub(super) struct Owner {
 /// What became of an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum OwnerState {
-    /// It is there.
+    /// The owner exists, and does not wait for its dependents.
     Solid,
     /// It is there, and waits for its dependents to go.
     Waiting,
@@ -90,7 +90,7 @@ pub(super) enum Step {
 }
 
 impl Item {
-    /// Reads an object.
+    /// Reads from an object's metadata what decides about its collection.
     pub(super) fn read(key: &Key, object: &Value) -> Self {
         let metadata = at(object, &["metadata"]);
         let owners = items(metadata, &["ownerReferences"])

@@ -19,7 +19,7 @@ pub(super) enum Outcome {
     Done,
     /// Somebody else changed the object meanwhile.
     Conflict,
-    /// It failed.
+    /// The step failed with this status; it is tried again after a pause.
     Failed(StatusCode),
 }
 
@@ -46,7 +46,7 @@ pub(super) fn current(api: &ApiServer, key: &Key) -> Option<Value> {
     api.store().get(key).and_then(|object| serde_json::from_slice(&object.bytes).ok())
 }
 
-/// Does a step.
+/// Performs one step through the API. A step whose target is gone counts as done.
 pub(super) async fn perform(api: &ApiServer, step: &Step) -> Outcome {
     match step {
         Step::Delete { target, policy } => delete(api, target, *policy).await,

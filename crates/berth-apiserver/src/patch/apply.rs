@@ -37,7 +37,7 @@ pub struct Writer<'a> {
 pub struct Conflict {
     /// Who owns it, in the words of messages: `"kubectl" using apps/v1`.
     pub manager: String,
-    /// The field: `.spec.replicas`.
+    /// The path of the field, as messages have it: `.spec.replicas`.
     pub field: String,
 }
 

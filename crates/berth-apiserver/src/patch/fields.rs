@@ -82,7 +82,7 @@ impl FieldSet {
         Some(set)
     }
 
-    /// Writes `fieldsV1`.
+    /// The set in the form of `fieldsV1`: what [`Self::read`] reads.
     pub(super) fn write(&self) -> Value {
         let mut fields = Map::new();
         for (edge, node) in &self.nodes {

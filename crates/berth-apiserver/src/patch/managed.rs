@@ -17,7 +17,7 @@ const ANCIENT: &str = "ancient-changes";
 pub(super) struct Manager {
     pub(super) name: String,
     pub(super) operation: Operation,
-    /// Empty for appliers.
+    /// The group and version through which the fields were written; empty for those who apply.
     pub(super) api_version: String,
     pub(super) subresource: String,
 }

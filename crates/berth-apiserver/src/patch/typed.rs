@@ -30,13 +30,13 @@ static FREE: Schema = Schema {
 /// How a place's value is divided.
 #[derive(Clone, Copy)]
 pub(super) enum Form<'a> {
-    /// Not at all.
+    /// The value is replaced and owned as a whole.
     Leaf,
-    /// By items.
+    /// Each item of the list is compared by itself.
     List(&'a Schema, &'a ListType),
-    /// By fields.
+    /// Each field of the type is compared by itself.
     Object(&'a Type),
-    /// By keys.
+    /// Each key of the map is compared by itself.
     Map(&'a Schema),
 }
 

@@ -48,9 +48,9 @@ pub(crate) enum Format {
 pub(crate) enum Shape {
     /// The object as it is.
     Object,
-    /// Rows for people.
+    /// A `Table` with the columns of the kind, as `kubectl get` prints it.
     Table,
-    /// Only metadata.
+    /// A `PartialObjectMetadata`: the object's metadata without spec and status.
     PartialMetadata,
     /// A list of metadata.
     PartialMetadataList,

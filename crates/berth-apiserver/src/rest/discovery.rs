@@ -6,7 +6,7 @@ use serde_json::{Map, Value, json};
 use super::registry::{Group, Registry, Served, Version};
 use crate::resource::{Resource, Subresource};
 
-/// `/api`
+/// The answer to `/api`: the only version of the core group, and the `address` to reach it at.
 pub(crate) fn core_versions(address: &str) -> Value {
     json!({
         "kind": "APIVersions",
@@ -15,13 +15,13 @@ pub(crate) fn core_versions(address: &str) -> Value {
     })
 }
 
-/// `/apis`
+/// The answer to `/apis`: all groups but the core group, each with its versions.
 pub(crate) fn groups(registry: &Registry) -> Value {
     let groups: Vec<Value> = named(registry).map(group_value).collect();
     json!({ "kind": "APIGroupList", "apiVersion": "v1", "groups": groups })
 }
 
-/// `/apis/G`
+/// The answer to `/apis/G`: one group with its versions, of which the first is preferred.
 pub(crate) fn group(group: &Group) -> Value {
     let mut value = group_value(group);
     value["kind"] = "APIGroup".into();
@@ -45,7 +45,8 @@ fn group_value(group: &Group) -> Value {
     json!({ "name": &*group.name, "versions": versions, "preferredVersion": preferred })
 }
 
-/// `/api/v1` and `/apis/G/V`
+/// The answer to `/api/v1` and `/apis/G/V`: the resources and subresources of one version. The core group's name is
+/// empty.
 pub(crate) fn resources(group: &str, version: &Version) -> Value {
     let mut list = Vec::new();
     for served in &version.resources {

@@ -10,7 +10,7 @@ use crate::resource::{Cause, Resource};
 pub struct Failure {
     /// The HTTP status code.
     pub code: u16,
-    /// The machine-readable reason.
+    /// The reason that programs tell failures apart by, such as `NotFound`; empty where Kubernetes gives none.
     pub reason: &'static str,
     /// The text for people.
     pub message: String,
@@ -44,7 +44,7 @@ impl Failure {
         Self::new(400, "BadRequest", message)
     }
 
-    /// No such object.
+    /// The resource is served, and has no object of that name (404).
     pub fn not_found(resource: &Resource, name: &str) -> Self {
         Self::of(resource, name, 404, "NotFound", format!("{} {name:?} not found", resource.qualified()))
     }
@@ -54,7 +54,7 @@ impl Failure {
         Self::new(404, "NotFound", message)
     }
 
-    /// No such path.
+    /// Nothing is served at the path, although its group is (404).
     pub fn no_such_path() -> Self {
         let failure = Self::new(404, "NotFound", "the server could not find the requested resource");
         Self { details: Some(json!({})), ..failure }
@@ -280,7 +280,7 @@ impl Failure {
         Self::new(code, "", message)
     }
 
-    /// The `Status` object.
+    /// The `Status` object that is the body of the answer.
     pub fn status(&self) -> Value {
         let mut status = json!({
             "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",

@@ -40,7 +40,7 @@ pub(crate) fn is_deleting(object: &Value) -> bool {
     read::has(object, &["metadata", "deletionTimestamp"])
 }
 
-/// Its finalizers.
+/// The finalizers in `metadata.finalizers`, in their order; empty if the object has none.
 pub(crate) fn finalizers(object: &Value) -> Vec<&str> {
     read::items(object, &["metadata", "finalizers"]).iter().filter_map(Value::as_str).collect()
 }
@@ -114,7 +114,7 @@ pub(crate) fn set_managers(object: &mut Value, managers: Value) {
     }
 }
 
-/// Counts `metadata.generation` up.
+/// Adds one to `metadata.generation`, which counts as 0 where it is missing.
 pub(crate) fn bump_generation(object: &mut Value) {
     let generation = read::number(object, &["metadata", "generation"]).unwrap_or(0);
     metadata(object).insert("generation".to_owned(), (generation + 1).into());
@@ -135,7 +135,7 @@ pub(crate) fn generate_name(prefix: &str) -> Answer<String> {
     Ok(name)
 }
 
-/// A random uid.
+/// A random UUID (version 4) for `metadata.uid`. Fails only if the system gives no random numbers.
 pub(crate) fn new_uid() -> Answer<String> {
     let mut bytes: [u8; 16] = crate::auth::random().map_err(Failure::internal)?;
     // Version 4, variant 1.

@@ -8,33 +8,33 @@ use crate::resource::{Cause, CauseReason};
 /// What a path names.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Route {
-    /// `/`
+    /// `/` lists all paths that are served.
     Paths,
-    /// `/version`
+    /// `/version` tells which version of Kubernetes is served.
     Version,
     /// `/healthz`, `/livez` or `/readyz`, perhaps with one check's name.
     Health { which: &'static str, check: Option<String> },
-    /// `/metrics`
+    /// `/metrics` has the text of [`super::MetricsHook`].
     Metrics,
-    /// `/openapi/v2`
+    /// `/openapi/v2` is one document with all types and paths.
     OpenApiV2,
-    /// `/openapi/v3`
+    /// `/openapi/v3` lists the documents of the versions.
     OpenApiV3Index,
     /// `/openapi/v3/apis/G/V`, without the prefix.
     OpenApiV3(String),
-    /// `/api`
+    /// `/api` lists the versions of the core group.
     CoreVersions,
-    /// `/apis`
+    /// `/apis` lists all other groups.
     Groups,
-    /// `/apis/G`
+    /// `/apis/G` lists the versions of the group of this name.
     Group(String),
-    /// `/api/v1` or `/apis/G/V`
+    /// `/api/v1` or `/apis/G/V` lists the resources of a version.
     Resources { group: String, version: String },
     /// A resource, one of its objects, or what is below that.
     Objects(Target),
     /// The keys that verify service account tokens, and where to find them.
     OpenIdConfiguration,
-    /// `/openid/v1/jwks`
+    /// `/openid/v1/jwks` has the public keys that verify service account tokens.
     Keys,
 }
 
@@ -217,7 +217,7 @@ impl Query {
         self.0.iter().any(|(have, _)| have == key).then(|| self.flag(key))
     }
 
-    /// A whole number.
+    /// The whole number that a parameter holds; `None` where the parameter is missing, 400 where it is no number.
     pub(crate) fn number(&self, key: &str) -> Answer<Option<i64>> {
         let Some(text) = self.get(key) else { return Ok(None) };
         let number = text.parse().map_err(|_| {

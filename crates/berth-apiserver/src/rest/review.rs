@@ -79,7 +79,8 @@ impl ApiServer {
 }
 
 impl Call {
-    /// Answers a review.
+    /// Answers a review (`TokenReview`, `SubjectAccessReview` and others) from the object that was sent. Nothing is
+    /// stored.
     pub(crate) fn review(&self, bytes: &[u8]) -> Answer<Response<Body>> {
         let expected = Expected::of(&self.served, &self.registry);
         let headers = &self.parts.headers;

@@ -38,7 +38,7 @@ pub(crate) enum Written {
 }
 
 impl Written {
-    /// The object.
+    /// The object as a JSON value, whichever way it is held; stored bytes are parsed at each call.
     pub(crate) fn value(&self) -> Answer<Value> {
         match self {
             Self::Stored(object) => serde_json::from_slice(&object.bytes).map_err(Failure::internal),

@@ -24,11 +24,8 @@ const RESIZE: &str = "only dynamically provisioned pvc can be resized and the st
 /// What is being done to an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    /// It is new.
     Create,
-    /// It replaces another.
     Update,
-    /// It goes.
     Delete,
 }
 
@@ -40,11 +37,11 @@ pub(crate) struct Denied {
     pub code: u16,
     /// The reason in the answer's `Status`.
     pub reason: &'static str,
-    /// The whole message.
+    /// The whole message of the answer's `Status`, for people.
     pub message: String,
 }
 
-/// Reads other objects.
+/// Reads the objects that a decision depends on besides the one that is written.
 pub(crate) trait Reader {
     /// One object by its resource's plural name; the namespace is empty for cluster-scoped ones.
     fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Value>;

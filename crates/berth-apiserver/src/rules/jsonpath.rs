@@ -6,7 +6,7 @@ enum Step {
     Field(String),
     Index(usize),
     All,
-    /// `[?(@.type=="Ready")]`
+    /// The items whose text at a path is equal to a value: `[?(@.type=="Ready")]`.
     Where(Vec<String>, String),
 }
 

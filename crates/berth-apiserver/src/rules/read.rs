@@ -80,7 +80,6 @@ pub(crate) fn annotation<'a>(object: &'a Value, name: &str) -> &'a str {
     text(object, &["metadata", "annotations", name])
 }
 
-/// The object's name.
 pub(crate) fn name(object: &Value) -> &str {
     text(object, &["metadata", "name"])
 }

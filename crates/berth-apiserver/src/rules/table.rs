@@ -9,19 +9,18 @@ use super::read::{items, text};
 /// One column of a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Column {
-    /// The heading.
+    /// The heading of the column, as people read it.
     pub name: Cow<'static, str>,
     /// The type of its cells: `string`, `integer`, `boolean`, `date`.
     pub type_: Cow<'static, str>,
     /// `name` for the column that holds the object's name.
     pub format: Cow<'static, str>,
-    /// What it shows.
+    /// A sentence that says what the cells show.
     pub description: Cow<'static, str>,
     /// 0 for columns that are always shown, 1 for those of wide output.
     pub priority: i64,
 }
 
-/// A column.
 pub(crate) const fn column(
     name: &'static str,
     type_: &'static str,

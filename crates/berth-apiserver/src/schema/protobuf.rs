@@ -60,14 +60,15 @@ pub enum Error {
 pub struct Envelope<'a> {
     /// The group and version: `storage.k8s.io/v1`.
     pub api_version: String,
-    /// The kind.
+    /// The kind of the object, such as `StorageClass`.
     pub kind: String,
     /// The object's own message.
     pub message: &'a [u8],
 }
 
 impl<'a> Envelope<'a> {
-    /// Opens a body.
+    /// Reads the envelope of a request's or answer's body; the object's message is left as it is. A body that does not
+    /// begin with Kubernetes' magic bytes is [`Error::Magic`].
     pub fn open(body: &'a [u8]) -> Result<Self, Error> {
         let mut fields = Reader::new(body.strip_prefix(MAGIC).ok_or(Error::Magic)?);
         let mut envelope = Self { api_version: String::new(), kind: String::new(), message: &[] };
@@ -94,7 +95,7 @@ impl<'a> Envelope<'a> {
         Ok(envelope)
     }
 
-    /// Makes a body.
+    /// The bytes of a body with this envelope: what [`Self::open`] reads.
     pub fn seal(&self) -> Vec<u8> {
         let mut type_meta = Vec::new();
         put_bytes(&mut type_meta, 1, self.api_version.as_bytes());

@@ -19,7 +19,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-/// One request.
+/// One request of the corpus, with what is needed to send it to either server.
 #[derive(Debug)]
 pub(crate) struct Step {
     /// What names it in records and messages: the file, a number, method and path.

@@ -39,7 +39,7 @@ pub(crate) struct Berth {
     pub(crate) directory: tempfile::TempDir,
 }
 
-/// The testbed's kube-apiserver.
+/// The testbed's kube-apiserver, reached over TLS on a port of this machine.
 pub(crate) struct Real {
     port: u16,
     tls: TlsConnector,

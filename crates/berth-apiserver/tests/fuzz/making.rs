@@ -72,7 +72,7 @@ pub(crate) fn kind(random: &mut Random) -> (String, &'static str, Arc<Type>) {
     (api_version, kind, type_)
 }
 
-/// Any JSON.
+/// A random JSON value of any type, nested at most `depth` levels deep.
 pub(crate) fn any(random: &mut Random, depth: usize) -> Value {
     match random.below(if depth == 0 { 6 } else { 8 }) {
         0 => Value::Null,

@@ -12,7 +12,7 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 /// A server, and what proves to it that the administrator asks.
 #[derive(Clone)]
 pub(crate) struct Endpoint {
-    /// Where it listens.
+    /// The address that the server listens on.
     pub(crate) address: SocketAddr,
     connector: TlsConnector,
 }
@@ -46,12 +46,12 @@ impl Endpoint {
     }
 }
 
-/// What was answered.
+/// An answer that has been read to its end.
 #[derive(Debug)]
 pub(crate) struct Reply {
-    /// The HTTP status.
+    /// The status code of the answer.
     pub(crate) status: u16,
-    /// The body.
+    /// The body without the framing of chunks.
     pub(crate) body: Vec<u8>,
 }
 
@@ -94,7 +94,7 @@ impl Connection {
         Ok(Reply { status, body: answer })
     }
 
-    /// Asks for `path`.
+    /// Sends a GET request for `path` and waits for the whole answer.
     pub(crate) async fn get(&mut self, path: &str) -> io::Result<Reply> {
         self.send("GET", path, "application/json", b"").await
     }

@@ -45,7 +45,7 @@ fn put_text(out: &mut Vec<u8>, number: u32, value: &Value) {
     }
 }
 
-/// Schemas by name.
+/// Writes schemas with their names, which is the form of definitions and of properties alike.
 fn put_named(out: &mut Vec<u8>, schemas: &Value) {
     for (name, schema) in schemas.as_object().into_iter().flatten() {
         put_message(out, 1, |named| {

@@ -9,7 +9,7 @@ use crate::schema::{Field, ListType, Schema, Shape, Type, describe_field, descri
 
 /// Collects the schemas of types and of all the types they use.
 pub(super) struct Schemas {
-    /// `#/components/schemas/` or `#/definitions/`.
+    /// What references to schemas begin with: `#/components/schemas/` in version 3, `#/definitions/` in version 2.
     prefix: &'static str,
     pub(super) found: BTreeMap<String, Value>,
 }

@@ -72,7 +72,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Writes a varint.
 pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
         out.push(value.to_le_bytes()[0] | 0x80);

@@ -56,7 +56,7 @@ impl Churn {
         }
     }
 
-    /// Makes all changes.
+    /// Starts all writers and returns when each has made all of its changes.
     pub(crate) async fn run(self: &Arc<Self>) {
         let writers: Vec<_> = (0..WRITERS).map(|writer| tokio::spawn(self.clone().write(writer))).collect();
         for writer in writers {

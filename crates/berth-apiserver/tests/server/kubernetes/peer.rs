@@ -19,7 +19,7 @@ struct Peer {
 
 static PEER: OnceLock<Mutex<Peer>> = OnceLock::new();
 
-/// Asks one question.
+/// Sends one question to the peer, which is started by the first call, and waits for the answer.
 pub(crate) fn ask(question: &Value) -> Value {
     let mut peer = PEER.get_or_init(|| Mutex::new(start())).lock();
     let mut line = question.to_string();

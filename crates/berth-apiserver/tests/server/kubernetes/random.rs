@@ -1,6 +1,6 @@
 //! Small random numbers: the same ones in every run.
 
-/// A generator (splitmix64).
+/// A generator of pseudo-random numbers (splitmix64): the same seed gives the same numbers.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -22,7 +22,7 @@ impl Random {
         self.below(times) == 0
     }
 
-    /// One of these.
+    /// One element of the slice, which must not be empty.
     pub(crate) fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.below(from.len())]
     }
