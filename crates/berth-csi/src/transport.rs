@@ -76,7 +76,7 @@ pub enum BindError {
     /// A socket that nobody listens on cannot be removed.
     #[error("removing the abandoned socket {path}")]
     Abandoned {
-        /// The abandoned socket.
+        /// The path of the socket that is still there.
         path: PathBuf,
         /// What the kernel said.
         source: io::Error,
