@@ -16,11 +16,11 @@ pub struct Announced {
     pub services: Vec<Service>,
     /// The kinds of expansion of GetPluginCapabilities.
     pub expansion: Vec<VolumeExpansion>,
-    /// What ControllerGetCapabilities answers.
+    /// The capabilities that ControllerGetCapabilities answers; empty for a driver without a controller service.
     pub controller: Vec<ControllerRpc>,
-    /// What GroupControllerGetCapabilities answers.
+    /// The capabilities that GroupControllerGetCapabilities answers; empty for a driver without group snapshots.
     pub group: Vec<GroupRpc>,
-    /// What NodeGetCapabilities answers.
+    /// The capabilities that NodeGetCapabilities answers; empty for a driver without a node service.
     pub node: Vec<NodeRpc>,
 }
 

@@ -96,9 +96,9 @@ impl Context {
 /// The PersistentVolumeClaim that a volume is made for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
-    /// The claim's name.
+    /// The name of the claim, as the CreateVolume call has it.
     pub name: String,
-    /// The claim's namespace.
+    /// The namespace of the claim; empty if the call does not say it.
     pub namespace: String,
     /// The name of the PersistentVolume that it will get.
     pub volume: String,
@@ -107,9 +107,9 @@ pub struct Claim {
 /// The pod that a volume is published to.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pod {
-    /// The pod's name.
+    /// The name of the pod, as the NodePublishVolume call has it.
     pub name: String,
-    /// The pod's namespace.
+    /// The namespace of the pod; empty if the call does not say it.
     pub namespace: String,
     /// The pod's UID, as Kubernetes gave it.
     pub uid: String,

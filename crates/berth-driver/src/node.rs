@@ -165,7 +165,7 @@ impl TargetMounts for MachineMounts {}
 /// A volume that is staged on this node when the driver starts.
 #[derive(Debug, Clone)]
 pub struct StagedVolume {
-    /// The volume's id.
+    /// The id under which the volume was staged.
     pub id: VolumeId,
     /// The path where it is staged.
     pub staging: PathBuf,
