@@ -37,7 +37,7 @@ use crate::{Controller, Driver, Error, Node, Result, blocking, services::Mode};
 /// How an NFS backend is set up.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// This node.
+    /// The id of this node, which NodeGetInfo answers.
     pub node: NodeId,
     /// The servers that may be spoken to.
     pub allowed_servers: AllowedServers,
@@ -101,9 +101,9 @@ impl Config {
 #[derive(Debug, Clone)]
 pub struct Nfs {
     node_id: NodeId,
-    /// The controller's side.
+    /// The controller's side, which creates, deletes and expands volumes and takes snapshots.
     pub controller: Arc<NfsController>,
-    /// The node's side.
+    /// The node's side, which mounts shares and publishes volumes to pods.
     pub node: Arc<NfsNode>,
 }
 

@@ -32,9 +32,9 @@ use self::{caller::Caller, kernel::EXPORT, served::Served};
 
 /// Calls under way at the same time.
 const CALLERS: usize = 8;
-/// By programs; each takes about as long as a hundred of Berth's.
+/// How many volumes are handled by programs; each takes about as long as a hundred of Berth's.
 const FEW: usize = 48;
-/// By Berth.
+/// How many volumes Berth creates and deletes.
 const MANY: usize = 1600;
 /// Volumes that are published.
 const PUBLISHED: usize = 160;

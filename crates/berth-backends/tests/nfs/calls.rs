@@ -37,7 +37,7 @@ fn nothing() -> Context {
     Context::default()
 }
 
-/// Calls without secrets.
+/// The calls of the backend as tests make them: without secrets, and with the plan made on the way.
 pub(crate) trait Calls {
     async fn find_made(&self, new: &NewVolume) -> Result<Option<Volume>>;
     async fn create_volume(&self, new: NewVolume) -> Result<Volume>;
