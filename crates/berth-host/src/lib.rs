@@ -1,8 +1,34 @@
 //! Touches the machine: mounts, loop devices, btrfs, formatting, quotas, safe paths, child processes.
 //!
-//! With berth-runtime the only crate of Berth with unsafe code or child processes. Everything here is synchronous and
-//! talks to the kernel directly; a tool is run only where the kernel has no call for the job (mkfs, fsck, resize2fs),
-//! always with a deadline. Nothing here knows what a CSI volume is.
+//! Together with berth-runtime this is the only crate of Berth with unsafe code or child processes. Everything here is
+//! synchronous and talks to the kernel directly; a tool is run only where the kernel has no call for the job (mkfs,
+//! fsck, resize2fs), always with a deadline. Nothing here knows what a CSI volume is.
+//!
+//! ```text
+//!  driver, backends, node ──► mount, loopdev, btrfs, quota, … ──► system calls, ioctls
+//!                        ├──► format ──► exec ──► mkfs, fsck, resize2fs     killed at the deadline
+//!                        └──► remote ──► worker (this program again) ──► calls that may wait for another machine
+//! ```
+//!
+//! | module | what it is for |
+//! |---|---|
+//! | [`mod@path`] | [`path::Dir`]: a directory held open, below which names are resolved without leaving it |
+//! | [`mount`], [`remote`] | mounts of local files and devices; mounts of other machines, which may not answer |
+//! | [`loopdev`], [`mod@format`], [`freeze`], [`extents`] | image files as devices, their filesystems and extents |
+//! | [`btrfs`], [`quota`], [`usage`], [`io_limit`] | subvolumes and snapshots, limits to space and I/O, and usage |
+//! | [`copy`], [`ownership`], [`files`] | copies of trees and images, fsGroup, small private files |
+//! | [`exec`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
+//! | [`allocator`], [`limits`] | this process itself: its memory and its open files |
+//!
+//! What holds:
+//! - An [`Error`] says what was being done and keeps the kernel's errno; an operation that may find its work done
+//!   already returns a [`Change`].
+//! - No path below a [`path::Dir`] leads out of it, whatever symbolic links somebody planted there.
+//! - A filesystem is made only where a probe proves that there is nothing.
+//! - No thread of this process waits in the kernel for another machine: [`remote`] leaves that to a worker, which is
+//!   killed at its deadline.
+//!
+//! Start reading at `path.rs`, which most of the other modules use, then at `mount.rs`.
 
 pub mod allocator;
 pub mod btrfs;
