@@ -168,7 +168,7 @@ fn names_of_kubernetes_stand_in_berth_core() {
 }
 
 /// The doc comments of at most three words that are left: new ones are refused. 20 in the whole tree are to stay.
-const SHORT_COMMENTS: usize = 250;
+const SHORT_COMMENTS: usize = 19;
 /// Below these directories there is none left.
 const WITHOUT_SHORT_COMMENTS: &[&str] = &["crates/berth/", "tests/"];
 
@@ -214,8 +214,6 @@ fn doc_comments_are_sentences() {
 /// Names that say nothing to somebody who knows Kubernetes storage and has never seen this code.
 const UNCLEAR_TYPES: &[&str] =
     &["Place", "Seen", "Known", "Told", "Drawer", "Suspects", "Who", "Here", "Wanted"];
-/// How many are left: new ones are refused.
-const UNCLEAR_NAMES: usize = 13;
 const UNCLEAR_MODULES: &[&str] = &["alone", "together", "beside"];
 
 #[test]
@@ -237,13 +235,11 @@ fn types_and_modules_have_names_of_the_field() {
             }
         }
     }
-    assert!(wrong.len() <= UNCLEAR_NAMES, "{UNCLEAR_NAMES} are left, and these are too many: {wrong:#?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// The least number of lines with which a crate says what it is for, what its main types are and where to start reading.
 const PAGE: usize = 12;
-/// How many crates do not yet.
-const SHORT_PAGES: usize = 6;
 
 #[test]
 fn every_crate_opens_with_a_page() {
@@ -252,12 +248,14 @@ fn every_crate_opens_with_a_page() {
         let source = entry.unwrap().path().join("src");
         let path = Some(source.join("lib.rs")).filter(|path| path.exists()).unwrap_or(source.join("main.rs"));
         let text = fs::read_to_string(&path).unwrap();
-        let lines = text.lines().take_while(|line| line.starts_with("//!")).count();
+        // A page may quote a program by `#![doc = include_str!(…)]`.
+        let page = text.lines().take_while(|line| line.starts_with("//!") || line.starts_with("#![doc"));
+        let lines = page.count();
         if lines < PAGE {
             wrong.push(format!("{} opens with {lines} lines", path.display()));
         }
     }
-    assert!(wrong.len() <= SHORT_PAGES, "{SHORT_PAGES} are left, and these are too many: {wrong:#?}");
+    assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
 /// The strings of a list in a section of deny.toml.

@@ -166,12 +166,12 @@ pub struct Wire {
     /// The number of the part in the protobuf message.
     pub number: u32,
     /// The place in JSON.
-    pub place: Place,
+    pub place: JsonLocation,
 }
 
 /// The place of a part of a protobuf message in JSON.
 #[derive(Debug, Clone)]
-pub enum Place {
+pub enum JsonLocation {
     /// The field at this index of [`Type::fields`].
     Field(usize),
     /// A message whose fields stand in the same JSON object.

@@ -27,7 +27,7 @@ use crate::{
     error::{Change, Doing as _, Result},
     path::{
         Dir,
-        walk::{Descent, INSIDE, Place, Visitor, file_type, identity, stat_fd, walk},
+        walk::{Descent, EntryLocation, INSIDE, Visitor, file_type, identity, stat_fd, walk},
     },
 };
 
@@ -151,7 +151,7 @@ struct Copying<'a> {
 }
 
 impl Visitor for Copying<'_> {
-    fn file(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         if file_type(stat) == FileType::Socket {
             self.copied.sockets_skipped += 1;
             return Ok(());
@@ -177,7 +177,7 @@ impl Visitor for Copying<'_> {
         Ok(())
     }
 
-    fn enter(&mut self, place: &Place<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
+    fn enter(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
         if identity(stat) == self.destination_identity {
             return Err(place.failed("copy a tree into itself, at")(Errno::INVAL));
         }
@@ -185,7 +185,7 @@ impl Visitor for Copying<'_> {
         self.destination.push(place.name.to_owned(), made).map_err(place.failed("copy the directory"))
     }
 
-    fn leave(&mut self, place: &Place<'_>, directory: BorrowedFd<'_>) -> Result<()> {
+    fn leave(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>) -> Result<()> {
         let failed = || place.failed("copy the metadata of");
         let (_, made) = self.destination.pop().map_err(failed())?;
         // Only now, when nothing more is made inside that would change the times again or take over an ACL.
@@ -193,7 +193,7 @@ impl Visitor for Copying<'_> {
         self.metadata.copy(directory, &stat, made.as_fd()).map_err(failed())
     }
 
-    fn mount_point(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         if file_type(stat) == FileType::Directory {
             let directory = self.make_directory(place)?;
             let mode = Mode::from_raw_mode(stat.stx_mode.into());
@@ -208,7 +208,7 @@ impl Visitor for Copying<'_> {
 }
 
 impl Copying<'_> {
-    fn make_directory(&self, place: &Place<'_>) -> Result<OwnedFd> {
+    fn make_directory(&self, place: &EntryLocation<'_>) -> Result<OwnedFd> {
         let parent = self.destination.current();
         rustix::fs::mkdirat(parent, place.name, Mode::RWXU).map_err(place.failed("copy the directory"))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -217,7 +217,7 @@ impl Copying<'_> {
     }
 
     /// Copies a regular file; false when it is none any more.
-    fn copy_regular(&mut self, place: &Place<'_>) -> Result<bool> {
+    fn copy_regular(&mut self, place: &EntryLocation<'_>) -> Result<bool> {
         let mut copy = || -> io::Result<bool> {
             // Without NONBLOCK a FIFO put in its place just now would hold us forever.
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOATIME;
@@ -240,7 +240,7 @@ impl Copying<'_> {
     }
 
     /// Copies a symbolic link, a FIFO or a device; false when it is none of them any more.
-    fn copy_special(&mut self, place: &Place<'_>) -> Result<bool> {
+    fn copy_special(&mut self, place: &EntryLocation<'_>) -> Result<bool> {
         let mut copy = || -> rustix::io::Result<bool> {
             let Some(source) = place.open(OFlags::PATH)? else { return Ok(false) };
             let stat = stat_fd(&source)?;
@@ -284,7 +284,7 @@ impl<'a> Links<'a> {
     }
 
     /// Links the name at `place` to the file copied already; false when it was not copied yet.
-    fn give(&self, stat: &Statx, place: &Place<'_>, current: BorrowedFd<'_>) -> Result<bool> {
+    fn give(&self, stat: &Statx, place: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<bool> {
         let Some(directory) = &self.directory else { return Ok(false) };
         match rustix::fs::linkat(directory, link_name(stat), current, place.name, AtFlags::empty()) {
             Ok(()) => Ok(true),
@@ -294,7 +294,7 @@ impl<'a> Links<'a> {
     }
 
     /// Keeps a name of the file just copied.
-    fn keep(&mut self, stat: &Statx, place: &Place<'_>, current: BorrowedFd<'_>) -> Result<()> {
+    fn keep(&mut self, stat: &Statx, place: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<()> {
         let directory = match &mut self.directory {
             Some(directory) => directory,
             missing => {
@@ -325,7 +325,7 @@ fn link_name(stat: &Statx) -> CString {
 struct Fingerprint(u128);
 
 impl Fingerprint {
-    fn add(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn add(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         // The directory's inode stands for its path, which goes into the sum with the directory itself.
         let parent = stat_fd(place.parent).map_err(place.failed("look at the directory of"))?.stx_ino;
         // A sum, since the order in which a directory is listed means nothing.
@@ -335,15 +335,15 @@ impl Fingerprint {
 }
 
 impl Visitor for Fingerprint {
-    fn file(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         self.add(place, stat)
     }
 
-    fn enter(&mut self, place: &Place<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
+    fn enter(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
         self.add(place, stat)
     }
 
-    fn mount_point(&mut self, _place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 }

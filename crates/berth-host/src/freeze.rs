@@ -76,7 +76,7 @@ mod tests {
     use std::{fs, sync::mpsc, thread, time::Duration};
 
     use super::*;
-    use crate::{format::Filesystem, mount::testing::Place};
+    use crate::{format::Filesystem, mount::testing::TestDirectory};
 
     const MINUTE: Duration = Duration::from_secs(60);
 
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn writers_wait_while_a_filesystem_is_frozen() {
         for fs in [Filesystem::Ext4, Filesystem::Xfs, Filesystem::Btrfs] {
-            let place = Place::new();
+            let place = TestDirectory::new();
             let image = place.formatted("image", fs, 300 << 20);
             let (target, _) = place.mounted(&image, fs);
             let frozen = freeze(&target).unwrap();
@@ -116,7 +116,7 @@ mod tests {
 
     #[test]
     fn thawing_what_is_not_frozen_is_already_true() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let image = place.formatted("image", Filesystem::Ext4, 16 << 20);
         let (target, _) = place.mounted(&image, Filesystem::Ext4);
         assert_eq!(thaw(&target).unwrap(), Change::AlreadyTrue);
@@ -128,7 +128,7 @@ mod tests {
 
     #[test]
     fn what_was_written_is_on_the_device_once_it_is_frozen() {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let image = place.formatted("image", Filesystem::Ext4, 16 << 20);
         let (target, _) = place.mounted(&image, Filesystem::Ext4);
         fs::write(target.join("file"), "not synced by anyone").unwrap();

@@ -11,7 +11,7 @@ use crate::{
     error::{Change, Doing as _, Error, Result},
     path::{
         Dir, proc_path,
-        walk::{Place, Visitor, file_type, stat_fd, walk},
+        walk::{EntryLocation, Visitor, file_type, stat_fd, walk},
     },
 };
 
@@ -111,7 +111,7 @@ impl Giving {
 }
 
 impl Visitor for Giving {
-    fn file(&mut self, place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn file(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         let given = match place.open(OFlags::PATH) {
             Ok(Some(fd)) => {
                 give(fd.as_fd(), self.gid, self.permissions.files).map_err(place.failed("give to a group"))
@@ -123,13 +123,13 @@ impl Visitor for Giving {
         self.note(given)
     }
 
-    fn enter(&mut self, place: &Place<'_>, directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
+    fn enter(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
         let given =
             give(directory, self.gid, self.permissions.directories).map_err(place.failed("give to a group"));
         self.note(given)
     }
 
-    fn mount_point(&mut self, _place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 }

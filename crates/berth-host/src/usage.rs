@@ -16,7 +16,7 @@ use crate::{
     error::{Doing as _, Result},
     path::{
         Dir,
-        walk::{Place, Visitor, identity, stat_fd, walk},
+        walk::{EntryLocation, Visitor, identity, stat_fd, walk},
     },
 };
 
@@ -112,19 +112,19 @@ impl Measuring {
 }
 
 impl Visitor for Measuring {
-    fn file(&mut self, _place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn file(&mut self, _place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         if stat.stx_nlink <= 1 || self.linked.insert(identity(stat)) {
             self.count(stat);
         }
         Ok(())
     }
 
-    fn enter(&mut self, _place: &Place<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
+    fn enter(&mut self, _place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
         self.count(stat);
         Ok(())
     }
 
-    fn mount_point(&mut self, _place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 }

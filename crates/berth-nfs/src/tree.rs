@@ -2,14 +2,14 @@
 
 mod copy;
 mod copy_file;
-mod place;
 mod remove;
+mod tree_entry;
 mod usage;
 mod walk;
 
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-pub use self::{copy::Copied, place::Place, usage::Usage};
+pub use self::{copy::Copied, tree_entry::TreeEntry, usage::Usage};
 use crate::{
     Change, Cookie, DirEntry, Entry, FileKind, Handle, Kind, Name, Reason, Result, Share, status::Fault,
 };

@@ -26,19 +26,19 @@ pub fn strategic(type_: &Type, target: &mut Value, patch: Value) -> Result<(), P
         Value::Object(original) => original,
         _ => Map::new(),
     };
-    *target = Value::Object(merge_map(original, patch, Known::Fields(type_))?);
+    *target = Value::Object(merge_map(original, patch, ObjectSchema::Fields(type_))?);
     Ok(())
 }
 
 /// What is known about an object: its fields, that all its values are alike, or nothing.
 #[derive(Clone, Copy)]
-enum Known<'a> {
+enum ObjectSchema<'a> {
     Fields(&'a Type),
     Values(&'a Schema),
     Nothing,
 }
 
-impl<'a> Known<'a> {
+impl<'a> ObjectSchema<'a> {
     fn of(schema: &'a Schema) -> Self {
         match &schema.shape {
             Shape::Object(link) => Self::Fields(link.get()),
@@ -68,7 +68,7 @@ impl<'a> Known<'a> {
 
 type Object = Map<String, Value>;
 
-fn merge_map(mut original: Object, mut patch: Object, known: Known<'_>) -> Result<Object, PatchError> {
+fn merge_map(mut original: Object, mut patch: Object, known: ObjectSchema<'_>) -> Result<Object, PatchError> {
     if let Some(directive) = patch.remove(DIRECTIVE) {
         return match directive.as_str() {
             Some("replace") => Ok(patch),
@@ -94,7 +94,7 @@ fn merge_field(
     original: &mut Object,
     name: String,
     change: Value,
-    known: Known<'_>,
+    known: ObjectSchema<'_>,
 ) -> Result<(), PatchError> {
     let (below, strategy) = known.child(&name);
     let merged = match (original.remove(&name), change) {
@@ -132,7 +132,7 @@ fn retain_keys(original: &mut Object, patch: &mut Object) -> Result<(), PatchErr
 }
 
 /// `$setElementOrder/LIST`: merges the list and puts the items in the patch's order.
-fn order_lists(original: &mut Object, patch: &mut Object, known: Known<'_>) -> Result<(), PatchError> {
+fn order_lists(original: &mut Object, patch: &mut Object, known: ObjectSchema<'_>) -> Result<(), PatchError> {
     let names: Vec<String> = patch.keys().filter(|key| key.starts_with(ELEMENT_ORDER)).cloned().collect();
     for directive in names {
         let order = patch.remove(&directive).unwrap_or_default();
@@ -211,7 +211,7 @@ struct Merged {
 fn merge_list(
     original: Vec<Value>,
     patch: Vec<Value>,
-    known: Known<'_>,
+    known: ObjectSchema<'_>,
     key: Option<&str>,
     name: &str,
 ) -> Result<Merged, PatchError> {
@@ -319,7 +319,7 @@ impl InPlace {
 fn merge_items(
     before: &[Value],
     patch: &[Value],
-    known: Known<'_>,
+    known: ObjectSchema<'_>,
     key: &str,
 ) -> Result<Vec<Value>, PatchError> {
     let mut merged = before.to_vec();

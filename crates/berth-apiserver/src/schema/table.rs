@@ -6,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::Value;
 
-use super::{Field, Link, ListType, Patch, Place, Schema, Shape, Type, Wire};
+use super::{Field, JsonLocation, Link, ListType, Patch, Schema, Shape, Type, Wire};
 
 const TEXT: &str = include_str!("kubernetes.types");
 
@@ -204,7 +204,10 @@ fn assemble(drafts: &[Draft], index: usize, is_kind: bool) -> Type {
                 let flat = assemble(drafts, *target, false);
                 fields.extend(flat.fields);
                 if field.number > 0 {
-                    wire.push(Wire { number: field.number, place: Place::Inline(Link::BuiltIn(*target)) });
+                    wire.push(Wire {
+                        number: field.number,
+                        place: JsonLocation::Inline(Link::BuiltIn(*target)),
+                    });
                 }
             }
             _ => {
@@ -228,11 +231,9 @@ fn assemble(drafts: &[Draft], index: usize, is_kind: bool) -> Type {
     // A kind that describes another object has fields of these names itself.
     fields.dedup_by(|a, b| a.name == b.name);
     let place = |name: &str| fields.binary_search_by(|f: &Field| f.name.as_ref().cmp(name)).ok();
-    wire.extend(
-        own.iter()
-            .filter(|(number, _)| *number > 0)
-            .filter_map(|(number, name)| Some(Wire { number: *number, place: Place::Field(place(name)?) })),
-    );
+    wire.extend(own.iter().filter(|(number, _)| *number > 0).filter_map(|(number, name)| {
+        Some(Wire { number: *number, place: JsonLocation::Field(place(name)?) })
+    }));
     wire.sort_by_key(|wire| wire.number);
     Type { name: Cow::Borrowed(draft.name), fields, wire, atomic: draft.atomic, ..Type::default() }
 }

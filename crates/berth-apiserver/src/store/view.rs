@@ -15,22 +15,22 @@ use super::{Collection, Event, EventKind, Key, Object};
 /// How many past moments are kept at hand for clients that page.
 const RECENT: usize = 32;
 
-pub(super) type Objects = OrdMap<Place, Arc<Object>>;
+pub(super) type Objects = OrdMap<CollectionKey, Arc<Object>>;
 
 /// Where an object stands in its collection.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Place {
+pub(super) struct CollectionKey {
     namespace: Arc<str>,
     name: Arc<str>,
 }
 
-impl From<&Key> for Place {
+impl From<&Key> for CollectionKey {
     fn from(key: &Key) -> Self {
         Self { namespace: key.namespace.clone(), name: key.name.clone() }
     }
 }
 
-/// A [`Place`] to look for.
+/// A [`CollectionKey`] to look for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct At<'a>(pub(super) &'a str, pub(super) &'a str);
 
@@ -40,14 +40,14 @@ impl<'a> From<&'a Key> for At<'a> {
     }
 }
 
-impl Equivalent<Place> for At<'_> {
-    fn equivalent(&self, place: &Place) -> bool {
+impl Equivalent<CollectionKey> for At<'_> {
+    fn equivalent(&self, place: &CollectionKey) -> bool {
         self.compare(place) == Ordering::Equal
     }
 }
 
-impl Comparable<Place> for At<'_> {
-    fn compare(&self, place: &Place) -> Ordering {
+impl Comparable<CollectionKey> for At<'_> {
+    fn compare(&self, place: &CollectionKey) -> Ordering {
         (self.0, self.1).cmp(&(&place.namespace, &place.name))
     }
 }
@@ -115,7 +115,7 @@ impl View {
         for event in events.iter().rev() {
             match &event.previous {
                 Some(previous) => {
-                    self.objects.insert(Place::from(&previous.key), previous.clone());
+                    self.objects.insert(CollectionKey::from(&previous.key), previous.clone());
                 }
                 None => {
                     self.objects.remove(&At::from(&event.object.key));
@@ -130,7 +130,7 @@ impl View {
 pub(super) fn apply(objects: &mut Objects, event: &Event) {
     match event.kind {
         EventKind::Added | EventKind::Modified => {
-            objects.insert(Place::from(&event.object.key), event.object.clone());
+            objects.insert(CollectionKey::from(&event.object.key), event.object.clone());
         }
         EventKind::Deleted => {
             objects.remove(&At::from(&event.object.key));

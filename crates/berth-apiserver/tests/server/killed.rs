@@ -35,7 +35,7 @@ struct State {
 
 /// What one writer knows of its objects; only it writes to them.
 #[derive(Debug, Default)]
-struct Known {
+struct WrittenObjects {
     objects: HashMap<String, State>,
     /// The object whose write was not answered.
     in_doubt: Option<String>,
@@ -85,7 +85,12 @@ async fn write(connection: &mut Connection, name: &str, have: &State, round: u64
 }
 
 /// Writes until the server is gone.
-async fn write_on(endpoint: Endpoint, writer: usize, known: Arc<Mutex<Known>>, answered: Arc<AtomicUsize>) {
+async fn write_on(
+    endpoint: Endpoint,
+    writer: usize,
+    known: Arc<Mutex<WrittenObjects>>,
+    answered: Arc<AtomicUsize>,
+) {
     let Ok(mut connection) = endpoint.connect().await else { return };
     loop {
         let (name, have, round) = {
@@ -129,7 +134,7 @@ async fn list(connection: &mut Connection) -> (HashMap<String, State>, u64) {
 }
 
 /// Compares what a writer knows with what is there; only the write that was not answered may differ.
-fn check(writer: usize, known: &mut Known, found: &HashMap<String, State>) {
+fn check(writer: usize, known: &mut WrittenObjects, found: &HashMap<String, State>) {
     let in_doubt = known.in_doubt.take();
     for slot in 0..SLOTS {
         let name = format!("w{writer}-{slot}");
@@ -162,7 +167,7 @@ async fn a_server_killed_while_it_writes_has_lost_nothing_it_acknowledged() {
     let kills: usize = std::env::var("BERTH_KILLS").map_or(24, |kills| kills.parse().unwrap());
     let dir = tempfile::tempdir().unwrap();
     let mut served = Served::start(dir.path(), 1000);
-    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Mutex::new(Known::default()))).collect();
+    let known: Vec<_> = (0..WRITERS).map(|_| Arc::new(Mutex::new(WrittenObjects::default()))).collect();
     let mut model = Model::default();
     let mut newest = 0;
     for kill in 0..kills {

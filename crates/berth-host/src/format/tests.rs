@@ -7,7 +7,7 @@ use crate::{
     loopdev::LoopDevice,
     mount::{
         self,
-        testing::{Place, is_detached, shut_down},
+        testing::{TestDirectory, is_detached, shut_down},
     },
 };
 
@@ -52,7 +52,7 @@ fn names_are_read_back_and_unknown_ones_refused() {
 #[test]
 fn each_filesystem_is_made_recognised_mounted_and_its_device_gone_after() {
     for fs in ALL {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let image = place.formatted("image", fs, minimum_size(fs));
         assert_eq!(probe(&image).unwrap(), Content::Filesystem(fs));
         assert_eq!(filesystem_size(&image, fs).unwrap(), minimum_size(fs), "{fs}");
@@ -72,7 +72,7 @@ fn each_filesystem_is_made_recognised_mounted_and_its_device_gone_after() {
 
 #[test]
 fn a_new_filesystem_takes_little_of_a_large_image() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     for (fs, at_most) in
         [(Filesystem::Ext4, 2 * MIB), (Filesystem::Xfs, 80 * MIB), (Filesystem::Btrfs, 8 * MIB)]
     {
@@ -87,7 +87,7 @@ fn an_image_too_small_is_refused_with_the_minimum() {
     for (fs, minimum) in
         [(Filesystem::Ext4, "2 MiB"), (Filesystem::Xfs, "300 MiB"), (Filesystem::Btrfs, "109 MiB")]
     {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let image = place.image("image", minimum_size(fs) - 4096);
         let error = make(&image, fs, MINUTE).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
@@ -97,7 +97,7 @@ fn an_image_too_small_is_refused_with_the_minimum() {
 
 #[test]
 fn make_refuses_what_is_not_blank_and_leaves_it_as_it_was() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", 16 * MIB);
     write_at(&image, b"x", 16 * MIB - 1);
     let inode = fs::metadata(&image).unwrap().ino();
@@ -116,7 +116,7 @@ fn make_refuses_what_is_not_blank_and_leaves_it_as_it_was() {
 
 #[test]
 fn make_survives_a_leftover_and_keeps_length_owner_and_mode() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", 16 * MIB);
     chown(&image, Some(1234), Some(5678)).unwrap();
     fs::set_permissions(&image, Permissions::from_mode(0o640)).unwrap();
@@ -129,7 +129,7 @@ fn make_survives_a_leftover_and_keeps_length_owner_and_mode() {
 
 #[test]
 fn a_make_that_misses_its_deadline_leaves_a_blank_image_and_no_draft() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", 16 * MIB);
     let error = make(&image, Filesystem::Ext4, Duration::ZERO).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ETIMEDOUT));
@@ -139,7 +139,7 @@ fn a_make_that_misses_its_deadline_leaves_a_blank_image_and_no_draft() {
 
 #[test]
 fn make_and_probe_refuse_what_is_no_file() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     assert_eq!(
         make(&place.dir("dir"), Filesystem::Ext4, MINUTE).unwrap_err().kind(),
         io::ErrorKind::InvalidInput
@@ -151,7 +151,7 @@ fn make_and_probe_refuse_what_is_no_file() {
 
 #[test]
 fn blank_is_what_has_no_data_or_only_zeros() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     for (name, size) in [("empty", 0), ("small", 100), ("large", 3 << 40)] {
         assert_eq!(probe(&place.image(name, size)).unwrap(), Content::Blank, "{name}");
     }
@@ -168,7 +168,7 @@ fn blank_is_what_has_no_data_or_only_zeros() {
 
 #[test]
 fn a_block_device_is_blank_only_if_all_of_it_is() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", 16 * MIB);
     let device = LoopDevice::attach(&image, DEVICE).unwrap();
     assert_eq!(probe(device.path()).unwrap(), Content::Blank);
@@ -179,7 +179,7 @@ fn a_block_device_is_blank_only_if_all_of_it_is() {
 #[test]
 fn a_half_overwritten_image_is_neither_blank_nor_a_filesystem() {
     for fs in ALL {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let image = place.formatted("image", fs, minimum_size(fs));
         write_at(&image, &vec![0; 70_000], 0);
         assert_eq!(probe(&image).unwrap(), other("unrecognised data"), "{fs}");
@@ -189,7 +189,7 @@ fn a_half_overwritten_image_is_neither_blank_nor_a_filesystem() {
 
 #[test]
 fn an_image_with_two_signatures_is_neither_of_them() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Btrfs, minimum_size(Filesystem::Btrfs));
     write_at(&image, b"XFSB", 0);
     assert_eq!(probe(&image).unwrap(), other("xfs and btrfs"));
@@ -197,7 +197,7 @@ fn an_image_with_two_signatures_is_neither_of_them() {
 
 #[test]
 fn others_are_called_by_their_name() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     for (tool, options, expected) in [
         ("mkfs.ext2", &["-q", "-F"][..], "ext2"),
         ("mkfs.ext3", &["-q", "-F"], "ext3"),
@@ -221,7 +221,7 @@ fn others_are_called_by_their_name() {
 
 #[test]
 fn what_cannot_be_read_is_an_error_and_never_blank() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let outer = place.formatted("outer", Filesystem::Xfs, minimum_size(Filesystem::Xfs));
     let (target, _) = place.mounted(&outer, Filesystem::Xfs);
     let inner = target.join("inner");
@@ -236,7 +236,7 @@ fn what_cannot_be_read_is_an_error_and_never_blank() {
 #[test]
 fn xfs_and_btrfs_grow_mounted() {
     for fs in [Filesystem::Xfs, Filesystem::Btrfs] {
-        let place = Place::new();
+        let place = TestDirectory::new();
         let size = minimum_size(fs);
         let image = place.formatted("image", fs, size);
         let (target, number) = place.mounted(&image, fs);
@@ -261,7 +261,7 @@ fn xfs_and_btrfs_grow_mounted() {
 
 #[test]
 fn a_btrfs_too_small_for_the_kernel_to_resize_says_so() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Btrfs, 109 * MIB);
     let (target, number) = place.mounted(&image, Filesystem::Btrfs);
     resize(&image, 200 * MIB);
@@ -272,7 +272,7 @@ fn a_btrfs_too_small_for_the_kernel_to_resize_says_so() {
 
 #[test]
 fn ext4_grows_mounted_where_the_kernel_lets_us_and_says_so_where_not() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Ext4, 32 * MIB);
     let (target, number) = place.mounted(&image, Filesystem::Ext4);
     assert_eq!(grow_mounted(Filesystem::Ext4, &target).unwrap(), Growth::AlreadyFull);
@@ -289,7 +289,7 @@ fn ext4_grows_mounted_where_the_kernel_lets_us_and_says_so_where_not() {
 
 #[test]
 fn ext4_grows_unmounted_and_keeps_its_files() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Ext4, 16 * MIB);
     let (target, _) = place.mounted(&image, Filesystem::Ext4);
     fs::write(target.join("file"), "kept").unwrap();
@@ -308,7 +308,7 @@ fn ext4_grows_unmounted_and_keeps_its_files() {
 
 #[test]
 fn ext4_whose_growth_is_cut_off_at_any_point_is_as_it_was() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Ext4, 16 * MIB);
     let (target, _) = place.mounted(&image, Filesystem::Ext4);
     fs::write(target.join("file"), vec![7; 4 << 20]).unwrap();
@@ -354,7 +354,7 @@ fn only_ext4_grows_unmounted() {
 
 #[test]
 fn check_repairs_what_is_safe_and_reports_what_is_not() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Ext4, 16 * MIB);
     let (target, _) = place.mounted(&image, Filesystem::Ext4);
     fs::write(target.join("file"), "kept").unwrap();
@@ -375,7 +375,7 @@ fn check_repairs_what_is_safe_and_reports_what_is_not() {
 
 #[test]
 fn btrfs_copies_with_their_own_identity_are_mounted_next_to_the_original() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let fs = Filesystem::Btrfs;
     let image = place.formatted("original", fs, minimum_size(fs));
     let (original, _) = place.mounted(&image, fs);
@@ -410,7 +410,7 @@ fn btrfs_copies_with_their_own_identity_are_mounted_next_to_the_original() {
 
 #[test]
 fn a_btrfs_copied_in_use_keeps_what_only_its_log_has() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let fs = Filesystem::Btrfs;
     let image = place.formatted("original", fs, minimum_size(fs));
     let (original, _) = place.mounted(&image, fs);
@@ -429,7 +429,7 @@ fn a_btrfs_copied_in_use_keeps_what_only_its_log_has() {
 
 #[test]
 fn what_is_no_btrfs_gets_no_identity() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", 128 * MIB);
     assert_eq!(
         renew_identity(Filesystem::Btrfs, &image, MINUTE).unwrap_err().kind(),

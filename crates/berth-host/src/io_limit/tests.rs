@@ -9,7 +9,7 @@ use std::{
 use super::*;
 use crate::{
     loopdev::{self, LoopDevice},
-    mount::testing::Place,
+    mount::testing::TestDirectory,
 };
 
 const MIB: u64 = 1 << 20;
@@ -38,7 +38,7 @@ impl Drop for Cleared {
 
 #[test]
 fn a_limit_bounds_the_rate_until_it_is_cleared() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let options = loopdev::Options { autoclear: true, ..loopdev::Options::default() };
     let device = LoopDevice::attach(&image, options).unwrap();
@@ -79,7 +79,7 @@ fn a_device_that_does_not_exist_is_an_error() {
 
 #[test]
 fn v2_limits_the_first_level_and_spells_out_every_limit() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     for group in ["kubepods.slice/pod", "system.slice", "without-controller"] {
         place.dir(group);
     }
@@ -99,7 +99,7 @@ fn v2_limits_the_first_level_and_spells_out_every_limit() {
 #[test]
 fn v1_limits_every_group_and_clears_with_zero() {
     const FILES: [&str; 4] = ["read_bps", "write_bps", "read_iops", "write_iops"];
-    let place = Place::new();
+    let place = TestDirectory::new();
     let groups = ["", "kubepods", "kubepods/pod", "kubepods/pod/container"];
     for group in groups {
         place.dir(group);

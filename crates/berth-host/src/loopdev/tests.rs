@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::*;
-use crate::mount::testing::{Place, is_detached};
+use crate::mount::testing::{TestDirectory, is_detached};
 
 const MIB: u64 = 1 << 20;
 
@@ -14,7 +14,7 @@ const AUTOCLEAR: Options = Options { read_only: false, direct_io: false, autocle
 
 #[test]
 fn an_autoclear_device_is_gone_when_it_is_dropped() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     assert_eq!(size(device.path()).unwrap(), MIB);
@@ -28,7 +28,7 @@ fn an_autoclear_device_is_gone_when_it_is_dropped() {
 
 #[test]
 fn a_device_without_autoclear_stays_until_it_is_detached() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let number = LoopDevice::attach(&image, Options::default()).unwrap().number();
     assert_eq!(attached_to(&image).unwrap().len(), 1);
@@ -44,7 +44,7 @@ fn detaching_what_is_not_attached_is_already_true() {
 
 #[test]
 fn detaching_a_device_in_use_is_busy_and_happens_with_its_last_user() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, Options::default()).unwrap();
     assert_eq!(detach(device.number()).unwrap_err().errno(), Some(libc::EBUSY));
@@ -55,7 +55,7 @@ fn detaching_a_device_in_use_is_busy_and_happens_with_its_last_user() {
 
 #[test]
 fn a_device_is_found_by_the_file_after_it_was_renamed_or_linked() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let other = place.image("other", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
@@ -72,7 +72,7 @@ fn a_device_is_found_by_the_file_after_it_was_renamed_or_linked() {
 
 #[test]
 fn a_number_is_opened_only_if_it_is_still_attached_to_the_image() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (image, other) = (place.image("image", MIB), place.image("other", MIB));
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     let number = device.number();
@@ -90,7 +90,7 @@ fn a_number_is_opened_only_if_it_is_still_attached_to_the_image() {
 
 #[test]
 fn a_device_is_found_below_its_directory_even_when_the_file_is_deleted() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let below = place.dir("below");
     place.dir("below-not");
     let image = place.image("below/image", MIB);
@@ -108,7 +108,7 @@ fn a_device_is_found_below_its_directory_even_when_the_file_is_deleted() {
 
 #[test]
 fn a_read_only_device_refuses_writes() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, Options { read_only: true, ..AUTOCLEAR }).unwrap();
     let refused =
@@ -118,7 +118,7 @@ fn a_read_only_device_refuses_writes() {
 
 #[test]
 fn what_is_written_to_the_device_is_in_the_file() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     for direct_io in [false, true] {
         let device = LoopDevice::attach(&image, Options { direct_io, ..AUTOCLEAR }).unwrap();
@@ -134,7 +134,7 @@ fn what_is_written_to_the_device_is_in_the_file() {
 
 #[test]
 fn direct_io_is_used_where_the_filesystem_can_and_given_up_where_it_cannot() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     // The temporary directory is on a filesystem with direct I/O; ramfs has none, on any kernel.
     let ramfs = place.dir("ramfs");
     crate::mount::filesystem(Path::new("none"), &ramfs, "ramfs", crate::mount::Attributes::default(), &[])
@@ -148,7 +148,7 @@ fn direct_io_is_used_where_the_filesystem_can_and_given_up_where_it_cannot() {
 
 #[test]
 fn a_grown_file_is_seen_after_its_capacity_is_refreshed() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     OpenOptions::new().write(true).open(&image).unwrap().set_len(3 * MIB).unwrap();
@@ -160,7 +160,7 @@ fn a_grown_file_is_seen_after_its_capacity_is_refreshed() {
 
 #[test]
 fn read_ahead_is_what_it_was_set_to() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let device = LoopDevice::attach(&place.image("image", MIB), AUTOCLEAR).unwrap();
     for kb in [0, 4096] {
         set_read_ahead_kb(device.number(), kb).unwrap();
@@ -170,7 +170,7 @@ fn read_ahead_is_what_it_was_set_to() {
 
 #[test]
 fn a_device_is_in_use_while_someone_claims_it() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     assert!(!is_in_use(device.path()).unwrap());
@@ -182,7 +182,7 @@ fn a_device_is_in_use_while_someone_claims_it() {
 
 #[test]
 fn a_missing_device_node_is_made_again() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     let aside = Path::new("/dev").join(format!("berth-test-{}", device.number()));
@@ -196,7 +196,7 @@ fn a_missing_device_node_is_made_again() {
 
 #[test]
 fn many_at_once_all_get_a_device_of_their_own() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let images: Vec<_> = (0..12).map(|i| place.image(&format!("image-{i}"), MIB)).collect();
     let devices = thread::scope(|scope| {
         let attaching: Vec<_> = images
@@ -219,7 +219,7 @@ fn many_at_once_all_get_a_device_of_their_own() {
 
 #[test]
 fn an_image_behind_a_symbolic_link_is_refused() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let link = place.path("link");
     symlink(place.image("image", MIB), &link).unwrap();
     assert_eq!(LoopDevice::attach(&link, AUTOCLEAR).unwrap_err().errno(), Some(libc::ELOOP));

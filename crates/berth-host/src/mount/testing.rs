@@ -14,9 +14,9 @@ use crate::{
     loopdev::{self, LoopDevice},
 };
 
-pub(crate) struct Place(tempfile::TempDir);
+pub(crate) struct TestDirectory(tempfile::TempDir);
 
-impl Place {
+impl TestDirectory {
     pub(crate) fn new() -> Self {
         Self(tempfile::tempdir().unwrap())
     }
@@ -88,7 +88,7 @@ pub(crate) fn is_detached(image: &Path) -> bool {
     false
 }
 
-impl Drop for Place {
+impl Drop for TestDirectory {
     fn drop(&mut self) {
         let mut targets: Vec<_> = mounts().unwrap().into_iter().map(|mount| mount.target).collect();
         targets.retain(|target| target.starts_with(self.0.path()));

@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    testing::{Place, is_detached, shut_down},
+    testing::{TestDirectory, is_detached, shut_down},
     *,
 };
 use crate::format::Filesystem;
@@ -28,7 +28,7 @@ fn options_of(target: &Path) -> Vec<String> {
 
 #[test]
 fn a_read_only_bind_refuses_writes_while_its_source_takes_them() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (source, target) = (place.dir("source"), place.dir("target"));
     bind(&source, &target, READ_ONLY).unwrap();
 
@@ -41,7 +41,7 @@ fn a_read_only_bind_refuses_writes_while_its_source_takes_them() {
 
 #[test]
 fn every_attribute_of_a_bind_reaches_the_mount() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (source, target) = (place.dir("source"), place.dir("target"));
     let attributes = Attributes {
         read_only: true,
@@ -61,7 +61,7 @@ fn every_attribute_of_a_bind_reaches_the_mount() {
 
 #[test]
 fn a_bind_inherits_attributes_and_only_adds_to_them() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let source = place.dir("source");
     let attributes = Attributes { nosuid: true, atime: Atime::Noatime, ..Attributes::default() };
     filesystem(Path::new("none"), &source, "tmpfs", attributes, &[]).unwrap();
@@ -79,7 +79,7 @@ fn a_bind_inherits_attributes_and_only_adds_to_them() {
 
 #[test]
 fn a_file_and_a_device_node_can_be_bound() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (source, target) = (place.file("source", "text"), place.file("target", ""));
     bind(&source, &target, READ_ONLY).unwrap();
     assert_eq!(fs::read_to_string(&target).unwrap(), "text");
@@ -97,7 +97,7 @@ fn a_file_and_a_device_node_can_be_bound() {
 
 #[test]
 fn a_bind_leaves_mounts_below_its_source_behind() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let source = place.dir("source");
     let below = place.tmpfs("source/below");
     fs::write(below.join("file"), "").unwrap();
@@ -109,7 +109,7 @@ fn a_bind_leaves_mounts_below_its_source_behind() {
 
 #[test]
 fn a_symbolic_link_is_refused_as_source_and_as_target_with_or_without_a_slash() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let (source, target) = (place.dir("source"), place.dir("target"));
     for (name, to) in [("to-source", &source), ("to-target", &target)] {
         symlink(to, place.path(name)).unwrap();
@@ -127,7 +127,7 @@ fn a_symbolic_link_is_refused_as_source_and_as_target_with_or_without_a_slash() 
 
 #[test]
 fn unmount_through_a_symbolic_link_leaves_the_mount_alone() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let target = place.tmpfs("target");
     let link = place.path("link");
     symlink(&target, &link).unwrap();
@@ -138,7 +138,7 @@ fn unmount_through_a_symbolic_link_leaves_the_mount_alone() {
 
 #[test]
 fn a_missing_target_is_an_error_that_names_it() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let missing = place.path("missing");
     let error = bind(&place.dir("source"), &missing, Attributes::default()).unwrap_err();
     assert_eq!(error.kind(), io::ErrorKind::NotFound);
@@ -147,7 +147,7 @@ fn a_missing_target_is_an_error_that_names_it() {
 
 #[test]
 fn unmount_takes_all_that_is_stacked_on_the_target() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let target = place.tmpfs("target");
     bind(&place.dir("other"), &target, READ_ONLY).unwrap();
     place.tmpfs("target");
@@ -162,7 +162,7 @@ fn unmount_takes_all_that_is_stacked_on_the_target() {
 
 #[test]
 fn what_is_missing_is_neither_mounted_nor_an_error() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     for path in [place.path("missing/deeper"), place.file("file", "").join("below")] {
         assert!(!is_mount_point(&path).unwrap());
         assert_eq!(mount_of(&path).unwrap(), None);
@@ -172,7 +172,7 @@ fn what_is_missing_is_neither_mounted_nor_an_error() {
 
 #[test]
 fn a_busy_mount_says_so_and_yields_only_to_a_lazy_unmount() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let target = place.tmpfs("target");
     let held = fs::File::create(target.join("held")).unwrap();
     assert_eq!(unmount(&target).unwrap_err().errno(), Some(libc::EBUSY));
@@ -184,7 +184,7 @@ fn a_busy_mount_says_so_and_yields_only_to_a_lazy_unmount() {
 
 #[test]
 fn the_topmost_mount_is_found_under_a_name_with_spaces_and_backslashes() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let name = "a b\\040\tc#\nd";
     let lower = place.tmpfs(name);
     bind(&place.dir("other"), &lower, READ_ONLY).unwrap();
@@ -197,7 +197,7 @@ fn the_topmost_mount_is_found_under_a_name_with_spaces_and_backslashes() {
 
 #[test]
 fn an_unknown_option_is_named_with_what_the_kernel_says_of_it() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let target = place.dir("target");
     for option in ["no-such-option", "no-such-option=7"] {
         let options = ["size=1M".to_owned(), option.to_owned()];
@@ -212,7 +212,7 @@ fn an_unknown_option_is_named_with_what_the_kernel_says_of_it() {
 
 #[test]
 fn an_unknown_filesystem_type_is_named() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let error =
         filesystem(Path::new("none"), &place.dir("x"), "nosuchfs", Attributes::default(), &[]).unwrap_err();
     assert_eq!(error.errno(), Some(libc::ENODEV));
@@ -221,7 +221,7 @@ fn an_unknown_filesystem_type_is_named() {
 
 #[test]
 fn options_and_attributes_of_a_filesystem_are_all_applied() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let target = place.dir("target");
     let attributes = Attributes { nodev: true, ..READ_ONLY };
     let options = ["size=1M".to_owned(), "noswap".to_owned(), "sync".to_owned()];
@@ -236,7 +236,7 @@ fn options_and_attributes_of_a_filesystem_are_all_applied() {
 
 #[test]
 fn a_filesystem_that_has_failed_is_still_a_mount_point_and_can_be_unmounted() {
-    let place = Place::new();
+    let place = TestDirectory::new();
     let image = place.formatted("image", Filesystem::Xfs, 300 << 20);
     let (target, _) = place.mounted(&image, Filesystem::Xfs);
     shut_down(&target);

@@ -18,7 +18,7 @@ use rustix::{
 
 use super::{
     DIRECTORY, Dir, proc_path,
-    walk::{INSIDE, Place, Visitor, file_type, is_mount_point, stat_entry, walk},
+    walk::{EntryLocation, INSIDE, Visitor, file_type, is_mount_point, stat_entry, walk},
 };
 use crate::error::{Change, Doing as _, Result};
 
@@ -73,7 +73,7 @@ struct Removal {
 }
 
 impl Visitor for Removal {
-    fn file(&mut self, place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn file(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         if self.scope == Scope::EmptyDirectories {
             return Err(place.failed("leave alone")(Errno::NOTEMPTY));
         }
@@ -84,15 +84,15 @@ impl Visitor for Removal {
         }
     }
 
-    fn approach(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()> {
+    fn approach(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         make_accessible(place.parent, place.name, stat).map_err(place.failed("make accessible"))
     }
 
-    fn enter(&mut self, _place: &Place<'_>, _directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
+    fn enter(&mut self, _place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 
-    fn leave(&mut self, place: &Place<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
+    fn leave(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
         match unlink(place.parent, place.name, AtFlags::REMOVEDIR, Parent::Inside) {
             // Not empty: nor is then the top, which starts the next round.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
@@ -100,7 +100,7 @@ impl Visitor for Removal {
         }
     }
 
-    fn mount_point(&mut self, place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         Err(place.failed("remove the mount point")(Errno::XDEV))
     }
 }

@@ -33,30 +33,30 @@ pub(crate) const INSIDE: ResolveFlags = BENEATH.union(ResolveFlags::NO_XDEV);
 /// What to do with the entries of a tree.
 pub(crate) trait Visitor {
     /// Any entry that is no directory.
-    fn file(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()>;
+    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
 
     /// A directory about to be opened.
-    fn approach(&mut self, _place: &Place<'_>, _stat: &Statx) -> Result<()> {
+    fn approach(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 
     /// A directory now open, before its entries.
-    fn enter(&mut self, place: &Place<'_>, directory: BorrowedFd<'_>, stat: &Statx) -> Result<()>;
+    fn enter(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>, stat: &Statx) -> Result<()>;
 
     /// A directory after its entries.
-    fn leave(&mut self, _place: &Place<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
+    fn leave(&mut self, _place: &EntryLocation<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
         Ok(())
     }
 
     /// A file or directory something is mounted on.
-    fn mount_point(&mut self, place: &Place<'_>, stat: &Statx) -> Result<()>;
+    fn mount_point(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
 
     /// An entry was listed and then gone, or something else.
     fn vanished(&mut self) {}
 }
 
 /// Where in the tree an entry is.
-pub(crate) struct Place<'a> {
+pub(crate) struct EntryLocation<'a> {
     /// The directory that holds the entry.
     pub(crate) parent: BorrowedFd<'a>,
     /// The name of the entry there.
@@ -65,7 +65,7 @@ pub(crate) struct Place<'a> {
     descent: &'a Descent,
 }
 
-impl Place<'_> {
+impl EntryLocation<'_> {
     /// Turns what the system said into an error that names this place.
     pub(crate) fn failed<E: Into<io::Error>>(&self, doing: &str) -> impl FnOnce(E) -> Error {
         // The path is put together only when there is an error: in a deep tree it is long.
@@ -157,8 +157,8 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn place<'a>(&'a self, name: &'a CStr) -> Place<'a> {
-        Place { parent: self.descent.current(), name, top: self.top, descent: &self.descent }
+    fn place<'a>(&'a self, name: &'a CStr) -> EntryLocation<'a> {
+        EntryLocation { parent: self.descent.current(), name, top: self.top, descent: &self.descent }
     }
 
     /// Visits the files of the current directory and remembers its directories.

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 use tokio::sync::{OnceCell, Semaphore};
 
 use super::{
-    ENTRIES, Place,
+    ENTRIES, TreeEntry,
     walk::{Visitor, walk},
 };
 use crate::{
@@ -54,7 +54,7 @@ impl Share {
             bytes: AtomicU64::new(0),
         };
         let top = Entry { handle: from.clone(), attributes: self.attributes(from).await? };
-        walk(self, &copy, Pair { from: Place::top(top), to: to.clone(), is_new: false }).await?;
+        walk(self, &copy, Pair { from: TreeEntry::top(top), to: to.clone(), is_new: false }).await?;
         Ok(Copied {
             entries: copy.entries.into_inner(),
             skipped: copy.skipped.into_inner(),
@@ -86,7 +86,7 @@ pub(super) struct Copy<'a> {
 }
 
 pub(super) struct Pair {
-    from: Place,
+    from: TreeEntry,
     to: Handle,
     /// Made by this run, so that nothing of an earlier one is in it.
     is_new: bool,
@@ -116,7 +116,7 @@ impl Visitor for Copy<'_> {
 
 impl Copy<'_> {
     /// Copies what is in a directory, unless that is something else by now.
-    async fn copy_entries(&self, from: Place, dir: &Pair) -> Result<Option<Vec<Pair>>> {
+    async fn copy_entries(&self, from: TreeEntry, dir: &Pair) -> Result<Option<Vec<Pair>>> {
         if from.attributes().kind != FileKind::Directory {
             return Ok(None);
         }
@@ -145,7 +145,7 @@ impl Copy<'_> {
     }
 
     /// Copies one entry, or what has its name by then; what is below a directory is left to the walk.
-    async fn copy(&self, to: &Handle, name: Name, from: Place) -> Result<Option<Pair>> {
+    async fn copy(&self, to: &Handle, name: Name, from: TreeEntry) -> Result<Option<Pair>> {
         let copied = self.from.at(&from, |from| self.copy_found(to, &name, from)).await?;
         if let Some((_, below)) = copied {
             return Ok(below);
@@ -155,7 +155,7 @@ impl Copy<'_> {
         Ok(None)
     }
 
-    async fn copy_found(&self, to: &Handle, name: &Name, from: Place) -> Result<Option<Pair>> {
+    async fn copy_found(&self, to: &Handle, name: &Name, from: TreeEntry) -> Result<Option<Pair>> {
         let like = from.attributes();
         if like.kind == FileKind::Directory {
             let (to, is_new) = self.copy_dir(to, name).await?;
@@ -215,7 +215,7 @@ impl Copy<'_> {
     }
 
     /// Copies something that is not a directory, unless it is there.
-    async fn copy_new(&self, to: &Handle, name: &Name, from: &Place) -> Result<Handle> {
+    async fn copy_new(&self, to: &Handle, name: &Name, from: &TreeEntry) -> Result<Handle> {
         let like = from.attributes();
         let text = match like.kind {
             FileKind::Symlink => Some(self.from.read_link(from.handle()).await?),
@@ -242,7 +242,7 @@ impl Copy<'_> {
         *adopted.entry(inode(found)).or_insert_with(|| inode(like)) == inode(like)
     }
 
-    async fn make(&self, to: &Handle, name: &Name, from: &Place, text: Option<Bytes>) -> Result<Handle> {
+    async fn make(&self, to: &Handle, name: &Name, from: &TreeEntry, text: Option<Bytes>) -> Result<Handle> {
         let like = from.attributes();
         let node = match (like.kind, text) {
             (FileKind::Symlink, Some(text)) => {

@@ -5,7 +5,7 @@ use std::{ops::Range, sync::atomic::Ordering};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt, TryStreamExt, stream};
 
-use super::{Place, copy::Copy};
+use super::{TreeEntry, copy::Copy};
 use crate::{Change, Create, Handle, Kind, Name, NextData, Result};
 
 /// What is read and written at once.
@@ -18,7 +18,7 @@ const BLOCK: usize = 4096;
 const TRIES: u32 = 3;
 
 impl Copy<'_> {
-    pub(super) async fn copy_file(&self, to: &Handle, name: &Name, from: &Place) -> Result<Handle> {
+    pub(super) async fn copy_file(&self, to: &Handle, name: &Name, from: &TreeEntry) -> Result<Handle> {
         let like = from.attributes();
         // Its length is set at once, so that what is not written is a hole.
         let change = Change { mode: Some(0o600), size: Some(like.size), ..Change::default() };

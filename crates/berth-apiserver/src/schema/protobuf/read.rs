@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::wire::{Datum, Reader};
 use super::{Error, MAX_DEPTH, json_schema};
-use crate::schema::{Field, Place, Schema, Shape, Type, time};
+use crate::schema::{Field, JsonLocation, Schema, Shape, Type, time};
 
 /// Reads a message into an object; what is not known is passed over, as Go does.
 pub(super) fn message(
@@ -23,11 +23,11 @@ pub(super) fn message(
     while let Some((number, datum)) = fields.next()? {
         let Ok(index) = type_.wire.binary_search_by_key(&number, |wire| wire.number) else { continue };
         match &type_.wire[index].place {
-            Place::Inline(link) => {
+            JsonLocation::Inline(link) => {
                 let Datum::Bytes(bytes) = datum else { return Err(Error::WireType(number.to_string())) };
                 message(link.get(), bytes, object, depth + 1)?;
             }
-            Place::Field(index) => field(&type_.fields[*index], datum, object, depth)?,
+            JsonLocation::Field(index) => field(&type_.fields[*index], datum, object, depth)?,
         }
     }
     Ok(())

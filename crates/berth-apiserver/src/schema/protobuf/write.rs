@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::wire::{put_bytes, put_double, put_integer};
 use super::{Error, json_schema};
-use crate::schema::{Field, Place, Schema, Shape, Type, time};
+use crate::schema::{Field, JsonLocation, Schema, Shape, Type, time};
 
 const NOTHING: &Value = &Value::Null;
 
@@ -15,12 +15,12 @@ const NOTHING: &Value = &Value::Null;
 pub(super) fn message(type_: &Type, object: &Value, out: &mut Vec<u8>) -> Result<(), Error> {
     for wire in &type_.wire {
         match &wire.place {
-            Place::Inline(link) => {
+            JsonLocation::Inline(link) => {
                 let mut inner = Vec::new();
                 message(link.get(), object, &mut inner)?;
                 put_bytes(out, wire.number, &inner);
             }
-            Place::Field(index) => {
+            JsonLocation::Field(index) => {
                 let field = &type_.fields[*index];
                 let value = object.get(field.name.as_ref()).unwrap_or(NOTHING);
                 if !value.is_null() || is_always_written(field) {

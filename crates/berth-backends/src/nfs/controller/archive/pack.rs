@@ -10,7 +10,9 @@ use std::{
 };
 
 use berth_core::hex;
-use berth_nfs::{Attributes, Cookie, DirEntry, Entry, FileKind, Handle, Kind, NextData, Share, tree::Place};
+use berth_nfs::{
+    Attributes, Cookie, DirEntry, Entry, FileKind, Handle, Kind, NextData, Share, tree::TreeEntry,
+};
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use futures_util::{
@@ -75,7 +77,7 @@ pub(in crate::nfs) async fn pack(
         .output
         .push(encode(&header(b"./".to_vec(), EntryKind::Directory, &attributes, xattrs)).into())
         .await?;
-    packer.directory(b"./", Place::top(Entry { handle: dir.clone(), attributes })).await?;
+    packer.directory(b"./", TreeEntry::top(Entry { handle: dir.clone(), attributes })).await?;
     packer.output.push(end().into()).await?;
     let unpacked = packer.unpacked;
     let sha256 = packer.output.finish().await?;
@@ -98,7 +100,7 @@ struct Packer<'a> {
 
 impl Packer<'_> {
     /// Packs what is in a directory, and in those below it.
-    async fn directory(&mut self, path: &[u8], top: Place) -> Result<()> {
+    async fn directory(&mut self, path: &[u8], top: TreeEntry) -> Result<()> {
         // The directories still to be packed, the next one last.
         let mut waiting = vec![(path.to_vec(), top)];
         while let Some((path, dir)) = waiting.pop() {
@@ -132,7 +134,7 @@ impl Packer<'_> {
     }
 
     /// Packs what is no directory, or what has its name by then.
-    async fn other(&mut self, path: &[u8], mut place: Place, mut known: PreparedEntry) -> Result<()> {
+    async fn other(&mut self, path: &[u8], mut place: TreeEntry, mut known: PreparedEntry) -> Result<()> {
         for _ in 0..REPLACED {
             let Some(now) = self.once(path, &place, known).await? else { return Ok(()) };
             let found = ahead(self.from, &now, &self.has_xattrs).await.map_err(failed)?;
@@ -148,7 +150,12 @@ impl Packer<'_> {
     }
 
     /// Packs it once. If it goes away meanwhile, gives what is there now: of two entries with one name, the later counts.
-    async fn once(&mut self, path: &[u8], place: &Place, known: PreparedEntry) -> Result<Option<Place>> {
+    async fn once(
+        &mut self,
+        path: &[u8],
+        place: &TreeEntry,
+        known: PreparedEntry,
+    ) -> Result<Option<TreeEntry>> {
         let attributes = place.attributes();
         let kind = match attributes.kind {
             FileKind::File => EntryKind::File,
@@ -189,7 +196,7 @@ impl Packer<'_> {
         Ok(None)
     }
 
-    async fn large(&mut self, mut header: Header, place: &Place) -> Result<Option<Place>> {
+    async fn large(&mut self, mut header: Header, place: &TreeEntry) -> Result<Option<TreeEntry>> {
         let (from, file, attributes) = (self.from, place.handle(), place.attributes());
         // What takes as much as it is long has no holes worth a look.
         if attributes.used < attributes.size {
@@ -241,7 +248,7 @@ impl Packer<'_> {
     }
 
     /// What has the name of a file that could not be read, if that means that it went away; no other name leads to it.
-    async fn lost(&mut self, place: &Place, error: berth_nfs::Error) -> Result<Option<Place>> {
+    async fn lost(&mut self, place: &TreeEntry, error: berth_nfs::Error) -> Result<Option<TreeEntry>> {
         self.links.remove(&inode(place.attributes()));
         self.from.find_again(place, error).await.map_err(failed)
     }
@@ -270,13 +277,13 @@ enum Content {
 /// Finds out about an entry, or about what has its name by then; nothing may.
 async fn ahead(
     from: &Share,
-    place: &Place,
+    place: &TreeEntry,
     has_xattrs: &AtomicBool,
-) -> berth_nfs::Result<Option<(Place, PreparedEntry)>> {
+) -> berth_nfs::Result<Option<(TreeEntry, PreparedEntry)>> {
     from.at(place, |place| known(from, place, has_xattrs)).await
 }
 
-async fn known(from: &Share, place: Place, has_xattrs: &AtomicBool) -> berth_nfs::Result<PreparedEntry> {
+async fn known(from: &Share, place: TreeEntry, has_xattrs: &AtomicBool) -> berth_nfs::Result<PreparedEntry> {
     let (handle, attributes) = (place.handle(), place.attributes());
     let content = match attributes.kind {
         FileKind::Symlink => Content::Link(from.read_link(handle).await?),
@@ -312,7 +319,7 @@ async fn xattrs_of(from: &Share, of: &Handle, has_xattrs: &AtomicBool) -> berth_
     Ok(xattrs)
 }
 
-async fn entries_of(share: &Share, dir: Place) -> berth_nfs::Result<Vec<DirEntry>> {
+async fn entries_of(share: &Share, dir: TreeEntry) -> berth_nfs::Result<Vec<DirEntry>> {
     let mut entries = Vec::new();
     // Something else may have its name by now.
     let mut next = (dir.attributes().kind == FileKind::Directory).then(Cookie::default);

@@ -7,7 +7,7 @@ use crate::{Attributes, DirEntry, Entry, Error, Handle, Kind, Name, Result, Shar
 
 /// Something in a tree that is in use by others, with the way that led to it; cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Place {
+pub struct TreeEntry {
     inner: Arc<Inner>,
 }
 
@@ -15,7 +15,7 @@ pub struct Place {
 struct Inner {
     entry: Entry,
     /// The directory it is in, and its name there; the top of a tree has none.
-    above: Option<(Place, Name)>,
+    above: Option<(TreeEntry, Name)>,
 }
 
 impl Drop for Inner {
@@ -28,7 +28,7 @@ impl Drop for Inner {
     }
 }
 
-impl Place {
+impl TreeEntry {
     /// The top of a tree.
     pub fn top(entry: Entry) -> Self {
         Self::new(entry, None)
@@ -62,9 +62,9 @@ impl Share {
     /// does not know its own handles any more.
     pub async fn at<T, F: Future<Output = Result<T>>>(
         &self,
-        place: &Place,
-        work: impl Fn(Place) -> F,
-    ) -> Result<Option<(Place, T)>> {
+        place: &TreeEntry,
+        work: impl Fn(TreeEntry) -> F,
+    ) -> Result<Option<(TreeEntry, T)>> {
         let mut place = place.clone();
         for _ in 0..REPLACED {
             let error = match work(place.clone()).await {
@@ -81,7 +81,7 @@ impl Share {
     }
 
     /// What is at a place now, after a call on what was there failed; any failure but that it went away is passed on.
-    pub async fn find_again(&self, place: &Place, error: Error) -> Result<Option<Place>> {
+    pub async fn find_again(&self, place: &TreeEntry, error: Error) -> Result<Option<TreeEntry>> {
         let is_loss = |error: &Error| matches!(error.kind(), Kind::Stale | Kind::NotFound);
         let mut tries = 1;
         while is_loss(&error) && tries <= TRIES {
@@ -95,14 +95,14 @@ impl Share {
     }
 
     /// Follows the names that lead to a place, from the nearest directory that answers.
-    async fn follow(&self, place: &Place, error: &Error) -> Result<Option<Place>> {
+    async fn follow(&self, place: &TreeEntry, error: &Error) -> Result<Option<TreeEntry>> {
         let mut names = Vec::new();
         let mut lost = place;
         let mut found = loop {
             // Nothing is known above the top: what is lost with it did not go away by itself.
             let Some((above, name)) = &lost.inner.above else { return Err(error.clone()) };
             match self.find(above.handle(), name).await {
-                Ok(Some(entry)) => break Place::new(entry, Some((above.clone(), name.clone()))),
+                Ok(Some(entry)) => break TreeEntry::new(entry, Some((above.clone(), name.clone()))),
                 Ok(None) => return Ok(None),
                 Err(error) if error.kind() == Kind::Stale => {
                     names.push(name);
@@ -113,7 +113,7 @@ impl Share {
         };
         while let Some(name) = names.pop() {
             match self.find(found.handle(), name).await {
-                Ok(Some(entry)) => found = Place::new(entry, Some((found, name.clone()))),
+                Ok(Some(entry)) => found = TreeEntry::new(entry, Some((found, name.clone()))),
                 Ok(None) => return Ok(None),
                 Err(error) if error.kind() == Kind::NotDirectory => return Ok(None),
                 Err(error) => return Err(error),
