@@ -149,7 +149,7 @@ impl Filesystem {
     }
 
     /// Tells the kernel of a file that was found or made in `dir`.
-    fn told(&self, dir: &Node, entry: &Entry) -> Outcome {
+    fn entry_outcome(&self, dir: &Node, entry: &Entry) -> Outcome {
         let node = self.nodes.count(entry);
         let mut body = Answer::default();
         body.entry(node.id, &entry.attributes, validity(dir));

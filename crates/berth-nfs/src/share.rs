@@ -210,7 +210,8 @@ impl Share {
         self.inner.server.wire(&self.inner.target, self.inner.version).await
     }
 
-    pub(crate) fn told<T>(
+    /// Turns a fault into an error that names this share and what was being done.
+    pub(crate) fn with_context<T>(
         &self,
         result: std::result::Result<T, Fault>,
         doing: impl FnOnce() -> String,
@@ -241,19 +242,19 @@ impl Share {
     pub async fn lookup(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<Entry> {
         let name = name.as_ref();
         let found = ask_named!(self, Yes, name, lookup(dir, name));
-        self.told(found, || format!("find {}", shown(name)))
+        self.with_context(found, || format!("find {}", shown(name)))
     }
 
     /// What is known about a file.
     pub async fn attributes(&self, of: &Handle) -> Result<Attributes> {
         let known = ask!(self, Yes, attributes(of));
-        self.told(known, || "read the attributes of a file".to_owned())
+        self.with_context(known, || "read the attributes of a file".to_owned())
     }
 
     /// Which of these rights ([`access`](crate::access)) we have; the server alone knows.
     pub async fn access(&self, of: &Handle, wanted: u32) -> Result<u32> {
         let granted = ask!(self, Yes, access(of, wanted));
-        self.told(granted, || "ask for the rights to a file".to_owned())
+        self.with_context(granted, || "ask for the rights to a file".to_owned())
     }
 
     /// Changes what is to change, and tells what is known then.
@@ -262,14 +263,15 @@ impl Share {
             return self.attributes(of).await;
         }
         let changed = ask!(self, Yes, set_attributes(of, change));
-        self.told(changed, || format!("change the {} of a file", change.what()))
+        self.with_context(changed, || format!("change the {} of a file", change.what()))
     }
 
     /// Makes a directory; [`Kind::Exists`] if the name is taken.
     pub async fn make_dir(&self, dir: &Handle, name: impl AsRef<[u8]>, change: &Change) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, make_dir(dir, name, change));
-        self.complete(self.told(made, || format!("make the directory {}", shown(name)))?, change).await
+        self.complete(self.with_context(made, || format!("make the directory {}", shown(name)))?, change)
+            .await
     }
 
     /// Creates a regular file; `how` says what happens to one that has the name.
@@ -285,7 +287,7 @@ impl Share {
             Create::New => ask_named!(self, No, name, create(dir, name, how, change)),
             Create::Truncate => ask_named!(self, Yes, name, create(dir, name, how, change)),
         };
-        self.complete(self.told(made, || format!("create the file {}", shown(name)))?, change).await
+        self.complete(self.with_context(made, || format!("create the file {}", shown(name)))?, change).await
     }
 
     /// Makes a symlink to `to`, which is taken as it is.
@@ -298,14 +300,14 @@ impl Share {
     ) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, symlink(dir, name, to, change));
-        self.told(made, || format!("make the symlink {}", shown(name)))
+        self.with_context(made, || format!("make the symlink {}", shown(name)))
     }
 
     /// Gives a file another name.
     pub async fn link(&self, file: &Handle, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, link(file, dir, name));
-        self.told(made, || format!("link a file to the name {}", shown(name)))
+        self.with_context(made, || format!("link a file to the name {}", shown(name)))
     }
 
     /// Makes a special file.
@@ -318,7 +320,8 @@ impl Share {
     ) -> Result<Entry> {
         let name = name.as_ref();
         let made = ask_named!(self, No, name, make_node(dir, name, node, change));
-        self.complete(self.told(made, || format!("make the special file {}", shown(name)))?, change).await
+        self.complete(self.with_context(made, || format!("make the special file {}", shown(name)))?, change)
+            .await
     }
 
     /// Sets what a server did not: it may take what is to be set at creation as advice.
@@ -332,21 +335,21 @@ impl Share {
     /// What a symlink says.
     pub async fn read_link(&self, of: &Handle) -> Result<Bytes> {
         let text = ask!(self, Yes, read_link(of));
-        self.told(text, || "read a symlink".to_owned())
+        self.with_context(text, || "read a symlink".to_owned())
     }
 
     /// Removes a name that is not a directory's.
     pub async fn remove(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
         let removed = ask_named!(self, No, name, remove(dir, name));
-        self.told(removed, || format!("remove {}", shown(name)))
+        self.with_context(removed, || format!("remove {}", shown(name)))
     }
 
     /// Removes an empty directory.
     pub async fn remove_dir(&self, dir: &Handle, name: impl AsRef<[u8]>) -> Result<()> {
         let name = name.as_ref();
         let removed = ask_named!(self, No, name, remove_dir(dir, name));
-        self.told(removed, || format!("remove the directory {}", shown(name)))
+        self.with_context(removed, || format!("remove the directory {}", shown(name)))
     }
 
     /// Renames; what has the new name is replaced, as by rename(2).
@@ -362,7 +365,7 @@ impl Share {
             Ok(()) => ask_named!(self, No, name, rename(from, name, to, new_name)),
             Err(fault) => Err(fault),
         };
-        self.told(renamed, || format!("rename {} to {}", shown(name), shown(new_name)))
+        self.with_context(renamed, || format!("rename {} to {}", shown(name), shown(new_name)))
     }
 
     /// Reads a part of a directory.
@@ -374,7 +377,7 @@ impl Share {
             }
             _ => Ok(listing),
         });
-        let listing = self.told(listing, || "list a directory".to_owned())?;
+        let listing = self.with_context(listing, || "list a directory".to_owned())?;
         let entries = stream::iter(listing.entries)
             .map(|listed| self.whole(dir, listed))
             .buffered(LOOKUPS)
@@ -400,7 +403,7 @@ impl Share {
     /// Room on the filesystem of a file.
     pub async fn space(&self, of: &Handle) -> Result<Space> {
         let space = ask!(self, Yes, space(of));
-        self.told(space, || "measure the free space".to_owned())
+        self.with_context(space, || "measure the free space".to_owned())
     }
 }
 

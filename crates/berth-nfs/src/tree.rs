@@ -81,7 +81,7 @@ impl Share {
             .map(|part| {
                 let name = Name::new(part)
                     .map_err(|invalid| Fault::Other(Reason::new(Kind::Invalid, invalid.to_string())));
-                self.told(name, || format!("follow the path {path:?}"))
+                self.with_context(name, || format!("follow the path {path:?}"))
             })
             .collect()
     }
@@ -93,7 +93,7 @@ impl Share {
             _ => "no directory",
         };
         let reason = Reason::new(Kind::NotDirectory, format!("something on its way is {is}"));
-        self.told(Err(Fault::Other(reason)), || format!("follow the path {path:?}"))
+        self.with_context(Err(Fault::Other(reason)), || format!("follow the path {path:?}"))
     }
 
     /// Calls `each` on every entry of a directory, several at a time, and collects what it returns.

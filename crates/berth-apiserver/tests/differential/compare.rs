@@ -54,7 +54,7 @@ fn walk(path: &str, wanted: &Value, got: &Value, found: &mut Vec<(String, String
                 let below = format!("{path}/{}", key.replace('~', "~0").replace('/', "~1"));
                 match (wanted.get(key), got.get(key)) {
                     (Some(wanted), Some(got)) => walk(&below, wanted, got, found),
-                    (wanted, got) => found.push((below, told(wanted, got))),
+                    (wanted, got) => found.push((below, difference(wanted, got))),
                 }
             }
         }
@@ -63,12 +63,12 @@ fn walk(path: &str, wanted: &Value, got: &Value, found: &mut Vec<(String, String
                 walk(&format!("{path}/{index}"), wanted, got, found);
             }
         }
-        (wanted, got) if wanted != got => found.push((path.to_owned(), told(Some(wanted), Some(got)))),
+        (wanted, got) if wanted != got => found.push((path.to_owned(), difference(Some(wanted), Some(got)))),
         _ => {}
     }
 }
 
-fn told(wanted: Option<&Value>, got: Option<&Value>) -> String {
+fn difference(wanted: Option<&Value>, got: Option<&Value>) -> String {
     let text = |value: Option<&Value>| value.map_or_else(|| "nothing".to_owned(), Value::to_string);
     let (wanted, got) = (text(wanted), text(got));
     let separator = if wanted.len() + got.len() < 80 { ", " } else { "\n    " };

@@ -24,7 +24,7 @@ impl Filesystem {
         let (dir, user) = self.about(header)?;
         let name = from.name()?;
         let entry = self.find(&user, &dir, &name).await?;
-        Ok(self.told(&dir, &entry))
+        Ok(self.entry_outcome(&dir, &entry))
     }
 
     async fn find(&self, user: &User, dir: &Node, name: &Bytes) -> Result<Entry> {
@@ -50,7 +50,7 @@ impl Filesystem {
         if is_repeated && self.patience.ask(|| user.share.read_link(&made.handle)).await? != to {
             return Err(Errno::EXIST);
         }
-        Ok(self.told(&dir, &made))
+        Ok(self.entry_outcome(&dir, &made))
     }
 
     pub(super) async fn make_dir(&self, header: &Header, from: &mut Arguments) -> Result<Outcome> {
@@ -61,7 +61,7 @@ impl Filesystem {
         let made = self.patience.ask(|| user.share.make_dir(&dir.handle, &name, &change)).await;
         let is_dir = |is: &Attributes| is.kind == FileKind::Directory;
         let made = self.made(&user, (&dir, &name), &change, made, is_dir).await?;
-        Ok(self.told(&dir, &made))
+        Ok(self.entry_outcome(&dir, &made))
     }
 
     pub(super) async fn make_node(&self, header: &Header, from: &mut Arguments) -> Result<Outcome> {
@@ -86,7 +86,7 @@ impl Filesystem {
         let is_device = matches!(kind, FileKind::Block | FileKind::Character);
         let is_ours = |is: &Attributes| is_new(is, kind, header.uid) && (!is_device || is.device == device);
         let made = self.made(&user, (&dir, &name), &change, made, is_ours).await?;
-        Ok(self.told(&dir, &made))
+        Ok(self.entry_outcome(&dir, &made))
     }
 
     /// Creates a file and opens it.
@@ -102,7 +102,7 @@ impl Filesystem {
             Err(Errno::EXIST) if flags & O_EXCL == 0 => self.open_existing(&user, &dir, &name, flags).await?,
             made => made?,
         };
-        let mut outcome = self.told(&dir, &entry);
+        let mut outcome = self.entry_outcome(&dir, &entry);
         let node = self.nodes.get(outcome.told[0])?;
         outcome.body.opened(self.keep(node, user, flags));
         Ok(outcome)
@@ -170,7 +170,7 @@ impl Filesystem {
             made => made?,
         }
         let attributes = self.patience.ask(|| user.share.attributes(&file.handle)).await?;
-        Ok(self.told(&dir, &Entry { handle: file.handle.clone(), attributes }))
+        Ok(self.entry_outcome(&dir, &Entry { handle: file.handle.clone(), attributes }))
     }
 
     pub(super) async fn unlink(&self, header: &Header, from: &mut Arguments) -> Result<Outcome> {

@@ -34,7 +34,7 @@ impl Share {
     pub async fn read(&self, of: &Handle, offset: u64, length: u32) -> Result<(Bytes, bool)> {
         let length = length.min(self.inner.limits.read);
         let data = ask!(self, Yes, read(of, offset, length));
-        self.told(data, || "read a file".to_owned())
+        self.with_context(data, || "read a file".to_owned())
     }
 
     /// Writes the beginning of `data`, and tells how much; not on disk before [`commit`](Self::commit) unless
@@ -50,7 +50,7 @@ impl Share {
         if durable && written.as_ref().is_ok_and(|written| !written.durable) {
             written = Err(Fault::Malformed("it wrote to memory what it was asked to write to disk"));
         }
-        self.told(written, || "write to a file".to_owned()).map(|written| written.count)
+        self.with_context(written, || "write to a file".to_owned()).map(|written| written.count)
     }
 
     fn remember(&self, file: &Handle, now: Unstable) {
@@ -74,6 +74,6 @@ impl Share {
                 Err(Fault::Other(Reason::new(Kind::Interrupted, text)))
             }
         });
-        self.told(done, || "write a file to disk".to_owned())
+        self.with_context(done, || "write a file to disk".to_owned())
     }
 }

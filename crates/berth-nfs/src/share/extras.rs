@@ -18,7 +18,7 @@ impl Share {
         length: u64,
     ) -> Result<Option<u64>> {
         let copied = self.try_copy_range(from, from_offset, to, to_offset, length).await;
-        self.told(copied, || "copy a file on the server".to_owned())
+        self.with_context(copied, || "copy a file on the server".to_owned())
     }
 
     async fn try_copy_range(
@@ -60,7 +60,7 @@ impl Share {
     /// Finds the next data at or after `offset`.
     pub async fn next_data(&self, of: &Handle, offset: u64) -> Result<NextData> {
         let found = self.try_next_data(of, offset).await;
-        self.told(found, || "find the holes of a file".to_owned())
+        self.with_context(found, || "find the holes of a file".to_owned())
     }
 
     async fn try_next_data(&self, of: &Handle, offset: u64) -> std::result::Result<NextData, Fault> {
@@ -79,30 +79,30 @@ impl Share {
     /// Makes sure that there is room for this range; `None` where the server cannot.
     pub async fn allocate(&self, of: &Handle, offset: u64, length: u64) -> Result<Option<()>> {
         let done = if_supported(ask_v4!(self, Yes, allocate(of, offset, length)));
-        self.told(done, || "allocate room for a file".to_owned())
+        self.with_context(done, || "allocate room for a file".to_owned())
     }
 
     /// Names of extended attributes, without `user.`; `None` where the server has none.
     pub async fn xattrs(&self, of: &Handle) -> Result<Option<Vec<Name>>> {
         let names = if_supported(ask_v4!(self, Yes, xattrs(of)));
-        self.told(names, || "list extended attributes".to_owned())
+        self.with_context(names, || "list extended attributes".to_owned())
     }
 
     /// An extended attribute; `None` where the server has none.
     pub async fn xattr(&self, of: &Handle, name: &Name) -> Result<Option<Bytes>> {
         let value = if_supported(ask_v4!(self, Yes, xattr(of, name)));
-        self.told(value, || format!("read the extended attribute {name:?}"))
+        self.with_context(value, || format!("read the extended attribute {name:?}"))
     }
 
     /// Sets an extended attribute; `None` where the server has none.
     pub async fn set_xattr(&self, of: &Handle, name: &Name, value: Bytes) -> Result<Option<()>> {
         let done = if_supported(ask_v4!(self, Yes, set_xattr(of, name, value.clone())));
-        self.told(done, || format!("set the extended attribute {name:?}"))
+        self.with_context(done, || format!("set the extended attribute {name:?}"))
     }
 
     /// Removes an extended attribute; `None` where the server has none.
     pub async fn remove_xattr(&self, of: &Handle, name: &Name) -> Result<Option<()>> {
         let done = if_supported(ask_v4!(self, No, remove_xattr(of, name)));
-        self.told(done, || format!("remove the extended attribute {name:?}"))
+        self.with_context(done, || format!("remove the extended attribute {name:?}"))
     }
 }

@@ -23,7 +23,7 @@ impl Share {
         };
         let name =
             Name::new(name).map_err(|invalid| Fault::Other(Reason::new(Kind::Invalid, invalid.to_string())));
-        let name = self.told(name, || "remove a tree".to_owned())?;
+        let name = self.with_context(name, || "remove a tree".to_owned())?;
         if top.attributes.kind != FileKind::Directory {
             return self.ensure_removed(dir, &name).await;
         }
@@ -94,9 +94,9 @@ impl Visitor for Remove<'_> {
             let now = page.entries.first().map(|entry| entry.name.clone());
             if now.is_some() && now == first {
                 let reason = Reason::new(Kind::Protocol, "the server still lists what it has removed");
-                return self
-                    .share
-                    .told(Err(Fault::Other(reason)), || format!("empty the directory {:?}", dir.name));
+                return self.share.with_context(Err(Fault::Other(reason)), || {
+                    format!("empty the directory {:?}", dir.name)
+                });
             }
             first = now;
             let below: Vec<Doomed> = stream::iter(page.entries)

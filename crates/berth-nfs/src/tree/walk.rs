@@ -57,7 +57,7 @@ pub(super) async fn walk<V: Visitor>(share: &Share, visitor: &V, top: V::Dir) ->
                 let depth = step.depth + 1;
                 if depth > DEEPEST {
                     let reason = Reason::new(Kind::Protocol, "the tree has no bottom");
-                    return share.told(Err(Fault::Other(reason)), || "go through a tree".to_owned());
+                    return share.with_context(Err(Fault::Other(reason)), || "go through a tree".to_owned());
                 }
                 if below.is_empty() {
                     ready.push(step);

@@ -148,12 +148,12 @@ impl Answer {
         &mut self.rest
     }
 
-    pub(super) fn told(&mut self, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
+    pub(super) fn received_attributes(&mut self, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
         Ok(ReceivedAttributes::read(self.take(op::GETATTR)?, asked)?)
     }
 
     pub(super) fn attributes(&mut self) -> Result<Attributes, Fault> {
-        self.told(attributes::FILE)?.attributes()
+        self.received_attributes(attributes::FILE)?.attributes()
     }
 
     /// What [`Compound::get_entry`] asked for.

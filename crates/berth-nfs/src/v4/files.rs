@@ -50,7 +50,7 @@ impl Session {
                 answer.take(op::LOOKUP)?;
             }
             let handle = attributes::handle(answer.take(op::GETFH)?)?;
-            let told = answer.told(attributes::ROOT)?;
+            let told = answer.received_attributes(attributes::ROOT)?;
             if chunks.len() > 0 {
                 at = Some(handle);
                 continue;
@@ -72,16 +72,16 @@ impl Session {
         answer.entry()
     }
 
-    async fn told(&self, file: &Handle, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
+    async fn fetch_attributes(&self, file: &Handle, asked: Bitmap) -> Result<ReceivedAttributes, Fault> {
         let mut compound = Compound::on(file);
         compound.get_attributes(asked);
         let mut answer = self.call(compound).await?;
         answer.take(op::PUTFH)?;
-        answer.told(asked)
+        answer.received_attributes(asked)
     }
 
     pub(crate) async fn attributes(&self, file: &Handle) -> Result<Attributes, Fault> {
-        self.told(file, attributes::FILE).await?.attributes()
+        self.fetch_attributes(file, attributes::FILE).await?.attributes()
     }
 
     pub(crate) async fn access(&self, file: &Handle, wanted: u32) -> Result<u32, Fault> {
@@ -96,7 +96,7 @@ impl Session {
     }
 
     pub(crate) async fn space(&self, file: &Handle) -> Result<Space, Fault> {
-        Ok(self.told(file, attributes::SPACE).await?.space)
+        Ok(self.fetch_attributes(file, attributes::SPACE).await?.space)
     }
 
     pub(crate) async fn set_attributes(&self, file: &Handle, change: &Change) -> Result<Attributes, Fault> {
