@@ -5,7 +5,7 @@
 //! | [`persistent_volumes`] | the PV controller: binds claims and volumes, hands claims to provisioners, reclaims volumes |
 //! | [`protection`] | the finalizers that keep claims, volumes and attribute classes while they are used |
 //! | [`ephemeral`] | the claims of generic ephemeral volumes |
-//! | [`expand`] | hands claims that ask for more to the resizer of their driver |
+//! | [`expand`] | an event on each claim that waits for its driver's resizer |
 //! | [`attach_detach`] | VolumeAttachments for the pods of each node |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
 //! | [`workloads`] | Deployments and ReplicaSets |

@@ -1,4 +1,4 @@
-//! The dir in a workload's directory where a volume appears: made, bound, and taken away again.
+//! The `target_path` of NodePublishVolume, where a volume appears for a workload: made, bound, and removed again.
 //!
 //! Nothing is removed but an empty directory or an empty file, and nothing is changed where something unexpected is
 //! found: a target is chosen by the caller, and what lies there may be somebody's data.

@@ -2,7 +2,8 @@
 //! kernel has no NFS.
 //!
 //! Each mounted share is served by a process of its own ([`start`]), the same program under another argument
-//! ([`SERVER`]), so a mount does not depend on whoever made it, and ends when it is unmounted.
+//! ([`SERVER`]), so a mount does not depend on the process that made it, and ends when it is unmounted. In a container it
+//! ends with the container. Nothing restarts it: the NFS backend mounts the share anew when it is next needed.
 //!
 //! Guarantees:
 //! - the server decides about every right: it is asked as the calling process, with its uid, gid and groups;
@@ -13,6 +14,9 @@
 //! - a file that is removed while it is open stays until it is closed, under a name that begins with `.nfs`.
 //!
 //! Locks (flock, fcntl) hold on this machine only, as with the mount option `local_lock=all`.
+//!
+//! Start reading at [`serve`], then `session.rs` (requests of the kernel) and `filesystem.rs` (what each means to the
+//! server).
 
 mod filesystem;
 mod nodes;

@@ -1,8 +1,8 @@
-//! What the volume manager asks of every kind of volume.
+//! What the volume manager asks of every volume plugin; `docs/extend/plugin.md` is the guide to writing one.
 //!
-//! A plugin knows how to bring one volume to one pod and how to take it away again; the volume manager decides when, in
-//! which order, and what to do after a failure. Every call may be repeated, and any call may follow a crash at any point
-//! of any other.
+//! A plugin sets one volume up for one pod and tears it down again; the volume manager (`volumes.rs`) decides when, in
+//! which order, and what to do after a failure, by the [`Certainty`] that the failure carries. Every call may be repeated,
+//! and any call may follow a crash at any point of any other.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,7 +77,7 @@ impl PodVolume {
     }
 }
 
-/// A volume that was brought to a pod at some time, as far as it is still known: after a restart only what stands on
+/// A volume that was set up for a pod at some time, as far as it is still known: after a restart only what is on
 /// disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Placed {
@@ -120,7 +120,7 @@ pub enum Certainty {
     Unchanged,
 }
 
-/// Why a volume could not be brought or taken away; the text goes into an event and must not hold secrets.
+/// Why a volume could not be set up or torn down; the text goes into an event and must not hold secrets.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub struct Failed {
@@ -182,11 +182,11 @@ pub(crate) trait Plugin: Send + Sync {
         Ok(())
     }
 
-    /// Brings the volume to the pod. Called again, with the volume in use, where `refreshes` and something changed.
+    /// Makes the volume available to the pod. Called again while the pod uses the volume: after `refresh_after`, and when
+    /// the plugin has asked for it through the `Refresh` that it was given.
     async fn set_up(&self, volume: &PodVolume) -> Result<Ready, Failed>;
 
-    /// Whether `set_up` should be repeated while the pod runs: after changes of what the content is made of (the plugin
-    /// tells through the channel it was given), or after this time.
+    /// After how long `set_up` is to be repeated while the pod runs; never by time if `None`.
     fn refresh_after(&self, volume: &PodVolume) -> Option<std::time::Duration> {
         let _ = volume;
         None
@@ -204,18 +204,18 @@ pub(crate) trait Plugin: Send + Sync {
     /// Takes the volume away from the pod, and removes what lies in the pod's directory of it.
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed>;
 
-    /// The devices that are, or may be, staged on this node, from what stands on disk. Called before anything else, so
+    /// The devices that are, or may be, staged on this node, from what is on disk. Called before anything else, so
     /// that what a crash left of none can be removed here.
     fn staged(&self) -> Vec<Device> {
         Vec::new()
     }
 
-    /// The volumes of pods that stand, or may stand, on disk outside the pods' directories.
+    /// The volumes of pods that have, or may have, something on disk outside the pods' directories.
     fn placed(&self) -> Vec<Placed> {
         Vec::new()
     }
 
-    /// The device that a placed volume is on, from what stands on disk.
+    /// The device that a placed volume is on, from what is on disk.
     fn device_of(&self, placed: &Placed) -> Option<Device> {
         let _ = placed;
         None

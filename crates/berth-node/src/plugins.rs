@@ -1,7 +1,8 @@
-//! The kinds of volumes that need no driver, and what pods are told about themselves.
+//! The volume plugins, one module for each type of volume (`csi.rs`, `empty_dir.rs`, `host_path.rs`, `projected.rs`).
 //!
-//! [`plugins`] gives them all; a kind that is in none of the modules here, nor served by a CSI driver, is refused by
-//! [`unsupported`]. [`environment()`] and [`field_value`] are the same knowledge for a container's environment.
+//! [`plugins`] makes those that need no driver; `all_plugins` in `node.rs` adds the one for CSI drivers. To add a type,
+//! write a module that implements `Plugin` (`plugin.rs`) and add it in [`plugins`]. A volume that no plugin serves gets the
+//! message of [`unsupported`]. [`environment()`] makes a container's environment of the same objects as `projected.rs`.
 
 pub(crate) mod csi;
 mod empty_dir;

@@ -1,4 +1,5 @@
-//! Makes volumes for claims and deletes those that are released.
+//! Provisions volumes for claims and deletes those that are released. The work on claims is in `claims.rs`, that on
+//! released volumes in `volumes.rs`.
 //!
 //! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment (drivers that attach), CSINode and Node
 //! (drivers with topology, unless every node has its own provisioner), VolumeSnapshot (drivers with snapshots),
@@ -13,8 +14,8 @@
 //! Between CreateVolume and the PersistentVolume nothing in Kubernetes knows the new volume; if the process dies there
 //! and the claim is deleted, it would exist, and cost, for ever. So a claim carries a finalizer of ours,
 //! `creating.berth.dev/<driver>`, from before the call until its PersistentVolume is saved or the driver has finally
-//! refused. A claim that is deleted meanwhile stays (Terminating, usually for a moment), and whoever finds it with the
-//! mark repeats the call, which by its name gives the same volume, and deletes it.
+//! refused. A claim that is deleted meanwhile stays (Terminating, usually for a moment), and the provisioner that finds it
+//! with the finalizer repeats the call, which by its name gives the same volume, and deletes it (`Provisioner::undo`).
 //!
 //! It is a finalizer and not an annotation because an annotation would go with the claim. It carries no data because
 //! claims belong to their users: a request recorded there could be forged to reach other people's secrets, snapshots
@@ -71,9 +72,9 @@ pub struct Options {
     pub extra_create_metadata: bool,
     /// The filesystem of classes that name none.
     pub default_fs_type: String,
-    /// A volume must be reachable from the selected node's place, not just from one like it.
+    /// A volume must be reachable from the selected node's own topology segment, not just from one like it.
     pub strict_topology: bool,
-    /// Without a selected node, the places that there are in the cluster are asked for.
+    /// Without a selected node, CreateVolume names the topology segments that there are in the cluster.
     pub immediate_topology: bool,
     /// What volumes' names begin with.
     pub volume_name_prefix: String,

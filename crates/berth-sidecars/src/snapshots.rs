@@ -1,5 +1,5 @@
-//! The snapshot kinds: what they look like, their definitions, to be created in clusters that lack them, and the names
-//! by which the components that serve them, and people, know each other's marks.
+//! The snapshot kinds: their types, their CustomResourceDefinitions, to be created in clusters that lack them, and the
+//! names of the annotations, labels and finalizers by which the components that serve them work together.
 
 mod groups;
 mod objects;

@@ -2,7 +2,7 @@
 //!
 //! [`run`] is `berth sidecars` and each sidecar alone; `berth controller` and `berth node` ([`crate::driver`]) run
 //! [`Sidecars`] over the driver in their own process, and so does `berth up` ([`crate::stack`]), in a cluster of its own.
-//! Every role is [`supervise`]d.
+//! Sidecars and control loops are [`supervise`]d; a driver's server is not: `berth driver`, `controller` and `node` end with it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};

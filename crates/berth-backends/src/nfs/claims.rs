@@ -1,4 +1,5 @@
-//! Who uses an image: a file beside it for each node that does, so that no two kernels ever write one filesystem.
+//! Who uses an image: a file beside it for each node that does, so that no two kernels ever write one filesystem. A
+//! [`Claim`] here is such a file, not a PersistentVolumeClaim.
 //!
 //! Kubernetes does not keep a volume that is not attached from being used on two nodes at once, ReadWriteOnce or not. So
 //! a node says first that it is going to use an image, and then looks who else does: of two that come at the same time

@@ -1,4 +1,8 @@
-//! Decides what to do about one claim or one volume, from what was observed of it.
+//! Decides what to do about one claim ([`plan_claim`]) or one volume ([`plan_volume`]), from what was observed of it.
+//!
+//! A claim that names no class is decided in `plan_free_claim`: a free volume that fits comes first, then the default
+//! class, and without either the claim stays Pending. The API server gives new claims the default class before they come
+//! here.
 
 use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::StorageClass;

@@ -3,6 +3,10 @@
 //! Reads: CSIDriver (cached); VolumeAttachment and Secret (live). Writes nothing to Kubernetes.
 //! On disk: the kubelet's layout. `vol_data.json` is written before the driver is called, so that what a crash leaves is
 //! known. Calls for different volumes share nothing but the connection, so none waits for another's.
+//!
+//! A call that times out, or fails with another code that is not final (`berth_csi::code::is_final`), leaves the volume
+//! uncertain (`failed` below): the volume manager repeats the call while a pod wants the volume, and has the driver undo it
+//! when none does (`volumes/plan.rs`).
 
 mod disk;
 mod inputs;

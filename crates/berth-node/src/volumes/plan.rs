@@ -17,8 +17,8 @@ pub(crate) enum Mount {
 }
 
 impl Mount {
-    /// What is known after bringing it failed. What was there stays so: a failure to do it again takes nothing away;
-    /// and what an earlier life of this process left is only gone once it was undone.
+    /// What is known after a mount, or staging, has failed. What was mounted stays so: a failure to do it again unmounts
+    /// nothing. What an earlier process left is gone only once it was undone.
     pub(crate) fn after_failure(self, certainty: Certainty, reconstructed: bool) -> Self {
         match (self, certainty) {
             (Self::Uncertain, Certainty::Final) if !reconstructed => Self::NotMounted,

@@ -1,12 +1,12 @@
-//! Tells the scheduler how much room there is: CSIStorageCapacity objects, one per class and place.
+//! Tells the scheduler how much room there is: CSIStorageCapacity objects, one per class and topology segment.
 //!
 //! Reads: StorageClass, CSINode and Node (drivers with topology), CSIDriver (if it is to decide), CSIStorageCapacity
 //! (one namespace, by labels), Pod and what it belongs to (once). Writes: CSIStorageCapacity.
 //!
-//! The driver is asked once per place and parameters, however many classes share them, when one of these comes, after
+//! The driver is asked once per segment and parameters, however many classes share them, when one of these comes, after
 //! every volume that was made or deleted there, after a failure, and after a time; each question at most once a second.
-//! What there is too much of is deleted: of classes and places that are gone, and the second for the same. Objects of
-//! other publishers, told by their labels, are left alone.
+//! Objects of classes and segments that are gone, and second objects for the same, are deleted. Objects of other
+//! publishers, which are recognised by their labels, are left alone.
 
 mod goal;
 mod objects;

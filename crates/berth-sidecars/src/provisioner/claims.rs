@@ -1,8 +1,8 @@
 //! From a claim to its PersistentVolume: what a claim needs, and carrying that out.
 //!
-//! [`Provisioner::sync_claim`] observes and plans; [`Provisioner::provision`] looks up what the request needs, marks the
-//! claim, calls CreateVolume and saves the PersistentVolume; [`Provisioner::undo`] deletes what was made for a claim that
-//! does not want it any more.
+//! [`Provisioner::sync_claim`] observes and plans; [`Provisioner::provision`] looks up what the request needs, adds the
+//! finalizer to the claim, calls CreateVolume, saves the PersistentVolume and removes the finalizer; [`Provisioner::undo`]
+//! deletes what was made for a claim that does not want it any more. `provisioner.rs` says why the finalizer is there.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -81,7 +81,7 @@ impl Provisioner {
         Scope { driver: &self.name, claim_finalizer: &self.claim_finalizer, node }
     }
 
-    /// Makes a claim's volume: looks up what the request needs, marks the claim, calls CreateVolume, saves the
+    /// Makes a claim's volume: looks up what the request needs, adds the finalizer, calls CreateVolume, saves the
     /// PersistentVolume.
     async fn provision(
         &self,
@@ -218,7 +218,7 @@ impl Provisioner {
         owners.iter().map(|owner| owner.name_any()).find(|owner| owner != name)
     }
 
-    /// Tells Kubernetes of the volume, then takes the mark away.
+    /// Creates the PersistentVolume, then removes the claim's finalizer.
     async fn save(
         &self,
         claim: &Arc<PersistentVolumeClaim>,
@@ -474,14 +474,14 @@ impl Provisioner {
         }
     }
 
-    /// Takes the mark away and forgets what was asked for.
+    /// Removes the claim's finalizer and forgets what was asked for.
     async fn remove_claim_finalizer(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
         self.cluster.edit(claim, |claim| finalizers::remove(claim, &self.claim_finalizer)).await?;
         self.remembered.lock().remove(&claim.uid().unwrap_or_default());
         Ok(())
     }
 
-    /// Asks the scheduler for another node, and takes the mark away.
+    /// Asks the scheduler for another node, and removes the claim's finalizer.
     async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
         let rescheduled = self.cluster.edit(claim, |claim| {
             finalizers::remove(claim, &self.claim_finalizer);
@@ -529,13 +529,13 @@ fn source_kind(claim: &PersistentVolumeClaim) -> &str {
 enum Plan {
     /// Nothing, until something changes.
     Nothing,
-    /// Its volume is saved: take the mark away.
+    /// Its PersistentVolume is saved: remove the finalizer.
     RemoveFinalizer,
     /// Create its volume and save the PersistentVolume.
     Provision,
     /// No node is selected for it: try to have this one selected.
     Select,
-    /// A volume may have been made that nobody wants any more: find it, delete it, take the mark away.
+    /// A volume may have been made that nobody wants any more: find it, delete it, remove the finalizer.
     Undo,
 }
 
@@ -583,7 +583,7 @@ fn waits(class: &StorageClass) -> bool {
     class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
 }
 
-/// Whether a claim says that a volume may be coming into being for it, by anybody's mark.
+/// Whether a claim says that a volume may be being made for it, by the finalizer of any provisioner.
 pub(super) fn is_begun(claim: &PersistentVolumeClaim) -> bool {
     let prefix = creating("");
     claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&prefix))

@@ -1,4 +1,8 @@
 //! The shares that are mounted on this node: each once for each set of options, below a directory of the driver's own.
+//!
+//! A share is mounted by the kernel or served by a FUSE process (`mount.rs`). Nothing watches that process: the next call
+//! that needs the share finds a mount that is stale, unmounts it and mounts anew (`ensure_mounted`). Pods that were bound
+//! to the old mount keep it, with errors, until they are restarted.
 
 use std::{
     collections::HashMap,

@@ -1,4 +1,4 @@
-//! Which capacity objects there should be: one per class and place. Pure.
+//! Which capacity objects there should be: one per class and topology segment. Pure.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! How the objects of one class and place become what the driver answered. Pure.
+//! How the objects of one class and topology segment become what the driver answered. Pure.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
