@@ -2,6 +2,7 @@
 
 mod api;
 pub mod events;
+mod flex;
 mod nodes;
 mod sidecars;
 pub mod snapshots;
@@ -9,6 +10,7 @@ mod volumes;
 mod workloads;
 
 pub use api::*;
+pub use flex::*;
 pub use nodes::*;
 pub use sidecars::*;
 pub use volumes::*;

@@ -21,6 +21,7 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::OFlags,
     io::Errno,
+    pipe::PipeFlags,
     process::{
         Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open, set_parent_process_death_signal,
     },
@@ -42,6 +43,68 @@ pub struct Output {
     pub stdout: Vec<u8>,
     /// The last 4 KiB it wrote to its standard error.
     pub stderr: Vec<u8>,
+}
+
+/// How a program of somebody else ended by itself, and what it printed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ended {
+    /// The code that the program exited with, or else the signal that it died of.
+    pub status: std::result::Result<i32, i32>,
+    /// The beginning of what it wrote to its standard output and its standard error, in the order of writing.
+    pub output: Vec<u8>,
+    /// Whether it wrote more than `output` holds.
+    pub truncated: bool,
+}
+
+/// Runs a program of somebody else to its end, with the environment of this process and an empty standard input.
+///
+/// Up to `limit` bytes of its output are kept; the rest is read and dropped. What the program leaves running when it
+/// exits stays, as a daemon that serves a mount should, and is not waited for even if it holds the output open. At the
+/// deadline the program is killed with all its process group: an error with errno `ETIMEDOUT`.
+pub fn run_foreign<A: AsRef<OsStr>>(
+    program: &Path,
+    args: impl IntoIterator<Item = A>,
+    deadline: Duration,
+    limit: usize,
+) -> Result<Ended> {
+    let deadline = Instant::now() + deadline;
+    let (mut group, output) = spawn_foreign(program, args).doing("run", program)?;
+    let mut stream = Stream::new(output, usize::MAX).doing("run", program)?;
+    let mut truncated = false;
+    loop {
+        let mut fds = vec![PollFd::new(&group.exit, PollFlags::IN)];
+        fds.extend(stream.pipe.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
+        wait(&mut fds, deadline).doing("run", program)?;
+        let exited = !fds[0].revents().is_empty();
+        stream.read().doing("run", program)?;
+        truncated |= stream.kept.len() > limit;
+        stream.kept.truncate(limit);
+        if exited {
+            break;
+        }
+    }
+    let status = group.child.wait().doing("wait for", program)?;
+    let status = status.code().ok_or_else(|| status.signal().unwrap_or_default());
+    Ok(Ended { status, output: stream.kept, truncated })
+}
+
+/// Starts a program whose standard output and standard error are one pipe.
+fn spawn_foreign<A: AsRef<OsStr>>(
+    program: &Path,
+    args: impl IntoIterator<Item = A>,
+) -> io::Result<(Group, OwnedFd)> {
+    let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "this is where child processes are started, with a deadline"
+    )]
+    let mut command = Command::new(program);
+    command.args(args).process_group(0).stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
+    die_with_parent(&mut command);
+    // The command holds this process's ends for writing, which must not outlive it.
+    let child = command.spawn()?;
+    drop(command);
+    Ok((Group::new(child)?, output))
 }
 
 /// Runs `program` to its end; any exit code but 0 is an error that carries the end of its standard error.
@@ -118,6 +181,12 @@ fn spawn<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> i
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
+    die_with_parent(&mut command);
+    command.spawn()
+}
+
+/// Has the kernel kill the child when the thread that starts it ends, which waits for it in this module.
+fn die_with_parent(command: &mut Command) {
     let parent = rustix::process::getpid();
     let die_with_parent = move || {
         // The signal follows the thread that forked; it is blocked in `run` for as long as the child lives.
@@ -127,7 +196,6 @@ fn spawn<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> i
     };
     // SAFETY: between fork and exec only prctl(2) and getppid(2) are called, and nothing is allocated.
     unsafe { command.pre_exec(die_with_parent) };
-    command.spawn()
 }
 
 /// Reads what the child writes until it exits or the deadline passes.

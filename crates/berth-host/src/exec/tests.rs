@@ -129,3 +129,44 @@ fn a_child_dies_with_the_process_that_runs_it() {
     let mut group = Group::new(child).unwrap();
     assert_eq!(group.child.wait().unwrap().signal(), Some(libc::SIGKILL));
 }
+
+fn foreign(script: &str, deadline: Duration, limit: usize) -> Result<Ended> {
+    run_foreign(Path::new("/bin/sh"), ["-c", script], deadline, limit)
+}
+
+#[test]
+fn both_outputs_of_a_foreign_program_are_one() {
+    let ended = foreign("echo a; echo b >&2; echo c; exit 3", MINUTE, 100).unwrap();
+    assert_eq!(ended, Ended { status: Ok(3), output: b"a\nb\nc\n".to_vec(), truncated: false });
+    let ended = foreign("kill -TERM $$", MINUTE, 100).unwrap();
+    assert_eq!((ended.status, ended.output), (Err(libc::SIGTERM), Vec::new()));
+    let ended = foreign("head -c 3000000 /dev/zero", MINUTE, 100).unwrap();
+    assert_eq!((ended.status, ended.output.len(), ended.truncated), (Ok(0), 100, true));
+}
+
+#[test]
+fn a_foreign_program_is_killed_with_its_children_at_the_deadline() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("grandchild");
+    let script = format!("sh -c 'echo $$ > {}; sleep 1000; true' & wait", pid.display());
+    for seconds in [1, 4, 16, 64] {
+        let error = foreign(&script, Duration::from_secs(seconds), 100).unwrap_err();
+        assert_eq!(error.errno(), Some(libc::ETIMEDOUT), "{}", error.sentence());
+        if fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')) {
+            break;
+        }
+    }
+    assert!(dies(&pid));
+}
+
+#[test]
+fn a_daemon_that_a_foreign_program_starts_goes_on_and_is_not_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let pid = dir.path().join("daemon");
+    let ended = foreign(&format!("sleep 1000 & echo $! > {}; echo done", pid.display()), MINUTE, 100);
+    assert_eq!(ended.unwrap().output, b"done\n");
+    assert!(!is_dead(&pid));
+    let number: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
+    rustix::process::kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+    assert!(dies(&pid));
+}
