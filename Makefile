@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-crash demo bench bench-build bench-up bench-nfs bench-sidecars bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-sidecars bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -83,6 +83,12 @@ test-kube: ## on real Kubernetes: compare the API server and run the loops (LEVE
 			esac; \
 			down; \
 		done; exit $$result
+
+test-e2e: ## Kubernetes' own end-to-end specs of storage (External.Storage) on real Kubernetes, with the drivers as deploy/ installs them: DRIVER (default all, see testbed/kube/e2e.sh), FOCUS, SKIP and PROCS for less; hours
+	@testbed/deps.sh kube
+	cargo build --locked -p berth
+	$(AS_ROOT) env $(if $(FOCUS),FOCUS='$(FOCUS)') $(if $(SKIP),SKIP='$(SKIP)') $(if $(PROCS),PROCS=$(PROCS)) HOME=$(HOME) \
+		BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth testbed/kube/e2e.sh $(DRIVER)
 
 test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth

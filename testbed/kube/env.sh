@@ -10,13 +10,14 @@ NODE_NAME=${NODE_NAME:-testbed}
 FLEX_DIR=${FLEX_DIR:-$KUBE_STATE/flexvolume}              # FlexVolume drivers, as vendor~driver/driver
 BRIDGE=${BRIDGE:-kube0}                                   # pods' network, of this host only; the kubelet listens on its .1
 POD_NET=${POD_NET:-10.88.0}
+SERVICE_NET=${SERVICE_NET:-10.96.0}                       # services' addresses, of which only the API server's .1 answers
 # More flags: ETCD_ARGS APISERVER_ARGS KCM_ARGS SCHEDULER_ARGS KUBELET_ARGS
 GO=${GO:-$(command -v go || echo /usr/local/go/bin/go)}
 CTD_SOCK=$KUBE_STATE/containerd.sock
 export KUBECONFIG=$KUBE_STATE/admin.kubeconfig PATH=$KUBE_BIN:$PATH
 
 # In-cluster clients dial the service's address, and no kube-proxy answers there.
-api_dnat() { echo "-p tcp -d 10.96.0.1 --dport 443 -j DNAT --to-destination 127.0.0.1:$PORT"; }
+api_dnat() { echo "-p tcp -d $SERVICE_NET.1 --dport 443 -j DNAT --to-destination 127.0.0.1:$PORT"; }
 ctrk() { ctr --address "$CTD_SOCK" -n k8s.io "$@" 2> >(grep -v DEPRECATION >&2); }
 
 # A pid file holds "pid starttime", so that a reused pid is never taken for ours.

@@ -53,7 +53,7 @@ kubeconfig() { # name, subject: writes $S/name.kubeconfig
  "contexts": [{"name": "testbed", "context": {"cluster": "testbed", "user": "$1"}}]}
 EOF
 }
-cert apiserver /CN=kube-apiserver "IP:127.0.0.1,IP:10.96.0.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
+cert apiserver /CN=kube-apiserver "IP:127.0.0.1,IP:$SERVICE_NET.1,DNS:localhost,DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc"
 cert apiserver-client /O=system:masters/CN=apiserver-client
 kubeconfig admin /O=system:masters/CN=admin
 
@@ -63,7 +63,7 @@ start etcd etcd --name=testbed --data-dir="$S/etcd" --listen-client-urls="$E_URL
   --listen-peer-urls="$E_PEER" --initial-advertise-peer-urls="$E_PEER" --initial-cluster="testbed=$E_PEER" \
   --unsafe-no-fsync --log-level=warn ${ETCD_ARGS:-}
 start kube-apiserver kube-apiserver --etcd-servers="$E_URL" --bind-address=127.0.0.1 --advertise-address=127.0.0.1 --secure-port="$PORT" \
-  --endpoint-reconciler-type=none --service-cluster-ip-range=10.96.0.0/24 --authorization-mode=Node,RBAC --allow-privileged=true \
+  --endpoint-reconciler-type=none --service-cluster-ip-range=$SERVICE_NET.0/24 --authorization-mode=Node,RBAC --allow-privileged=true \
   --tls-cert-file="$P/apiserver.crt" --tls-private-key-file="$P/apiserver.key" --client-ca-file="$P/ca.crt" \
   --kubelet-certificate-authority="$P/ca.crt" --kubelet-client-certificate="$P/apiserver-client.crt" \
   --kubelet-client-key="$P/apiserver-client.key" --kubelet-preferred-address-types=InternalIP \
@@ -90,7 +90,8 @@ await scheduler 60 curl -fsk "https://127.0.0.1:$((PORT + 4))/healthz"
 
 # --- node: containerd, kubelet
 for c in runc ip iptables busybox; do command -v $c >/dev/null || { echo "there is no $c: run testbed/deps.sh kube" >&2; exit 1; }; done
-if [ ! -e "$S/node" ] && [ -n "$(ls -A "$KUBELET_ROOT" 2>/dev/null)" ]; then
+# Every kubelet makes /var/lib/kubelet/device-plugins, wherever its own directory is.
+if [ ! -e "$S/node" ] && [ -n "$(ls -A -I device-plugins "$KUBELET_ROOT" 2>/dev/null)" ]; then
   echo "$KUBELET_ROOT belongs to another kubelet; name a directory of its own as KUBELET_ROOT" >&2; exit 1
 fi
 touch "$S/node" # down.sh undoes the following
@@ -159,7 +160,7 @@ failCgroupV1: false
 failSwapOn: false
 resolvConf: ""
 clusterDomain: cluster.local
-clusterDNS: [10.96.0.10]
+clusterDNS: [$SERVICE_NET.10]
 volumePluginDir: $FLEX_DIR
 podLogsDir: $S/pod-logs
 staticPodPath: ""
