@@ -3,6 +3,7 @@
 //! [`ApiServer`] is used by the TLS listener and, without a socket, by `kube::Client::new`. It trusts whoever calls it:
 //! the listener finds out who that is and leaves an [`Identity`] in the request's extensions.
 
+mod apply;
 mod bootstrap;
 mod content;
 mod crd;
@@ -37,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::content::{Accept, Include, Presenter, Shape};
 use self::registry::{Registry, Served};
-use self::request::{Query, Route, Target};
+use self::request::Query;
 use crate::auth::{Credentials, Identity};
 use crate::pods::Pods;
 use crate::resource::Subresource;
@@ -161,7 +162,7 @@ impl ApiServer {
         let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
         let large_bodies = self.inner.large_bodies.clone();
         let answer = async {
-            let route = request::parse(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
+            let route = parse_path(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
             let Route::Objects(target) = route else {
                 let reads = matches!(parts.method, Method::GET | Method::HEAD);
                 if !reads && !matches!(route, Route::Health { .. }) {
@@ -211,6 +212,139 @@ impl ApiServer {
         };
         if self.registry().group(group).is_some() { Failure::no_such_path() } else { Failure::nowhere() }
     }
+}
+
+/// What a path names.
+#[derive(Debug, PartialEq, Eq)]
+enum Route {
+    /// `/` lists all paths that are served.
+    Paths,
+    /// `/version` tells which version of Kubernetes is served.
+    Version,
+    /// `/healthz`, `/livez` or `/readyz`, perhaps with one check's name.
+    Health { which: &'static str, check: Option<String> },
+    /// `/metrics` has the text of [`MetricsHook`].
+    Metrics,
+    /// `/openapi/v2` is one document with all types and paths.
+    OpenApiV2,
+    /// `/openapi/v3` lists the documents of the versions.
+    OpenApiV3Index,
+    /// `/openapi/v3/apis/G/V`, without the prefix.
+    OpenApiV3(String),
+    /// `/api` lists the versions of the core group.
+    CoreVersions,
+    /// `/apis` lists all other groups.
+    Groups,
+    /// `/apis/G` lists the versions of the group of this name.
+    Group(String),
+    /// `/api/v1` or `/apis/G/V` lists the resources of a version.
+    Resources { group: String, version: String },
+    /// A resource, one of its objects, or what is below that.
+    Objects(Target),
+    /// The keys that verify service account tokens, and where to find them.
+    OpenIdConfiguration,
+    /// `/openid/v1/jwks` has the public keys that verify service account tokens.
+    Keys,
+}
+
+/// A resource, one of its objects, or a subresource of that.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Target {
+    group: String,
+    version: String,
+    /// The old `/watch/` prefix was there.
+    watch: bool,
+    namespace: Option<String>,
+    plural: String,
+    name: Option<String>,
+    subresource: Option<String>,
+}
+
+/// Reads a path; `None` when nothing is served there.
+fn parse_path(path: &str) -> Option<Route> {
+    let path = path.strip_prefix('/').unwrap_or(path);
+    let path = path.strip_suffix('/').unwrap_or(path);
+    let mut parts = Vec::with_capacity(8);
+    for part in path.split('/') {
+        parts.push(request::decode(part)?);
+    }
+    let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+    Some(match parts.as_slice() {
+        [""] => Route::Paths,
+        ["version"] => Route::Version,
+        ["healthz", rest @ ..] => health("healthz", rest)?,
+        ["livez", rest @ ..] => health("livez", rest)?,
+        ["readyz", rest @ ..] => health("readyz", rest)?,
+        ["metrics"] => Route::Metrics,
+        ["openapi", "v2"] => Route::OpenApiV2,
+        ["openapi", "v3"] => Route::OpenApiV3Index,
+        ["openapi", "v3", rest @ ..] => Route::OpenApiV3(rest.join("/")),
+        [".well-known", "openid-configuration"] => Route::OpenIdConfiguration,
+        ["openid", "v1", "jwks"] => Route::Keys,
+        ["api"] => Route::CoreVersions,
+        ["apis"] => Route::Groups,
+        ["api", version] => Route::Resources { group: String::new(), version: (*version).to_owned() },
+        ["apis", group] => Route::Group((*group).to_owned()),
+        ["apis", group, version] => {
+            Route::Resources { group: (*group).to_owned(), version: (*version).to_owned() }
+        }
+        ["api", version, rest @ ..] => Route::Objects(target("", version, rest)?),
+        ["apis", group, version, rest @ ..] => Route::Objects(target(group, version, rest)?),
+        _ => return None,
+    })
+}
+
+fn health(which: &'static str, rest: &[&str]) -> Option<Route> {
+    match rest {
+        [] => Some(Route::Health { which, check: None }),
+        [check] => Some(Route::Health { which, check: Some((*check).to_owned()) }),
+        _ => None,
+    }
+}
+
+fn target(group: &str, version: &str, rest: &[&str]) -> Option<Target> {
+    let (watch, rest) = match rest {
+        ["watch", rest @ ..] if !rest.is_empty() => (true, rest),
+        rest => (false, rest),
+    };
+    let mut target =
+        Target { group: group.to_owned(), version: version.to_owned(), watch, ..Target::default() };
+    // `namespaces/x/status` is the namespace's own; `namespaces/x/pods` lies in it.
+    let rest = match rest {
+        // Without a name it is not all namespaces, but none.
+        ["namespaces", namespace, _, ..] if namespace.is_empty() || namespace.contains('/') => return None,
+        ["namespaces", namespace, sub @ ("status" | "finalize")] => {
+            "namespaces".clone_into(&mut target.plural);
+            target.name = Some((*namespace).to_owned());
+            target.subresource = Some((*sub).to_owned());
+            return Some(target);
+        }
+        ["namespaces", namespace, plural, rest @ ..] => {
+            target.namespace = Some((*namespace).to_owned());
+            (*plural).clone_into(&mut target.plural);
+            rest
+        }
+        [plural, rest @ ..] => {
+            (*plural).clone_into(&mut target.plural);
+            rest
+        }
+        [] => return None,
+    };
+    match rest {
+        [] => {}
+        [name] => target.name = Some((*name).to_owned()),
+        [name, subresource] => {
+            target.name = Some((*name).to_owned());
+            target.subresource = Some((*subresource).to_owned());
+        }
+        _ => return None,
+    }
+    if target.plural.is_empty()
+        || target.name.as_deref().is_some_and(|name| name.is_empty() || name.contains('/'))
+    {
+        return None;
+    }
+    Some(target)
 }
 
 impl Call {

@@ -13,7 +13,6 @@
 //! Assumes that keys contain no `/` in their collection and namespace.
 
 mod commit;
-mod published;
 mod view;
 mod watch;
 
@@ -28,7 +27,10 @@ use std::{
 use bytes::Bytes;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use self::{commit::Commits, published::Published, view::RecentViews};
+use self::{
+    commit::{Commits, Published},
+    view::RecentViews,
+};
 pub use self::{view::View, watch::Watch};
 
 /// The most bytes that an object may have as JSON: what etcd takes by default.

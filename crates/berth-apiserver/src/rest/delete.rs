@@ -8,10 +8,10 @@ use serde_json::{Map, Value, json};
 
 use super::error::{Answer, Failure};
 use super::request::not_supported;
-use super::write::Written;
+use super::write::{self, Written};
 use super::{Accept, Body, Call, content, crd, object};
 use crate::resource::{Cause, CauseReason};
-use crate::rules::{Operation, read};
+use crate::rules::{self, Operation, read};
 use crate::schema::{self, time};
 use crate::store::{Expect, Key, Object, WriteError};
 
@@ -201,7 +201,8 @@ impl Call {
         for _ in 0..DELETE_TRIES {
             let old: Value = serde_json::from_slice(&current.bytes).map_err(Failure::internal)?;
             options.check_preconditions(self, &old)?;
-            self.admit(Operation::Delete, &mut old.clone(), Some(&old))?;
+            rules::admit(Operation::Delete, &self.served.resource, &mut old.clone(), Some(&old), self)
+                .map_err(|denied| Failure::denied(&self.served.resource, &name, &denied))?;
             let Some(new) = self.mark(&old, options) else { return Ok(Deleted::Marked(Written::Value(old))) };
             let gone = !self.waits(&new);
             if options.dry_run {
@@ -210,7 +211,7 @@ impl Call {
             if !gone && new == old {
                 return Ok(Deleted::Marked(Written::Stored(current)));
             }
-            let change = if gone { object::remove(&new) } else { object::put(&new) };
+            let change = if gone { write::remove(&new) } else { write::put(&new) };
             let key = current.key.clone();
             match self.store().write(key, Expect::Revision(current.revision), change).await {
                 Ok(stored) if gone => {
@@ -394,7 +395,7 @@ impl super::ApiServer {
         let left = object::finalizers(&definition).into_iter().filter(|&finalizer| finalizer != crd::CLEANUP);
         object::set_finalizers(&mut new, left.map(str::to_owned).collect());
         let gone = object::finalizers(&new).is_empty();
-        let change = if gone { object::remove(&new) } else { object::put(&new) };
+        let change = if gone { write::remove(&new) } else { write::put(&new) };
         let written =
             self.inner.store.write(current.key.clone(), Expect::Revision(current.revision), change).await;
         // Whoever changed it meanwhile comes by here as well.

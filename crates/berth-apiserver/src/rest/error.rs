@@ -3,6 +3,7 @@
 use serde_json::{Map, Value, json};
 
 use crate::resource::{Cause, Resource};
+use crate::rules::Denied;
 
 /// A request that failed, ready to be told to the client.
 #[derive(Debug, Clone, thiserror::Error)]
@@ -131,7 +132,9 @@ impl Failure {
     }
 
     /// Admission refuses the object.
-    pub fn denied(resource: &Resource, name: &str, code: u16, reason: &'static str, why: &str) -> Self {
+    pub(crate) fn denied(resource: &Resource, name: &str, denied: &Denied) -> Self {
+        let Denied { code, reason, message: why } = denied;
+        let code = *code;
         // What is missing is not the object but what it needs: `namespaces "x" not found`.
         if code == 404
             && let Some((kind, rest)) = why.split_once(" \"")

@@ -1,12 +1,6 @@
-//! Objects: read from bodies and checked against their kind, the metadata that the server keeps, and their bytes in the
-//! store.
+//! Objects: read from bodies and checked against their kind, and the metadata that the server keeps.
 
-use std::io;
-
-use bytes::Bytes;
 use jiff::{Timestamp, ToSpan};
-use serde::Serialize;
-use serde_json::ser::Formatter;
 use serde_json::{Map, Value};
 
 use super::content::{self, Format};
@@ -16,14 +10,11 @@ use super::request::FieldValidation;
 use crate::resource::{Cause, CauseReason};
 use crate::rules::read;
 use crate::schema::{self, Type, time};
-use crate::store::Change;
 
 /// Characters of generated names: none that make words or look alike.
 const NAME_CHARACTERS: &[u8] = b"bcdfghjklmnpqrstvwxz2456789";
 const NAME_RANDOM: usize = 5;
 const NAME_MAX: usize = 63;
-/// Objects nest no deeper than this: JSON is read to 127 levels, and lists and events put a few around an object.
-pub(crate) const MAX_DEPTH: usize = 120;
 
 /// `metadata`, made if it is not there.
 pub(crate) fn metadata(object: &mut Value) -> &mut Map<String, Value> {
@@ -144,145 +135,6 @@ pub(crate) fn new_uid() -> Answer<String> {
     let number = u128::from_be_bytes(bytes);
     let text = format!("{number:032x}");
     Ok(format!("{}-{}-{}-{}-{}", &text[..8], &text[8..12], &text[12..16], &text[16..20], &text[20..]))
-}
-
-/// The bytes of an object but for its version, which the store fills in at the very end.
-pub(crate) struct Encoded {
-    before: Vec<u8>,
-    after: Vec<u8>,
-    depth: usize,
-}
-
-impl Encoded {
-    pub(crate) fn new(object: &Value) -> Self {
-        // Nothing but the number is left to write under the store's lock.
-        let mut depth = 2;
-        let mut before = b"{".to_vec();
-        let mut after = Vec::new();
-        let mut metadata = Vec::new();
-        for (key, value) in object.as_object().into_iter().flatten() {
-            match (key.as_str(), value) {
-                ("metadata", Value::Object(fields)) => {
-                    depth = depth.max(2 + members(&mut metadata, fields, "resourceVersion"));
-                }
-                ("metadata", _) => {}
-                ("apiVersion" | "kind", _) => {
-                    depth = depth.max(1 + member(&mut before, key, value));
-                    before.push(b',');
-                }
-                _ => {
-                    after.push(b',');
-                    depth = depth.max(1 + member(&mut after, key, value));
-                }
-            }
-        }
-        before.extend_from_slice(br#""metadata":{"#);
-        before.extend_from_slice(&metadata);
-        if !metadata.is_empty() {
-            before.push(b',');
-        }
-        before.extend_from_slice(br#""resourceVersion":""#);
-        let mut end = br#""}"#.to_vec();
-        end.append(&mut after);
-        end.push(b'}');
-        Self { before, after: end, depth }
-    }
-
-    /// How deep the object nests, itself included.
-    pub(crate) fn depth(&self) -> usize {
-        self.depth
-    }
-
-    /// How many bytes the object has, but for its version.
-    pub(crate) fn length(&self) -> usize {
-        self.before.len() + self.after.len()
-    }
-
-    /// The change that stores the object.
-    pub(crate) fn put(self) -> Change {
-        Change::Put(Box::new(move |revision| self.fill(revision)))
-    }
-
-    /// The change that removes the object, whose last state this was.
-    pub(crate) fn remove(self) -> Change {
-        Change::Delete(Box::new(move |revision| self.fill(revision)))
-    }
-
-    fn fill(self, revision: u64) -> Bytes {
-        let mut bytes = self.before;
-        bytes.reserve_exact(self.after.len() + 20);
-        bytes.extend_from_slice(revision.to_string().as_bytes());
-        bytes.extend_from_slice(&self.after);
-        bytes.into()
-    }
-}
-
-/// Writes the members of an object; returns how deep the deepest value nests.
-fn members(bytes: &mut Vec<u8>, map: &Map<String, Value>, without: &str) -> usize {
-    let mut deepest = 0;
-    for (key, value) in map.iter().filter(|(key, _)| *key != without) {
-        if !bytes.is_empty() {
-            bytes.push(b',');
-        }
-        deepest = deepest.max(member(bytes, key, value));
-    }
-    deepest
-}
-
-/// Writes a member of an object; returns how deep its value nests.
-fn member(bytes: &mut Vec<u8>, key: &str, value: &Value) -> usize {
-    let mut deepest = 0;
-    // Writing JSON values to memory does not fail.
-    let _ = serde_json::to_writer(&mut *bytes, key);
-    bytes.push(b':');
-    let nesting = Nesting { depth: 0, deepest: &mut deepest };
-    let _ = value.serialize(&mut serde_json::Serializer::with_formatter(bytes, nesting));
-    deepest
-}
-
-/// Compact JSON, and how deep it gets.
-struct Nesting<'a> {
-    depth: usize,
-    deepest: &'a mut usize,
-}
-
-impl Nesting<'_> {
-    fn enter(&mut self) {
-        self.depth += 1;
-        *self.deepest = self.depth.max(*self.deepest);
-    }
-}
-
-impl Formatter for Nesting<'_> {
-    fn begin_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.enter();
-        writer.write_all(b"[")
-    }
-
-    fn end_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.depth -= 1;
-        writer.write_all(b"]")
-    }
-
-    fn begin_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.enter();
-        writer.write_all(b"{")
-    }
-
-    fn end_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
-        self.depth -= 1;
-        writer.write_all(b"}")
-    }
-}
-
-/// The change that stores an object.
-pub(crate) fn put(object: &Value) -> Change {
-    Encoded::new(object).put()
-}
-
-/// The change that removes an object whose last state was this.
-pub(crate) fn remove(object: &Value) -> Change {
-    Encoded::new(object).remove()
 }
 
 /// How much of a body that is not understood is shown.
@@ -475,73 +327,9 @@ pub(crate) fn settle(
     Ok(())
 }
 
-/// Brings a patched object into its type's form; complaints are worded as for patches.
-pub(crate) fn settle_patched(
-    served: &Served,
-    object: &mut Value,
-    validation: FieldValidation,
-    warnings: &mut Vec<String>,
-) -> Answer<()> {
-    let before = object.clone();
-    let decoded = schema::decode(&served.schema, object);
-    let refuse = |why: &str| {
-        let cause = Cause {
-            reason: CauseReason::Invalid,
-            message: format!("Invalid value: {:?}: {why}", before.to_string()),
-            field: "patch".to_owned(),
-        };
-        Failure::invalid_kind("", "", "", &[cause])
-    };
-    if let Some(error) = decoded.errors.first() {
-        return Err(refuse(error));
-    }
-    if read::text(object, &["kind"]) != &*served.resource.kind
-        || read::text(object, &["apiVersion"]) != served.api_version
-    {
-        return Err(refuse("kind and apiVersion may not be changed"));
-    }
-    let found: Vec<String> = decoded.unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
-    match validation {
-        FieldValidation::Strict if !found.is_empty() => {
-            Err(refuse(&format!("strict decoding error: {}", found.join(", "))))
-        }
-        FieldValidation::Warn => {
-            warnings.extend(found);
-            Ok(())
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
-
-    #[test]
-    fn the_version_is_filled_into_the_bytes() {
-        for object in [
-            json!({ "apiVersion": "v1", "kind": "A", "metadata": { "name": "x", "resourceVersion": "1" }, "spec": [1] }),
-            json!({ "apiVersion": "v1", "kind": "A", "metadata": {} }),
-        ] {
-            let mut expected = object.clone();
-            expected["metadata"]["resourceVersion"] = "42".into();
-            let bytes = Encoded::new(&object).fill(42);
-            assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), expected);
-        }
-    }
-
-    #[test]
-    fn how_deep_an_object_nests_is_known_when_it_is_encoded() {
-        for (object, depth) in [
-            (json!({ "metadata": {} }), 2),
-            (json!({ "metadata": { "labels": {} }, "spec": {} }), 3),
-            (json!({ "metadata": { "managedFields": [{ "fieldsV1": {} }] } }), 5),
-            (json!({ "metadata": {}, "spec": { "a": [[], { "b": 1 }], "c": [] }, "data": 1 }), 4),
-        ] {
-            assert_eq!(Encoded::new(&object).depth(), depth, "{object}");
-        }
-    }
 
     #[test]
     fn generated_names_keep_the_prefix_and_fit() {

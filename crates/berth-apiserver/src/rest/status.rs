@@ -8,8 +8,7 @@ use serde_json::json;
 use super::content::{self, Accept, Body, Shape};
 use super::error::{Answer, Failure};
 use super::request::Query;
-use super::request::Route;
-use super::{ApiServer, discovery};
+use super::{ApiServer, Route, discovery};
 
 /// The Kubernetes version that is spoken.
 const MAJOR: &str = "1";

@@ -2,6 +2,7 @@
 
 mod custom;
 mod lists;
+mod paths;
 mod reviews;
 mod watches;
 mod writes;

@@ -1,31 +1,37 @@
-//! Create, update, patch and apply: one way to write an object, tried again when somebody else was faster.
+//! Create, update and patch: one way to write an object, tried again when somebody else was faster.
 //!
 //! Every written object goes through defaults, preparation, admission, validation and the record of who manages which
-//! fields.
+//! fields, and then as bytes to the store.
 
+use std::io;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::header::USER_AGENT;
 use http::{Method, Response};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::ser::Formatter;
+use serde_json::{Map, Value, json};
 
 use super::content::{self, from_store, renew, to_store};
 use super::error::{Answer, Failure};
-use super::object::{self, Encoded, Expected};
-use super::registry::{Registry, Stored};
-use super::request::{self, WriteOptions};
-use super::{ApiServer, Body, Call, crd};
-use crate::patch::{self, ApplyError, PatchError, Writer};
+use super::object::{self, Expected};
+use super::registry::{Served, Stored};
+use super::request::{self, FieldValidation, WriteOptions};
+use super::{Body, Call, crd};
+use crate::patch::{self, PatchError, Writer};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::{self, Operation, Reader, read};
 use crate::schema::{self, Shape, Type};
-use crate::store::{self, Expect, Key, Object, WriteError};
+use crate::store::{self, Change, Expect, Key, Object, WriteError};
 
 /// How often a name is made up before giving up.
 const NAME_TRIES: usize = 8;
 /// How often a write is tried again when others are faster.
-const WRITE_TRIES: usize = 64;
+pub(super) const WRITE_TRIES: usize = 64;
+/// Objects nest no deeper than this: JSON is read to 127 levels, and lists and events put a few around an object.
+const MAX_DEPTH: usize = 120;
 const CUSTOM_PATCH_FORMATS: &str =
     "application/json-patch+json, application/merge-patch+json, application/apply-patch+yaml";
 
@@ -141,14 +147,13 @@ impl Call {
             return Err(Failure::object_too_large());
         }
         let depth = encoded.depth();
-        if depth <= object::MAX_DEPTH {
+        if depth <= MAX_DEPTH {
             return Ok(encoded);
         }
         let cause = Cause {
             reason: CauseReason::TooMany,
             message: format!(
-                "Too many: {depth}: an object, its managedFields included, may be nested at most {} levels deep",
-                object::MAX_DEPTH
+                "Too many: {depth}: an object, its managedFields included, may be nested at most {MAX_DEPTH} levels deep"
             ),
             field: "<nil>".to_owned(),
         };
@@ -171,7 +176,7 @@ impl Call {
         Ok(())
     }
 
-    fn check_name(&self, new: &mut Value) -> Answer<()> {
+    pub(super) fn check_name(&self, new: &mut Value) -> Answer<()> {
         let given = object::text(new, "name");
         if given.is_empty() {
             return Err(Failure::bad_request(format!(
@@ -310,7 +315,7 @@ impl Call {
             }
             .map_err(|error| patch_failure(&error))?;
             warnings.clear();
-            object::settle_patched(&self.served, &mut object, options.field_validation, &mut warnings)?;
+            settle_patched(&self.served, &mut object, options.field_validation, &mut warnings)?;
             self.check_namespace(&mut object)?;
             self.check_name(&mut object)?;
             to_store(&self.served, &mut object);
@@ -319,70 +324,6 @@ impl Call {
         let written = self.modify(&options, Tracking::Update, change).await?;
         self.after_write(&written, options.dry_run).await?;
         self.reply(200, written, warnings)
-    }
-
-    async fn apply(&self, bytes: &[u8], options: &WriteOptions) -> Answer<(u16, Written)> {
-        if options.field_manager.is_none() {
-            let cause = Cause {
-                reason: CauseReason::Required,
-                message: "Required value: is required for apply patch".to_owned(),
-                field: "fieldManager".to_owned(),
-            };
-            return Err(Failure::invalid_options("PatchOptions", &[cause]));
-        }
-        let mut applied = object::parse_yaml(bytes)
-            .map_err(|why| Failure::bad_request(format!("error decoding YAML: {why}")))?;
-        self.check_applied(&applied)?;
-        to_store(&self.served, &mut applied);
-        for _ in 0..WRITE_TRIES {
-            if self.store().get(&self.key(&self.name)).is_some() {
-                let written = self
-                    .modify(options, Tracking::Settled, |old| self.applied(Some(old), &applied, options))
-                    .await?;
-                return Ok((200, written));
-            }
-            if self.subresource.is_some() {
-                return Err(Failure::not_found(&self.served.resource, &self.name));
-            }
-            let uid = object::text(&applied, "uid");
-            if !uid.is_empty() {
-                let why = format!(
-                    "uid mismatch: the provided object specified uid {uid}, and no existing object was found"
-                );
-                return Err(Failure::conflict(&self.served.resource, &self.name, &why));
-            }
-            let new = self.applied(None, &applied, options)?;
-            match self.insert(new, options, Tracking::Settled).await {
-                Ok(written) => return Ok((201, written)),
-                // Somebody else created it just now: then it is a change.
-                Err(failure) if failure.reason == "AlreadyExists" => {}
-                Err(failure) => return Err(failure),
-            }
-        }
-        Err(Failure::modified(&self.served.resource, &self.name))
-    }
-
-    fn check_applied(&self, applied: &Value) -> Answer<()> {
-        if !applied.is_object() {
-            return Err(Failure::bad_request("error decoding YAML: the patch is not an object"));
-        }
-        let (kind, api_version) = (read::text(applied, &["kind"]), read::text(applied, &["apiVersion"]));
-        if kind != &*self.served.resource.kind || api_version != self.served.api_version {
-            let (group, version) = api_version.split_once('/').unwrap_or(("", api_version));
-            return Err(Failure::bad_request(format!("invalid object type: {group}/{version}, Kind={kind}")));
-        }
-        if read::has(applied, &["metadata", "managedFields"]) {
-            return Err(Failure::bad_request("metadata.managedFields must be nil"));
-        }
-        Ok(())
-    }
-
-    /// What is applied, merged into what is there, under the name and namespace of the path.
-    fn applied(&self, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
-        let mut merged = merge_applied(self, old, applied, options)?;
-        self.check_namespace(&mut merged)?;
-        self.check_name(&mut merged)?;
-        Ok(merged)
     }
 }
 
@@ -400,6 +341,44 @@ fn parse_patch(bytes: &[u8], media: &str) -> Answer<Value> {
         return Err(refuse(&format!("the patch is not {expected}")));
     }
     Ok(patch)
+}
+
+/// Brings a patched object into its type's form; complaints are worded as for patches.
+fn settle_patched(
+    served: &Served,
+    object: &mut Value,
+    validation: FieldValidation,
+    warnings: &mut Vec<String>,
+) -> Answer<()> {
+    let before = object.clone();
+    let decoded = schema::decode(&served.schema, object);
+    let refuse = |why: &str| {
+        let cause = Cause {
+            reason: CauseReason::Invalid,
+            message: format!("Invalid value: {:?}: {why}", before.to_string()),
+            field: "patch".to_owned(),
+        };
+        Failure::invalid_kind("", "", "", &[cause])
+    };
+    if let Some(error) = decoded.errors.first() {
+        return Err(refuse(error));
+    }
+    if read::text(object, &["kind"]) != &*served.resource.kind
+        || read::text(object, &["apiVersion"]) != served.api_version
+    {
+        return Err(refuse("kind and apiVersion may not be changed"));
+    }
+    let found: Vec<String> = decoded.unknown.iter().map(|path| format!("unknown field {path:?}")).collect();
+    match validation {
+        FieldValidation::Strict if !found.is_empty() => {
+            Err(refuse(&format!("strict decoding error: {}", found.join(", "))))
+        }
+        FieldValidation::Warn => {
+            warnings.extend(found);
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 fn patch_failure(error: &PatchError) -> Failure {
@@ -432,14 +411,18 @@ impl Call {
         self.default(new)?;
         // What is added from here on belongs to nobody: otherwise the next apply without it would take it away.
         if tracking == Tracking::Update {
-            track(self, None, new, options);
+            let type_ = &served.stored_schema;
+            patch::track_update(type_, &empty(type_), new, &writer(self, options));
         }
         served.rules.prepare_create(new);
         if served.rules.counts_generation() {
             object::metadata(new).insert("generation".to_owned(), 1.into());
         }
-        self.admit(Operation::Create, new, None)?;
-        self.validate(new, None)?;
+        rules::admit(Operation::Create, &served.resource, new, None, self)
+            .map_err(|denied| Failure::denied(&served.resource, object::text(new, "name"), &denied))?;
+        let mut causes = rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule());
+        causes.extend(served.rules.validate(new));
+        self.refuse_invalid(new, &causes)?;
         if &*served.resource.group == crd::GROUP {
             Self::prepare_definition(new);
         }
@@ -474,7 +457,7 @@ impl Call {
             return Ok(());
         }
         if tracking == Tracking::Update {
-            track(self, Some(old), new, options);
+            patch::track_update(&served.stored_schema, old, new, &writer(self, options));
         }
         let managers = object::managers(new);
         if is_status {
@@ -492,9 +475,16 @@ impl Call {
         if !is_status {
             rules::complete_update(&served.resource, new, old);
         }
-        self.validate(new, Some(old))?;
+        let mut causes = rules::metadata_update_causes(new, old);
+        causes.extend(match self.subresource {
+            Some(Subresource::Status) => served.rules.validate_status_update(new, old),
+            Some(Subresource::Finalize) => rules::namespace::validate_finalize(new),
+            _ => served.rules.validate_update(new, old),
+        });
+        self.refuse_invalid(new, &causes)?;
         if !is_status {
-            self.admit(Operation::Update, new, Some(old))?;
+            rules::admit(Operation::Update, &served.resource, new, Some(old), self)
+                .map_err(|denied| Failure::denied(&served.resource, object::text(new, "name"), &denied))?;
         }
         if &*served.resource.group == crd::GROUP && !is_status {
             Self::prepare_definition(new);
@@ -503,37 +493,16 @@ impl Call {
         Ok(())
     }
 
-    /// Asks admission; what it may read is the store.
-    pub(crate) fn admit(&self, operation: Operation, new: &mut Value, old: Option<&Value>) -> Answer<()> {
-        let reader = StoreReader { api: &self.api, registry: &self.registry };
-        rules::admit(operation, &self.served.resource, new, old, &reader).map_err(|denied| {
-            let name = object::text(new, "name");
-            Failure::denied(&self.served.resource, name, denied.code, denied.reason, &denied.message)
-        })
-    }
-
-    fn validate(&self, new: &Value, old: Option<&Value>) -> Answer<()> {
-        let served = &self.served;
-        let is_status = self.subresource == Some(Subresource::Status);
-        let is_finalize = self.subresource == Some(Subresource::Finalize);
-        let mut causes = match old {
-            None => rules::metadata_causes(new, served.resource.namespaced, served.rules.name_rule()),
-            Some(old) => rules::metadata_update_causes(new, old),
-        };
-        causes.extend(match old {
-            None => served.rules.validate(new),
-            Some(old) if is_status => served.rules.validate_status_update(new, old),
-            Some(_) if is_finalize => rules::namespace::validate_finalize(new),
-            Some(old) => served.rules.validate_update(new, old),
-        });
-        if causes.is_empty() {
-            return Ok(());
-        }
+    /// Refuses an object that breaks rules.
+    fn refuse_invalid(&self, new: &Value, causes: &[Cause]) -> Answer<()> {
         let name = object::text(new, "name");
-        if served.stored == Stored::CoreEvents {
-            return Err(Failure::invalid_kind("", "Event", name, &causes));
+        match causes {
+            [] => Ok(()),
+            _ if self.served.stored == Stored::CoreEvents => {
+                Err(Failure::invalid_kind("", "Event", name, causes))
+            }
+            _ => Err(Failure::invalid(&self.served.resource, name, causes)),
         }
-        Err(Failure::invalid(&served.resource, name, &causes))
     }
 
     fn prepare_definition(new: &mut Value) {
@@ -593,14 +562,6 @@ impl Call {
 /// The longest name that is taken from a client's own description of itself.
 const NAME_LIMIT: usize = 128;
 
-/// Records that the caller changed what differs between `old` and `new`.
-fn track(call: &Call, old: Option<&Value>, new: &mut Value, options: &WriteOptions) {
-    let manager = options.field_manager.as_deref().unwrap_or_else(|| program(call));
-    let type_ = &call.served.stored_schema;
-    let empty = if old.is_none() { empty(type_) } else { Value::Null };
-    patch::track_update(type_, old.unwrap_or(&empty), new, &writer(call, manager));
-}
-
 /// What a new object is compared with: an empty one, which in Go has all its structures, so nobody owns these.
 fn empty(type_: &Type) -> Value {
     let present = type_.fields.iter().filter_map(|field| {
@@ -635,40 +596,8 @@ fn without_times(mut managers: Value) -> Value {
     managers
 }
 
-/// What is applied, merged into the object that is there.
-fn merge_applied(call: &Call, old: Option<&Value>, applied: &Value, options: &WriteOptions) -> Answer<Value> {
-    let manager = options.field_manager.as_deref().unwrap_or_default();
-    let nothing = json!({});
-    let type_ = &call.served.stored_schema;
-    let merged = patch::apply(type_, old.unwrap_or(&nothing), applied, &writer(call, manager), options.force);
-    let mut merged = merged.map_err(apply_failure)?;
-    if let Some(error) = schema::decode(type_, &mut merged).errors.first() {
-        return Err(Failure::plain(500, patch::misfit_message(applied, error)));
-    }
-    Ok(merged)
-}
-
-fn apply_failure(error: ApplyError) -> Failure {
-    let message = error.to_string();
-    match error {
-        ApplyError::Conflicts(conflicts) => {
-            let mut causes: Vec<Cause> = conflicts
-                .into_iter()
-                .map(|conflict| Cause {
-                    reason: CauseReason::ManagerConflict,
-                    message: format!("conflict with {}", conflict.manager),
-                    field: conflict.field,
-                })
-                .collect();
-            causes.sort_by(|one, other| one.field.cmp(&other.field));
-            Failure::apply_conflict(message, &causes)
-        }
-        ApplyError::Malformed(_) => Failure::bad_request(message),
-        ApplyError::Unfit(_) => Failure::plain(500, message),
-    }
-}
-
-fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
+/// Who writes, for the record of managers: by the name in the options, else by the program's own.
+pub(super) fn writer<'a>(call: &'a Call, options: &'a WriteOptions) -> Writer<'a> {
     let has_status = call.served.resource.subresources.contains(&Subresource::Status);
     let reset: &[&str] = match call.subresource {
         Some(Subresource::Status) if call.served.rules.status_keeps_metadata() => &["spec", "metadata"],
@@ -678,7 +607,7 @@ fn writer<'a>(call: &'a Call, manager: &'a str) -> Writer<'a> {
         _ => &[],
     };
     Writer {
-        manager,
+        manager: options.field_manager.as_deref().unwrap_or_else(|| program(call)),
         api_version: &call.served.api_version,
         subresource: call.subresource.map_or("", Subresource::name),
         reset,
@@ -693,22 +622,186 @@ fn program(call: &Call) -> &str {
     name.get(..NAME_LIMIT).unwrap_or(name)
 }
 
-/// Reads other objects from the store.
-struct StoreReader<'a> {
-    api: &'a ApiServer,
-    registry: &'a Registry,
-}
-
-impl Reader for StoreReader<'_> {
+/// What admission reads besides the object is in the store.
+impl Reader for Call {
     fn get(&self, group: &str, resource: &str, namespace: &str, name: &str) -> Option<Value> {
         let served = self.registry.by_name(group, resource)?;
-        let object = self.api.inner.store.get(&Key::new(served.collection.clone(), namespace, name))?;
+        let object = self.store().get(&Key::new(served.collection.clone(), namespace, name))?;
         serde_json::from_slice(&object.bytes).ok()
     }
 
     fn list(&self, group: &str, resource: &str) -> Vec<Value> {
         let Some(served) = self.registry.by_name(group, resource) else { return Vec::new() };
-        let view = self.api.inner.store.view(&served.collection);
+        let view = self.store().view(&served.collection);
         view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect()
+    }
+}
+
+/// The bytes of an object but for its version, which the store fills in at the very end.
+struct Encoded {
+    before: Vec<u8>,
+    after: Vec<u8>,
+    depth: usize,
+}
+
+impl Encoded {
+    fn new(object: &Value) -> Self {
+        // Nothing but the number is left to write under the store's lock.
+        let mut depth = 2;
+        let mut before = b"{".to_vec();
+        let mut after = Vec::new();
+        let mut metadata = Vec::new();
+        for (key, value) in object.as_object().into_iter().flatten() {
+            match (key.as_str(), value) {
+                ("metadata", Value::Object(fields)) => {
+                    depth = depth.max(2 + members(&mut metadata, fields, "resourceVersion"));
+                }
+                ("metadata", _) => {}
+                ("apiVersion" | "kind", _) => {
+                    depth = depth.max(1 + member(&mut before, key, value));
+                    before.push(b',');
+                }
+                _ => {
+                    after.push(b',');
+                    depth = depth.max(1 + member(&mut after, key, value));
+                }
+            }
+        }
+        before.extend_from_slice(br#""metadata":{"#);
+        before.extend_from_slice(&metadata);
+        if !metadata.is_empty() {
+            before.push(b',');
+        }
+        before.extend_from_slice(br#""resourceVersion":""#);
+        let mut end = br#""}"#.to_vec();
+        end.append(&mut after);
+        end.push(b'}');
+        Self { before, after: end, depth }
+    }
+
+    /// How deep the object nests, itself included.
+    fn depth(&self) -> usize {
+        self.depth
+    }
+
+    /// How many bytes the object has, but for its version.
+    fn length(&self) -> usize {
+        self.before.len() + self.after.len()
+    }
+
+    /// The change that stores the object.
+    fn put(self) -> Change {
+        Change::Put(Box::new(move |revision| self.fill(revision)))
+    }
+
+    /// The change that removes the object, whose last state this was.
+    fn remove(self) -> Change {
+        Change::Delete(Box::new(move |revision| self.fill(revision)))
+    }
+
+    fn fill(self, revision: u64) -> Bytes {
+        let mut bytes = self.before;
+        bytes.reserve_exact(self.after.len() + 20);
+        bytes.extend_from_slice(revision.to_string().as_bytes());
+        bytes.extend_from_slice(&self.after);
+        bytes.into()
+    }
+}
+
+/// Writes the members of an object; returns how deep the deepest value nests.
+fn members(bytes: &mut Vec<u8>, map: &Map<String, Value>, without: &str) -> usize {
+    let mut deepest = 0;
+    for (key, value) in map.iter().filter(|(key, _)| *key != without) {
+        if !bytes.is_empty() {
+            bytes.push(b',');
+        }
+        deepest = deepest.max(member(bytes, key, value));
+    }
+    deepest
+}
+
+/// Writes a member of an object; returns how deep its value nests.
+fn member(bytes: &mut Vec<u8>, key: &str, value: &Value) -> usize {
+    let mut deepest = 0;
+    // Writing JSON values to memory does not fail.
+    let _ = serde_json::to_writer(&mut *bytes, key);
+    bytes.push(b':');
+    let nesting = Nesting { depth: 0, deepest: &mut deepest };
+    let _ = value.serialize(&mut serde_json::Serializer::with_formatter(bytes, nesting));
+    deepest
+}
+
+/// Compact JSON, and how deep it gets.
+struct Nesting<'a> {
+    depth: usize,
+    deepest: &'a mut usize,
+}
+
+impl Nesting<'_> {
+    fn enter(&mut self) {
+        self.depth += 1;
+        *self.deepest = self.depth.max(*self.deepest);
+    }
+}
+
+impl Formatter for Nesting<'_> {
+    fn begin_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.enter();
+        writer.write_all(b"[")
+    }
+
+    fn end_array<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        writer.write_all(b"]")
+    }
+
+    fn begin_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.enter();
+        writer.write_all(b"{")
+    }
+
+    fn end_object<W: io::Write + ?Sized>(&mut self, writer: &mut W) -> io::Result<()> {
+        self.depth -= 1;
+        writer.write_all(b"}")
+    }
+}
+
+/// The change that stores an object.
+pub(crate) fn put(object: &Value) -> Change {
+    Encoded::new(object).put()
+}
+
+/// The change that removes an object whose last state was this.
+pub(crate) fn remove(object: &Value) -> Change {
+    Encoded::new(object).remove()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_version_is_filled_into_the_bytes() {
+        for object in [
+            json!({ "apiVersion": "v1", "kind": "A", "metadata": { "name": "x", "resourceVersion": "1" }, "spec": [1] }),
+            json!({ "apiVersion": "v1", "kind": "A", "metadata": {} }),
+        ] {
+            let mut expected = object.clone();
+            expected["metadata"]["resourceVersion"] = "42".into();
+            let bytes = Encoded::new(&object).fill(42);
+            assert_eq!(serde_json::from_slice::<Value>(&bytes).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn how_deep_an_object_nests_is_known_when_it_is_encoded() {
+        for (object, depth) in [
+            (json!({ "metadata": {} }), 2),
+            (json!({ "metadata": { "labels": {} }, "spec": {} }), 3),
+            (json!({ "metadata": { "managedFields": [{ "fieldsV1": {} }] } }), 5),
+            (json!({ "metadata": {}, "spec": { "a": [[], { "b": 1 }], "c": [] }, "data": 1 }), 4),
+        ] {
+            assert_eq!(Encoded::new(&object).depth(), depth, "{object}");
+        }
     }
 }

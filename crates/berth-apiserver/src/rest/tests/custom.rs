@@ -227,7 +227,7 @@ async fn a_deletion_that_broke_off_is_ended_at_the_next_start() {
     let mut marked: Value = serde_json::from_slice(&stored.bytes).unwrap();
     marked["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z".into();
     marked["metadata"]["finalizers"] = json!([crate::rest::crd::CLEANUP]);
-    let change = crate::rest::object::put(&marked);
+    let change = crate::rest::write::put(&marked);
     store.write(key.clone(), crate::store::Expect::Revision(stored.revision), change).await.unwrap();
     let restarted = ApiServer::new(store.clone(), Options::default());
     restarted.bootstrap().await.unwrap();

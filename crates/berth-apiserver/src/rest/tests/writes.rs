@@ -473,7 +473,7 @@ async fn an_object_that_was_stored_larger_can_still_be_changed_if_it_does_not_gr
         .await;
     pod["metadata"]["annotations"] = json!({ "a": "x".repeat(20_000) });
     let key = store::Key::new("pods".into(), "default", "old");
-    let stored = api.server.store().write(key, store::Expect::Present, super::super::object::put(&pod)).await;
+    let stored = api.server.store().write(key, store::Expect::Present, super::super::write::put(&pod)).await;
     assert!(stored.unwrap().bytes.len() > store::MAX_OBJECT);
     let path = "/api/v1/namespaces/default/pods/old";
     let (code, answer) = api.merge(path, &json!({ "metadata": { "labels": { "more": "yes" } } })).await;
