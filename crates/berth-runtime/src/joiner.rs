@@ -27,7 +27,7 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ContainerSpec,
+    ContainerSpec, Security,
     launcher::{Command, Launcher, MOST_FDS, Stdio, receive, send},
     status::Shim,
     sys::{self, Kind},
@@ -110,6 +110,7 @@ struct Request {
     user: Option<u32>,
     group: Option<u32>,
     groups: Vec<u32>,
+    security: Security,
     tty: bool,
 }
 
@@ -140,6 +141,7 @@ impl Launcher {
             user: spec.user,
             group: spec.group,
             groups: spec.groups.clone(),
+            security: spec.security.clone(),
             tty: call.tty,
         };
         let request =
@@ -291,6 +293,7 @@ fn become_command(request: &Request, container: &Container, [stdin, stdout, stde
         user: request.user,
         group: request.group,
         groups: &request.groups,
+        security: &request.security,
     };
     let (input, output, error) = (stdin.as_fd(), stdout.as_fd(), stderr.as_fd());
     command.become_it(&Stdio { input, output, error, terminal: request.tty })

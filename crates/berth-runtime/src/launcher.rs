@@ -38,7 +38,7 @@ use rustix::{
 };
 
 use crate::{
-    ContainerSpec, SPEC_FILE, TERMINATION_FILE, joiner,
+    ContainerSpec, SPEC_FILE, Security, TERMINATION_FILE, joiner,
     log::{Log, Stream},
     root,
     status::{self, KILL_ALL, Record},
@@ -340,6 +340,7 @@ impl Child {
                 user: spec.user,
                 group: spec.group,
                 groups: &spec.groups,
+                security: &spec.security,
             };
             if terminal {
                 let terminal =
@@ -506,6 +507,7 @@ pub(crate) struct Command<'a> {
     pub(crate) user: Option<u32>,
     pub(crate) group: Option<u32>,
     pub(crate) groups: &'a [u32],
+    pub(crate) security: &'a Security,
 }
 
 /// Standard input, output and error of a command.
@@ -554,10 +556,9 @@ impl Command<'_> {
         let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
         rustix::thread::set_thread_groups(&groups)
             .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(self.group.unwrap_or(0))))
-            .and_then(|()| rustix::thread::set_thread_uid(user))
-            .map_err(|errno| Error::new(format!("become user {}", user.as_raw()), errno))?;
+            .map_err(|errno| Error::new("take the groups of the container", errno))?;
         sys::reset_signals();
-        Ok(())
+        self.security.apply(user)
     }
 
     fn exec(&self) -> Error {

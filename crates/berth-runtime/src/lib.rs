@@ -29,14 +29,15 @@
 //! - Paths inside a container never lead out of it (`root.rs`).
 //!
 //! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
-//! malice: unless told to be another user, its process is root with all the capabilities of the caller.
+//! malice: it sees the files of the host, and unless told to be another user, its process is root of the host, with the
+//! capabilities of its [`Security`].
 //!
 //! Start reading at [`Runtime::start`] (`runtime.rs`), then `Launcher::launch` and `run` (`launcher.rs`).
 //!
 //! # Example
 //!
 //! ```no_run
-//! use berth_runtime::{ContainerSpec, LAUNCHER, Runtime};
+//! use berth_runtime::{ContainerSpec, LAUNCHER, Runtime, Security};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> Result<(), berth_runtime::Error> {
@@ -57,6 +58,7 @@
 //!             user: None,
 //!             group: None,
 //!             groups: Vec::new(),
+//!             security: Security::default(),
 //!             read_only_root: false,
 //!             stdin: false,
 //!             tty: false,
@@ -79,6 +81,7 @@ mod log;
 mod logs;
 mod root;
 mod runtime;
+mod security;
 mod status;
 mod sys;
 
@@ -92,6 +95,7 @@ pub use self::{
     joiner::{ExecCall, TerminalSize},
     logs::{LogOptions, LogStream, logs},
     runtime::{ContainerId, Error, Result, Runtime},
+    security::{Capabilities, Security},
     status::{Exit, Found, Reason, Shim, State, find},
 };
 
@@ -128,6 +132,9 @@ pub struct ContainerSpec {
     pub group: Option<u32>,
     /// The supplementary groups of the command, besides its primary one.
     pub groups: Vec<u32>,
+    /// What its processes may do.
+    #[serde(default)]
+    pub security: Security,
     /// Whether only volumes, `/dev` and `/proc` can be written.
     pub read_only_root: bool,
     /// Whether standard input stays open, empty, instead of being at its end.
@@ -151,6 +158,13 @@ pub struct ContainerSpec {
 pub struct Mount {
     /// Where it is on the host; its last component must not be a symbolic link.
     pub source: PathBuf,
+    /// The directory or file below `source` that appears instead of it; a directory is made when it is missing. Symbolic
+    /// links are followed as long as they stay below `source`, whatever changes there meanwhile.
+    #[serde(default)]
+    pub sub_path: Option<PathBuf>,
+    /// Whether setuid bits, file capabilities and device nodes in it have no effect.
+    #[serde(default)]
+    pub restricted: bool,
     /// Where it appears, made when it is missing. A symbolic link there is followed, but never out of the container.
     pub target: PathBuf,
     /// Whether writes to it, and to everything mounted below it, are refused.

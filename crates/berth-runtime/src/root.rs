@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::fs::{FileTypeExt as _, MetadataExt as _},
     },
-    path::Path,
+    path::{Component, Path, PathBuf},
 };
 
 use rustix::{
@@ -20,7 +20,7 @@ use rustix::{
         FsMountFlags, FsOpenFlags, MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags,
         fsconfig_create, fsconfig_set_string, fsmount, fsopen, move_mount, open_tree,
     },
-    process::{Pid, PidfdFlags, pidfd_open},
+    process::{Gid, Pid, PidfdFlags, Uid, pidfd_open},
     thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 
@@ -31,6 +31,9 @@ use berth_host::{Doing as _, Error, Result, mount::mount_setattr};
 const SCRATCH_SIZE: &str = "256m";
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
+const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
+/// Links are followed below the directory that is given, and nothing leads out of it.
+const BENEATH: ResolveFlags = ResolveFlags::BENEATH.union(ResolveFlags::NO_MAGICLINKS);
 const HARMLESS: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NOEXEC;
 /// Devices every program may expect, by minor number of the memory devices.
 const MEMORY_DEVICES: [(&str, u32); 5] =
@@ -42,6 +45,26 @@ const LINKS: [(&str, &str); 5] = [
     ("stderr", "/proc/self/fd/2"),
     ("ptmx", "pts/ptmx"),
 ];
+
+/// Files of the kernel that tell of the whole machine or change it: a container finds them empty.
+const MASKED: [&str; 12] = [
+    "/proc/acpi",
+    "/proc/asound",
+    "/proc/interrupts",
+    "/proc/kcore",
+    "/proc/keys",
+    "/proc/latency_stats",
+    "/proc/sched_debug",
+    "/proc/scsi",
+    "/proc/timer_list",
+    "/proc/timer_stats",
+    "/sys/devices/virtual/powercap",
+    "/sys/firmware",
+];
+/// Files of the kernel that a container may read and not write.
+const READABLE: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+/// What of the host's `/dev` a container has of its own, or not at all.
+const OWN_DEVICES: [&str; 6] = ["pts", "shm", "mqueue", "hugepages", "console", "ptmx"];
 
 /// Makes a mount namespace of this process that holds the host's root without what is mounted below it.
 pub(crate) fn leave_host_mounts() -> Result<()> {
@@ -64,7 +87,10 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
     let outside = Outside::fetch(spec, state, host)?;
     let (scratch, root) = overlay()?;
     let root = Root(root);
-    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref())?;
+    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref(), &outside.host_devices)?;
+    if spec.security.mask_kernel_files {
+        root.mask_kernel_files(&scratch)?;
+    }
     // While there is no volume yet: one that is mounted at /etc is the pod's, and may be the host's.
     root.write_host_files(spec, outside.resolv_conf.as_deref())?;
     for hidden in &spec.hidden {
@@ -98,7 +124,20 @@ struct Outside<'a> {
     devices: Vec<(&'a Device, u64)>,
     termination: Option<OwnedFd>,
     sysfs: Option<OwnedFd>,
+    host_devices: Vec<HostDevice>,
     resolv_conf: Option<Vec<u8>>,
+}
+
+/// What lies below the host's `/dev`, at a path that is relative to it.
+struct HostDevice {
+    path: PathBuf,
+    kind: HostDeviceKind,
+}
+
+enum HostDeviceKind {
+    Directory,
+    Link(PathBuf),
+    Node { mode: u32, user: u32, group: u32, number: u64 },
 }
 
 impl<'a> Outside<'a> {
@@ -114,7 +153,11 @@ impl<'a> Outside<'a> {
     fn fetch_here(spec: &'a ContainerSpec, state: BorrowedFd<'_>) -> Result<Self> {
         let mut volumes = Vec::new();
         for mount in &spec.mounts {
-            volumes.push((mount, clone_volume(mount).doing("bind", &mount.source)?));
+            let bound = match &mount.sub_path {
+                Some(below) => clone_volume(mount).doing("bind", mount.source.join(below)),
+                None => clone_volume(mount).doing("bind", &mount.source),
+            };
+            volumes.push((mount, bound?));
         }
         // A volume in a volume has to come after it.
         volumes.sort_by_key(|(mount, _)| mount.target.components().count());
@@ -126,13 +169,26 @@ impl<'a> Outside<'a> {
             Some(_) => Some(clone_file(state, TERMINATION_FILE).doing("bind", TERMINATION_FILE)?),
             None => None,
         };
-        let sysfs = clone_tree(CWD, Path::new("/sys"), OpenTreeFlags::empty()).ok();
-        Ok(Self { volumes, devices, termination, sysfs, resolv_conf: std::fs::read("/etc/resolv.conf").ok() })
+        let sysfs = clone_sysfs(spec.security.host_devices).ok();
+        let mut host_devices = Vec::new();
+        if spec.security.host_devices {
+            list_devices(Path::new(""), &mut host_devices).doing("list", "/dev")?;
+        }
+        let resolv_conf = std::fs::read("/etc/resolv.conf").ok();
+        Ok(Self { volumes, devices, termination, sysfs, host_devices, resolv_conf })
     }
 }
 
 fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
-    let tree = clone_tree(CWD, &mount.source, OpenTreeFlags::AT_RECURSIVE)?;
+    let tree = match &mount.sub_path {
+        Some(below) => {
+            let found = open_below(&mount.source, below)?;
+            // The descriptor is what was found: whoever exchanges names now changes nothing.
+            let flags = OpenTreeFlags::AT_RECURSIVE | OpenTreeFlags::AT_EMPTY_PATH;
+            clone_tree(found.as_fd(), Path::new(""), flags)?
+        }
+        None => clone_tree(CWD, &mount.source, OpenTreeFlags::AT_RECURSIVE)?,
+    };
     if FileType::from_raw_mode(rustix::fs::fstat(&tree)?.st_mode) == FileType::Symlink {
         return Err(Errno::LOOP);
     }
@@ -141,9 +197,39 @@ fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
         Propagation::HostToContainer => libc::MS_SLAVE,
         Propagation::Bidirectional => libc::MS_SHARED,
     };
-    let attributes = if mount.read_only { READ_ONLY } else { 0 };
+    let attributes =
+        if mount.read_only { READ_ONLY } else { 0 } | if mount.restricted { RESTRICTED } else { 0 };
     mount_setattr(tree.as_fd(), attributes, 0, propagation, true)?;
     Ok(tree)
+}
+
+/// Opens what `below` names in the volume `source`; directories that are missing are made with the mode of the volume's.
+///
+/// Each step is taken from the volume's directory, so a link that leads out of the volume is refused (`EXDEV`) also when
+/// somebody puts it there at this moment.
+fn open_below(source: &Path, below: &Path) -> rustix::io::Result<OwnedFd> {
+    if below.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir)) {
+        return Err(Errno::XDEV);
+    }
+    let directory = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let volume = rustix::fs::open(source, directory | OFlags::NOFOLLOW, Mode::empty())?;
+    let open = |path: &Path, flags| rustix::fs::openat2(&volume, path, flags, Mode::empty(), BENEATH);
+    match open(below, OFlags::PATH | OFlags::CLOEXEC) {
+        Err(Errno::NOENT) => {}
+        opened => return opened,
+    }
+    let permissions = Mode::from_raw_mode(rustix::fs::fstat(&volume)?.st_mode & 0o777);
+    let umask = rustix::process::umask(Mode::empty());
+    let made =
+        below.components().try_fold((open(Path::new("."), directory)?, PathBuf::new()), |around, part| {
+            let (parent, path) = (around.0, around.1.join(part));
+            match rustix::fs::mkdirat(&parent, part.as_os_str(), permissions) {
+                Ok(()) | Err(Errno::EXIST) => Ok((open(&path, directory)?, path)),
+                Err(errno) => Err(errno),
+            }
+        });
+    rustix::process::umask(umask);
+    Ok(made?.0)
 }
 
 fn clone_file(directory: BorrowedFd<'_>, name: &str) -> rustix::io::Result<OwnedFd> {
@@ -159,7 +245,7 @@ pub(crate) fn clone_tree(
     more: OpenTreeFlags,
 ) -> rustix::io::Result<OwnedFd> {
     // Behind a trailing slash the kernel would follow a link.
-    let path: std::path::PathBuf = path.components().collect();
+    let path: PathBuf = path.components().collect();
     let flags = OpenTreeFlags::OPEN_TREE_CLONE
         | OpenTreeFlags::OPEN_TREE_CLOEXEC
         | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
@@ -278,22 +364,60 @@ impl Root {
         hide().doing("hide in the container", path)
     }
 
-    fn add_kernel_filesystems(&self, scratch: &OwnedFd, sysfs: Option<&OwnedFd>) -> Result<()> {
+    fn add_kernel_filesystems(
+        &self,
+        scratch: &OwnedFd,
+        sysfs: Option<&OwnedFd>,
+        host_devices: &[HostDevice],
+    ) -> Result<()> {
         let make = |errno| Error::new("mount a kernel filesystem for the container", errno);
         let proc = new_filesystem("proc", &[], HARMLESS | libc::MOUNT_ATTR_NODEV).map_err(make)?;
         self.attach(&proc, Path::new("/proc"))?;
         if let Some(sysfs) = sysfs {
-            let attributes = READ_ONLY | HARMLESS | libc::MOUNT_ATTR_NODEV;
-            mount_setattr(sysfs.as_fd(), attributes, 0, libc::MS_PRIVATE, false).map_err(make)?;
             self.attach(sysfs, Path::new("/sys"))?;
         }
         let dev = clone_tree(scratch.as_fd(), Path::new("dev"), OpenTreeFlags::empty()).map_err(make)?;
         mount_setattr(dev.as_fd(), HARMLESS, 0, 0, false).map_err(make)?;
-        fill_dev(&dev).map_err(|errno| Error::new("make the device files of the container", errno))?;
+        fill_dev(&dev, host_devices)
+            .map_err(|errno| Error::new("make the device files of the container", errno))?;
         self.attach(&dev, Path::new("/dev"))?;
         let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
         let pts = new_filesystem("devpts", &terminals, HARMLESS).map_err(make)?;
         self.attach(&pts, Path::new("/dev/pts"))
+    }
+
+    /// Empties what tells of the whole machine, and makes read-only what changes it.
+    fn mask_kernel_files(&self, scratch: &OwnedFd) -> Result<()> {
+        for path in MASKED.map(Path::new) {
+            let mask = || -> rustix::io::Result<()> {
+                let found = match self.open(path, OFlags::PATH) {
+                    Err(Errno::NOENT) => return Ok(()),
+                    opened => opened?,
+                };
+                let is_dir =
+                    FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Directory;
+                let cover = if is_dir { "empty" } else { "dev/null" };
+                let cover = clone_tree(scratch.as_fd(), Path::new(cover), OpenTreeFlags::empty())?;
+                if is_dir {
+                    mount_setattr(cover.as_fd(), READ_ONLY, 0, 0, false)?;
+                }
+                attach_at(&cover, found.as_fd(), "")
+            };
+            mask().doing("mask in the container", path)?;
+        }
+        for path in READABLE.map(Path::new) {
+            let protect = || -> rustix::io::Result<()> {
+                let found = match self.open(path, OFlags::PATH) {
+                    Err(Errno::NOENT) => return Ok(()),
+                    opened => opened?,
+                };
+                let copy = clone_tree(found.as_fd(), Path::new(""), OpenTreeFlags::AT_EMPTY_PATH)?;
+                mount_setattr(copy.as_fd(), READ_ONLY, 0, 0, false)?;
+                attach_at(&copy, found.as_fd(), "")
+            };
+            protect().doing("make read-only in the container", path)?;
+        }
+        Ok(())
     }
 
     fn add_device(&self, device: &Device, number: u64, scratch: &OwnedFd) -> Result<()> {
@@ -354,7 +478,46 @@ impl Root {
     }
 }
 
-fn fill_dev(dev: &OwnedFd) -> rustix::io::Result<()> {
+/// The host's `/sys`, of which a container changes nothing unless it may use the devices of the host.
+fn clone_sysfs(writable: bool) -> rustix::io::Result<OwnedFd> {
+    let sysfs = clone_tree(CWD, Path::new("/sys"), OpenTreeFlags::empty())?;
+    let attributes = HARMLESS | libc::MOUNT_ATTR_NODEV | if writable { 0 } else { READ_ONLY };
+    mount_setattr(sysfs.as_fd(), attributes, 0, libc::MS_PRIVATE, false)?;
+    Ok(sysfs)
+}
+
+/// Lists what lies below a directory of the host's `/dev`, on the same filesystem.
+fn list_devices(below: &Path, found: &mut Vec<HostDevice>) -> io::Result<()> {
+    let directory = Path::new("/dev").join(below);
+    let filesystem = std::fs::metadata(&directory)?.dev();
+    for entry in std::fs::read_dir(&directory)? {
+        let entry = entry?;
+        let path = below.join(entry.file_name());
+        if OWN_DEVICES.iter().any(|own| Path::new(own) == path) {
+            continue;
+        }
+        // Devices come and go; what is gone meanwhile is not there.
+        let Ok(metadata) = entry.metadata() else { continue };
+        let kind = metadata.file_type();
+        if kind.is_dir() {
+            if metadata.dev() == filesystem {
+                found.push(HostDevice { path: path.clone(), kind: HostDeviceKind::Directory });
+                list_devices(&path, found)?;
+            }
+        } else if kind.is_symlink() {
+            if let Ok(target) = std::fs::read_link(entry.path()) {
+                found.push(HostDevice { path, kind: HostDeviceKind::Link(target) });
+            }
+        } else if kind.is_block_device() || kind.is_char_device() {
+            let (mode, user, group) = (metadata.mode(), metadata.uid(), metadata.gid());
+            let kind = HostDeviceKind::Node { mode, user, group, number: metadata.rdev() };
+            found.push(HostDevice { path, kind });
+        }
+    }
+    Ok(())
+}
+
+fn fill_dev(dev: &OwnedFd, host_devices: &[HostDevice]) -> rustix::io::Result<()> {
     // Modes are meant as they are written, whatever the caller's umask.
     let umask = rustix::process::umask(Mode::empty());
     let everybody = Mode::from_raw_mode(0o666);
@@ -367,6 +530,24 @@ fn fill_dev(dev: &OwnedFd) -> rustix::io::Result<()> {
     }
     rustix::fs::mkdirat(dev, "pts", Mode::from_raw_mode(0o755))?;
     rustix::fs::mkdirat(dev, "shm", Mode::from_raw_mode(0o1777))?;
+    for HostDevice { path, kind } in host_devices {
+        let made = match kind {
+            HostDeviceKind::Directory => rustix::fs::mkdirat(dev, path, Mode::from_raw_mode(0o755)),
+            HostDeviceKind::Link(target) => rustix::fs::symlinkat(target, dev, path),
+            HostDeviceKind::Node { mode, user, group, number } => {
+                let (kind, mode_bits) = (FileType::from_raw_mode(*mode), Mode::from_raw_mode(*mode & 0o7777));
+                rustix::fs::mknodat(dev, path, kind, mode_bits, *number).and_then(|()| {
+                    let owner = (Some(Uid::from_raw(*user)), Some(Gid::from_raw(*group)));
+                    rustix::fs::chownat(dev, path, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)
+                })
+            }
+        };
+        match made {
+            // Every container has it already.
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
     rustix::process::umask(umask);
     Ok(())
 }

@@ -165,6 +165,16 @@ pub(crate) fn execve(program: &CString, arguments: &[CString], environment: &[CS
     last_errno()
 }
 
+/// Has the kernel run a filter at every system call of this process and its children, in addition to those it has.
+pub(crate) fn set_seccomp_filter(program: &[seccompiler::sock_filter]) -> io::Result<()> {
+    let len = libc::c_ushort::try_from(program.len()).map_err(io::Error::other)?;
+    let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
+    // SAFETY: `sock_filter` has the layout of the C type, and the kernel copies the program during the call.
+    let set =
+        unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, 0, &raw const program) };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
 /// The time, in nanoseconds since 1970.
 pub(crate) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos()

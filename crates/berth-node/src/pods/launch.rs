@@ -1,10 +1,11 @@
 //! From a container in a pod to what the runtime starts, or why it cannot.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
-use std::path::PathBuf;
+use std::path::{Component, PathBuf};
 
-use berth_runtime::{ContainerSpec, Device, Mount, Propagation};
-use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext};
+use berth_runtime::{Capabilities, ContainerSpec, Device, Mount, Propagation, Security};
+use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext, VolumeMount};
 
 use super::{Options, probes};
 use crate::plugin::Ready;
@@ -24,11 +25,12 @@ pub(super) async fn container_spec(
     if let Some(refusal) = probes::refuse(container) {
         return Err(refusal);
     }
-    let (mounts, devices) = (mounts(pod, container, volumes)?, devices(container, volumes)?);
+    let security = security(pod, container)?;
     let hostname = hostname(pod);
     let environment = whole_environment(options, pod, container, &hostname).await?;
     let known =
         |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
+    let (mounts, devices) = (mounts(pod, container, volumes, known)?, devices(container, volumes)?);
     let words = container.command.iter().flatten().chain(container.args.iter().flatten());
     let command = if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
         words.map(|word| expand(word, known)).collect()
@@ -53,6 +55,7 @@ pub(super) async fn container_spec(
         user: identity.user,
         group: identity.group,
         groups: identity.groups,
+        security,
         read_only_root: identity.read_only_root,
         stdin: container.stdin.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
@@ -69,26 +72,76 @@ pub(super) fn ignored_fields(pod: &Pod, container: &Container) -> Vec<&'static s
     let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
     let post_start = container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.post_start.is_some());
-    let user_namespace = pod.spec.as_ref().is_some_and(|spec| spec.host_users == Some(false));
     let fields = [
         (post_start, "lifecycle.postStart"),
         (limits.is_some_and(|limits| !limits.is_empty()), "resources.limits"),
-        (own.allow_privilege_escalation == Some(false), "securityContext.allowPrivilegeEscalation"),
-        (own.capabilities.is_some(), "securityContext.capabilities"),
-        (own.seccomp_profile.is_some() || whole.seccomp_profile.is_some(), "securityContext.seccompProfile"),
-        (
-            own.app_armor_profile.is_some() || whole.app_armor_profile.is_some(),
-            "securityContext.appArmorProfile",
-        ),
         (
             own.se_linux_options.is_some() || whole.se_linux_options.is_some(),
             "securityContext.seLinuxOptions",
         ),
-        (own.proc_mount.is_some(), "securityContext.procMount"),
-        (user_namespace, "hostUsers"),
         (whole.sysctls.is_some(), "securityContext.sysctls"),
     ];
     fields.into_iter().filter_map(|(is_set, field)| is_set.then_some(field)).collect()
+}
+
+/// What the processes of a container may do, or which field asks for what this node cannot do.
+fn security(pod: &Pod, container: &Container) -> Result<Security, String> {
+    let refuse = |why: String| Err(format!("container {}: {why}", container.name));
+    let spec = pod.spec.as_ref();
+    let whole = spec.and_then(|spec| spec.security_context.clone()).unwrap_or_default();
+    let own = container.security_context.clone().unwrap_or_default();
+    if spec.is_some_and(|spec| spec.host_users == Some(false)) {
+        return refuse("hostUsers: false is not supported, as this node makes no user namespaces".into());
+    }
+    let app_armor = own.app_armor_profile.or(whole.app_armor_profile).map(|profile| profile.type_);
+    if let Some(profile) = app_armor.filter(|profile| profile != "Unconfined") {
+        return refuse(format!("securityContext.appArmorProfile {profile} is not supported"));
+    }
+    let privileged = own.privileged == Some(true);
+    let seccomp = own.seccomp_profile.or(whole.seccomp_profile).map(|profile| profile.type_);
+    let seccomp = match seccomp.as_deref() {
+        None | Some("Unconfined") => false,
+        Some("RuntimeDefault") => !privileged,
+        Some(other) => {
+            return refuse(format!(
+                "securityContext.seccompProfile {other} is not supported; use RuntimeDefault or Unconfined"
+            ));
+        }
+    };
+    let base = if privileged { Security::privileged() } else { Security::default() };
+    let wanted = own.capabilities.unwrap_or_default();
+    let (add, drop) = (wanted.add.unwrap_or_default(), wanted.drop.unwrap_or_default());
+    let mut capabilities = base.capabilities;
+    let every = |names: &[String]| names.iter().any(|name| name.eq_ignore_ascii_case("ALL"));
+    if every(&add) {
+        capabilities = Capabilities::available();
+    }
+    if every(&drop) {
+        capabilities = Capabilities::none();
+    }
+    for (names, field) in [(&add, "add"), (&drop, "drop")] {
+        for name in names.iter().filter(|name| !name.eq_ignore_ascii_case("ALL")) {
+            let Some(one) = Capabilities::named(&name.to_ascii_uppercase()) else {
+                return refuse(format!("securityContext.capabilities.{field}: {name:?} is no capability"));
+            };
+            capabilities = match field {
+                "add" if Capabilities::available().contain(one) => capabilities.with(one),
+                "add" => {
+                    return refuse(format!(
+                        "securityContext.capabilities.add: Berth does not have {name} on this machine"
+                    ));
+                }
+                _ => capabilities.without(one),
+            };
+        }
+    }
+    Ok(Security {
+        capabilities,
+        seccomp,
+        no_new_privileges: own.allow_privilege_escalation == Some(false),
+        mask_kernel_files: !privileged && own.proc_mount.as_deref() != Some("Unmasked"),
+        ..base
+    })
 }
 
 fn names(pod: &Pod) -> (&str, &str, &str) {
@@ -134,19 +187,21 @@ async fn whole_environment(
     Ok(all)
 }
 
-fn mounts(pod: &Pod, container: &Container, volumes: &HashMap<String, Ready>) -> Result<Vec<Mount>, String> {
+fn mounts<'a>(
+    pod: &Pod,
+    container: &Container,
+    volumes: &HashMap<String, Ready>,
+    known: impl Fn(&str) -> Option<&'a str>,
+) -> Result<Vec<Mount>, String> {
+    let security = container.security_context.as_ref();
+    let privileged = security.is_some_and(|security| security.privileged == Some(true));
     let mut mounts = Vec::new();
     for mount in container.volume_mounts.iter().flatten() {
-        let given = |text: &Option<String>| text.as_ref().is_some_and(|text| !text.is_empty());
-        if given(&mount.sub_path) || given(&mount.sub_path_expr) {
-            return Err(format!(
-                "volume mount {} of container {} uses subPath, which Berth does not support yet",
-                mount.name, container.name
-            ));
-        }
         let ready = volumes.get(&mount.name).ok_or_else(|| not_there(&mount.name))?;
         mounts.push(Mount {
             source: ready.path.clone(),
+            sub_path: sub_path(container, mount, &known)?,
+            restricted: !privileged && !is_host_path(pod, &mount.name),
             target: absolute(&mount.mount_path),
             read_only: mount.read_only.unwrap_or(false) || is_read_only(pod, &mount.name),
             propagation: match mount.mount_propagation.as_deref() {
@@ -159,6 +214,53 @@ fn mounts(pod: &Pod, container: &Container, volumes: &HashMap<String, Ready>) ->
     // What is mounted below another mount comes after it.
     mounts.sort_by_key(|mount| mount.target.components().count());
     Ok(mounts)
+}
+
+/// The path below a volume that a container mounts instead of it, with the variables of `subPathExpr` replaced.
+fn sub_path<'a>(
+    container: &Container,
+    mount: &VolumeMount,
+    known: impl Fn(&str) -> Option<&'a str>,
+) -> Result<Option<PathBuf>, String> {
+    let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
+    let (field, path) = match (given(&mount.sub_path), given(&mount.sub_path_expr)) {
+        (Some(path), _) => ("subPath", path),
+        (None, Some(expression)) => {
+            let unknown = RefCell::new(None);
+            let path = expand(&expression, |name| {
+                let value = known(name);
+                if value.is_none() {
+                    unknown.borrow_mut().get_or_insert(name.to_owned());
+                }
+                value
+            });
+            if let Some(name) = unknown.into_inner() {
+                return Err(format!(
+                    "container {}, volume mount {}: subPathExpr names {name}, which is no variable of the container",
+                    container.name, mount.name
+                ));
+            }
+            ("subPathExpr", path)
+        }
+        (None, None) => return Ok(None),
+    };
+    let path = PathBuf::from(path);
+    let leads_out = path.components().any(|part| !matches!(part, Component::Normal(_) | Component::CurDir));
+    if leads_out {
+        return Err(format!(
+            "container {}, volume mount {}: {field} {:?} must be a relative path without ..",
+            container.name,
+            mount.name,
+            path.display().to_string()
+        ));
+    }
+    Ok(Some(path))
+}
+
+/// Whether a volume is a directory or file of the host, whose owner decides what programs there may do.
+fn is_host_path(pod: &Pod, name: &str) -> bool {
+    let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
+    volumes.into_iter().flatten().any(|volume| volume.name == name && volume.host_path.is_some())
 }
 
 /// Volumes that no container may write, whatever its mount says.

@@ -12,5 +12,6 @@
 mod life;
 mod probes;
 mod restart;
+mod security;
 mod volumes;
 mod world;

@@ -21,7 +21,7 @@ fn call(command: &[&str]) -> ExecCall {
     ExecCall { command: command.iter().map(ToString::to_string).collect(), ..Default::default() }
 }
 
-async fn all(output: Option<ExecOutput>) -> String {
+pub(crate) async fn all(output: Option<ExecOutput>) -> String {
     let mut text = String::new();
     let mut output = output.expect("there is such an output");
     tokio::time::timeout(SOON, output.read_to_string(&mut text)).await.expect("the output ends").unwrap();

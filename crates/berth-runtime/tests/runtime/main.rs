@@ -11,4 +11,5 @@ mod exec;
 mod life;
 mod logs;
 mod scratch;
+mod security;
 mod world;

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use berth_runtime::{ContainerId, ContainerSpec, Exit, Mount, Propagation, Runtime};
+use berth_runtime::{ContainerId, ContainerSpec, Exit, Mount, Propagation, Runtime, Security};
 use berth_runtime::{Found, find};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -59,6 +59,7 @@ impl Scratch {
             user: None,
             group: None,
             groups: Vec::new(),
+            security: Security::default(),
             read_only_root: false,
             stdin: false,
             tty: false,
@@ -106,7 +107,14 @@ pub(crate) fn texts(log: &Path) -> Vec<String> {
 }
 
 pub(crate) fn mount(source: &Path, target: &str, read_only: bool) -> Mount {
-    Mount { source: source.to_owned(), target: target.into(), read_only, propagation: Propagation::default() }
+    Mount {
+        source: source.to_owned(),
+        sub_path: None,
+        restricted: false,
+        target: target.into(),
+        read_only,
+        propagation: Propagation::default(),
+    }
 }
 
 /// The program of `examples/containers.rs`.

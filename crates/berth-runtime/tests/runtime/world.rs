@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use berth_host::loopdev::{self, LoopDevice};
-use berth_runtime::{Device, Propagation, Reason};
+use berth_runtime::{Device, Propagation, Reason, Security};
 
 use crate::scratch::{Scratch, exit, mount};
 
@@ -43,10 +43,11 @@ async fn nothing_on_the_host_changes() {
     fs::create_dir(full.join("directory")).unwrap();
     fs::write(full.join("directory/file"), "kept").unwrap();
     let (mark, removed) = (mark.display(), full.display());
-    let spec = scratch.sh(&format!(
+    let mut spec = scratch.sh(&format!(
         "echo changed > {mark} && echo x > /etc/berth-test && rm /etc/passwd && rm -r {removed} && mkdir /berth-test && \
          hostname other && mount -t tmpfs none /mnt && touch /mnt/x && echo done"
     ));
+    spec.security = Security::privileged();
     let (printed, exited) = scratch.run(&runtime, spec).await;
     assert_eq!((printed.as_str(), exited.code), ("done", 0));
     assert!(!scratch.path("mark").exists() && !Path::new("/etc/berth-test").exists());
@@ -103,7 +104,9 @@ async fn a_container_has_the_usual_devices_and_a_read_only_sys() {
 #[tokio::test]
 async fn no_way_leads_out_through_what_process_1_has_open() {
     let scratch = Scratch::new();
-    let spec = scratch.sh("for fd in /proc/1/fd/*; do echo $(ls $fd/ $fd/.. 2>/dev/null); done");
+    let mut spec = scratch.sh("for fd in /proc/1/fd/*; do echo $(ls $fd/ $fd/.. 2>/dev/null); done");
+    // Without capabilities that process 1 has, its descriptors cannot even be listed.
+    spec.security = Security::privileged();
     let name = spec.log.file_name().unwrap().to_string_lossy().into_owned();
     let (printed, _) = scratch.run(&scratch.open(), spec).await;
     assert!(printed.contains(&name), "the directory of the log is open: {printed}");
@@ -262,6 +265,7 @@ async fn mounts_made_later_on_the_host_are_seen_as_propagation_says() {
     let mut spec = scratch.sh("mount -t tmpfs none /both/later && echo x > /both/later/y");
     spec.mounts = vec![mount(&shared, "/both", false)];
     spec.mounts[0].propagation = Propagation::Bidirectional;
+    spec.security = Security::privileged();
     assert_eq!(scratch.run(&runtime, spec).await.1.code, 0);
     assert!(later.join("y").exists(), "what the container mounted is on the host");
 }
