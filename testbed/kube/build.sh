@@ -10,7 +10,7 @@ CONTROL="etcd kube-apiserver kubectl"
 CONTROLLERS="$CONTROL kube-controller-manager kube-scheduler"
 NODE="$CONTROLLERS kubelet containerd containerd-shim-runc-v2 ctr pause rmpods"
 
-E2E="$NODE e2e.test ginkgo agnhost"
+E2E="$NODE e2e.test ginkgo agnhost hostpath"
 
 version() { awk -v m="$2" '{for (i = 1; i < NF; i++) if ($i == m && $(i+1) ~ /^v/) {print $(i+1); exit}}' "$here/mods/$1/go.mod"; }
 k8s_ldflags() { # without these the servers call themselves v0.0.0-master, and version checks go wrong
@@ -28,7 +28,7 @@ build() {
     containerd|containerd-shim-runc-v2|ctr)
       mod=containerd pkg=github.com/containerd/containerd/v2/cmd/$t
       ld="-X github.com/containerd/containerd/v2/version.Version=$(version containerd github.com/containerd/containerd/v2)" ;;
-    pause) mod=pause pkg=. ;;
+    pause|hostpath) mod=$t pkg=. ;;
     rmpods) mod=k8s pkg=./rmpods ;;
     e2e.test) mod=k8s pkg=./e2e ld=$(k8s_ldflags) how="test -c" ;;
     ginkgo) mod=k8s pkg=github.com/onsi/ginkgo/v2/ginkgo ;;

@@ -29,7 +29,7 @@ stop etcd
 if [ -e "$KUBE_STATE/node" ]; then # there was a node: undo what up.sh did to this machine
   for root in "$KUBE_STATE" "$KUBELET_ROOT"; do # deepest first, KUBELET_ROOT's own mount last
     awk -v r="$root" '$2 == r || index($2, r "/") == 1 {print $2}' /proc/mounts | sort -r |
-      while read -r m; do umount "$m" || umount -l "$m"; done
+      while read -r m; do umount "$m" 2>/dev/null || umount -l "$m" 2>/dev/null || ! mountpoint -q "$m"; done # a copy goes with its original
   done
   for chain in PREROUTING OUTPUT; do iptables -t nat -D $chain $(api_dnat) 2>/dev/null || true; done
   ip link del "$BRIDGE" 2>/dev/null || true

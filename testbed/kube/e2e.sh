@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Kubernetes' own end-to-end suite (External.Storage) on a real kubelet, with the drivers as deploy/ installs them.
-#   e2e.sh [DRIVER...]   the definitions of e2e/: local-ext4 local-xfs local-btrfs local-dir nfs nfs-image (default: all)
+#   e2e.sh [DRIVER...]   the definitions of e2e/: local-ext4 local-xfs local-btrfs local-dir nfs nfs-image (default: all);
+#                        csimock: the suite's own mock driver with Berth's sidecars
 # FOCUS and SKIP select specs by regular expression, PROCS (default 4) is how many run at once, RESULTS where lists and logs are
 # kept, BERTH_BIN the program. UP=1 leaves the cluster running, and uses one that runs. It ends with a table, and fails if a spec did.
 set -euo pipefail
@@ -48,7 +49,7 @@ nfs_server() {
 nfs_driver() {
   nfs_server
   local options=vers=4.1,port=5460
-  apply nfs "s|^( *)- --state-dir=.*|&\n\1- --mount-mode=fuse|; s|^( *)- --extra-create-metadata|&\n\1- --default-mount-options=$options|" \
+  apply nfs "s|^( *)- --state-dir=.*|&\n\1- --mount-mode=fuse\n\1- --default-mount-options=$options|; s|^( *)- --extra-create-metadata|&\n\1- --default-mount-options=$options|" \
     daemonset/berth-nfs-node deployment/berth-nfs-controller deployment/berth-snapshot-controller
   sed "s|SERVER|$POD_NET.1|; s|SHARE|/export|; s|OPTIONS|\"vers=4.1\", \"port=5460\"|" "$here/e2e/nfs-classes.yaml" | kubectl apply -f - >/dev/null
 }
@@ -79,12 +80,19 @@ definition() { # prints it for this machine
   fi
 }
 suite() { # definition: External.Storage with it
-  definition "$1" >"$results/$1.yaml"
+  local specs=External.Storage driver=
+  if [ "$1" = csimock ]; then
+    specs='CSI Mock'
+  else
+    definition "$1" >"$results/$1.yaml"
+    driver=--storage.testdriver=$results/$1.yaml
+  fi
   rm -f "$results/$1.txt"
-  # Specs marked Disruptive restart the kubelet by ssh.
-  (cd "$results" && ginkgo --procs="${PROCS:-4}" --no-color --timeout=8h --focus="${FOCUS:-External.Storage}" --skip="${SKIP:-\[Disruptive\]}" \
+  # Specs marked Disruptive restart the kubelet by ssh; any volume data source needs programs of kubernetes-csi (hello-populator,
+  # volume-data-source-validator).
+  (cd "$results" && ginkgo --procs="${PROCS:-4}" --no-color --timeout=8h --focus="${FOCUS:-$specs}" --skip="${SKIP:-\[Disruptive\]|any volume data source}" \
     "$KUBE_BIN/e2e.test" -- --kubeconfig="$KUBECONFIG" --provider=skeleton --kubectl-path="$KUBE_BIN/kubectl" --repo-root="$here/e2e" \
-    --storage.testdriver="$results/$1.yaml" --results="$results/$1.txt" >"$results/$1.log" 2>&1) || true
+    $driver --results="$results/$1.txt" >"$results/$1.log" 2>&1) || true
 }
 table() {
   printf '\n%-14s %7s %7s %8s %8s\n' driver passed failed skipped minutes

@@ -3,7 +3,8 @@
 #   pause    the static binary of mods/pause
 #   busybox  Debian's busybox-static
 #   e2e      (argument) what Kubernetes' e2e suite runs: agnhost with busybox, GNU's dd, and names for the two above
-#   berth    (argument) the images of deploy/, from $BERTH_BIN and this machine's tools; made anew each time
+#   berth    (argument) the images of deploy/, from $BERTH_BIN and this machine's tools, and Berth under the names of the sidecars
+#            that the suite's mock driver runs; made anew each time
 set -euo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 . "$here/env.sh"
@@ -77,9 +78,17 @@ NSENTER
       from_host "$tmp/plain" . "$tmp/berth"
       from_host "$tmp/tools" . "$tmp/berth"
       from_host "$tmp/tools" usr/sbin mkfs.ext4 e2fsck resize2fs mkfs.xfs mkfs.btrfs
-      for name in plain:berth tools:berth-node; do
-        ctrk images rm "docker.io/library/${name#*:}:$version" >/dev/null 2>&1 || true
-        image "$tmp/${name%:*}" '{"Entrypoint":["/berth"],"Env":["PATH=/usr/sbin"]}' "docker.io/library/${name#*:}:$version"
+      cp "$KUBE_BIN/hostpath" "$tmp/tools/"
+      anew() { # root folder, entry point, name
+        ctrk images rm "$3" >/dev/null 2>&1 || true
+        image "$tmp/$1" "{\"Entrypoint\":[$2],\"Env\":[\"PATH=/usr/sbin\"]}" "$3"
+      }
+      anew plain '"/berth"' "docker.io/library/berth:$version"
+      anew tools '"/berth"' "docker.io/library/berth-node:$version"
+      # The versions that the manifests of the suite name.
+      anew tools '"/hostpath"' registry.k8s.io/sig-storage/hostpathplugin:v1.17.1
+      for name in csi-provisioner:v6.1.1 csi-attacher:v4.11.0 csi-resizer:v2.1.0 csi-snapshotter:v8.5.0 csi-node-driver-registrar:v2.16.0; do
+        anew plain "\"/berth\",\"${name%:*}\"" "registry.k8s.io/sig-storage/$name"
       done ;;
     *) echo "images.sh: there is no $what" >&2; exit 2 ;;
   esac

@@ -1,0 +1,3 @@
+module berth-testbed/hostpath
+
+go 1.26.0
