@@ -54,7 +54,6 @@
 
 mod cache;
 mod cluster;
-mod control;
 mod error;
 pub mod finalizers;
 mod key;
@@ -73,12 +72,11 @@ mod write;
 pub use berth_core::Backoff;
 pub use cache::{Cache, Index};
 pub use cluster::Cluster;
-pub use control::Loop;
 pub use error::{Error, Result};
 pub use key::Key;
 pub use kind::Kind;
 #[doc(hidden)]
 pub use kind::private as __private;
 pub use metrics::Metrics;
-pub use queue::{Failure, Next, Queue};
+pub use queue::{Failure, Loop, Next, Queue};
 pub use recorder::{Recorder, Severity, reference};

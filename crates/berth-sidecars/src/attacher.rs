@@ -70,8 +70,6 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let attacher = Arc::new(Attacher::new(&cluster, driver, options, &identity));
     let workers = attacher.options.workers;
     let attachments = attacher.driver.run_loop(
-        &cluster,
-        &attacher.queue,
         attacher.attachment_loop(),
         workers,
         || attacher.ours.get(&()).iter().map(|attachment| Key::of(attachment.as_ref())).collect(),

@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use berth_csi::{Call, Calls, Client, Endpoint, from_transport};
-use berth_kube::{Cluster, Key, Loop, Next, Queue};
+use berth_kube::{Key, Loop, Next};
 use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::sync::watch;
@@ -122,8 +122,6 @@ impl Driver {
     /// again. That one waits for its backoff, so that it does not keep the driver from serving the others.
     pub(crate) async fn run_loop<F>(
         &self,
-        cluster: &Cluster,
-        queue: &Queue<Key>,
         control: Loop<Key>,
         workers: usize,
         keys: impl Fn() -> Vec<Key>,
@@ -132,6 +130,7 @@ impl Driver {
         F: Future<Output = Result<Next, Failure>> + Send + 'static,
     {
         let in_flight: Arc<Mutex<HashSet<Key>>> = Arc::default();
+        let (queue, shutdown) = (control.queue().clone(), control.shutdown().clone());
         let calls = control.run(workers, |key| {
             let (driver, queue, in_flight) = (self.clone(), queue.clone(), in_flight.clone());
             let work = work(key.clone());
@@ -149,7 +148,7 @@ impl Driver {
                 settled(result)
             }
         });
-        let again = self.when_back(cluster.shutdown(), || {
+        let again = self.when_back(&shutdown, || {
             for key in keys() {
                 if !in_flight.lock().contains(&key) {
                     queue.add(key);

@@ -1,5 +1,8 @@
-//! Provisions volumes for claims and deletes those that are released. The work on claims is in `claims.rs`, that on
-//! released volumes in `volumes.rs`.
+//! Provisions volumes for claims and deletes those that are released.
+//!
+//! [`Provisioner::sync_claim`] observes a claim and plans; [`Provisioner::provision`] prepares the request, adds the
+//! finalizer to the claim, calls CreateVolume, saves the PersistentVolume and removes the finalizer. `undo.rs` deletes what
+//! was made for a claim that does not want it any more, `volumes.rs` the volumes that are released.
 //!
 //! Reads: PersistentVolumeClaim, PersistentVolume, StorageClass, VolumeAttachment (drivers that attach), CSINode and Node
 //! (drivers with topology, unless every node has its own provisioner), VolumeSnapshot (drivers with snapshots),
@@ -28,99 +31,53 @@
 //! way and leaves none.
 
 mod capacity;
-mod claims;
 mod metrics;
+mod options;
 mod per_node;
 mod request;
 mod sources;
 mod topology;
+mod undo;
 mod volumes;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Queue, Recorder, storage};
+use berth_core::names::events;
+use berth_core::names::{
+    ALPHA_SELECTED_NODE, BETA_STORAGE_PROVISIONER, DRIVER_WARNING, MIGRATED_TO, SELECTED_NODE,
+    STORAGE_PROVISIONER, creating,
+};
+use berth_csi::remarks::Remarks;
+use berth_csi::v1::{CreateVolumeRequest, DeleteVolumeRequest, Volume};
+use berth_kube::timeline::Step;
+use berth_kube::{Cache, Cluster, Index, Key, Loop, Next, Queue, Recorder, finalizers, storage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
-use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment};
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass, VolumeAttachment, VolumeAttributesClass};
 use kube::ResourceExt as _;
 use parking_lot::Mutex;
+use tonic::{Code, Status};
 
 use self::capacity::Publisher;
 use self::per_node::OwnNode;
 use self::request::VolumeRequest;
 use self::sources::Source;
+use self::topology::TopologyError;
 use crate::driver::{ControllerCapability, Driver, Identity};
+use crate::failure::{Failure, is_final_for_provisioning};
+use crate::secrets::{self, Purpose};
 
 pub use self::capacity::{Capacity, Owner};
 pub use self::metrics::Metrics;
+pub use self::options::Options;
 pub use self::per_node::PerNode;
-
-/// How a provisioner works; the defaults are upstream's.
-#[derive(Debug, Clone)]
-#[expect(clippy::struct_excessive_bools, reason = "each is a flag of its own")]
-pub struct Options {
-    /// How long one call may take.
-    pub timeout: Duration,
-    /// How many claims, and how many volumes, are worked on at a time.
-    pub workers: usize,
-    /// When a failed item is tried again.
-    pub retry: Backoff,
-    /// Claim and volume names are given to the driver as parameters, and what its class asks of the claim's labels and
-    /// annotations.
-    pub extra_create_metadata: bool,
-    /// The filesystem of classes that name none.
-    pub default_fs_type: String,
-    /// A volume must be reachable from the selected node's own topology segment, not just from one like it.
-    pub strict_topology: bool,
-    /// Without a selected node, CreateVolume names the topology segments that there are in the cluster.
-    pub immediate_topology: bool,
-    /// What volumes' names begin with.
-    pub volume_name_prefix: String,
-    /// How much of the claim's UID, without dashes, follows; all of it as it is if `None`.
-    pub volume_name_uuid_length: Option<usize>,
-    /// A volume with the sole access mode ReadOnlyMany is published read-only.
-    pub controller_publish_readonly: bool,
-    /// A restore may not change the volume mode unless the content allows it.
-    pub prevent_volume_mode_conversion: bool,
-    /// Sources may be in other namespaces, if these grant it (the gate CrossNamespaceVolumeDataSource).
-    pub cross_namespace_sources: bool,
-    /// Whether and how the scheduler is told how much room there is.
-    pub capacity: Option<Capacity>,
-    /// The node, if every node has a provisioner of its own.
-    pub per_node: Option<PerNode>,
-    /// The counters of volumes that were created and deleted.
-    pub metrics: Metrics,
-    /// This process among its replicas, in events: a host or pod name.
-    pub instance: String,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            timeout: Duration::from_secs(10),
-            workers: 100,
-            retry: Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(5) },
-            extra_create_metadata: false,
-            default_fs_type: String::new(),
-            strict_topology: false,
-            immediate_topology: true,
-            volume_name_prefix: "pvc".to_owned(),
-            volume_name_uuid_length: None,
-            controller_publish_readonly: false,
-            prevent_volume_mode_conversion: true,
-            cross_namespace_sources: false,
-            capacity: None,
-            per_node: None,
-            metrics: Metrics::default(),
-            instance: "berth".to_owned(),
-        }
-    }
-}
 
 /// After somebody else was quicker: look again, the change is on its way here.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
+/// How often a volume that is not what was asked for is tried to be deleted at once.
+const DELETE_TRIES: u32 = 5;
 
 /// Provisions and deletes until the cluster's shutdown, then finishes what is under way.
 pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
@@ -139,8 +96,6 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let this = Arc::new(Provisioner::new(&cluster, driver, options, &identity, own_node));
     let workers = this.options.workers;
     let claims = this.driver.run_loop(
-        &cluster,
-        &this.claim_queue,
         this.claim_loop(),
         workers,
         || this.open_claims(),
@@ -150,8 +105,6 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         },
     );
     let volumes = this.driver.run_loop(
-        &cluster,
-        &this.volume_queue,
         this.volume_loop(),
         workers,
         || this.volumes.keys(),
@@ -309,6 +262,333 @@ impl Provisioner {
     }
 }
 
+impl Provisioner {
+    async fn sync_claim(&self, key: &Key) -> Result<Next, Failure> {
+        let Some(claim) = self.claims.get(key) else { return Ok(Next::Done) };
+        let name = request::volume_name(&claim, &self.options)?;
+        let class = self.classes.named(storage::class_of_claim(&claim));
+        let saved = self.volumes.named(&name).is_some();
+        let planned = plan(&claim, class.as_deref(), self.scope(), &name, saved);
+        if planned == Plan::Nothing {
+            return Ok(Next::Done);
+        }
+        let identity = self.driver.identity_of(&self.name)?;
+        let (queue, again) = (self.claim_queue.clone(), key.clone());
+        let Some(_held) = self.driver.try_hold(&name, move || queue.add(again)) else {
+            return Ok(Next::Done);
+        };
+        match (planned, class) {
+            (Plan::RemoveFinalizer, _) => self.remove_claim_finalizer(&claim).await.map(|()| Next::Done),
+            (Plan::Provision, Some(class)) => self.provision(&claim, &class, &identity, &name).await,
+            (Plan::Select, Some(class)) => match &self.own_node {
+                Some(own_node) => self.try_select_own_node(own_node, &claim, &class, &identity).await,
+                None => Ok(Next::Done),
+            },
+            (Plan::Undo, class) => self.undo(&claim, class.as_deref(), &identity, &name).await,
+            (Plan::Nothing | Plan::Provision | Plan::Select, _) => Ok(Next::Done),
+        }
+    }
+
+    fn scope(&self) -> Scope<'_> {
+        let node = self.own_node.as_ref().map(|own_node| (own_node.name(), own_node.takes_free_claims()));
+        Scope { driver: &self.name, claim_finalizer: &self.claim_finalizer, node }
+    }
+
+    /// Makes a claim's volume: looks up what the request needs, adds the finalizer, calls CreateVolume, saves the
+    /// PersistentVolume.
+    async fn provision(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: &StorageClass,
+        identity: &Identity,
+        name: &str,
+    ) -> Result<Next, Failure> {
+        let begun = Instant::now();
+        let uid = claim.uid().unwrap_or_default();
+        self.own_node.iter().for_each(|own_node| own_node.forget(&uid));
+        let known = self.remembered.lock().get(&uid).cloned();
+        let request = match known {
+            Some(request) => request,
+            None => match self.prepare(claim, class, identity, false).await {
+                Ok(request) => Arc::new(request),
+                Err(Unprepared::Reschedule(failure)) => {
+                    self.record_failed(claim, class, &failure);
+                    if finalizers::has(claim.as_ref(), &self.claim_finalizer) {
+                        self.delete_elsewhere(claim, class, identity, name).await?;
+                    }
+                    self.reschedule(claim).await?;
+                    return Ok(Next::Done);
+                }
+                Err(Unprepared::Foreign) => {
+                    self.recorder.normal(
+                        claim.as_ref(),
+                        events::PROVISIONING,
+                        "Assuming an external populator will provision the volume",
+                    );
+                    return Ok(Next::Done);
+                }
+                Err(Unprepared::Failed(failure)) => {
+                    self.record_failed(claim, class, &failure);
+                    return Err(failure);
+                }
+            },
+        };
+        let secrets = match secrets::read(&self.cluster, request.secrets.get(&Purpose::Provisioner)).await {
+            Ok(secrets) => secrets,
+            Err(failure) => {
+                self.record_failed(claim, class, &failure);
+                return Err(failure);
+            }
+        };
+        let claim = self
+            .cluster
+            .update(claim.as_ref(), |claim| finalizers::add(claim, &self.claim_finalizer))
+            .await?;
+        self.remembered.lock().insert(uid, request.clone());
+        let about = format!("{}/{}", claim.namespace().unwrap_or_default(), claim.name_any());
+        self.recorder.normal(
+            claim.as_ref(),
+            events::PROVISIONING,
+            format!("External provisioner is provisioning volume for claim \"{about}\""),
+        );
+        let made = match self.create(&claim, &request, &secrets).await {
+            Ok(made) => made,
+            Err(failure) => return self.refused(&claim, class, identity, failure).await,
+        };
+        if let Some(owner) = self.other_owner(&made, name) {
+            // A driver that confuses two volumes must not have both use one. What was asked for may exist all the same.
+            let text = format!(
+                "the CSI driver's answer to CreateVolume is volume {:?}, which belongs to PersistentVolume {owner}; this is \
+                 an error of the driver",
+                made.volume_id
+            );
+            return self.refused(&claim, class, identity, Status::aborted(text).into()).await;
+        }
+        let object = request.persistent_volume(&claim, &made, identity, &self.identity);
+        self.capacity_changed(&object);
+        self.save(&claim, &object).await?;
+        self.options.metrics.provisioned(&request.class, source_kind(&claim), begun.elapsed());
+        Ok(Next::Done)
+    }
+
+    /// Calls CreateVolume. What is not what was asked for is deleted again, unless it is somebody else's.
+    async fn create(
+        &self,
+        claim: &PersistentVolumeClaim,
+        request: &VolumeRequest,
+        secrets: &BTreeMap<String, String>,
+    ) -> Result<Volume, Failure> {
+        let begun = Instant::now();
+        let name = request.name();
+        let made = async {
+            let call = CreateVolumeRequest { secrets: secrets.clone(), ..request.call.clone() };
+            let answer = self.driver.respond(self.options.timeout, call).await?;
+            for warning in Remarks::of(answer.metadata()).warnings {
+                self.recorder.warning(claim, DRIVER_WARNING, warning);
+            }
+            // Not final: a driver that answers like this has made something.
+            let made =
+                answer.into_inner().volume.filter(|volume| !volume.volume_id.is_empty()).ok_or_else(
+                    || Status::aborted("the CSI driver's answer to CreateVolume has no volume id"),
+                )?;
+            let Some(wrong) = request.difference(&made).filter(|_| self.other_owner(&made, name).is_none())
+            else {
+                return Ok(made);
+            };
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                let volume_id = made.volume_id.clone();
+                let call = DeleteVolumeRequest { volume_id, secrets: secrets.clone() };
+                match self.driver.call(self.options.timeout, call).await {
+                    Ok(_) => return Err(Failure::refused(wrong)),
+                    Err(status) if tries == DELETE_TRIES => {
+                        let text = format!("{wrong}, and deleting it failed: {}", status.message());
+                        return Err(Status::aborted(text).into());
+                    }
+                    Err(_) => {}
+                }
+            }
+        }
+        .await;
+        let why = made.as_ref().err().map(Failure::sentence);
+        Step {
+            component: "provisioner",
+            call: "CreateVolume",
+            state: "CREATED",
+            volume: name,
+            claim: &Key::of(claim).to_string(),
+            node: selected_node(claim).unwrap_or_default(),
+            ..Step::default()
+        }
+        .ended(begun, why.as_deref());
+        made
+    }
+
+    /// The PersistentVolume, other than the one called `name`, that has a volume.
+    fn other_owner(&self, made: &Volume, name: &str) -> Option<String> {
+        let owners = self.volumes_by_handle.get(&made.volume_id);
+        owners.iter().map(|owner| owner.name_any()).find(|owner| owner != name)
+    }
+
+    /// Creates the PersistentVolume, then removes the claim's finalizer.
+    async fn save(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        object: &PersistentVolume,
+    ) -> Result<(), Failure> {
+        let name = object.name_any();
+        match self.cluster.create(object).await {
+            Ok(_) => {}
+            Err(error) if error.is_already_exists() => {
+                let there = self.cluster.fetch::<PersistentVolume>(&Key::cluster(&name)).await?;
+                let owner = there.and_then(|there| there.spec.as_ref()?.claim_ref.as_ref()?.uid.clone());
+                if owner != claim.uid() {
+                    let failure = Failure::refused(format!(
+                        "a PersistentVolume called {name} exists and belongs to another claim; rename or delete it"
+                    ));
+                    self.recorder.warning(claim.as_ref(), events::PROVISIONING_FAILED, failure.sentence());
+                    return Err(failure);
+                }
+            }
+            Err(error) => {
+                let text = format!("Error saving the PersistentVolume {name}: {}", error.chain());
+                self.recorder.warning(claim.as_ref(), events::PROVISIONING_FAILED, text);
+                return Err(error.into());
+            }
+        }
+        let text = format!("Successfully provisioned volume {name}");
+        self.recorder.normal(claim.as_ref(), events::PROVISIONING_SUCCEEDED, text);
+        self.remove_claim_finalizer(claim).await?;
+        self.release_source(claim);
+        Ok(())
+    }
+
+    /// The driver did not make a volume, or did not say so.
+    async fn refused(
+        &self,
+        claim: &Arc<PersistentVolumeClaim>,
+        class: &StorageClass,
+        identity: &Identity,
+        failure: Failure,
+    ) -> Result<Next, Failure> {
+        self.record_failed(claim, class, &failure);
+        self.capacity.iter().for_each(|capacity| capacity.refresh_class(&class.name_any()));
+        let selected = self.selected_node(claim, class).is_some();
+        let verdict =
+            failure.code().map_or(Verdict::Finished, |code| verdict(code, identity.has_topology(), selected));
+        match verdict {
+            Verdict::InBackground => Err(failure),
+            Verdict::Reschedule => {
+                self.reschedule(claim).await?;
+                Ok(Next::Done)
+            }
+            Verdict::Infeasible => {
+                self.remove_claim_finalizer(claim).await?;
+                tracing::warn!(claim = %Key::of(claim.as_ref()), error = failure.sentence(), "no such volume can be made");
+                Ok(Next::After(self.options.retry.longest))
+            }
+            Verdict::Finished => {
+                self.remove_claim_finalizer(claim).await?;
+                Err(failure)
+            }
+        }
+    }
+
+    /// Looks up everything that the request needs. `relaxed`: for a claim that is not to be provisioned any more, so
+    /// that a node that is gone is no obstacle.
+    async fn prepare(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        identity: &Identity,
+        relaxed: bool,
+    ) -> Result<VolumeRequest, Unprepared> {
+        let source = Source::of(claim, self.options.cross_namespace_sources)?;
+        if source == Some(Source::Foreign) {
+            return Err(Unprepared::Foreign);
+        }
+        let attributes =
+            match claim.spec.as_ref().and_then(|spec| spec.volume_attributes_class_name.as_deref()) {
+                Some(name) if !name.is_empty() => {
+                    let found = self.cluster.fetch::<VolumeAttributesClass>(&Key::cluster(name)).await?;
+                    Some(found.ok_or_else(|| {
+                        Failure::refused(format!("VolumeAttributesClass {name:?} does not exist"))
+                    })?)
+                }
+                _ => None,
+            };
+        let attributes = attributes.as_deref();
+        let mut request =
+            VolumeRequest::new(claim, class, source.as_ref(), attributes, identity, &self.options)?;
+        request.call.volume_content_source = self.resolve_source(claim, source).await?;
+        if identity.has_topology() {
+            request.call.accessibility_requirements = match self.requirement(claim, class, relaxed) {
+                Err(gone @ TopologyError::NodeGone(_)) => {
+                    return Err(Unprepared::Reschedule(Failure::refused(gone.to_string())));
+                }
+                found => found.map_err(|wrong| Failure::refused(wrong.to_string()))?,
+            };
+        }
+        Ok(request)
+    }
+
+    /// The node that a claim's volume is for: the first consumer's, or the one whose provisioner this is.
+    fn selected_node<'a>(
+        &'a self,
+        claim: &'a PersistentVolumeClaim,
+        class: &StorageClass,
+    ) -> Option<&'a str> {
+        match &self.own_node {
+            Some(own_node) => Some(own_node.name()),
+            None => selected_node(claim).filter(|_| waits(class)),
+        }
+    }
+
+    /// Removes the claim's finalizer and forgets what was asked for.
+    async fn remove_claim_finalizer(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        self.cluster.edit(claim, |claim| finalizers::remove(claim, &self.claim_finalizer)).await?;
+        self.remembered.lock().remove(&claim.uid().unwrap_or_default());
+        Ok(())
+    }
+
+    /// Asks the scheduler for another node, and removes the claim's finalizer.
+    async fn reschedule(&self, claim: &PersistentVolumeClaim) -> Result<(), Failure> {
+        let rescheduled = self.cluster.edit(claim, |claim| {
+            finalizers::remove(claim, &self.claim_finalizer);
+            claim.annotations_mut().remove(SELECTED_NODE);
+            claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
+        });
+        rescheduled.await?;
+        self.remembered.lock().remove(&claim.uid().unwrap_or_default());
+        Ok(())
+    }
+
+    fn record_failed(&self, claim: &PersistentVolumeClaim, class: &StorageClass, failure: &Failure) {
+        if failure.is_conflict() {
+            return;
+        }
+        self.options.metrics.not_provisioned(&class.name_any(), source_kind(claim));
+        let text = format!(
+            "failed to provision volume with StorageClass {:?}: {}{}",
+            class.name_any(),
+            failure.sentence(),
+            failure.hint()
+        );
+        self.recorder.warning(claim, events::PROVISIONING_FAILED, text);
+    }
+
+    /// A volume came or went where the scheduler may look for room next.
+    fn capacity_changed(&self, volume: &PersistentVolume) {
+        let (Some(capacity), Some(spec)) = (&self.capacity, &volume.spec) else { return };
+        match (&spec.node_affinity, &spec.storage_class_name) {
+            (Some(affinity), _) => capacity.refresh_topologies(affinity),
+            (None, Some(class)) => capacity.refresh_class(class),
+            (None, None) => {}
+        }
+    }
+}
+
 /// Who tells of capacity, if anybody is to and the driver can.
 fn publisher(
     cluster: &Cluster,
@@ -351,3 +631,146 @@ fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> boo
         || before.metadata.deletion_timestamp != after.metadata.deletion_timestamp
         || phase(before) != phase(after)
 }
+
+/// Why there is nothing to ask the driver for.
+enum Unprepared {
+    /// The selected node is gone.
+    Reschedule(Failure),
+    /// An external populator fills the claim.
+    Foreign,
+    /// Anything else; nothing was asked of the driver.
+    Failed(Failure),
+}
+
+impl<F: Into<Failure>> From<F> for Unprepared {
+    fn from(failure: F) -> Self {
+        Self::Failed(failure.into())
+    }
+}
+
+/// The kind of what a claim is made from.
+fn source_kind(claim: &PersistentVolumeClaim) -> &str {
+    let source = claim.spec.as_ref().and_then(|spec| spec.data_source.as_ref());
+    source.map(|source| source.kind.as_str()).unwrap_or_default()
+}
+
+/// What is to be done about a claim.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    /// Nothing, until something changes.
+    Nothing,
+    /// Its PersistentVolume is saved: remove the finalizer.
+    RemoveFinalizer,
+    /// Create its volume and save the PersistentVolume.
+    Provision,
+    /// No node is selected for it: try to have this one selected.
+    Select,
+    /// A volume may have been made that nobody wants any more: find it, delete it, remove the finalizer.
+    Undo,
+}
+
+/// Which claims are a provisioner's: those of a driver, on all nodes or on one.
+#[derive(Debug, Clone, Copy)]
+struct Scope<'a> {
+    driver: &'a str,
+    /// Its finalizer on claims.
+    claim_finalizer: &'a str,
+    /// The one node, and whether it takes claims that no node is selected for.
+    node: Option<(&'a str, bool)>,
+}
+
+/// Whose turn it is to make a claim's volume.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    Ours,
+    /// Whose node is selected first.
+    Anybodys,
+    NotOurs,
+}
+
+/// What a failed CreateVolume means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// Nothing was made and nothing is being made.
+    Finished,
+    /// As finished, and trying again soon is useless.
+    Infeasible,
+    /// The driver may still be at it: the same call must be repeated until there is a final answer.
+    InBackground,
+    /// There is no room at the selected node: the scheduler must choose another.
+    Reschedule,
+}
+
+/// The node that was selected for a claim's first consumer.
+fn selected_node(claim: &PersistentVolumeClaim) -> Option<&str> {
+    let annotations = claim.annotations();
+    let node = annotations.get(SELECTED_NODE).or_else(|| annotations.get(ALPHA_SELECTED_NODE));
+    node.map(String::as_str).filter(|node| !node.is_empty())
+}
+
+/// Whether the class waits for a claim's first consumer.
+fn waits(class: &StorageClass) -> bool {
+    class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer")
+}
+
+/// Whether a claim says that a volume may be being made for it, by the finalizer of any provisioner.
+fn is_begun(claim: &PersistentVolumeClaim) -> bool {
+    let prefix = creating("");
+    claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&prefix))
+}
+
+/// What to do about a claim whose volume is, or would be, called `volume`; `saved` tells whether it exists.
+fn plan(
+    claim: &PersistentVolumeClaim,
+    class: Option<&StorageClass>,
+    scope: Scope<'_>,
+    volume: &str,
+    saved: bool,
+) -> Plan {
+    let marked = claim.finalizers().iter().any(|finalizer| finalizer == scope.claim_finalizer);
+    let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
+    if saved || bound_to == volume {
+        return if marked { Plan::RemoveFinalizer } else { Plan::Nothing };
+    }
+    let wanted = bound_to.is_empty()
+        && claim.metadata.deletion_timestamp.is_none()
+        && is_handed_to(claim, scope.driver)
+        && class.is_none_or(|class| class.provisioner == scope.driver);
+    let turn = if wanted { turn(claim, class, scope) } else { Turn::NotOurs };
+    match (turn, marked) {
+        (Turn::Ours, _) if class.is_some() => Plan::Provision,
+        // The class is gone, so the question whether a volume was made cannot even be asked yet.
+        (Turn::Ours, _) | (Turn::NotOurs, false) => Plan::Nothing,
+        (Turn::Anybodys, false) => Plan::Select,
+        (Turn::Anybodys | Turn::NotOurs, true) => Plan::Undo,
+    }
+}
+
+fn turn(claim: &PersistentVolumeClaim, class: Option<&StorageClass>, scope: Scope<'_>) -> Turn {
+    match (scope.node, selected_node(claim), class.map(waits)) {
+        (Some((node, _)), Some(selected), _) if node != selected => Turn::NotOurs,
+        (_, Some(_), _) | (_, None, None) | (None, None, Some(false)) => Turn::Ours,
+        (Some((_, true)), None, Some(false)) => Turn::Anybodys,
+        (Some((_, false)), None, Some(false)) | (_, None, Some(true)) => Turn::NotOurs,
+    }
+}
+
+fn is_handed_to(claim: &PersistentVolumeClaim, driver: &str) -> bool {
+    let annotations = claim.annotations();
+    let provisioner =
+        annotations.get(STORAGE_PROVISIONER).or_else(|| annotations.get(BETA_STORAGE_PROVISIONER));
+    [provisioner, annotations.get(MIGRATED_TO)].into_iter().flatten().any(|named| named == driver)
+}
+
+/// What a code that CreateVolume was answered with means.
+fn verdict(code: Code, topology: bool, selected: bool) -> Verdict {
+    match code {
+        Code::ResourceExhausted if topology && selected => Verdict::Reschedule,
+        Code::InvalidArgument => Verdict::Infeasible,
+        code if is_final_for_provisioning(code) => Verdict::Finished,
+        _ => Verdict::InBackground,
+    }
+}
+
+#[cfg(test)]
+mod tests;

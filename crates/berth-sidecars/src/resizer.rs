@@ -78,7 +78,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         async move { resizer.sync(&key).await }
     };
     let (workers, keys) = (resizer.options.workers, || resizer.claims.keys());
-    resizer.driver.run_loop(&cluster, &resizer.queue, resizer.control_loop(), workers, keys, work).await;
+    resizer.driver.run_loop(resizer.control_loop(), workers, keys, work).await;
 }
 
 /// What a driver can do about sizes and attributes.

@@ -32,7 +32,8 @@ use crate::sidecars::{self, Run, Scope, Sidecar, is_set, liveness};
 /// How long a probe of the driver may take before it counts as dead.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a role that failed rests before it is started again.
-const RESTART: Backoff = Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(1) };
+pub(crate) const RESTART: Backoff =
+    Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(1) };
 
 /// What a process is told of itself by its environment.
 #[derive(Debug, Clone, Default)]
@@ -170,10 +171,11 @@ impl Sidecars {
     ) -> anyhow::Result<()> {
         let client = client(&self.setting.kube).await?;
         let cluster = |stop| Cluster::new(client.clone(), stop).compressed().measured(&health.loops);
-        if !self.setting.election.leader_election {
-            return self.run_in(cluster(stop.clone()), driver).await;
-        }
         let Some((name, needed)) = self.needed(driver.as_ref(), stop).await? else { return Ok(()) };
+        if !self.setting.election.leader_election {
+            run_all(&needed, cluster(stop.clone()), driver).await;
+            return Ok(());
+        }
         let mut groups: Vec<(String, Vec<(Sidecar, Run)>)> = Vec::new();
         for (row, run) in needed {
             let shared = self.together && row.scope != Scope::Cluster;
@@ -285,7 +287,7 @@ async fn run_all(sidecars: &[(Sidecar, Run)], cluster: Cluster, driver: Option<D
         tracing::info!(sidecar = row.name, "starting");
         let (name, run, cluster, driver) = (row.name, run.clone(), cluster.clone(), driver.clone());
         let shutdown = cluster.shutdown().clone();
-        running.spawn(supervise(name, shutdown, move || run(cluster.clone(), driver.clone())));
+        running.spawn(supervise(RESTART, name, shutdown, move || run(cluster.clone(), driver.clone())));
     }
     cluster.shutdown().cancelled().await;
     while running.join_next().await.is_some() {}
@@ -293,15 +295,8 @@ async fn run_all(sidecars: &[(Sidecar, Run)], cluster: Cluster, driver: Option<D
 
 /// Runs a role until `shutdown`. One that panics, or ends unasked, is started again after a pause that grows with every
 /// failure in a row; the other roles of the process go on.
-pub(crate) async fn supervise<R>(name: &'static str, shutdown: CancellationToken, role: impl Fn() -> R)
-where
-    R: Future<Output = ()>,
-{
-    supervise_with(RESTART, name, shutdown, role).await;
-}
-
-async fn supervise_with<R>(
-    backoff: Backoff,
+pub(crate) async fn supervise<R>(
+    restart: Backoff,
     name: &'static str,
     shutdown: CancellationToken,
     role: impl Fn() -> R,
@@ -316,8 +311,8 @@ async fn supervise_with<R>(
             return;
         }
         // What ran for long has nothing to do with the failure before.
-        failures = if begun.elapsed() > backoff.longest { 1 } else { failures + 1 };
-        let pause = backoff.pause(failures);
+        failures = if begun.elapsed() > restart.longest { 1 } else { failures + 1 };
+        let pause = restart.pause(failures);
         match ended {
             Ok(()) => tracing::error!(role = name, "ended unasked; starting it again in {pause:?}"),
             Err(panic) => {

@@ -44,7 +44,7 @@ use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
 use crate::backup;
 use crate::driver::{BACKENDS, Backend, Served};
-use crate::launch::{Choice, Sidecars, Surroundings, supervise};
+use crate::launch::{Choice, RESTART, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
 use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::TimelineRecorder;
@@ -226,7 +226,7 @@ fn role<R>(
 where
     R: Future<Output = ()> + Send + 'static,
 {
-    tokio::spawn(supervise(name, shutdown.clone(), run))
+    tokio::spawn(supervise(RESTART, name, shutdown.clone(), run))
 }
 
 /// Where a driver of this machine listens.

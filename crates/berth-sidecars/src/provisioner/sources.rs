@@ -15,9 +15,8 @@ use kube::api::ListParams;
 use kube::{Api, CustomResource, ResourceExt as _};
 use serde::{Deserialize, Serialize};
 
-use super::Provisioner;
-use super::claims::is_begun;
 use super::request::{self, requested};
+use super::{Provisioner, is_begun};
 use crate::driver::{ControllerCapability, Identity};
 use crate::failure::{Failure, settled};
 use crate::size;

@@ -13,10 +13,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use berth_csi::v1::{Topology, TopologyRequirement};
 use k8s_openapi::api::core::v1::{
-    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, TopologySelectorTerm, VolumeNodeAffinity,
+    Node, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, PersistentVolumeClaim,
+    TopologySelectorTerm, VolumeNodeAffinity,
 };
-use k8s_openapi::api::storage::v1::CSINode;
+use k8s_openapi::api::storage::v1::{CSINode, StorageClass};
 use kube::ResourceExt as _;
+
+use super::Provisioner;
 
 /// The topology keys and values of one segment.
 pub(super) type Segment = BTreeMap<String, String>;
@@ -50,6 +53,39 @@ pub(super) enum TopologyError {
     /// Something that may be different soon.
     #[error("{0}")]
     NotNow(String),
+}
+
+impl Provisioner {
+    /// Where a claim's volume must be reachable from; `None` if anywhere will do.
+    pub(super) fn requirement(
+        &self,
+        claim: &PersistentVolumeClaim,
+        class: &StorageClass,
+        relaxed: bool,
+    ) -> Result<Option<TopologyRequirement>, TopologyError> {
+        let (csi_nodes, nodes) = match (&self.topology_caches, &self.own_node) {
+            (Some((csi_nodes, nodes)), _) => (csi_nodes.list(), nodes.list()),
+            (None, Some(own_node)) => {
+                let (csi_node, node) = own_node.objects(&self.name);
+                (vec![csi_node], vec![node])
+            }
+            (None, None) => return Ok(None),
+        };
+        let inputs = TopologyInputs {
+            driver: &self.name,
+            csi_nodes: &csi_nodes,
+            nodes: &nodes,
+            allowed: class.allowed_topologies.as_deref().unwrap_or_default(),
+            selected: self.selected_node(claim, class),
+            claim: &claim.name_any(),
+            strict: self.options.strict_topology,
+            immediate: self.options.immediate_topology,
+        };
+        match requirement(&inputs) {
+            Err(_) if relaxed => Ok(requirement(&TopologyInputs { selected: None, ..inputs }).ok().flatten()),
+            found => found,
+        }
+    }
 }
 
 /// The requirement for a new volume; `None` if it may be anywhere.

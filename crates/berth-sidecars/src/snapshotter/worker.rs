@@ -113,7 +113,7 @@ pub(super) async fn run<C: Content>(context: Arc<Context>, contents: Cache<C>) {
     };
     let ours = || worker.ours.get(&()).iter().map(|content| Key::of(content.as_ref())).collect();
     let (control, workers) = (worker.control_loop(), context.options.workers);
-    context.driver.run_loop(&context.cluster, &worker.queue, control, workers, ours, work).await;
+    context.driver.run_loop(control, workers, ours, work).await;
 }
 
 struct Worker<C: Content> {

@@ -26,7 +26,7 @@ fn sidecars_that_share_a_lease_stand_back_for_the_holders_of_upstreams() {
 async fn a_role_that_panics_or_ends_is_started_again_until_it_is_told_to_stop() {
     let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
     let backoff = Backoff { first: Duration::from_millis(1), longest: Duration::from_millis(4) };
-    supervise_with(backoff, "test", shutdown.clone(), || async {
+    supervise(backoff, "test", shutdown.clone(), || async {
         match starts.fetch_add(1, Ordering::Relaxed) {
             0 | 2 => panic!("a mistake"),
             1 => {}
@@ -41,7 +41,7 @@ async fn a_role_that_panics_or_ends_is_started_again_until_it_is_told_to_stop() 
 async fn the_pause_grows_with_every_failure_in_a_row() {
     let (starts, shutdown) = (parking_lot::Mutex::new(Vec::new()), CancellationToken::new());
     let begun = tokio::time::Instant::now();
-    supervise("test", shutdown.clone(), || async {
+    supervise(RESTART, "test", shutdown.clone(), || async {
         starts.lock().push(begun.elapsed());
         assert!(starts.lock().len() > 3, "a mistake");
         shutdown.cancel();
