@@ -125,7 +125,7 @@ impl Nfs {
         }
         if mode != Mode::Controller {
             let nfs = &self.node;
-            let node = Node::binding(self.node_id.clone(), nfs).mounts(nfs.clone()).inline_by_reference();
+            let node = Node::binding(self.node_id.clone(), nfs).mounts(nfs).inline_by_reference();
             driver = driver.node(node.stats(nfs).expansion(nfs).health(nfs));
         }
         driver

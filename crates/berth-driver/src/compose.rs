@@ -30,7 +30,7 @@ use crate::{
         Boxed, DynAttachment, DynCapacityInfo, DynChangedBlocks, DynCloning, DynExpansion, DynGroupSnapshots,
         DynHealth, DynInlineVolumes, DynListing, DynModification, DynNodeExpansion, DynNodeHealth,
         DynPlacement, DynReadOnlyAttachment, DynReadiness, DynRestoring, DynSnapshots, DynSources,
-        DynStaging, DynStats, DynVolumes,
+        DynStaging, DynStats, DynTargetMounts, DynVolumes,
     },
     services::{Config, Services},
 };
@@ -267,7 +267,7 @@ pub(crate) enum Inline {
 pub struct Node {
     pub(crate) id: NodeId,
     pub(crate) sources: Arc<dyn DynSources>,
-    pub(crate) mounts: Arc<dyn TargetMounts>,
+    pub(crate) mounts: Arc<dyn DynTargetMounts>,
     pub(crate) parts: NodeParts,
     pub(crate) topology: Option<Topology>,
     pub(crate) max_volumes: Option<u32>,
@@ -320,8 +320,8 @@ impl Node {
     }
 
     /// How sources are put at targets, where those of this machine do not do.
-    pub fn mounts(mut self, mounts: Arc<dyn TargetMounts>) -> Self {
-        self.mounts = mounts;
+    pub fn mounts(mut self, mounts: &Arc<impl TargetMounts>) -> Self {
+        self.mounts = mounts.clone();
         self
     }
 

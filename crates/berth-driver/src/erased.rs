@@ -15,13 +15,14 @@ use std::{
 use berth_core::{
     CapacityRange, GroupSnapshotId, Name, NodeId, SnapshotId, Topology, VolumeCapability, VolumeId,
 };
+use berth_host::mount::Attributes;
 
 use crate::{
     Attachment, AvailableCapacity, Blocks, CapacityInfo, ChangedBlocks, Cloning, Condition, Context,
     Expanded, Expansion, GroupSnapshot, GroupSnapshots, Health, InlineVolumes, Listing, Modification,
     NewSnapshot, NewVolume, NodeExpanded, NodeExpansion, NodeHealth, NodeVolume, Page, PageRequest,
     Parameters, Placement, ReadOnlyAttachment, Readiness, Result, Snapshot, Snapshots, Source, Sources,
-    StagedVolume, Staging, Stats, Supports, TopologyRequirement, Usage, Volume, Volumes,
+    StagedVolume, Staging, Stats, Supports, TargetMounts, TopologyRequirement, Usage, Volume, Volumes,
 };
 
 pub(crate) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T>> + Send + 'a>>;
@@ -148,6 +149,11 @@ twin! { DynReadiness = Readiness {
 twin! { DynSources = Sources {
     async check(ctx: &'a Context, volume: &'a NodeVolume) -> ();
     async source(ctx: &'a Context, volume: &'a NodeVolume) -> Source;
+} }
+twin! { DynTargetMounts = TargetMounts {
+    async is_mounted(target: &'a Path) -> bool;
+    async bind(source: &'a Source, target: &'a Path, attributes: Attributes) -> ();
+    async unmount(target: &'a Path) -> ();
 } }
 twin! { DynStaging = Staging {
     async stage(ctx: &'a Context, volume: &'a NodeVolume, staging: &'a Path) -> ();

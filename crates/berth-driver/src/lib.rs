@@ -27,7 +27,6 @@ mod parameters;
 mod recorded;
 mod serve;
 pub mod services;
-mod target;
 
 pub use announce::Announced;
 pub use compose::{Controller, ControllerBuilder, Driver, Node};

@@ -52,7 +52,7 @@ pub struct Source {
     root: PathBuf,
     below: PathBuf,
     kind: AccessKind,
-    guard: Option<Box<dyn Any + Send>>,
+    guard: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Source {
@@ -71,9 +71,9 @@ impl Source {
         Self { root: path.into(), below: PathBuf::new(), kind: AccessKind::Block, guard: None }
     }
 
-    /// Drops the guard, on a thread that may block, once the source is bound or could not be.
+    /// Drops the guard once the source is bound or could not be.
     #[must_use]
-    pub fn guarded_by(mut self, guard: impl Any + Send) -> Self {
+    pub fn guarded_by(mut self, guard: impl Any + Send + Sync) -> Self {
         self.guard = Some(Box::new(guard));
         self
     }
@@ -100,18 +100,23 @@ impl Source {
     }
 
     /// What [`Source::guarded_by`] was given.
-    pub fn guard(&self) -> Option<&(dyn Any + Send)> {
+    pub fn guard(&self) -> Option<&(dyn Any + Send + Sync)> {
         self.guard.as_deref()
     }
 
     /// Opens a source that is a directory.
     pub(crate) fn open(&self) -> Result<Dir> {
-        let root = Dir::open(&self.root)?;
-        match self.below.to_str() {
-            Some("") => Ok(root),
-            Some(below) => Ok(root.dir(below)?),
-            None => Err(Error::Invalid(format!("{} is not a UTF-8 path", self.path().display()))),
-        }
+        open_below(&self.root, &self.below)
+    }
+}
+
+/// Opens a directory below a root, through no symbolic link.
+fn open_below(root: &Path, below: &Path) -> Result<Dir> {
+    let dir = Dir::open(root)?;
+    match below.to_str() {
+        Some("") => Ok(dir),
+        Some(below) => Ok(dir.dir(below)?),
+        None => Err(Error::Invalid(format!("{} is not a UTF-8 path", root.join(below).display()))),
     }
 }
 
@@ -133,34 +138,57 @@ pub trait Sources: Send + Sync + 'static {
     fn source(&self, ctx: &Context, volume: &NodeVolume) -> impl Future<Output = Result<Source>> + Send;
 }
 
-/// How sources are put at targets and taken away; called on threads that may block. The defaults are for what is on
-/// this machine, which always answers.
+/// How sources are put at targets and taken away.
 pub trait TargetMounts: Send + Sync + 'static {
     /// Whether something is mounted at the target, and of use.
-    fn is_mounted(&self, target: &Path) -> Result<bool> {
-        Ok(mount::is_mount_point(target)?)
-    }
+    fn is_mounted(&self, target: &Path) -> impl Future<Output = Result<bool>> + Send;
 
     /// Makes the source appear at the target, an empty directory or file.
-    fn bind(&self, source: &Source, target: &Path, attributes: Attributes) -> Result<()> {
-        if source.relative().as_os_str().is_empty() {
-            return Ok(mount::bind(source.root(), target, attributes)?);
-        }
-        Ok(mount::bind_directory(&source.open()?, target, attributes)?)
-    }
+    fn bind(
+        &self,
+        source: &Source,
+        target: &Path,
+        attributes: Attributes,
+    ) -> impl Future<Output = Result<()>> + Send;
 
     /// Takes away whatever is mounted at the target, if anything is.
-    fn unmount(&self, target: &Path) -> Result<()> {
-        mount::unmount(target)?;
-        Ok(())
-    }
+    fn unmount(&self, target: &Path) -> impl Future<Output = Result<()>> + Send;
 }
 
-/// Mounts of what is on this machine.
+/// Mounts of what is on this machine, which always answers.
 #[derive(Debug, Clone, Copy)]
 pub struct MachineMounts;
 
-impl TargetMounts for MachineMounts {}
+impl TargetMounts for MachineMounts {
+    async fn is_mounted(&self, target: &Path) -> Result<bool> {
+        let target = target.to_owned();
+        blocking(move || Ok(mount::is_mount_point(&target)?)).await
+    }
+
+    async fn bind(&self, source: &Source, target: &Path, attributes: Attributes) -> Result<()> {
+        let (root, below, target) = (source.root.clone(), source.below.clone(), target.to_owned());
+        blocking(move || {
+            if below.as_os_str().is_empty() {
+                return Ok(mount::bind(&root, &target, attributes)?);
+            }
+            Ok(mount::bind_directory(&open_below(&root, &below)?, &target, attributes)?)
+        })
+        .await
+    }
+
+    async fn unmount(&self, target: &Path) -> Result<()> {
+        let target = target.to_owned();
+        blocking(move || Ok(mount::unmount(&target).map(drop)?)).await
+    }
+}
+
+/// Runs what may block, on a thread that may.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T> + Send + 'static,
+) -> Result<T> {
+    let outcome = tokio::task::spawn_blocking(work).await;
+    outcome.unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
+}
 
 /// A volume that is staged on this node when the driver starts.
 #[derive(Debug, Clone)]

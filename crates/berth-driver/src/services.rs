@@ -206,9 +206,7 @@ impl Services {
         work: impl FnOnce(&Ledger) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let ledger = Arc::clone(&self.ledger);
-        tokio::task::spawn_blocking(move || work(&ledger))
-            .await
-            .unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
+        crate::node::blocking(move || work(&ledger)).await
     }
 
     /// Asks the backend for page after page until the caller has what it wants.

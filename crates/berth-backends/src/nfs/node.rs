@@ -79,38 +79,6 @@ impl NfsNode {
         }))
     }
 
-    /// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries.
-    fn mount_options(
-        &self,
-        place: &ShareSubdirectory,
-        volume: &NodeVolume,
-        secret: &[String],
-    ) -> Vec<String> {
-        let flags = match &volume.capability.access {
-            Access::Mount { flags, .. } => flags.as_slice(),
-            Access::Block => &[],
-        };
-        let options = parse_options(&[flags, &place.mount_options, secret].concat()).filesystem;
-        if options.is_empty() { parse_options(&self.0.default_options).filesystem } else { options }
-    }
-
-    async fn directory(
-        &self,
-        place: &ShareSubdirectory,
-        options: &[String],
-        volume: &NodeVolume,
-    ) -> Result<Source> {
-        let share = self.0.shares.acquire(&place.share, options).await?;
-        let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
-        if let Some(mode) = place.look.mode.or(self.0.permissions).filter(|_| !volume.read_only) {
-            let (shares, root, beneath) = (self.0.shares.clone(), share.root().to_owned(), below.clone());
-            let changed =
-                blocking(move || Ok(shares.remote().ensure_mode(&root, &beneath, mode, LOOKUP))).await?;
-            changed.map_err(|error| refused_by(&place.share, &error))?;
-        }
-        Ok(Source::below(share.root().to_owned(), below).guarded_by(InUse::Share(share)))
-    }
-
     async fn image(
         &self,
         place: ShareSubdirectory,
@@ -123,7 +91,7 @@ impl NfsNode {
         };
         let look = parameters::OwnerAndMode { mode: place.look.mode.or(self.0.permissions), ..place.look };
         let image = ImageVolume {
-            options_without_secret: self.mount_options(&place, volume, &[]),
+            options_without_secret: place.options(volume, &[], &self.0.default_options),
             share: place.share,
             dir: place.dir,
             fs_type: fs_type.clone(),
@@ -151,25 +119,50 @@ impl Sources for NfsNode {
         self.0.allowed.check(&place.share.server)?;
         let secret = secret_options(ctx);
         check_secret_options(&secret)?;
-        let options = self.mount_options(&place, volume, &secret);
+        let options = place.options(volume, &secret, &self.0.default_options);
         self.0.allowed.check_options(&options)?;
-        match place.kind {
-            VolumeKind::Directory => self.directory(&place, &options, volume).await,
-            VolumeKind::Image => self.image(place, &options, volume).await,
+        if place.kind == VolumeKind::Image {
+            return self.image(place, &options, volume).await;
         }
+        let share = self.0.shares.acquire(&place.share, &options).await?;
+        let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
+        if let Some(mode) = place.look.mode.or(self.0.permissions).filter(|_| !volume.read_only) {
+            let (shares, root, beneath) = (self.0.shares.clone(), share.root().to_owned(), below.clone());
+            let changed =
+                blocking(move || Ok(shares.remote().ensure_mode(&root, &beneath, mode, LOOKUP))).await?;
+            changed.map_err(|error| refused_by(&place.share, &error))?;
+        }
+        Ok(Source::below(share.root().to_owned(), below).guarded_by(InUse::Share(share)))
+    }
+}
+
+impl ShareSubdirectory {
+    /// What the volume, the claim's class and the call's secret say about mounting, without what a bind carries; else the
+    /// `default`.
+    fn options(&self, volume: &NodeVolume, secret: &[String], default: &[String]) -> Vec<String> {
+        let flags = match &volume.capability.access {
+            Access::Mount { flags, .. } => flags.as_slice(),
+            Access::Block => &[],
+        };
+        let options = parse_options(&[flags, &self.mount_options, secret].concat()).filesystem;
+        if options.is_empty() { parse_options(default).filesystem } else { options }
     }
 }
 
 impl TargetMounts for NfsNode {
-    fn is_mounted(&self, target: &Path) -> Result<bool> {
-        match remote::mounted_at(target)? {
+    async fn is_mounted(&self, target: &Path) -> Result<bool> {
+        let (shares, target) = (self.0.shares.clone(), target.to_owned());
+        blocking(move || match remote::mounted_at(&target)? {
             None => Ok(false),
-            Some(found) => Ok(!matches!(self.0.shares.ask(target, &found), Answer::Stale)),
-        }
+            Some(found) => Ok(!matches!(shares.ask(&target, &found), Answer::Stale)),
+        })
+        .await
     }
 
-    fn bind(&self, source: &Source, target: &Path, attributes: Attributes) -> Result<()> {
-        self.0.shares.bind(source.root(), source.relative(), target, attributes)?;
+    async fn bind(&self, source: &Source, target: &Path, attributes: Attributes) -> Result<()> {
+        let (shares, target) = (self.0.shares.clone(), target.to_owned());
+        let (root, below) = (source.root().to_owned(), source.relative().to_owned());
+        blocking(move || shares.bind(&root, &below, &target, attributes)).await?;
         match source.guard().and_then(|guard| guard.downcast_ref()) {
             Some(InUse::Share(share)) => share.keep(),
             Some(InUse::Image(image)) => image.keep(),
@@ -178,14 +171,8 @@ impl TargetMounts for NfsNode {
         Ok(())
     }
 
-    fn unmount(&self, target: &Path) -> Result<()> {
-        self.0.shares.runtime().block_on(self.take_away(target))
-    }
-}
-
-impl NfsNode {
     /// Unmounts a target, and the share or image that it was the last user of.
-    async fn take_away(&self, target: &Path) -> Result<()> {
+    async fn unmount(&self, target: &Path) -> Result<()> {
         let (shares, at) = (self.0.shares.clone(), target.to_owned());
         let taken = blocking(move || {
             let taken = remote::all_mounted_at(&at)?;
@@ -206,7 +193,9 @@ impl NfsNode {
         }
         Ok(())
     }
+}
 
+impl NfsNode {
     /// What is wrong with a volume at a target, as far as can be seen there.
     async fn condition_at(&self, target: PathBuf) -> Result<Option<Condition>> {
         let shares = self.0.shares.clone();

@@ -130,13 +130,11 @@ pub(crate) async fn publish_as(
     };
     let source = backend.node.source(&Context::default(), &volume).await?;
     std::fs::create_dir_all(target).unwrap();
-    let (node, target) = (backend.node.clone(), target.to_owned());
-    tokio::task::spawn_blocking(move || node.bind(&source, &target, Attributes::default())).await.unwrap()
+    backend.node.bind(&source, target, Attributes::default()).await
 }
 
 pub(crate) async fn unpublish(backend: &Nfs, target: &Path) {
-    let (node, target) = (backend.node.clone(), target.to_owned());
-    tokio::task::spawn_blocking(move || node.unmount(&target)).await.unwrap().unwrap();
+    backend.node.unmount(target).await.unwrap();
 }
 
 /// The `berth` that mounts shares and works on images, given by who starts the machine; else this program.

@@ -94,8 +94,7 @@ async fn a_static_volume_is_published_by_its_context_and_a_link_is_not_followed(
 }
 
 async fn is_bound(backend: &Nfs, target: &Path) -> bool {
-    let (node, target) = (backend.node.clone(), target.to_owned());
-    tokio::task::spawn_blocking(move || node.is_mounted(&target)).await.unwrap().unwrap()
+    backend.node.is_mounted(target).await.unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread")]

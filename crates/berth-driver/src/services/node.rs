@@ -1,16 +1,19 @@
-//! The Node service.
+//! The Node service: its calls, and how a volume is published: noted, bound at its `target_path`, and removed again.
 
 mod expand;
 mod inline;
 mod recovery;
+mod staging;
 
 use std::{
-    os::unix::fs::{FileTypeExt as _, MetadataExt as _},
+    fs::{self, DirBuilder, FileType, OpenOptions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
-use berth_core::{AccessKind, AccessMode, VolumeId};
+use berth_core::{Access, AccessKind, AccessMode, VolumeId};
 use berth_csi::v1::{
     NodeExpandVolumeRequest, NodeExpandVolumeResponse, NodeGetCapabilitiesRequest,
     NodeGetCapabilitiesResponse, NodeGetInfoRequest, NodeGetInfoResponse, NodeGetStorageHealthRequest,
@@ -22,19 +25,24 @@ use berth_csi::v1::{
     node_server::Node,
     node_service_capability::{Rpc, Type},
 };
+use berth_host::{
+    mount::{self, Attributes},
+    ownership,
+    path::Dir,
+};
 use tonic::{Request, Response, Status};
 
 use super::{Reply, Services, answer, rules};
 use crate::{
-    Context, Error, NodeVolume, Result, Source, TargetMounts,
+    Context, Error, NodeVolume, Result, Source,
     call::{
         self,
         node::{NodeExpand, NodeHealth, Publish, Stage, Stats, Unpublish, Unstage},
     },
     compose::{Inline, Node as Parts},
-    erased::DynStaging,
-    ledger::{Ledger, Phase, Published, Staged},
-    target::{self, Publication},
+    erased::DynTargetMounts,
+    ledger::{Phase, Published},
+    node::blocking,
 };
 
 #[tonic::async_trait]
@@ -106,8 +114,7 @@ impl Node for Services {
         // At another volume's target this one is not.
         if known.as_ref().is_none_or(|known| known.is(&id)) {
             let may_be_inline = known.as_ref().is_none_or(|known| known.handle.is_some());
-            let mounts = Arc::clone(&node.mounts);
-            self.blocking(move |ledger| unbind(ledger, &*mounts, known, &target)).await?;
+            self.unbind(&*node.mounts, known, &target).await?;
             if may_be_inline {
                 self.remove_inline(&ctx, node, &id).await?;
             }
@@ -184,13 +191,6 @@ impl Node for Services {
     }
 }
 
-impl Published {
-    /// As what the volume is published.
-    fn publication(&self) -> Publication<'_> {
-        Publication { capability: &self.capability, read_only: self.read_only }
-    }
-}
-
 impl Services {
     /// The backend's id of the volume that is staged or published at `path` and that the caller calls `id`.
     ///
@@ -221,79 +221,6 @@ impl Services {
             return Ok(volume);
         }
         Err(Status::not_found(format!("volume {id:?} is not staged or published at {}", path.display())))
-    }
-
-    /// Stages a locked volume.
-    async fn stage(
-        &self,
-        ctx: &Context,
-        node: &Parts,
-        staging: &dyn DynStaging,
-        volume: &NodeVolume,
-        path: PathBuf,
-    ) -> Result<()> {
-        let (id, capability) = (&volume.id, volume.capability.clone());
-        let known = self.ledger.staged(id);
-        let staged = Staged { volume: id.clone(), path, capability, phase: Phase::Mounted };
-        match known {
-            Some(known) if known.path != staged.path => {
-                let path = known.path.display();
-                return Err(Error::Precondition(format!(
-                    "volume {id:?} is staged at {path}; unstage it there first"
-                )));
-            }
-            Some(known) if known.phase == Phase::Mounted => {
-                if known.capability != staged.capability {
-                    return Err(Error::Conflict(format!(
-                        "volume {id:?} is staged there with another capability"
-                    )));
-                }
-                // Again, because what was staged may have been taken apart behind our back.
-                return staging.stage(ctx, volume, &staged.path).await;
-            }
-            Some(known) if known.phase == Phase::Remounting => {
-                return self.bring_up(ctx, node, staging, &known).await;
-            }
-            _ => {}
-        }
-        self.note_staged(&staged, Phase::Mounting).await?;
-        if let Err(error) = staging.stage(ctx, volume, &staged.path).await {
-            let id = id.clone();
-            // An entry that stays is one that a later call or a restart undoes again.
-            let _ = self.blocking(move |ledger| ledger.forget_staged(&id)).await;
-            return Err(error);
-        }
-        self.note_staged(&staged, Phase::Mounted).await
-    }
-
-    async fn note_staged(&self, staged: &Staged, phase: Phase) -> Result<()> {
-        let staged = Staged { phase, ..staged.clone() };
-        self.blocking(move |ledger| ledger.note_staged(staged)).await
-    }
-
-    /// Unstages a locked volume that is published nowhere.
-    async fn unstage(
-        &self,
-        ctx: &Context,
-        staging: &dyn DynStaging,
-        id: &VolumeId,
-        path: &Path,
-    ) -> Result<()> {
-        match self.ledger.staged(id) {
-            // What the backend has for this volume belongs to the other path.
-            Some(staged) if staged.path != path => return Ok(()),
-            Some(staged) => {
-                // Only speeds up a restart; a full disk must not keep a volume from being unstaged.
-                if let Err(error) = self.note_staged(&staged, Phase::Unmounting).await {
-                    tracing::warn!(volume.id = %id, %error, "unstaging without a record of it");
-                }
-            }
-            // Staged before a reboot, or by a driver whose records are lost.
-            None => {}
-        }
-        staging.unstage(ctx, id, path).await?;
-        let id = id.clone();
-        self.blocking(move |ledger| ledger.forget_staged(&id)).await
     }
 
     /// Where the volume is staged, which has to be where the caller says it is.
@@ -327,15 +254,78 @@ impl Services {
             read_only: volume.read_only,
             phase: Phase::Mounted,
         };
-        self.check_target(&wanted)?;
+        self.check_publications(&wanted)?;
         let source = node.sources.source(ctx, volume).await?;
         volume.check_access(source.kind())?;
-        let mounts = Arc::clone(&node.mounts);
-        self.blocking(move |ledger| bind(ledger, &*mounts, &source, &wanted)).await
+        self.bind(&*node.mounts, &Arc::new(source), wanted).await
+    }
+
+    /// Puts a volume at its target, and notes it before and after.
+    async fn bind(
+        &self,
+        mounts: &dyn DynTargetMounts,
+        source: &Arc<Source>,
+        wanted: Published,
+    ) -> Result<()> {
+        let target = wanted.target.clone();
+        if let Some(known) = self.ledger.published_at(&target) {
+            if known.phase == Phase::Mounted && mounts.is_mounted(&target).await? {
+                return Ok(());
+            }
+            // An attempt that did not come to its end, or a mount that somebody took away.
+            self.clear_target(mounts, &target).await?;
+        }
+        // Before anything else, because what is mounted there may not answer.
+        if mounts.is_mounted(&target).await? {
+            return Err(in_the_way(&target, "something else is mounted there"));
+        }
+        let noted = wanted.clone();
+        self.blocking(move |ledger| {
+            check_target(&noted.target, noted.capability.access.kind())?;
+            ledger.note_published(Published { phase: Phase::Mounting, ..noted })
+        })
+        .await?;
+        let bound = async {
+            bind_target(mounts, source, &wanted).await?;
+            self.blocking(move |ledger| ledger.note_published(wanted)).await
+        };
+        if let Err(error) = bound.await {
+            // What cannot be undone now keeps its entry, and is undone by the next call or at the next start.
+            let _ = self.clear_target(mounts, &target).await;
+            return Err(error);
+        }
+        Ok(())
+    }
+
+    /// Takes away what [`bind_target`] put at a target, and forgets it.
+    async fn clear_target(&self, mounts: &dyn DynTargetMounts, target: &Path) -> Result<()> {
+        unbind_target(mounts, target).await?;
+        let target = target.to_owned();
+        self.blocking(move |ledger| ledger.forget_published(&target)).await
+    }
+
+    /// Takes the volume away from its target, and notes it before and after.
+    ///
+    /// A target that is not known is cleared as well: it may be from before a reboot or a loss of records, and an OK for
+    /// a target that still has something mounted would let the caller delete what is there.
+    async fn unbind(
+        &self,
+        mounts: &dyn DynTargetMounts,
+        known: Option<Published>,
+        target: &Path,
+    ) -> Result<()> {
+        if let Some(known) = known {
+            let noted = Published { phase: Phase::Unmounting, ..known };
+            if let Err(error) = self.blocking(move |ledger| ledger.note_published(noted)).await {
+                // Only speeds up a restart; a full disk must not keep a pod from ending.
+                tracing::warn!(target.path = %target.display(), %error, "unpublishing without a record of it");
+            }
+        }
+        self.clear_target(mounts, target).await
     }
 
     /// The spec's table of second publications.
-    fn check_target(&self, wanted: &Published) -> Result<()> {
+    fn check_publications(&self, wanted: &Published) -> Result<()> {
         let target = wanted.target.display();
         match self.ledger.published_at(&wanted.target) {
             Some(known) if known.volume != wanted.volume => {
@@ -373,38 +363,114 @@ fn device_number(path: &Path) -> Option<u64> {
     metadata.file_type().is_block_device().then(|| metadata.rdev())
 }
 
-/// Puts the volume at its target, and notes it before and after.
-fn bind(ledger: &Ledger, mounts: &dyn TargetMounts, source: &Source, wanted: &Published) -> Result<()> {
-    if let Some(known) = ledger.published_at(&wanted.target) {
-        if known.phase == Phase::Mounted && mounts.is_mounted(&wanted.target)? {
-            return Ok(());
+/// Makes the source appear at a target that [`check_target`] did not refuse.
+async fn bind_target(mounts: &dyn DynTargetMounts, source: &Arc<Source>, wanted: &Published) -> Result<()> {
+    let (from, made) = (source.clone(), wanted.clone());
+    blocking(move || make_target(&from, &made)).await?;
+    let flags = match &wanted.capability.access {
+        // The filesystem read its own options when it was mounted; a bind takes only those of a mount.
+        Access::Mount { flags, .. } => mount::parse_options(flags).attributes,
+        Access::Block => Attributes::default(),
+    };
+    mounts.bind(source, &wanted.target, Attributes { read_only: wanted.read_only, ..flags }).await
+}
+
+/// Takes away whatever is mounted at a target, and the empty directory or file below it.
+async fn unbind_target(mounts: &dyn DynTargetMounts, target: &Path) -> Result<()> {
+    mounts.unmount(target).await?;
+    let target = target.to_owned();
+    blocking(move || remove_target(&target)).await
+}
+
+/// Refuses a target at which a volume cannot be put; changes nothing.
+fn check_target(target: &Path, kind: AccessKind) -> Result<()> {
+    let Some(found) = file_type_at(target)? else { return Ok(()) };
+    match kind {
+        AccessKind::Mount if !found.is_dir() => Err(in_the_way(target, "it is not a directory")),
+        AccessKind::Mount if !is_empty_directory(target)? => {
+            Err(in_the_way(target, "the directory is not empty"))
         }
-        // An attempt that did not come to its end, or a mount that somebody took away.
-        target::remove(mounts, &wanted.target)?;
-        ledger.forget_published(&wanted.target)?;
+        AccessKind::Block if !found.is_file() => Err(in_the_way(target, "it is not a regular file")),
+        AccessKind::Block if !is_empty_file(target)? => Err(in_the_way(target, "the file is not empty")),
+        AccessKind::Mount | AccessKind::Block => Ok(()),
     }
-    target::check(mounts, &wanted.target, wanted.capability.access.kind())?;
-    ledger.note_published(Published { phase: Phase::Mounting, ..wanted.clone() })?;
-    let bound = target::bind(mounts, source, &wanted.target, wanted.publication());
-    if let Err(error) = bound.and_then(|()| ledger.note_published(wanted.clone())) {
-        // What cannot be undone now keeps its entry, and is undone by the next call or at the next start.
-        let _ = target::remove(mounts, &wanted.target).and_then(|()| ledger.forget_published(&wanted.target));
-        return Err(error);
+}
+
+/// Removes the empty directory or file that is a target at which nothing is mounted.
+///
+/// Nothing else is removed, and nothing is changed where something unexpected is found: a target is chosen by the caller,
+/// and what lies there may be somebody's data.
+fn remove_target(target: &Path) -> Result<()> {
+    let Some(found) = file_type_at(target)? else { return Ok(()) };
+    let removed = if found.is_dir() {
+        fs::remove_dir(target)
+    } else if found.is_file() && is_empty_file(target)? {
+        fs::remove_file(target)
+    } else {
+        return Err(in_the_way(target, "it is not an empty file though nothing is mounted there"));
+    };
+    match removed {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => {
+            Err(in_the_way(target, "the directory is not empty though nothing is mounted there"))
+        }
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(host("remove", target, error)),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the target, and gives what will appear there to its group.
+fn make_target(source: &Source, wanted: &Published) -> Result<()> {
+    let target = &wanted.target;
+    if let Some(parent) = target.parent() {
+        Dir::ensure(parent, 0o750)?;
+    }
+    let made = match wanted.capability.access.kind() {
+        AccessKind::Mount => DirBuilder::new().mode(0o750).create(target),
+        AccessKind::Block => {
+            OpenOptions::new().write(true).create_new(true).mode(0o600).open(target).map(drop)
+        }
+    };
+    match made {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            return Err(host("make the target", target, error));
+        }
+        _ => {}
+    }
+    if let Access::Mount { group: Some(gid), .. } = wanted.capability.access
+        && !wanted.read_only
+    {
+        ownership::give_to_group(&source.open()?, gid)?;
     }
     Ok(())
 }
 
-/// Takes the volume away from its target, and notes it before and after.
-///
-/// A target that is not known is cleared as well: it may be from before a reboot or a loss of records, and an OK for
-/// a target that still has something mounted would let the caller delete what is there.
-fn unbind(ledger: &Ledger, mounts: &dyn TargetMounts, known: Option<Published>, at: &Path) -> Result<()> {
-    if let Some(known) = known
-        && let Err(error) = ledger.note_published(Published { phase: Phase::Unmounting, ..known })
-    {
-        // Only speeds up a restart; a full disk must not keep a pod from ending.
-        tracing::warn!(target.path = %at.display(), %error, "unpublishing without a record of it");
+/// What is at the target, unless it is a symbolic link, which is never taken for what it leads to.
+fn file_type_at(target: &Path) -> Result<Option<FileType>> {
+    match fs::symlink_metadata(target) {
+        Ok(found) if found.is_symlink() => Err(in_the_way(target, "it is a symbolic link")),
+        Ok(found) => Ok(Some(found.file_type())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(host("look at the target", target, error)),
     }
-    target::remove(mounts, at)?;
-    ledger.forget_published(at)
 }
+
+fn is_empty_directory(path: &Path) -> Result<bool> {
+    let mut entries = fs::read_dir(path).map_err(|error| host("list the target", path, error))?;
+    Ok(entries.next().is_none())
+}
+
+fn is_empty_file(path: &Path) -> Result<bool> {
+    let found = fs::symlink_metadata(path).map_err(|error| host("look at the target", path, error))?;
+    Ok(found.len() == 0)
+}
+
+fn in_the_way(target: &Path, why: &str) -> Error {
+    Error::Precondition(format!("the target {} cannot be used: {why}", target.display()))
+}
+
+fn host(doing: &str, path: &Path, error: io::Error) -> Error {
+    berth_host::Error::new(format!("{doing} {}", path.display()), error).into()
+}
+
+#[cfg(test)]
+mod tests;

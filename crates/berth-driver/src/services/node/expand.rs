@@ -6,13 +6,13 @@ use berth_core::{Capacity, VolumeCapability, VolumeId};
 use berth_host::mount;
 use rustix::io::Errno;
 
+use super::bind_target;
 use crate::{
     Context, Error, NodeExpanded, NodeVolume, Result, Services,
     call::node::NodeExpand,
     compose::Node,
     erased::{DynNodeExpansion, DynStaging},
     ledger::{Phase, Published, Staged},
-    target,
 };
 
 impl Services {
@@ -102,14 +102,9 @@ impl Services {
             let (capability, read_only) = (&publication.capability, publication.read_only);
             let volume = again(&staged.volume, capability, read_only, Some(staged));
             let source = node.sources.source(ctx, &volume).await?;
-            let (publication, mounts) = (publication.clone(), Arc::clone(&node.mounts));
-            self.blocking(move |_| {
-                if mounts.is_mounted(&publication.target)? {
-                    return Ok(());
-                }
-                target::bind(&*mounts, &source, &publication.target, publication.publication())
-            })
-            .await?;
+            if !node.mounts.is_mounted(&publication.target).await? {
+                bind_target(&*node.mounts, &Arc::new(source), publication).await?;
+            }
         }
         Ok(())
     }

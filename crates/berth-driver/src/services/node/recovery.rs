@@ -1,14 +1,11 @@
 //! What a killed driver left half done is undone before its successor takes calls.
 
-use std::sync::Arc;
-
 use super::expand::again;
 use crate::{
-    Context, Error, Result, Services, StagedVolume, TargetMounts,
+    Context, Error, Result, Services, StagedVolume,
     compose::Node,
     erased::DynStaging,
-    ledger::{Ledger, Phase, Published, Staged},
-    target,
+    ledger::{Phase, Published, Staged},
 };
 
 impl Services {
@@ -56,11 +53,9 @@ impl Services {
         let (staged, published) = self.ledger.everything();
         let count = staged.len() + published.len();
         for publication in published {
-            let (volume, target) = (publication.volume.clone(), publication.target.clone());
-            let mounts = Arc::clone(&node.mounts);
-            if let Err(error) = self.blocking(move |ledger| undo(ledger, &*mounts, &publication)).await {
-                let target = target.display();
-                tracing::warn!(volume.id = %volume, %target, %error, "a volume stays published");
+            if let Err(error) = self.undo(node, &publication).await {
+                let target = publication.target.display();
+                tracing::warn!(volume.id = %publication.volume, %target, %error, "a volume stays published");
             }
         }
         let Some(staging) = node.parts.staging.as_deref() else { return Ok(count) };
@@ -99,16 +94,20 @@ impl Services {
     }
 
     async fn recover_published(&self, ctx: &Context, node: &Node, publication: &Published) -> Result<()> {
-        let (known, mounts) = (publication.clone(), Arc::clone(&node.mounts));
         let staged = self.ledger.staged(&publication.volume);
         if staged.is_some_and(|staged| staged.phase == Phase::Remounting) {
             // Still to be brought up, by the next call that grows or stages it.
             return Ok(());
         }
         if publication.phase == Phase::Mounted {
-            return self.blocking(move |ledger| forget_unless_mounted(ledger, &*mounts, &known)).await;
+            if node.mounts.is_mounted(&publication.target).await? {
+                return Ok(());
+            }
+            let target = publication.target.display();
+            tracing::info!(volume.id = %publication.volume, %target, "the volume is no longer mounted here");
+            return self.forget(publication).await;
         }
-        self.blocking(move |ledger| undo(ledger, &*mounts, &known)).await?;
+        self.undo(node, publication).await?;
         match &publication.handle {
             Some(handle) => self.remove_inline(ctx, node, handle).await,
             None => Ok(()),
@@ -129,8 +128,7 @@ impl Services {
         }
         if is_gone {
             for publication in self.ledger.published(&staged.volume) {
-                let mounts = Arc::clone(&node.mounts);
-                self.blocking(move |ledger| undo(ledger, &*mounts, &publication)).await?;
+                self.undo(node, &publication).await?;
             }
         }
         if let Some(publication) = self.ledger.published(&staged.volume).first() {
@@ -139,23 +137,18 @@ impl Services {
         }
         self.unstage(ctx, staging, &staged.volume, &staged.path).await
     }
-}
 
-fn forget_unless_mounted(ledger: &Ledger, mounts: &dyn TargetMounts, publication: &Published) -> Result<()> {
-    if mounts.is_mounted(&publication.target)? {
-        return Ok(());
+    /// Takes the mount away; whatever else is found at the target stays, and is no longer ours.
+    async fn undo(&self, node: &Node, publication: &Published) -> Result<()> {
+        match self.clear_target(&*node.mounts, &publication.target).await {
+            Err(Error::Precondition(why)) => tracing::warn!(volume.id = %publication.volume, "{why}"),
+            cleared => return cleared,
+        }
+        self.forget(publication).await
     }
-    let target = publication.target.display();
-    tracing::info!(volume.id = %publication.volume, %target, "the volume is no longer mounted here");
-    ledger.forget_published(&publication.target)
-}
 
-/// Takes the mount away; whatever else is found at the target stays, and is no longer ours.
-fn undo(ledger: &Ledger, mounts: &dyn TargetMounts, publication: &Published) -> Result<()> {
-    match target::remove(mounts, &publication.target) {
-        Ok(()) => {}
-        Err(Error::Precondition(why)) => tracing::warn!(volume.id = %publication.volume, "{why}"),
-        Err(error) => return Err(error),
+    async fn forget(&self, publication: &Published) -> Result<()> {
+        let target = publication.target.clone();
+        self.blocking(move |ledger| ledger.forget_published(&target)).await
     }
-    ledger.forget_published(&publication.target)
 }

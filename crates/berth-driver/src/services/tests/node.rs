@@ -216,6 +216,20 @@ async fn node_unpublish_touches_nothing_that_is_not_this_volumes() {
 }
 
 #[tokio::test]
+async fn a_target_where_something_else_is_mounted_is_refused() {
+    let bench = Bench::new();
+    let id = bench.staged("v").await;
+    let (other, target) = (bench.path("other"), bench.path("target"));
+    fs::create_dir(&other).unwrap();
+    fs::create_dir(&target).unwrap();
+    let attributes = berth_host::mount::Attributes::default();
+    berth_host::mount::bind(&PathBuf::from(other), &PathBuf::from(&target), attributes).unwrap();
+    let reply = bench.driver.node_publish_volume(of(bench.publish_request(&id, "target"))).await;
+    refused("in the way", reply, Code::FailedPrecondition);
+    assert!(is_mounted(&target));
+}
+
+#[tokio::test]
 async fn a_target_left_from_before_a_reboot_is_removed() {
     let bench = Bench::new();
     fs::create_dir(bench.path("target")).unwrap();
