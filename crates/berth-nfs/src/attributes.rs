@@ -1,5 +1,7 @@
 //! What a server tells about a file, and what can be changed.
 
+use crate::xdr::Malformed;
+
 /// What a file is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum FileKind {
@@ -17,6 +19,23 @@ pub enum FileKind {
     Block,
     /// It is a character device.
     Character,
+}
+
+impl FileKind {
+    /// Reads the number that stands for a kind in all versions of NFS. Those that version 4 has besides, named attributes
+    /// and their directories, never turn up, since nobody opens them.
+    pub(crate) fn from_number(number: u32) -> Result<Self, Malformed> {
+        Ok(match number {
+            1 => Self::File,
+            2 => Self::Directory,
+            3 => Self::Block,
+            4 => Self::Character,
+            5 => Self::Symlink,
+            6 => Self::Socket,
+            7 => Self::Fifo,
+            _ => return Err(Malformed("there is no such kind of file")),
+        })
+    }
 }
 
 /// A moment, since 1970.

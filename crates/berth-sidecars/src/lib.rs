@@ -28,7 +28,7 @@
 //! - A driver that goes away and comes back is asked again what it can do; nothing restarts.
 //! - Secrets are read one at a time when a call needs them, and are in no log, event or error.
 //!
-//! Start reading at `provisioner/claims.rs`: `sync_claim` to the saved PersistentVolume is one walk down that file.
+//! Start reading at `provisioner.rs`: `sync_claim` to the saved PersistentVolume is one walk down that file.
 
 pub mod attacher;
 pub mod driver;

@@ -23,8 +23,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_kube::{Backoff, Cache, Cluster, Index, Recorder, storage};
-use k8s_openapi::api::core::v1::{PersistentVolume, SecretReference};
+use k8s_openapi::api::core::v1::{ObjectReference, PersistentVolume, SecretReference};
 use kube::ResourceExt as _;
 
 use crate::driver::{ControllerCapability, Driver, GroupCapability};
@@ -172,6 +173,28 @@ fn csi_name(prefix: &str, length: Option<usize>, uid: &str) -> Result<String, Fa
              missing: create contents of volumes by VolumeSnapshots, not by hand",
         )
     })
+}
+
+/// What the driver is told besides what is asked for: the class's parameters that are its own, and, if it is to have them,
+/// the names of the content and of the object that the content belongs to. `kind` is what these names are filed under.
+fn parameters(
+    class: Option<&BTreeMap<String, String>>,
+    options: &Options,
+    kind: &str,
+    owner: &ObjectReference,
+    content: String,
+) -> Result<BTreeMap<String, String>, Failure> {
+    let mut parameters = secrets::snapshot_parameters(class.unwrap_or(&BTreeMap::new()))?;
+    if options.extra_create_metadata {
+        for (key, value) in [
+            (format!("{kind}/name"), owner.name.clone().unwrap_or_default()),
+            (format!("{kind}/namespace"), owner.namespace.clone().unwrap_or_default()),
+            (format!("{kind}content/name"), content),
+        ] {
+            parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}{key}"), value);
+        }
+    }
+    Ok(parameters)
 }
 
 #[cfg(test)]

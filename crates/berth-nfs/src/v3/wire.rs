@@ -31,16 +31,7 @@ pub(super) fn optional<T>(
 }
 
 pub(super) fn attributes(from: &mut Decoder) -> Result<Attributes, Malformed> {
-    let kind = match from.u32()? {
-        1 => FileKind::File,
-        2 => FileKind::Directory,
-        3 => FileKind::Block,
-        4 => FileKind::Character,
-        5 => FileKind::Symlink,
-        6 => FileKind::Socket,
-        7 => FileKind::Fifo,
-        _ => return Err(Malformed("there is no such kind of file")),
-    };
+    let kind = FileKind::from_number(from.u32()?)?;
     Ok(Attributes {
         kind,
         // Some servers leave the bits of the kind in.

@@ -145,7 +145,7 @@ impl ReceivedAttributes {
 
     fn take(&mut self, number: u32, from: &mut Decoder) -> Result<(), Malformed> {
         match number {
-            TYPE => self.kind = Some(kind(from.u32()?)?),
+            TYPE => self.kind = Some(FileKind::from_number(from.u32()?)?),
             SIZE => self.size = from.u64()?,
             FSID => self.fsid = (from.u64()?, from.u64()?),
             RDATTR_ERROR => self.error = Some(Status(from.u32()?)).filter(|error| *error != Status::OK),
@@ -195,20 +195,6 @@ impl ReceivedAttributes {
 pub(super) fn handle(from: &mut Decoder) -> Result<Handle, Malformed> {
     let bytes = from.opaque(Handle::LONGEST)?;
     Ok(Handle::new(Bytes::copy_from_slice(&bytes)))
-}
-
-fn kind(number: u32) -> Result<FileKind, Malformed> {
-    Ok(match number {
-        // Named attributes and their directories never turn up, since nobody opens them.
-        1 => FileKind::File,
-        2 => FileKind::Directory,
-        3 => FileKind::Block,
-        4 => FileKind::Character,
-        5 => FileKind::Symlink,
-        6 => FileKind::Socket,
-        7 => FileKind::Fifo,
-        _ => return Err(Malformed("there is no such kind of file")),
-    })
 }
 
 /// Reads an owner: a number, or nobody for a name such as `name@domain`.

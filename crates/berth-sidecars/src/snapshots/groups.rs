@@ -154,23 +154,10 @@ pub struct VolumeSnapshotInfo {
     pub restore_size: Option<i64>,
 }
 
-/// How groups of snapshots are taken.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct VolumeGroupSnapshotClass {
-    /// The `apiVersion` and `kind` of the object.
-    #[serde(flatten, default)]
-    pub types: Option<TypeMeta>,
-    /// Its name, and whether it is the default.
-    pub metadata: ObjectMeta,
-    /// The driver that takes them.
-    pub driver: String,
-    /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
-    pub deletion_policy: String,
-    /// What is told the driver, and which secrets it gets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parameters: Option<BTreeMap<String, String>>,
-}
-
-class!(VolumeGroupSnapshotClass, "groupsnapshot.storage.k8s.io", "volumegroupsnapshotclasses");
+class!(
+    /// How groups of snapshots are taken.
+    VolumeGroupSnapshotClass,
+    "groupsnapshot.storage.k8s.io",
+    "volumegroupsnapshotclasses"
+);
 berth_kube::kinds!(VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass);

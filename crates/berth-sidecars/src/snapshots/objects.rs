@@ -144,27 +144,27 @@ pub struct VolumeSnapshotContentStatus {
     pub volume_group_snapshot_handle: Option<String>,
 }
 
-/// How snapshots are taken.
-#[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
-#[serde(rename_all = "camelCase")]
-pub struct VolumeSnapshotClass {
-    /// The `apiVersion` and `kind` of the object.
-    #[serde(flatten, default)]
-    pub types: Option<TypeMeta>,
-    /// Its name, and whether it is the default.
-    pub metadata: ObjectMeta,
-    /// The driver that takes them.
-    pub driver: String,
-    /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
-    pub deletion_policy: String,
-    /// What is told the driver, and which secrets it gets.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub parameters: Option<BTreeMap<String, String>>,
-}
-
-/// Kinds without a spec cannot be derived.
+/// A class: a kind without a spec, which cannot be derived.
 macro_rules! class {
-    ($kind:ident, $group:literal, $plural:literal) => {
+    ($(#[$doc:meta])* $kind:ident, $group:literal, $plural:literal) => {
+        $(#[$doc])*
+        #[derive(Serialize, Deserialize, Clone, Debug, Default, PartialEq)]
+        #[serde(rename_all = "camelCase")]
+        pub struct $kind {
+            /// The `apiVersion` and `kind` of the object.
+            #[serde(flatten, default)]
+            pub types: Option<TypeMeta>,
+            /// Its name, and whether it is the default.
+            pub metadata: ObjectMeta,
+            /// The driver that takes them.
+            pub driver: String,
+            /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
+            pub deletion_policy: String,
+            /// What is told the driver, and which secrets it gets.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            pub parameters: Option<BTreeMap<String, String>>,
+        }
+
         impl Resource for $kind {
             type DynamicType = ();
             type Scope = ClusterResourceScope;
@@ -198,5 +198,10 @@ macro_rules! class {
 
 pub(super) use class;
 
-class!(VolumeSnapshotClass, "snapshot.storage.k8s.io", "volumesnapshotclasses");
+class!(
+    /// How snapshots are taken.
+    VolumeSnapshotClass,
+    "snapshot.storage.k8s.io",
+    "volumesnapshotclasses"
+);
 berth_kube::kinds!(VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotClass);

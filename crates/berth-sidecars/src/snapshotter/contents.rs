@@ -1,6 +1,5 @@
 //! Contents of single snapshots.
 
-use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_core::names::events;
 use berth_csi::remarks::Remarks;
 use berth_csi::v1::{CreateSnapshotRequest, DeleteSnapshotRequest, ListSnapshotsRequest, Snapshot};
@@ -12,7 +11,7 @@ use tonic::Status;
 
 use super::plan::ObservedContent;
 use super::worker::{Content, Secrets, Words, class_of, secret_of};
-use super::{Context, Options, csi_name, taken};
+use super::{Context, Options, csi_name, parameters, taken};
 use crate::driver::ControllerCapability;
 use crate::failure::Failure;
 use crate::secrets::{self, SnapshotPurpose};
@@ -69,16 +68,9 @@ impl Content for VolumeSnapshotContent {
     }
 
     fn request(&self, class: &VolumeSnapshotClass, options: &Options) -> Result<Self::Request, Failure> {
-        let mut parameters = secrets::snapshot_parameters(&class.parameters.clone().unwrap_or_default())?;
         let owner = &self.spec.volume_snapshot_ref;
-        if options.extra_create_metadata {
-            let mut add = |key: &str, value: String| {
-                parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}{key}"), value)
-            };
-            add("volumesnapshot/name", owner.name.clone().unwrap_or_default());
-            add("volumesnapshot/namespace", owner.namespace.clone().unwrap_or_default());
-            add("volumesnapshotcontent/name", self.name_any());
-        }
+        let parameters =
+            parameters(class.parameters.as_ref(), options, "volumesnapshot", owner, self.name_any())?;
         Ok(CreateSnapshotRequest {
             source_volume_id: self.volume_handle().unwrap_or_default().to_owned(),
             name: csi_name(

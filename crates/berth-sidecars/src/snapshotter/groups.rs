@@ -1,6 +1,5 @@
 //! Contents of groups of snapshots.
 
-use berth_core::names::KUBERNETES_PARAMETER_PREFIX;
 use berth_core::names::events;
 use berth_csi::remarks::Remarks;
 use berth_csi::v1::{
@@ -15,7 +14,7 @@ use tonic::Status;
 
 use super::plan::ObservedContent;
 use super::worker::{Content, Secrets, Words, class_of};
-use super::{Context, Options, csi_name, taken};
+use super::{Context, Options, csi_name, parameters, taken};
 use crate::failure::Failure;
 use crate::secrets::{self, SnapshotPurpose};
 use crate::snapshots::{SnapshotError, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, names};
@@ -72,16 +71,9 @@ impl Content for VolumeGroupSnapshotContent {
     }
 
     fn request(&self, class: &VolumeGroupSnapshotClass, options: &Options) -> Result<Self::Request, Failure> {
-        let mut parameters = secrets::snapshot_parameters(&class.parameters.clone().unwrap_or_default())?;
         let owner = &self.spec.volume_group_snapshot_ref;
-        if options.extra_create_metadata {
-            let mut add = |key: &str, value: String| {
-                parameters.insert(format!("{KUBERNETES_PARAMETER_PREFIX}{key}"), value)
-            };
-            add("volumegroupsnapshot/name", owner.name.clone().unwrap_or_default());
-            add("volumegroupsnapshot/namespace", owner.namespace.clone().unwrap_or_default());
-            add("volumegroupsnapshotcontent/name", self.name_any());
-        }
+        let parameters =
+            parameters(class.parameters.as_ref(), options, "volumegroupsnapshot", owner, self.name_any())?;
         Ok(CreateVolumeGroupSnapshotRequest {
             name: csi_name(
                 &options.group_snapshot_name_prefix,
