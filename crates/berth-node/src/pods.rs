@@ -8,6 +8,7 @@
 //! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
 //! `FieldsIgnored`, `Unhealthy`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
 
+mod actions;
 mod decide;
 mod finish;
 mod launch;

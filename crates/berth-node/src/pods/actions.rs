@@ -1,0 +1,165 @@
+//! What probes and lifecycle hooks do to a running container: commands, HTTP requests, connections.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use berth_runtime::{ContainerId, ExecCall, ExecOutput};
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, TCPSocketAction};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use parking_lot::Mutex;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+
+use super::Pods;
+use crate::plugins::expand;
+
+/// How much of what a command prints goes into an event.
+const LONGEST_OUTPUT: usize = 10 << 10;
+/// How much of an answer is read to find its status.
+const LONGEST_STATUS_LINE: usize = 4 << 10;
+/// How long the last output of a command is waited for that has ended, as another process may keep it open.
+const LAST_OUTPUT: Duration = Duration::from_millis(100);
+
+/// A run of a container that something is done to.
+pub(super) struct Target {
+    pub(super) pods: Arc<Pods>,
+    pub(super) container: Container,
+    pub(super) id: ContainerId,
+}
+
+impl Target {
+    /// Runs a command in the container; anything but exit code 0 is a failure, told by what it printed.
+    pub(super) async fn exec(&self, command: &[String]) -> Result<(), String> {
+        let fixed = |name: &str| {
+            let all = self.container.env.iter().flatten();
+            all.into_iter().rev().find(|variable| variable.name == name)?.value.as_deref()
+        };
+        let command = command.iter().map(|word| expand(word, fixed)).collect();
+        let call = ExecCall { command, tty: false, stdin: false, size: None };
+        let runtime = &self.pods.options.runtime;
+        let mut exec = runtime.exec(&self.id, call).await.map_err(|error| error.sentence())?;
+        let output = Mutex::new(Vec::new());
+        let (stdout, stderr) = (exec.stdout.take(), exec.stderr.take());
+        let code = {
+            let mut collected = std::pin::pin!(async {
+                tokio::join!(collect(stdout, &output), collect(stderr, &output));
+            });
+            tokio::select! {
+                code = exec.wait() => {
+                    // An elapsed time only means that another process keeps the output open.
+                    let _ = timeout(LAST_OUTPUT, &mut collected).await;
+                    code
+                }
+                () = &mut collected => exec.wait().await,
+            }
+        };
+        if code == 0 {
+            return Ok(());
+        }
+        let output = output.into_inner();
+        let output = String::from_utf8_lossy(&output);
+        let output = output.trim_end();
+        Err(if output.is_empty() { format!("the command exited with {code}") } else { output.to_owned() })
+    }
+
+    /// Sends a GET request; a status from 200 to 399 is a success.
+    pub(super) async fn http_get(&self, get: &HTTPGetAction) -> Result<(), String> {
+        let (host, port) = (self.host(get.host.as_ref()), self.port(&get.port)?);
+        let named = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
+        let path = get.path.as_deref().unwrap_or_default();
+        let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
+        let mut headers = vec![
+            ("Host".to_owned(), named.clone()),
+            ("User-Agent".to_owned(), "kube-probe/1.36".to_owned()),
+            ("Accept".to_owned(), "*/*".to_owned()),
+        ];
+        for header in get.http_headers.iter().flatten() {
+            headers.retain(|(name, _)| !name.eq_ignore_ascii_case(&header.name));
+            headers.push((header.name.clone(), header.value.clone()));
+        }
+        headers.push(("Connection".to_owned(), "close".to_owned()));
+        let lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
+        let request = format!("GET {path} HTTP/1.1\r\n{}\r\n", lines.concat());
+        let ask = async {
+            let mut stream = TcpStream::connect((host.as_str(), port)).await?;
+            stream.write_all(request.as_bytes()).await?;
+            let mut answer = Vec::new();
+            while !answer.contains(&b'\n') && answer.len() < LONGEST_STATUS_LINE {
+                if stream.read_buf(&mut answer).await? == 0 {
+                    break;
+                }
+            }
+            Ok::<_, std::io::Error>(answer)
+        };
+        let answer = ask.await.map_err(|error| format!("Get \"http://{named}{path}\": {error}"))?;
+        match status_code(&answer) {
+            Some(200..400) => Ok(()),
+            Some(code) => Err(format!("HTTP probe failed with statuscode: {code}")),
+            None => Err(format!("Get \"http://{named}{path}\": the answer is not HTTP/1.1")),
+        }
+    }
+
+    fn host(&self, named: Option<&String>) -> String {
+        let named = named.filter(|host| !host.is_empty());
+        named.cloned().unwrap_or_else(|| self.pods.options.address.to_string())
+    }
+
+    fn port(&self, port: &IntOrString) -> Result<u16, String> {
+        let number = match port {
+            IntOrString::Int(number) => Some(*number),
+            IntOrString::String(name) => {
+                let ports = self.container.ports.iter().flatten();
+                let mut named = ports.filter(|port| port.name.as_ref() == Some(name));
+                named.next().map(|port| port.container_port).or_else(|| name.parse().ok())
+            }
+        };
+        let valid = number.and_then(|number| u16::try_from(number).ok()).filter(|number| *number > 0);
+        valid.ok_or_else(|| format!("the container has no port {port:?}"))
+    }
+
+    /// Opens a connection and closes it again.
+    pub(super) async fn connect(&self, socket: &TCPSocketAction) -> Result<(), String> {
+        let (host, port) = (self.host(socket.host.as_ref()), self.port(&socket.port)?);
+        let connected = TcpStream::connect((host.as_str(), port)).await;
+        connected.map(drop).map_err(|error| format!("dial tcp {host}:{port}: {error}"))
+    }
+}
+
+/// Reads to the end, so that the writer does not have to wait, and keeps the beginning.
+async fn collect(output: Option<ExecOutput>, kept: &Mutex<Vec<u8>>) {
+    let Some(mut output) = output else { return };
+    let mut buffer = vec![0; 4096];
+    while let Ok(length @ 1..) = output.read(&mut buffer).await {
+        let mut kept = kept.lock();
+        let room = LONGEST_OUTPUT.saturating_sub(kept.len());
+        kept.extend_from_slice(&buffer[..length.min(room)]);
+    }
+}
+
+/// The status of an HTTP answer.
+fn status_code(answer: &[u8]) -> Option<u16> {
+    let line = answer.split(|byte| *byte == b'\n').next()?;
+    let line = std::str::from_utf8(line).ok()?;
+    let mut words = line.split_ascii_whitespace();
+    words.next().filter(|version| version.starts_with("HTTP/1."))?;
+    words.next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_status_of_an_answer_is_its_second_word() {
+        for (answer, expected) in [
+            ("HTTP/1.1 200 OK\r\n", Some(200)),
+            ("HTTP/1.0 503\r\nA: b\r\n", Some(503)),
+            ("HTTP/1.1 nonsense\r\n", None),
+            ("SSH-2.0-OpenSSH\r\n", None),
+            ("", None),
+        ] {
+            assert_eq!(status_code(answer.as_bytes()), expected, "{answer:?}");
+        }
+    }
+}
