@@ -6,7 +6,8 @@
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
 //! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
-//! `FieldsIgnored`, `Unhealthy`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`, `DeadlineExceeded`.
+//! `FieldsIgnored`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
+//! `DeadlineExceeded`.
 
 mod actions;
 mod decide;
@@ -35,7 +36,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
 use self::launch::{container_spec, ignored_fields};
-use self::probes::{Probes, has_probes, initial_health, known_health};
+use self::probes::{Failed, Probes, has_probes, initial_health, known_health};
 use self::status::whole_seconds;
 use crate::layout::Layout;
 use crate::plugin::Ready;
@@ -358,14 +359,19 @@ impl Pods {
             });
             let findings = probes.findings();
             record.health = findings.health;
-            if let Some(kind) = findings.failed {
-                let probe = kind.of(container);
-                let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
-                let own = own.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
-                let (name, kind) = (&container.name, kind.as_str().to_lowercase());
-                let why = format!("Container {name} failed {kind} probe, will be restarted");
-                self.stop(entry, work, pod, name, own.unwrap_or_else(|| grace(pod)), &why);
-            }
+            let name = &container.name;
+            let (own, why) = match findings.failed {
+                None => continue,
+                Some(Failed::PostStart) => (None, "FailedPostStartHook".to_owned()),
+                Some(Failed::Probe(kind)) => {
+                    let probe = kind.of(container);
+                    let own = probe.and_then(|probe| probe.termination_grace_period_seconds);
+                    let kind = kind.as_str().to_lowercase();
+                    (own, format!("Container {name} failed {kind} probe, will be restarted"))
+                }
+            };
+            let own = own.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+            self.stop(entry, work, pod, name, own.unwrap_or_else(|| grace(pod)), &why);
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_runtime::{ContainerId, ExecCall, ExecOutput};
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, TCPSocketAction};
+use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -116,6 +116,20 @@ impl Target {
         };
         let valid = number.and_then(|number| u16::try_from(number).ok()).filter(|number| *number > 0);
         valid.ok_or_else(|| format!("the container has no port {port:?}"))
+    }
+
+    /// Does what a lifecycle hook of the container says.
+    pub(super) async fn hook(&self, hook: &LifecycleHandler) -> Result<(), String> {
+        if let Some(exec) = &hook.exec {
+            self.exec(exec.command.as_deref().unwrap_or_default()).await
+        } else if let Some(get) = &hook.http_get {
+            self.http_get(get).await
+        } else if let Some(sleep) = &hook.sleep {
+            tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
+            Ok(())
+        } else {
+            Err("it names neither exec nor httpGet nor sleep".to_owned())
+        }
     }
 
     /// Opens a connection and closes it again.

@@ -6,11 +6,12 @@ use std::time::Duration;
 use berth_host::path::remove_tree;
 use berth_kube::storage::is_over;
 use berth_kube::{Next, Severity};
-use berth_runtime::{ContainerId, ExecCall, ExecOutput, blocking};
+use berth_runtime::{ContainerId, blocking};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Container, Pod};
 use tokio::time::Instant;
 
+use super::actions::Target;
 use super::decide::{Phase, decide, is_sidecar};
 use super::{Entry, Error, Pods, Work, grace};
 use crate::volumes::remove_pod;
@@ -129,31 +130,19 @@ impl Pods {
     }
 
     /// Runs the hook that a container wants to be run before it is stopped, for at most its grace.
-    async fn before_stop(&self, pod: &Pod, container: &Container, id: &ContainerId, grace: Duration) {
+    async fn before_stop(
+        self: &Arc<Self>,
+        pod: &Pod,
+        container: &Container,
+        id: &ContainerId,
+        grace: Duration,
+    ) {
         let Some(hook) = container.lifecycle.as_ref().and_then(|lifecycle| lifecycle.pre_stop.as_ref())
         else {
             return;
         };
-        let run = async {
-            if let Some(command) = hook.exec.as_ref().and_then(|exec| exec.command.clone()) {
-                let call = ExecCall { command, tty: false, stdin: false, size: None };
-                let mut exec = self.options.runtime.exec(id, call).await.map_err(|error| error.sentence())?;
-                let (output, errors) = (discard(exec.stdout.take()), discard(exec.stderr.take()));
-                // Whoever the command leaves behind may keep its output open.
-                let drain = async { tokio::join!(output, errors, std::future::pending::<i32>()).2 };
-                let code = tokio::select! {
-                    code = exec.wait() => code,
-                    code = drain => code,
-                };
-                if code == 0 { Ok(()) } else { Err(format!("the command exited with {code}")) }
-            } else if let Some(sleep) = &hook.sleep {
-                tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
-                Ok(())
-            } else {
-                Err("only exec and sleep are supported".to_owned())
-            }
-        };
-        let problem = match tokio::time::timeout(grace, run).await {
+        let target = Target { pods: self.clone(), container: container.clone(), id: id.clone() };
+        let problem = match tokio::time::timeout(grace, target.hook(hook)).await {
             Ok(Ok(())) => return,
             Ok(Err(problem)) => problem,
             Err(_) => format!("not done within the grace period of {}s", grace.as_secs()),
@@ -182,13 +171,5 @@ impl Pods {
             decision.phase = Phase::Running;
         }
         self.report_later(entry, work, pod, &decision, !stopped);
-    }
-}
-
-/// Reads what nobody wants, so that its writer does not have to wait.
-async fn discard(output: Option<ExecOutput>) {
-    if let Some(mut output) = output {
-        // An error is an end, too.
-        let _ = tokio::io::copy(&mut output, &mut tokio::io::sink()).await;
     }
 }

@@ -71,9 +71,7 @@ pub(super) fn ignored_fields(pod: &Pod, container: &Container) -> Vec<&'static s
     let own = container.security_context.clone().unwrap_or_default();
     let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    let post_start = container.lifecycle.as_ref().is_some_and(|lifecycle| lifecycle.post_start.is_some());
     let fields = [
-        (post_start, "lifecycle.postStart"),
         (limits.is_some_and(|limits| !limits.is_empty()), "resources.limits"),
         (
             own.se_linux_options.is_some() || whole.se_linux_options.is_some(),

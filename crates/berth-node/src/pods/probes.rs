@@ -1,11 +1,12 @@
-//! Probes of running containers: startup, liveness and readiness, with the kubelet's rules.
+//! Probes of running containers (startup, liveness and readiness) and their postStart hook, with the kubelet's rules.
 //!
-//! Each run of a container that has probes gets one task. Until its startup probe has succeeded, neither of the others
-//! runs and the container counts as not started. A container with a readiness probe is not ready before that succeeds;
+//! Each run of a container that has any of them gets one task. The hook comes first: until it is done the container is
+//! not started, and if it fails, the container is stopped. A hook that was under way when this process ended is run
+//! again by the next. Until the startup probe has succeeded, neither of the other probes runs and the container counts as not started. A container with a readiness probe is not ready before that succeeds;
 //! one whose startup or liveness probe fails is stopped, and its restart policy decides what follows. A result counts
 //! once it came as often in a row as its threshold says. What a probe finds goes to the pod's worker, which decides.
 //!
-//! Events: `Unhealthy`.
+//! Events: `Unhealthy`, `FailedPostStartHook`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +14,7 @@ use std::time::Duration;
 use berth_kube::Severity;
 use berth_runtime::{ContainerId, State};
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Container, Pod, Probe};
+use k8s_openapi::api::core::v1::{Container, LifecycleHandler, Pod, Probe};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
 use tokio::time::{Interval, MissedTickBehavior, interval_at, timeout};
@@ -52,8 +53,15 @@ impl Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Findings {
     pub(super) health: Health,
-    /// The probe because of which the container must be stopped.
-    pub(super) failed: Option<Kind>,
+    /// Why the container must be stopped.
+    pub(super) failed: Option<Failed>,
+}
+
+/// What failed so that a container must be stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Failed {
+    Probe(Kind),
+    PostStart,
 }
 
 /// The probes of one run of a container, which end when this is dropped.
@@ -95,14 +103,21 @@ impl Probes {
     }
 }
 
-/// Returns whether a container has any probe.
+/// Returns whether a container has a probe, or a hook that is run after its start.
 pub(super) fn has_probes(container: &Container) -> bool {
-    [Kind::Startup, Kind::Liveness, Kind::Readiness].into_iter().any(|kind| kind.of(container).is_some())
+    post_start(container).is_some()
+        || [Kind::Startup, Kind::Liveness, Kind::Readiness]
+            .into_iter()
+            .any(|kind| kind.of(container).is_some())
+}
+
+fn post_start(container: &Container) -> Option<&LifecycleHandler> {
+    container.lifecycle.as_ref()?.post_start.as_ref()
 }
 
 /// Returns the health of a container that was just started.
 pub(super) fn initial_health(container: &Container) -> Health {
-    let started = container.startup_probe.is_none();
+    let started = container.startup_probe.is_none() && post_start(container).is_none();
     Health { started, ready: started && container.readiness_probe.is_none() }
 }
 
@@ -171,11 +186,29 @@ struct Prober {
 
 impl Prober {
     async fn run(&self) {
+        if let Some(hook) = post_start(&self.target.container)
+            && !self.findings.lock().health.started
+        {
+            if let Err(problem) = self.target.hook(hook).await {
+                if !self.is_running() {
+                    return;
+                }
+                let message = format!("PostStartHook failed: {problem}");
+                let name = &self.target.container.name;
+                self.target.pods.emit(&self.pod, name, Severity::Warning, "FailedPostStartHook", message);
+                self.change(|findings| findings.failed = Some(Failed::PostStart));
+                return;
+            }
+            if self.target.container.startup_probe.is_none() {
+                let ready = self.target.container.readiness_probe.is_none();
+                self.change(|findings| findings.health = Health { started: true, ready });
+            }
+        }
         if let Some(probe) = &self.target.container.startup_probe
             && !self.findings.lock().health.started
         {
             if !self.result(Kind::Startup, probe, &mut self.ticks(probe)).await {
-                self.change(|findings| findings.failed = Some(Kind::Startup));
+                self.change(|findings| findings.failed = Some(Failed::Probe(Kind::Startup)));
                 return;
             }
             let ready = self.target.container.readiness_probe.is_none();
@@ -185,7 +218,7 @@ impl Prober {
             let Some(probe) = &self.target.container.liveness_probe else { return };
             let mut ticks = self.ticks(probe);
             while self.result(Kind::Liveness, probe, &mut ticks).await {}
-            self.change(|findings| findings.failed = Some(Kind::Liveness));
+            self.change(|findings| findings.failed = Some(Failed::Probe(Kind::Liveness)));
         };
         let readiness = async {
             let Some(probe) = &self.target.container.readiness_probe else { return };
@@ -196,6 +229,10 @@ impl Prober {
             }
         };
         tokio::join!(liveness, readiness);
+    }
+
+    fn is_running(&self) -> bool {
+        matches!(self.target.pods.options.runtime.state(&self.target.id), Some(State::Running { .. }))
     }
 
     /// The times at which a probe runs.
@@ -215,10 +252,7 @@ impl Prober {
             ticks.tick().await;
             let checked = self.check(probe).await;
             if let Err(problem) = &checked {
-                if !matches!(
-                    self.target.pods.options.runtime.state(&self.target.id),
-                    Some(State::Running { .. })
-                ) {
+                if !self.is_running() {
                     // It has ended by itself: nothing that a probe could say counts any more.
                     return std::future::pending().await;
                 }

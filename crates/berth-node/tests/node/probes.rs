@@ -172,10 +172,46 @@ async fn fields_that_have_no_effect_are_named() {
     let main = json!({
         "name": "main", "image": "i", "command": ["sleep", "1000"],
         "resources": { "limits": { "memory": "64Mi" } },
-        "lifecycle": { "postStart": { "exec": { "command": ["true"] } } },
     });
     world.pod("p", json!({ "containers": [main], "terminationGracePeriodSeconds": 0 })).await;
-    world.has_event("p", "FieldsIgnored", "ignores: lifecycle.postStart, resources.limits").await;
+    world.has_event("p", "FieldsIgnored", "ignores: resources.limits").await;
+    world.delete("p").await;
+    world.until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_is_started_and_ready_once_its_post_start_hook_is_done() {
+    let world = World::new().await;
+    let hook = "echo begun > /dev/termination-log; until test -e /tmp/go; do sleep 0.01; done; echo done > /tmp/done";
+    start(&world, json!({ "lifecycle": { "postStart": { "exec": { "command": ["sh", "-c", hook] } } } }))
+        .await;
+    let pod = world
+        .until_pod("p", |pod| {
+            container(pod, "main").is_some_and(|main| main.state.as_ref().unwrap().running.is_some())
+        })
+        .await;
+    world.exec(&pod, "main", "until grep -q begun /dev/termination-log; do sleep 0.01; done").await;
+    let pod = world.here::<Pod>().get("p").await.unwrap();
+    let main = container(&pod, "main").unwrap();
+    assert!(!main.ready && main.started == Some(false) && !is_ready(&pod));
+    world.exec(&pod, "main", "touch /tmp/go").await;
+    let pod = world.until_pod("p", is_ready).await;
+    assert_eq!(container(&pod, "main").unwrap().started, Some(true));
+    assert_eq!(world.exec(&pod, "main", "cat /tmp/done").await, "done\n");
+    world.delete("p").await;
+    world.until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_container_whose_post_start_hook_fails_is_stopped_and_started_again() {
+    let world = World::new().await;
+    let hook = json!({ "exec": { "command": ["sh", "-c", "echo no luck; exit 3"] } });
+    start(&world, json!({ "lifecycle": { "postStart": hook } })).await;
+    world.has_event("p", "FailedPostStartHook", "PostStartHook failed: no luck").await;
+    world.has_event("p", "Killing", "FailedPostStartHook").await;
+    let pod =
+        world.until_pod("p", |pod| container(pod, "main").is_some_and(|main| main.restart_count > 0)).await;
+    assert!(!is_ready(&pod));
     world.delete("p").await;
     world.until_clean().await;
 }
