@@ -1,4 +1,5 @@
-//! Berth's own storage: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]).
+//! Berth's own storage: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]), and any
+//! FlexVolume driver ([`flex`]).
 //!
 //! Each backend implements the traits of [`berth_driver`], which is re-exported here, and composes itself into a
 //! [`Driver`]; it sees neither CSI nor Kubernetes. This is a whole driver for local volumes:
@@ -32,6 +33,7 @@
 //! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
 //! `place` and `make` are CreateVolume.
 
+pub mod flex;
 mod image;
 pub mod local;
 pub mod nfs;

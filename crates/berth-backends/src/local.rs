@@ -15,6 +15,7 @@
 
 mod content;
 mod devices;
+mod direct;
 mod health;
 mod kind;
 mod node;
@@ -41,8 +42,8 @@ use berth_host::{path::Dir, usage::TreeUsage};
 use berth_journal::{Barrier, GroupCommit};
 use parking_lot::{Mutex, MutexGuard};
 
-pub use self::kind::Kind;
 use self::{devices::Devices, record::Key, state::State, trash::Trash};
+pub use self::{direct::DirectVolumes, kind::Kind};
 use crate::{Controller, Driver, Error, Node, Readiness, Result, services::Mode};
 
 /// How a local backend is set up.

@@ -30,7 +30,7 @@ pub use self::{
     allowed::AllowedServers,
     controller::NfsController,
     id::OnDelete,
-    node::{IMAGE_WORKER, MountMode, NfsNode},
+    node::{DirectMounts, IMAGE_WORKER, MountMode, NfsNode},
 };
 use crate::{Controller, Driver, Error, Node, Result, blocking, services::Mode};
 

@@ -18,6 +18,7 @@ pub struct Context {
     secrets: Secrets,
     claim: Option<Claim>,
     pod: Option<Pod>,
+    about: Arc<BTreeMap<String, String>>,
     /// Shared by clones, so that a warning from a task or a thread of the call is not lost.
     warnings: Arc<Mutex<Vec<String>>>,
 }
@@ -39,7 +40,8 @@ impl Context {
             uid: or_empty("pod.uid"),
             service_account: or_empty("serviceAccount.name"),
         });
-        Self { deadline, secrets, claim, pod, warnings: Arc::default() }
+        let about = Arc::new(about.clone());
+        Self { deadline, secrets, claim, pod, about, warnings: Arc::default() }
     }
 
     /// When the caller stops waiting. The call is not cancelled then: it goes on, and a repeated call finds its result.
@@ -60,6 +62,12 @@ impl Context {
     /// The claim that a volume is made for, where the provisioner says it (`--extra-create-metadata`).
     pub fn claim(&self) -> Option<&Claim> {
         self.claim.as_ref()
+    }
+
+    /// What the call repeats of a volume's context, or the class's parameters it comes with; empty where it does neither.
+    /// Storage that has no record of a volume learns here what a PersistentVolume says of it.
+    pub fn volume_context(&self) -> &BTreeMap<String, String> {
+        &self.about
     }
 
     /// Tells the caller something that a person should know although the call succeeds: a sentence that goes to this
@@ -125,6 +133,11 @@ impl Secrets {
     /// The secret of that name; upper and lower case are the same.
     pub fn get(&self, name: &str) -> Option<&str> {
         self.0.iter().find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str())
+    }
+
+    /// All of them, for storage that passes them on.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
     /// Whether there are none.

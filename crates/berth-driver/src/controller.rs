@@ -301,6 +301,12 @@ pub trait CapacityInfo: Send + Sync + 'static {
 
 /// Volumes must be attached to a node before it can use them.
 pub trait Attachment: Send + Sync + 'static {
+    /// Whether [`Volume::attachments`] has every attachment. Storage that cannot say so is asked to detach a volume also
+    /// where none is listed.
+    fn knows_attachments(&self) -> bool {
+        true
+    }
+
     /// Attaches and waits until it is done; [`Error::NotFound`] for an unknown node, [`Error::Exhausted`] at the
     /// node's limit. What it returns reaches the node as [`crate::NodeVolume::publish_context`]. Repeated for the same
     /// node, it answers the same. Whether the volume's other attachments allow it has been checked.

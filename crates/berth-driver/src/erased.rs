@@ -104,6 +104,7 @@ twin! { DynAttachment = Attachment {
         ctx: &'a Context, volume: &'a Volume, node: &'a NodeId, capability: &'a VolumeCapability
     ) -> BTreeMap<String, String>;
     async detach(ctx: &'a Context, id: &'a VolumeId, node: Option<&'a NodeId>) -> ();
+    plain knows_attachments() -> bool;
 } }
 twin! { DynReadOnlyAttachment = ReadOnlyAttachment {
     async attach_read_only(

@@ -88,6 +88,18 @@ impl Options {
         self.0.iter().map(|(key, value)| (key.as_str(), value.as_str()))
     }
 
+    /// The volume's own options, without what Kubernetes added.
+    pub fn own(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.iter().filter(|(key, _)| !is_reserved(key))
+    }
+
+    /// The entries of the volume's Secret, decoded; `None` for one that is not in base64.
+    pub fn secrets(&self) -> impl Iterator<Item = (&str, Option<Vec<u8>>)> {
+        let entries =
+            self.iter().filter_map(|(key, value)| Some((key.strip_prefix(FLEX_SECRET_PREFIX)?, value)));
+        entries.map(|(key, value)| (key, STANDARD.decode(value).ok()))
+    }
+
     /// The document as Go writes it: compact, keys in the order of their bytes, and without `<`, `>` and `&`, as some
     /// drivers pass it on to a shell.
     pub fn to_json(&self) -> String {
@@ -157,7 +169,10 @@ mod tests {
             all.to_json(),
             r#"{"Z":"","kubernetes.io/fsType":"ext4","kubernetes.io/mounterArgs.FsGroup":"7","kubernetes.io/pod.name":"p","kubernetes.io/pod.namespace":"","kubernetes.io/pod.uid":"","kubernetes.io/pvOrVolumeName":"pv","kubernetes.io/readwrite":"ro","kubernetes.io/secret/k":"djE=","kubernetes.io/serviceAccount.name":"","share":"a\u0026b\u003cc\u003e\"d\""}"#
         );
-        assert_eq!(Options::parse(&all.to_json()).unwrap(), all);
+        let read = Options::parse(&all.to_json()).unwrap();
+        assert_eq!(read, all);
+        assert_eq!(read.own().collect::<Vec<_>>(), [("Z", ""), ("share", "a&b<c>\"d\"")]);
+        assert_eq!(read.secrets().collect::<Vec<_>>(), [("k", Some(b"v1".to_vec()))]);
     }
 
     #[test]

@@ -62,6 +62,16 @@ pub fn bind_directory(source: &Dir, target: &Path, attributes: Attributes) -> Re
     attach(&tree, target)
 }
 
+/// Adds attributes to what is mounted at `target`.
+pub fn set_attributes(target: &Path, attributes: Attributes) -> Result<()> {
+    if attributes == Attributes::default() {
+        return Ok(());
+    }
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mounted = rustix::fs::open(target, flags, Mode::empty()).doing("open", target)?;
+    add_attributes(mounted.as_fd(), attributes).doing("set the mount attributes of", target)
+}
+
 /// Mounts the filesystem on `device` at the existing `target`; each of `options` is one option of the filesystem.
 ///
 /// A read-only mount also makes the filesystem itself read-only, as a device that cannot be written needs.

@@ -2,6 +2,7 @@
 //! targets. Images are mounted by loop devices, and bound likewise. Whatever may wait for a server has a deadline, and
 //! nothing is remembered but what the kernel knows.
 
+mod direct;
 mod images;
 pub(super) mod mount;
 mod shares;
@@ -20,13 +21,13 @@ use berth_host::{
 };
 use futures_util::future::join_all;
 
+pub use self::{direct::DirectMounts, mount::MountMode, worker::IMAGE_WORKER};
 use self::{
     images::{ImageInUse, ImageVolume, Images},
     mount::{Mounter, refused_by},
     shares::{Answer, LOOKUP, MountedShares, ShareInUse, UNMOUNT},
     usage::Usages,
 };
-pub use self::{mount::MountMode, worker::IMAGE_WORKER};
 use super::{
     AllowedServers, Config, NfsController, blocking, claims,
     controller::COPIED,

@@ -6,6 +6,7 @@ mod caller;
 #[path = "../nfs/calls.rs"]
 #[allow(dead_code, reason = "each suite uses a part of it")]
 mod calls;
+mod flex;
 mod hostile;
 mod images;
 mod kernel;

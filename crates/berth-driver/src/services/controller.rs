@@ -110,7 +110,8 @@ impl Controller for Services {
         let _guard = self.lock_volume(&id)?;
         let is_meant = |attached: &Attached| node.as_ref().is_none_or(|node| attached.node == *node);
         let volume = controller.provisioner.get(&ctx, &id).await?;
-        if volume.is_some_and(|volume| volume.attachments.iter().any(is_meant)) {
+        let is_listed = volume.is_some_and(|volume| volume.attachments.iter().any(is_meant));
+        if is_listed || !attachment.knows_attachments() {
             let is_here =
                 self.node.as_ref().is_some_and(|here| node.as_ref().is_none_or(|node| *node == here.id));
             if self.config.check_volume_lifecycle && is_here {

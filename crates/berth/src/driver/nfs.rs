@@ -161,7 +161,7 @@ struct Upstream {
 
 /// A [`MountMode`] on the command line.
 #[derive(Debug, Clone, Copy, clap::ValueEnum)]
-enum MountModeArg {
+pub(crate) enum MountModeArg {
     /// The kernel's NFS client
     Kernel,
     /// The client that the controller uses, through FUSE: needs no NFS in the kernel. Locks of files hold on this node
@@ -172,8 +172,14 @@ enum MountModeArg {
 
 impl MountModeArg {
     /// The kernel mounts where it can: its client is faster, and knows locks.
-    fn of_this_kernel() -> Self {
+    pub(crate) fn of_this_kernel() -> Self {
         if berth_host::remote::kernel_has("nfs") { Self::Kernel } else { Self::Fuse }
+    }
+}
+
+impl MountModeArg {
+    pub(crate) fn is_fuse(self) -> bool {
+        matches!(self, Self::Fuse)
     }
 }
 

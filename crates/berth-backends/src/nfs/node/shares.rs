@@ -35,7 +35,7 @@ use super::{
 use crate::{Error, Result};
 
 /// How long a mount is asked whether it is of use.
-const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+pub(super) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 /// How long a mount that did not answer is not asked again.
 const UNRESPONSIVE_MOUNT_RETRY_AFTER: Duration = Duration::from_secs(30);
 /// How long one attempt to unmount may take.
@@ -382,7 +382,7 @@ fn is_absent(error: &berth_host::Error) -> bool {
     error.errno() == Some(Errno::NXIO.raw_os_error())
 }
 
-fn is_stale(error: &berth_host::Error) -> bool {
+pub(super) fn is_stale(error: &berth_host::Error) -> bool {
     // A FUSE mount whose process is gone says that it is not connected, or, while it goes, that it was aborted.
     let gone = [Errno::STALE, Errno::NOTCONN, Errno::CONNABORTED];
     gone.map(|errno| Some(errno.raw_os_error())).contains(&error.errno())

@@ -1,0 +1,3 @@
+//! FlexVolume: anybody's drivers, served as CSI drivers.
+
+mod adapter;
