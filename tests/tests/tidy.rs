@@ -25,7 +25,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
     (
         "berth-backends",
-        &["berth-core", "berth-driver", "berth-fuse", "berth-host", "berth-journal", "berth-nfs"],
+        &[
+            "berth-core",
+            "berth-driver",
+            "berth-flex",
+            "berth-fuse",
+            "berth-host",
+            "berth-journal",
+            "berth-nfs",
+        ],
     ),
     ("berth-apiserver", &["berth-core", "berth-host", "berth-journal"]),
     ("berth-kube", &["berth-core"]),

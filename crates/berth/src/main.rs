@@ -5,6 +5,7 @@
 //!                                       +- down               -> stops a stack and cleans up after a kill
 //!                                       +- status, explain    -> read the API and the timeline
 //!                                       +- driver, controller, node -> driver: serves one backend
+//!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
 //! ```
 //!
@@ -27,6 +28,7 @@ mod demo;
 mod down;
 mod driver;
 mod explain;
+mod flex;
 mod http;
 mod launch;
 mod logging;
@@ -98,6 +100,10 @@ enum Command {
     #[command(display_order = 8)]
     Adopt(adopt::Args),
 
+    /// Run FlexVolume drivers, and change their volumes over to CSI.
+    #[command(display_order = 20)]
+    Flex(Box<flex::Args>),
+
     /// Serve the Kubernetes API for the resources that storage needs, alone.
     #[command(display_order = 9)]
     Apiserver(apiserver::Args),
@@ -132,6 +138,9 @@ const HELPERS: &[Helper] = &[
 fn main() -> ExitCode {
     // A helper stays small because nothing else has started yet.
     helper::intercept(HELPERS);
+    if let Some(status) = flex::intercept(std::env::args_os()) {
+        return status;
+    }
     let matches = TABLES.parse(std::env::args_os()).unwrap_or_else(|mistake| mistake.exit());
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {
@@ -187,6 +196,7 @@ impl Tables<'_> {
             let group = match name {
                 "status" | "explain" => 3,
                 _ if sidecars.contains(&name) => 2,
+                "flex" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
                 _ => 0,
             };
@@ -236,6 +246,7 @@ impl Tables<'_> {
                 Command::Backup(args) => backup::backup(&args)?,
                 Command::Restore(args) => backup::restore(&args)?,
                 Command::Adopt(args) => adopt::run(args).await?,
+                Command::Flex(args) => flex::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,
                 Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await?,

@@ -1,3 +1,5 @@
-//! FlexVolume: anybody's drivers, served as CSI drivers.
+//! FlexVolume: Berth's own drivers, called as the kubelet calls them, and anybody's served as CSI drivers; leaving it.
 
 mod adapter;
+mod driver;
+mod migrate;
