@@ -16,7 +16,6 @@ use tempfile::TempDir;
 use crate::{driver, machine};
 
 pub mod churn;
-pub mod faulty;
 pub mod kubectl;
 mod leftovers;
 

@@ -40,6 +40,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-controllers", &["berth-core", "berth-flex", "berth-kube"]),
     ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),
     ("berth-node", &["berth-core", "berth-csi", "berth-flex", "berth-host", "berth-kube", "berth-runtime"]),
+    // For tests alone: no other row may name it.
+    ("berth-testkit", &["berth-apiserver", "berth-csi", "berth-kube"]),
     (
         "berth",
         &[
@@ -158,6 +160,7 @@ fn names_of_kubernetes_stand_in_berth_core() {
             name == "tests" || name == "tests.rs" || name == "examples"
         });
         if is_test
+            || relative.starts_with("berth-testkit")
             || relative.starts_with("berth-core/src/names")
             || relative.ends_with("berth-core/src/names.rs")
         {

@@ -198,7 +198,8 @@ impl Service<http::Request<tonic::body::Body>> for Wire {
 }
 
 /// The codec of messages that are encoded and decoded elsewhere.
-struct AsBytes;
+#[derive(Debug, Clone, Copy)]
+pub struct AsBytes;
 
 impl Codec for AsBytes {
     type Encode = Bytes;

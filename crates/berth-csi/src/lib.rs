@@ -58,7 +58,7 @@ pub mod v1;
 
 pub use call_layer::{CallLayer, Calls, Deadline};
 pub use client::{
-    Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,
+    AsBytes, Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,
     from_transport,
 };
 pub use endpoint::{Endpoint, EndpointError};

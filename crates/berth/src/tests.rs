@@ -295,10 +295,9 @@ mod more_rows {
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::time::Duration;
 
-    use berth_apiserver::rest::{self, ApiServer};
-    use berth_apiserver::store::{self, Store};
     use berth_csi::Endpoint;
     use berth_kube::Cluster;
+    use berth_testkit::EmbeddedServer;
     use clap::{Arg, value_parser};
     use prometheus_client::registry::Registry;
     use tokio_util::sync::CancellationToken;
@@ -363,17 +362,16 @@ mod more_rows {
 
     #[tokio::test]
     async fn rows_run_in_berth_up_and_a_sidecar_that_panics_is_started_again() {
-        let place = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(&place.path().join("store"), store::Options::default()).unwrap();
-        let api = ApiServer::new(store, rest::Options::default());
-        assert!(api.bootstrap().await.is_ok());
+        let api_server = EmbeddedServer::start().await;
         let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
-        let cluster = Cluster::new(kube::Client::new(api, "default"), loops.clone());
+        let cluster = Cluster::new(api_server.client(), loops.clone());
 
         let shelf = Backend { name: "shelf", about: "Volumes on a shelf", ..BACKENDS[0] };
-        let line = shelf.embed(&up::default_flags().unwrap(), &place.path().join(shelf.name), "n").unwrap();
+        let line = shelf
+            .embed(&up::default_flags().unwrap(), &api_server.directory().join(shelf.name), "n")
+            .unwrap();
         let opened = (shelf.open)(line, berth_backends::services::Mode::All).await.unwrap();
-        let endpoint = Endpoint::Unix(place.path().join("csi.sock"));
+        let endpoint = Endpoint::Unix(api_server.directory().join("csi.sock"));
         let mut registry = Registry::default();
         let served = Served::start(opened, &endpoint, None, &mut registry, serving.clone()).await.unwrap();
 

@@ -5,11 +5,9 @@ use std::process::{Child, Stdio};
 use anyhow::{Context, Result, ensure};
 use berth_e2e::{
     Access, Csi, Kind, Shape,
-    up::{
-        Machine, NODE,
-        faulty::{Faulty, Mood},
-    },
+    up::{Machine, NODE},
 };
+use berth_testkit::{FaultKind, REFUSED, RegisteredDriver};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -128,14 +126,23 @@ async fn a_second_driver_process_registers_and_a_pod_runs_on_it() -> Result<()> 
 }
 
 /// Waits until a pod is told what its driver said, and checks that it is explained, too.
+const PUBLISH: &str = "NodePublishVolume";
+
+/// A driver without staging or attaching in this process, which a socket of its own announces to the machine.
+async fn register(machine: &Machine, driver: &str, socket: &str) -> RegisteredDriver {
+    let registered = RegisteredDriver::new(driver, &machine.dir().join(socket));
+    registered.start(&machine.data().join("node/plugins_registry"), &format!("{socket}.sock")).await;
+    registered
+}
+
 fn until_told_why(machine: &Machine, name: &str) -> Result<()> {
     machine.until(&format!("{name} is told why"), || {
         let told = machine.describe(&format!("pod/{name}"))?;
-        Ok((told.contains("FailedMount") && told.contains("the disk is on strike")).then_some(()))
+        Ok((told.contains("FailedMount") && told.contains(REFUSED)).then_some(()))
     })?;
     let explained = machine.explain(&format!("pod/{name}"))?;
     says(&explained, &format!("Stuck: pod {name}: "))?;
-    says(&explained, "the disk is on strike")
+    says(&explained, REFUSED)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -143,7 +150,7 @@ async fn a_driver_that_fails_is_named_with_what_it_said_and_asked_again() -> Res
     const DRIVER: &str = "faulty.example";
     const REPAIRED: &str = "code-13";
     let machine = Machine::start()?;
-    let faulty = Faulty::start(DRIVER, machine.dir(), machine.data(), "faulty.sock").await?;
+    let faulty = register(&machine, DRIVER, "faulty").await;
     tokio::task::block_in_place(|| {
         until_registered(&machine, DRIVER, true)?;
         machine.apply(&never_attaches(DRIVER))?;
@@ -166,12 +173,12 @@ async fn a_driver_that_fails_is_named_with_what_it_said_and_asked_again() -> Res
             Code::Unauthenticated,
         ];
         // Each in a pod of its own, all at once, with one that works and one that never answers.
-        let name = |code: Code| format!("code-{}", i32::from(code));
+        let name = |code: Code| format!("code-{:02}", i32::from(code));
         let mut names: Vec<String> = codes.into_iter().map(name).collect();
         for code in codes {
-            faulty.be(Mood::Fails(code), &name(code));
+            faulty.fail(PUBLISH, &name(code), FaultKind::Code(code), u32::MAX);
         }
-        faulty.be(Mood::Hangs, "hangs");
+        faulty.fail(PUBLISH, "hangs", FaultKind::Hang, u32::MAX);
         names.extend(["hangs".to_owned(), "works".to_owned()]);
         let objects: Vec<String> = names
             .iter()
@@ -181,11 +188,11 @@ async fn a_driver_that_fails_is_named_with_what_it_said_and_asked_again() -> Res
         machine.ready("works")?;
         // Each attempt is later than the one before, so the one that is to be repaired is not kept waiting.
         until_told_why(&machine, REPAIRED)?;
-        faulty.be(Mood::Works, REPAIRED);
+        faulty.repair(PUBLISH, REPAIRED);
         for name in codes.into_iter().map(name).filter(|name| name != REPAIRED) {
             until_told_why(&machine, &name)?;
         }
-        ensure!(faulty.was_asked("hangs"));
+        ensure!(!faulty.times(PUBLISH, "hangs").is_empty());
 
         // One that is repaired goes on by itself; the others can be deleted although nothing was mounted.
         machine.ready(REPAIRED)?;
@@ -213,12 +220,14 @@ async fn a_driver_that_fails_is_named_with_what_it_said_and_asked_again() -> Res
 async fn a_driver_may_register_twice() -> Result<()> {
     const DRIVER: &str = "twice.example";
     let machine = Machine::start()?;
-    let first = Faulty::start(DRIVER, machine.dir(), machine.data(), "one.sock").await?;
+    let first = register(&machine, DRIVER, "one").await;
     tokio::task::block_in_place(|| until_registered(&machine, DRIVER, true))?;
-    let second = Faulty::start(DRIVER, machine.dir(), machine.data(), "two.sock").await?;
+    let second = register(&machine, DRIVER, "two").await;
     tokio::task::block_in_place(|| {
-        machine.until("the second is answered", || Ok((!second.statuses().is_empty()).then_some(())))?;
-        ensure!(first.statuses().iter().all(|told| told.plugin_registered), "{:?}", first.statuses());
+        machine
+            .until("the second is answered", || Ok((!second.statuses().borrow().is_empty()).then_some(())))?;
+        let statuses = first.statuses().borrow().clone();
+        ensure!(statuses.iter().all(|status| status.plugin_registered), "{statuses:?}");
         let twice = drivers(&machine)?.iter().filter(|name| *name == DRIVER).count();
         ensure!(twice == 1, "it is there {twice} times");
         machine.apply(&never_attaches(DRIVER))?;

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use berth_testkit::{Loops, TestCluster, delete, patch, patch_status, until, until_any, until_gone};
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
@@ -11,7 +12,6 @@ use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use crate::cluster::{Loops, TestCluster, delete, patch, patch_status, until, until_any, until_gone};
 use crate::fakes::{self, DRIVER, pod};
 use crate::placement::create_node;
 
@@ -21,8 +21,8 @@ fn attached(node: &Node) -> Vec<String> {
 }
 
 /// A volume and a claim that are bound to each other; the handle is given.
-async fn bound(place: &TestCluster, name: &str, handle: &str) -> String {
-    let volume = place.name(name);
+async fn bound(cluster: &TestCluster, name: &str, handle: &str) -> String {
+    let volume = cluster.name(name);
     let claim = json!({
         "metadata": { "name": name },
         "spec": {
@@ -30,39 +30,39 @@ async fn bound(place: &TestCluster, name: &str, handle: &str) -> String {
             "resources": { "requests": { "storage": "1Gi" } },
         },
     });
-    let claim: PersistentVolumeClaim = place.create_here(claim).await;
-    place
+    let claim: PersistentVolumeClaim = cluster.create_namespaced(claim).await;
+    cluster
         .create::<PersistentVolume>(json!({
             "metadata": { "name": volume },
             "spec": {
                 "accessModes": ["ReadWriteOnce"], "capacity": { "storage": "1Gi" }, "storageClassName": "",
                 "csi": { "driver": DRIVER, "volumeHandle": handle },
-                "claimRef": { "namespace": place.namespace, "name": name, "uid": claim.uid() },
+                "claimRef": { "namespace": cluster.namespace, "name": name, "uid": claim.uid() },
             },
         }))
         .await;
     let status = json!({ "status": { "phase": "Bound" } });
-    patch_status(&place.here::<PersistentVolumeClaim>(), name, status).await;
+    patch_status(&cluster.namespaced::<PersistentVolumeClaim>(), name, status).await;
     volume
 }
 
-async fn run_on(place: &TestCluster, name: &str, claims: &[&str], node: &str) {
+async fn run_on(cluster: &TestCluster, name: &str, claims: &[&str], node: &str) {
     let mut pod = pod(name, claims);
     pod["spec"]["nodeName"] = json!(node);
-    place.create_here::<Pod>(pod).await;
+    cluster.create_namespaced::<Pod>(pod).await;
 }
 
 /// Deletes a volume whatever protects it.
-async fn drop_volume(place: &TestCluster, name: &str) {
-    let volumes = place.all::<PersistentVolume>();
+async fn drop_volume(cluster: &TestCluster, name: &str) {
+    let volumes = cluster.all::<PersistentVolume>();
     patch(&volumes, name, json!({ "metadata": { "finalizers": null } })).await;
     delete(&volumes, name).await;
     until_gone(&volumes, name).await;
 }
 
 /// What the attacher of a driver does that attaches nothing: it calls it attached, and keeps nothing.
-async fn call_attached(place: &TestCluster, node: &str) -> VolumeAttachment {
-    let attachments = place.all::<VolumeAttachment>();
+async fn call_attached(cluster: &TestCluster, node: &str) -> VolumeAttachment {
+    let attachments = cluster.all::<VolumeAttachment>();
     let open = |attachment: &VolumeAttachment| {
         attachment.spec.node_name == node && attachment.status.as_ref().is_none_or(|status| !status.attached)
     };
@@ -72,39 +72,39 @@ async fn call_attached(place: &TestCluster, node: &str) -> VolumeAttachment {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attachment_goes_though_its_volume_went_first() {
-    let place = TestCluster::new("volume-first").await;
-    let (node, attachments) = (place.name("a"), place.all::<VolumeAttachment>());
-    let nodes = place.all::<Node>();
-    create_node(&place, &node).await;
-    let loops = Loops::new(&place.client).with(berth_controllers::attach_detach::run);
-    let volume = bound(&place, "one", &place.name("handle")).await;
-    run_on(&place, "first", &["one"], &node).await;
-    let first = call_attached(&place, &node).await.name_any();
+    let cluster = TestCluster::real_or_embedded("volume-first").await;
+    let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
+    let nodes = cluster.all::<Node>();
+    create_node(&cluster, &node).await;
+    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let volume = bound(&cluster, "one", &cluster.name("handle")).await;
+    run_on(&cluster, "first", &["one"], &node).await;
+    let first = call_attached(&cluster, &node).await.name_any();
     until(&nodes, &node, |node| !attached(node).is_empty()).await;
-    drop_volume(&place, &volume).await;
+    drop_volume(&cluster, &volume).await;
     until_gone(&attachments, &first).await;
 
     // Once more, and nobody sees the volume go; nor does the node speak of it any more.
-    let volume = bound(&place, "two", &place.name("other")).await;
-    run_on(&place, "second", &["two"], &node).await;
-    let second = call_attached(&place, &node).await.name_any();
+    let volume = bound(&cluster, "two", &cluster.name("other")).await;
+    run_on(&cluster, "second", &["two"], &node).await;
+    let second = call_attached(&cluster, &node).await.name_any();
     until(&nodes, &node, |node| !attached(node).is_empty()).await;
     loops.stop().await;
-    drop_volume(&place, &volume).await;
+    drop_volume(&cluster, &volume).await;
     patch_status(&nodes, &node, json!({ "status": { "volumesAttached": null } })).await;
-    let loops = Loops::new(&place.client).with(berth_controllers::attach_detach::run);
+    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
     until_gone(&attachments, &second).await;
     loops.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_handle() {
-    let place = TestCluster::new("volume-anew").await;
-    let (node, attachments) = (place.name("a"), place.all::<VolumeAttachment>());
-    create_node(&place, &node).await;
-    let loops = Loops::new(&place.client).with(berth_controllers::attach_detach::run);
-    let volume = bound(&place, "one", &place.name("handle")).await;
-    run_on(&place, "first", &["one"], &node).await;
+    let cluster = TestCluster::real_or_embedded("volume-anew").await;
+    let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
+    create_node(&cluster, &node).await;
+    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let volume = bound(&cluster, "one", &cluster.name("handle")).await;
+    run_on(&cluster, "first", &["one"], &node).await;
     let made = until_any(&attachments, |attachment| attachment.spec.node_name == node).await.name_any();
     loops.stop().await;
 
@@ -117,10 +117,10 @@ async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_h
             "source": { "persistentVolumeName": format!("{volume}-of-old") },
         },
     });
-    place.create::<VolumeAttachment>(old).await;
-    let loops = Loops::new(&place.client).with(berth_controllers::attach_detach::run);
-    call_attached(&place, &node).await;
-    until(&place.all::<Node>(), &node, |node| !attached(node).is_empty()).await;
+    cluster.create::<VolumeAttachment>(old).await;
+    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    call_attached(&cluster, &node).await;
+    until(&cluster.all::<Node>(), &node, |node| !attached(node).is_empty()).await;
     // Somebody deletes it: the pod gets another, of the volume that there is.
     delete(&attachments, &made).await;
     until(&attachments, &made, |attachment| {
@@ -163,18 +163,18 @@ fn listening(client: &Client, node: &str) -> (Client, Lists) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_is_told_of_each_attached_volume_once() {
     const COUNT: usize = 100;
-    let place = TestCluster::new("told-once").await;
-    let node = place.name("a");
-    create_node(&place, &node).await;
+    let cluster = TestCluster::real_or_embedded("told-once").await;
+    let node = cluster.name("a");
+    create_node(&cluster, &node).await;
     let names: Vec<String> = (0..COUNT).map(|at| format!("v{at}")).collect();
     for name in &names {
-        bound(&place, name, &place.name(name)).await;
+        bound(&cluster, name, &cluster.name(name)).await;
     }
     let claims: Vec<&str> = names.iter().map(String::as_str).collect();
-    run_on(&place, "p", &claims, &node).await;
-    let (client, lists) = listening(&place.client, &node);
+    run_on(&cluster, "p", &claims, &node).await;
+    let (client, lists) = listening(&cluster.client, &node);
     let loops = Loops::new(&client).with(berth_controllers::attach_detach::run).with(fakes::attacher);
-    until(&place.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
+    until(&cluster.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
     loops.stop().await;
     let lists = lists.lock();
     println!("{COUNT} volumes told in {} writes", lists.len());

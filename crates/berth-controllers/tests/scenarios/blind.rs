@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use berth_testkit::{TestCluster, delete, patch, patch_status, until, until_gone};
 use futures_util::FutureExt as _;
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -13,7 +14,7 @@ use kube::{Client, ResourceExt as _};
 use serde_json::json;
 use tower::Service;
 
-use crate::cluster::{Loops, TestCluster, delete, patch, patch_status, until, until_gone};
+use crate::volume_loops;
 use crate::volumes::{claim, pod, volume, volume_phase};
 
 /// A client to whom a kind's list is empty and its watch silent; single objects and lists of a namespace are as they are.
@@ -50,21 +51,21 @@ impl Service<Request<Body>> for Blind {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_released_only_if_the_server_too_knows_no_claim() {
-    let place = TestCluster::new("unseen-claim").await;
-    let volumes = place.all::<PersistentVolume>();
-    let (kept, released) = (place.name("kept"), place.name("released"));
+    let cluster = TestCluster::real_or_embedded("unseen-claim").await;
+    let volumes = cluster.all::<PersistentVolume>();
+    let (kept, released) = (cluster.name("kept"), cluster.name("released"));
     let mut wanted = claim("data", Some(""), "1Gi");
     wanted["spec"]["volumeName"] = kept.clone().into();
-    let bound: PersistentVolumeClaim = place.create_here(wanted).await;
+    let bound: PersistentVolumeClaim = cluster.create_namespaced(wanted).await;
     let pointing = |name: &str, uid: &str| {
         let mut volume = volume(name, "", "1Gi", "Retain");
-        volume["spec"]["claimRef"] = json!({ "namespace": place.namespace, "name": "data", "uid": uid });
+        volume["spec"]["claimRef"] = json!({ "namespace": cluster.namespace, "name": "data", "uid": uid });
         volume
     };
-    place.create::<PersistentVolume>(pointing(&kept, &bound.uid().unwrap())).await;
-    place.create::<PersistentVolume>(pointing(&released, "another")).await;
-    let blind = Blind { client: place.client.clone(), resource: "persistentvolumeclaims" };
-    let loops = Loops::of_volumes(&Client::new(blind, "default"));
+    cluster.create::<PersistentVolume>(pointing(&kept, &bound.uid().unwrap())).await;
+    cluster.create::<PersistentVolume>(pointing(&released, "another")).await;
+    let blind = Blind { client: cluster.client.clone(), resource: "persistentvolumeclaims" };
+    let loops = volume_loops(&Client::new(blind, "default"));
     // Kubernetes' 4-11 and 4-12.
     until(&volumes, &kept, |volume| volume_phase(volume) == "Bound").await;
     until(&volumes, &released, |volume| volume_phase(volume) == "Released").await;
@@ -73,17 +74,17 @@ async fn a_volume_is_released_only_if_the_server_too_knows_no_claim() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_let_go_only_if_the_server_too_knows_no_pod_that_uses_it() {
-    let place = TestCluster::new("unseen-pod").await;
-    let claims = place.here::<PersistentVolumeClaim>();
+    let cluster = TestCluster::real_or_embedded("unseen-pod").await;
+    let claims = cluster.namespaced::<PersistentVolumeClaim>();
     for name in ["used", "unused"] {
-        place.create_here::<PersistentVolumeClaim>(claim(name, Some(""), "1Gi")).await;
+        cluster.create_namespaced::<PersistentVolumeClaim>(claim(name, Some(""), "1Gi")).await;
         delete(&claims, name).await;
         if name == "used" {
-            place.create_here::<Pod>(pod("user", "used", "node-1")).await;
+            cluster.create_namespaced::<Pod>(pod("user", "used", "node-1")).await;
         }
     }
-    let blind = Blind { client: place.client.clone(), resource: "pods" };
-    let loops = Loops::of_volumes(&Client::new(blind, "default"));
+    let blind = Blind { client: cluster.client.clone(), resource: "pods" };
+    let loops = volume_loops(&Client::new(blind, "default"));
     until_gone(&claims, "unused").await;
     let used = claims.get("used").await.unwrap();
     assert!(!used.finalizers().is_empty(), "the claim is protected");
@@ -93,17 +94,18 @@ async fn a_claim_is_let_go_only_if_the_server_too_knows_no_pod_that_uses_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_is_told_of_a_recycler_pod_is_told_of_its_volume() {
-    let place = TestCluster::new("recycler-news").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let name = place.name("v");
+    let cluster = TestCluster::real_or_embedded("recycler-news").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let name = cluster.name("v");
     let recycler = format!("recycler-for-{name}");
-    let default: kube::Api<Pod> = kube::Api::namespaced(place.client.clone(), "default");
+    let default: kube::Api<Pod> = kube::Api::namespaced(cluster.client.clone(), "default");
     let mut volume = volume(&name, "", "1Gi", "Recycle");
     volume["spec"].as_object_mut().unwrap().remove("csi");
     volume["spec"]["nfs"] = json!({ "server": "nowhere", "path": "/export" });
-    place.create::<PersistentVolume>(volume).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    cluster.create::<PersistentVolume>(volume).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     until(&volumes, &name, |volume| volume_phase(volume) == "Bound").await;
     delete(&claims, "data").await;
     let pod = until(&default, &recycler, |_| true).await;
@@ -113,9 +115,9 @@ async fn what_is_told_of_a_recycler_pod_is_told_of_its_volume() {
         "type": "Warning", "reason": "FailedMount", "message": "server nowhere not found",
     });
     let event: k8s_openapi::api::core::v1::Event = serde_json::from_value(event).unwrap();
-    let events = kube::Api::namespaced(place.client.clone(), "default");
+    let events = kube::Api::namespaced(cluster.client.clone(), "default");
     events.create(&kube::api::PostParams::default(), &event).await.unwrap();
-    let told = place.has_event(&name, "RecyclerPod").await;
+    let told = cluster.has_event(&name, "RecyclerPod").await;
     assert_eq!(told.message.as_deref(), Some("Recycler pod: server nowhere not found"));
     assert_eq!(told.type_.as_deref(), Some("Warning"));
     patch_status(&default, &recycler, json!({ "status": { "phase": "Succeeded" } })).await;

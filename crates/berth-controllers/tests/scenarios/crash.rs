@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
+use berth_testkit::{TestCluster, delete, patch_status, until, until_gone};
 use futures_util::FutureExt as _;
 use http::{Method, Request, Response};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -17,7 +18,7 @@ use serde_json::json;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use crate::cluster::{Loops, TestCluster, delete, patch_status, until, until_gone};
+use crate::volume_loops;
 use crate::volumes::{claim, claim_phase, class, provisioned, volume, volume_phase};
 
 /// Whether the last write before death reaches the server.
@@ -76,24 +77,25 @@ impl Service<Request<Body>> for Mortal {
 async fn for_every_death<S: Future<Output = ()>>(name: &str, story: impl Fn(Arc<TestCluster>) -> S) {
     for last in [Last::NotSent, Last::AnswerLost] {
         for lives in 0.. {
-            let place = Arc::new(TestCluster::new(&format!("{name}-{lives}-{}", last as u8)).await);
+            let cluster =
+                Arc::new(TestCluster::real_or_embedded(&format!("{name}-{lives}-{}", last as u8)).await);
             let dead = CancellationToken::new();
             let mortal = Mortal {
-                client: place.client.clone(),
+                client: cluster.client.clone(),
                 lives: Arc::new(AtomicUsize::new(lives)),
                 last,
                 dead: dead.clone(),
             };
-            let loops = Loops::of_volumes(&Client::new(mortal, "default"));
+            let loops = volume_loops(&Client::new(mortal, "default"));
             let successors = async {
                 dead.cancelled().await;
                 loops.stop().await;
-                let heirs = Loops::of_volumes(&place.client);
+                let heirs = volume_loops(&cluster.client);
                 std::future::pending::<()>().await;
                 drop(heirs);
             };
             tokio::select! {
-                () = story(place.clone()) => {}
+                () = story(cluster.clone()) => {}
                 () = successors => {}
             }
             if !dead.is_cancelled() {
@@ -106,15 +108,16 @@ async fn for_every_death<S: Future<Output = ()>>(name: &str, story: impl Fn(Arc<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn binding_and_recycling_survive_death_at_every_write() {
-    for_every_death("crash-recycle", |place| async move {
-        let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-        let default: Api<Pod> = Api::namespaced(place.client.clone(), "default");
-        let name = place.name("v");
+    for_every_death("crash-recycle", |cluster| async move {
+        let (claims, volumes) =
+            (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+        let default: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+        let name = cluster.name("v");
         let mut volume = volume(&name, "", "1Gi", "Recycle");
         volume["spec"].as_object_mut().unwrap().remove("csi");
         volume["spec"]["hostPath"] = json!({ "path": "/tmp/of/nobody" });
-        place.create::<PersistentVolume>(volume).await;
-        place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+        cluster.create::<PersistentVolume>(volume).await;
+        cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
         let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
         assert_eq!(bound.spec.unwrap().volume_name.as_deref(), Some(name.as_str()));
         delete(&claims, "data").await;
@@ -143,19 +146,20 @@ async fn binding_and_recycling_survive_death_at_every_write() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provisioning_and_releasing_survive_death_at_every_write() {
-    for_every_death("crash-dynamic", |place| async move {
-        let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-        let fast = place.name("fast");
+    for_every_death("crash-dynamic", |cluster| async move {
+        let (claims, volumes) =
+            (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+        let fast = cluster.name("fast");
         let mut class = class(&fast, "test.berth.dev", "Immediate");
         class["metadata"]["annotations"] = json!({ "storageclass.kubernetes.io/is-default-class": "true" });
         // Created before the class, so that the class is given to it later.
-        place.create_here::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
-        place.create::<StorageClass>(class).await;
+        cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
+        cluster.create::<StorageClass>(class).await;
         let asked = until(&claims, "data", |claim| {
             claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
         })
         .await;
-        let made: PersistentVolume = place.create(provisioned(&asked, "Delete")).await;
+        let made: PersistentVolume = cluster.create(provisioned(&asked, "Delete")).await;
         until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
         until(&volumes, &made.name_any(), |volume| volume_phase(volume) == "Bound").await;
         delete(&claims, "data").await;
@@ -164,17 +168,18 @@ async fn provisioning_and_releasing_survive_death_at_every_write() {
         until_gone(&volumes, &made.name_any()).await;
         let left = claims.get_opt("data").await.unwrap();
         assert!(left.is_none());
-        delete(&place.all::<StorageClass>(), &fast).await;
+        delete(&cluster.all::<StorageClass>(), &fast).await;
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_pod_that_was_left_behind_by_another_binding_is_not_believed() {
-    let place = TestCluster::new("forged").await;
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let default: Api<Pod> = Api::namespaced(place.client.clone(), "default");
-    let name = place.name("v");
+    let cluster = TestCluster::real_or_embedded("forged").await;
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let default: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let name = cluster.name("v");
     let recycler = format!("recycler-for-{name}");
     let forged = json!({
         "metadata": { "name": recycler, "namespace": "default" },
@@ -186,9 +191,9 @@ async fn a_pod_that_was_left_behind_by_another_binding_is_not_believed() {
     let mut volume = volume(&name, "", "1Gi", "Recycle");
     volume["spec"].as_object_mut().unwrap().remove("csi");
     volume["spec"]["hostPath"] = json!({ "path": "/tmp/of/nobody" });
-    place.create::<PersistentVolume>(volume).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
-    let loops = Loops::of_volumes(&place.client);
+    cluster.create::<PersistentVolume>(volume).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let loops = volume_loops(&cluster.client);
     until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     delete(&claims, "data").await;
     let ours = until(&default, &recycler, |pod| pod.uid() != forged.uid()).await;

@@ -7,7 +7,6 @@
 
 mod attaching;
 mod blind;
-mod cluster;
 mod counting;
 mod crash;
 mod fakes;
@@ -18,3 +17,10 @@ mod rollouts;
 mod room;
 mod unseen_class;
 mod volumes;
+
+/// The PV controller and the protections: what every scenario of volumes needs.
+fn volume_loops(client: &kube::Client) -> berth_testkit::Loops {
+    berth_testkit::Loops::new(client)
+        .with(berth_controllers::persistent_volumes::run)
+        .with(berth_controllers::protection::run)
+}

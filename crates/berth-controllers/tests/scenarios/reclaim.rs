@@ -1,10 +1,11 @@
 //! What becomes of volumes whose claim is gone.
 
+use berth_testkit::{TestCluster, delete, patch_status, until, until_gone};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::cluster::{Loops, TestCluster, delete, patch_status, until, until_gone};
+use crate::volume_loops;
 use crate::volumes::{claim, claim_phase, pod, provisioned, volume, volume_phase};
 
 fn host_path(name: &str, path: &str, policy: &str) -> serde_json::Value {
@@ -16,16 +17,17 @@ fn host_path(name: &str, path: &str, policy: &str) -> serde_json::Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_path_below_tmp_is_deleted_with_its_volume() {
-    let place = TestCluster::new("hostpath").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
+    let cluster = TestCluster::real_or_embedded("hostpath").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
     let directory = tempfile::Builder::new().prefix("berth-hostpath").tempdir_in("/tmp").unwrap();
     let path = directory.path().join("volume");
     std::fs::create_dir(&path).unwrap();
     std::fs::write(path.join("file"), "data").unwrap();
-    let name = place.name("v");
-    place.create::<PersistentVolume>(host_path(&name, path.to_str().unwrap(), "Delete")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let name = cluster.name("v");
+    cluster.create::<PersistentVolume>(host_path(&name, path.to_str().unwrap(), "Delete")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     assert!(path.join("file").exists());
     delete(&claims, "data").await;
@@ -36,38 +38,40 @@ async fn a_host_path_below_tmp_is_deleted_with_its_volume() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_host_path_elsewhere_fails_and_says_why() {
-    let place = TestCluster::new("hostpath-elsewhere").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let name = place.name("v");
-    place.create::<PersistentVolume>(host_path(&name, "/nowhere/of/berth", "Delete")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let cluster = TestCluster::real_or_embedded("hostpath-elsewhere").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let name = cluster.name("v");
+    cluster.create::<PersistentVolume>(host_path(&name, "/nowhere/of/berth", "Delete")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     delete(&claims, "data").await;
     let failed = until(&volumes, &name, |volume| volume_phase(volume) == "Failed").await;
     let message = failed.status.unwrap().message.unwrap();
     assert_eq!(message, "host_path deleter only supports /tmp/.+ but received provided /nowhere/of/berth");
-    place.has_event(&name, "VolumeFailedDelete").await;
+    cluster.has_event(&name, "VolumeFailedDelete").await;
     loops.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_recycled_volume_is_emptied_by_a_pod_and_free_again() {
-    let place = TestCluster::new("recycled").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let default: Api<Pod> = Api::namespaced(place.client.clone(), "default");
-    let name = place.name("v");
+    let cluster = TestCluster::real_or_embedded("recycled").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let default: Api<Pod> = Api::namespaced(cluster.client.clone(), "default");
+    let name = cluster.name("v");
     let recycler = format!("recycler-for-{name}");
-    place.create::<PersistentVolume>(host_path(&name, "/tmp/of/nobody", "Recycle")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    cluster.create::<PersistentVolume>(host_path(&name, "/tmp/of/nobody", "Recycle")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     // A pod that the API server keeps, but that is not scheduled, does not protect the claim; its data is in use.
-    place.create_here::<Pod>(pod("user", "data", "")).await;
+    cluster.create_namespaced::<Pod>(pod("user", "data", "")).await;
     delete(&claims, "data").await;
     until(&volumes, &name, |volume| volume_phase(volume) == "Released").await;
-    place.has_event(&name, "VolumeFailedRecycle").await;
-    delete(&place.here::<Pod>(), "user").await;
+    cluster.has_event(&name, "VolumeFailedRecycle").await;
+    delete(&cluster.namespaced::<Pod>(), "user").await;
 
     let started = until(&default, &recycler, |_| true).await;
     let spec = started.spec.as_ref().unwrap();
@@ -79,10 +83,10 @@ async fn a_recycled_volume_is_emptied_by_a_pod_and_free_again() {
     assert!(free.spec.as_ref().unwrap().claim_ref.is_none());
     assert!(!free.annotations().contains_key("pv.kubernetes.io/bound-by-controller"));
     until_gone(&default, &recycler).await;
-    place.has_event(&name, "VolumeRecycled").await;
+    cluster.has_event(&name, "VolumeRecycled").await;
 
     // The next one gets it, and this time the pod fails.
-    place.create_here::<PersistentVolumeClaim>(claim("next", Some(""), "1Gi")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("next", Some(""), "1Gi")).await;
     until(&claims, "next", |claim| claim_phase(claim) == "Bound").await;
     delete(&claims, "next").await;
     until(&default, &recycler, |_| true).await;
@@ -99,19 +103,20 @@ async fn a_recycled_volume_is_emptied_by_a_pod_and_free_again() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_made_for_a_claim_that_found_another_is_released_for_its_provisioner() {
-    let place = TestCluster::new("race").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let name = place.name("v");
-    place.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let cluster = TestCluster::real_or_embedded("race").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let name = cluster.name("v");
+    cluster.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
-    let late: PersistentVolume = place.create(provisioned(&bound, "Delete")).await;
+    let late: PersistentVolume = cluster.create(provisioned(&bound, "Delete")).await;
     until(&volumes, &late.name_any(), |volume| volume_phase(volume) == "Released").await;
     let late: PersistentVolume = {
         let mut another = provisioned(&bound, "Retain");
-        another["metadata"]["name"] = place.name("late").into();
-        place.create(another).await
+        another["metadata"]["name"] = cluster.name("late").into();
+        cluster.create(another).await
     };
     // With another policy it is freed; a volume that a person reserved stays reserved by name.
     let freed = until(&volumes, &late.name_any(), |volume| volume_phase(volume) == "Available").await;

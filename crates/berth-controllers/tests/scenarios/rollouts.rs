@@ -1,12 +1,12 @@
 //! Deployments from end to end: made, scaled, updated, and what kubectl reads of it.
 
+use berth_testkit::{Loops, TestCluster, until, until_any, until_gone};
 use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
 use kube::api::{ListParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::cluster::{Loops, TestCluster, until, until_any, until_gone};
 use crate::fakes;
 use crate::placement::create_node;
 
@@ -32,16 +32,16 @@ fn rolled_out(deployment: &Deployment, wanted: i32) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_deployment_is_rolled_out_scaled_and_updated() {
-    let place = TestCluster::new("rollouts-whole").await;
-    create_node(&place, &place.name("a")).await;
-    let loops = Loops::new(&place.client)
+    let cluster = TestCluster::real_or_embedded("rollouts-whole").await;
+    create_node(&cluster, &cluster.name("a")).await;
+    let loops = Loops::new(&cluster.client)
         .with(berth_controllers::scheduler::run)
         .with(berth_controllers::workloads::run)
         .with(fakes::kubelet);
     let (deployments, sets, pods) =
-        (place.here::<Deployment>(), place.here::<ReplicaSet>(), place.here::<Pod>());
-    place
-        .create_here::<Deployment>(json!({
+        (cluster.namespaced::<Deployment>(), cluster.namespaced::<ReplicaSet>(), cluster.namespaced::<Pod>());
+    cluster
+        .create_namespaced::<Deployment>(json!({
             "metadata": { "name": "web" },
             "spec": {
                 "replicas": 3, "revisionHistoryLimit": 1, "selector": { "matchLabels": { "app": "web" } },
@@ -57,9 +57,9 @@ async fn a_deployment_is_rolled_out_scaled_and_updated() {
     let set = until_any(&sets, |_| true).await;
     assert!(set.name_any().starts_with("web-"));
     assert_eq!(set.labels()["pod-template-hash"], set.name_any()["web-".len()..]);
-    let event = place.has_event("web", "ScalingReplicaSet").await;
+    let event = cluster.has_event("web", "ScalingReplicaSet").await;
     assert_eq!(event.message, Some(format!("Scaled up replica set {} from 0 to 3", set.name_any())));
-    place.has_event(&set.name_any(), "SuccessfulCreate").await;
+    cluster.has_event(&set.name_any(), "SuccessfulCreate").await;
 
     let change = |change: serde_json::Value| {
         let deployments = deployments.clone();
@@ -90,7 +90,7 @@ async fn a_deployment_is_rolled_out_scaled_and_updated() {
     let label = Patch::Merge(json!({ "metadata": { "labels": { "app": "debug" } } }));
     pods.patch(&name, &PatchParams::default(), &label).await.unwrap();
     until(&pods, &name, |pod| pod.owner_references().is_empty()).await;
-    crate::cluster::delete(&pods, &running[1].name_any()).await;
+    berth_testkit::delete(&pods, &running[1].name_any()).await;
     until(&deployments, "web", |deployment| rolled_out(deployment, 5)).await;
     until_gone(&pods, &running[1].name_any()).await;
     change(json!({ "spec": { "replicas": 0 } })).await;

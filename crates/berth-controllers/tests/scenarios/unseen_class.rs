@@ -4,6 +4,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use berth_testkit::{Loops, TestCluster, delete, patch, until, until_gone};
 use http::{Request, Response};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::VolumeAttributesClass;
@@ -11,7 +12,6 @@ use kube::client::Body;
 use kube::{Client, ResourceExt as _};
 use serde_json::json;
 
-use crate::cluster::{Loops, TestCluster, delete, patch, until, until_gone};
 use crate::volumes::{claim, volume};
 
 /// A client whose caches stay empty of a kind: its first list is empty and its watch silent. Later lists are true.
@@ -39,9 +39,9 @@ fn late(client: &Client, resource: &'static str) -> Client {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_attributes_class_goes_only_if_the_server_too_knows_nobody_who_names_it() {
     for resource in ["persistentvolumes", "persistentvolumeclaims"] {
-        let place = TestCluster::new("unseen-class").await;
-        let classes = place.all::<VolumeAttributesClass>();
-        let (used, unused) = (place.name("used"), place.name("unused"));
+        let cluster = TestCluster::real_or_embedded("unseen-class").await;
+        let classes = cluster.all::<VolumeAttributesClass>();
+        let (used, unused) = (cluster.name("used"), cluster.name("unused"));
         let class = |name: &str, finalizers: &[&str]| {
             json!({
                 "metadata": { "name": name, "finalizers": finalizers },
@@ -49,23 +49,23 @@ async fn an_attributes_class_goes_only_if_the_server_too_knows_nobody_who_names_
             })
         };
         for name in [&used, &unused] {
-            place.create::<VolumeAttributesClass>(class(name, &["kubernetes.io/vac-protection"])).await;
+            cluster.create::<VolumeAttributesClass>(class(name, &["kubernetes.io/vac-protection"])).await;
             delete(&classes, name).await;
         }
         if resource == "persistentvolumes" {
-            let mut volume = volume(&place.name("v"), "", "1Gi", "Retain");
+            let mut volume = volume(&cluster.name("v"), "", "1Gi", "Retain");
             volume["spec"]["volumeAttributesClassName"] = used.clone().into();
-            place.create::<PersistentVolume>(volume).await;
+            cluster.create::<PersistentVolume>(volume).await;
         } else {
             let mut claim = claim("data", Some(""), "1Gi");
             claim["spec"]["volumeAttributesClassName"] = used.clone().into();
-            place.create_here::<PersistentVolumeClaim>(claim).await;
+            cluster.create_namespaced::<PersistentVolumeClaim>(claim).await;
         }
-        let loops = Loops::new(&late(&place.client, resource)).with(berth_controllers::protection::run);
+        let loops = Loops::new(&late(&cluster.client, resource)).with(berth_controllers::protection::run);
         until_gone(&classes, &unused).await;
         // One more comes and goes, so that the first two were surely looked at.
-        let last = place.name("last");
-        place.create::<VolumeAttributesClass>(class(&last, &[])).await;
+        let last = cluster.name("last");
+        cluster.create::<VolumeAttributesClass>(class(&last, &[])).await;
         until(&classes, &last, |class| !class.finalizers().is_empty()).await;
         delete(&classes, &last).await;
         until_gone(&classes, &last).await;

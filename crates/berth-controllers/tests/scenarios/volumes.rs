@@ -1,13 +1,14 @@
 //! Claims and volumes from end to end.
 
+use berth_testkit::{TestCluster, delete, patch, until, until_all, until_gone};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use kube::api::PostParams;
 use serde_json::{Value, json};
 
-use crate::cluster::{Loops, TestCluster, delete, patch, until, until_all, until_gone};
 use crate::counting::{counting, writes};
+use crate::volume_loops;
 
 pub(crate) fn claim(name: &str, class: Option<&str>, size: &str) -> Value {
     json!({
@@ -60,12 +61,13 @@ pub(crate) fn volume_phase(volume: &PersistentVolume) -> &str {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_is_handed_over_bound_protected_and_released() {
-    let place = TestCluster::new("dynamic").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let class_name = place.name("fast");
-    place.create::<StorageClass>(class(&class_name, "test.berth.dev", "Immediate")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(&class_name), "1Gi")).await;
+    let cluster = TestCluster::real_or_embedded("dynamic").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let class_name = cluster.name("fast");
+    cluster.create::<StorageClass>(class(&class_name, "test.berth.dev", "Immediate")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(&class_name), "1Gi")).await;
 
     let handed = until(&claims, "data", |claim| {
         claim.annotations().get("volume.kubernetes.io/storage-provisioner").map(String::as_str)
@@ -74,7 +76,7 @@ async fn a_claim_is_handed_over_bound_protected_and_released() {
     .await;
     assert_eq!(handed.annotations()["volume.beta.kubernetes.io/storage-provisioner"], "test.berth.dev");
     assert_eq!(claim_phase(&handed), "Pending");
-    place.has_event("data", "ExternalProvisioning").await;
+    cluster.has_event("data", "ExternalProvisioning").await;
 
     let volume: PersistentVolume = serde_json::from_value(provisioned(&handed, "Delete")).unwrap();
     let name = volume.name_any();
@@ -103,16 +105,17 @@ async fn a_claim_is_handed_over_bound_protected_and_released() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_waits_for_a_volume_that_fits_and_leaves_it_released() {
-    let place = TestCluster::new("static").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let (none, small, large) = (place.name("none"), place.name("small"), place.name("large"));
-    place.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(&none), "2Gi")).await;
-    place.has_event("data", "ProvisioningFailed").await;
-    place.create::<PersistentVolume>(volume(&small, &none, "1Gi", "Retain")).await;
+    let cluster = TestCluster::real_or_embedded("static").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let (none, small, large) = (cluster.name("none"), cluster.name("small"), cluster.name("large"));
+    cluster.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(&none), "2Gi")).await;
+    cluster.has_event("data", "ProvisioningFailed").await;
+    cluster.create::<PersistentVolume>(volume(&small, &none, "1Gi", "Retain")).await;
     until(&volumes, &small, |volume| volume_phase(volume) == "Available").await;
-    place.create::<PersistentVolume>(volume(&large, &none, "3Gi", "Retain")).await;
+    cluster.create::<PersistentVolume>(volume(&large, &none, "3Gi", "Retain")).await;
 
     let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     assert_eq!(bound.spec.as_ref().unwrap().volume_name.as_deref(), Some(large.as_str()));
@@ -127,25 +130,25 @@ async fn a_claim_waits_for_a_volume_that_fits_and_leaves_it_released() {
     // A person gives it free for the next one.
     patch(&volumes, &large, json!({ "spec": { "claimRef": null } })).await;
     until(&volumes, &large, |volume| volume_phase(volume) == "Available").await;
-    place.create_here::<PersistentVolumeClaim>(claim("next", Some(&none), "3Gi")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("next", Some(&none), "3Gi")).await;
     until(&claims, "next", |claim| claim_phase(claim) == "Bound").await;
     loops.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_waits_for_its_first_consumer_and_says_for_whom() {
-    let place = TestCluster::new("consumer").await;
-    let loops = Loops::of_volumes(&place.client);
-    let claims = place.here::<PersistentVolumeClaim>();
-    let wait = place.name("wait");
-    place.create::<StorageClass>(class(&wait, "test.berth.dev", "WaitForFirstConsumer")).await;
+    let cluster = TestCluster::real_or_embedded("consumer").await;
+    let loops = volume_loops(&cluster.client);
+    let claims = cluster.namespaced::<PersistentVolumeClaim>();
+    let wait = cluster.name("wait");
+    cluster.create::<StorageClass>(class(&wait, "test.berth.dev", "WaitForFirstConsumer")).await;
     // A free volume that fits is the scheduler's to give.
-    let free = place.name("free");
-    place.create::<PersistentVolume>(volume(&free, &wait, "1Gi", "Retain")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(&wait), "1Gi")).await;
-    place.has_event("data", "WaitForFirstConsumer").await;
-    place.create_here::<Pod>(pod("user", "data", "")).await;
-    let event = place.has_event("data", "WaitForPodScheduled").await;
+    let free = cluster.name("free");
+    cluster.create::<PersistentVolume>(volume(&free, &wait, "1Gi", "Retain")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(&wait), "1Gi")).await;
+    cluster.has_event("data", "WaitForFirstConsumer").await;
+    cluster.create_namespaced::<Pod>(pod("user", "data", "")).await;
+    let event = cluster.has_event("data", "WaitForPodScheduled").await;
     assert_eq!(event.message.as_deref(), Some("waiting for pod user to be scheduled"));
     let selected =
         json!({ "metadata": { "annotations": { "volume.kubernetes.io/selected-node": "node-1" } } });
@@ -159,16 +162,16 @@ async fn a_claim_waits_for_its_first_consumer_and_says_for_whom() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_without_a_class_gets_the_default_class_when_there_is_one() {
-    let place = TestCluster::new("retroactive").await;
-    let loops = Loops::of_volumes(&place.client);
-    let claims = place.here::<PersistentVolumeClaim>();
-    place.create_here::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("opted-out", Some(""), "1Gi")).await;
-    place.has_event("data", "FailedBinding").await;
-    let name = place.name("default");
+    let cluster = TestCluster::real_or_embedded("retroactive").await;
+    let loops = volume_loops(&cluster.client);
+    let claims = cluster.namespaced::<PersistentVolumeClaim>();
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", None, "1Gi")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("opted-out", Some(""), "1Gi")).await;
+    cluster.has_event("data", "FailedBinding").await;
+    let name = cluster.name("default");
     let mut class = class(&name, "test.berth.dev", "Immediate");
     class["metadata"]["annotations"] = json!({ "storageclass.kubernetes.io/is-default-class": "true" });
-    place.create::<StorageClass>(class).await;
+    cluster.create::<StorageClass>(class).await;
     let given = until(&claims, "data", |claim| {
         claim.annotations().contains_key("volume.kubernetes.io/storage-provisioner")
     })
@@ -177,17 +180,18 @@ async fn a_claim_without_a_class_gets_the_default_class_when_there_is_one() {
     let out = claims.get("opted-out").await.unwrap();
     assert_eq!(out.spec.unwrap().storage_class_name.as_deref(), Some(""));
     loops.stop().await;
-    delete(&place.all::<StorageClass>(), &name).await;
+    delete(&cluster.all::<StorageClass>(), &name).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
-    let place = TestCluster::new("lost").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let name = place.name("v");
-    place.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
-    place.create_here::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
+    let cluster = TestCluster::real_or_embedded("lost").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let name = cluster.name("v");
+    cluster.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(claim("data", Some(""), "1Gi")).await;
     let bound = until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     until(&volumes, &name, |volume| volume_phase(volume) == "Bound").await;
     // Somebody insists.
@@ -196,11 +200,11 @@ async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
     until_gone(&volumes, &name).await;
     let lost = until(&claims, "data", |claim| claim_phase(claim) == "Lost").await;
     assert!(lost.status.unwrap().capacity.is_none());
-    place.has_event("data", "ClaimLost").await;
+    cluster.has_event("data", "ClaimLost").await;
 
     let mut again = volume(&name, "", "1Gi", "Retain");
     again["spec"]["claimRef"] = json!({ "namespace": bound.namespace(), "name": "data", "uid": bound.uid() });
-    place.create::<PersistentVolume>(again).await;
+    cluster.create::<PersistentVolume>(again).await;
     until(&claims, "data", |claim| claim_phase(claim) == "Bound").await;
     until(&volumes, &name, |volume| volume_phase(volume) == "Bound").await;
     loops.stop().await;
@@ -208,22 +212,23 @@ async fn a_claim_whose_volume_is_gone_is_lost_until_the_volume_is_back() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn two_claims_that_name_one_volume_do_not_both_get_it() {
-    let place = TestCluster::new("misbound").await;
-    let loops = Loops::of_volumes(&place.client);
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let name = place.name("v");
+    let cluster = TestCluster::real_or_embedded("misbound").await;
+    let loops = volume_loops(&cluster.client);
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let name = cluster.name("v");
     let wanting = |claim_name: &str| {
         let mut claim = claim(claim_name, Some(""), "1Gi");
         claim["spec"]["volumeName"] = name.clone().into();
         claim
     };
-    place.create_here::<PersistentVolumeClaim>(wanting("first")).await;
-    place.has_event("first", "FailedBinding").await;
-    place.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(wanting("first")).await;
+    cluster.has_event("first", "FailedBinding").await;
+    cluster.create::<PersistentVolume>(volume(&name, "", "1Gi", "Retain")).await;
     let first = until(&claims, "first", |claim| claim_phase(claim) == "Bound").await;
     assert!(!first.annotations().contains_key("pv.kubernetes.io/bound-by-controller"));
-    place.create_here::<PersistentVolumeClaim>(wanting("second")).await;
-    let event = place.has_event("second", "FailedBinding").await;
+    cluster.create_namespaced::<PersistentVolumeClaim>(wanting("second")).await;
+    let event = cluster.has_event("second", "FailedBinding").await;
     assert_eq!(event.message, Some(format!("volume \"{name}\" already bound to a different claim.")));
     let second = claims.get("second").await.unwrap();
     assert_eq!(claim_phase(&second), "Pending");
@@ -236,19 +241,20 @@ async fn two_claims_that_name_one_volume_do_not_both_get_it() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_claims_at_once_get_a_volume_each() {
     let count: usize = std::env::var("BERTH_CLAIMS").ok().and_then(|text| text.parse().ok()).unwrap_or(200);
-    let place = TestCluster::new("many").await;
-    let (claims, volumes) = (place.here::<PersistentVolumeClaim>(), place.all::<PersistentVolume>());
-    let none = place.name("none");
-    place.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
-    let names: Vec<String> = (0..count).map(|n| place.name(&format!("v{n}"))).collect();
+    let cluster = TestCluster::real_or_embedded("many").await;
+    let (claims, volumes) =
+        (cluster.namespaced::<PersistentVolumeClaim>(), cluster.all::<PersistentVolume>());
+    let none = cluster.name("none");
+    cluster.create::<StorageClass>(class(&none, "kubernetes.io/no-provisioner", "Immediate")).await;
+    let names: Vec<String> = (0..count).map(|n| cluster.name(&format!("v{n}"))).collect();
     let made = futures_util::future::join_all(names.iter().enumerate().map(async |(n, name)| {
-        place.create::<PersistentVolume>(volume(name, &none, "1Gi", "Retain")).await;
-        place.create_here::<PersistentVolumeClaim>(claim(&format!("c{n}"), Some(&none), "1Gi")).await;
+        cluster.create::<PersistentVolume>(volume(name, &none, "1Gi", "Retain")).await;
+        cluster.create_namespaced::<PersistentVolumeClaim>(claim(&format!("c{n}"), Some(&none), "1Gi")).await;
     }));
     made.await;
     let start = std::time::Instant::now();
-    let (client, counts) = counting(&place.client);
-    let loops = Loops::of_volumes(&client);
+    let (client, counts) = counting(&cluster.client);
+    let loops = volume_loops(&client);
     let bound = until_all(&claims, count, |claim| claim_phase(claim) == "Bound").await;
     println!("{count} claims bound in {:?} with {} writes", start.elapsed(), writes(&counts));
     // One makes the volume available and four bind it; the rest is for two that write the same at once.

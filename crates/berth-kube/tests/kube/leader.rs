@@ -7,8 +7,8 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_apiserver::{rest::ApiServer, store::Store};
 use berth_kube::leader::{Elector, Invalid, Options};
+use berth_testkit::EmbeddedServer;
 use http::Request;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
@@ -41,10 +41,9 @@ enum Link {
 /// An API server, who works by its Lease, and whatever happened that must not.
 #[derive(Clone)]
 struct Stage {
-    server: ApiServer,
+    server: Arc<EmbeddedServer>,
     state: Arc<Mutex<State>>,
     leader: watch::Sender<Option<String>>,
-    _dir: Arc<tempfile::TempDir>,
 }
 
 #[derive(Default)]
@@ -56,18 +55,15 @@ struct State {
 
 impl Stage {
     async fn set() -> Self {
-        let dir = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(dir.path(), berth_apiserver::store::Options::default()).unwrap();
-        let server = ApiServer::new(store, berth_apiserver::rest::Options::default());
         tokio::time::resume();
-        server.bootstrap().await.map_err(|_| "bootstrap").unwrap();
+        let server = Arc::new(EmbeddedServer::start().await);
         tokio::time::pause();
-        Self { server, state: Arc::default(), leader: watch::Sender::new(None), _dir: Arc::new(dir) }
+        Self { server, state: Arc::default(), leader: watch::Sender::new(None) }
     }
 
     /// A client whose requests go this link. No time passes while the server works, or the clock would run ahead of it.
     fn client(&self, link: &watch::Receiver<Link>) -> kube::Client {
-        let (server, link) = (self.server.clone(), link.clone());
+        let (server, link) = (self.server.api.clone(), link.clone());
         let service = tower::service_fn(move |request: Request<Body>| {
             let (mut server, link) = (server.clone(), *link.borrow());
             async move {

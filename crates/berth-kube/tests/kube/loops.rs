@@ -5,37 +5,27 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use berth_apiserver::{rest::ApiServer, store::Store};
 use berth_kube::{Backoff, Cluster, Key, Loop, Next, Queue, Recorder};
+use berth_testkit::{EmbeddedServer, PATIENCE};
 use k8s_openapi::api::core::v1::{ConfigMap, Event};
 use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 struct Running {
     cluster: Cluster,
     api: Api<ConfigMap>,
     _stop: DropGuard,
-    _dir: tempfile::TempDir,
+    _server: EmbeddedServer,
 }
 
 async fn running() -> Running {
-    let dir = tempfile::tempdir().expect("a directory is made");
-    let (store, _) = Store::open(dir.path(), berth_apiserver::store::Options::default())
-        .expect("an empty directory is opened");
+    let server = EmbeddedServer::start().await;
     let shutdown = CancellationToken::new();
-    let options = berth_apiserver::rest::Options {
-        shutdown: shutdown.clone(),
-        ..berth_apiserver::rest::Options::default()
-    };
-    let server = ApiServer::new(store, options);
-    server.bootstrap().await.map_err(|_| "bootstrap").expect("an empty store is prepared");
-    let client = kube::Client::new(server, "default");
-    let cluster = Cluster::new(client.clone(), shutdown.clone());
-    Running { cluster, api: Api::namespaced(client, "default"), _stop: shutdown.drop_guard(), _dir: dir }
+    let cluster = Cluster::new(server.client(), shutdown.clone());
+    let api = Api::namespaced(server.client(), "default");
+    Running { cluster, api, _stop: shutdown.drop_guard(), _server: server }
 }
 
 fn config(name: &str, value: &str) -> ConfigMap {

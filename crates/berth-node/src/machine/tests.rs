@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::AttachedVolume;
 use tokio::time::timeout;
@@ -13,7 +14,7 @@ const LONG: Duration = Duration::from_secs(30);
 
 struct World {
     cluster: Cluster,
-    directory: tempfile::TempDir,
+    server: EmbeddedServer,
     shutdown: CancellationToken,
 }
 
@@ -25,21 +26,13 @@ impl Drop for World {
 
 impl World {
     async fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (store, _) = berth_apiserver::store::Store::open(
-            &directory.path().join("store"),
-            berth_apiserver::store::Options::default(),
-        )
-        .unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
-        api.bootstrap().await.unwrap();
-        let client = kube::Client::new(api, "default");
+        let server = EmbeddedServer::start().await;
         let shutdown = CancellationToken::new();
-        Self { cluster: Cluster::new(client, shutdown.clone()), directory, shutdown }
+        Self { cluster: Cluster::new(server.client(), shutdown.clone()), server, shutdown }
     }
 
     async fn start(&self) -> Arc<Machine> {
-        Machine::start(self.cluster.clone(), Options::new("n", self.directory.path())).await.unwrap()
+        Machine::start(self.cluster.clone(), Options::new("n", self.server.directory())).await.unwrap()
     }
 
     async fn node(&self) -> Arc<Node> {

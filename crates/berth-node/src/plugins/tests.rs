@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use berth_apiserver::auth::Credentials;
-use berth_apiserver::rest::{ApiServer, Options};
-use berth_apiserver::store::{self, Store};
+use berth_apiserver::rest::Options;
 use berth_host::mount;
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Volume};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ pub(super) const UID: &str = "6c5b6ffb-6a4a-4b4c-9f0c-000000000001";
 
 /// A node: its directory, its cluster, its plugins. Leaves no mount behind.
 pub(super) struct Bench {
-    directory: tempfile::TempDir,
+    server: EmbeddedServer,
     pub(super) layout: Layout,
     pub(super) cluster: Cluster,
     pub(super) plugins: Vec<Arc<dyn Plugin>>,
@@ -30,7 +30,7 @@ pub(super) struct Bench {
 impl Drop for Bench {
     fn drop(&mut self) {
         for mount in mount::mounts().unwrap_or_default().iter().rev() {
-            if mount.target.starts_with(self.directory.path()) {
+            if mount.target.starts_with(self.server.directory()) {
                 let _ = mount::unmount_lazily(&mount.target);
             }
         }
@@ -40,20 +40,18 @@ impl Drop for Bench {
 impl Bench {
     pub(super) async fn new() -> Self {
         let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(&directory.path().join("store"), store::Options::default()).unwrap();
         let credentials = Credentials::ensure(&directory.path().join("pki"), jiff::Timestamp::now()).unwrap();
-        let api =
-            ApiServer::new(store, Options { credentials: Some(credentials.into()), ..Options::default() });
-        api.bootstrap().await.unwrap();
+        let options = Options { credentials: Some(credentials.into()), ..Options::default() };
+        let server = EmbeddedServer::open(directory, options).await;
         let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());
+        let cluster = Cluster::new(server.client(), shutdown.clone());
         let (sender, refreshed) = mpsc::unbounded_channel();
         let refresh: Refresh = Arc::new(move |uid: &str| {
             let _ = sender.send(uid.to_owned());
         });
-        let layout = Layout::new(directory.path().join("kubelet"));
+        let layout = Layout::new(server.directory().join("kubelet"));
         let plugins = plugins(&layout, &cluster, NODE, &Tokens::new(&cluster), refresh);
-        let bench = Self { directory, layout, cluster, plugins, refreshed, _ends: shutdown.drop_guard() };
+        let bench = Self { server, layout, cluster, plugins, refreshed, _ends: shutdown.drop_guard() };
         bench.create::<Namespace>(json!({ "metadata": { "name": "ns" } })).await;
         let status = json!({ "allocatable": { "cpu": "4", "memory": "2Gi", "ephemeral-storage": "10Gi" },
             "addresses": [{ "type": "Hostname", "address": "here" }, { "type": "InternalIP", "address": "192.0.2.7" }] });
@@ -114,7 +112,7 @@ impl Bench {
 
     pub(super) fn mounted(&self) -> Vec<PathBuf> {
         let all = mount::mounts().unwrap().into_iter().map(|mount| mount.target);
-        all.filter(|target| target.starts_with(self.directory.path())).collect()
+        all.filter(|target| target.starts_with(self.server.directory())).collect()
     }
 }
 

@@ -1,14 +1,15 @@
 //! Drivers that join, leave and misbehave.
 
-pub(crate) mod fake;
+use std::collections::BTreeMap;
 
+use berth_csi::v1::Topology;
 use berth_kube::Key;
+use berth_testkit::{EmbeddedServer, FaultKind, RegisteredDriver};
 use k8s_openapi::api::storage::v1::{CSIDriverSpec, CSINode};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
-use self::fake::{Answer, Fake, topology};
 use super::*;
 use crate::machine::Options;
 
@@ -17,7 +18,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(30);
 /// A node on the embedded API server, waiting for drivers.
 pub(crate) struct World {
     pub(crate) cluster: Cluster,
-    pub(crate) directory: tempfile::TempDir,
+    pub(crate) server: EmbeddedServer,
     pub(crate) machine: Arc<Machine>,
     pub(crate) drivers: Drivers,
     shutdown: CancellationToken,
@@ -26,7 +27,7 @@ pub(crate) struct World {
 impl Drop for World {
     fn drop(&mut self) {
         self.shutdown.cancel();
-        let top = self.directory.path();
+        let top = self.server.directory();
         let _ = berth_host::mount::unmount_below(top);
         for attached in berth_host::loopdev::attached_below(top).unwrap_or_default() {
             let _ = berth_host::loopdev::detach(attached.number);
@@ -36,32 +37,27 @@ impl Drop for World {
 
 impl World {
     pub(crate) async fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (store, _) = berth_apiserver::store::Store::open(
-            &directory.path().join("store"),
-            berth_apiserver::store::Options::default(),
-        )
-        .unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
-        api.bootstrap().await.unwrap();
+        let server = EmbeddedServer::start().await;
         let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());
-        let machine = Machine::start(cluster.clone(), Options::new("n", directory.path())).await.unwrap();
-        let drivers = start(&cluster, machine.clone(), &directory.path().join("plugins_registry")).unwrap();
-        Self { cluster, directory, machine, drivers, shutdown }
+        let cluster = Cluster::new(server.client(), shutdown.clone());
+        let machine = Machine::start(cluster.clone(), Options::new("n", server.directory())).await.unwrap();
+        let drivers = start(&cluster, machine.clone(), &server.directory().join("plugins_registry")).unwrap();
+        Self { cluster, server, machine, drivers, shutdown }
     }
 
     pub(crate) fn registry(&self) -> PathBuf {
-        self.directory.path().join("plugins_registry")
+        self.server.directory().join("plugins_registry")
     }
 
-    pub(crate) fn fake(&self, name: &str, capabilities: &[NodeCapability]) -> Arc<Fake> {
-        Fake::new(name, self.directory.path(), capabilities)
+    pub(crate) fn fake(&self, name: &str, capabilities: &[NodeCapability]) -> RegisteredDriver {
+        let fake = RegisteredDriver::new(name, self.server.directory());
+        fake.capabilities.lock().node = capabilities.to_vec();
+        fake
     }
 
     /// Waits until the node said something for the nth time; gives the last it said.
-    async fn registration_status(&self, fake: &Fake, times: usize) -> (bool, String) {
-        let mut statuses = fake.statuses.subscribe();
+    async fn registration_status(&self, fake: &RegisteredDriver, times: usize) -> (bool, String) {
+        let mut statuses = fake.statuses();
         let statuses =
             timeout(LONG, statuses.wait_for(|statuses| statuses.len() >= times)).await.unwrap().unwrap();
         let last = statuses.last().unwrap();
@@ -91,6 +87,11 @@ impl World {
     }
 }
 
+/// A topology of one key.
+fn topology(key: &str, value: &str) -> Topology {
+    Topology { segments: BTreeMap::from([(key.to_owned(), value.to_owned())]) }
+}
+
 fn names(object: &CSINode) -> Vec<&str> {
     object.spec.drivers.iter().map(|driver| driver.name.as_str()).collect()
 }
@@ -99,7 +100,7 @@ fn names(object: &CSINode) -> Vec<&str> {
 async fn a_driver_registers_leaves_and_comes_back() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[NodeCapability::StageUnstageVolume]);
-    fake.script().info.accessible_topology = Some(topology("a.example/zone", "z"));
+    fake.node_info.lock().accessible_topology = Some(topology("a.example/zone", "z"));
     for round in 1..=2 {
         fake.start(&world.registry(), "a.sock").await;
         assert_eq!(world.registration_status(&fake, round).await, (true, String::new()));
@@ -133,7 +134,7 @@ async fn a_driver_that_was_there_before_the_node_and_one_in_a_directory_below_re
 async fn a_hanging_driver_keeps_no_other_waiting() {
     let world = World::new().await;
     let (bad, good) = (world.fake("bad.example", &[]), world.fake("good.example", &[]));
-    bad.answer("NodeGetInfo", Some(Answer::Hang));
+    bad.fail("NodeGetInfo", "", FaultKind::Hang, u32::MAX);
     bad.start(&world.registry(), "bad.sock").await;
     let _silent = std::os::unix::net::UnixListener::bind(world.registry().join("silent.sock")).unwrap();
     good.start(&world.registry(), "good.sock").await;
@@ -141,7 +142,7 @@ async fn a_hanging_driver_keeps_no_other_waiting() {
     assert!(world.drivers.get("bad.example").is_none());
     // Gone and made anew it works.
     bad.stop().await;
-    bad.answer("NodeGetInfo", None);
+    bad.repair("NodeGetInfo", "");
     bad.start(&world.registry(), "bad.sock").await;
     timeout(LONG, world.drivers.wait("bad.example")).await.unwrap();
 }
@@ -149,21 +150,25 @@ async fn a_hanging_driver_keeps_no_other_waiting() {
 #[tokio::test]
 async fn of_two_of_a_name_only_a_newer_one_is_taken() {
     let world = World::new().await;
-    let capability = [NodeCapability::ExpandVolume];
-    let first = Fake::speaking("a.example", world.directory.path(), &[], &["1.2.0"]);
+    let with_version = |directory: &Path, version: &str, capabilities: &[NodeCapability]| {
+        let fake = RegisteredDriver::with_versions("a.example", directory, &[version]);
+        fake.capabilities.lock().node = capabilities.to_vec();
+        fake
+    };
+    let first = with_version(world.server.directory(), "1.2.0", &[]);
     first.start(&world.registry(), "first.sock").await;
     assert!(world.registration_status(&first, 1).await.0);
-    let other = world.directory.path().join("other");
+    let other = world.server.directory().join("other");
     std::fs::create_dir(&other).unwrap();
     for version in ["1.2.0", "1.0.0", "0.3.0", "2.0.0"] {
-        let rival = Fake::speaking("a.example", &other, &capability, &[version]);
+        let rival = with_version(&other, version, &[NodeCapability::ExpandVolume]);
         rival.start(&world.registry(), "rival.sock").await;
         let (registered, error) = world.registration_status(&rival, 1).await;
         assert!(!registered && error.contains("plugin validation failed"), "{version}: {error}");
         rival.stop().await;
         assert!(!world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
     }
-    let newer = Fake::speaking("a.example", &other, &capability, &["1.3.0"]);
+    let newer = with_version(&other, "1.3.0", &[NodeCapability::ExpandVolume]);
     newer.start(&world.registry(), "newer.sock").await;
     assert!(world.registration_status(&newer, 1).await.0);
     assert!(world.drivers.get("a.example").unwrap().can(NodeCapability::ExpandVolume));
@@ -179,17 +184,17 @@ async fn of_two_of_a_name_only_a_newer_one_is_taken() {
 async fn a_driver_that_does_not_fit_hears_why() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.script().info.accessible_topology = Some(topology("kubernetes.io/hostname", "elsewhere"));
+    fake.node_info.lock().accessible_topology = Some(topology("kubernetes.io/hostname", "elsewhere"));
     fake.start(&world.registry(), "a.sock").await;
     let (registered, error) = world.registration_status(&fake, 1).await;
     assert!(!registered && error.contains("topology value collision"), "{error}");
     assert!(world.drivers.get("a.example").is_none());
     // It is tried again, and taken once it fits.
-    fake.script().info.accessible_topology = None;
+    fake.node_info.lock().accessible_topology = None;
     timeout(LONG, world.drivers.wait("a.example")).await.unwrap();
 
     let failing = world.fake("b.example", &[]);
-    failing.answer("NodeGetInfo", Some(Answer::Fail(Code::Internal)));
+    failing.fail("NodeGetInfo", "", FaultKind::Code(Code::Internal), u32::MAX);
     failing.start(&world.registry(), "b.sock").await;
     let (registered, error) = world.registration_status(&failing, 1).await;
     assert!(!registered && error.contains("code = Internal"), "{error}");
@@ -199,12 +204,12 @@ async fn a_driver_that_does_not_fit_hears_why() {
 async fn limits_are_asked_for_again_and_a_csi_node_that_was_deleted_is_written_again() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.script().info.max_volumes_per_node = 3;
+    fake.node_info.lock().max_volumes_per_node = 3;
     fake.start(&world.registry(), "a.sock").await;
     assert!(world.registration_status(&fake, 1).await.0);
     let count = |object: &CSINode| object.spec.drivers.first()?.allocatable.as_ref()?.count;
     world.csi_node(move |object| count(object) == Some(3)).await;
-    fake.script().info.max_volumes_per_node = 4;
+    fake.node_info.lock().max_volumes_per_node = 4;
     world.drivers.refresh("a.example");
     world.csi_node(move |object| count(object) == Some(4)).await;
 
@@ -218,7 +223,7 @@ async fn limits_are_asked_for_again_and_a_csi_node_that_was_deleted_is_written_a
 async fn limits_are_asked_for_as_often_as_the_csi_driver_says() {
     let world = World::new().await;
     let fake = world.fake("a.example", &[]);
-    fake.script().info.max_volumes_per_node = 1;
+    fake.node_info.lock().max_volumes_per_node = 1;
     fake.start(&world.registry(), "a.sock").await;
     assert!(world.registration_status(&fake, 1).await.0);
     let mut object = CSIDriver {
@@ -227,7 +232,7 @@ async fn limits_are_asked_for_as_often_as_the_csi_driver_says() {
     };
     object.metadata.name = Some("a.example".to_owned());
     world.cluster.create(&object).await.unwrap();
-    fake.script().info.max_volumes_per_node = 9;
+    fake.node_info.lock().max_volumes_per_node = 9;
     let count = |object: &CSINode| object.spec.drivers.first()?.allocatable.as_ref()?.count;
     world.csi_node(move |object| count(object) == Some(9)).await;
 }

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::path::PathBuf;
 
+use berth_apiserver::rest;
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::core::v1::{Event, PersistentVolumeClaimStatus};
 use kube::api::{Api, ListParams};
 use serde_json::json;
@@ -115,7 +117,7 @@ struct World {
     node: Arc<Node>,
     volumes: Arc<Volumes>,
     cluster: Cluster,
-    directory: tempfile::TempDir,
+    server: EmbeddedServer,
     shutdown: CancellationToken,
     changed: watch::Receiver<usize>,
 }
@@ -133,25 +135,21 @@ impl World {
     }
 
     async fn on(plugin: Fake, directory: tempfile::TempDir) -> Self {
-        let store = directory.path().join("store");
-        let (store, _) =
-            berth_apiserver::store::Store::open(&store, berth_apiserver::store::Options::default()).unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
-        api.bootstrap().await.unwrap();
+        let server = EmbeddedServer::open(directory, rest::Options::default()).await;
         let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(kube::Client::new(api, "default"), shutdown.clone());
+        let cluster = Cluster::new(server.client(), shutdown.clone());
         let plugin = Arc::new(plugin);
         let node = Arc::new(Node { plugin: plugin.clone(), attached: watch::channel(true).0 });
         let (sender, changed) = watch::channel(0);
         let volumes = Volumes::new(Options {
             cluster: cluster.clone(),
-            layout: Layout::new(directory.path()),
+            layout: Layout::new(server.directory()),
             plugins: vec![plugin.clone()],
             node: node.clone(),
             recorder: Recorder::new(&cluster, "kubelet", "n"),
             changed: Box::new(move |_| sender.send_modify(|count| *count += 1)),
         });
-        Self { plugin, node, volumes, cluster, directory, shutdown, changed }
+        Self { plugin, node, volumes, cluster, server, shutdown, changed }
     }
 
     fn run(&self) {
@@ -498,8 +496,8 @@ async fn after_a_restart_what_pods_want_is_kept_and_the_rest_undone() {
     let mut calls = world.plugin.calls.borrow().clone();
     calls.sort();
     assert_eq!(calls, ["device ", "set_up a", "stage fake/dev", "tear_down gone"]);
-    remove_pod(&Layout::new(world.directory.path()), "gone").unwrap();
-    assert!(!world.directory.path().join("pods/gone").exists());
+    remove_pod(&Layout::new(world.server.directory()), "gone").unwrap();
+    assert!(!world.server.directory().join("pods/gone").exists());
     assert!(!world.volumes.is_gone("held"), "its containers still run");
     world.volumes.unwant("held");
     let after = world.calls(calls.len(), &["tear_down held"]).await;

@@ -1,10 +1,11 @@
 //! How pods live: volumes, init containers, restarts, ends.
 
+use berth_testkit::until_gone;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod, Secret};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::{Value, json};
 
-use crate::world::{World, container, is_ready, until_gone};
+use crate::world::{World, container, is_ready};
 
 fn sh(name: &str, script: &str) -> Value {
     json!({ "name": name, "image": "some/image:1", "command": ["sh", "-c", script] })

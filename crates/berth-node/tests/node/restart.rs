@@ -1,10 +1,11 @@
 //! A node that ends and comes back: what runs goes on, what nobody wants is removed.
 
+use berth_testkit::until_gone;
 use k8s_openapi::api::core::v1::{ConfigMap, Pod};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use crate::world::{World, container, is_ready, until_gone};
+use crate::world::{World, container, is_ready};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn running_pods_are_adopted_and_keep_their_data_and_mounts() {

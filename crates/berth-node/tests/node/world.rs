@@ -1,44 +1,38 @@
 //! A node and its API server, of which nothing is left after the test, also when it fails.
 
-use std::fmt::Debug;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use berth_kube::{Cluster, Kind};
+use berth_kube::Cluster;
 use berth_node::node::{Node, Options};
 use berth_runtime::{ExecCall, LogOptions};
 use berth_runtime::{Found, find};
+use berth_testkit::{EmbeddedServer, Kind, PATIENCE, until, until_any, until_gone};
 use futures_util::StreamExt as _;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
-use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
 use kube::{Client, Resource};
 use serde_json::{Value, json};
 use tokio::io::AsyncReadExt as _;
 use tokio_util::sync::CancellationToken;
 
-const PATIENCE: Duration = Duration::from_secs(60);
-
 pub(crate) struct World {
     pub(crate) client: Client,
-    directory: tempfile::TempDir,
+    server: EmbeddedServer,
     node: Option<(Node, CancellationToken)>,
 }
 
 impl World {
     pub(crate) async fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (store, _) =
-            berth_apiserver::store::Store::open(&directory.path().join("store"), Default::default()).unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, Default::default());
-        api.bootstrap().await.unwrap();
-        let mut world = Self { client: Client::new(api, "default"), directory, node: None };
+        let server = EmbeddedServer::start().await;
+        let mut world = Self { client: server.client(), server, node: None };
         world.start().await;
         world
     }
 
     pub(crate) fn path(&self) -> PathBuf {
-        self.directory.path().join("node")
+        self.server.directory().join("node")
     }
 
     pub(crate) fn node(&self) -> &Node {
@@ -111,7 +105,7 @@ impl World {
                 && event.reason.as_deref() == Some(reason)
                 && event.message.as_deref().is_some_and(|message| message.contains(part))
         };
-        watch(&self.here::<Event>(), "", wanted).await;
+        until_any(&self.here::<Event>(), wanted).await;
     }
 
     pub(crate) async fn log(&self, pod: &Pod, container: &str, previous: bool) -> String {
@@ -203,61 +197,4 @@ pub(crate) fn container<'a>(pod: &'a Pod, name: &str) -> Option<&'a ContainerSta
 pub(crate) fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_ref());
     conditions.into_iter().flatten().any(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-pub(crate) async fn until<K: Kind>(api: &Api<K>, name: &str, wanted: impl Fn(&K) -> bool) -> K {
-    watch(api, &format!("metadata.name={name}"), wanted).await
-}
-
-pub(crate) async fn until_gone<K: Kind + Debug>(api: &Api<K>, name: &str) {
-    let gone = async {
-        loop {
-            let fields = format!("metadata.name={name}");
-            let list = api.list(&ListParams::default().fields(&fields)).await.unwrap();
-            if list.items.is_empty() {
-                return;
-            }
-            let version = list.metadata.resource_version.unwrap_or_default();
-            let events = api.watch(&WatchParams::default().fields(&fields), &version).await.unwrap();
-            let mut events = std::pin::pin!(events);
-            while let Some(event) = events.next().await {
-                if matches!(event, Ok(WatchEvent::Deleted(_))) {
-                    return;
-                }
-            }
-        }
-    };
-    if tokio::time::timeout(PATIENCE, gone).await.is_err() {
-        panic!("{name} is still there: {:#?}", api.get(name).await);
-    }
-}
-
-async fn watch<K: Kind>(api: &Api<K>, fields: &str, wanted: impl Fn(&K) -> bool) -> K {
-    let mut last: Option<K> = None;
-    let found = async {
-        loop {
-            let list = api.list(&ListParams::default().fields(fields)).await.unwrap();
-            let version = list.metadata.resource_version.clone().unwrap_or_default();
-            for object in list.items {
-                if wanted(&object) {
-                    return object;
-                }
-                last = Some(object);
-            }
-            let events = api.watch(&WatchParams::default().fields(fields), &version).await.unwrap();
-            let mut events = std::pin::pin!(events);
-            while let Some(Ok(event)) = events.next().await {
-                if let WatchEvent::Added(object) | WatchEvent::Modified(object) = event {
-                    if wanted(&object) {
-                        return object;
-                    }
-                    last = Some(object);
-                }
-            }
-        }
-    };
-    match tokio::time::timeout(PATIENCE, found).await {
-        Ok(found) => found,
-        Err(_) => panic!("{} did not become as wanted; last: {last:#?}", K::kind(&())),
-    }
 }

@@ -1,81 +1,54 @@
 //! What a probe says of drivers that live, hang, are not ready, and have lost their socket.
 
-use berth_csi::v1::identity_server::{Identity, IdentityServer};
-use berth_csi::v1::{
-    GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,
-    ProbeResponse,
-};
+use std::sync::Arc;
+
+use berth_csi::v1::ProbeResponse;
 use berth_csi::{CallLayer, Listener, Metrics};
+use berth_testkit::{FakeDriver, FaultKind};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::service::Routes;
-use tonic::{Request, Response};
 
 use super::*;
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A driver that answers a probe in one way.
-#[derive(Clone, Copy)]
-enum Mood {
-    Ready(Option<bool>),
-    Broken,
-    Hanging,
+/// A driver that answers whether it is ready.
+fn ready(ready: Option<bool>) -> Arc<FakeDriver> {
+    let driver = FakeDriver::new("a.example");
+    driver.on(move |_: ProbeRequest| Ok(ProbeResponse { ready }));
+    driver
 }
 
-#[tonic::async_trait]
-impl Identity for Mood {
-    async fn get_plugin_info(
-        &self,
-        _: Request<GetPluginInfoRequest>,
-    ) -> Result<Response<GetPluginInfoResponse>, Status> {
-        Err(Status::unimplemented("not asked here"))
-    }
-
-    async fn get_plugin_capabilities(
-        &self,
-        _: Request<GetPluginCapabilitiesRequest>,
-    ) -> Result<Response<GetPluginCapabilitiesResponse>, Status> {
-        Err(Status::unimplemented("not asked here"))
-    }
-
-    async fn probe(&self, _: Request<ProbeRequest>) -> Result<Response<ProbeResponse>, Status> {
-        match self {
-            Self::Ready(ready) => Ok(Response::new(ProbeResponse { ready: *ready })),
-            Self::Broken => Err(Status::failed_precondition("the disk is missing")),
-            Self::Hanging => std::future::pending().await,
-        }
-    }
-}
-
-async fn serve(path: &Path, mood: Mood) -> (Endpoint, DropGuard) {
+async fn serve(path: &Path, driver: &Arc<FakeDriver>) -> (Endpoint, DropGuard) {
     let endpoint = Endpoint::Unix(path.to_owned());
     let listener = Listener::bind(&endpoint).await.unwrap();
     let layer = CallLayer::new(Metrics::unregistered("a.example"), None);
     let stop = CancellationToken::new();
-    let routes = Routes::new(IdentityServer::new(mood));
-    tokio::spawn(berth_csi::serve(listener, routes, layer, stop.clone().cancelled_owned()));
+    tokio::spawn(berth_csi::serve(listener, driver.routes(), layer, stop.clone().cancelled_owned()));
     (endpoint, stop.drop_guard())
 }
 
 #[tokio::test]
 async fn a_driver_lives_when_it_answers_that_it_is_ready_or_says_nothing_about_it() {
     let dir = tempfile::tempdir().unwrap();
-    for ready in [Some(true), None] {
-        let path = dir.path().join(format!("{ready:?}.sock"));
-        let (endpoint, _stop) = serve(&path, Mood::Ready(ready)).await;
+    for answer in [Some(true), None] {
+        let path = dir.path().join(format!("{answer:?}.sock"));
+        let (endpoint, _stop) = serve(&path, &ready(answer)).await;
         probe(&endpoint, PATIENCE).await.unwrap();
     }
 }
 
 #[tokio::test]
-async fn a_driver_that_is_not_ready_fails_or_hangs_is_told_of_with_the_reason() {
+async fn a_driver_that_is_not_ready_fails_or_hangs_is_reported_with_the_reason() {
     let dir = tempfile::tempdir().unwrap();
-    for (mood, patience, said) in [
-        (Mood::Ready(Some(false)), PATIENCE, "not ready"),
-        (Mood::Broken, PATIENCE, "the disk is missing"),
-        (Mood::Hanging, Duration::from_millis(50), "no answer within 50ms"),
+    let (broken, hanging) = (FakeDriver::new("a.example"), FakeDriver::new("a.example"));
+    broken.on(|_: ProbeRequest| Err(Status::failed_precondition("the disk is missing")));
+    hanging.fail("Probe", "", FaultKind::Hang, u32::MAX);
+    for (driver, patience, said) in [
+        (ready(Some(false)), PATIENCE, "not ready"),
+        (broken, PATIENCE, "the disk is missing"),
+        (hanging, Duration::from_millis(50), "no answer within 50ms"),
     ] {
-        let (endpoint, _stop) = serve(&dir.path().join(said), mood).await;
+        let (endpoint, _stop) = serve(&dir.path().join(said), &driver).await;
         let unwell = probe(&endpoint, patience).await.unwrap_err().to_string();
         assert!(unwell.contains(said), "{unwell}");
     }
@@ -88,7 +61,7 @@ async fn a_driver_that_is_not_ready_fails_or_hangs_is_told_of_with_the_reason() 
 async fn a_driver_whose_socket_file_was_removed_is_unwell_although_it_still_runs() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("csi.sock");
-    let (endpoint, _stop) = serve(&path, Mood::Ready(Some(true))).await;
+    let (endpoint, _stop) = serve(&path, &ready(Some(true))).await;
     probe(&endpoint, PATIENCE).await.unwrap();
     std::fs::remove_file(&path).unwrap();
     assert!(matches!(probe(&endpoint, PATIENCE).await, Err(Unwell::Driver(_))));

@@ -1,13 +1,13 @@
 //! What people ask for, each act alone: what is there before, what is asked, what is to be there afterwards, and what
 //! is to be there if they take it back.
 
+use berth_testkit::{delete, patch};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::ResourceExt as _;
 use serde_json::json;
 
-use crate::bench::patch;
 use crate::snapshot_bench::from_snapshot;
-use crate::world::{Goal, Goals, World, delete};
+use crate::world::{Goal, Goals, World};
 
 /// One thing that is asked for a subject.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl Act {
             Self::Attach => {
                 server.attachment(subject, &world.volume(subject).await).await;
             }
-            Self::Detach => delete(&server.api::<VolumeAttachment>(), subject).await,
+            Self::Detach => delete(&server.all::<VolumeAttachment>(), subject).await,
             Self::Grow => {
                 let more = json!({ "spec": { "resources": { "requests": { "storage": "32Mi" } } } });
                 patch(&server.claims(), subject, more).await;
@@ -139,7 +139,7 @@ impl Act {
             Self::Leave => {
                 delete(&server.claims(), subject).await;
                 delete(&server.snapshots(), subject).await;
-                delete(&server.api::<VolumeAttachment>(), subject).await;
+                delete(&server.all::<VolumeAttachment>(), subject).await;
             }
         }
     }
@@ -172,7 +172,7 @@ impl Act {
                 delete(&server.claims(), subject).await;
             }
             Self::Clone | Self::Restore => delete(&server.claims(), &format!("{subject}-copy")).await,
-            Self::Attach => delete(&server.api::<VolumeAttachment>(), subject).await,
+            Self::Attach => delete(&server.all::<VolumeAttachment>(), subject).await,
             Self::Snapshot => delete(&server.snapshots(), subject).await,
             Self::Group => delete(&server.groups(), subject).await,
             Self::DeleteSnapshot | Self::DeleteGroup | Self::DeleteVolume | Self::Leave => {}

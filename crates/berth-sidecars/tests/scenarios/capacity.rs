@@ -8,9 +8,9 @@ use berth_backends::local::{self, Kind, Local};
 use berth_backends::services::{Config, Mode};
 use berth_core::Capacity as Size;
 use berth_csi::{CallLayer, Metrics};
-use berth_kube::Cluster;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::provisioner::{self, Capacity, Options, Owner};
+use berth_testkit::{Loops, PATIENCE, patch};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass};
@@ -19,13 +19,9 @@ use kube::runtime::watcher;
 use kube::{Api, ResourceExt as _};
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
 
-use crate::bench::{DRIVER, NODE, RETRY, Server, patch};
+use crate::bench::{DRIVER, NODE, RETRY, Server};
 
-/// More than anything here takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 /// Nothing is asked by the clock while a test runs.
 const NEVER: Duration = Duration::from_secs(3600);
 const KEY: &str = "topology.berth.dev/node";
@@ -41,32 +37,15 @@ pub(crate) async fn pools(place: &Path, node: &str, pools: &[(&str, u64)]) -> (L
     (backend, Driver::in_process(calls))
 }
 
-/// One provisioner, running until this is stopped or dropped.
-pub(crate) struct Provisioner {
-    shutdown: CancellationToken,
-    running: JoinHandle<()>,
-}
-
-impl Provisioner {
-    pub(crate) fn start(server: &Server, driver: &Driver, change: impl FnOnce(&mut Options)) -> Self {
-        let shutdown = CancellationToken::new();
-        let mut options = Options { retry: RETRY, ..Options::default() };
-        change(&mut options);
-        let cluster = Cluster::new(server.client.clone(), shutdown.clone());
-        let running = tokio::spawn(provisioner::run(cluster, driver.clone(), options));
-        Self { shutdown, running }
-    }
-
-    pub(crate) async fn stop(mut self) {
-        self.shutdown.cancel();
-        (&mut self.running).await.unwrap();
-    }
-}
-
-impl Drop for Provisioner {
-    fn drop(&mut self) {
-        self.shutdown.cancel();
-    }
+/// Starts a provisioner with other options.
+pub(crate) fn start_provisioner(
+    server: &Server,
+    driver: &Driver,
+    change: impl FnOnce(&mut Options),
+) -> Loops {
+    let mut options = Options { retry: RETRY, ..Options::default() };
+    change(&mut options);
+    Loops::new(&server.client).with(|cluster| provisioner::run(cluster, driver.clone(), options))
 }
 
 /// Capacity objects in `default`, refreshed by what happens alone.
@@ -77,7 +56,7 @@ pub(crate) fn capacity() -> Capacity {
 /// A class of a pool that waits for the first consumer.
 pub(crate) async fn class(server: &Server, name: &str, pool: &str, change: Value) {
     let mut late = json!({ "volumeBindingMode": "WaitForFirstConsumer", "parameters": { "kind": pool } });
-    crate::bench::merge(&mut late, change);
+    berth_testkit::merge(&mut late, change);
     server.class(name, late).await;
 }
 
@@ -167,7 +146,7 @@ async fn each_class_that_waits_has_one_object_per_place_with_labels_owner_and_li
     class(&server, "foreign", "fast", json!({ "provisioner": "other.example.com" })).await;
     let mut registry = Registry::default();
     let metrics = provisioner::Metrics::register(&mut registry);
-    let running = Provisioner::start(&server, &driver, |options| {
+    let running = start_provisioner(&server, &driver, |options| {
         options.metrics = metrics;
         let owner = Some(Owner { pod: "driver-0".to_owned(), level: 0 });
         options.capacity = Some(Capacity { owner, ..capacity() });
@@ -209,7 +188,7 @@ async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_f
     server.class("now", json!({ "volumeBindingMode": "Immediate", "parameters": { "kind": "fast" } })).await;
     let mut registry = Registry::default();
     let metrics = provisioner::Metrics::register(&mut registry);
-    let running = Provisioner::start(&server, &driver, |options| {
+    let running = start_provisioner(&server, &driver, |options| {
         options.metrics = metrics;
         options.capacity = Some(Capacity { immediate: true, ..capacity() });
     });
@@ -221,7 +200,7 @@ async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_f
     server.bind("data").await;
     server.claims().delete("data", &DeleteParams::default()).await.unwrap();
     server.release(&volume).await;
-    server.wait(server.api(), &volume, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
+    server.wait(server.all(), &volume, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
     until_published(&server, &[published("late", NODE, "100Mi"), published("now", NODE, "100Mi")]).await;
     running.stop().await;
     let mut text = String::new();
@@ -241,25 +220,25 @@ async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_f
 async fn classes_and_places_that_come_and_go_bring_and_take_their_objects() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
-    let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
+    let running = start_provisioner(&server, &driver, |options| options.capacity = Some(capacity()));
     class(&server, "one", "fast", json!({})).await;
     until_published(&server, &[published("one", NODE, "100Mi")]).await;
     class(&server, "two", "fast", json!({})).await;
     until_published(&server, &[published("one", NODE, "100Mi"), published("two", NODE, "100Mi")]).await;
-    server.api::<StorageClass>().delete("one", &DeleteParams::default()).await.unwrap();
+    server.all::<StorageClass>().delete("one", &DeleteParams::default()).await.unwrap();
     until_published(&server, &[published("two", NODE, "100Mi")]).await;
 
     // A second node, where this driver has nothing; it counts once its label is there, too.
-    server.apply::<Node>(json!({ "metadata": { "name": "node-b" } })).await;
+    server.create::<Node>(json!({ "metadata": { "name": "node-b" } })).await;
     let own = json!({ "name": DRIVER, "nodeID": "node-b", "topologyKeys": [KEY] });
-    server.apply::<CSINode>(json!({ "metadata": { "name": "node-b" }, "spec": { "drivers": [own] } })).await;
-    patch(&server.api::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "node-b" } } })).await;
+    server.create::<CSINode>(json!({ "metadata": { "name": "node-b" }, "spec": { "drivers": [own] } })).await;
+    patch(&server.all::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "node-b" } } })).await;
     until_published(&server, &[published("two", NODE, "100Mi"), published("two", "node-b", "0")]).await;
-    patch(&server.api::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "moved" } } })).await;
+    patch(&server.all::<Node>(), "node-b", json!({ "metadata": { "labels": { KEY: "moved" } } })).await;
     until_published(&server, &[published("two", NODE, "100Mi"), published("two", "moved", "0")]).await;
-    patch(&server.api::<CSINode>(), "node-b", json!({ "spec": { "drivers": [] } })).await;
+    patch(&server.all::<CSINode>(), "node-b", json!({ "spec": { "drivers": [] } })).await;
     until_published(&server, &[published("two", NODE, "100Mi")]).await;
-    server.api::<Node>().delete(NODE, &DeleteParams::default()).await.unwrap();
+    server.all::<Node>().delete(NODE, &DeleteParams::default()).await.unwrap();
     until_published(&server, &[]).await;
     running.stop().await;
 }
@@ -295,7 +274,7 @@ async fn what_a_predecessor_left_is_taken_over_and_what_is_too_much_is_deleted()
     .await;
     make(&server, object("csisc-nowhere", "late", ours, Value::Null)).await;
     make(&server, object("theirs", "gone", "external-provisioner-node-x", here())).await;
-    let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
+    let running = start_provisioner(&server, &driver, |options| options.capacity = Some(capacity()));
     let there = until_published(&server, &[published("late", NODE, "100Mi")]).await;
     assert_eq!(there.len(), 2, "another publisher's object stays");
     assert!(there.iter().any(|object| object.uid() == kept.uid()), "taken over, not made anew");
@@ -319,7 +298,7 @@ async fn a_class_that_the_driver_refuses_keeps_no_other_from_being_told() {
     let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
     class(&server, "bad", "no-such-pool", json!({})).await;
     class(&server, "good", "fast", json!({})).await;
-    let running = Provisioner::start(&server, &driver, |options| options.capacity = Some(capacity()));
+    let running = start_provisioner(&server, &driver, |options| options.capacity = Some(capacity()));
     until_published(&server, &[published("good", NODE, "100Mi")]).await;
     // Later ones are told, too: the one that fails waits for its turn like the others.
     class(&server, "later", "fast", json!({})).await;
@@ -333,7 +312,7 @@ async fn the_clock_finds_what_nobody_told_of() {
     let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     let poll = Duration::from_millis(50);
-    let running = Provisioner::start(&server, &driver, |options| {
+    let running = start_provisioner(&server, &driver, |options| {
         options.capacity = Some(Capacity { poll, ..capacity() });
     });
     until_published(&server, &[published("late", NODE, "100Mi")]).await;
@@ -358,14 +337,14 @@ async fn if_the_driver_object_decides_capacity_is_told_while_it_says_so() {
     let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     let object = json!({ "metadata": { "name": DRIVER }, "spec": { "storageCapacity": false } });
-    server.apply::<CSIDriver>(object).await;
-    let running = Provisioner::start(&server, &driver, |options| {
+    server.create::<CSIDriver>(object).await;
+    let running = start_provisioner(&server, &driver, |options| {
         options.capacity = Some(Capacity { only_if_announced: true, ..capacity() });
     });
     let say = |said: bool| json!({ "spec": { "storageCapacity": said } });
-    patch(&server.api::<CSIDriver>(), DRIVER, say(true)).await;
+    patch(&server.all::<CSIDriver>(), DRIVER, say(true)).await;
     until_published(&server, &[published("late", NODE, "100Mi")]).await;
-    patch(&server.api::<CSIDriver>(), DRIVER, say(false)).await;
+    patch(&server.all::<CSIDriver>(), DRIVER, say(false)).await;
     until_published(&server, &[]).await;
     running.stop().await;
 }

@@ -5,7 +5,7 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::api::DeleteParams;
 use serde_json::json;
 
-use crate::bench::{Components, NODE, Server, local_driver};
+use crate::bench::{NODE, Server, local_driver, start_components};
 
 fn unmarked(claim: Option<&PersistentVolumeClaim>) -> bool {
     claim.is_some_and(|claim| {
@@ -22,7 +22,7 @@ fn unmarked(claim: Option<&PersistentVolumeClaim>) -> bool {
 async fn a_claim_gets_a_volume_and_its_release_deletes_it() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (backend, driver) = local_driver(place.path(), false).await;
-    let components = Components::start(&server.client, &driver);
+    let components = start_components(&server.client, &driver);
     server.class("fast", json!({ "mountOptions": ["noatime"] })).await;
     let claim = server.claim("data", "fast", json!({})).await;
 
@@ -48,7 +48,7 @@ async fn a_claim_gets_a_volume_and_its_release_deletes_it() {
     let name = server.bind("data").await.metadata.name.unwrap();
     server.claims().delete("data", &DeleteParams::default()).await.unwrap();
     server.release(&name).await;
-    server.wait(server.api(), &name, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
+    server.wait(server.all(), &name, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
     assert_eq!(backend.volume_count(), 0);
     components.stop().await;
 }
@@ -57,24 +57,24 @@ async fn a_claim_gets_a_volume_and_its_release_deletes_it() {
 async fn a_volume_is_attached_and_detached_by_calls() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), true).await;
-    let components = Components::start(&server.client, &driver);
+    let components = start_components(&server.client, &driver);
     server.class("fast", json!({})).await;
     let claim = server.claim("data", "fast", json!({})).await;
     let volume = server.provisioned(&claim).await.metadata.name.unwrap();
     server.bind("data").await;
     server.attachment("at", &volume).await;
-    let attached = server.wait(server.api(), "at", "attached", is_attached).await.unwrap();
+    let attached = server.wait(server.all(), "at", "attached", is_attached).await.unwrap();
     assert_eq!(attached.metadata.finalizers.unwrap(), ["external-attacher/local-berth-dev"]);
     assert_eq!(attached.metadata.annotations.unwrap()["csi.alpha.kubernetes.io/node-id"], NODE);
-    let object = server.api::<PersistentVolume>().get(&volume).await.unwrap();
+    let object = server.all::<PersistentVolume>().get(&volume).await.unwrap();
     assert!(object.metadata.finalizers.unwrap().contains(&"external-attacher/local-berth-dev".to_owned()));
 
     // Released, but attached: it stays until it is detached.
     server.claims().delete("data", &DeleteParams::default()).await.unwrap();
     server.release(&volume).await;
-    server.api::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
-    server.wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
-    server.wait(server.api(), &volume, "gone", |object: Option<&PersistentVolume>| object.is_none()).await;
+    server.all::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
+    server.wait(server.all(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
+    server.wait(server.all(), &volume, "gone", |object: Option<&PersistentVolume>| object.is_none()).await;
     components.stop().await;
 }
 
@@ -82,12 +82,12 @@ async fn a_volume_is_attached_and_detached_by_calls() {
 async fn a_driver_that_does_not_attach_has_its_attachments_called_attached() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
-    let components = Components::start(&server.client, &driver);
+    let components = start_components(&server.client, &driver);
     server.attachment("at", "any").await;
-    let attached = server.wait(server.api(), "at", "attached", is_attached).await.unwrap();
+    let attached = server.wait(server.all(), "at", "attached", is_attached).await.unwrap();
     assert_eq!(attached.metadata.finalizers, None);
-    server.api::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
-    server.wait(server.api(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
+    server.all::<VolumeAttachment>().delete("at", &DeleteParams::default()).await.unwrap();
+    server.wait(server.all(), "at", "gone", |object: Option<&VolumeAttachment>| object.is_none()).await;
     components.stop().await;
 }
 
@@ -95,13 +95,13 @@ async fn a_driver_that_does_not_attach_has_its_attachments_called_attached() {
 async fn a_claim_that_asks_for_more_gets_more() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
-    let components = Components::start(&server.client, &driver);
+    let components = start_components(&server.client, &driver);
     server.class("fast", json!({ "allowVolumeExpansion": true })).await;
     let claim = server.claim("data", "fast", json!({})).await;
     let volume = server.provisioned(&claim).await.metadata.name.unwrap();
     server.bind("data").await;
     let more = json!({ "spec": { "resources": { "requests": { "storage": "32Mi" } } } });
-    crate::bench::patch(&server.claims(), "data", more).await;
+    berth_testkit::patch(&server.claims(), "data", more).await;
     let grown = |claim: Option<&PersistentVolumeClaim>| {
         let status = claim.and_then(|claim| claim.status.as_ref());
         let pending = status.and_then(|status| status.allocated_resource_statuses.as_ref()?.get("storage"));
@@ -111,7 +111,7 @@ async fn a_claim_that_asks_for_more_gets_more() {
     };
     server.wait(server.claims(), "data", "grown", grown).await;
     server.event("Resizing", "External resizer is resizing volume pvc-").await;
-    let object = server.api::<PersistentVolume>().get(&volume).await.unwrap();
+    let object = server.all::<PersistentVolume>().get(&volume).await.unwrap();
     assert_eq!(object.spec.unwrap().capacity.unwrap()["storage"].0, "32Mi");
     components.stop().await;
 }

@@ -8,15 +8,15 @@ use std::time::{Duration, Instant};
 
 use berth_kube::Backoff;
 use berth_sidecars::driver::Driver;
+use berth_testkit::{CrashingSocket, DONE_BUT_REFUSED, FaultKind, Lie, Loops, REFUSED};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use tonic::Code;
 
 use crate::acts::{Act, goals};
-use crate::fake::{Fake, FaultKind, Lie};
+use crate::bench::connect;
 use crate::power::Power;
 use crate::snapshot_faults::CODES;
-use crate::socket::Socket;
-use crate::world::{Goals, Life, Settings, World};
+use crate::world::{Goals, Settings, World, start_all};
 
 /// Quick, but long enough to be told from no pause.
 const BACKOFF: Backoff = Backoff { first: Duration::from_millis(40), longest: Duration::from_millis(320) };
@@ -126,9 +126,9 @@ fn faults(call: &Call) -> Vec<Row> {
         Some(format!("rpc error: code = {} desc = {why}", berth_csi::code::go_name(code)))
     };
     let mut kinds: Vec<(FaultKind, Option<String>)> =
-        CODES.into_iter().map(|code| (FaultKind::Code(code), said(code, "told to"))).collect();
+        CODES.into_iter().map(|code| (FaultKind::Code(code), said(code, REFUSED))).collect();
     for code in [Code::DeadlineExceeded, Code::Unavailable, Code::Internal] {
-        kinds.push((FaultKind::DoneBut(code), said(code, "told to, after the work")));
+        kinds.push((FaultKind::DoneBut(code), said(code, DONE_BUT_REFUSED)));
     }
     kinds.push((FaultKind::Slow(Duration::from_millis(500)), None));
     kinds.push((FaultKind::Hang, None));
@@ -159,7 +159,7 @@ impl Trial {
         // Somebody whose volume and snapshot can be taken for others'.
         let elder = ["elder".to_owned()];
         Act::DeleteSnapshot.prepare(&world, &elder).await;
-        *world.storage.taken_for_others.lock() = world.uid("elder").await;
+        *world.fake.storage.other_volume.lock() = world.uid("elder").await;
         let good: Vec<String> = (0..3).map(|number| format!("good{number}")).collect();
         let all: Vec<String> =
             good.iter().cloned().chain(rows.iter().map(|row| row.subject.clone())).collect();
@@ -167,7 +167,7 @@ impl Trial {
         life.stop().await;
         for row in &mut rows {
             row.key = call.act.asked(&world, &row.subject).await;
-            world.storage.fail(call.method, &row.key, row.kind, u32::MAX);
+            world.fake.fail(call.method, &row.key, row.kind, u32::MAX);
         }
         for subject in &good {
             call.act.ask(&world, subject).await;
@@ -188,7 +188,7 @@ impl Trial {
         self.world.settles(&self.goals(&self.good), ours, &at).await;
         for row in &self.rows {
             if matches!(row.kind, FaultKind::Hang) {
-                let calls = self.world.storage.times(self.call.method, &row.key).len();
+                let calls = self.world.fake.times(self.call.method, &row.key).len();
                 assert!(calls <= 1, "the others waited for what hangs: {calls} calls");
             }
         }
@@ -211,7 +211,7 @@ impl Trial {
                             .flatten()
                             .any(|error| error.message.is_some_and(|message| message.contains(said)))
                     };
-                    self.world.server.wait(self.world.server.api(), &row.subject, said, reported).await;
+                    self.world.server.wait(self.world.server.all(), &row.subject, said, reported).await;
                 }
             }
             let times = self.calls(row).await;
@@ -226,8 +226,8 @@ impl Trial {
     async fn calls(&self, row: &Row) -> Vec<Instant> {
         let waiting = async {
             loop {
-                let called = self.world.storage.called.notified();
-                let times = self.world.storage.times(self.call.method, &row.key);
+                let called = self.world.fake.next_call();
+                let times = self.world.fake.times(self.call.method, &row.key);
                 if times.len() >= TRIES {
                     return times[..TRIES].to_vec();
                 }
@@ -236,14 +236,14 @@ impl Trial {
         };
         let in_time = tokio::time::timeout(Duration::from_secs(60), waiting).await;
         in_time.unwrap_or_else(|_| {
-            let times = self.world.storage.times(self.call.method, &row.key);
+            let times = self.world.fake.times(self.call.method, &row.key);
             panic!("{row:?} was tried only {} times", times.len())
         })
     }
 
     /// Once the driver behaves, all are served; and then all goes.
-    async fn recovers(&self, life: Life) {
-        self.world.storage.lift_faults();
+    async fn recovers(&self, life: Loops) {
+        self.world.fake.lift_faults();
         let mut all = self.good.clone();
         all.extend(self.rows.iter().map(|row| row.subject.clone()));
         let method = self.call.method;
@@ -261,8 +261,8 @@ fn settings() -> Settings {
 
 async fn misbehaves(call: Call) {
     let trial = Trial::prepare(call, faults(&call)).await;
-    let driver = Fake::driver(&trial.world.storage, &Power::on());
-    let life = Life::start(&trial.world.server.client, &driver, &settings());
+    let driver = connect(&trial.world.fake, &Power::on());
+    let life = start_all(&trial.world.server.client, &driver, &settings());
     trial.serves_the_others().await;
     trial.tells_and_backs_off().await;
     trial.recovers(life).await;
@@ -273,9 +273,9 @@ async fn crashes(call: Call) {
     let reported = Some("rpc error: code = Unavailable desc = ".to_owned());
     let kinds = [false, true].map(|done| (FaultKind::Crash { done }, reported.clone()));
     let trial = Trial::prepare(call, rows(kinds.to_vec())).await;
-    let socket = Socket::serve(&trial.world.storage).await;
+    let socket = CrashingSocket::serve(&trial.world.fake).await;
     let driver = Driver::connect(&socket.endpoint);
-    let life = Life::start(&trial.world.server.client, &driver, &settings());
+    let life = start_all(&trial.world.server.client, &driver, &settings());
     trial.serves_the_others().await;
     trial.tells_and_backs_off().await;
     trial.recovers(life).await;
@@ -310,11 +310,11 @@ calls! {
 
 /// Waits until ListVolumes was called so often more, and gives the time that took.
 async fn listed(world: &World, more: usize) -> Duration {
-    let (begun, wanted) = (Instant::now(), world.storage.count("ListVolumes") + more);
+    let (begun, wanted) = (Instant::now(), world.fake.count("ListVolumes") + more);
     let waiting = async {
         loop {
-            let called = world.storage.called.notified();
-            if world.storage.count("ListVolumes") >= wanted {
+            let called = world.fake.next_call();
+            if world.fake.count("ListVolumes") >= wanted {
                 return begun.elapsed();
             }
             called.await;
@@ -331,19 +331,19 @@ fn attentive() -> Settings {
 async fn a_volume_that_list_volumes_omits_is_attached_again_and_never_detached() {
     let world = World::start().await;
     let subjects = ["bad".to_owned(), "good".to_owned()];
-    let driver = Fake::driver(&world.storage, &Power::on());
-    let life = Life::start(&world.server.client, &driver, &attentive());
+    let driver = connect(&world.fake, &Power::on());
+    let life = start_all(&world.server.client, &driver, &attentive());
     // What is attached already when it is left out.
     Act::Detach.prepare(&world, &subjects).await;
-    let calls = |volume: &str| world.storage.times("ControllerPublishVolume", volume).len();
+    let calls = |volume: &str| world.fake.times("ControllerPublishVolume", volume).len();
     let (bad, good) = (world.uid("bad").await, world.uid("good").await);
-    world.storage.unlisted.lock().push(bad.clone());
+    world.fake.storage.unlisted.lock().push(bad.clone());
     let before = (calls(&bad), calls(&good));
     listed(&world, 4).await;
     world.settles(&goals(&subjects, Act::Attach.after()), |_| true, "omitted").await;
     assert!(calls(&bad) > before.0, "what the driver contradicts is attached again");
     assert_eq!(calls(&good), before.1);
-    assert_eq!(world.storage.count("ControllerUnpublishVolume"), 0);
+    assert_eq!(world.fake.count("ControllerUnpublishVolume"), 0);
     life.stop().await;
 }
 
@@ -351,32 +351,32 @@ async fn a_volume_that_list_volumes_omits_is_attached_again_and_never_detached()
 async fn what_was_only_said_to_be_attached_is_attached_when_the_driver_is_asked() {
     let world = World::start().await;
     let subjects = ["bad".to_owned(), "good".to_owned()];
-    let driver = Fake::driver(&world.storage, &Power::on());
-    let life = Life::start(&world.server.client, &driver, &attentive());
+    let driver = connect(&world.fake, &Power::on());
+    let life = start_all(&world.server.client, &driver, &attentive());
     Act::Attach.prepare(&world, &subjects).await;
     let bad = world.uid("bad").await;
-    world.storage.fail("ControllerPublishVolume", &bad, FaultKind::Lie(Lie::Idle), 1);
+    world.fake.fail("ControllerPublishVolume", &bad, FaultKind::Lie(Lie::Idle), 1);
     for subject in &subjects {
         Act::Attach.ask(&world, subject).await;
     }
     let reported = |attachment: Option<&VolumeAttachment>| {
         attachment.and_then(|attachment| attachment.status.as_ref()).is_some_and(|status| status.attached)
     };
-    world.server.wait(world.server.api(), "bad", "attached", reported).await;
+    world.server.wait(world.server.all(), "bad", "attached", reported).await;
     // The driver's own change is nothing that Kubernetes hears of.
     listed(&world, 4).await;
     world.settles(&goals(&subjects, Act::Attach.after()), |_| true, "asked").await;
     // A list that is older than the second call may ask for a third.
-    assert!(world.storage.times("ControllerPublishVolume", &bad).len() >= 2);
+    assert!(world.fake.times("ControllerPublishVolume", &bad).len() >= 2);
     life.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_list_of_volumes_that_never_ends_is_given_up() {
     let world = World::start().await;
-    world.storage.fail("ListVolumes", "", FaultKind::Lie(Lie::Endless), u32::MAX);
-    let driver = Fake::driver(&world.storage, &Power::on());
-    let life = Life::start(&world.server.client, &driver, &attentive());
+    world.fake.fail("ListVolumes", "", FaultKind::Lie(Lie::Endless), u32::MAX);
+    let driver = connect(&world.fake, &Power::on());
+    let life = start_all(&world.server.client, &driver, &attentive());
     listed(&world, 1).await;
     // Two pages each time, the second of which gives the token again.
     let took = listed(&world, 5).await;

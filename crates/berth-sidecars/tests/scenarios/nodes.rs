@@ -5,6 +5,7 @@ use std::time::Duration;
 use berth_backends::local::Local;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::provisioner::{Capacity, PerNode};
+use berth_testkit::Loops;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
@@ -12,7 +13,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::bench::{DRIVER, Server};
-use crate::capacity::{Provisioner, capacity, class, pools, published, until_published};
+use crate::capacity::{capacity, class, pools, published, start_provisioner, until_published};
 use crate::faults::unprotect;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
@@ -33,14 +34,14 @@ impl NodeUnderTest {
         Self { name, backend, driver, _directory: place }
     }
 
-    fn start(&self, server: &Server, change: impl FnOnce(&mut PerNode)) -> Provisioner {
+    fn start(&self, server: &Server, change: impl FnOnce(&mut PerNode)) -> Loops {
         let mut node = PerNode {
             base_delay: Duration::from_millis(20),
             max_delay: Duration::from_millis(200),
             ..PerNode::new(self.name)
         };
         change(&mut node);
-        Provisioner::start(server, &self.driver, |options| {
+        start_provisioner(server, &self.driver, |options| {
             options.per_node = Some(node);
             options.capacity = Some(Capacity { immediate: true, ..capacity() });
         })
@@ -63,7 +64,7 @@ async fn now_and_late(server: &Server) {
 }
 
 async fn gone(server: &Server, volume: &str) {
-    server.wait(server.api(), volume, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
+    server.wait(server.all(), volume, "gone", |volume: Option<&PersistentVolume>| volume.is_none()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

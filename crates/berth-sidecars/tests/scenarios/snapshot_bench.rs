@@ -2,72 +2,47 @@
 
 use std::time::Duration;
 
-use berth_kube::Cluster;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::snapshots::{
     self, VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent, VolumeSnapshot,
     VolumeSnapshotClass, VolumeSnapshotContent,
 };
 use berth_sidecars::{provisioner, snapshot_controller, snapshotter};
+use berth_testkit::{Loops, merge, patch_status};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
 use kube::{Api, Client};
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
 
-use crate::bench::{DRIVER, RETRY, Server, merge};
+use crate::bench::{DRIVER, RETRY, Server};
 
-/// The provisioner and the two snapshot components, running until this is stopped or dropped.
-pub(crate) struct Running {
-    shutdown: CancellationToken,
-    running: JoinSet<()>,
+/// Starts the provisioner and the two snapshot components.
+pub(crate) fn start_snapshotting(client: &Client, driver: &Driver) -> Loops {
+    start_snapshotting_with(client, driver, |_, _| {})
 }
 
-impl Running {
-    pub(crate) fn start(client: &Client, driver: &Driver) -> Self {
-        Self::start_with(client, driver, |_, _| {})
-    }
-
-    pub(crate) fn start_with(
-        client: &Client,
-        driver: &Driver,
-        change: impl FnOnce(&mut snapshotter::Options, &mut snapshot_controller::Options),
-    ) -> Self {
-        let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(client.clone(), shutdown.clone());
-        let provisioning = provisioner::Options { retry: RETRY, ..provisioner::Options::default() };
-        let mut taking = snapshotter::Options {
-            retry: RETRY,
-            poll: (Duration::from_millis(5), Duration::from_millis(50)),
-            kinds: Duration::from_millis(50),
-            ..snapshotter::Options::default()
-        };
-        let mut binding = snapshot_controller::Options {
-            retry: RETRY,
-            kinds: Duration::from_millis(50),
-            ..snapshot_controller::Options::default()
-        };
-        change(&mut taking, &mut binding);
-        let mut running = JoinSet::new();
-        running.spawn(provisioner::run(cluster.clone(), driver.clone(), provisioning));
-        running.spawn(snapshotter::run(cluster.clone(), driver.clone(), taking));
-        running.spawn(snapshot_controller::run(cluster, binding));
-        Self { shutdown, running }
-    }
-
-    /// Stops the components and waits for the work under way.
-    pub(crate) async fn stop(mut self) {
-        self.shutdown.cancel();
-        while let Some(ended) = self.running.join_next().await {
-            ended.unwrap();
-        }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.shutdown.cancel();
-    }
+/// Starts the provisioner and the two snapshot components with other options.
+pub(crate) fn start_snapshotting_with(
+    client: &Client,
+    driver: &Driver,
+    change: impl FnOnce(&mut snapshotter::Options, &mut snapshot_controller::Options),
+) -> Loops {
+    let provisioning = provisioner::Options { retry: RETRY, ..provisioner::Options::default() };
+    let mut taking = snapshotter::Options {
+        retry: RETRY,
+        poll: (Duration::from_millis(5), Duration::from_millis(50)),
+        kinds: Duration::from_millis(50),
+        ..snapshotter::Options::default()
+    };
+    let mut binding = snapshot_controller::Options {
+        retry: RETRY,
+        kinds: Duration::from_millis(50),
+        ..snapshot_controller::Options::default()
+    };
+    change(&mut taking, &mut binding);
+    Loops::new(client)
+        .with(|cluster| provisioner::run(cluster, driver.clone(), provisioning))
+        .with(|cluster| snapshotter::run(cluster, driver.clone(), taking))
+        .with(|cluster| snapshot_controller::run(cluster, binding))
 }
 
 impl Server {
@@ -102,7 +77,7 @@ impl Server {
             "deletionPolicy": "Delete",
         });
         merge(&mut class, change);
-        self.apply(class).await
+        self.create(class).await
     }
 
     /// A class of groups; the default one.
@@ -118,7 +93,7 @@ impl Server {
             "deletionPolicy": "Delete",
         });
         merge(&mut class, change);
-        self.apply(class).await
+        self.create(class).await
     }
 
     /// A snapshot of a claim.
@@ -152,7 +127,7 @@ impl Server {
     pub(crate) async fn content(&self, name: &str, spec: Value) -> VolumeSnapshotContent {
         let mut all = json!({ "driver": DRIVER, "deletionPolicy": "Delete" });
         merge(&mut all, spec);
-        self.apply(json!({
+        self.create(json!({
             "apiVersion": "snapshot.storage.k8s.io/v1",
             "kind": "VolumeSnapshotContent",
             "metadata": { "name": name },
@@ -186,12 +161,12 @@ impl Server {
 
     /// The contents that there are.
     pub(crate) async fn contents(&self) -> Vec<VolumeSnapshotContent> {
-        self.api::<VolumeSnapshotContent>().list(&kube::api::ListParams::default()).await.unwrap().items
+        self.all::<VolumeSnapshotContent>().list(&kube::api::ListParams::default()).await.unwrap().items
     }
 
     /// The contents of groups that there are.
     pub(crate) async fn group_contents(&self) -> Vec<VolumeGroupSnapshotContent> {
-        self.api::<VolumeGroupSnapshotContent>().list(&kube::api::ListParams::default()).await.unwrap().items
+        self.all::<VolumeGroupSnapshotContent>().list(&kube::api::ListParams::default()).await.unwrap().items
     }
 }
 
@@ -227,7 +202,7 @@ impl Server {
         });
         let claim = serde_json::from_value(claim).unwrap();
         let claim = self.claims().create(&PostParams::default(), &claim).await.unwrap();
-        self.apply::<k8s_openapi::api::core::v1::PersistentVolume>(json!({
+        self.create::<k8s_openapi::api::core::v1::PersistentVolume>(json!({
             "metadata": { "name": format!("pv-{name}") },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
@@ -237,6 +212,6 @@ impl Server {
             },
         }))
         .await;
-        crate::bench::patch_status(&self.claims(), name, json!({ "status": { "phase": "Bound" } })).await;
+        patch_status(&self.claims(), name, json!({ "status": { "phase": "Bound" } })).await;
     }
 }

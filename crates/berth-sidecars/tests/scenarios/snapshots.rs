@@ -9,7 +9,7 @@ use kube::api::DeleteParams;
 use serde_json::json;
 
 use crate::bench::{DRIVER, NODE, Server, local_driver};
-use crate::snapshot_bench::{Running, from_snapshot, gone};
+use crate::snapshot_bench::{from_snapshot, gone, start_snapshotting, start_snapshotting_with};
 
 /// The data directories of all volumes of the local driver.
 fn volumes(place: &Path) -> BTreeSet<PathBuf> {
@@ -27,7 +27,7 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
     server.define().await;
-    let running = Running::start(&server.client, &driver);
+    let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({})).await;
     server.bound_claim("data", "fast", json!({})).await;
@@ -55,7 +55,7 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
         .event("SnapshotCreated", "Snapshot default/snap was successfully created by the CSI driver.")
         .await;
     server.event("SnapshotReady", "Snapshot default/snap is ready to use.").await;
-    let content = server.api::<VolumeSnapshotContent>().get(&name).await.unwrap();
+    let content = server.all::<VolumeSnapshotContent>().get(&name).await.unwrap();
     assert_eq!(content.spec.source_volume_mode.as_deref(), Some("Filesystem"));
     assert_eq!(content.spec.volume_snapshot_ref.uid, snapshot.uid());
     assert_eq!(kept(place.path()), 1);
@@ -76,7 +76,7 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
 
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-    server.wait(server.api(), &name, "gone", gone::<VolumeSnapshotContent>).await;
+    server.wait(server.all(), &name, "gone", gone::<VolumeSnapshotContent>).await;
     assert_eq!(kept(place.path()), 0);
     running.stop().await;
 }
@@ -86,7 +86,7 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
     server.define().await;
-    let running = Running::start(&server.client, &driver);
+    let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({ "deletionPolicy": "Retain" })).await;
     server.bound_claim("data", "fast", json!({})).await;
@@ -109,7 +109,7 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     server.content("given", spec).await;
     let second = server.ready("second").await;
     assert_eq!(second.status.clone().unwrap().error, None);
-    let content = server.api::<VolumeSnapshotContent>().get("given").await.unwrap();
+    let content = server.all::<VolumeSnapshotContent>().get("given").await.unwrap();
     assert_eq!(content.spec.volume_snapshot_ref.uid, second.uid());
     let before = volumes(place.path());
     let restored = server.claim("copy", "fast", from_snapshot("second")).await;
@@ -124,7 +124,7 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     assert!(server.snapshots().get_opt("second").await.unwrap().is_some());
     server.bind("copy").await;
     server.wait(server.snapshots(), "second", "gone", gone::<VolumeSnapshot>).await;
-    server.wait(server.api(), "given", "gone", gone::<VolumeSnapshotContent>).await;
+    server.wait(server.all(), "given", "gone", gone::<VolumeSnapshotContent>).await;
     assert_eq!(kept(place.path()), 0);
     running.stop().await;
 }
@@ -133,7 +133,7 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
 async fn a_snapshot_waits_for_the_kinds_its_claim_and_its_class() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
-    let running = Running::start(&server.client, &driver);
+    let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.define().await;
     server.snapshot("snap", "data").await;
@@ -154,7 +154,7 @@ async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_member
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
     server.define().await;
-    let running = Running::start(&server.client, &driver);
+    let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.group_class("groups", json!({})).await;
     let labels = json!({ "metadata": { "labels": { "app": "db" } } });
@@ -196,7 +196,7 @@ async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_member
     server.wait(server.groups(), "all", "gone", gone::<VolumeGroupSnapshot>).await;
     server.wait(server.snapshots(), &first, "gone", gone::<VolumeSnapshot>).await;
     for content in server.contents().await {
-        server.wait(server.api(), &content.name_any(), "gone", gone::<VolumeSnapshotContent>).await;
+        server.wait(server.all(), &content.name_any(), "gone", gone::<VolumeSnapshotContent>).await;
     }
     assert!(server.group_contents().await.is_empty());
     assert_eq!(kept(place.path()), 0);
@@ -209,7 +209,7 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
     server.define().await;
-    let elsewhere = Running::start_with(&server.client, &driver, |taking, binding| {
+    let elsewhere = start_snapshotting_with(&server.client, &driver, |taking, binding| {
         taking.node = Some("node-z".to_owned());
         binding.distributed = true;
     });
@@ -221,7 +221,7 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
     let labelled = |content: Option<&VolumeSnapshotContent>| {
         content.is_some_and(|content| content.labels().get(MANAGED_BY).is_some_and(|node| node == NODE))
     };
-    server.wait(server.api(), &name, "labelled with its node", labelled).await;
+    server.wait(server.all(), &name, "labelled with its node", labelled).await;
     // The other node's snapshotter works, but not on this.
     let spec = json!({
         "driver": DRIVER,
@@ -230,7 +230,7 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
         "volumeSnapshotRef": { "name": "s", "namespace": "default" },
     });
     server
-        .apply::<VolumeSnapshotContent>(json!({
+        .create::<VolumeSnapshotContent>(json!({
             "apiVersion": "snapshot.storage.k8s.io/v1",
             "kind": "VolumeSnapshotContent",
             "metadata": { "name": "elsewhere", "labels": { MANAGED_BY: "node-z" } },
@@ -240,13 +240,13 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
     let looked_at = |content: Option<&VolumeSnapshotContent>| {
         content.and_then(|content| content.status.as_ref()).is_some_and(|status| status.error.is_some())
     };
-    server.wait(server.api(), "elsewhere", "looked at", looked_at).await;
-    let untouched = server.api::<VolumeSnapshotContent>().get(&name).await.unwrap();
+    server.wait(server.all(), "elsewhere", "looked at", looked_at).await;
+    let untouched = server.all::<VolumeSnapshotContent>().get(&name).await.unwrap();
     assert_eq!(untouched.status, None);
     assert!(kept(place.path()) == 0, "nobody has taken it");
     elsewhere.stop().await;
 
-    let here = Running::start_with(&server.client, &driver, |taking, binding| {
+    let here = start_snapshotting_with(&server.client, &driver, |taking, binding| {
         taking.node = Some(NODE.to_owned());
         binding.distributed = true;
     });

@@ -1,21 +1,20 @@
 //! Claims made from other claims and from snapshots: the source stays meanwhile, goes afterwards, and is waited for.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::Backoff;
 use berth_sidecars::snapshots::VolumeSnapshot;
+use berth_testkit::{FakeDriver, FaultKind, patch, patch_status};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::bench::{Components, Server, local_driver, patch, patch_status};
-use crate::fake::{Fake, FaultKind, Storage};
+use crate::bench::{DRIVER, Server, connect, local_driver, start_components, start_components_with};
 use crate::faults::{settled, unprotect};
 use crate::power::Power;
-use crate::snapshot_bench::{Running, from_snapshot, gone};
+use crate::snapshot_bench::{from_snapshot, gone, start_snapshotting};
 
 const CLONING: &str = "provisioner.storage.kubernetes.io/cloning-protection";
 const RESTORING: &str = "provisioner.storage.kubernetes.io/volumesnapshot-as-source-protection";
@@ -35,14 +34,14 @@ fn never() -> Backoff {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_is_deleted_stays_until_the_clones_of_it_are_made() {
-    let (server, storage, power) = (Server::start().await, Arc::new(Storage::default()), Power::on());
+    let (server, fake, power) = (Server::start().await, FakeDriver::new(DRIVER), Power::on());
     server.class("fast", json!({})).await;
-    let components = Components::start(&server.client, &Fake::driver(&storage, &power));
+    let components = start_components(&server.client, &connect(&fake, &power));
     let source = server.claim("source", "fast", json!({})).await;
     settled(&server, &source).await;
     server.bind("source").await;
     // Nobody knows whether the driver is at it.
-    storage.fail("CreateVolume", "", FaultKind::Code(Code::Unavailable), u32::MAX);
+    fake.fail("CreateVolume", "", FaultKind::Code(Code::Unavailable), u32::MAX);
     let clone = server.claim("clone", "fast", from_claim("source")).await;
     let other = server.claim("other", "fast", from_claim("source")).await;
     server.event("ProvisioningFailed", "code = Unavailable").await;
@@ -67,12 +66,12 @@ async fn a_claim_that_is_deleted_stays_until_the_clones_of_it_are_made() {
     unprotect(&server, "other").await;
     let kept = server.claims().get("source").await.unwrap();
     assert_eq!(kept.finalizers(), [CLONING]);
-    storage.faults.lock().clear();
-    let components = Components::start(&server.client, &Fake::driver(&storage, &power));
+    fake.lift_faults();
+    let components = start_components(&server.client, &connect(&fake, &power));
     settled(&server, &clone).await;
     server.wait(server.claims(), "other", "gone", gone::<PersistentVolumeClaim>).await;
     server.wait(server.claims(), "source", "gone", gone::<PersistentVolumeClaim>).await;
-    let volumes = storage.volumes.lock().clone();
+    let volumes = fake.storage.volumes.lock().clone();
     assert!(volumes.contains_key(&format!("pvc-{}", clone.uid().unwrap())));
     assert!(!volumes.contains_key(&format!("pvc-{}", other.uid().unwrap())));
     components.stop().await;
@@ -80,9 +79,9 @@ async fn a_claim_that_is_deleted_stays_until_the_clones_of_it_are_made() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_source_that_another_claim_still_waits_for_is_kept_until_that_one_is_gone() {
-    let (server, storage, power) = (Server::start().await, Arc::new(Storage::default()), Power::on());
+    let (server, fake, power) = (Server::start().await, FakeDriver::new(DRIVER), Power::on());
     server.class("fast", json!({})).await;
-    let components = Components::start(&server.client, &Fake::driver(&storage, &power));
+    let components = start_components(&server.client, &connect(&fake, &power));
     let source = server.claim("source", "fast", json!({})).await;
     settled(&server, &source).await;
     server.bind("source").await;
@@ -108,10 +107,10 @@ async fn a_source_that_another_claim_still_waits_for_is_kept_until_that_one_is_g
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_clone_goes_on_when_its_source_is_bound_and_not_by_the_clock() {
-    let (server, storage, power) = (Server::start().await, Arc::new(Storage::default()), Power::on());
+    let (server, fake, power) = (Server::start().await, FakeDriver::new(DRIVER), Power::on());
     server.class("fast", json!({})).await;
-    let driver = Fake::driver(&storage, &power);
-    let components = Components::start_with(&server.client, &driver, |provisioning, _, _| {
+    let driver = connect(&fake, &power);
+    let components = start_components_with(&server.client, &driver, |provisioning, _, _| {
         provisioning.retry = never();
     });
     let clone = server.claim("clone", "fast", from_claim("source")).await;
@@ -131,7 +130,7 @@ async fn a_restore_waits_for_its_snapshot_and_leaves_it_unprotected() {
     server.define().await;
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({})).await;
-    let components = Running::start(&server.client, &driver);
+    let components = start_snapshotting(&server.client, &driver);
     server.bound_claim("data", "fast", json!({})).await;
     server.snapshot("snap", "data").await;
     server.ready("snap").await;
@@ -143,7 +142,7 @@ async fn a_restore_waits_for_its_snapshot_and_leaves_it_unprotected() {
     patch(&server.snapshots(), "snap", json!({ "metadata": { "finalizers": finalizers } })).await;
     patch_status(&server.snapshots(), "snap", json!({ "status": { "readyToUse": false } })).await;
     let copy = server.claim("copy", "fast", from_snapshot("snap")).await;
-    let components = Components::start_with(&server.client, &driver, |provisioning, _, _| {
+    let components = start_components_with(&server.client, &driver, |provisioning, _, _| {
         provisioning.retry = never();
     });
     server.event("ProvisioningFailed", "snapshot is not Ready").await;
@@ -156,7 +155,7 @@ async fn a_restore_waits_for_its_snapshot_and_leaves_it_unprotected() {
 
     // Left behind again, this time with nobody who needs it.
     patch(&server.snapshots(), "snap", json!({ "metadata": { "finalizers": finalizers } })).await;
-    let components = Components::start(&server.client, &driver);
+    let components = start_components(&server.client, &driver);
     server.wait(server.snapshots(), "snap", "free", free).await;
     components.stop().await;
 }

@@ -6,32 +6,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_kube::{Backoff, Cluster};
+use berth_kube::Backoff;
 use berth_sidecars::driver::Driver;
 use berth_sidecars::snapshots::{
     VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeSnapshot, VolumeSnapshotContent,
 };
 use berth_sidecars::{attacher, provisioner, resizer, snapshot_controller, snapshotter};
+use berth_testkit::{FakeDriver, Kind, Loops, PATIENCE, delete, merge};
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use k8s_openapi::api::storage::v1::{VolumeAttachment, VolumeAttributesClass};
-use kube::api::{DeleteParams, ListParams};
+use kube::api::ListParams;
 use kube::runtime::watcher;
 use kube::{Api, Client, ResourceExt as _};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::bench::{DRIVER, RETRY, Server, merge};
-use crate::fake::{Fake, Storage};
+use crate::bench::{DRIVER, RETRY, Server, connect};
 use crate::power::Power;
 
 /// How long changes are gathered before everything is looked at.
 const LULL: Duration = Duration::from_millis(3);
-/// More than anything here takes, even on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// What there is to be of a subject: on the storage, and in Kubernetes, each owning the other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -47,11 +44,12 @@ pub(crate) type Goals = BTreeMap<String, Goal>;
 /// A cluster and a storage. What belongs to one subject has its name, or its name and more after a dash.
 pub(crate) struct World {
     pub(crate) server: Server,
-    pub(crate) storage: Arc<Storage>,
+    pub(crate) fake: Arc<FakeDriver>,
     /// Subjects by their claims' UIDs, also when the claims are gone.
     subjects: Mutex<BTreeMap<String, String>>,
     changes: watch::Receiver<u64>,
-    _loops: DropGuard,
+    _loops: Loops,
+    _following: DropGuard,
 }
 
 impl World {
@@ -65,26 +63,27 @@ impl World {
             let class = json!({
                 "metadata": { "name": class }, "driverName": DRIVER, "parameters": { "level": class },
             });
-            server.apply::<VolumeAttributesClass>(class).await;
+            server.create::<VolumeAttributesClass>(class).await;
         }
-        let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(server.client.clone(), shutdown.clone());
-        tokio::spawn(berth_controllers::persistent_volumes::run(cluster.clone()));
-        tokio::spawn(berth_controllers::protection::run(cluster));
-        let changes = follow(&server.client, &shutdown);
+        let loops = Loops::new(&server.client)
+            .with(berth_controllers::persistent_volumes::run)
+            .with(berth_controllers::protection::run);
+        let following = CancellationToken::new();
+        let changes = follow(&server.client, &following);
         Self {
             server,
-            storage: Arc::default(),
+            fake: FakeDriver::new(DRIVER),
             subjects: Mutex::default(),
             changes,
-            _loops: shutdown.drop_guard(),
+            _loops: loops,
+            _following: following.drop_guard(),
         }
     }
 
     /// A life of all components with this power.
-    pub(crate) fn life(&self, power: &Power) -> Life {
-        let driver = Fake::driver(&self.storage, power);
-        Life::start(&power.client(self.server.server.clone()), &driver, &Settings::default())
+    pub(crate) fn life(&self, power: &Power) -> Loops {
+        let driver = connect(&self.fake, power);
+        start_all(&power.client(self.server.api_server().clone()), &driver, &Settings::default())
     }
 
     /// A claim of a subject.
@@ -135,7 +134,7 @@ impl World {
 
     /// Deletes every object that people made.
     pub(crate) async fn clear(&self) {
-        delete_all(self.server.api::<VolumeAttachment>()).await;
+        delete_all(self.server.all::<VolumeAttachment>()).await;
         delete_all(self.server.groups()).await;
         let snapshots = self.server.snapshots();
         for snapshot in snapshots.list(&ListParams::default()).await.unwrap() {
@@ -153,25 +152,9 @@ pub(crate) fn subject(name: &str) -> &str {
     name.split('-').next().unwrap_or(name)
 }
 
-async fn delete_all<K>(api: Api<K>)
-where
-    K: kube::Resource<DynamicType = ()> + Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-{
+async fn delete_all<K: Kind>(api: Api<K>) {
     for object in api.list(&ListParams::default()).await.unwrap() {
         delete(&api, &object.name_any()).await;
-    }
-}
-
-/// Deletes an object; one that is gone is deleted.
-pub(crate) async fn delete<K>(api: &Api<K>, name: &str)
-where
-    K: Clone + std::fmt::Debug + serde::de::DeserializeOwned,
-{
-    match api.delete(name, &DeleteParams::default()).await {
-        Err(kube::Error::Api(status)) if status.code == 404 => {}
-        deleted => {
-            deleted.unwrap();
-        }
     }
 }
 
@@ -229,48 +212,22 @@ impl Default for Settings {
     }
 }
 
-/// All components, running until this is stopped, or dropped, which is as if they were killed: with the power off,
-/// nothing they still do reaches anybody.
-pub(crate) struct Life {
-    shutdown: CancellationToken,
-    running: JoinSet<()>,
-}
-
-impl Life {
-    pub(crate) fn start(client: &Client, driver: &Driver, settings: &Settings) -> Self {
-        let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(client.clone(), shutdown.clone());
-        let Settings { timeout, workers, retry, reconcile } = settings.clone();
-        let kinds = Duration::from_millis(50);
-        let mut running = JoinSet::new();
-        let options = provisioner::Options { timeout, workers, retry, ..provisioner::Options::default() };
-        running.spawn(provisioner::run(cluster.clone(), driver.clone(), options));
-        let options =
-            attacher::Options { timeout, workers, retry, reconcile, ..attacher::Options::default() };
-        running.spawn(attacher::run(cluster.clone(), driver.clone(), options));
-        let options = resizer::Options { timeout, workers, retry, ..resizer::Options::default() };
-        running.spawn(resizer::run(cluster.clone(), driver.clone(), options));
-        let poll = (Duration::from_millis(5), Duration::from_millis(50));
-        let options =
-            snapshotter::Options { timeout, workers, retry, poll, kinds, ..snapshotter::Options::default() };
-        running.spawn(snapshotter::run(cluster.clone(), driver.clone(), options));
-        let options =
-            snapshot_controller::Options { workers, retry, kinds, ..snapshot_controller::Options::default() };
-        running.spawn(snapshot_controller::run(cluster, options));
-        Self { shutdown, running }
-    }
-
-    /// Stops the components and waits for the work under way.
-    pub(crate) async fn stop(mut self) {
-        self.shutdown.cancel();
-        while let Some(ended) = self.running.join_next().await {
-            ended.unwrap();
-        }
-    }
-}
-
-impl Drop for Life {
-    fn drop(&mut self) {
-        self.shutdown.cancel();
-    }
+/// Starts all components. Dropping them is as if they were killed: with the power off, nothing they still do reaches anybody.
+pub(crate) fn start_all(client: &Client, driver: &Driver, settings: &Settings) -> Loops {
+    let Settings { timeout, workers, retry, reconcile } = settings.clone();
+    let kinds = Duration::from_millis(50);
+    let poll = (Duration::from_millis(5), Duration::from_millis(50));
+    let provisioning = provisioner::Options { timeout, workers, retry, ..provisioner::Options::default() };
+    let attaching = attacher::Options { timeout, workers, retry, reconcile, ..attacher::Options::default() };
+    let resizing = resizer::Options { timeout, workers, retry, ..resizer::Options::default() };
+    let taking =
+        snapshotter::Options { timeout, workers, retry, poll, kinds, ..snapshotter::Options::default() };
+    let binding =
+        snapshot_controller::Options { workers, retry, kinds, ..snapshot_controller::Options::default() };
+    Loops::new(client)
+        .with(|cluster| provisioner::run(cluster, driver.clone(), provisioning))
+        .with(|cluster| attacher::run(cluster, driver.clone(), attaching))
+        .with(|cluster| resizer::run(cluster, driver.clone(), resizing))
+        .with(|cluster| snapshotter::run(cluster, driver.clone(), taking))
+        .with(|cluster| snapshot_controller::run(cluster, binding))
 }

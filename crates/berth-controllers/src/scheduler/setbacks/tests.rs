@@ -3,12 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_apiserver::rest::ApiServer;
-use berth_apiserver::store::Store;
 use berth_kube::{Cluster, Key, Kind, Next};
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::{Client, ResourceExt as _};
+use kube::ResourceExt as _;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -53,23 +52,20 @@ fn another_pod_of_the_name_and_one_that_was_forgotten_begin_anew() {
 struct TestCluster {
     cluster: Cluster,
     scheduler: Scheduler,
-    _directory: tempfile::TempDir,
+    _server: EmbeddedServer,
 }
 
 impl TestCluster {
     /// One node, and a claim that waits for its pod.
     async fn new() -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let (store, _) = Store::open(directory.path(), berth_apiserver::store::Options::default()).unwrap();
-        let api = ApiServer::new(store, berth_apiserver::rest::Options::default());
-        api.bootstrap().await.unwrap();
-        let cluster = Cluster::new(Client::new(api, "default"), CancellationToken::new());
+        let server = EmbeddedServer::start().await;
+        let cluster = Cluster::new(server.client(), CancellationToken::new());
         let scheduler = Scheduler::new(&cluster);
         let caches = &scheduler.caches;
         tokio::join!(caches.pods.synced(), caches.nodes.synced(), caches.claims.synced());
         tokio::join!(caches.volumes.synced(), caches.classes.synced(), caches.drivers.synced());
         tokio::join!(caches.csi_nodes.synced(), caches.attachments.synced(), caches.capacities.synced());
-        let cluster_under_test = Self { cluster, scheduler, _directory: directory };
+        let cluster_under_test = Self { cluster, scheduler, _server: server };
         let node: Arc<Node> = cluster_under_test.create(json!({ "metadata": { "name": "a" } })).await;
         let room = json!({ "allocatable": { "cpu": "8", "memory": "16Gi", "pods": "100" } });
         let room = serde_json::from_value(room).unwrap();

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use berth_csi::v1::node_service_capability::rpc::Type as Can;
 use berth_csi::v1::volume_capability::AccessType;
+use berth_testkit::{FakeDriver, FaultKind, RecordedCall, RegisteredDriver, merge};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod, Secret, Volume};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use serde::de::DeserializeOwned;
@@ -17,7 +18,6 @@ use tonic::Code;
 use super::*;
 use crate::plugin::Certainty;
 use crate::registration::tests::World;
-use crate::registration::tests::fake::{Answer, Call, Fake};
 use berth_kube::storage::attachment_name;
 
 const DRIVER: &str = "a.example";
@@ -42,22 +42,11 @@ fn persistent(driver: &str, handle: &str, spec: Value) -> PodVolume {
         },
     }));
     let mut value = serde_json::to_value(volume.spec.unwrap()).unwrap();
-    json_patch_merge(&mut value, spec);
+    merge(&mut value, spec);
     volume.spec = Some(object(value));
     let claim = Arc::new(PersistentVolumeClaim::default());
     let source = Source::Persistent { volume: Arc::new(volume), claim };
     PodVolume::new(pod("uid", &json!({})), "data", source, false, false)
-}
-
-fn json_patch_merge(into: &mut Value, from: Value) {
-    match (into, from) {
-        (Value::Object(into), Value::Object(from)) => {
-            for (name, value) in from {
-                json_patch_merge(into.entry(name).or_insert(Value::Null), value);
-            }
-        }
-        (into, from) => *into = from,
-    }
 }
 
 fn inline(driver: &str) -> PodVolume {
@@ -74,7 +63,7 @@ fn placed(spec_name: &str, block: bool) -> Placed {
 }
 
 fn csi(world: &World) -> Csi {
-    let layout = Layout::new(world.directory.path().join("kubelet"));
+    let layout = Layout::new(world.server.directory().join("kubelet"));
     Csi::new(&world.cluster, &layout, "n", world.drivers.clone(), Tokens::new(&world.cluster))
 }
 
@@ -84,7 +73,7 @@ async fn driver_object(world: &World, name: &str, spec: Value) {
 }
 
 /// A node with a registered fake driver that needs no attaching, and the plugin.
-async fn with_fake(capabilities: &[Can]) -> (World, Arc<Fake>, Csi) {
+async fn with_fake(capabilities: &[Can]) -> (World, RegisteredDriver, Csi) {
     let world = World::new().await;
     let fake = world.fake(DRIVER, capabilities);
     fake.start(&world.registry(), "a.sock").await;
@@ -93,10 +82,38 @@ async fn with_fake(capabilities: &[Can]) -> (World, Arc<Fake>, Csi) {
     (world, fake, csi)
 }
 
-async fn without_attach(capabilities: &[Can]) -> (World, Arc<Fake>, Csi) {
+async fn without_attach(capabilities: &[Can]) -> (World, RegisteredDriver, Csi) {
     let made = with_fake(capabilities).await;
     driver_object(&made.0, DRIVER, json!({ "attachRequired": false })).await;
     made
+}
+
+/// What was asked of the driver about a volume.
+#[derive(Debug)]
+enum Call {
+    Stage(NodeStageVolumeRequest),
+    Unstage(NodeUnstageVolumeRequest),
+    Publish(NodePublishVolumeRequest),
+    Unpublish(NodeUnpublishVolumeRequest),
+    Expand(NodeExpandVolumeRequest),
+}
+
+/// The calls about volumes since the last time.
+fn node_calls(fake: &FakeDriver) -> Vec<Call> {
+    let call = |call: &RecordedCall| {
+        let staged = call.request().map(Call::Stage).or_else(|| call.request().map(Call::Unstage));
+        let published = || call.request().map(Call::Publish).or_else(|| call.request().map(Call::Unpublish));
+        staged.or_else(published).or_else(|| call.request().map(Call::Expand))
+    };
+    fake.take_calls().iter().filter_map(call).collect()
+}
+
+/// Lets every call of a method fail so, or none.
+fn set_fault(fake: &FakeDriver, method: &'static str, fault: Option<FaultKind>) {
+    fake.repair(method, "");
+    if let Some(kind) = fault {
+        fake.fail(method, "", kind, u32::MAX);
+    }
 }
 
 /// Nothing of any volume is left on disk.
@@ -134,7 +151,7 @@ async fn a_volume_goes_all_the_way_and_back() {
     csi.stage(&volume).await.unwrap();
     let ready = csi.set_up(&volume).await.unwrap();
     assert_eq!(ready.path, csi.layout.pod("uid").join("volumes/kubernetes.io~csi/pv/mount"));
-    let calls = fake.calls();
+    let calls = node_calls(&fake);
     let [Call::Stage(stage), Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
     let staging = csi.layout.csi_staging(DRIVER, "h").join("globalmount").display().to_string();
     assert_eq!((stage.volume_id.as_str(), stage.staging_target_path.as_str()), ("h", staging.as_str()));
@@ -150,7 +167,7 @@ async fn a_volume_goes_all_the_way_and_back() {
         csi.tear_down(&placed("pv", false)).await.unwrap();
         csi.unstage(&unique_name).await.unwrap();
     }
-    let calls = fake.calls();
+    let calls = node_calls(&fake);
     let [Call::Unpublish(unpublish), Call::Unstage(unstage)] = calls.as_slice() else { panic!("{calls:?}") };
     assert_eq!(unpublish.target_path, ready.path.display().to_string());
     assert_eq!(unstage.staging_target_path, staging);
@@ -165,28 +182,28 @@ async fn every_code_says_what_is_known_and_leaves_what_it_must() {
         let code = Code::from_i32(number);
         let last = berth_csi::code::is_final(code);
         let certainty = if last { Certainty::Final } else { Certainty::Uncertain };
-        fake.answer("NodeStage", Some(Answer::Fail(code)));
+        set_fault(&fake, "NodeStageVolume", Some(FaultKind::Code(code)));
         let error = csi.stage(&volume).await.unwrap_err();
         assert_eq!(error.certainty, certainty, "{code:?}");
         assert!(error.message.contains(berth_csi::code::go_name(code)), "{}", error.message);
         assert_eq!(csi.staged().is_empty(), last, "{code:?}");
-        fake.answer("NodeStage", None);
+        set_fault(&fake, "NodeStageVolume", None);
         csi.stage(&volume).await.unwrap();
 
-        fake.answer("NodePublish", Some(Answer::Fail(code)));
+        set_fault(&fake, "NodePublishVolume", Some(FaultKind::Code(code)));
         assert_eq!(csi.set_up(&volume).await.unwrap_err().certainty, certainty, "{code:?}");
         assert_eq!(csi.device_of(&placed("pv", false)).is_none(), last, "{code:?}");
-        fake.answer("NodePublish", None);
+        set_fault(&fake, "NodePublishVolume", None);
         csi.set_up(&volume).await.unwrap();
         // A repetition that fails takes nothing away.
-        fake.answer("NodePublish", Some(Answer::Fail(code)));
+        set_fault(&fake, "NodePublishVolume", Some(FaultKind::Code(code)));
         csi.set_up(&volume).await.unwrap_err();
         assert!(csi.device_of(&placed("pv", false)).is_some(), "{code:?}");
-        fake.answer("NodePublish", None);
+        set_fault(&fake, "NodePublishVolume", None);
 
-        for (method, undo) in [("NodeUnpublish", true), ("NodeUnstage", false)] {
-            for answer in [Some(Answer::Fail(code)), None] {
-                fake.answer(method, answer);
+        for (method, undo) in [("NodeUnpublishVolume", true), ("NodeUnstageVolume", false)] {
+            for answer in [Some(FaultKind::Code(code)), None] {
+                set_fault(&fake, method, answer);
                 let result = if undo {
                     csi.tear_down(&placed("pv", false)).await
                 } else {
@@ -204,8 +221,8 @@ async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
     let (world, fake, csi) = without_attach(&[Can::StageUnstageVolume]).await;
     let csi = Arc::new(csi);
     let volume = persistent(DRIVER, "h", json!({}));
-    for method in ["NodeStage", "NodePublish"] {
-        fake.answer(method, Some(Answer::Hang));
+    for method in ["NodeStageVolume", "NodePublishVolume"] {
+        set_fault(&fake, method, Some(FaultKind::Hang));
         let task = tokio::spawn({
             let (csi, volume) = (csi.clone(), volume.clone());
             async move {
@@ -213,26 +230,17 @@ async fn a_node_that_dies_during_a_call_knows_the_volume_afterwards() {
                 csi.set_up(&volume).await
             }
         });
-        let reached = async {
-            while !fake.script().calls.iter().any(|call| match call {
-                Call::Stage(_) => method == "NodeStage",
-                Call::Publish(_) => method == "NodePublish",
-                _ => false,
-            }) {
-                tokio::task::yield_now().await;
-            }
-        };
-        tokio::time::timeout(crate::registration::tests::LONG, reached).await.unwrap();
+        fake.until_called(method, "", 1).await;
         task.abort();
         let _ = task.await;
-        fake.answer(method, None);
-        fake.calls();
+        set_fault(&fake, method, None);
+        node_calls(&fake);
         let next = super::tests::csi(&world);
         assert_eq!(next.staged().len(), 1, "{method}");
-        assert_eq!(next.device_of(&placed("pv", false)).is_some(), method == "NodePublish");
+        assert_eq!(next.device_of(&placed("pv", false)).is_some(), method == "NodePublishVolume");
         next.tear_down(&placed("pv", false)).await.unwrap();
         next.unstage("kubernetes.io/csi/a.example^h").await.unwrap();
-        assert!(fake.calls().iter().any(|call| matches!(call, Call::Unstage(_))));
+        assert!(node_calls(&fake).iter().any(|call| matches!(call, Call::Unstage(_))));
         assert_clean(&next);
     }
 }
@@ -245,20 +253,20 @@ async fn a_failure_to_stage_again_after_a_restart_forgets_nothing() {
         volume.block = block;
         csi.stage(&volume).await.unwrap();
         let next = super::tests::csi(&world);
-        fake.answer("NodeStage", Some(Answer::Fail(Code::InvalidArgument)));
+        set_fault(&fake, "NodeStageVolume", Some(FaultKind::Code(Code::InvalidArgument)));
         for _ in 0..2 {
             assert_eq!(next.stage(&volume).await.unwrap_err().certainty, Certainty::Uncertain);
             assert_eq!(next.staged().len(), 1, "{block}");
         }
-        fake.calls();
+        node_calls(&fake);
         next.unstage("kubernetes.io/csi/a.example^h").await.unwrap();
-        assert!(matches!(fake.calls().as_slice(), [Call::Unstage(_)]));
+        assert!(matches!(node_calls(&fake).as_slice(), [Call::Unstage(_)]));
         // What is not staged is known not to be after a failure that is final.
         assert_eq!(next.stage(&volume).await.unwrap_err().certainty, Certainty::Final);
         assert_clean(&next);
         csi.kept().clear();
-        fake.answer("NodeStage", None);
-        fake.calls();
+        set_fault(&fake, "NodeStageVolume", None);
+        node_calls(&fake);
     }
 }
 
@@ -268,7 +276,7 @@ async fn what_is_still_there_after_a_final_failure_must_be_undone() {
     let volume = persistent(DRIVER, "h", json!({}));
     let left = csi.layout.csi_staging(DRIVER, "h").join("globalmount/left");
     fs::create_dir_all(&left).unwrap();
-    fake.answer("NodeStage", Some(Answer::Fail(Code::InvalidArgument)));
+    set_fault(&fake, "NodeStageVolume", Some(FaultKind::Code(Code::InvalidArgument)));
     let error = csi.stage(&volume).await.unwrap_err();
     assert!(error.certainty == Certainty::Uncertain && error.message.contains("InvalidArgument"), "{error}");
     assert_eq!(csi.staged().len(), 1);
@@ -376,10 +384,10 @@ async fn an_attached_volume_gets_what_attaching_brought_and_its_secrets() {
         "metadata": { "name": "s", "namespace": "default" }, "stringData": { "password": "hunter2" },
     }));
     world.cluster.create(&secret).await.unwrap();
-    fake.answer("NodeStage", Some(Answer::Fail(Code::Internal)));
+    set_fault(&fake, "NodeStageVolume", Some(FaultKind::Code(Code::Internal)));
     let error = csi.stage(&volume).await.unwrap_err();
     assert!(!format!("{error:?}").contains("hunter2"));
-    let calls = fake.calls();
+    let calls = node_calls(&fake);
     let [Call::Stage(stage)] = calls.as_slice() else { panic!("{calls:?}") };
     assert_eq!(stage.publish_context["dev"], "/dev/x");
     assert_eq!(stage.secrets["password"], "hunter2");
@@ -403,7 +411,7 @@ async fn a_pods_own_volume_needs_a_driver_that_says_it_serves_them() {
     world.cluster.create(&secret).await.unwrap();
     csi.set_up(&volume).await.unwrap();
     assert_eq!(csi.refresh_after(&volume), Some(REPUBLISH));
-    let calls = fake.calls();
+    let calls = node_calls(&fake);
     let [Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
     assert_eq!(publish.volume_id, format!("csi-{}", crate::layout::sha256("uiddata")));
     assert!(publish.staging_target_path.is_empty() && publish.publish_context.is_empty());
@@ -427,14 +435,14 @@ async fn what_a_container_mounted_in_its_volume_does_not_keep_it() {
     fs::create_dir_all(target.join("nested")).unwrap();
     let none = berth_host::mount::Attributes::default();
     berth_host::mount::filesystem("none".as_ref(), &target.join("nested"), "tmpfs", none, &[]).unwrap();
-    fake.answer("NodeUnpublish", Some(Answer::Fail(Code::Internal)));
+    set_fault(&fake, "NodeUnpublishVolume", Some(FaultKind::Code(Code::Internal)));
     csi.tear_down(&placed("pv", false)).await.unwrap_err();
     assert!(
         !berth_host::mount::is_mount_point(&target.join("nested")).unwrap(),
         "it would be busy for the driver"
     );
     fs::remove_dir_all(&target).unwrap();
-    fake.answer("NodeUnpublish", None);
+    set_fault(&fake, "NodeUnpublishVolume", None);
     csi.tear_down(&placed("pv", false)).await.unwrap();
     assert_clean(&csi);
 }
@@ -445,14 +453,14 @@ async fn growth_is_refused_for_good_for_now_or_tried_again() {
     let volume = persistent(DRIVER, "h", json!({}));
     assert_eq!(csi.expand(&volume).await.unwrap(), None);
     // What a driver can do is asked when it registers.
-    fake.script().capabilities = vec![Can::ExpandVolume];
+    fake.capabilities.lock().node = vec![Can::ExpandVolume];
     let gone = world.drivers.changed();
     fake.stop().await;
     gone.await;
     fake.start(&world.registry(), "a.sock").await;
     world.drivers.wait(DRIVER).await;
     assert_eq!(csi.expand(&volume).await.unwrap(), Some(64 << 20));
-    let calls = fake.calls();
+    let calls = node_calls(&fake);
     let [Call::Expand(expand)] = calls.as_slice() else { panic!("{calls:?}") };
     assert_eq!(expand.capacity_range.unwrap().required_bytes, 64 << 20);
     assert_eq!(
@@ -467,7 +475,7 @@ async fn growth_is_refused_for_good_for_now_or_tried_again() {
         (Code::Internal, Certainty::Uncertain),
         (Code::Unavailable, Certainty::Uncertain),
     ] {
-        fake.answer("NodeExpand", Some(Answer::Fail(code)));
+        set_fault(&fake, "NodeExpandVolume", Some(FaultKind::Code(code)));
         assert_eq!(csi.expand(&volume).await.unwrap_err().certainty, certainty, "{code:?}");
     }
 }
@@ -503,7 +511,7 @@ async fn files_are_given_to_the_pods_group_by_its_policy_or_by_the_driver_alone(
         }
         csi.set_up(&volume).await.unwrap();
         assert_eq!(file.metadata().unwrap().gid() == GROUP, given, "{case}");
-        let calls = fake.calls();
+        let calls = node_calls(&fake);
         let [Call::Publish(publish)] = calls.as_slice() else { panic!("{calls:?}") };
         let access = publish.volume_capability.clone().unwrap().access_type;
         let Some(AccessType::Mount(mount)) = access else { panic!("{access:?}") };

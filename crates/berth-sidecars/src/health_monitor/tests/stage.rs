@@ -1,43 +1,32 @@
 //! An API server, bound claims, and a driver that tells of their health in the way that it is asked to.
 
 use std::collections::{BTreeMap, HashSet};
-use std::convert::Infallible;
-use std::fmt::Debug;
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use berth_csi::v1::identity_server::{Identity, IdentityServer};
-use berth_csi::v1::{self, controller_service_capability, plugin_capability};
-use berth_csi::{CallLayer, Metrics};
-use berth_kube::Cluster;
-use futures_util::StreamExt as _;
+use berth_csi::{PluginService, v1};
+use berth_testkit::{
+    Capabilities, EmbeddedServer, FakeDriver, FaultKind, Kind, Loops, RecordedCall, until_any,
+};
 use k8s_openapi::api::core::v1::{Event, PersistentVolume, PersistentVolumeClaim};
-use kube::api::{Api, ListParams, Patch, PatchParams, PostParams};
-use kube::runtime::watcher;
+use kube::api::{Api, ListParams, PostParams};
 use kube::{Client, ResourceExt as _};
 use parking_lot::Mutex;
+use prost::Message as _;
 use serde_json::{Value, json};
-use tokio::sync::watch;
-use tokio::task::JoinHandle;
-use tokio_util::sync::CancellationToken;
-use tonic::body::Body;
-use tonic::codegen::{Service, http};
-use tonic::service::Routes;
-use tonic::{Request, Response, Status};
-use tonic_prost::ProstCodec;
-use tower::{ServiceExt as _, service_fn};
+use tonic::{Code, Status};
 
 use super::super::{Options, run};
-use crate::driver::{Driver, Service as Offer};
+use crate::driver::Driver;
 
 const DRIVER: &str = "test.berth.dev";
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The methods by which a monitor asks for the health of volumes.
+const METHODS: [&str; 4] =
+    ["ControllerListVolumeHealth", "ControllerGetVolumeHealth", "ListVolumes", "ControllerGetVolume"];
 
 /// What the driver announces, by number: one of them is in no message any more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy)]
 pub(super) enum Capability {
     ListVolumes = 3,
     VolumeCondition = 11,
@@ -46,50 +35,43 @@ pub(super) enum Capability {
     ListVolumeHealth = 17,
 }
 
-/// What the driver knows.
-struct State {
-    capabilities: HashSet<Capability>,
+/// The health of the driver's volumes.
+#[derive(Default)]
+struct Health {
     ill: Mutex<BTreeMap<String, String>>,
     handles: Mutex<Vec<String>>,
-    refuses: AtomicBool,
-    calls: watch::Sender<u64>,
 }
 
 pub(super) struct Stage {
     client: Client,
     requests: Arc<AtomicUsize>,
-    state: Arc<State>,
-    _place: tempfile::TempDir,
+    driver: Arc<FakeDriver>,
+    health: Arc<Health>,
+    _server: EmbeddedServer,
 }
 
 impl Stage {
     pub(super) async fn set(capabilities: &[Capability]) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let (store, _) =
-            berth_apiserver::store::Store::open(place.path(), berth_apiserver::store::Options::default())
-                .unwrap();
-        let api = berth_apiserver::rest::ApiServer::new(store, berth_apiserver::rest::Options::default());
-        assert!(api.bootstrap().await.is_ok());
+        let server = EmbeddedServer::start().await;
         let requests = Arc::new(AtomicUsize::new(0));
         let counted = requests.clone();
-        let service = service_fn(move |request: http::Request<kube::client::Body>| {
+        let client = server.observed_client(move |_| {
             counted.fetch_add(1, Ordering::SeqCst);
-            let api = api.clone();
-            async move { api.oneshot(request).await.map_err(tower::BoxError::from) }
         });
-        let state = Arc::new(State {
-            capabilities: capabilities.iter().copied().collect(),
-            ill: Mutex::default(),
-            handles: Mutex::default(),
-            refuses: AtomicBool::new(false),
-            calls: watch::Sender::new(0),
-        });
-        Self { client: Client::new(service, "default"), requests, state, _place: place }
+        let driver = FakeDriver::new(DRIVER);
+        *driver.capabilities.lock() = Capabilities {
+            plugin: vec![PluginService::ControllerService],
+            controller: capabilities.iter().map(|capability| *capability as i32).collect(),
+            ..Capabilities::default()
+        };
+        let health = Arc::new(Health::default());
+        health.answer_on(&driver);
+        Self { client, requests, driver, health, _server: server }
     }
 
     /// A claim bound to a volume of the driver, whose id is the claim's name.
     pub(super) async fn bound_claim(&self, name: &str) -> PersistentVolumeClaim {
-        self.state.handles.lock().push(name.to_owned());
+        self.health.handles.lock().push(name.to_owned());
         let volume = format!("pv-{name}");
         let common = json!({ "accessModes": ["ReadWriteOnce"], "storageClassName": "" });
         let mut spec = common.clone();
@@ -107,10 +89,7 @@ impl Stage {
     }
 
     /// Creates an object, in the namespace `default` if it has one.
-    pub(super) async fn create<K>(&self, object: Value) -> K
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned + serde::Serialize,
-    {
+    pub(super) async fn create<K: Kind>(&self, object: Value) -> K {
         let object: K = serde_json::from_value(object).unwrap();
         let path = K::url_path(&(), object.meta().namespace.as_deref());
         let body = serde_json::to_vec(&object).unwrap();
@@ -118,22 +97,17 @@ impl Stage {
         self.client.request(request).await.unwrap()
     }
 
-    pub(super) fn api<K: kube::Resource<DynamicType = ()>>(&self) -> Api<K> {
+    pub(super) fn api<K: Kind>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 
-    pub(super) async fn patch_status<K>(&self, name: &str, change: Value)
-    where
-        K: kube::Resource<DynamicType = ()> + Clone + Debug + serde::de::DeserializeOwned,
-    {
-        let patched =
-            self.api::<K>().patch_status(name, &PatchParams::default(), &Patch::Merge(change)).await;
-        patched.unwrap();
+    pub(super) async fn patch_status<K: Kind>(&self, name: &str, change: Value) {
+        berth_testkit::patch_status(&self.api::<K>(), name, change).await;
     }
 
     /// Lets a volume be ill, or well.
     pub(super) fn ail(&self, handle: &str, wrong: Option<&str>) {
-        let mut ill = self.state.ill.lock();
+        let mut ill = self.health.ill.lock();
         match wrong {
             Some(wrong) => ill.insert(handle.to_owned(), wrong.to_owned()),
             None => ill.remove(handle),
@@ -142,14 +116,19 @@ impl Stage {
 
     /// Lets the driver refuse every call, or none.
     pub(super) fn refuse(&self, refuse: bool) {
-        self.state.refuses.store(refuse, Ordering::SeqCst);
+        self.driver.lift_faults();
+        for method in METHODS.into_iter().filter(|_| refuse) {
+            self.driver.fail(method, "", FaultKind::Code(Code::Internal), u32::MAX);
+        }
     }
 
     /// Waits until the driver was asked so often from now on.
-    pub(super) async fn rounds(&self, more: u64) {
-        let mut calls = self.state.calls.subscribe();
-        let until = *calls.borrow_and_update() + more;
-        tokio::time::timeout(PATIENCE, calls.wait_for(|calls| *calls >= until)).await.unwrap().unwrap();
+    pub(super) async fn rounds(&self, more: usize) {
+        let asked = |calls: &[RecordedCall]| {
+            calls.iter().filter(|call| METHODS.contains(&call.method.as_str())).count()
+        };
+        let until = asked(&self.driver.calls()) + more;
+        self.driver.until_calls(|calls| asked(calls) >= until).await;
     }
 
     pub(super) fn requests(&self) -> usize {
@@ -169,148 +148,25 @@ impl Stage {
 
     /// Waits for so many different events of this reason, and gives the last.
     pub(super) async fn event_number(&self, reason: &str, number: usize) -> Event {
-        let found = async {
-            let mut changes = std::pin::pin!(watcher(self.api::<Event>(), watcher::Config::default()));
-            let mut told = HashSet::new();
-            while let Some(change) = changes.next().await {
-                if let Ok(watcher::Event::Apply(event) | watcher::Event::InitApply(event)) = change
-                    && event.reason.as_deref() == Some(reason)
-                {
-                    told.insert(event.name_any());
-                    if told.len() >= number {
-                        return event;
-                    }
-                }
+        let names = Mutex::new(HashSet::new());
+        until_any(&self.api::<Event>(), |event| {
+            let mut names = names.lock();
+            event.reason.as_deref() == Some(reason) && {
+                names.insert(event.name_any());
+                names.len() >= number
             }
-            unreachable!("a watch does not end")
-        };
-        let Ok(event) = tokio::time::timeout(PATIENCE, Box::pin(found)).await else {
-            panic!("there is no event {reason}: {:#?}", self.events().await)
-        };
-        event
+        })
+        .await
     }
 
     /// Starts a monitor that asks again at once.
-    pub(super) fn start(&self, change: impl FnOnce(&mut Options)) -> Running {
+    pub(super) fn start(&self, change: impl FnOnce(&mut Options)) -> Loops {
         let soon = Duration::from_millis(2);
         let mut options = Options { interval: soon, list_interval: soon, ..Options::default() };
         change(&mut options);
-        let shutdown = CancellationToken::new();
-        let cluster = Cluster::new(self.client.clone(), shutdown.clone());
-        let work = tokio::spawn(run(cluster, self.driver(), options));
-        Running { shutdown, work }
+        let driver = Driver::in_process(self.driver.in_process());
+        Loops::new(&self.client).with(|cluster| run(cluster, driver, options))
     }
-
-    fn driver(&self) -> Driver {
-        let fake = Fake(self.state.clone());
-        let routes = Routes::new(IdentityServer::new(fake.clone())).add_service(fake);
-        let layer = CallLayer::new(Metrics::unregistered(DRIVER), None);
-        Driver::in_process(berth_csi::in_process(routes, &layer))
-    }
-}
-
-/// A monitor at work.
-pub(super) struct Running {
-    shutdown: CancellationToken,
-    work: JoinHandle<()>,
-}
-
-impl Running {
-    pub(super) async fn stop(self) {
-        self.shutdown.cancel();
-        tokio::time::timeout(PATIENCE, self.work).await.unwrap().unwrap();
-    }
-}
-
-/// The driver; its Controller service is served by hand, as it speaks versions of which only one has generated code.
-#[derive(Clone)]
-struct Fake(Arc<State>);
-
-#[tonic::async_trait]
-impl Identity for Fake {
-    async fn probe(&self, _: Request<v1::ProbeRequest>) -> Result<Response<v1::ProbeResponse>, Status> {
-        Ok(Response::new(v1::ProbeResponse { ready: None }))
-    }
-
-    async fn get_plugin_info(
-        &self,
-        _: Request<v1::GetPluginInfoRequest>,
-    ) -> Result<Response<v1::GetPluginInfoResponse>, Status> {
-        Ok(Response::new(v1::GetPluginInfoResponse { name: DRIVER.to_owned(), ..Default::default() }))
-    }
-
-    async fn get_plugin_capabilities(
-        &self,
-        _: Request<v1::GetPluginCapabilitiesRequest>,
-    ) -> Result<Response<v1::GetPluginCapabilitiesResponse>, Status> {
-        let service = plugin_capability::Service { r#type: Offer::ControllerService.into() };
-        let controller = v1::PluginCapability { r#type: Some(plugin_capability::Type::Service(service)) };
-        Ok(Response::new(v1::GetPluginCapabilitiesResponse { capabilities: vec![controller] }))
-    }
-}
-
-impl tonic::server::NamedService for Fake {
-    const NAME: &'static str = "csi.v1.Controller";
-}
-
-impl Service<http::Request<Body>> for Fake {
-    type Response = http::Response<Body>;
-    type Error = Infallible;
-    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        let state = self.0.clone();
-        Box::pin(async move {
-            let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_owned();
-            Ok(match method.as_str() {
-                "ControllerGetCapabilities" => answer(request, move |(): ()| Ok(state.announced())).await,
-                "ControllerListVolumeHealth" => {
-                    answer(request, move |_: v1::ControllerListVolumeHealthRequest| state.list()).await
-                }
-                "ControllerGetVolumeHealth" => {
-                    answer(request, move |asked: v1::ControllerGetVolumeHealthRequest| {
-                        state.get(&asked.volume_id)
-                    })
-                    .await
-                }
-                "ListVolumes" => {
-                    answer(request, move |asked: v1::ListVolumesRequest| {
-                        state.list_conditions(&asked.starting_token)
-                    })
-                    .await
-                }
-                "ControllerGetVolume" => {
-                    answer(request, move |asked: v1::ControllerGetVolumeRequest| {
-                        state.asked()?;
-                        Ok(state.condition(&asked.volume_id))
-                    })
-                    .await
-                }
-                _ => Status::unimplemented(method).into_http(),
-            })
-        })
-    }
-}
-
-/// Records a call and answers it.
-async fn answer<Q, A>(
-    request: http::Request<Body>,
-    say: impl FnOnce(Q) -> Result<A, Status> + Clone + Send + Sync + 'static,
-) -> http::Response<Body>
-where
-    Q: prost::Message + Default + 'static,
-    A: prost::Message + Default + 'static,
-{
-    let service = service_fn(move |request: Request<Q>| {
-        let said = (say.clone())(request.into_inner()).map(Response::new);
-        async move { said }
-    });
-    let codec: ProstCodec<A, Q> = ProstCodec::default();
-    tonic::server::Grpc::new(codec).unary(service, request).await
 }
 
 /// The driver's messages before CSI 1.13, as far as they matter here.
@@ -346,21 +202,35 @@ struct Condition {
     message: String,
 }
 
-impl State {
-    fn asked(&self) -> Result<(), Status> {
-        self.calls.send_modify(|calls| *calls += 1);
-        if self.refuses.load(Ordering::SeqCst) { Err(Status::internal("told to")) } else { Ok(()) }
-    }
-
-    fn announced(&self) -> v1::ControllerGetCapabilitiesResponse {
-        let capabilities = self.capabilities.iter().map(|capability| {
-            let rpc = controller_service_capability::Rpc { r#type: *capability as i32 };
-            v1::ControllerServiceCapability { r#type: Some(controller_service_capability::Type::Rpc(rpc)) }
+impl Health {
+    /// Answers all four methods, of which two speak messages that have no generated type.
+    fn answer_on(self: &Arc<Self>, driver: &FakeDriver) {
+        let health = self.clone();
+        driver.on(move |_: v1::ControllerListVolumeHealthRequest| {
+            let ill: Vec<String> = health.ill.lock().keys().cloned().collect();
+            let entries = ill.iter().map(|handle| health.of(handle)).collect();
+            Ok(v1::ControllerListVolumeHealthResponse { entries, next_token: String::new() })
         });
-        v1::ControllerGetCapabilitiesResponse { capabilities: capabilities.collect() }
+        let health = self.clone();
+        driver.on(move |request: v1::ControllerGetVolumeHealthRequest| {
+            let volume_health = Some(health.of(&request.volume_id));
+            Ok(v1::ControllerGetVolumeHealthResponse { volume_health })
+        });
+        let health = self.clone();
+        driver.on_bytes("ListVolumes", move |request| {
+            let request =
+                v1::ListVolumesRequest::decode(request).map_err(|e| Status::internal(e.to_string()))?;
+            Ok(health.list_conditions(&request.starting_token).encode_to_vec().into())
+        });
+        let health = self.clone();
+        driver.on_bytes("ControllerGetVolume", move |request| {
+            let request = v1::ControllerGetVolumeRequest::decode(request)
+                .map_err(|e| Status::internal(e.to_string()))?;
+            Ok(health.condition(&request.volume_id).encode_to_vec().into())
+        });
     }
 
-    fn health(&self, handle: &str) -> v1::VolumeHealth {
+    fn of(&self, handle: &str) -> v1::VolumeHealth {
         let entry = |wrong: &String| v1::volume_health::VolumeHealthEntry {
             status: v1::VolumeHealthErrorType::Degraded.into(),
             reason: "Test".to_owned(),
@@ -368,18 +238,6 @@ impl State {
         };
         let health_statuses = self.ill.lock().get(handle).map(entry).into_iter().collect();
         v1::VolumeHealth { volume_id: handle.to_owned(), health_statuses }
-    }
-
-    fn list(&self) -> Result<v1::ControllerListVolumeHealthResponse, Status> {
-        self.asked()?;
-        let ill: Vec<String> = self.ill.lock().keys().cloned().collect();
-        let entries = ill.iter().map(|handle| self.health(handle)).collect();
-        Ok(v1::ControllerListVolumeHealthResponse { entries, next_token: String::new() })
-    }
-
-    fn get(&self, handle: &str) -> Result<v1::ControllerGetVolumeHealthResponse, Status> {
-        self.asked()?;
-        Ok(v1::ControllerGetVolumeHealthResponse { volume_health: Some(self.health(handle)) })
     }
 
     fn condition(&self, handle: &str) -> Volume {
@@ -393,13 +251,12 @@ impl State {
     }
 
     /// One volume on each page.
-    fn list_conditions(&self, token: &str) -> Result<Page, Status> {
-        self.asked()?;
+    fn list_conditions(&self, token: &str) -> Page {
         let handles = self.handles.lock().clone();
         let number: usize = token.parse().unwrap_or(0);
         let next = number + 1;
         let next_token = if next < handles.len() { next.to_string() } else { String::new() };
         let entries = handles.get(number).map(|handle| self.condition(handle)).into_iter().collect();
-        Ok(Page { entries, next_token })
+        Page { entries, next_token }
     }
 }

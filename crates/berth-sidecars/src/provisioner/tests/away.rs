@@ -1,13 +1,12 @@
 //! Claims that are looked at while the driver is away.
 
-use berth_apiserver::rest::ApiServer;
-use berth_apiserver::store::Store;
 use berth_csi::Endpoint;
 use berth_kube::{Cluster, Key, Next};
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use k8s_openapi::api::storage::v1::StorageClass;
+use kube::Api;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
 
@@ -18,11 +17,8 @@ const DRIVER: &str = "away.example.com";
 
 #[tokio::test]
 async fn a_claim_that_needs_nothing_does_not_need_the_driver() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, _) = Store::open(place.path(), berth_apiserver::store::Options::default()).unwrap();
-    let server = ApiServer::new(store, berth_apiserver::rest::Options::default());
-    server.bootstrap().await.unwrap();
-    let client = Client::new(server, "default");
+    let server = EmbeddedServer::start().await;
+    let client = server.client();
     let class = json!({ "metadata": { "name": "fast" }, "provisioner": DRIVER });
     let class: StorageClass = serde_json::from_value(class).unwrap();
     Api::all(client.clone()).create(&PostParams::default(), &class).await.unwrap();
@@ -41,7 +37,7 @@ async fn a_claim_that_needs_nothing_does_not_need_the_driver() {
     }
     let shutdown = CancellationToken::new();
     let cluster = Cluster::new(client, shutdown.clone());
-    let nobody: Endpoint = format!("unix://{}/nobody.sock", place.path().display()).parse().unwrap();
+    let nobody: Endpoint = format!("unix://{}/nobody.sock", server.directory().display()).parse().unwrap();
     let identity = Identity { name: DRIVER.to_owned(), ..Identity::default() };
     let provisioner =
         Provisioner::new(&cluster, Driver::connect(&nobody), Options::default(), &identity, None);

@@ -77,12 +77,12 @@ impl World {
         let all = ListParams::default();
         let mut seen = ObservedWorld {
             claims: self.server.claims().list(&all).await.unwrap().items,
-            volumes: self.server.api().list(&all).await.unwrap().items,
-            attachments: self.server.api().list(&all).await.unwrap().items,
+            volumes: self.server.all().list(&all).await.unwrap().items,
+            attachments: self.server.all().list(&all).await.unwrap().items,
             snapshots: self.server.snapshots().list(&all).await.unwrap().items,
-            contents: self.server.api().list(&all).await.unwrap().items,
+            contents: self.server.all().list(&all).await.unwrap().items,
             groups: self.server.groups().list(&all).await.unwrap().items,
-            group_contents: self.server.api().list(&all).await.unwrap().items,
+            group_contents: self.server.all().list(&all).await.unwrap().items,
             wrong: Vec::new(),
         };
         self.check_storage(&mut seen, goals);
@@ -96,9 +96,9 @@ impl World {
 
     /// The storage has what it should, and an object for each.
     fn check_storage(&self, seen: &mut ObservedWorld, goals: &Goals) {
-        let volumes = self.storage.volumes.lock().clone();
-        let snapshots = self.storage.snapshots.lock().clone();
-        let attached = self.storage.attached.lock().clone();
+        let volumes = self.fake.storage.volumes.lock().clone();
+        let snapshots = self.fake.storage.snapshots.lock().clone();
+        let attached = self.fake.storage.attached.lock().clone();
         let mut there = Goals::new();
         for name in volumes.keys() {
             let whose = self.subject_of(name);
@@ -149,11 +149,12 @@ impl World {
                 .as_ref()
                 .is_some_and(|claim| claim.spec.as_ref().unwrap().volume_name == Some(name.clone()));
             seen.expect(&whose, bound, || format!("{name} has no claim that is bound to it"));
-            let stored = self.storage.volumes.lock().get(&name).copied();
+            let stored = self.fake.storage.volumes.lock().get(&name).copied();
             let size = spec.capacity.unwrap()["storage"].0.clone();
             let told = stored.map(|bytes| format!("{}Mi", bytes >> 20));
             seen.expect(&whose, told.as_ref() == Some(&size), || format!("{name} has {told:?}, not {size}"));
             let level = self
+                .fake
                 .storage
                 .attributes
                 .lock()
@@ -172,7 +173,7 @@ impl World {
             let status = attachment.status.clone().unwrap_or_default();
             let volume = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
             let place = (format!("id-{volume}"), attachment.spec.node_name.clone());
-            let really = self.storage.attached.lock().contains(&place);
+            let really = self.fake.storage.attached.lock().contains(&place);
             let right = status.attached && really && status.attach_error.is_none();
             seen.expect(subject(&name), right, || format!("{name} really attached: {really}, {status:?}"));
         }
@@ -185,7 +186,7 @@ impl World {
             let whose = self.subject_of(content.spec.source.volume_handle.as_deref().unwrap_or_default());
             seen.settled(&whose, &content);
             let id = snapshot_handle(&content);
-            let exists = self.storage.snapshots.lock().contains_key(id.trim_start_matches("id-"));
+            let exists = self.fake.storage.snapshots.lock().contains_key(id.trim_start_matches("id-"));
             seen.expect(&whose, exists, || format!("{name} has no snapshot {id:?}"));
             let uid = content.spec.volume_snapshot_ref.uid.clone();
             let owned = seen.snapshots.iter().any(|snapshot| snapshot.uid() == uid);

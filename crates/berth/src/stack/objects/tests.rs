@@ -1,7 +1,6 @@
 //! What there is from the start, on an API server of its own.
 
-use berth_apiserver::rest::{self, ApiServer};
-use berth_apiserver::store::{self, Store};
+use berth_testkit::EmbeddedServer;
 use kube::ResourceExt as _;
 
 use super::*;
@@ -9,11 +8,8 @@ use crate::driver::BACKENDS;
 
 #[tokio::test]
 async fn the_local_driver_comes_with_default_classes_of_volumes_snapshots_and_groups() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, _) = Store::open(place.path(), store::Options::default()).unwrap();
-    let server = ApiServer::new(store, rest::Options::default());
-    assert!(server.bootstrap().await.is_ok());
-    let client = Client::new(server, "default");
+    let server = EmbeddedServer::start().await;
+    let client = server.client();
     let local = BACKENDS.iter().find(|backend| backend.name == "local").unwrap();
     // What is there already is left alone.
     for _ in 0..2 {

@@ -11,20 +11,20 @@ use super::*;
 
 const LOCAL: &str = "local.example";
 
-async fn with_local(kind: Kind) -> (World, Arc<Fake>, Csi) {
+async fn with_local(kind: Kind) -> (World, RegisteredDriver, Csi) {
     let world = World::new().await;
-    let data = world.directory.path().join("data");
+    let data = world.server.directory().join("data");
     let mut config = Config::new(data.clone(), "n".parse().unwrap());
     config.kind = Some(kind);
     let backend = Local::open(config).await.unwrap();
     let driver = backend.driver(LOCAL, "0", services::Mode::All).open(services::Config::new(data)).unwrap();
     driver.recover().await.unwrap();
-    let front = world.fake(LOCAL, &[]);
-    front.start_as(driver.routes(), &world.registry(), "local.sock").await;
+    let registered = world.fake(LOCAL, &[]);
+    registered.start_as(driver.routes(), &world.registry(), "local.sock").await;
     world.drivers.wait(LOCAL).await;
     driver_object(&world, LOCAL, json!({ "attachRequired": false, "fsGroupPolicy": "File" })).await;
     let csi = csi(&world);
-    (world, front, csi)
+    (world, registered, csi)
 }
 
 async fn create(world: &World, volume: &PodVolume, bytes: i64) -> PodVolume {
@@ -51,7 +51,7 @@ fn unique(volume: &PodVolume) -> String {
 
 #[tokio::test]
 async fn a_directory_is_mounted_for_its_group_and_keeps_its_data() {
-    let (world, _front, csi) = with_local(Kind::Dir).await;
+    let (world, _registered, csi) = with_local(Kind::Dir).await;
     let mut volume = create(&world, &persistent(LOCAL, "", json!({})), 1 << 20).await;
     volume.pod = pod("uid", &json!({ "fsGroup": 4321 }));
     for round in 0..2 {
@@ -75,7 +75,7 @@ async fn a_directory_is_mounted_for_its_group_and_keeps_its_data() {
 
 #[tokio::test]
 async fn an_image_grows_while_it_is_in_use() {
-    let (world, _front, csi) = with_local(Kind::Image).await;
+    let (world, _registered, csi) = with_local(Kind::Image).await;
     let volume =
         persistent(LOCAL, "", json!({ "csi": { "fsType": "xfs" }, "capacity": { "storage": "400Mi" } }));
     let volume = create(&world, &volume, 320 << 20).await;
@@ -97,7 +97,7 @@ async fn an_image_grows_while_it_is_in_use() {
 
 #[tokio::test]
 async fn a_block_device_is_published_bound_and_linked() {
-    let (world, _front, csi) = with_local(Kind::Image).await;
+    let (world, _registered, csi) = with_local(Kind::Image).await;
     let mut volume = persistent(LOCAL, "", json!({ "volumeMode": "Block" }));
     volume.block = true;
     let volume = create(&world, &volume, 16 << 20).await;

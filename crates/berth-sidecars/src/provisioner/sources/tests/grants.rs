@@ -1,10 +1,9 @@
 //! Which grants allow which reference.
 
-use berth_apiserver::rest::ApiServer;
-use berth_apiserver::store::Store;
 use berth_core::names::CLONING_PROTECTION;
 use berth_csi::Endpoint;
 use berth_kube::{Cluster, Key};
+use berth_testkit::EmbeddedServer;
 use k8s_openapi::api::core::v1::{Namespace, PersistentVolume};
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::Client;
@@ -61,15 +60,12 @@ async fn golden(client: &Client) {
 
 #[tokio::test]
 async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_grants_it() {
-    let place = tempfile::tempdir().unwrap();
-    let (store, _) = Store::open(place.path(), berth_apiserver::store::Options::default()).unwrap();
-    let server = ApiServer::new(store, berth_apiserver::rest::Options::default());
-    server.bootstrap().await.unwrap();
-    let client = Client::new(server, "default");
+    let server = EmbeddedServer::start().await;
+    let client = server.client();
     golden(&client).await;
     let shutdown = CancellationToken::new();
     let cluster = Cluster::new(client.clone(), shutdown.clone());
-    let nobody: Endpoint = format!("unix://{}/nobody.sock", place.path().display()).parse().unwrap();
+    let nobody: Endpoint = format!("unix://{}/nobody.sock", server.directory().display()).parse().unwrap();
     let identity = Identity { name: DRIVER.to_owned(), ..Identity::default() };
     let options = Options { cross_namespace_sources: true, ..Options::default() };
     let provisioner = Provisioner::new(&cluster, Driver::connect(&nobody), options, &identity, None);
