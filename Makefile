@@ -20,7 +20,7 @@ RUNNER := "env"
 AS_ROOT :=
 endif
 CARGO := cargo --config 'target."cfg(unix)".runner = [$(RUNNER)]'
-LIMITED := cargo --config 'target."cfg(unix)".runner = [$(RUNNER), "timeout", "--foreground", "--kill-after=10", "900"]'
+LIMITED := cargo --config 'target."cfg(unix)".runner = [$(RUNNER), "timeout", "--foreground", "--kill-after=10", "1800"]'
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  %-12s %s\n", $$1, $$2 }'
@@ -52,7 +52,7 @@ test: lint deps ## everything that must pass: lint, all tests, csi-sanity, a sho
 
 sanity: deps ## csi-sanity against every kind of local volume, and against the example driver
 	cargo build --locked -p berth -p mycsi
-	$(CARGO) test --locked -p berth-e2e --test sanity -- --nocapture
+	$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture sanity::
 
 # What cargo builds is run in the machine.
 VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh", \
@@ -78,7 +78,7 @@ test-kube: ## on real Kubernetes: compare the API server and run the loops (LEVE
 			control) \
 				cargo test --locked -p berth-controllers --test scenarios -- --test-threads=1 || result=$$?; \
 				down; up control; \
-				cargo test --locked -p berth-apiserver --test differential -- --ignored --test-threads=1 || result=$$? ;; \
+				cargo test --locked -p berth-apiserver --test server -- --ignored --test-threads=1 differential:: || result=$$? ;; \
 			*) $(CARGO) test --locked -p berth-e2e --test kube -- --test-threads=1 $$level:: || result=$$? ;; \
 			esac; \
 			down; \
@@ -93,11 +93,11 @@ test-e2e: ## Kubernetes' own end-to-end specs of storage (External.Storage) on r
 test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth
 	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
-		$(CARGO) test --locked -p berth-e2e --test crash -- --nocapture
+		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture crash::
 	BERTH_UP_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
-		$(CARGO) test --locked -p berth-e2e --test up -- --nocapture nothing_is_lost_or_left_by_kills
+		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::crash::nothing_is_lost_or_left_by_kills
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
-	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test sidecars -- --nocapture killed_at_any_step
+	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture killed_at_any_step
 
 demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its life, from claim to pod and away again, with times
 	@testbed/deps.sh build
@@ -138,7 +138,7 @@ bench-apiserver: ## measure the API server, beside kube-apiserver and etcd if KU
 	target/release/examples/bench $(KUBE_BINARIES)
 
 fuzz: ## throw random input at the API server's parsers and patches, SECONDS_EACH (default 600) of it
-	BERTH_FUZZ_SECONDS=$(or $(SECONDS_EACH),600) cargo test --release --locked -p berth-apiserver --test fuzz -- --nocapture --test-threads=1
+	BERTH_FUZZ_SECONDS=$(or $(SECONDS_EACH),600) cargo test --release --locked -p berth-apiserver --test server -- --nocapture --test-threads=1 fuzz::
 
 clean: ## remove what was built and installed below this directory
 	cargo clean

@@ -34,7 +34,7 @@
 //! - Revisions only grow, also over restarts, and every change has its own.
 //! - A slow watcher holds nothing: when the history has moved on, it gets 410 and lists again.
 //! - Every request that comes over TLS is authenticated, but for health and version. Roles are stored, not enforced.
-//! - A difference from kube-apiserver that is not listed in `DIFFERENCES.md` fails `tests/differential.rs`.
+//! - A difference from kube-apiserver that is not listed in `DIFFERENCES.md` fails `tests/server/differential.rs`.
 //!
 //! Start reading at `rest.rs` for the way of a request, at `store.rs` for what is guaranteed about data.
 

@@ -8,5 +8,5 @@ mod decoding;
 mod patches;
 mod peer;
 mod protobuf;
-mod random;
+pub(crate) mod random;
 mod types;

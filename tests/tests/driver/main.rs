@@ -1,0 +1,7 @@
+//! Berth's local driver as a program on its socket, on real disks: what it does with people's bytes, what it refuses, what is
+//! left after `kill -9`, and csi-sanity.
+
+mod bad_input;
+mod crash;
+mod data;
+mod sanity;
