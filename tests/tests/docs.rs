@@ -475,6 +475,9 @@ fn only_what_differs_each_time_is_folded() {
     assert!(!matches("one\ntwo", "two\none\nthree\n", true));
 }
 
+/// Pages are compared with the program, and not with its sources.
+const BUILD_FIRST: &str = "run cargo build -p berth first";
+
 /// The commands of the program, with their help and the hidden flags that were looked for.
 #[derive(Default)]
 struct Help {
@@ -483,6 +486,13 @@ struct Help {
 }
 
 impl Help {
+    /// The help of the program that was built last; fails if there is none.
+    fn of_built_program() -> Result<Self> {
+        let mut help = Self::default();
+        help.of(&[]).context(BUILD_FIRST)?;
+        Ok(help)
+    }
+
     /// What `berth WORDS --help` prints.
     fn of(&mut self, words: &[&str]) -> Result<&str> {
         let key = words.join(" ");
@@ -614,7 +624,7 @@ fn calls(text: &str) -> Vec<Vec<String>> {
 
 #[test]
 fn every_command_and_flag_that_a_page_names_exists() -> Result<()> {
-    let mut help = Help::default();
+    let mut help = Help::of_built_program()?;
     let mut wrong = Vec::new();
     for page in pages()? {
         let mut named: BTreeSet<Vec<String>> = BTreeSet::new();
@@ -661,7 +671,7 @@ fn every_command_and_flag_that_a_page_names_exists() -> Result<()> {
             }
         }
     }
-    ensure!(wrong.is_empty(), "{wrong:#?}");
+    ensure!(wrong.is_empty(), "{BUILD_FIRST}, if that was before the last change; then: {wrong:#?}");
     Ok(())
 }
 
@@ -727,7 +737,7 @@ fn table(help: &str) -> String {
 #[test]
 fn tables_of_flags_are_those_of_the_program() -> Result<()> {
     let write = std::env::var("BERTH_DOCS").is_ok_and(|value| value == "write");
-    let mut help = Help::default();
+    let mut help = Help::of_built_program()?;
     for page in pages()? {
         let mut text = page.text.clone();
         for comment in comments(&page.text) {
@@ -743,8 +753,12 @@ fn tables_of_flags_are_those_of_the_program() -> Result<()> {
         if write && text != page.text {
             fs::write(root().join(&page.path), text)?;
         } else {
-            let advice = "run BERTH_DOCS=write cargo test -p berth-e2e --test docs tables_of_flags";
-            ensure!(text == page.text, "{} does not have the flags of the program; {advice}", page.path);
+            let advice = "BERTH_DOCS=write cargo test -p berth-e2e --test docs tables_of_flags";
+            ensure!(
+                text == page.text,
+                "{} does not have the flags of the program; {BUILD_FIRST}, then {advice}",
+                page.path
+            );
         }
     }
     Ok(())
