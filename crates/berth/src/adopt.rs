@@ -41,7 +41,7 @@ pub(crate) struct Args {
     #[arg(long, default_value = "", value_name = "CLASS")]
     storage_class: String,
 
-    /// Access modes of the volumes; the driver does not tell them
+    /// Access modes of the volumes; the driver does not report them
     #[arg(long = "access-mode", default_values_t = ["ReadWriteOnce".to_owned()], value_name = "MODE")]
     access_modes: Vec<String>,
 

@@ -49,7 +49,7 @@ pub(crate) struct EmptyStore {
     accept_empty_store: bool,
 }
 
-/// Opens the store in `directory`, beside which the certificates are.
+/// Opens the store in `directory`, whose parent holds the certificates.
 ///
 /// An empty store is a new one, or one that was lost. If certificates, or drivers' records, prove that there was a cluster, this
 /// fails unless that is accepted: with no objects, pods would be killed and volumes forgotten.

@@ -131,7 +131,7 @@ fn collect(data_dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
     Ok(files)
 }
 
-/// Adds a journal that may be in use, and its mark.
+/// Adds a journal that may be in use, and the file with its high-water mark.
 fn add_journal(files: &mut BTreeMap<String, Vec<u8>>, data_dir: &Path, path: &str) -> anyhow::Result<()> {
     let journal = data_dir.join(path);
     let mark_path = format!("{path}.mark");

@@ -89,7 +89,7 @@ async fn walk(options: &stack::Options, timeline: &TimelineRecorder, no_pause: b
     let outcome = tokio::select! {
         outcome = life(&stack.cluster, &printer, &mut steps) => outcome,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
-        _ = terminate.recv() => Err(anyhow::anyhow!("told to stop")),
+        _ = terminate.recv() => Err(anyhow::anyhow!("stopped by a signal")),
     };
     let stopped = stack.stop().await;
     outcome.and(stopped)

@@ -78,7 +78,7 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     // The lock said that it runs; a process that just ended is as good as stopped.
     let Ok(process) = process else { return Ok(()) };
-    rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("tell it to stop")?;
+    rustix::process::pidfd_send_signal(&process, rustix::process::Signal::TERM).context("send it SIGTERM")?;
     let begun = Instant::now();
     // It lets go of the directory a little before it ends.
     while Running::is_locked(data_dir)? || !has_ended(&process)? {
@@ -99,7 +99,7 @@ fn has_ended(process: &OwnedFd) -> anyhow::Result<bool> {
     Ok(poll(&mut [PollFd::new(process, PollFlags::IN)], Some(&at_once))? > 0)
 }
 
-/// Stops containers and takes away mounts that nobody looks after; gives how many there were.
+/// Stops containers and unmounts what no process serves; returns how many there were.
 async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
     let layout = Layout::new(data_dir.join(stack::NODE));
     let mut left = 0;

@@ -61,7 +61,7 @@ pub(crate) struct Backend {
 }
 
 impl Backend {
-    /// Its command line, without what runs beside it.
+    /// The backend's own command line, without the sidecars that run with it.
     pub(crate) fn command(&self) -> Command {
         let command = Common::augment_args((self.flags)(clap::Command::new(self.name)));
         // Last: every group of flags brings a description of its own.
@@ -176,7 +176,7 @@ impl Role {
     }
 }
 
-/// What every driver can be told.
+/// The flags that every driver has.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct Common {
@@ -218,12 +218,12 @@ struct Registration {
     #[arg(long, value_name = "PATH")]
     kubelet_registration_path: Option<PathBuf>,
 
-    /// The kubelet's registration directory, as seen here
+    /// The kubelet's plugin registration directory, as mounted in this container
     #[arg(long, default_value = "/var/lib/kubelet/plugins_registry", value_name = "DIR")]
     plugin_registration_path: PathBuf,
 }
 
-/// Serves a backend, and runs what belongs beside it, until SIGTERM or SIGINT; then finishes the calls under way.
+/// Serves a backend, and runs the sidecars that belong to it, until SIGTERM or SIGINT; then finishes the calls under way.
 pub(crate) async fn run(
     role: Role,
     backend: &Backend,
@@ -254,14 +254,14 @@ pub(crate) async fn run(
     }
     let registration = registration_of(role, &served, matches)?;
     if let Some(address) = &common.http_endpoint {
-        let told = health.clone();
+        let lease_health = health.clone();
         // Alive is who can be reached as others reach it: a driver whose socket was removed needs a restart.
         let alive = || liveness::healthy(served.endpoint.clone(), PROBE_TIMEOUT);
         Site::new(registry)
             .check("/healthz", alive())
             .check("/livez", alive())
             .check("/readyz", ready(driver))
-            .check("/healthz/leader-election", move || told.leader_election())
+            .check("/healthz/leader-election", move || lease_health.leader_election())
             .serve(address)
             .await
             .with_context(|| format!("serve HTTP on {address}"))?;
@@ -273,17 +273,17 @@ pub(crate) async fn run(
         }
         Ok(())
     };
-    let beside = async {
+    let others = async {
         if let Some(sidecars) = &sidecars {
             return sidecars.run(client, &health, &stop).await;
         }
         stop.cancelled().await;
         Ok(())
     };
-    let beside = async { tokio::try_join!(beside, registered).map(|_| ()) };
-    // What is beside calls the driver until it is done, so the driver ends after it.
+    let others = async { tokio::try_join!(others, registered).map(|_| ()) };
+    // Sidecars and registration call the driver until they are done, so the driver ends after them.
     let outcome = tokio::select! {
-        outcome = beside => outcome,
+        outcome = others => outcome,
         _ = &mut served.server => bail!("the driver stopped serving {}", served.endpoint),
     };
     serving.cancel();

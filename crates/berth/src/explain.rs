@@ -15,7 +15,7 @@ use crate::timeline::{self, Step};
 
 pub(crate) use self::diagnose::{Diagnosis, diagnose};
 
-/// Tell what happened to a volume, and what it waits for.
+/// Show what happened to a volume, and what it waits for.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Exit status: 0 no problems, 1 error, 2 wrong command line, 3 stuck")]
 pub(crate) struct Args {
@@ -39,7 +39,7 @@ pub(crate) enum Kind {
     Pod,
 }
 
-/// The exit status for an object that is stuck: a script can tell it from an error (1) and a wrong command line (2).
+/// The exit status for an object that is stuck: a script can distinguish it from an error (1) and a wrong command line (2).
 const STUCK: u8 = 3;
 
 /// Prints the explanation; the exit status says whether the object is stuck.
@@ -83,10 +83,10 @@ fn text(observed: &Observed, steps: &[Step], diagnosis: &Diagnosis) -> String {
     lines.join("\n")
 }
 
-/// One line per step of the timeline and per moment that the objects tell of, in the order in which they happened.
+/// One line per step of the timeline and per time that an object records, in the order in which they happened.
 ///
 /// A step's time is exact, and counts from the beginning of the first step. An object's time is known to the second, so it
-/// is shown in whole seconds, and within its second it stands behind the steps that it must have followed.
+/// is shown in whole seconds, and within its second it comes after the steps that it must have followed.
 fn rows(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
     let begin = |step: &Step| {
         let took = i128::from(step.duration_us) * 1000;
@@ -102,10 +102,10 @@ fn rows(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
         .map(|moment| {
             let end_of_second = moment.time.as_second() + 1;
             let before = |step: &&Step| moment.follows(step) && step.time.as_second() < end_of_second;
-            let place = steps.iter().filter(before).map(|step| step.time).max();
+            let position = steps.iter().filter(before).map(|step| step.time).max();
             let after = format!("{} s", moment.time.as_second() - first.as_second());
             let row = row(&after, ["", moment.component, &moment.what, "", ""]);
-            (place.map_or(moment.time, |place| place.max(moment.time)), row)
+            (position.map_or(moment.time, |after| after.max(moment.time)), row)
         })
         .collect();
     // A step that a moment follows comes first: the sort keeps equal ones in order.

@@ -16,7 +16,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// The answer to "are you well?".
 pub(crate) type Ready = Pin<Box<dyn Future<Output = Result<(), Unwell>> + Send>>;
 
-/// What is wrong, and what the one who asked is told.
+/// What is wrong, and the body of the answer that says so.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Unwell {
     pub(crate) status: StatusCode,

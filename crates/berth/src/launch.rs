@@ -35,7 +35,7 @@ pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
 pub(crate) const RESTART: Backoff =
     Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(1) };
 
-/// What a process is told of itself by its environment.
+/// What the environment of a process says about it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Surroundings {
     /// The host's name, which in a pod is the pod's.
@@ -118,10 +118,10 @@ pub(crate) async fn run(choice: Choice<'_>, matches: &ArgMatches) -> anyhow::Res
         driver.measure(&mut registry);
     }
     if let Some(address) = address {
-        let told = health.clone();
+        let lease_health = health.clone();
         let mut site = Site::new(registry)
             .metrics_at(&http.metrics_path)
-            .check("/healthz/leader-election", move || told.leader_election());
+            .check("/healthz/leader-election", move || lease_health.leader_election());
         if let (Choice::Of(_), Some(endpoint)) = (choice, endpoint) {
             site = site.check("/healthz", liveness::healthy(endpoint, PROBE_TIMEOUT));
         }
@@ -136,7 +136,7 @@ pub(crate) struct Sidecars {
     setting: Setting,
     /// Asked for by name, so that a driver that does not need one is a mistake.
     by_name: bool,
-    /// Those beside one driver share a Lease.
+    /// Whether the sidecars of one driver share a Lease.
     together: bool,
 }
 
@@ -214,7 +214,7 @@ impl Sidecars {
         Ok(())
     }
 
-    /// Waits for the driver, and gives its name and those that it needs; nothing if told to stop before.
+    /// Waits for the driver, and returns its name and the sidecars that it needs; `None` if the process is stopped before.
     async fn needed(
         &self,
         driver: Option<&Driver>,
@@ -270,7 +270,7 @@ impl Sidecars {
 
 /// The Leases whose holders do the same work as sidecars that run under `lease`, in whatever namespace: upstream's of each
 /// sidecar where ours share one, and the snapshot controller's, of which a cluster has one. A sidecar of a driver that
-/// runs alone competes for upstream's Lease in its own namespace, as upstream's replicas do, and looks no further.
+/// runs alone competes for upstream's Lease in its own namespace, as upstream's replicas do, and has no other rival.
 fn rivals<'a>(lease: &str, rows: impl Iterator<Item = &'a Sidecar>, driver: &str) -> Vec<String> {
     let names: Vec<String> = rows
         .filter(|row| row.scope == Scope::Cluster || row.lease(driver) != lease)
@@ -334,14 +334,14 @@ pub(crate) fn stop_on_signal() -> anyhow::Result<CancellationToken> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let stop = CancellationToken::new();
-    let told = stop.clone();
+    let stopping = stop.clone();
     tokio::spawn(async move {
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
         tracing::info!("stopping: finishing what is under way");
-        told.cancel();
+        stopping.cancel();
     });
     Ok(stop)
 }
@@ -392,18 +392,18 @@ async fn client(kube: &Kube) -> anyhow::Result<Client> {
     Client::try_from(config).context("prepare to talk to the cluster")
 }
 
-/// The namespace of the Lease: as told, else this pod's, else `default`.
-fn namespace(told: &str) -> String {
+/// The namespace of the Lease: the given one, else this pod's, else `default`.
+fn namespace(given: &str) -> String {
     let from_environment = || std::env::var("POD_NAMESPACE").ok();
     let from_account = || std::fs::read_to_string(names::SERVICE_ACCOUNT_NAMESPACE_FILE).ok();
-    Some(told.to_owned())
+    Some(given.to_owned())
         .filter(|name| !name.is_empty())
         .or_else(|| from_environment().filter(|name| !name.is_empty()))
         .or_else(|| from_account().map(|name| name.trim().to_owned()).filter(|name| !name.is_empty()))
         .unwrap_or_else(|| "default".to_owned())
 }
 
-/// This process among its replicas: the pod's name if it is told, which a restarted container keeps; else the host's
+/// This process among its replicas: the pod's name if POD_NAME has it, which a restarted container keeps; else the host's
 /// and a number, because on a host's network several share a name, and two with one name would both lead.
 fn identity() -> anyhow::Result<String> {
     if let Some(pod) = std::env::var("POD_NAME").ok().filter(|name| !name.is_empty()) {

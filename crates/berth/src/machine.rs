@@ -146,7 +146,7 @@ impl Running {
     }
 
     /// Whether a process has locked the directory, be it one that starts or stops just now. Leaves a directory without a
-    /// lock file as it is: the file would make it look like a data directory.
+    /// lock file as it is: the file would make it pass for a data directory.
     pub(crate) fn is_locked(data_dir: &Path) -> io::Result<bool> {
         if !data_dir.join(LOCK).try_exists()? {
             return Ok(false);
@@ -168,7 +168,7 @@ pub(crate) fn kubeconfig(data_dir: &Path) -> PathBuf {
 pub(crate) fn take(data_dir: &Path) -> anyhow::Result<(Dir, std::fs::File)> {
     let data_dir = std::path::absolute(data_dir)?;
     let data = Dir::ensure(&data_dir, 0o700).with_context(|| format!("open {}", data_dir.display()))?;
-    // Others look whether the lock is free by taking it for a moment.
+    // Others test whether the lock is free by taking it for a moment.
     let mut attempts = 20;
     let lock = loop {
         match data.lock_exclusively(LOCK) {

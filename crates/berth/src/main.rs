@@ -185,7 +185,7 @@ impl Tables<'_> {
         let mut groups = [
             ("Machine commands:", Vec::new()),
             ("Driver commands:", Vec::new()),
-            ("Sidecar commands, each in place of the upstream program of its name:", Vec::new()),
+            ("Sidecar commands, each replaces the upstream program of its name:", Vec::new()),
             ("Inspection commands:", Vec::new()),
         ];
         let sidecars: Vec<_> = self.by_name().into_iter().chain(["sidecars"]).collect();
@@ -223,7 +223,7 @@ impl Tables<'_> {
         command.try_get_matches_from(args)
     }
 
-    /// Runs what was asked for, until it is told to stop.
+    /// Runs the command, until it ends or the process is signalled.
     async fn run(self, matches: &ArgMatches) -> anyhow::Result<ExitCode> {
         let (name, own) = matches.subcommand().expect("the command line has a subcommand");
         if let Some(sidecar) = self.sidecars.iter().find(|row| row.name == name) {

@@ -57,7 +57,7 @@ pub(crate) struct Sidecar {
     pub(crate) scope: Scope,
     /// What its Lease is called when it runs alone, as upstream has it; the driver's name follows.
     pub(crate) lease: &'static str,
-    /// Adds its own flags to a command. Rows may have flags in common; each then stands in a command once.
+    /// Adds its own flags to a command. Rows may have flags in common; a command then has each once.
     pub(crate) flags: fn(Command) -> Command,
     /// What a driver lacks for this sidecar to have anything to do.
     pub(crate) missing: fn(&Identity) -> Option<&'static str>,
@@ -68,7 +68,7 @@ pub(crate) struct Sidecar {
 /// For what there is one of a sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// The cluster: it calls no driver, and runs beside one only if asked for by name.
+    /// The cluster: it calls no driver, and runs with one only if it is named.
     Cluster,
     /// Each driver has one.
     Driver,
@@ -165,7 +165,7 @@ fn add_flags(command: Command, rows: &[Sidecar]) -> Command {
     args.fold(command, Command::arg)
 }
 
-/// The sidecars that a command line with [`flags()`] asks for: those named, else all that belong beside a driver.
+/// The sidecars that a command line with [`flags()`] asks for: those named, else all that a driver needs.
 pub(crate) fn chosen(table: &[Sidecar], matches: &ArgMatches) -> anyhow::Result<Vec<Sidecar>> {
     let per_node = is_set(matches, "node_deployment");
     let mut chosen: Vec<Sidecar> = Vec::new();

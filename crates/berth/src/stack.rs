@@ -57,7 +57,7 @@ pub(crate) const NODE: &str = "node";
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How the sidecars run here: as upstream's defaults have it, but that drivers are told the claims' names, and that
+/// How the sidecars run here: as upstream's defaults have it, but that drivers get the claims' names, and that
 /// capacity is published while the CSIDriver says that the scheduler is to read it.
 const SIDECARS: [&str; 5] = [
     "sidecars",
@@ -246,7 +246,7 @@ async fn start_driver(
     Served::start(opened, &Endpoint::Unix(socket), None, &mut Registry::default(), serving.clone()).await
 }
 
-/// Starts what the cluster has one of, and beside each driver those that it needs.
+/// Starts the sidecars that a cluster has one of, and for each driver those that it needs.
 pub(crate) fn start_sidecars(
     table: &[Sidecar],
     cluster: &Cluster,

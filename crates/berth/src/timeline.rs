@@ -1,6 +1,6 @@
 //! The volumes' timelines: kept in a file by `berth up`, read by `berth explain` and `berth demo`.
 //!
-//! Loops tell steps as log events (`berth_kube::timeline`); a [`TimelineRecorder`] turns each into one line of JSON. A lost or torn
+//! Loops emit steps as log events (`berth_kube::timeline`); a [`TimelineRecorder`] turns each into one line of JSON. A lost or torn
 //! line costs one line of an explanation, so nothing is synced.
 
 use std::collections::HashMap;
@@ -119,14 +119,14 @@ fn old(path: &Path) -> PathBuf {
     path.with_extension("jsonl.old")
 }
 
-/// The steps in a data directory that `wanted` chooses, oldest first; none if there is no file.
-pub(crate) fn read(data_dir: &Path, wanted: impl Fn(&Step) -> bool) -> Vec<Step> {
+/// The steps in a data directory that `chosen` selects, oldest first; none if there is no file.
+pub(crate) fn read(data_dir: &Path, chosen: impl Fn(&Step) -> bool) -> Vec<Step> {
     let path = data_dir.join(FILE);
     let files = [old(&path), path].into_iter().filter_map(|path| File::open(path).ok());
     files
         .flat_map(|file| BufReader::new(file).lines().map_while(Result::ok))
         .filter_map(|line| serde_json::from_str(&line).ok())
-        .filter(|step| wanted(step))
+        .filter(|step| chosen(step))
         .collect()
 }
 

@@ -1,4 +1,4 @@
-//! `berth driver local`: volumes on this machine's disk, also in the place of csi-driver-host-path.
+//! `berth driver local`: volumes on this machine's disk, also as a replacement of csi-driver-host-path.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -64,7 +64,7 @@ struct Volumes {
     #[arg(long, value_enum, default_value_t = KindArg::Auto)]
     kind: KindArg,
 
-    /// The driver's name, as it stands in StorageClass.provisioner
+    /// The driver's name, as StorageClass.provisioner names it
     #[arg(long, alias = "drivername", default_value = names::LOCAL_DRIVER, value_name = "NAME")]
     driver_name: String,
 
@@ -136,7 +136,7 @@ struct HostPath {
     #[arg(long, value_delimiter = ',', value_name = "NAMES")]
     accepted_mutable_parameter_names: Vec<String>,
 
-    /// Tell which blocks of a snapshot changed [default: true; false as hostpath.csi.k8s.io]
+    /// Report which blocks of a snapshot changed [default: true; false as hostpath.csi.k8s.io]
     #[arg(long, default_missing_value = "true",
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     enable_snapshot_metadata: Option<bool>,

@@ -1,4 +1,4 @@
-//! `berth driver nfs`: volumes on NFS servers, in the place of csi-driver-nfs.
+//! `berth driver nfs`: volumes on NFS servers, as a replacement of csi-driver-nfs.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -51,7 +51,7 @@ struct Args {
 #[derive(Debug, ClapArgs)]
 #[command(next_help_heading = "The NFS driver")]
 struct EmbeddedArgs {
-    /// Its name, as it stands in StorageClass.provisioner
+    /// The driver's name, as StorageClass.provisioner names it
     #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
     driver_name: String,
 
@@ -84,7 +84,7 @@ struct Volumes {
     #[arg(long, alias = "nodeid", env = "NODE_ID", value_name = "NAME")]
     node_id: Option<NodeId>,
 
-    /// The driver's name, as it stands in StorageClass.provisioner
+    /// The driver's name, as StorageClass.provisioner names it
     #[arg(long, alias = "drivername", default_value = names::NFS_DRIVER, value_name = "NAME")]
     driver_name: String,
 
@@ -135,7 +135,7 @@ struct Upstream {
     #[arg(long, default_value = "", hide_default_value = true, value_name = "POLICY")]
     default_ondelete_policy: String,
 
-    /// How long a volume's usage is told again before it is asked of the server again
+    /// How long a volume's usage is answered from a cache before the server is asked again
     #[arg(long, default_value_t = 10, value_name = "MINUTES")]
     vol_stats_cache_expire_in_minutes: u64,
 

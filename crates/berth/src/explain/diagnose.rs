@@ -158,7 +158,7 @@ fn not_provisioned(observed: &Observed, class: &StorageClass) -> Diagnosis {
             class.name_any()
         ),
         if registered {
-            "start one beside the driver: berth sidecars --csi-address SOCKET"
+            "start one for the driver: berth sidecars --csi-address SOCKET"
         } else {
             "start the driver, then its sidecars: berth sidecars --csi-address SOCKET; or use another class"
         },

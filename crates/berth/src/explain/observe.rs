@@ -125,7 +125,7 @@ fn time_of(event: &Event) -> Timestamp {
     time.or(event.event_time.as_ref().map(|time| time.0)).unwrap_or_default()
 }
 
-/// Something that an object tells of: its time is known to the second.
+/// Something that an object records: its time is known to the second.
 #[derive(Debug)]
 pub(super) struct Moment {
     pub(super) time: Timestamp,
@@ -154,7 +154,7 @@ impl Observed {
             || pod.is_some_and(|name| step.pod == name)
     }
 
-    /// What it is and how it stands, in one line.
+    /// The object and its state, in one line.
     pub(super) fn headline(&self) -> String {
         let mut parts = vec![self.subject.clone()];
         if let Some(pod) = &self.pod {
@@ -175,7 +175,7 @@ impl Observed {
         parts.join("   ")
     }
 
-    /// What the objects themselves tell of.
+    /// The times that the objects themselves record.
     pub(super) fn moments(&self) -> Vec<Moment> {
         let mut moments = Vec::new();
         let mut add = |time: Option<&Time>, component, what: String, follows| {

@@ -8,10 +8,10 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// The kernel tells programs times in hundredths of a second, whatever it counts in itself.
+/// The kernel reports CPU times in hundredths of a second, whatever it counts in itself.
 const TICKS: f64 = 100.0;
 
-/// This process, looked at whenever somebody asks.
+/// Metrics of this process, read from /proc at each scrape.
 #[derive(Debug)]
 pub(super) struct Process;
 

@@ -57,7 +57,7 @@ pub(crate) struct Election {
     #[arg(long, default_value = "10s", value_parser = go::positive_duration, value_name = "DURATION")]
     pub(crate) leader_election_renew_deadline: Duration,
 
-    /// How often a leader renews, and others look
+    /// How often a leader renews the Lease, and candidates try to acquire it
     #[arg(long, default_value = "5s", value_parser = go::positive_duration, value_name = "DURATION")]
     pub(crate) leader_election_retry_period: Duration,
 
@@ -85,7 +85,7 @@ pub(crate) struct Http {
 }
 
 impl Http {
-    /// The address to serve on, if any; the deprecated flag is told of.
+    /// The address to serve on, if any; a deprecated flag is logged.
     pub(crate) fn address(&self) -> anyhow::Result<Option<&str>> {
         if !self.metrics_path.starts_with('/') {
             bail!("--metrics-path must begin with a slash, not be {:?}", self.metrics_path);
@@ -144,7 +144,7 @@ pub(crate) struct Filesystem {
     pub(crate) default_fstype: String,
 }
 
-/// What the driver is told of the objects.
+/// The names of Kubernetes objects that are passed to the driver.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Sidecars")]
 pub(crate) struct Metadata {
@@ -192,7 +192,7 @@ pub(crate) struct Klog {
 }
 
 impl Klog {
-    /// Starts logging, and tells which of the given flags mean nothing here.
+    /// Starts logging, and logs which of the given flags have no effect here.
     pub(crate) fn start(&self) {
         logging::start(&Logging::in_go_terms(self.verbosity, self.logging_format == "json"));
         for (flag, why) in &self.accepted.given {
@@ -209,8 +209,8 @@ struct Accepted {
 
 const NO_GO: &str = "there is no Go runtime";
 const NO_BUFFER: &str = "log lines are written at once";
-const NO_RESYNC: &str = "nothing is looked at again without a reason";
-const NO_LIMIT: &str = "requests are not limited, but the server's wish to wait is heeded";
+const NO_RESYNC: &str = "there is no resync: objects are synced when they change";
+const NO_LIMIT: &str = "requests are not limited, but a Retry-After of the server is obeyed";
 const NO_POOL: &str = "there is no pool of workers for this";
 const DEPRECATED: &str = "it is deprecated";
 

@@ -105,7 +105,7 @@ const GATES: &[(&str, bool, &str)] = &[
     ("AllBeta", false, "there are no features to switch"),
     ("AnnotateFsResize", true, "volumes are always annotated"),
     ("CSIVolumeGroupSnapshot", true, "groups are served if the cluster and the driver know them"),
-    ("MutableCSINodeAllocatableCount", true, "error codes of attaching are always told"),
+    ("MutableCSINodeAllocatableCount", true, "error codes of ControllerPublishVolume are always reported"),
     ("RecoverVolumeExpansionFailure", true, "recovery is always on"),
     ("ReleaseLeaderElectionOnExit", true, "the lease is always released"),
     ("Topology", true, "topology is used if the driver has it"),
@@ -134,11 +134,11 @@ impl Gates {
 
     /// A sentence for each gate that asks for something else than what happens anyway.
     pub(crate) fn without_effect(&self) -> Vec<String> {
-        let wanted = self.0.iter().filter_map(|(name, wanted)| {
-            let (.., why) = GATES.iter().find(|(known, is, _)| known == name && is != wanted)?;
-            Some(format!("--feature-gates={name}={wanted} has no effect here: {why}"))
+        let ignored = self.0.iter().filter_map(|(name, value)| {
+            let (.., why) = GATES.iter().find(|(known, is, _)| known == name && is != value)?;
+            Some(format!("--feature-gates={name}={value} has no effect here: {why}"))
         });
-        wanted.collect()
+        ignored.collect()
     }
 }
 
@@ -195,9 +195,9 @@ mod tests {
     fn a_gate_that_changes_nothing_is_said_to_and_an_unknown_one_is_refused() {
         let taken = gates("Topology=true,VolumeAttributesClass=false,").unwrap();
         assert_eq!(taken.0.len(), 2);
-        let told = taken.without_effect();
-        assert_eq!(told.len(), 1, "{told:?}");
-        assert!(told[0].contains("VolumeAttributesClass=false"), "{told:?}");
+        let ignored = taken.without_effect();
+        assert_eq!(ignored.len(), 1, "{ignored:?}");
+        assert!(ignored[0].contains("VolumeAttributesClass=false"), "{ignored:?}");
         assert!(!taken.cross_namespace_sources());
         for (text, on) in [
             ("CrossNamespaceVolumeDataSource=true", true),

@@ -39,7 +39,7 @@ pub(super) struct Flags {
     #[arg(long, default_value = "5m", value_parser = go::positive_duration, value_name = "DURATION")]
     list_volumes_interval: Duration,
 
-    /// Tell of nodes that fail on the claims that their pods use
+    /// Emit events on the claims of a node's pods when the node fails
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     enable_node_watcher: bool,

@@ -1,4 +1,4 @@
-//! `berth livenessprobe`: tells over HTTP whether a CSI driver lives, in the place of livenessprobe.
+//! `berth livenessprobe`: answers over HTTP whether a CSI driver is healthy, as upstream's livenessprobe does.
 
 use std::time::Duration;
 
@@ -10,10 +10,10 @@ use prometheus_client::registry::Registry;
 use super::{flags, go};
 use crate::http::{Ready, Site, Unwell};
 
-/// Where upstream serves if it is not told.
+/// The address that upstream serves on by default.
 const PORT: u16 = 9808;
 
-/// Tells over HTTP whether a CSI driver lives.
+/// Answers over HTTP whether a CSI driver is healthy.
 #[derive(Debug, clap::Args)]
 #[command(version, args_override_self = true)]
 pub(crate) struct Args {

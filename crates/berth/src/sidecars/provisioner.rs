@@ -34,12 +34,12 @@ pub(super) const SIDECAR: Sidecar = Sidecar {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Provisioner")]
 pub(super) struct Flags {
-    /// A volume must be reachable from the selected node's place, not just from one like it
+    /// Require the topology of the selected node itself, and not only the segments that it shares with other nodes
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     strict_topology: bool,
 
-    /// Without a selected node, ask for the places that there are in the cluster
+    /// Without a selected node, pass the topology segments of all nodes to CreateVolume
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     immediate_topology: bool,
@@ -77,7 +77,7 @@ pub(super) struct Flags {
 #[derive(Debug, Args)]
 #[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
 struct Capacity {
-    /// Tell the scheduler how much room there is (CSIStorageCapacity); needs the environment variable NAMESPACE
+    /// Publish storage capacity for the scheduler (CSIStorageCapacity objects); needs the environment variable NAMESPACE
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     enable_capacity: bool,

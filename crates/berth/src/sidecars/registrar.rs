@@ -1,4 +1,4 @@
-//! `berth csi-node-driver-registrar`: tells the node of a CSI driver, in the place of node-driver-registrar.
+//! `berth csi-node-driver-registrar`: registers a CSI driver with the kubelet, as node-driver-registrar does.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// How long our own registration socket may take to answer.
 const ANSWERING: Duration = Duration::from_secs(3);
 
-/// Tells the node of a CSI driver.
+/// Registers a CSI driver with the kubelet.
 #[derive(Debug, clap::Args)]
 #[command(version, args_override_self = true)]
 pub(crate) struct Args {
@@ -28,11 +28,11 @@ pub(crate) struct Args {
     #[arg(long, value_name = "PATH")]
     kubelet_registration_path: Option<PathBuf>,
 
-    /// The kubelet's registration directory, as seen here
+    /// The kubelet's plugin registration directory, as mounted in this container
     #[arg(long, default_value = "/registration", value_name = "DIR")]
     plugin_registration_path: PathBuf,
 
-    /// How long the driver may take to tell its name
+    /// How long the driver may take to answer GetPluginInfo
     #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
     timeout: Duration,
 
@@ -111,18 +111,18 @@ fn healthy(directory: PathBuf, driver: String) -> Ready {
     })
 }
 
-/// Asks the driver for its name until it answers; nothing if told to stop before.
+/// Asks the driver for its name until it answers; `None` if the process is stopped before.
 async fn name_of_driver(args: &Args, stop: &CancellationToken) -> Option<String> {
     let driver = berth_csi::Client::connect(&args.connection.csi_address);
-    let mut told = false;
+    let mut logged = false;
     loop {
         let error = match registrar::name_of(&driver, args.timeout).await {
             Ok(name) => return Some(name),
             Err(error) => anyhow::Error::from(error),
         };
-        if !told {
+        if !logged {
             tracing::warn!(driver = %args.connection.csi_address, "{error:#}; asking every second");
-            told = true;
+            logged = true;
         }
         tokio::select! {
             () = stop.cancelled() => return None,

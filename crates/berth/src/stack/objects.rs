@@ -20,8 +20,8 @@ pub(crate) struct Objects {
     pub(crate) snapshot_classes: Vec<Value>,
 }
 
-/// Creates what is missing. What a person changed stays changed, except for the drivers' own objects, which tell how
-/// this version of them wants to be used.
+/// Creates what is missing. What a person changed stays changed, except for the drivers' own objects (CSIDriver), which
+/// describe this version of the driver.
 pub(crate) async fn ensure(client: Client, drivers: Vec<Objects>) -> Result<(), kube::Error> {
     let client = &client;
     let definitions = async {

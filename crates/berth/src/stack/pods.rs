@@ -50,7 +50,7 @@ impl Pods for NodePods {
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
         let node = self.node.read().await;
         let node = node.as_ref().ok_or_else(not_ready)?;
-        let wanted = berth_runtime::LogOptions {
+        let log_options = berth_runtime::LogOptions {
             follow: options.follow,
             tail_lines: options.tail_lines,
             since: options.since,
@@ -62,7 +62,7 @@ impl Pods for NodePods {
                 LogSource::Stderr => Some(berth_runtime::LogStream::Stderr),
             },
         };
-        node.logs(&parse(pod)?, &options.container, options.previous, wanted).await.map_err(refused)
+        node.logs(&parse(pod)?, &options.container, options.previous, log_options).await.map_err(refused)
     }
 
     async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError> {
