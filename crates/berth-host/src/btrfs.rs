@@ -71,7 +71,7 @@ impl Compression {
 
 /// Whether `path` is on a btrfs.
 pub fn is_btrfs(path: &Path) -> Result<bool> {
-    Ok(has_magic(&rustix::fs::statfs(path).doing("look at the filesystem of", path)?))
+    Ok(has_magic(&rustix::fs::statfs(path).doing("statfs", path)?))
 }
 
 /// Makes an empty subvolume.
@@ -90,7 +90,7 @@ pub fn snapshot(source: &Dir, parent: &Dir, name: &str, read_only: bool) -> Resu
 /// Snapshots several subvolumes at one instant: all of them, or none.
 ///
 /// Btrfs takes a snapshot while it commits a transaction, so snapshots of one transaction show one instant. The
-/// kernel has no call for several; they are asked for at once, looked at, and taken again when they fell apart.
+/// kernel has no call for several; they are requested at once, compared, and taken again when their transactions differ.
 pub fn snapshot_together(pairs: &[(&Dir, &str)], parent: &Dir, read_only: bool) -> Result<()> {
     for (_, name) in pairs {
         parent.check_name(name)?;
@@ -139,8 +139,8 @@ pub fn delete_subvolume(parent: &Dir, name: &str) -> Result<Change> {
 
 /// Whether the directory is the root of a subvolume.
 pub fn is_subvolume(dir: &Dir) -> Result<bool> {
-    let stat = rustix::fs::fstat(dir).doing("look at", dir.path())?;
-    let filesystem = rustix::fs::fstatfs(dir).doing("look at the filesystem of", dir.path())?;
+    let stat = rustix::fs::fstat(dir).doing("stat", dir.path())?;
+    let filesystem = rustix::fs::fstatfs(dir).doing("statfs", dir.path())?;
     Ok(stat.st_ino == ioctl::ROOT_INODE && has_magic(&filesystem))
 }
 
@@ -308,7 +308,7 @@ impl<'a> Group<'a> {
         let mut transactions = Vec::new();
         for stage in &self.stages {
             let taken = stage.dir(STAGED)?;
-            let info = ioctl::subvolume_info(taken.as_fd()).doing("look at", taken.path())?;
+            let info = ioctl::subvolume_info(taken.as_fd()).doing("stat", taken.path())?;
             transactions.push(info.made_in_transaction);
         }
         transactions.dedup();

@@ -68,12 +68,12 @@ impl Copied {
 /// Owner, mode, times, extended attributes and ACLs, hard links, symbolic links, FIFOs, devices and holes are kept.
 /// Of what is mounted inside only the mount point is copied, as an empty directory. What was copied is durable.
 pub fn tree(source: &Dir, destination: &Dir) -> Result<Copied> {
-    let own = stat_fd(source.as_fd()).doing("look at", source.path())?;
+    let own = stat_fd(source.as_fd()).doing("stat", source.path())?;
     metadata::remove_acls(destination.as_fd()).doing("prepare", destination.path())?;
     let mut copying = Copying {
         links: Links::new(source, destination)?,
         destination: Descent::from(destination)?,
-        destination_identity: identity(&stat_fd(destination.as_fd()).doing("look at", destination.path())?),
+        destination_identity: identity(&stat_fd(destination.as_fd()).doing("stat", destination.path())?),
         metadata: Metadata::new(),
         copied: Copied::default(),
     };
@@ -92,7 +92,7 @@ pub fn tree(source: &Dir, destination: &Dir) -> Result<Copied> {
 /// The clock behind the times of files may tick only every few milliseconds: a change within the same tick, of a
 /// file that keeps its size, can go unnoticed.
 pub fn fingerprint(source: &Dir) -> Result<u128> {
-    let own = stat_fd(source.as_fd()).doing("look at", source.path())?;
+    let own = stat_fd(source.as_fd()).doing("stat", source.path())?;
     let mut fingerprint = Fingerprint(hash(0, &[], &own));
     walk(source, &mut fingerprint)?;
     Ok(fingerprint.0)
@@ -101,7 +101,7 @@ pub fn fingerprint(source: &Dir) -> Result<u128> {
 /// Copies an image to a new file of the same mode, and makes that durable.
 pub fn file(source: &Path, destination: &Path) -> Result<Copied> {
     let from = File::open(source).doing("open", source)?;
-    let before = stat_fd(&from).doing("look at", source)?;
+    let before = stat_fd(&from).doing("stat", source)?;
     if file_type(&before) != FileType::RegularFile {
         return Err(Errno::INVAL).doing("copy as a file", source);
     }
@@ -151,21 +151,21 @@ struct Copying<'a> {
 }
 
 impl Visitor for Copying<'_> {
-    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
+    fn file(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         if file_type(stat) == FileType::Socket {
             self.copied.sockets_skipped += 1;
             return Ok(());
         }
         let linked = stat.stx_nlink > 1;
-        let made = if linked && self.links.give(stat, place, self.destination.current())? {
+        let made = if linked && self.links.give(stat, location, self.destination.current())? {
             true
         } else {
             let made = match file_type(stat) {
-                FileType::RegularFile => self.copy_regular(place)?,
-                _ => self.copy_special(place)?,
+                FileType::RegularFile => self.copy_regular(location)?,
+                _ => self.copy_special(location)?,
             };
             if made && linked {
-                self.links.keep(stat, place, self.destination.current())?;
+                self.links.keep(stat, location, self.destination.current())?;
             }
             made
         };
@@ -177,27 +177,32 @@ impl Visitor for Copying<'_> {
         Ok(())
     }
 
-    fn enter(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
+    fn enter(
+        &mut self,
+        location: &EntryLocation<'_>,
+        _directory: BorrowedFd<'_>,
+        stat: &Statx,
+    ) -> Result<()> {
         if identity(stat) == self.destination_identity {
-            return Err(place.failed("copy a tree into itself, at")(Errno::INVAL));
+            return Err(location.failed("copy a tree into itself, at")(Errno::INVAL));
         }
-        let made = self.make_directory(place)?;
-        self.destination.push(place.name.to_owned(), made).map_err(place.failed("copy the directory"))
+        let made = self.make_directory(location)?;
+        self.destination.push(location.name.to_owned(), made).map_err(location.failed("copy the directory"))
     }
 
-    fn leave(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>) -> Result<()> {
-        let failed = || place.failed("copy the metadata of");
+    fn leave(&mut self, location: &EntryLocation<'_>, directory: BorrowedFd<'_>) -> Result<()> {
+        let failed = || location.failed("copy the metadata of");
         let (_, made) = self.destination.pop().map_err(failed())?;
         // Only now, when nothing more is made inside that would change the times again or take over an ACL.
         let stat = stat_fd(directory).map_err(failed())?;
         self.metadata.copy(directory, &stat, made.as_fd()).map_err(failed())
     }
 
-    fn mount_point(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
+    fn mount_point(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
         if file_type(stat) == FileType::Directory {
-            let directory = self.make_directory(place)?;
+            let directory = self.make_directory(location)?;
             let mode = Mode::from_raw_mode(stat.stx_mode.into());
-            rustix::fs::fchmod(directory, mode).map_err(place.failed("copy the mount point"))?;
+            rustix::fs::fchmod(directory, mode).map_err(location.failed("copy the mount point"))?;
         }
         Ok(())
     }
@@ -208,20 +213,21 @@ impl Visitor for Copying<'_> {
 }
 
 impl Copying<'_> {
-    fn make_directory(&self, place: &EntryLocation<'_>) -> Result<OwnedFd> {
+    fn make_directory(&self, location: &EntryLocation<'_>) -> Result<OwnedFd> {
         let parent = self.destination.current();
-        rustix::fs::mkdirat(parent, place.name, Mode::RWXU).map_err(place.failed("copy the directory"))?;
+        rustix::fs::mkdirat(parent, location.name, Mode::RWXU)
+            .map_err(location.failed("copy the directory"))?;
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        rustix::fs::openat2(parent, place.name, flags, Mode::empty(), INSIDE)
-            .map_err(place.failed("copy the directory"))
+        rustix::fs::openat2(parent, location.name, flags, Mode::empty(), INSIDE)
+            .map_err(location.failed("copy the directory"))
     }
 
     /// Copies a regular file; false when it is none any more.
-    fn copy_regular(&mut self, place: &EntryLocation<'_>) -> Result<bool> {
+    fn copy_regular(&mut self, location: &EntryLocation<'_>) -> Result<bool> {
         let mut copy = || -> io::Result<bool> {
             // Without NONBLOCK a FIFO put in its place just now would hold us forever.
             let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::NOATIME;
-            let Some(source) = place.open(flags)? else { return Ok(false) };
+            let Some(source) = location.open(flags)? else { return Ok(false) };
             let source = File::from(source);
             let before = stat_fd(&source)?;
             if file_type(&before) != FileType::RegularFile {
@@ -230,37 +236,37 @@ impl Copying<'_> {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
             let mode = Mode::RUSR | Mode::WUSR;
             let current = self.destination.current();
-            let destination = File::from(rustix::fs::openat2(current, place.name, flags, mode, INSIDE)?);
+            let destination = File::from(rustix::fs::openat2(current, location.name, flags, mode, INSIDE)?);
             self.copied.add_data(&data::copy(&source, &destination, before.stx_size)?, &before);
             self.copied.changed += u64::from(differ(&before, &stat_fd(&source)?));
             self.metadata.copy(source.as_fd(), &before, destination.as_fd())?;
             Ok(true)
         };
-        copy().map_err(place.failed("copy"))
+        copy().map_err(location.failed("copy"))
     }
 
     /// Copies a symbolic link, a FIFO or a device; false when it is none of them any more.
-    fn copy_special(&mut self, place: &EntryLocation<'_>) -> Result<bool> {
+    fn copy_special(&mut self, location: &EntryLocation<'_>) -> Result<bool> {
         let mut copy = || -> rustix::io::Result<bool> {
-            let Some(source) = place.open(OFlags::PATH)? else { return Ok(false) };
+            let Some(source) = location.open(OFlags::PATH)? else { return Ok(false) };
             let stat = stat_fd(&source)?;
             let current = self.destination.current();
             match file_type(&stat) {
                 FileType::Symlink => {
-                    rustix::fs::symlinkat(metadata::read_link(source.as_fd())?, current, place.name)?;
+                    rustix::fs::symlinkat(metadata::read_link(source.as_fd())?, current, location.name)?;
                 }
                 kind @ (FileType::Fifo | FileType::CharacterDevice | FileType::BlockDevice) => {
                     let device = rustix::fs::makedev(stat.stx_rdev_major, stat.stx_rdev_minor);
-                    rustix::fs::mknodat(current, place.name, kind, Mode::RUSR | Mode::WUSR, device)?;
+                    rustix::fs::mknodat(current, location.name, kind, Mode::RUSR | Mode::WUSR, device)?;
                 }
                 _ => return Ok(false),
             }
             let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-            let made = rustix::fs::openat2(current, place.name, flags, Mode::empty(), INSIDE)?;
+            let made = rustix::fs::openat2(current, location.name, flags, Mode::empty(), INSIDE)?;
             self.metadata.copy(source.as_fd(), &stat, made.as_fd())?;
             Ok(true)
         };
-        copy().map_err(place.failed("copy"))
+        copy().map_err(location.failed("copy"))
     }
 }
 
@@ -283,18 +289,18 @@ impl<'a> Links<'a> {
         Ok(Self { destination, name, directory: None })
     }
 
-    /// Links the name at `place` to the file copied already; false when it was not copied yet.
-    fn give(&self, stat: &Statx, place: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<bool> {
+    /// Links the name at `location` to the file copied already; false when it was not copied yet.
+    fn give(&self, stat: &Statx, location: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<bool> {
         let Some(directory) = &self.directory else { return Ok(false) };
-        match rustix::fs::linkat(directory, link_name(stat), current, place.name, AtFlags::empty()) {
+        match rustix::fs::linkat(directory, link_name(stat), current, location.name, AtFlags::empty()) {
             Ok(()) => Ok(true),
             Err(Errno::NOENT) => Ok(false),
-            Err(error) => Err(place.failed("copy the hard link")(error)),
+            Err(error) => Err(location.failed("copy the hard link")(error)),
         }
     }
 
     /// Keeps a name of the file just copied.
-    fn keep(&mut self, stat: &Statx, place: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<()> {
+    fn keep(&mut self, stat: &Statx, location: &EntryLocation<'_>, current: BorrowedFd<'_>) -> Result<()> {
         let directory = match &mut self.directory {
             Some(directory) => directory,
             missing => {
@@ -305,8 +311,8 @@ impl<'a> Links<'a> {
                 missing.insert(self.destination.dir(&self.name)?)
             }
         };
-        rustix::fs::linkat(current, place.name, &*directory, link_name(stat), AtFlags::empty())
-            .map_err(place.failed("keep a hard link of"))
+        rustix::fs::linkat(current, location.name, &*directory, link_name(stat), AtFlags::empty())
+            .map_err(location.failed("keep a hard link of"))
     }
 
     fn discard(&mut self) -> Result<()> {
@@ -325,22 +331,27 @@ fn link_name(stat: &Statx) -> CString {
 struct Fingerprint(u128);
 
 impl Fingerprint {
-    fn add(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
-        // The directory's inode stands for its path, which goes into the sum with the directory itself.
-        let parent = stat_fd(place.parent).map_err(place.failed("look at the directory of"))?.stx_ino;
+    fn add(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
+        // The directory's inode identifies its path, which goes into the sum with the directory itself.
+        let parent = stat_fd(location.parent).map_err(location.failed("stat the directory of"))?.stx_ino;
         // A sum, since the order in which a directory is listed means nothing.
-        self.0 = self.0.wrapping_add(hash(parent, place.name.to_bytes(), stat));
+        self.0 = self.0.wrapping_add(hash(parent, location.name.to_bytes(), stat));
         Ok(())
     }
 }
 
 impl Visitor for Fingerprint {
-    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
-        self.add(place, stat)
+    fn file(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
+        self.add(location, stat)
     }
 
-    fn enter(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, stat: &Statx) -> Result<()> {
-        self.add(place, stat)
+    fn enter(
+        &mut self,
+        location: &EntryLocation<'_>,
+        _directory: BorrowedFd<'_>,
+        stat: &Statx,
+    ) -> Result<()> {
+        self.add(location, stat)
     }
 
     fn mount_point(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
@@ -359,7 +370,7 @@ fn hash(parent: u64, name: &[u8], stat: &Statx) -> u128 {
     half(0) << 64 | half(1)
 }
 
-/// Whether a file changed between two looks at it.
+/// Whether a file changed between two calls of stat.
 fn differ(before: &Statx, after: &Statx) -> bool {
     let state = |stat: &Statx| {
         let (modified, changed) = (&stat.stx_mtime, &stat.stx_ctime);

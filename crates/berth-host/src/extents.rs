@@ -87,7 +87,7 @@ struct Changes {
     target: File,
     length: u64,
     position: u64,
-    /// Runs of the last window that were not yet told.
+    /// Runs of the last window that were not yet returned.
     found: VecDeque<Range>,
     base_bytes: Vec<u8>,
     target_bytes: Vec<u8>,
@@ -98,7 +98,7 @@ impl Changes {
         let length = |file: &File| {
             file.metadata()
                 .map(|metadata| metadata.len())
-                .map_err(|error| Error::new("look at an image", error))
+                .map_err(|error| Error::new("read the extents of an image", error))
         };
         Ok(Self {
             base_length: length(&base)?,
@@ -211,7 +211,7 @@ fn shared_until(base: &File, target: &File, offset: u64) -> Result<u64> {
         (Ok(base), Ok(target)) => {
             std::os::unix::fs::MetadataExt::dev(&base) == std::os::unix::fs::MetadataExt::dev(&target)
         }
-        (Err(error), _) | (_, Err(error)) => return Err(Error::new("look at an image", error)),
+        (Err(error), _) | (_, Err(error)) => return Err(Error::new("read the extents of an image", error)),
     };
     if !same_disk || in_base.physical_at(offset) != in_target.physical_at(offset) {
         return Ok(offset);
@@ -221,13 +221,13 @@ fn shared_until(base: &File, target: &File, offset: u64) -> Result<u64> {
 }
 
 mod fiemap {
-    //! The ioctl that tells where on disk a part of a file is.
+    //! The ioctl that returns where on disk a part of a file is.
     #![expect(unsafe_code, reason = "FIEMAP has no safe wrapper")]
 
     use std::{fs::File, os::fd::AsRawFd as _};
 
     const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
-    /// Write everything out first, so that every block has its place.
+    /// Write everything out first, so that every block is allocated.
     const FIEMAP_FLAG_SYNC: u32 = 1;
     /// Unknown, delayed, encoded, encrypted, unaligned, inline or tail-packed, unwritten: not plainly these bytes at
     /// that place.
@@ -268,7 +268,7 @@ mod fiemap {
         }
     }
 
-    /// The extent that holds `offset`, if the filesystem can tell and it is plain data.
+    /// The extent that holds `offset`, if the filesystem reports it and it is plain data.
     pub(super) fn extent_at(file: &File, offset: u64) -> Option<Extent> {
         let mut request =
             Request { start: offset, length: 1, flags: FIEMAP_FLAG_SYNC, count: 1, ..Request::default() };

@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 16;
 /// Replaces the file at `path`, or makes it, with mode 0600.
 ///
 /// A reader sees the old contents or the new ones, whole, and after a return so does the next boot. The contents are
-/// written to a new file beside `path`, opened so that it can be neither an existing file nor a symbolic link; a symbolic
+/// written to a new file in the directory of `path`, opened so that it can be neither an existing file nor a symbolic link; a symbolic
 /// link at `path` itself is replaced and not followed. What a writer that was killed left behind is removed by
 /// the next one. Several processes may write the same path at once: one of them is the last.
 pub fn write_private(path: &Path, contents: &[u8]) -> io::Result<()> {

@@ -132,7 +132,7 @@ pub const fn minimum_size(fs: Filesystem) -> u64 {
 /// `image`: another inode, without what was preallocated. An image that is not blank is an error of kind
 /// `AlreadyExists`, one too small of kind `InvalidInput`.
 pub fn make(image: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
-    let seen = fs::symlink_metadata(image).doing("look at the image", image)?;
+    let seen = fs::symlink_metadata(image).doing("stat the image", image)?;
     let refuse = |kind, why: String| Err(io::Error::new(kind, why)).doing(&format!("make {fs} in"), image);
     if !seen.is_file() {
         return refuse(io::ErrorKind::InvalidInput, "not a regular file".into());

@@ -102,9 +102,9 @@ mod tests {
     #[test]
     fn writers_wait_while_a_filesystem_is_frozen() {
         for fs in [Filesystem::Ext4, Filesystem::Xfs, Filesystem::Btrfs] {
-            let place = TestDirectory::new();
-            let image = place.formatted("image", fs, 300 << 20);
-            let (target, _) = place.mounted(&image, fs);
+            let directory = TestDirectory::new();
+            let image = directory.formatted("image", fs, 300 << 20);
+            let (target, _) = directory.mounted(&image, fs);
             let frozen = freeze(&target).unwrap();
             assert_eq!(freeze(&target).unwrap_err().errno(), Some(libc::EBUSY));
             assert!(write_waits(&target, || frozen.thaw().unwrap()), "{fs}");
@@ -116,9 +116,9 @@ mod tests {
 
     #[test]
     fn thawing_what_is_not_frozen_is_already_true() {
-        let place = TestDirectory::new();
-        let image = place.formatted("image", Filesystem::Ext4, 16 << 20);
-        let (target, _) = place.mounted(&image, Filesystem::Ext4);
+        let directory = TestDirectory::new();
+        let image = directory.formatted("image", Filesystem::Ext4, 16 << 20);
+        let (target, _) = directory.mounted(&image, Filesystem::Ext4);
         assert_eq!(thaw(&target).unwrap(), Change::AlreadyTrue);
         let frozen = freeze(&target).unwrap();
         assert_eq!(thaw(&target).unwrap(), Change::Made);
@@ -128,15 +128,15 @@ mod tests {
 
     #[test]
     fn what_was_written_is_on_the_device_once_it_is_frozen() {
-        let place = TestDirectory::new();
-        let image = place.formatted("image", Filesystem::Ext4, 16 << 20);
-        let (target, _) = place.mounted(&image, Filesystem::Ext4);
+        let directory = TestDirectory::new();
+        let image = directory.formatted("image", Filesystem::Ext4, 16 << 20);
+        let (target, _) = directory.mounted(&image, Filesystem::Ext4);
         fs::write(target.join("file"), "not synced by anyone").unwrap();
         let frozen = freeze(&target).unwrap();
-        let copied = place.path("copied");
+        let copied = directory.path("copied");
         fs::copy(&image, &copied).unwrap();
         frozen.thaw().unwrap();
-        let (copy, _) = place.mounted(&copied, Filesystem::Ext4);
+        let (copy, _) = directory.mounted(&copied, Filesystem::Ext4);
         assert_eq!(fs::read_to_string(copy.join("file")).unwrap(), "not synced by anyone");
     }
 }

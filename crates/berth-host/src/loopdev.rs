@@ -31,8 +31,8 @@ const CONTROL: &str = "/dev/loop-control";
 /// Others attach at the same time; a dozen losing rounds in a row would already be remarkable.
 const ATTACH_ATTEMPTS: u32 = 100;
 
-/// Whoever merely looks at a device (udev, blkid, our own listing) is gone within this many looks.
-const DETACH_LOOKS: u32 = 20;
+/// Whoever merely reads a device (udev, blkid, our own listing) has closed it within this many attempts.
+const DETACH_ATTEMPTS: u32 = 20;
 const DETACH_PAUSE: Duration = Duration::from_millis(5);
 
 /// The major number of every loop device; the minor is its N.
@@ -104,7 +104,7 @@ impl LoopDevice {
         Err(Errno::BUSY).doing("win a free loop device for", image)
     }
 
-    /// Opens the device if `image` is what it is attached to, told by what file that is; open, it stays attached.
+    /// Opens the device if `image` is what it is attached to, by device and inode; while it is open, it stays attached.
     pub fn open_if_attached(number: u32, image: &Path) -> Result<Option<Self>> {
         let Some(identity) = identity_of(image)? else { return Ok(None) };
         if backing_name(number).doing("read the backing file of", name(number))?.is_none() {
@@ -148,10 +148,10 @@ pub fn number_of(device: &str) -> Option<u32> {
 #[cfg(test)]
 pub(crate) fn attached_to(image: &Path) -> Result<Vec<Attached>> {
     let Some(identity) = identity_of(image)? else { return Ok(Vec::new()) };
-    // One that does not even tell its file is on another that is broken: this image could be looked at.
-    let told =
+    // A device whose backing file cannot be read is on another filesystem, which is broken: this image could be stat'ed.
+    let readable =
         attached(|_| true)?.into_iter().filter_map(|(number, backing)| inspect(number, backing).ok()?);
-    Ok(told.filter(|device| (device.device, device.inode) == identity).collect())
+    Ok(readable.filter(|device| (device.device, device.inode) == identity).collect())
 }
 
 /// The devices whose file lies below `dir`, or lay there until it was deleted.
@@ -186,8 +186,8 @@ pub fn detach(number: u32) -> Result<Change> {
         }
         Err(error) => return Err(error),
     }
-    for look in 0..DETACH_LOOKS {
-        if look > 0 {
+    for attempt in 0..DETACH_ATTEMPTS {
+        if attempt > 0 {
             thread::sleep(DETACH_PAUSE);
         }
         // A different file means that the number has already been given to someone else.
@@ -230,7 +230,7 @@ pub fn size(path: &Path) -> Result<u64> {
 ///
 /// The question is put by claiming the device for a moment.
 pub fn is_in_use(path: &Path) -> Result<bool> {
-    let seen = fs::metadata(path).doing("look at", path)?;
+    let seen = fs::metadata(path).doing("stat", path)?;
     if !seen.file_type().is_block_device() {
         return Err(Errno::NOTBLK).doing("claim", path);
     }
@@ -284,7 +284,7 @@ fn inspect(number: u32, backing: PathBuf) -> Result<Option<Attached>> {
 fn identity_of(image: &Path) -> Result<Option<(u64, u64)>> {
     match fs::metadata(image) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        seen => seen.map(|seen| Some((seen.dev(), seen.ino()))).doing("look at the image", image),
+        seen => seen.map(|seen| Some((seen.dev(), seen.ino()))).doing("stat the image", image),
     }
 }
 
@@ -293,7 +293,7 @@ fn is_gone(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOENT))
 }
 
-/// The name of the attached file without the kernel's mark of a deleted one, or `None` where none is attached.
+/// The name of the attached file without the suffix that the kernel adds for a deleted one, or `None` where none is attached.
 fn backing_name(number: u32) -> io::Result<Option<PathBuf>> {
     let name = match fs::read(sysfs(number).join("loop/backing_file")) {
         Ok(name) => name,

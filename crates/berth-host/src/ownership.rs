@@ -50,7 +50,7 @@ const READ_WRITE: Permissions =
 /// `top` itself changes last, so that a `top` that belongs to the group says that everything below does; a call that
 /// finds it so does nothing. Mount points below are left alone, symbolic links are given away but not followed.
 pub fn give_to_group(top: &Dir, gid: u32) -> Result<Change> {
-    let stat = stat_fd(top).doing("look at", top.path())?;
+    let stat = stat_fd(top).doing("stat", top.path())?;
     if is_given(&stat, gid, FOR_GROUP.directories) {
         return Ok(Change::AlreadyTrue);
     }
@@ -66,7 +66,7 @@ pub fn give_to_group(top: &Dir, gid: u32) -> Result<Change> {
 /// serve. The log then names the first such file and their number.
 pub fn apply_group(top: &Dir, gid: u32, policy: GroupPolicy, read_only: bool) -> Result<Change> {
     let permissions = if read_only { READ_ONLY } else { READ_WRITE };
-    let stat = stat_fd(top).doing("look at", top.path())?;
+    let stat = stat_fd(top).doing("stat", top.path())?;
     if policy == GroupPolicy::OnRootMismatch && is_given(&stat, gid, permissions.directories) {
         return Ok(Change::AlreadyTrue);
     }
@@ -111,21 +111,26 @@ impl Giving {
 }
 
 impl Visitor for Giving {
-    fn file(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
-        let given = match place.open(OFlags::PATH) {
+    fn file(&mut self, location: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
+        let given = match location.open(OFlags::PATH) {
             Ok(Some(fd)) => {
-                give(fd.as_fd(), self.gid, self.permissions.files).map_err(place.failed("give to a group"))
+                give(fd.as_fd(), self.gid, self.permissions.files).map_err(location.failed("give to a group"))
             }
             // Gone, or something was mounted there just now.
             Ok(None) | Err(Errno::XDEV) => return Ok(()),
-            Err(error) => Err(place.failed("open")(error)),
+            Err(error) => Err(location.failed("open")(error)),
         };
         self.note(given)
     }
 
-    fn enter(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
-        let given =
-            give(directory, self.gid, self.permissions.directories).map_err(place.failed("give to a group"));
+    fn enter(
+        &mut self,
+        location: &EntryLocation<'_>,
+        directory: BorrowedFd<'_>,
+        _stat: &Statx,
+    ) -> Result<()> {
+        let given = give(directory, self.gid, self.permissions.directories)
+            .map_err(location.failed("give to a group"));
         self.note(given)
     }
 
@@ -186,8 +191,8 @@ mod tests {
 
     #[test]
     fn everything_below_is_given_and_nothing_behind_a_link_is() {
-        let place = tempfile::tempdir().unwrap();
-        let (volume, outside) = (place.path().join("volume"), place.path().join("outside"));
+        let scratch = tempfile::tempdir().unwrap();
+        let (volume, outside) = (scratch.path().join("volume"), scratch.path().join("outside"));
         fs::create_dir_all(volume.join("a/b")).unwrap();
         fs::write(&outside, "").unwrap();
         fs::write(volume.join("a/file"), "").unwrap();
@@ -212,8 +217,8 @@ mod tests {
 
     #[test]
     fn a_root_that_is_given_says_that_all_is_and_one_that_is_not_starts_again() {
-        let place = tempfile::tempdir().unwrap();
-        let (top, file) = (Dir::open(place.path()).unwrap(), place.path().join("file"));
+        let scratch = tempfile::tempdir().unwrap();
+        let (top, file) = (Dir::open(scratch.path()).unwrap(), scratch.path().join("file"));
         give_to_group(&top, GID).unwrap();
         fs::write(&file, "").unwrap();
         chmod(&file, 0o600);
@@ -221,7 +226,7 @@ mod tests {
         assert_eq!(seen(&file).1, 0o600, "the root was right, so nothing below was looked at");
 
         for wrong in [0o0770, 0o2750, 0o2550] {
-            chmod(place.path(), wrong);
+            chmod(scratch.path(), wrong);
             chmod(&file, 0o600);
             assert_eq!(give_to_group(&top, GID).unwrap(), Change::Made, "{wrong:o}");
             assert_eq!(seen(&file), (GID, 0o660), "{wrong:o}");
@@ -231,19 +236,19 @@ mod tests {
     #[test]
     fn a_pods_group_gets_what_the_kubelet_gives_and_the_owner_as_much() {
         for (read_only, file, directory) in [(false, 0o660, 0o2770), (true, 0o440, 0o2550)] {
-            let place = tempfile::tempdir().unwrap();
-            let (below, link) = (place.path().join("below"), place.path().join("link"));
+            let scratch = tempfile::tempdir().unwrap();
+            let (below, link) = (scratch.path().join("below"), scratch.path().join("link"));
             fs::create_dir(&below).unwrap();
             fs::write(below.join("file"), "").unwrap();
             symlink("/etc/passwd", &link).unwrap();
-            for path in [below.join("file"), below.clone(), place.path().to_owned()] {
+            for path in [below.join("file"), below.clone(), scratch.path().to_owned()] {
                 chmod(&path, 0);
             }
-            let top = Dir::open(place.path()).unwrap();
+            let top = Dir::open(scratch.path()).unwrap();
             assert_eq!(apply_group(&top, GID, GroupPolicy::Always, read_only).unwrap(), Change::Made);
             assert_eq!(seen(&below.join("file")), (GID, file));
             assert_eq!(seen(&below), (GID, directory));
-            assert_eq!(seen(place.path()), (GID, directory));
+            assert_eq!(seen(scratch.path()), (GID, directory));
             assert_eq!(seen(&link).0, GID);
             assert_eq!(seen(Path::new("/etc/passwd")).0, 0);
             assert_eq!(apply_group(&top, GID, GroupPolicy::Always, read_only).unwrap(), Change::AlreadyTrue);
@@ -252,8 +257,8 @@ mod tests {
 
     #[test]
     fn only_a_mismatch_at_the_root_starts_the_walk_where_the_pod_says_so() {
-        let place = tempfile::tempdir().unwrap();
-        let (top, file) = (Dir::open(place.path()).unwrap(), place.path().join("file"));
+        let scratch = tempfile::tempdir().unwrap();
+        let (top, file) = (Dir::open(scratch.path()).unwrap(), scratch.path().join("file"));
         fs::write(&file, "").unwrap();
         let apply = |policy, read_only| apply_group(&top, GID, policy, read_only).unwrap();
         for (root, read_only, policy, expected) in [
@@ -266,7 +271,7 @@ mod tests {
             (0o2770, false, GroupPolicy::Always, Change::Made),
         ] {
             apply(GroupPolicy::Always, read_only);
-            chmod(place.path(), root);
+            chmod(scratch.path(), root);
             chmod(&file, 0o600);
             assert_eq!(apply(policy, read_only), expected, "{root:o} {read_only} {policy:?}");
             let walked = seen(&file).1 != 0o600;
@@ -276,11 +281,11 @@ mod tests {
 
     #[test]
     fn a_file_that_cannot_be_given_stops_a_strict_walk_only() {
-        let place = tempfile::tempdir().unwrap();
-        fs::write(place.path().join("file"), "").unwrap();
-        let bound = place.path().join("bound");
+        let scratch = tempfile::tempdir().unwrap();
+        fs::write(scratch.path().join("file"), "").unwrap();
+        let bound = scratch.path().join("bound");
         fs::create_dir(&bound).unwrap();
-        mount::bind(place.path(), &bound, mount::Attributes { read_only: true, ..Default::default() })
+        mount::bind(scratch.path(), &bound, mount::Attributes { read_only: true, ..Default::default() })
             .unwrap();
         let _mounted = Mounted(&bound);
         let top = Dir::open(&bound).unwrap();
@@ -290,13 +295,13 @@ mod tests {
 
     #[test]
     fn what_is_mounted_below_keeps_its_group() {
-        let place = tempfile::tempdir().unwrap();
-        let below = place.path().join("below");
+        let scratch = tempfile::tempdir().unwrap();
+        let below = scratch.path().join("below");
         fs::create_dir(&below).unwrap();
         mount::filesystem(Path::new("none"), &below, "tmpfs", mount::Attributes::default(), &[]).unwrap();
         let _mounted = Mounted(&below);
-        give_to_group(&Dir::open(place.path()).unwrap(), GID).unwrap();
+        give_to_group(&Dir::open(scratch.path()).unwrap(), GID).unwrap();
         assert_eq!(seen(&below).0, 0);
-        assert_eq!(seen(place.path()).0, GID);
+        assert_eq!(seen(scratch.path()).0, GID);
     }
 }

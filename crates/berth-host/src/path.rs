@@ -125,7 +125,7 @@ impl Dir {
                     .doing("set the mode of", &path)?;
                 Ok(Change::Made)
             }
-            Err(Errno::EXIST) if self.kind_of(name).doing("look at", &path)? == Some(Kind::Directory) => {
+            Err(Errno::EXIST) if self.kind_of(name).doing("stat", &path)? == Some(Kind::Directory) => {
                 Ok(Change::AlreadyTrue)
             }
             Err(error) => Err(error).doing("make the directory", path),
@@ -157,7 +157,7 @@ impl Dir {
         // Without NONBLOCK a FIFO planted in place of the file would hold us forever.
         let flags = access | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
         let fd = self.open_beneath(relative, flags, Mode::empty(), BENEATH).doing("open the file", &path)?;
-        let stat = rustix::fs::fstat(&fd).doing("look at", &path)?;
+        let stat = rustix::fs::fstat(&fd).doing("stat", &path)?;
         if FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
             Ok(fd.into())
         } else {

@@ -93,7 +93,7 @@ impl RemoteMounts {
     /// errno `ENXIO`.
     pub fn probe(&self, path: &Path, deadline: Duration) -> Result<()> {
         let answer = self.call(&Request::Probe(path.to_owned()), deadline);
-        answer.map(drop).map_err(|failure| failure.while_doing(format!("look at {}", path.display())))
+        answer.map(drop).map_err(|failure| failure.while_doing(format!("stat {}", path.display())))
     }
 
     /// The space of the filesystem mounted at `path`, by asking the other machine through it.

@@ -74,7 +74,7 @@ fn send_words(child: &mut Child, words: &[&OsStr]) -> io::Result<()> {
     match input.write_all(&message) {
         // It ended without listening, and has perhaps said why.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        told => told,
+        reported => reported,
     }
 }
 
@@ -120,7 +120,7 @@ pub fn words() -> Result<Vec<Vec<u8>>> {
     Ok(words)
 }
 
-/// In the child: tells the parent how it went, and lets go of it.
+/// In the child: reports the outcome to the parent, and closes the pipe to it.
 pub fn answer(outcome: std::result::Result<(), (i32, &str)>) {
     let text = match outcome {
         Ok(()) => READY.to_owned(),

@@ -60,14 +60,14 @@ pub(crate) fn space_at(dir: &Dir) -> Result<Space> {
 /// What the tree takes, mount points in it left out.
 pub fn tree(dir: &Dir) -> Result<TreeUsage> {
     let mut measuring = Measuring::default();
-    measuring.count(&stat_fd(dir.as_fd()).doing("look at", dir.path())?);
+    measuring.count(&stat_fd(dir.as_fd()).doing("stat", dir.path())?);
     walk(dir, &mut measuring)?;
     Ok(measuring.usage)
 }
 
 /// The bytes a file has allocated.
 pub fn file_allocated(path: &Path) -> Result<u64> {
-    Ok(std::fs::symlink_metadata(path).doing("look at", path)?.blocks() * BLOCK)
+    Ok(std::fs::symlink_metadata(path).doing("stat", path)?.blocks() * BLOCK)
 }
 
 /// Whether reading files made in the directory from now on leaves their access time alone.
@@ -142,15 +142,18 @@ mod tests {
     #[test]
     fn the_space_of_a_filesystem_is_what_df_says() {
         let filesystem = LoopFs::new("ext4");
-        let told = space(&filesystem.path()).unwrap();
+        let reported = space(&filesystem.path()).unwrap();
         let path = filesystem.path();
         let columns = "--output=size,avail,itotal,iavail";
         let df = run("df", &["--block-size=1", columns, path.to_str().unwrap()]);
         let expected: Vec<u64> =
             df.lines().nth(1).unwrap().split_whitespace().map(|n| n.parse().unwrap()).collect();
-        assert_eq!([told.total, told.available, told.inodes_total, told.inodes_free], expected[..]);
-        assert!(told.free > told.available, "ext4 reserves space for root");
-        assert_eq!(filesystem.dir().free_space().unwrap(), told);
+        assert_eq!(
+            [reported.total, reported.available, reported.inodes_total, reported.inodes_free],
+            expected[..]
+        );
+        assert!(reported.free > reported.available, "ext4 reserves space for root");
+        assert_eq!(filesystem.dir().free_space().unwrap(), reported);
     }
 
     #[test]

@@ -27,7 +27,7 @@ use crate::{
 const MIB: u64 = 1 << 20;
 /// What of each entry must be the same in the copy; `find` prints times to the nanosecond.
 const FIND: &str = "%P|%y|%m|%U:%G|%l|%T@\n";
-/// What tells nothing about a directory; reading a symbolic link counts as access to it.
+/// What says nothing about a directory; reading a symbolic link counts as access to it.
 const FIND_FILE: &str = "%P|%n|%s\n";
 const FIND_ACCESS: &str = "%P|%A@\n";
 

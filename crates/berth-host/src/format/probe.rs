@@ -84,7 +84,7 @@ pub fn filesystem_size(image_or_device: &Path, fs: Filesystem) -> Result<u64> {
 fn open(path: &Path) -> Result<(File, bool)> {
     // A pipe would otherwise be waited for.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).doing("open", path)?;
-    let kind = file.metadata().doing("look at", path)?.file_type();
+    let kind = file.metadata().doing("stat", path)?.file_type();
     if kind.is_file() || kind.is_block_device() {
         return Ok((file, kind.is_file()));
     }
@@ -146,7 +146,7 @@ fn ext_variant(head: &[u8]) -> Content {
 
 fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
     let end = file.seek(SeekFrom::End(0))?;
-    // On a share that does not tell its holes all of it would have to be read.
+    // On a share that does not report holes all of it would have to be read.
     if sparse && end > HEAD as u64 && file.metadata()?.blocks() == 0 {
         return Ok(true);
     }

@@ -38,8 +38,8 @@ impl Drop for Cleared {
 
 #[test]
 fn a_limit_bounds_the_rate_until_it_is_cleared() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let options = loopdev::Options { autoclear: true, ..loopdev::Options::default() };
     let device = LoopDevice::attach(&image, options).unwrap();
     let number = fs::metadata(device.path()).unwrap().rdev();
@@ -79,40 +79,40 @@ fn a_device_that_does_not_exist_is_an_error() {
 
 #[test]
 fn v2_limits_the_first_level_and_spells_out_every_limit() {
-    let place = TestDirectory::new();
+    let directory = TestDirectory::new();
     for group in ["kubepods.slice/pod", "system.slice", "without-controller"] {
-        place.dir(group);
+        directory.dir(group);
     }
     for group in ["kubepods.slice", "kubepods.slice/pod", "system.slice"] {
-        place.file(&format!("{group}/io.max"), "");
+        directory.file(&format!("{group}/io.max"), "");
     }
-    let hierarchy = Hierarchy::V2(place.path(""));
+    let hierarchy = Hierarchy::V2(directory.path(""));
     let limits = Limits { read_bps: Some(1000), write_iops: Some(50), ..Limits::default() };
     assert_eq!(hierarchy.apply("7:3", &limits).unwrap(), Applied { groups: 2 });
     for group in ["kubepods.slice", "system.slice"] {
-        let written = fs::read_to_string(place.path(group).join("io.max")).unwrap();
+        let written = fs::read_to_string(directory.path(group).join("io.max")).unwrap();
         assert_eq!(written, "7:3 rbps=1000 wbps=max riops=max wiops=50");
     }
-    assert_eq!(fs::read_to_string(place.path("kubepods.slice/pod/io.max")).unwrap(), "");
+    assert_eq!(fs::read_to_string(directory.path("kubepods.slice/pod/io.max")).unwrap(), "");
 }
 
 #[test]
 fn v1_limits_every_group_and_clears_with_zero() {
     const FILES: [&str; 4] = ["read_bps", "write_bps", "read_iops", "write_iops"];
-    let place = TestDirectory::new();
+    let directory = TestDirectory::new();
     let groups = ["", "kubepods", "kubepods/pod", "kubepods/pod/container"];
     for group in groups {
-        place.dir(group);
+        directory.dir(group);
         for file in FILES {
-            place.file(format!("{group}/blkio.throttle.{file}_device").trim_start_matches('/'), "");
+            directory.file(format!("{group}/blkio.throttle.{file}_device").trim_start_matches('/'), "");
         }
     }
-    let hierarchy = Hierarchy::V1(place.path(""));
+    let hierarchy = Hierarchy::V1(directory.path(""));
     let limits = Limits { read_bps: Some(1 << 40), write_iops: Some(1 << 40), ..Limits::default() };
     assert_eq!(hierarchy.apply("7:3", &limits).unwrap(), Applied { groups: 4 });
     for group in groups {
         let written = FILES.map(|file| {
-            fs::read_to_string(place.path(group).join(format!("blkio.throttle.{file}_device"))).unwrap()
+            fs::read_to_string(directory.path(group).join(format!("blkio.throttle.{file}_device"))).unwrap()
         });
         assert_eq!(written, ["7:3 1099511627776", "7:3 0", "7:3 0", "7:3 4294967295"], "{group}");
     }

@@ -14,8 +14,8 @@ const AUTOCLEAR: Options = Options { read_only: false, direct_io: false, autocle
 
 #[test]
 fn an_autoclear_device_is_gone_when_it_is_dropped() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     assert_eq!(size(device.path()).unwrap(), MIB);
     let seen = attached_to(&image).unwrap();
@@ -28,13 +28,13 @@ fn an_autoclear_device_is_gone_when_it_is_dropped() {
 
 #[test]
 fn a_device_without_autoclear_stays_until_it_is_detached() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let number = LoopDevice::attach(&image, Options::default()).unwrap().number();
     assert_eq!(attached_to(&image).unwrap().len(), 1);
     assert_eq!(detach(number).unwrap(), Change::Made);
     assert_eq!(attached_to(&image).unwrap(), []);
-    assert_eq!(attached_below(&place.path("")).unwrap(), []);
+    assert_eq!(attached_below(&directory.path("")).unwrap(), []);
 }
 
 #[test]
@@ -44,8 +44,8 @@ fn detaching_what_is_not_attached_is_already_true() {
 
 #[test]
 fn detaching_a_device_in_use_is_busy_and_happens_with_its_last_user() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, Options::default()).unwrap();
     assert_eq!(detach(device.number()).unwrap_err().errno(), Some(libc::EBUSY));
     assert_eq!(attached_to(&image).unwrap().len(), 1);
@@ -55,30 +55,30 @@ fn detaching_a_device_in_use_is_busy_and_happens_with_its_last_user() {
 
 #[test]
 fn a_device_is_found_by_the_file_after_it_was_renamed_or_linked() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
-    let other = place.image("other", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
+    let other = directory.image("other", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
-    fs::hard_link(&image, place.path("link")).unwrap();
-    fs::rename(&image, place.path("renamed")).unwrap();
+    fs::hard_link(&image, directory.path("link")).unwrap();
+    fs::rename(&image, directory.path("renamed")).unwrap();
     fs::rename(&other, &image).unwrap();
     for name in ["link", "renamed"] {
-        let found = attached_to(&place.path(name)).unwrap();
+        let found = attached_to(&directory.path(name)).unwrap();
         assert_eq!(found.iter().map(|found| found.number).collect::<Vec<_>>(), [device.number()], "{name}");
     }
     assert_eq!(attached_to(&image).unwrap(), []);
-    assert_eq!(attached_to(&place.path("missing")).unwrap(), []);
+    assert_eq!(attached_to(&directory.path("missing")).unwrap(), []);
 }
 
 #[test]
 fn a_number_is_opened_only_if_it_is_still_attached_to_the_image() {
-    let place = TestDirectory::new();
-    let (image, other) = (place.image("image", MIB), place.image("other", MIB));
+    let directory = TestDirectory::new();
+    let (image, other) = (directory.image("image", MIB), directory.image("other", MIB));
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     let number = device.number();
     let again = LoopDevice::open_if_attached(number, &image).unwrap().expect("it is attached");
     assert_eq!((again.number(), again.path()), (number, path_of(number).as_path()));
-    for image in [&other, &place.path("missing")] {
+    for image in [&other, &directory.path("missing")] {
         assert!(LoopDevice::open_if_attached(number, image).unwrap().is_none());
     }
     drop(device);
@@ -90,13 +90,13 @@ fn a_number_is_opened_only_if_it_is_still_attached_to_the_image() {
 
 #[test]
 fn a_device_is_found_below_its_directory_even_when_the_file_is_deleted() {
-    let place = TestDirectory::new();
-    let below = place.dir("below");
-    place.dir("below-not");
-    let image = place.image("below/image", MIB);
-    let _not = LoopDevice::attach(&place.image("below-not/image", MIB), AUTOCLEAR).unwrap();
+    let directory = TestDirectory::new();
+    let below = directory.dir("below");
+    directory.dir("below-not");
+    let image = directory.image("below/image", MIB);
+    let _not = LoopDevice::attach(&directory.image("below-not/image", MIB), AUTOCLEAR).unwrap();
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
-    let link = place.path("link");
+    let link = directory.path("link");
     symlink(&below, &link).unwrap();
     fs::remove_file(&image).unwrap();
     for dir in [&below, &link] {
@@ -108,8 +108,8 @@ fn a_device_is_found_below_its_directory_even_when_the_file_is_deleted() {
 
 #[test]
 fn a_read_only_device_refuses_writes() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, Options { read_only: true, ..AUTOCLEAR }).unwrap();
     let refused =
         OpenOptions::new().write(true).open(device.path()).map(|mut file| file.write(b"x").map(drop));
@@ -118,8 +118,8 @@ fn a_read_only_device_refuses_writes() {
 
 #[test]
 fn what_is_written_to_the_device_is_in_the_file() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     for direct_io in [false, true] {
         let device = LoopDevice::attach(&image, Options { direct_io, ..AUTOCLEAR }).unwrap();
         let file = OpenOptions::new().write(true).open(device.path()).unwrap();
@@ -134,12 +134,14 @@ fn what_is_written_to_the_device_is_in_the_file() {
 
 #[test]
 fn direct_io_is_used_where_the_filesystem_can_and_given_up_where_it_cannot() {
-    let place = TestDirectory::new();
+    let directory = TestDirectory::new();
     // The temporary directory is on a filesystem with direct I/O; ramfs has none, on any kernel.
-    let ramfs = place.dir("ramfs");
+    let ramfs = directory.dir("ramfs");
     crate::mount::filesystem(Path::new("none"), &ramfs, "ramfs", crate::mount::Attributes::default(), &[])
         .unwrap();
-    for (image, expected) in [(place.image("image", MIB), true), (place.image("ramfs/image", MIB), false)] {
+    for (image, expected) in
+        [(directory.image("image", MIB), true), (directory.image("ramfs/image", MIB), false)]
+    {
         let device = LoopDevice::attach(&image, Options { direct_io: true, ..AUTOCLEAR }).unwrap();
         let status = ioctl::status(&File::open(device.path()).unwrap()).unwrap();
         assert_eq!(status.direct_io(), expected, "{}", image.display());
@@ -148,8 +150,8 @@ fn direct_io_is_used_where_the_filesystem_can_and_given_up_where_it_cannot() {
 
 #[test]
 fn a_grown_file_is_seen_after_its_capacity_is_refreshed() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     OpenOptions::new().write(true).open(&image).unwrap().set_len(3 * MIB).unwrap();
     assert_eq!(size(device.path()).unwrap(), MIB);
@@ -160,8 +162,8 @@ fn a_grown_file_is_seen_after_its_capacity_is_refreshed() {
 
 #[test]
 fn read_ahead_is_what_it_was_set_to() {
-    let place = TestDirectory::new();
-    let device = LoopDevice::attach(&place.image("image", MIB), AUTOCLEAR).unwrap();
+    let directory = TestDirectory::new();
+    let device = LoopDevice::attach(&directory.image("image", MIB), AUTOCLEAR).unwrap();
     for kb in [0, 4096] {
         set_read_ahead_kb(device.number(), kb).unwrap();
         assert_eq!(read_ahead_kb(device.number()).unwrap(), kb);
@@ -170,8 +172,8 @@ fn read_ahead_is_what_it_was_set_to() {
 
 #[test]
 fn a_device_is_in_use_while_someone_claims_it() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     assert!(!is_in_use(device.path()).unwrap());
     let claim = OpenOptions::new().read(true).custom_flags(libc::O_EXCL).open(device.path()).unwrap();
@@ -182,8 +184,8 @@ fn a_device_is_in_use_while_someone_claims_it() {
 
 #[test]
 fn a_missing_device_node_is_made_again() {
-    let place = TestDirectory::new();
-    let image = place.image("image", MIB);
+    let directory = TestDirectory::new();
+    let image = directory.image("image", MIB);
     let device = LoopDevice::attach(&image, AUTOCLEAR).unwrap();
     let aside = Path::new("/dev").join(format!("berth-test-{}", device.number()));
     fs::rename(device.path(), &aside).unwrap();
@@ -196,8 +198,8 @@ fn a_missing_device_node_is_made_again() {
 
 #[test]
 fn many_at_once_all_get_a_device_of_their_own() {
-    let place = TestDirectory::new();
-    let images: Vec<_> = (0..12).map(|i| place.image(&format!("image-{i}"), MIB)).collect();
+    let directory = TestDirectory::new();
+    let images: Vec<_> = (0..12).map(|i| directory.image(&format!("image-{i}"), MIB)).collect();
     let devices = thread::scope(|scope| {
         let attaching: Vec<_> = images
             .iter()
@@ -219,8 +221,8 @@ fn many_at_once_all_get_a_device_of_their_own() {
 
 #[test]
 fn an_image_behind_a_symbolic_link_is_refused() {
-    let place = TestDirectory::new();
-    let link = place.path("link");
-    symlink(place.image("image", MIB), &link).unwrap();
+    let directory = TestDirectory::new();
+    let link = directory.path("link");
+    symlink(directory.image("image", MIB), &link).unwrap();
     assert_eq!(LoopDevice::attach(&link, AUTOCLEAR).unwrap_err().errno(), Some(libc::ELOOP));
 }

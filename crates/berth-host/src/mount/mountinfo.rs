@@ -55,7 +55,7 @@ pub(crate) fn listed_at(target: &Path) -> Result<Option<MountInfo>> {
     Ok(topmost(layers_at(target)?))
 }
 
-/// Everything mounted at a place, by name alone.
+/// Everything mounted at a path, by name alone.
 pub(crate) fn layers_at(target: &Path) -> Result<Vec<MountInfo>> {
     let target = plain(target);
     let (Some(parent), Some(name)) = (target.parent(), target.file_name()) else { return Ok(Vec::new()) };
@@ -68,7 +68,7 @@ fn layers(mounts: Vec<MountInfo>, target: &Path) -> Vec<MountInfo> {
     mounts.into_iter().filter(|mount| mount.target == target).collect()
 }
 
-/// The one of a place's layers that is seen.
+/// The topmost of the mounts at a path.
 pub(crate) fn topmost(layers: Vec<MountInfo>) -> Option<MountInfo> {
     let covered: Vec<_> = layers.iter().map(|mount| mount.parent).collect();
     layers.into_iter().rfind(|mount| !covered.contains(&mount.id))

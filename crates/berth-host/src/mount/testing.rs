@@ -77,7 +77,7 @@ pub(crate) fn shut_down(mount_point: &Path) {
     unsafe { ioctl(&root, Setter::<GOING_DOWN, u32>::new(NO_LOG_FLUSH)) }.unwrap();
 }
 
-/// Whether no loop device is attached to `image`, once those who only look at loop devices have let go.
+/// Whether no loop device is attached to `image`, once those who only read loop devices have closed them.
 pub(crate) fn is_detached(image: &Path) -> bool {
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(5) {

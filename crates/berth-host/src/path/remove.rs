@@ -37,7 +37,7 @@ pub(super) enum Scope {
 pub(super) fn tree(parent: &Dir, name: &OsStr, scope: Scope) -> Result<Change> {
     let path = parent.path().join(name);
     let c_name = CString::new(name.as_bytes()).doing("remove", &path)?;
-    let Some(stat) = stat_entry(parent.as_fd(), &c_name).doing("look at", &path)? else {
+    let Some(stat) = stat_entry(parent.as_fd(), &c_name).doing("stat", &path)? else {
         return Ok(Change::AlreadyTrue);
     };
     if is_mount_point(&stat) {
@@ -73,35 +73,35 @@ struct Removal {
 }
 
 impl Visitor for Removal {
-    fn file(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
+    fn file(&mut self, location: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
         if self.scope == Scope::EmptyDirectories {
-            return Err(place.failed("leave alone")(Errno::NOTEMPTY));
+            return Err(location.failed("leave alone")(Errno::NOTEMPTY));
         }
-        match unlink(place.parent, place.name, AtFlags::empty(), Parent::Inside) {
+        match unlink(location.parent, location.name, AtFlags::empty(), Parent::Inside) {
             // A directory now: the next round gets it.
             Ok(()) | Err(Errno::NOENT | Errno::ISDIR) => Ok(()),
-            Err(error) => Err(place.failed("remove")(error)),
+            Err(error) => Err(location.failed("remove")(error)),
         }
     }
 
-    fn approach(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
-        make_accessible(place.parent, place.name, stat).map_err(place.failed("make accessible"))
+    fn approach(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()> {
+        make_accessible(location.parent, location.name, stat).map_err(location.failed("make accessible"))
     }
 
     fn enter(&mut self, _place: &EntryLocation<'_>, _directory: BorrowedFd<'_>, _stat: &Statx) -> Result<()> {
         Ok(())
     }
 
-    fn leave(&mut self, place: &EntryLocation<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
-        match unlink(place.parent, place.name, AtFlags::REMOVEDIR, Parent::Inside) {
+    fn leave(&mut self, location: &EntryLocation<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
+        match unlink(location.parent, location.name, AtFlags::REMOVEDIR, Parent::Inside) {
             // Not empty: nor is then the top, which starts the next round.
             Ok(()) | Err(Errno::NOENT | Errno::NOTEMPTY) => Ok(()),
-            Err(error) => Err(place.failed("remove the directory")(error)),
+            Err(error) => Err(location.failed("remove the directory")(error)),
         }
     }
 
-    fn mount_point(&mut self, place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
-        Err(place.failed("remove the mount point")(Errno::XDEV))
+    fn mount_point(&mut self, location: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
+        Err(location.failed("remove the mount point")(Errno::XDEV))
     }
 }
 

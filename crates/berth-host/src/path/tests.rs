@@ -31,7 +31,7 @@ fn mode(path: &Path) -> u32 {
     fs::metadata(path).unwrap().mode() & 0o7777
 }
 
-/// A directory, and beside it a file that must stay out of reach.
+/// A directory, and next to it a file that must stay out of reach.
 fn inside_and_outside() -> (TempDir, Dir) {
     let holder = tempfile::tempdir().unwrap();
     fs::create_dir(holder.path().join("inside")).unwrap();

@@ -33,7 +33,7 @@ pub(crate) const INSIDE: ResolveFlags = BENEATH.union(ResolveFlags::NO_XDEV);
 /// What to do with the entries of a tree.
 pub(crate) trait Visitor {
     /// Any entry that is no directory.
-    fn file(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
+    fn file(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
 
     /// A directory about to be opened.
     fn approach(&mut self, _place: &EntryLocation<'_>, _stat: &Statx) -> Result<()> {
@@ -41,7 +41,7 @@ pub(crate) trait Visitor {
     }
 
     /// A directory now open, before its entries.
-    fn enter(&mut self, place: &EntryLocation<'_>, directory: BorrowedFd<'_>, stat: &Statx) -> Result<()>;
+    fn enter(&mut self, location: &EntryLocation<'_>, directory: BorrowedFd<'_>, stat: &Statx) -> Result<()>;
 
     /// A directory after its entries.
     fn leave(&mut self, _place: &EntryLocation<'_>, _directory: BorrowedFd<'_>) -> Result<()> {
@@ -49,7 +49,7 @@ pub(crate) trait Visitor {
     }
 
     /// A file or directory something is mounted on.
-    fn mount_point(&mut self, place: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
+    fn mount_point(&mut self, location: &EntryLocation<'_>, stat: &Statx) -> Result<()>;
 
     /// An entry was listed and then gone, or something else.
     fn vanished(&mut self) {}
@@ -151,13 +151,13 @@ impl Walk<'_> {
             self.unvisited.pop();
             if !self.unvisited.is_empty() {
                 let (name, directory) = self.descent.pop().doing("go back up inside", self.top)?;
-                visitor.leave(&self.place(&name), directory.as_fd())?;
+                visitor.leave(&self.location(&name), directory.as_fd())?;
             }
         }
         Ok(())
     }
 
-    fn place<'a>(&'a self, name: &'a CStr) -> EntryLocation<'a> {
+    fn location<'a>(&'a self, name: &'a CStr) -> EntryLocation<'a> {
         EntryLocation { parent: self.descent.current(), name, top: self.top, descent: &self.descent }
     }
 
@@ -174,7 +174,7 @@ impl Walk<'_> {
                     visitor.vanished();
                     break;
                 }
-                Err(error) => return Err(self.place(c"").failed("list")(error)),
+                Err(error) => return Err(self.location(c"").failed("list")(error)),
             };
             let name = entry.file_name();
             if name == c"." || name == c".." {
@@ -184,12 +184,12 @@ impl Walk<'_> {
                 directories.push(name.to_owned());
                 continue;
             }
-            let place = self.place(name);
-            match stat_entry(place.parent, name).map_err(place.failed("look at"))? {
+            let location = self.location(name);
+            match stat_entry(location.parent, name).map_err(location.failed("stat"))? {
                 None => visitor.vanished(),
                 Some(stat) if file_type(&stat) == FileType::Directory => directories.push(name.to_owned()),
-                Some(stat) if is_mount_point(&stat) => visitor.mount_point(&place, &stat)?,
-                Some(stat) => visitor.file(&place, &stat)?,
+                Some(stat) if is_mount_point(&stat) => visitor.mount_point(&location, &stat)?,
+                Some(stat) => visitor.file(&location, &stat)?,
             }
         }
         self.buffer = buffer;
@@ -198,25 +198,25 @@ impl Walk<'_> {
     }
 
     fn descend(&mut self, name: CString, visitor: &mut impl Visitor) -> Result<()> {
-        let place = self.place(&name);
-        let Some(stat) = stat_entry(place.parent, &name).map_err(place.failed("look at"))? else {
+        let location = self.location(&name);
+        let Some(stat) = stat_entry(location.parent, &name).map_err(location.failed("stat"))? else {
             visitor.vanished();
             return Ok(());
         };
         if is_mount_point(&stat) {
-            return visitor.mount_point(&place, &stat);
+            return visitor.mount_point(&location, &stat);
         }
-        visitor.approach(&place, &stat)?;
-        let directory = match place.open(DIRECTORY) {
+        visitor.approach(&location, &stat)?;
+        let directory = match location.open(DIRECTORY) {
             Ok(Some(directory)) => directory,
             Ok(None) => {
                 visitor.vanished();
                 return Ok(());
             }
-            Err(Errno::XDEV) => return visitor.mount_point(&place, &stat),
-            Err(error) => return Err(place.failed("open the directory")(error)),
+            Err(Errno::XDEV) => return visitor.mount_point(&location, &stat),
+            Err(error) => return Err(location.failed("open the directory")(error)),
         };
-        visitor.enter(&place, directory.as_fd(), &stat)?;
+        visitor.enter(&location, directory.as_fd(), &stat)?;
         self.descent.push(name, directory).doing("descend inside", self.top)?;
         self.read(visitor)
     }
