@@ -9,6 +9,7 @@ pub mod crash;
 pub mod csi;
 pub mod disk;
 pub mod driver;
+pub mod flex;
 pub mod machine;
 pub mod nfs;
 pub mod observe;

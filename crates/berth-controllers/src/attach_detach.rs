@@ -1,8 +1,9 @@
 //! Attaches volumes to the nodes whose pods need them, and detaches them when nobody does.
 //!
 //! Reads: Pod, PVC, PV, CSIDriver, Node, VolumeAttachment. Writes: VolumeAttachment (creates, deletes), Node
-//! `status.volumesAttached`. Events: `SuccessfulAttachVolume`, `FailedAttachVolume` on pods. Never calls CSI: the
-//! driver's attacher acts on VolumeAttachments and says in their status what became of it.
+//! `status.volumesAttached`, and an annotation for FlexVolumes. Events: `SuccessfulAttachVolume`, `FailedAttachVolume` on pods. Never calls CSI: the
+//! driver's attacher acts on VolumeAttachments and says in their status what became of it. FlexVolume drivers are
+//! called from here (`flex.rs`), and what they attached is what nodes' statuses say.
 //!
 //! Each volume is looked at by itself, on all nodes at once, when anything it depends on changes. What is attached is
 //! what VolumeAttachments say, so there is nothing to recover at a start and nothing to verify later. A volume leaves a
@@ -11,6 +12,7 @@
 //!
 //! Unlike kube-controller-manager it leaves attachments to nodes alone that attach by themselves.
 
+mod flex;
 mod names;
 mod observe;
 mod plan;
@@ -23,6 +25,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_flex::Drivers;
 use berth_kube::storage;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Result};
@@ -35,6 +38,7 @@ use kube::api::ObjectMeta;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
+use flex::FlexAttachments;
 use observe::{VolumeMemory, World};
 use plan::{Action, Detach, plan};
 use reports::Reports;
@@ -42,12 +46,13 @@ use reports::Reports;
 const COMPONENT: &str = "attachdetach-controller";
 const WORKERS: usize = 64;
 
-/// Runs until the cluster's shutdown.
-pub async fn run(cluster: Cluster) {
+/// Runs until the cluster's shutdown; `flex` are the FlexVolume drivers that attach volumes from here.
+pub async fn run(cluster: Cluster, flex: Option<Drivers>) {
     let cluster = cluster.named(COMPONENT);
     let backoff = Backoff { first: Duration::from_millis(50), ..Backoff::default() };
     let queue = cluster.queue("attach-detach", backoff);
-    let world = World::new(&cluster);
+    let flex = flex.map(|drivers| Arc::new(FlexAttachments::new(drivers, queue.clone())));
+    let world = World::new(&cluster, flex.clone());
     let reports = Reports::new(&cluster, queue.clone());
     let controller = Arc::new(Controller {
         recorder: Recorder::new(&cluster, COMPONENT, ""),
@@ -56,6 +61,13 @@ pub async fn run(cluster: Cluster) {
         known: Mutex::default(),
         cluster: cluster.clone(),
     });
+    if let Some(flex) = &flex {
+        tokio::select! {
+            () = cluster.shutdown().cancelled() => return,
+            () = world.nodes.synced() => controller.recover_flex(flex),
+        }
+    }
+    let verifying = controller.clone().follow_flex(flex);
     // Each volume is looked at when something it depends on changes.
     let (of_pod, of_claim, of_attachment) = (world.clone(), world.clone(), world.clone());
     let (of_driver, of_node) = (world.clone(), world.clone());
@@ -75,7 +87,7 @@ pub async fn run(cluster: Cluster) {
             touched(&of_node, before.map(AsRef::as_ref), after.map(AsRef::as_ref))
         })
         .run(WORKERS, move |volume| controller.clone().reconcile(volume));
-    tokio::join!(volumes, reports.run());
+    tokio::join!(volumes, reports.run(), verifying);
 }
 
 struct Controller {
@@ -90,12 +102,32 @@ struct Controller {
 impl Controller {
     async fn reconcile(self: Arc<Self>, volume: String) -> Result<Next> {
         let volume = volume.as_str();
+        if names::split(volume).is_none() {
+            // Who works on it adds it again, and so does a driver that comes.
+            let flex = self.world.flex.as_ref();
+            if !flex.is_some_and(|flex| flex.is_known(volume) && !flex.is_busy(volume)) {
+                return Ok(Next::Done);
+            }
+        }
         let known = self.known().get(volume).cloned().unwrap_or_default();
         let observed = self.world.observe(volume, &known, |node| self.reports.settled(node, volume));
         let mut again = None;
         for action in plan(&observed) {
             if let Action::Again(after) = action {
                 again = Some(again.map_or(after, |known: Duration| known.min(after)));
+            } else if names::split(volume).is_none()
+                && let Action::Attach { node } = &action
+            {
+                self.attach_flex(volume, node);
+            } else if names::split(volume).is_none()
+                && let Action::Detach { node, verify, .. } = &action
+            {
+                self.detach_flex(volume, node, *verify).await?;
+            } else if names::split(volume).is_none()
+                && let Action::Report { node, attached: false } = &action
+            {
+                self.note_detaching(volume, node).await?;
+                self.apply(volume, action).await?;
             } else {
                 self.apply(volume, action).await?;
             }
@@ -142,7 +174,10 @@ impl Controller {
                     Err(plan::conflict_message(name, &pod.namespace().unwrap_or_default(), &users))
                 });
             }
-            Action::Report { node, attached } => self.reports.set(&node, volume, attached),
+            Action::Report { node, attached } => {
+                let device = || self.world.flex.as_ref().map(|flex| flex.device(volume, &node));
+                self.reports.set(&node, volume, attached.then(|| device().unwrap_or_default()));
+            }
             Action::Detach { node, verify, why } => self.detach(volume, &node, verify, why).await?,
             Action::Wanted { node } => self.remember(volume, &node, |known| known.unwanted = None),
             Action::Forget { node } => self.remember(volume, &node, |known| *known = VolumeMemory::default()),
@@ -157,9 +192,8 @@ impl Controller {
     async fn attach(&self, volume: &str, node: &str) -> Result<()> {
         let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
         let users = self.world.users(volume);
-        let Some((_, object)) = users.iter().find(|(pod, _)| storage::node_of_pod(pod) == node) else {
-            return Ok(());
-        };
+        let here = users.iter().find(|user| storage::node_of_pod(&user.pod) == node);
+        let Some(object) = here.and_then(|user| user.volume.as_ref()) else { return Ok(()) };
         self.remember(volume, node, |known| {
             *known = VolumeMemory { attaching: Some(Instant::now()), ..VolumeMemory::default() }
         });
@@ -209,11 +243,7 @@ impl Controller {
         let Some((driver, handle)) = names::split(volume) else { return Ok(()) };
         let attachment = storage::attachment_name(driver, handle, node);
         let Some(attachment) = self.world.attachments.named(&attachment) else { return Ok(()) };
-        if verify
-            && let Some(fresh) = self.cluster.fetch::<Node>(&Key::cluster(node)).await?
-            && observe::in_use(&fresh).chain(observe::attached(&fresh)).any(|name| name == volume)
-        {
-            // The cache knows it now too, so the volume is looked at again.
+        if verify && self.is_spoken_of(volume, node).await? {
             return Ok(());
         }
         match why {
@@ -232,6 +262,15 @@ impl Controller {
         self.cluster.delete(attachment.as_ref()).await
     }
 
+    /// Whether the node's status, read afresh, still names the volume; the cache then knows it too, and the volume is
+    /// looked at again.
+    async fn is_spoken_of(&self, volume: &str, node: &str) -> Result<bool> {
+        let fresh = self.cluster.fetch::<Node>(&Key::cluster(node)).await?;
+        Ok(fresh.is_some_and(|node| {
+            observe::in_use(&node).chain(observe::attached(&node)).any(|name| name == volume)
+        }))
+    }
+
     /// Tells the pods that want the volume on the node: good news or bad.
     fn record_for_pods(
         &self,
@@ -239,13 +278,14 @@ impl Controller {
         node: &str,
         message: impl Fn(&Pod, &str) -> Result<String, String>,
     ) {
-        for (pod, object) in self.world.users(volume) {
-            if storage::node_of_pod(&pod) != node {
+        for user in self.world.users(volume) {
+            let pod = user.pod.as_ref();
+            if storage::node_of_pod(pod) != node {
                 continue;
             }
-            match message(&pod, &object.name_any()) {
-                Ok(good) => self.recorder.normal(pod.as_ref(), events::SUCCESSFUL_ATTACH_VOLUME, good),
-                Err(bad) => self.recorder.warning(pod.as_ref(), events::FAILED_ATTACH_VOLUME, bad),
+            match message(pod, &user.volume_name(volume)) {
+                Ok(good) => self.recorder.normal(pod, events::SUCCESSFUL_ATTACH_VOLUME, good),
+                Err(bad) => self.recorder.warning(pod, events::FAILED_ATTACH_VOLUME, bad),
             }
         }
     }

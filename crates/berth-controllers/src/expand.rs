@@ -1,10 +1,19 @@
-//! Expansion: tells that a claim that was made larger waits for its driver's resizer.
+//! Expansion: tells that a claim that was made larger waits for its driver's resizer, and makes FlexVolumes larger.
 //!
-//! Reads: PersistentVolumeClaim, PersistentVolume. Writes nothing. Events as `volume_expand`. Volumes of plugins other
-//! than CSI cannot be expanded here, and the event says so by being a warning.
+//! Reads: PersistentVolumeClaim, PersistentVolume. Writes, for FlexVolumes only: the claim's status, and the volume's
+//! capacity. FlexVolume drivers are asked nothing here, as in kube-controller-manager: the volume counts as expanded, and
+//! the node has the driver grow the filesystem (`expandfs`). Events as `volume_expand`. Volumes of other plugins cannot be
+//! expanded here, and the event says so by being a warning.
 
-use berth_core::names::events;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use std::sync::Arc;
+
+use berth_core::names::{STORAGE_RESIZER, events};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    PersistentVolume, PersistentVolumeClaim, PersistentVolumeClaimCondition, PersistentVolumeClaimStatus,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt as _;
 
 use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Severity, reference};
 
@@ -30,15 +39,82 @@ pub async fn run(cluster: Cluster) {
         .run(WORKERS, |key| {
             let claim = claims.get(&key).filter(|claim| waits(claim));
             let volume = claim.as_ref().and_then(|claim| volumes.named(storage::volume_name(claim)));
-            if let Some((claim, volume)) = claim.zip(volume)
-                && let Some(severity) = plan(&claim, &volume)
-            {
-                let message = "waiting for an external controller to expand this PVC";
-                recorder.record(reference(claim.as_ref()), severity, events::EXTERNAL_EXPANDING, message);
+            let (cluster, recorder) = (cluster.clone(), recorder.clone());
+            async move {
+                let Some((claim, volume)) = claim.zip(volume) else { return Ok::<_, Error>(Next::Done) };
+                let Some(severity) = plan(&claim, &volume) else { return Ok(Next::Done) };
+                if let Some(flex) = volume.spec.as_ref().and_then(|spec| spec.flex_volume.as_ref()) {
+                    expand_flex(&cluster, &recorder, claim, &volume, &flex.driver).await?;
+                } else {
+                    let message = "waiting for an external controller to expand this PVC";
+                    recorder.record(reference(claim.as_ref()), severity, events::EXTERNAL_EXPANDING, message);
+                }
+                Ok(Next::Done)
             }
-            async { Ok::<_, Error>(Next::Done) }
         })
         .await;
+}
+
+/// Makes the volume of a FlexVolume driver as large as its claim asks, and leaves its filesystem to the node. Begins
+/// anew after a crash: each step writes what the last one may have written.
+async fn expand_flex(
+    cluster: &Cluster,
+    recorder: &Recorder,
+    mut claim: Arc<PersistentVolumeClaim>,
+    volume: &PersistentVolume,
+    driver: &str,
+) -> Result<(), Error> {
+    let requests = claim.spec.as_ref().and_then(|spec| spec.resources.as_ref()?.requests.as_ref());
+    let Some(size) = requests.and_then(|requests| requests.get("storage")).cloned() else { return Ok(()) };
+    let is_large = storage::capacity(volume) >= storage::requested(&claim);
+    if is_large && resize_status(&claim).is_some_and(|status| status.starts_with("NodeResize")) {
+        return Ok(());
+    }
+    if claim.annotations().get(STORAGE_RESIZER).is_none_or(|resizer| resizer != driver) {
+        let note = |claim: &mut PersistentVolumeClaim| {
+            claim.annotations_mut().insert(STORAGE_RESIZER.to_owned(), driver.to_owned());
+        };
+        claim = cluster.update(claim.as_ref(), note).await?;
+    }
+    let begin = |claim: &mut PersistentVolumeClaim| {
+        let status = claim.status.get_or_insert_default();
+        status.allocated_resources.get_or_insert_default().insert("storage".to_owned(), size.clone());
+        set_resize(status, "ControllerResizeInProgress", "Resizing");
+    };
+    claim = cluster.update_status(claim.as_ref(), begin).await?;
+    if !is_large {
+        let enlarge = |volume: &mut PersistentVolume| {
+            let spec = volume.spec.get_or_insert_default();
+            spec.capacity.get_or_insert_default().insert("storage".to_owned(), size.clone());
+        };
+        cluster.update(volume, enlarge).await?;
+    }
+    let pending = |claim: &mut PersistentVolumeClaim| {
+        set_resize(claim.status.get_or_insert_default(), "NodeResizePending", "FileSystemResizePending");
+    };
+    let claim = cluster.update_status(claim.as_ref(), pending).await?;
+    let message = "Require file system resize of volume on node";
+    recorder.normal(claim.as_ref(), events::FILE_SYSTEM_RESIZE_REQUIRED, message);
+    Ok(())
+}
+
+/// How far the expansion of a claim is.
+fn resize_status(claim: &PersistentVolumeClaim) -> Option<&String> {
+    claim.status.as_ref()?.allocated_resource_statuses.as_ref()?.get("storage")
+}
+
+/// Sets how far an expansion is, and the one condition that tells it.
+fn set_resize(status: &mut PersistentVolumeClaimStatus, resize: &str, condition: &str) {
+    let statuses = status.allocated_resource_statuses.get_or_insert_default();
+    statuses.insert("storage".to_owned(), resize.to_owned());
+    let conditions = status.conditions.get_or_insert_default();
+    conditions.retain(|known| !matches!(known.type_.as_str(), "Resizing" | "FileSystemResizePending"));
+    conditions.push(PersistentVolumeClaimCondition {
+        type_: condition.to_owned(),
+        status: "True".to_owned(),
+        last_transition_time: Some(Time(Timestamp::now())),
+        ..PersistentVolumeClaimCondition::default()
+    });
 }
 
 /// Whether a bound claim asks for more than it has.

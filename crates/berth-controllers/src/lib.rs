@@ -5,8 +5,8 @@
 //! | [`persistent_volumes`] | the PV controller: binds claims and volumes, hands claims to provisioners, reclaims volumes |
 //! | [`protection`] | the finalizers that keep claims, volumes and attribute classes while they are used |
 //! | [`ephemeral`] | the claims of generic ephemeral volumes |
-//! | [`expand`] | an event on each claim that waits for its driver's resizer |
-//! | [`attach_detach`] | VolumeAttachments for the pods of each node |
+//! | [`expand`] | an event on each claim that waits for its driver's resizer; larger FlexVolumes, for the node to grow |
+//! | [`attach_detach`] | VolumeAttachments for the pods of each node; `attach` and `detach` of FlexVolume drivers |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
 //! | [`workloads`] | Deployments and ReplicaSets |
 //!
@@ -33,17 +33,18 @@ pub mod protection;
 pub mod scheduler;
 pub mod workloads;
 
+use berth_flex::Drivers;
 use berth_kube::Cluster;
 
-/// Runs every loop until the cluster's shutdown.
-pub async fn run(cluster: Cluster) {
+/// Runs every loop until the cluster's shutdown; `flex` are the FlexVolume drivers that attach volumes from here.
+pub async fn run(cluster: Cluster, flex: Drivers) {
     tokio::join!(
         persistent_volumes::run(cluster.clone()),
         protection::run(cluster.clone()),
         ephemeral::run(cluster.clone()),
         expand::run(cluster.clone()),
         scheduler::run(cluster.clone()),
-        attach_detach::run(cluster.clone()),
+        attach_detach::run(cluster.clone(), Some(flex)),
         workloads::run(cluster),
     );
 }

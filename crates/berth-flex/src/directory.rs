@@ -145,22 +145,23 @@ impl Shared {
 
     /// Returns when the directory itself is gone, and must be made and watched again.
     async fn follow_with(self: &Arc<Self>, inotify: &mut Inotify) -> io::Result<()> {
-        let mut events = Events { all: true, ..Events::default() };
+        let mut events = Events::default();
         loop {
             inotify.add(&self.directory)?;
-            let found = find(&self.directory)?;
-            for name in found.keys() {
+            for name in directories(&self.directory)? {
                 // It may be gone again by now; then its parent tells.
                 let _ = inotify.add(&self.directory.join(name.directory()));
             }
-            // Once more, for what came before its directory was watched.
-            let found = if events.all { find(&self.directory)? } else { found };
-            self.take(found, &events.touched);
+            // Only now, so that nothing can come unnoticed into a directory that was not watched yet.
+            let found = directories(&self.directory)?.into_iter().filter_map(|name| {
+                let identity = identity(&name.path_below(&self.directory))?;
+                Some((name, identity))
+            });
+            self.take(found.collect(), &events.touched);
             events = inotify.next().await?;
             if events.gone && !self.directory.exists() {
                 self.take(BTreeMap::new(), &HashSet::new());
                 fs::create_dir_all(&self.directory)?;
-                events.all = true;
             }
         }
     }
@@ -252,9 +253,9 @@ impl Shared {
     }
 }
 
-/// The executables of drivers in a plugin directory.
-fn find(directory: &Path) -> io::Result<BTreeMap<DriverName, Identity>> {
-    let mut found = BTreeMap::new();
+/// The drivers that have a directory in a plugin directory, whether or not their executables are there.
+fn directories(directory: &Path) -> io::Result<Vec<DriverName>> {
+    let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let file_name = entry.file_name();
@@ -263,15 +264,11 @@ fn find(directory: &Path) -> io::Result<BTreeMap<DriverName, Identity>> {
         if !entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             continue;
         }
-        let name = match DriverName::from_directory(text) {
-            Ok(name) => name,
+        match DriverName::from_directory(text) {
+            Ok(name) => found.push(name),
             Err(error) => {
                 tracing::debug!(path = %entry.path().display(), %error, "no FlexVolume driver");
-                continue;
             }
-        };
-        if let Some(identity) = identity(&name.path_below(directory)) {
-            found.insert(name, identity);
         }
     }
     Ok(found)
@@ -286,8 +283,6 @@ fn identity(executable: &Path) -> Option<Identity> {
 /// What happened in watched directories.
 #[derive(Default)]
 struct Events {
-    /// Anything may have happened.
-    all: bool,
     /// A watched directory is gone.
     gone: bool,
     touched: HashSet<PathBuf>,
@@ -345,15 +340,12 @@ fn read(descriptor: &OwnedFd, watched: &HashMap<i32, PathBuf>) -> io::Result<Eve
         match reader.next() {
             Ok(event) => {
                 some = true;
-                events.all |= event.events().contains(ReadFlags::QUEUE_OVERFLOW);
                 events.gone |= event
                     .events()
                     .intersects(ReadFlags::DELETE_SELF | ReadFlags::MOVE_SELF | ReadFlags::IGNORED);
                 let name = event.file_name().and_then(|name| name.to_str().ok());
                 if let (Some(directory), Some(name)) = (watched.get(&event.wd()), name) {
                     events.touched.insert(directory.join(name));
-                    // A directory that came is watched from now on, after somebody may have written into it.
-                    events.all |= event.events().contains(ReadFlags::ISDIR);
                 }
             }
             Err(_) if some => return Ok(events),
@@ -439,7 +431,6 @@ mod tests {
         plugins.until("a/d", Result::is_err).await;
         fs::remove_dir_all(plugins.top()).unwrap();
         plugins.until("plain", Result::is_err).await;
-        plugins.until("plain", |_| plugins.top().exists()).await;
         plugins.install("plain", "plain", true);
         plugins.until("plain", |driver| is_attachable(driver) == Some(true)).await;
     }
@@ -455,6 +446,16 @@ mod tests {
         plugins.until("slow/d", |driver| matches!(driver, Err(why) if why.contains("chmod +x"))).await;
         fs::set_permissions(directory.join("d"), fs::Permissions::from_mode(0o755)).unwrap();
         plugins.until("slow/d", |driver| is_attachable(driver) == Some(true)).await;
+    }
+
+    #[tokio::test]
+    async fn an_executable_that_comes_long_after_its_directory_is_found() {
+        let plugins = Plugins::new();
+        fs::create_dir_all(plugins.top().join("late~d")).unwrap();
+        plugins.install("z~last", "last", false);
+        plugins.until("z/last", Result::is_ok).await;
+        plugins.install("late~d", "d", false);
+        plugins.until("late/d", Result::is_ok).await;
     }
 
     #[tokio::test]

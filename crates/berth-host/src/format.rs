@@ -153,6 +153,20 @@ pub fn make(image: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
     draft.replace(image)
 }
 
+/// Makes a filesystem on the block device `device`, which must be blank.
+///
+/// A device that is not blank is an error of kind `AlreadyExists`. One that was being formatted when this process was
+/// killed is not blank.
+pub fn make_on_device(device: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
+    match probe(device)? {
+        Content::Blank => make_in(device, fs, deadline),
+        content => {
+            let there = format!("there is already {content}");
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, there)).doing(&format!("make {fs} on"), device)
+        }
+    }
+}
+
 /// Grows an unmounted filesystem to the size of its image.
 ///
 /// Only ext4 can: the others grow mounted, and are an error of kind `Unsupported` here. A resize2fs that is killed can

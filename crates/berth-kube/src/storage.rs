@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth_core::names::{BETA_STORAGE_CLASS, BIND_COMPLETED, CSI_VOLUME_PREFIX};
+use berth_core::names::{BETA_STORAGE_CLASS, BIND_COMPLETED, CSI_VOLUME_PREFIX, IN_TREE_PLUGIN_PREFIX};
 use k8s_openapi::api::core::v1::{
     CSIPersistentVolumeSource, PersistentVolume, PersistentVolumeClaim, Pod, Volume,
 };
@@ -145,9 +145,26 @@ pub fn volumes_by_handle(volumes: &Cache<PersistentVolume>, driver: &str) -> Ind
     volumes.index(move |volume| handle_of_volume(volume, &driver).map(str::to_owned).into_iter().collect())
 }
 
-/// A volume's name in a node's status: `kubernetes.io/csi/<driver>^<handle>`; `None` for volumes that are not CSI's.
+/// A volume's name in a node's status: `kubernetes.io/csi/<driver>^<handle>` or, for FlexVolume drivers,
+/// `<vendor>/<driver>/<name>`; `None` for volumes of other kinds.
 pub fn unique_name(volume: &PersistentVolume) -> Option<String> {
-    csi_source(volume).map(|csi| format!("{CSI_VOLUME_PREFIX}{}^{}", csi.driver, csi.volume_handle))
+    let flex = || {
+        let flex = volume.spec.as_ref()?.flex_volume.as_ref()?;
+        Some(flex_unique_name(&flex.driver, &volume.name_any()))
+    };
+    csi_source(volume)
+        .map(|csi| format!("{CSI_VOLUME_PREFIX}{}^{}", csi.driver, csi.volume_handle))
+        .or_else(flex)
+}
+
+/// The name in a node's status of a FlexVolume; `name` is the PersistentVolume's, or the volume's name in its pod.
+pub fn flex_unique_name(driver: &str, name: &str) -> String {
+    format!("{driver}/{name}")
+}
+
+/// Driver and name of a FlexVolume, from its name in a node's status; `None` for what Kubernetes' own plugins name.
+pub fn split_flex_unique_name(unique: &str) -> Option<(&str, &str)> {
+    if unique.starts_with(IN_TREE_PLUGIN_PREFIX) { None } else { unique.rsplit_once('/') }
 }
 
 /// The name of what is made for an object, by the object's UID: `pvc-<uid>` for a claim, `snapcontent-<uid>` for a

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use berth_core::hex;
-use berth_core::names::CSI_PLUGIN;
+use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN};
 use sha2::{Digest, Sha256};
 
 /// The kubelet's layout below one directory.
@@ -81,6 +81,21 @@ impl Layout {
     /// Where a CSI block volume is published for a pod.
     pub fn csi_device_publish(&self, name: &str, uid: &str) -> PathBuf {
         self.csi_device("publish").join(name).join(uid)
+    }
+
+    /// Where all FlexVolume drivers mount their devices, by driver.
+    pub fn flex_devices(&self) -> PathBuf {
+        self.plugins().join(FLEX_PLUGIN)
+    }
+
+    /// Where a FlexVolume driver mounts its devices; `driver` as in `vendor/driver`.
+    pub fn flex_mounts(&self, driver: &str) -> PathBuf {
+        self.flex_devices().join(driver).join("mounts")
+    }
+
+    /// Where FlexVolume drivers are installed, unless somewhere else.
+    pub fn volume_plugins(&self) -> PathBuf {
+        self.root.join("volumeplugins")
     }
 
     /// The log of one run of a container.

@@ -15,8 +15,8 @@
 //!   writes the pod's status.
 //! - `volumes` compares what pods want with what is mounted and plans the difference (`volumes/plan.rs`, a pure
 //!   function); one worker at a time per device, none waits for another's.
-//! - `plugin` is the interface of a kind of volume; `plugins` holds them: CSI, emptyDir, hostPath, configMap, secret,
-//!   downwardAPI, projected.
+//! - `plugin` is the interface of a kind of volume; `plugins` holds them: CSI, FlexVolume, emptyDir, hostPath,
+//!   configMap, secret, downwardAPI, projected.
 //! - `registration` lets CSI drivers join; `machine` keeps the Node and CSINode objects; `tokens` keeps the tokens of
 //!   service accounts; `layout` says where things lie on disk.
 //!
@@ -48,6 +48,8 @@
 //!         address: None,
 //!         environment: Vec::new(),
 //!         hidden: Vec::new(),
+//!         volume_plugins: None,
+//!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
 //!     })
 //!     .await?;
 //!     // Works until the cluster's shutdown; pods go on running.

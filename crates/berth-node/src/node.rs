@@ -10,8 +10,9 @@ use async_trait::async_trait;
 use berth_host::path::Dir;
 use berth_kube::{Cluster, Recorder};
 use bytes::Bytes;
-use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::BoxStream;
+use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::ResourceExt as _;
@@ -21,7 +22,7 @@ use crate::layout::Layout;
 use crate::machine::{self, Machine};
 use crate::plugin::{Failed, Plugin};
 use crate::plugins::csi::Csi;
-use crate::plugins::{Refresh, plugins};
+use crate::plugins::{Flex, Refresh, plugins};
 use crate::pods::{self, Pods};
 use crate::registration::{self, Drivers};
 use crate::tokens::Tokens;
@@ -46,6 +47,10 @@ pub struct Options {
     pub environment: Vec<(String, String)>,
     /// Directories of the machine that containers do not see, beside the node's own.
     pub hidden: Vec<PathBuf>,
+    /// Where FlexVolume drivers are installed; below the node's directory if `None`.
+    pub volume_plugins: Option<PathBuf>,
+    /// How long FlexVolume drivers may take.
+    pub volume_plugin_timeouts: berth_flex::Timeouts,
 }
 
 /// Why a node could not start, or cannot do what it is asked.
@@ -98,6 +103,11 @@ impl Node {
         let machine = Machine::start(cluster.clone(), presented).await?;
         let drivers = registration::start(&cluster, machine.clone(), &layout.registry())?;
         let recorder = Recorder::new(&cluster, "kubelet", &options.name);
+        let flex = berth_flex::Drivers::watch(
+            options.volume_plugins.unwrap_or_else(|| layout.volume_plugins()),
+            options.volume_plugin_timeouts,
+            cluster.shutdown().clone(),
+        );
         // What stands on disk is read with what these say.
         cluster.cache::<CSIDriver>().synced().await;
         let queue = pods::queue();
@@ -106,7 +116,7 @@ impl Node {
         let volumes = Volumes::new(volumes::Options {
             cluster: cluster.clone(),
             layout: layout.clone(),
-            plugins: all_plugins(&layout, &cluster, &options.name, &drivers, &place),
+            plugins: all_plugins(&layout, &cluster, &options.name, &drivers, &flex, &recorder, &place),
             node: machine.clone(),
             recorder: recorder.clone(),
             changed: Box::new(move |uid| told.add(uid.to_owned())),
@@ -133,7 +143,9 @@ impl Node {
         let mut tasks = JoinSet::new();
         tasks.spawn(volumes.clone().run());
         tasks.spawn(pods.clone().run());
-        tasks.spawn(follow_drivers(cluster, drivers.clone(), volumes));
+        let registered = drivers.clone();
+        tasks.spawn(follow(cluster.clone(), volumes.clone(), move || registered.changed().boxed()));
+        tasks.spawn(follow(cluster, volumes, move || flex.changed().boxed()));
         Ok(Self { layout, machine, drivers, pods, runtime, tasks })
     }
 
@@ -217,6 +229,8 @@ fn all_plugins(
     cluster: &Cluster,
     node: &str,
     drivers: &Drivers,
+    flex: &berth_flex::Drivers,
+    recorder: &Recorder,
     volumes: &Arc<OnceLock<Weak<Volumes>>>,
 ) -> Vec<Arc<dyn Plugin>> {
     let volumes = volumes.clone();
@@ -228,6 +242,8 @@ fn all_plugins(
     let tokens = Tokens::new(cluster);
     let mut all = plugins(layout, cluster, node, &tokens, refresh);
     all.push(Arc::new(Csi::new(cluster, layout, node, drivers.clone(), tokens)));
+    // The last, as it owns the directories of every name that is a driver's.
+    all.push(Arc::new(Flex::new(cluster, layout, node, flex.clone(), recorder.clone())));
     all
 }
 
@@ -248,12 +264,16 @@ fn follow_attachments(cluster: &Cluster, name: &str, volumes: &Arc<Volumes>) {
     });
 }
 
-/// What waited for a driver is tried again when one comes.
-async fn follow_drivers(cluster: Cluster, drivers: Drivers, volumes: Arc<Volumes>) {
+/// What waited for a driver is tried again when one comes; `changed` gives a future that ends at the next change.
+async fn follow(
+    cluster: Cluster,
+    volumes: Arc<Volumes>,
+    changed: impl Fn() -> BoxFuture<'static, ()> + Send + Sync,
+) {
     let shutdown = cluster.shutdown();
-    let mut changed = Box::pin(drivers.changed());
-    while shutdown.run_until_cancelled(changed.as_mut()).await.is_some() {
-        changed = Box::pin(drivers.changed());
+    let mut next = changed();
+    while shutdown.run_until_cancelled(next.as_mut()).await.is_some() {
+        next = changed();
         volumes.retry();
     }
 }

@@ -81,7 +81,7 @@ impl PodVolume {
 /// disk.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) struct Placed {
-    /// The plugin's name, such as `kubernetes.io/csi`.
+    /// The name that its directory carries, such as `kubernetes.io/csi`, or a FlexVolume driver's.
     pub plugin: String,
     /// The uid of the pod that has the volume.
     pub pod_uid: String,
@@ -159,6 +159,17 @@ impl From<berth_host::Error> for Failed {
 pub(crate) trait Plugin: Send + Sync {
     /// Its name as the kubelet has it, such as `kubernetes.io/empty-dir`.
     fn name(&self) -> &'static str;
+
+    /// The name that the directories of a volume carry: the plugin's own, but for kinds where each driver has one.
+    fn name_of(&self, volume: &PodVolume) -> String {
+        let _ = volume;
+        self.name().to_owned()
+    }
+
+    /// Whether directories of this name are of its volumes.
+    fn owns(&self, name: &str) -> bool {
+        self.name() == name
+    }
 
     /// Whether it serves volumes of this source.
     fn serves(&self, source: &Source) -> bool;

@@ -8,18 +8,26 @@ pub(crate) mod csi;
 mod empty_dir;
 mod environment;
 mod fields;
+mod flex;
 mod host_path;
 mod objects;
 mod projected;
 mod scratch;
 
+use std::path::Path;
 use std::sync::Arc;
+use std::time::Instant;
 
-use berth_kube::Cluster;
+use berth_host::ownership::{GroupPolicy, apply_group};
+use berth_host::path::Dir;
+use berth_kube::timeline::Step;
+use berth_kube::{Cluster, Key};
+use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{Pod, SecurityContext, VolumeMount};
 use serde::Serialize;
 
 pub(crate) use self::environment::{environment, expand};
+pub(crate) use self::flex::Flex;
 pub(crate) use self::objects::{NodeFacts, Objects};
 use crate::layout::Layout;
 use crate::plugin::{Failed, Plugin, PodVolume, Source};
@@ -93,6 +101,54 @@ fn kind_of(object: &impl Serialize, others: &[&str]) -> Option<String> {
 fn fs_group(pod: &Pod) -> Option<u32> {
     let context = pod.spec.as_ref()?.security_context.as_ref()?;
     u32::try_from(context.fs_group?).ok()
+}
+
+/// Gives a volume that is mounted at `target` to the pod's group, by the pod's policy.
+async fn give_to_group(pod: &Pod, target: &Path, group: u32) -> berth_host::Result<()> {
+    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
+    let policy = match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
+        Some("OnRootMismatch") => GroupPolicy::OnRootMismatch,
+        _ => GroupPolicy::Always,
+    };
+    let target = target.to_owned();
+    blocking(move || Dir::open(&target).and_then(|top| apply_group(&top, group, policy, false))).await?;
+    Ok(())
+}
+
+/// The component that the timeline names for what drivers do on this node.
+const COMPONENT: &str = "volume-manager";
+
+/// Tells the timeline of what a driver did to bring a volume.
+fn record_step(
+    node: &str,
+    call: &str,
+    state: &str,
+    volume: &PodVolume,
+    begun: Instant,
+    failed: Option<&Failed>,
+) {
+    let claim = match &volume.source {
+        Source::Persistent { claim, .. } => Key::of(claim.as_ref()).to_string(),
+        Source::Inline(_) => String::new(),
+    };
+    let persistent = !claim.is_empty();
+    Step {
+        component: COMPONENT,
+        call,
+        state,
+        volume: if persistent { volume.spec_name() } else { "" },
+        claim: &claim,
+        pod: &Key::of(volume.pod.as_ref()).to_string(),
+        node,
+        ..Step::default()
+    }
+    .ended(begun, failed.map(|failed| failed.message.as_str()));
+}
+
+/// Tells the timeline of what a driver did to take a volume away.
+fn record_undone_step(node: &str, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
+    Step { component: COMPONENT, call, volume, node, ..Step::default() }
+        .ended(begun, failed.map(|failed| failed.message.as_str()));
 }
 
 /// The user that all containers of the pod run as, where there is one.

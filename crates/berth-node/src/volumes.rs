@@ -388,7 +388,9 @@ impl Volumes {
 async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> Result<PodVolume, String> {
     let name = wish.volume.name.clone();
     let Some(key) = &wish.claim else {
-        let read_only = wish.volume.csi.as_ref().and_then(|csi| csi.read_only).unwrap_or(false);
+        let csi = wish.volume.csi.as_ref().and_then(|csi| csi.read_only);
+        let flex = wish.volume.flex_volume.as_ref().and_then(|flex| flex.read_only);
+        let read_only = csi.or(flex).unwrap_or(false);
         let source = Source::Inline(wish.volume.clone());
         return Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only));
     };

@@ -76,6 +76,8 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
         sidecars: SIDECARS.to_vec(),
         flags: crate::up::default_flags()?,
+        volume_plugins: None,
+        volume_plugin_timeouts: berth_flex::Timeouts::default(),
     })
 }
 

@@ -80,6 +80,10 @@ pub(crate) struct Options {
     pub(crate) sidecars: Vec<Sidecar>,
     /// The flags of `berth up`, as far as they are the drivers'.
     pub(crate) flags: ArgMatches,
+    /// Where FlexVolume drivers are installed; in the node's directory if `None`.
+    pub(crate) volume_plugins: Option<PathBuf>,
+    /// How long FlexVolume drivers may take.
+    pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
 }
 
 /// All roles of one machine, running.
@@ -136,8 +140,8 @@ impl Stack {
                 move || collect::run(api.clone(), collect::Options::default(), loops.clone())
             }),
             role("controllers", &loops, {
-                let cluster = cluster.clone();
-                move || berth_controllers::run(cluster.clone())
+                let (cluster, flex) = (cluster.clone(), flex_drivers(&options, &layout, &loops));
+                move || berth_controllers::run(cluster.clone(), flex.clone())
             }),
         ];
         let mut lines = Vec::new();
@@ -160,7 +164,7 @@ impl Stack {
 
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
-        let node = start_node(&cluster, &options.node_name, &layout, &data_dir).await?;
+        let node = start_node(&cluster, &options, &layout, &data_dir).await?;
         let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
         pods.set(node).await;
         for driver in &drivers {
@@ -329,16 +333,29 @@ async fn serve_api(
     Ok((api, server, kubeconfig))
 }
 
-async fn start_node(cluster: &Cluster, name: &str, layout: &Layout, data_dir: &Path) -> anyhow::Result<Node> {
+/// The FlexVolume drivers as the controllers know them: these and the node each ask the drivers, as on a cluster.
+fn flex_drivers(options: &Options, layout: &Layout, loops: &CancellationToken) -> berth_flex::Drivers {
+    let directory = options.volume_plugins.clone().unwrap_or_else(|| layout.volume_plugins());
+    berth_flex::Drivers::watch(directory, options.volume_plugin_timeouts, loops.clone())
+}
+
+async fn start_node(
+    cluster: &Cluster,
+    options: &Options,
+    layout: &Layout,
+    data_dir: &Path,
+) -> anyhow::Result<Node> {
     let options = node::Options {
         cluster: cluster.clone(),
-        name: name.to_owned(),
+        name: options.node_name.clone(),
         directory: layout.root().to_owned(),
         program: std::env::current_exe().context("find this program")?,
         labels: BTreeMap::new(),
         address: None,
         environment: Vec::new(),
         hidden: vec![data_dir.to_owned()],
+        volume_plugins: options.volume_plugins.clone(),
+        volume_plugin_timeouts: options.volume_plugin_timeouts,
     };
     Node::start(options).await.context("start the node")
 }

@@ -18,7 +18,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::apiserver::EmptyStore;
 use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
-use crate::sidecars::Sidecar;
+use crate::sidecars::{Sidecar, go};
 use crate::stack::{self, Stack};
 use crate::{launch, logging};
 
@@ -48,6 +48,14 @@ pub(crate) struct Args {
     /// A driver to run; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
     drivers: Vec<String>,
+
+    /// Where FlexVolume drivers are installed, as VENDOR~DRIVER/DRIVER [default: node/volumeplugins in the data directory]
+    #[arg(long, value_name = "DIR")]
+    volume_plugin_dir: Option<PathBuf>,
+
+    /// How long a FlexVolume driver may take for a call before it is killed
+    #[arg(long, default_value = "10m", value_parser = go::positive_duration, value_name = "DURATION")]
+    volume_plugin_timeout: Duration,
 
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
@@ -137,6 +145,11 @@ pub(crate) async fn run(
         drivers: chosen(backends, &args.drivers),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
+        volume_plugins: args.volume_plugin_dir.clone(),
+        volume_plugin_timeouts: berth_flex::Timeouts {
+            call: args.volume_plugin_timeout,
+            init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),
+        },
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {

@@ -5,6 +5,7 @@ mod commands;
 mod crash;
 mod drivers;
 mod examples;
+mod flex;
 mod mycsi;
 mod nfs;
 mod pods;

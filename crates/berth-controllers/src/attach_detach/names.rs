@@ -32,6 +32,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_flex_volume_is_told_from_those_of_other_plugins() {
+        let split = berth_kube::storage::split_flex_unique_name;
+        assert_eq!(split("k8s/nfs/pv-1"), Some(("k8s/nfs", "pv-1")));
+        assert_eq!(split("dummy/pv-1"), Some(("dummy", "pv-1")));
+        assert_eq!(split("kubernetes.io/csi/d^h"), None);
+    }
+
+    #[test]
     fn a_handle_may_contain_the_separator() {
         assert_eq!(split("kubernetes.io/csi/d.example^a^b"), Some(("d.example", "a^b")));
         assert_eq!(split("kubernetes.io/nfs/x"), None);

@@ -8,6 +8,7 @@ use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, 
 use k8s_openapi::api::storage::v1::{CSIDriver, VolumeAttachment};
 use kube::ResourceExt as _;
 
+use super::flex::FlexAttachments;
 use super::names;
 use super::plan::{Attachment, NodeFacts, ObservedVolume, OnNode, PodName};
 use berth_core::names::{CONTROLLER_ATTACHES, KEEP_TERMINATED_POD_VOLUMES, OUT_OF_SERVICE};
@@ -25,6 +26,10 @@ pub(super) struct World {
     /// Pods by the claims they use.
     pub(super) pods_by_claim: Index<Pod, Key>,
     pub(super) pods_by_node: Index<Pod, String>,
+    /// Pods by the FlexVolumes that they describe themselves, as nodes' statuses name them.
+    pods_by_flex: Index<Pod, String>,
+    /// The FlexVolume drivers, and what they have attached.
+    pub(super) flex: Option<Arc<FlexAttachments>>,
     /// Volumes by their name in a node's status; several may be the same storage.
     pub(super) volumes_by_unique: Index<PersistentVolume, String>,
     pub(super) volumes_by_driver: Index<PersistentVolume, String>,
@@ -38,7 +43,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn new(cluster: &Cluster) -> Self {
+    pub(super) fn new(cluster: &Cluster, flex: Option<Arc<FlexAttachments>>) -> Self {
         let pods: Cache<Pod> = cluster.cache();
         let volumes: Cache<PersistentVolume> = cluster.cache();
         let attachments: Cache<VolumeAttachment> = cluster.cache();
@@ -52,6 +57,8 @@ impl World {
             pods_by_claim: pods
                 .index(|pod| storage::claims_of_pod(pod).into_iter().map(|claim| claim.key).collect()),
             pods_by_node: pods.index(|pod| vec![storage::node_of_pod(pod).to_owned()]),
+            pods_by_flex: pods.index(|pod| flex_of_pod(pod).collect()),
+            flex,
             volumes_by_unique: volumes.index(|volume| storage::unique_name(volume).into_iter().collect()),
             volumes_by_driver: volumes.index(|volume| driver_of(volume).into_iter().collect()),
             attachments_by_volume: attachments
@@ -72,10 +79,10 @@ impl World {
 
     /// The names of all volumes of a pod.
     pub(super) fn unique_of_pod(&self, pod: &Pod) -> Vec<String> {
-        storage::claims_of_pod(pod)
-            .iter()
-            .filter_map(|claim| self.unique_of_claim(self.claims.get(&claim.key)?.as_ref()))
-            .collect()
+        let claims = storage::claims_of_pod(pod);
+        let claims =
+            claims.iter().filter_map(|claim| self.unique_of_claim(self.claims.get(&claim.key)?.as_ref()));
+        claims.chain(flex_of_pod(pod)).collect()
     }
 
     /// The name of the volume of an attachment. Its object may be gone, and the attachment may be somebody else's; then
@@ -95,23 +102,34 @@ impl World {
         spoken.chain(wanted).find(|unique| names::is_of(attachment, unique))
     }
 
-    /// Whether volumes of a driver are attached at all; an unknown driver's are.
-    fn attachable(&self, driver: &str) -> bool {
-        self.drivers.named(driver).is_none_or(|driver| driver.spec.attach_required != Some(false))
+    /// Whether a volume is attached at all: those of an unknown CSI driver are, those of an unknown FlexVolume driver
+    /// wait for it.
+    fn attachable(&self, unique: &str) -> bool {
+        if let Some((driver, _)) = names::split(unique) {
+            return self
+                .drivers
+                .named(driver)
+                .is_none_or(|driver| driver.spec.attach_required != Some(false));
+        }
+        self.flex.as_ref().is_some_and(|flex| flex.is_attachable(unique))
     }
 
     /// The pods that want the volume on a node, with the volume object each means.
-    pub(super) fn users(&self, unique: &str) -> Vec<(Arc<Pod>, Arc<PersistentVolume>)> {
-        let Some((driver, _)) = names::split(unique) else { return Vec::new() };
-        if !self.attachable(driver) {
+    pub(super) fn users(&self, unique: &str) -> Vec<User> {
+        if !self.attachable(unique) {
             return Vec::new();
         }
         let mut users = Vec::new();
+        for pod in self.pods_by_flex.get(unique) {
+            if self.keeps_volumes(&pod) {
+                users.push(User { pod, volume: None });
+            }
+        }
         for volume in self.volumes_by_unique.get(unique) {
             let Some(claim) = self.claim_of(&volume) else { continue };
             for pod in self.pods_by_claim.get(&Key::of(claim.as_ref())) {
                 if self.wants(&pod, &claim) {
-                    users.push((pod, volume.clone()));
+                    users.push(User { pod, volume: Some(volume.clone()) });
                 }
             }
         }
@@ -129,15 +147,17 @@ impl World {
     }
 
     fn wants(&self, pod: &Pod, claim: &PersistentVolumeClaim) -> bool {
-        let node = storage::node_of_pod(pod);
-        if node.is_empty() {
-            return false;
-        }
         let key = Key::of(claim);
         let foreign = storage::claims_of_pod(pod)
             .iter()
             .any(|of| of.key == key && of.ephemeral && !storage::owned_by(claim, pod));
-        if foreign {
+        !foreign && self.keeps_volumes(pod)
+    }
+
+    /// Whether a pod is on a node and still has its volumes there.
+    fn keeps_volumes(&self, pod: &Pod) -> bool {
+        let node = storage::node_of_pod(pod);
+        if node.is_empty() {
             return false;
         }
         let keep = || {
@@ -146,6 +166,14 @@ impl World {
             })
         };
         !terminated(pod) || keep()
+    }
+
+    /// The names of all volumes of FlexVolume drivers that an object speaks of.
+    pub(super) fn flex_volumes(&self) -> Vec<String> {
+        let named =
+            [self.volumes_by_unique.values(), self.pods_by_flex.values(), self.nodes_by_volume.values()];
+        let flex = |name: &String| storage::split_flex_unique_name(name).is_some();
+        named.into_iter().flatten().filter(flex).collect()
     }
 
     /// Everything about one volume.
@@ -157,7 +185,7 @@ impl World {
     ) -> ObservedVolume {
         let users = self.users(unique);
         let mut observed = ObservedVolume { shareable: self.shareable(unique), ..ObservedVolume::default() };
-        for (pod, _) in &users {
+        for User { pod, .. } in &users {
             let here = self.node(&mut observed, storage::node_of_pod(pod));
             let pod = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };
             if !here.pods.contains(&pod) {
@@ -181,6 +209,11 @@ impl World {
             if let Some(node) = self.nodes.named(name) {
                 here.reported = attached(&node).any(|volume| volume == unique);
                 here.in_use = in_use(&node).any(|volume| volume == unique);
+            }
+            if let Some(flex) = &self.flex
+                && names::split(unique).is_none()
+            {
+                here.attachment = flex.attachment(unique, name, here.reported, !here.pods.is_empty());
             }
             here.settled = settled(name);
             if let Some(known) = known.get(name) {
@@ -227,12 +260,38 @@ impl World {
 
     fn shareable(&self, unique: &str) -> bool {
         let volumes = self.volumes_by_unique.get(unique);
-        volumes.iter().any(|volume| {
-            let modes =
-                volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
-            modes.is_empty() || modes.iter().any(|mode| mode == "ReadWriteMany" || mode == "ReadOnlyMany")
-        })
+        // A volume that a pod describes itself says nothing about who else may have it.
+        volumes.is_empty() && names::split(unique).is_none()
+            || volumes.iter().any(|volume| {
+                let modes =
+                    volume.spec.as_ref().and_then(|spec| spec.access_modes.as_deref()).unwrap_or_default();
+                modes.is_empty() || modes.iter().any(|mode| mode == "ReadWriteMany" || mode == "ReadOnlyMany")
+            })
     }
+}
+
+/// A pod that wants a volume on its node.
+pub(super) struct User {
+    pub(super) pod: Arc<Pod>,
+    /// The volume object that the pod's claim means; none if the pod describes the volume itself.
+    pub(super) volume: Option<Arc<PersistentVolume>>,
+}
+
+impl User {
+    /// The name by which events call the volume.
+    pub(super) fn volume_name(&self, unique: &str) -> String {
+        match &self.volume {
+            Some(volume) => volume.name_any(),
+            None => storage::split_flex_unique_name(unique).map_or(unique, |(_, name)| name).to_owned(),
+        }
+    }
+}
+
+/// The FlexVolumes that a pod describes itself, as nodes' statuses name them.
+fn flex_of_pod(pod: &Pod) -> impl Iterator<Item = String> {
+    storage::volumes_of_pod(pod).iter().filter_map(|volume| {
+        Some(storage::flex_unique_name(&volume.flex_volume.as_ref()?.driver, &volume.name))
+    })
 }
 
 /// What is remembered of a volume on a node, and is nowhere in the cluster.

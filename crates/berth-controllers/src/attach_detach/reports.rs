@@ -29,11 +29,14 @@ pub(super) struct Reports {
 
 #[derive(Default)]
 struct Waiting {
-    /// Volume to whether it is attached; not yet sent.
-    changes: HashMap<String, bool>,
-    /// What the status update under way reports, by volume: whether it is attached.
-    sent: HashMap<String, bool>,
+    /// What is not yet sent, by volume.
+    changes: HashMap<String, Report>,
+    /// What the status update under way reports, by volume.
+    sent: HashMap<String, Report>,
 }
+
+/// What a node is to be told of a volume: the path of its device if it is attached, which is empty for CSI.
+pub(super) type Report = Option<String>;
 
 impl Reports {
     pub(super) fn new(cluster: &Cluster, volumes: Queue<String>) -> Self {
@@ -48,7 +51,7 @@ impl Reports {
 
     /// Asks for a change; the volume is looked at again when it is written. What is on its way already is not asked for
     /// again.
-    pub(super) fn set(&self, node: &str, volume: &str, attached: bool) {
+    pub(super) fn set(&self, node: &str, volume: &str, attached: Report) {
         let mut waiting = self.waiting();
         let here = waiting.entry(node.to_owned()).or_default();
         let latest = here.changes.get(volume).or_else(|| here.sent.get(volume));
@@ -97,13 +100,13 @@ impl Reports {
     }
 
     /// Takes in what became of changes that were sent; those that failed wait again, unless the opposite does.
-    fn answered(&self, name: &str, changes: &HashMap<String, bool>, failed: bool) {
+    fn answered(&self, name: &str, changes: &HashMap<String, Report>, failed: bool) {
         let mut waiting = self.waiting();
         let Some(node) = waiting.get_mut(name) else { return };
         node.sent.clear();
         if failed {
             for (volume, attached) in changes {
-                node.changes.entry(volume.clone()).or_insert(*attached);
+                node.changes.entry(volume.clone()).or_insert_with(|| attached.clone());
             }
         }
         if node.changes.is_empty() {
@@ -111,7 +114,7 @@ impl Reports {
         }
     }
 
-    async fn send(&self, name: &str, changes: &HashMap<String, bool>) -> Result<()> {
+    async fn send(&self, name: &str, changes: &HashMap<String, Report>) -> Result<()> {
         let Some(node) = self.nodes.named(name) else { return Ok(()) };
         match self.patch(&node, changes).await {
             // The node writes its status often: look once more at once, then leave it to the backoff.
@@ -125,7 +128,7 @@ impl Reports {
         }
     }
 
-    async fn patch(&self, node: &Node, changes: &HashMap<String, bool>) -> Result<()> {
+    async fn patch(&self, node: &Node, changes: &HashMap<String, Report>) -> Result<()> {
         self.cluster
             .update_status(node, |node| {
                 let status = node.status.get_or_insert_default();
@@ -143,21 +146,23 @@ impl Reports {
 }
 
 /// The changes but those that take away what the node has begun to use; whoever wanted that looks at it again.
-fn still_right(node: &Node, changes: &HashMap<String, bool>) -> HashMap<String, bool> {
+fn still_right(node: &Node, changes: &HashMap<String, Report>) -> HashMap<String, Report> {
     let in_use = node.status.as_ref().and_then(|status| status.volumes_in_use.as_deref()).unwrap_or_default();
-    let is_right = |(volume, attached): &(&String, &bool)| **attached || !in_use.contains(volume);
-    changes.iter().filter(is_right).map(|(volume, attached)| (volume.clone(), *attached)).collect()
+    let is_right = |(volume, report): &(&String, &Report)| report.is_some() || !in_use.contains(volume);
+    changes.iter().filter(is_right).map(|(volume, report)| (volume.clone(), report.clone())).collect()
 }
 
 /// The list after the changes. What stays keeps its place, so that a change that is made already writes nothing.
-fn changed(mut list: Vec<AttachedVolume>, changes: &HashMap<String, bool>) -> Vec<AttachedVolume> {
-    list.retain(|volume| changes.get(&volume.name) != Some(&false));
-    let is_new = |name: &str| list.iter().all(|volume| volume.name != name);
-    let mut added: Vec<&String> =
-        changes.iter().filter(|(name, attached)| **attached && is_new(name)).map(|(name, _)| name).collect();
-    added.sort();
-    list.extend(
-        added.into_iter().map(|name| AttachedVolume { name: name.clone(), device_path: String::new() }),
-    );
+fn changed(mut list: Vec<AttachedVolume>, changes: &HashMap<String, Report>) -> Vec<AttachedVolume> {
+    list.retain(|volume| changes.get(&volume.name) != Some(&None));
+    let mut attached: Vec<_> =
+        changes.iter().filter_map(|(name, report)| Some((name, report.as_ref()?))).collect();
+    attached.sort();
+    for (name, device_path) in attached {
+        match list.iter_mut().find(|volume| volume.name == *name) {
+            Some(known) => known.device_path.clone_from(device_path),
+            None => list.push(AttachedVolume { name: name.clone(), device_path: device_path.clone() }),
+        }
+    }
     list
 }

@@ -76,7 +76,8 @@ async fn an_attachment_goes_though_its_volume_went_first() {
     let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
     let nodes = cluster.all::<Node>();
     create_node(&cluster, &node).await;
-    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let loops =
+        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
     let volume = bound(&cluster, "one", &cluster.name("handle")).await;
     run_on(&cluster, "first", &["one"], &node).await;
     let first = call_attached(&cluster, &node).await.name_any();
@@ -92,7 +93,8 @@ async fn an_attachment_goes_though_its_volume_went_first() {
     loops.stop().await;
     drop_volume(&cluster, &volume).await;
     patch_status(&nodes, &node, json!({ "status": { "volumesAttached": null } })).await;
-    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let loops =
+        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
     until_gone(&attachments, &second).await;
     loops.stop().await;
 }
@@ -102,7 +104,8 @@ async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_h
     let cluster = TestCluster::real_or_embedded("volume-anew").await;
     let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
     create_node(&cluster, &node).await;
-    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let loops =
+        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
     let volume = bound(&cluster, "one", &cluster.name("handle")).await;
     run_on(&cluster, "first", &["one"], &node).await;
     let made = until_any(&attachments, |attachment| attachment.spec.node_name == node).await.name_any();
@@ -118,7 +121,8 @@ async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_h
         },
     });
     cluster.create::<VolumeAttachment>(old).await;
-    let loops = Loops::new(&cluster.client).with(berth_controllers::attach_detach::run);
+    let loops =
+        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
     call_attached(&cluster, &node).await;
     until(&cluster.all::<Node>(), &node, |node| !attached(node).is_empty()).await;
     // Somebody deletes it: the pod gets another, of the volume that there is.
@@ -173,7 +177,9 @@ async fn a_node_is_told_of_each_attached_volume_once() {
     let claims: Vec<&str> = names.iter().map(String::as_str).collect();
     run_on(&cluster, "p", &claims, &node).await;
     let (client, lists) = listening(&cluster.client, &node);
-    let loops = Loops::new(&client).with(berth_controllers::attach_detach::run).with(fakes::attacher);
+    let loops = Loops::new(&client)
+        .with(|cluster| berth_controllers::attach_detach::run(cluster, None))
+        .with(fakes::attacher);
     until(&cluster.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
     loops.stop().await;
     let lists = lists.lock();

@@ -39,7 +39,7 @@ pub(crate) async fn create_node(cluster: &TestCluster, name: &str) -> Node {
 fn everything(cluster: &TestCluster) -> Loops {
     volume_loops(&cluster.client)
         .with(berth_controllers::scheduler::run)
-        .with(berth_controllers::attach_detach::run)
+        .with(|cluster| berth_controllers::attach_detach::run(cluster, None))
         .with(fakes::provisioner)
         .with(fakes::attacher)
 }

@@ -26,10 +26,8 @@ use berth_csi::v1::{
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
 use berth_host::mount::unmount_below;
-use berth_host::ownership::{GroupPolicy, apply_group};
 use berth_host::path::Dir;
-use berth_kube::timeline::Step;
-use berth_kube::{Cache, Cluster, Key};
+use berth_kube::{Cache, Cluster};
 use berth_runtime::blocking;
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
@@ -41,7 +39,7 @@ use self::disk::{NodePaths, PodPaths, VolData};
 use self::rules::Rules;
 pub(crate) use self::source::CsiVolume;
 use self::source::Mode;
-use super::fs_group;
+use super::{fs_group, give_to_group, record_step, record_undone_step};
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::registration::{Driver, Drivers};
@@ -51,8 +49,6 @@ use crate::tokens::Tokens;
 const NAME: &str = berth_core::names::CSI_PLUGIN;
 /// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
-
-const COMPONENT: &str = "volume-manager";
 
 /// The plugin for all CSI drivers.
 pub(crate) struct Csi {
@@ -115,39 +111,6 @@ impl Csi {
     fn device_from(&self, data: &VolData) -> Device {
         let attach = Rules::of(self.objects.named(&data.driver).as_deref()).attach;
         Device { unique_name: data.unique_name(), attach, stage: true }
-    }
-
-    /// Tells the timeline of what was done to bring a volume.
-    fn record_step(
-        &self,
-        call: &str,
-        state: &str,
-        volume: &PodVolume,
-        begun: Instant,
-        failed: Option<&Failed>,
-    ) {
-        let claim = match &volume.source {
-            Source::Persistent { claim, .. } => Key::of(claim.as_ref()).to_string(),
-            Source::Inline(_) => String::new(),
-        };
-        let persistent = !claim.is_empty();
-        Step {
-            component: COMPONENT,
-            call,
-            state,
-            volume: if persistent { volume.spec_name() } else { "" },
-            claim: &claim,
-            pod: &Key::of(volume.pod.as_ref()).to_string(),
-            node: &self.node,
-            ..Step::default()
-        }
-        .ended(begun, failed.map(|failed| failed.message.as_str()));
-    }
-
-    /// Tells the timeline of what was done to take a volume away.
-    fn record_undone_step(&self, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
-        Step { component: COMPONENT, call, volume, node: &self.node, ..Step::default() }
-            .ended(begun, failed.map(|failed| failed.message.as_str()));
     }
 
     fn kept(&self) -> MutexGuard<'_, HashMap<OnDisk, bool>> {
@@ -295,7 +258,13 @@ impl Csi {
                 let request = NodeUnstageVolumeRequest { volume_id: data.handle, staging_target_path };
                 let begun = Instant::now();
                 let done = driver.call(request).await.map_err(|status| not_undone(&status));
-                self.record_undone_step("NodeUnstageVolume", &data.spec_name, begun, done.as_ref().err());
+                record_undone_step(
+                    &self.node,
+                    "NodeUnstageVolume",
+                    &data.spec_name,
+                    begun,
+                    done.as_ref().err(),
+                );
                 done?;
             }
         }
@@ -367,7 +336,7 @@ impl Plugin for Csi {
     async fn stage(&self, volume: &PodVolume) -> Result<(), Failed> {
         let begun = Instant::now();
         let staged = self.stage_volume(volume).await;
-        self.record_step("NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
+        record_step(&self.node, "NodeStageVolume", "VOL_READY", volume, begun, staged.as_ref().err());
         staged
     }
 
@@ -421,12 +390,15 @@ impl Plugin for Csi {
             if let Some(group) = fs_group(&volume.pod).filter(|_| {
                 !driver.can(NodeCapability::VolumeMountGroup) && rules.gives_to_group(volume, csi)
             }) {
-                give_to_group(&volume.pod, &csi.handle, &paths.target, group).await?;
+                give_to_group(&volume.pod, &paths.target, group).await.map_err(|error| {
+                    let (handle, error) = (&csi.handle, error.sentence());
+                    Failed::uncertain(format!("applyFSGroup failed for vol {handle}: {error}"))
+                })?;
             }
             Ok(Ready { path: paths.target })
         };
         let published = publish.await;
-        self.record_step("NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
+        record_step(&self.node, "NodePublishVolume", "PUBLISHED", volume, begun, published.as_ref().err());
         published
     }
 
@@ -439,7 +411,7 @@ impl Plugin for Csi {
         let begun = Instant::now();
         let grown = self.expand_volume(volume).await;
         if !matches!(grown, Ok(None)) {
-            self.record_step("NodeExpandVolume", "", volume, begun, grown.as_ref().err());
+            record_step(&self.node, "NodeExpandVolume", "", volume, begun, grown.as_ref().err());
         }
         grown
     }
@@ -447,7 +419,7 @@ impl Plugin for Csi {
     async fn tear_down(&self, placed: &Placed) -> Result<(), Failed> {
         let begun = Instant::now();
         let done = self.unpublish_volume(placed).await;
-        self.record_undone_step("NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
+        record_undone_step(&self.node, "NodeUnpublishVolume", &placed.spec_name, begun, done.as_ref().err());
         done
     }
 
@@ -476,19 +448,6 @@ impl Plugin for Csi {
 /// The group that the driver itself gives the volume to.
 fn mount_group(driver: &Driver, pod: &Pod) -> Option<u32> {
     fs_group(pod).filter(|_| driver.can(NodeCapability::VolumeMountGroup))
-}
-
-async fn give_to_group(pod: &Pod, handle: &str, target: &Path, group: u32) -> Result<(), Failed> {
-    let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
-    let policy = match context.and_then(|context| context.fs_group_change_policy.as_deref()) {
-        Some("OnRootMismatch") => GroupPolicy::OnRootMismatch,
-        _ => GroupPolicy::Always,
-    };
-    let (target, handle) = (target.to_owned(), handle.to_owned());
-    let given = blocking(move || Dir::open(&target).and_then(|top| apply_group(&top, group, policy, false)));
-    given.await.map(drop).map_err(|error| {
-        Failed::uncertain(format!("applyFSGroup failed for vol {handle}: {}", error.sentence()))
-    })
 }
 
 fn text(path: &Path) -> String {

@@ -162,7 +162,6 @@ fn a_kind_that_is_not_served_is_named() {
     for (volume, expected) in [
         (volume(json!({ "iscsi": { "targetPortal": "a", "iqn": "b", "lun": 0 } })), "iscsi"),
         (volume(json!({ "nfs": { "server": "a", "path": "/b" } })), "nfs"),
-        (volume(json!({ "flexVolume": { "driver": "a/b" } })), "flexVolume"),
         (persistent(json!({ "local": { "path": "/a" } })), "local"),
         (
             persistent(

@@ -271,6 +271,7 @@ fn is_read_only(pod: &Pod, name: &str) -> bool {
         || volume.projected.is_some()
         || volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true))
         || volume.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true))
+        || volume.flex_volume.as_ref().is_some_and(|flex| flex.read_only == Some(true))
 }
 
 fn devices(container: &Container, volumes: &HashMap<String, Ready>) -> Result<Vec<Device>, String> {

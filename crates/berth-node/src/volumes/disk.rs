@@ -17,7 +17,7 @@ pub(super) fn reconstruct(layout: &Layout, plugins: &[Arc<dyn Plugin>], state: &
             let top = layout.pod(&uid).join(directory);
             for escaped in names(&top) {
                 let name = escaped.replace('~', "/");
-                let Some(plugin) = plugins.iter().find(|plugin| plugin.name() == name) else {
+                let Some(plugin) = plugins.iter().find(|plugin| plugin.owns(&name)) else {
                     tracing::warn!(path = %top.join(&escaped).display(), "left alone: no kind of volume of this name");
                     continue;
                 };

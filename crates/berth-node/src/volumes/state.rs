@@ -196,7 +196,7 @@ impl State {
         let Found { volume, plugin, device } = found;
         let uid = volume.pod_uid().to_owned();
         let placed = Placed {
-            plugin: plugin.name().to_owned(),
+            plugin: plugin.name_of(&volume),
             pod_uid: uid.clone(),
             spec_name: volume.spec_name().to_owned(),
             block: volume.block,
@@ -386,7 +386,7 @@ impl State {
             let Some(pod_mount) = pod_mount else { continue };
             // A driver says itself when it wants to be called again.
             let described = pod_mount.volume.as_ref().is_some_and(
-                |volume| matches!(&volume.source, Source::Inline(volume) if volume.csi.is_none()),
+                |volume| matches!(&volume.source, Source::Inline(volume) if volume.csi.is_none() && volume.flex_volume.is_none()),
             );
             if described {
                 pod_mount.stale = true;

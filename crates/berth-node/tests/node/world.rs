@@ -51,6 +51,8 @@ impl World {
             address: Some([127, 0, 0, 1].into()),
             environment: vec![("KUBERNETES_SERVICE_HOST".to_owned(), "127.0.0.1".to_owned())],
             hidden: Vec::new(),
+            volume_plugins: None,
+            volume_plugin_timeouts: berth_flex::Timeouts::default(),
         };
         self.node = Some((Node::start(options).await.unwrap(), shutdown));
     }
