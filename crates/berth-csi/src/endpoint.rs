@@ -4,6 +4,8 @@ use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use crate::Tls;
+
 /// `sun_path` has 108 bytes and the kernel wants room for the closing NUL.
 const LONGEST_SOCKET_PATH: usize = 107;
 
@@ -15,7 +17,7 @@ const LONGEST_SOCKET_PATH: usize = 107;
 /// | `unix://csi/csi.sock`  | the same: a `/` is put in front, as other CSI drivers do   |
 /// | `unix:/csi/csi.sock`   | the same                                                   |
 /// | `/csi/csi.sock`        | the same                                                   |
-/// | `tcp://host:port`      | TCP, neither encrypted nor authenticated: for tests; an IPv6 host stands in brackets |
+/// | `tcp://host:port`      | TCP, neither encrypted nor authenticated unless [`Endpoint::with_tls`]; an IPv6 host stands in brackets |
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Endpoint {
     /// A Unix socket at an absolute path.
@@ -26,7 +28,24 @@ pub enum Endpoint {
         host: String,
         /// 0 lets the kernel choose when listening.
         port: u16,
+        /// How both sides prove who they are; without it nobody does.
+        tls: Option<Tls>,
     },
+}
+
+/// TLS was asked for on a Unix socket, where it would have no effect.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("TLS is for tcp:// endpoints only; {0} is protected by the permissions of its file")]
+pub struct NotTcp(Endpoint);
+
+impl Endpoint {
+    /// The same endpoint, with TLS in which both sides show certificates.
+    pub fn with_tls(self, tls: Tls) -> Result<Self, NotTcp> {
+        match self {
+            Self::Tcp { host, port, tls: _ } => Ok(Self::Tcp { host, port, tls: Some(tls) }),
+            Self::Unix(_) => Err(NotTcp(self)),
+        }
+    }
 }
 
 /// What is wrong with the text of an endpoint.
@@ -95,8 +114,8 @@ impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Unix(path) => write!(f, "unix://{}", path.display()),
-            Self::Tcp { host, port } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
-            Self::Tcp { host, port } => write!(f, "tcp://{host}:{port}"),
+            Self::Tcp { host, port, .. } if host.contains(':') => write!(f, "tcp://[{host}]:{port}"),
+            Self::Tcp { host, port, .. } => write!(f, "tcp://{host}:{port}"),
         }
     }
 }
@@ -130,7 +149,7 @@ fn parse_tcp(text: &str, address: &str) -> Result<Endpoint, EndpointError> {
         None if host.contains([':', '/', '[', ']', '@']) => return Err(EndpointError::Host(text.to_owned())),
         None => host,
     };
-    Ok(Endpoint::Tcp { host: host.to_owned(), port })
+    Ok(Endpoint::Tcp { host: host.to_owned(), port, tls: None })
 }
 
 #[cfg(test)]
@@ -160,7 +179,7 @@ mod tests {
             ("tcp://[::1]:65535", "::1", 65535),
         ] {
             let endpoint: Endpoint = text.parse().unwrap();
-            assert_eq!(endpoint, Endpoint::Tcp { host: host.to_owned(), port }, "{text}");
+            assert_eq!(endpoint, Endpoint::Tcp { host: host.to_owned(), port, tls: None }, "{text}");
             assert_eq!(endpoint.to_string(), text);
         }
     }

@@ -26,7 +26,7 @@
 //! | module or type | what it is for |
 //! |---|---|
 //! | [`v1`], [`registration`] | messages, clients and server traits, generated from the published protocols and checked in |
-//! | [`Endpoint`], [`Listener`], [`serve`], [`connect`], [`in_process`] | transport |
+//! | [`Endpoint`], [`Tls`], [`Listener`], [`serve`], [`connect`], [`in_process`] | transport |
 //! | [`CallLayer`] | around every call a driver serves: deadline, log line, metrics, running to the end |
 //! | [`Client`] | around every call a sidecar or node makes: deadline, what a broken call means, metrics, the driver's capabilities |
 //! | [`code`] | which gRPC codes are final |
@@ -36,6 +36,7 @@
 //!
 //! What holds, and which tests check it:
 //! - No secret appears in a message's `Debug`, in a log line or in an error (`tests/csi/secrets.rs`, `logs.rs`).
+//! - With TLS, a driver answers only clients that show a certificate of its authority (`tests/csi/tls.rs`).
 //! - A call that a driver has begun runs to its end, whatever its client does (`tests/csi/calls.rs`).
 //! - Only a code that the driver itself sent can be final; whatever the transport made of a call is UNAVAILABLE or
 //!   DEADLINE_EXCEEDED (`client.rs`).
@@ -53,6 +54,7 @@ mod metrics;
 pub mod registrar;
 pub mod registration;
 pub mod remarks;
+mod tls;
 mod transport;
 pub mod v1;
 
@@ -61,6 +63,7 @@ pub use client::{
     AsBytes, Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,
     from_transport,
 };
-pub use endpoint::{Endpoint, EndpointError};
+pub use endpoint::{Endpoint, EndpointError, NotTcp};
 pub use metrics::Metrics;
+pub use tls::{Tls, TlsError};
 pub use transport::{BindError, GRACE_PERIOD, Listener, connect, in_process, serve};

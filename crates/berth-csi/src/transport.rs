@@ -1,6 +1,7 @@
 //! Sockets: listening, serving until told to stop, and connecting.
 
 use std::fs::{self, DirBuilder, File, Permissions};
+use std::future::ready;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, PermissionsExt};
@@ -19,7 +20,7 @@ use tonic::transport::{Channel, Server};
 use tower::{Layer, service_fn};
 
 use crate::authority::Lenient;
-use crate::{CallLayer, Calls, Endpoint};
+use crate::{CallLayer, Calls, Endpoint, Tls};
 
 /// How long calls under way may take to finish after the signal to stop.
 pub const GRACE_PERIOD: Duration = Duration::from_secs(10);
@@ -45,7 +46,7 @@ pub struct Listener {
 #[derive(Debug)]
 enum Socket {
     Unix(SocketFile, UnixListener),
-    Tcp(TcpListener),
+    Tcp(TcpListener, Option<Tls>),
 }
 
 /// Why an endpoint cannot be listened on.
@@ -98,7 +99,7 @@ impl Listener {
     /// left behind by a process that is gone is replaced; one that somebody answers on, and anything that is not
     /// a socket, is refused and left alone.
     ///
-    /// TCP has neither encryption nor authentication; a warning in the log says so.
+    /// TCP without TLS has neither encryption nor authentication; a warning in the log says so.
     pub async fn bind(endpoint: &Endpoint) -> Result<Self, BindError> {
         let failed = |source| BindError::Listen { endpoint: endpoint.clone(), source };
         match endpoint {
@@ -106,16 +107,19 @@ impl Listener {
                 let (listener, file) = listen_on_path(path, &failed).await?;
                 Ok(Self { endpoint: endpoint.clone(), socket: Socket::Unix(file, listener) })
             }
-            Endpoint::Tcp { host, port } => {
+            Endpoint::Tcp { host, port, tls } => {
                 let listener = TcpListener::bind((host.as_str(), *port)).await.map_err(failed)?;
                 let port = listener.local_addr().map_err(failed)?.port();
-                let endpoint = Endpoint::Tcp { host: host.clone(), port };
-                tracing::warn!(
-                    %endpoint,
-                    "CSI is served over TCP WITHOUT encryption and WITHOUT authentication: whoever reaches this port can \
-                     create, delete and mount volumes, and secrets cross the network in plain text; use a Unix socket"
-                );
-                Ok(Self { endpoint, socket: Socket::Tcp(listener) })
+                let endpoint = Endpoint::Tcp { host: host.clone(), port, tls: tls.clone() };
+                if tls.is_none() {
+                    tracing::warn!(
+                        %endpoint,
+                        "CSI is served over TCP WITHOUT encryption and WITHOUT authentication: whoever reaches this port can \
+                         create, delete and mount volumes, and secrets cross the network in plain text; use a Unix socket \
+                         or TLS"
+                    );
+                }
+                Ok(Self { endpoint, socket: Socket::Tcp(listener, tls.clone()) })
             }
         }
     }
@@ -139,12 +143,16 @@ pub async fn serve(
     match listener.socket {
         Socket::Unix(file, listener) => {
             let incoming = UnixListenerStream::new(listener).map(|accepted| accepted.map(Lenient::new));
-            serve_incoming(incoming, Some(file), routes, layer, shutdown).await
+            serve_incoming(Server::builder(), incoming, Some(file), routes, layer, shutdown).await
         }
-        Socket::Tcp(listener) => {
+        Socket::Tcp(listener, tls) => {
+            let server = match tls {
+                Some(tls) => tls.server(Server::builder())?,
+                None => Server::builder(),
+            };
             let incoming = TcpListenerStream::new(listener)
                 .map(|accepted| accepted.and_then(|stream| stream.set_nodelay(true).map(|()| stream)));
-            serve_incoming(incoming, None, routes, layer, shutdown).await
+            serve_incoming(server, incoming, None, routes, layer, shutdown).await
         }
     }
 }
@@ -154,20 +162,36 @@ pub async fn serve(
 /// Assumes a Tokio runtime. While nobody listens, calls are answered with UNAVAILABLE.
 pub fn connect(endpoint: &Endpoint) -> Channel {
     // The connector decides where to go; this is what becomes `:authority`, and what CSI clients send there.
-    let channel = Channel::from_static("http://localhost");
+    let plain = Channel::from_static("http://localhost");
     match endpoint.clone() {
-        Endpoint::Unix(path) => channel.connect_with_connector_lazy(service_fn(move |_| {
+        Endpoint::Unix(path) => plain.connect_with_connector_lazy(service_fn(move |_| {
             let path = path.clone();
             async move { UnixStream::connect(path).await.map(TokioIo::new) }
         })),
-        Endpoint::Tcp { host, port } => channel.connect_with_connector_lazy(service_fn(move |_| {
-            let host = host.clone();
-            async move {
-                let stream = TcpStream::connect((host.as_str(), port)).await?;
-                stream.set_nodelay(true)?;
-                io::Result::Ok(TokioIo::new(stream))
+        Endpoint::Tcp { host, port, tls } => {
+            let channel = match tls {
+                Some(tls) => tls.client(&host),
+                None => Ok(plain),
+            };
+            let connector = service_fn(move |_| {
+                let host = host.clone();
+                async move {
+                    let stream = TcpStream::connect((host.as_str(), port)).await?;
+                    stream.set_nodelay(true)?;
+                    io::Result::Ok(TokioIo::new(stream))
+                }
+            });
+            match channel {
+                Ok(channel) => channel.connect_with_connector_lazy(connector),
+                // The host is no name that a certificate could have: every call says so.
+                Err(error) => {
+                    let text = berth_core::error_chain(&error);
+                    Channel::from_static("http://localhost").connect_with_connector_lazy(service_fn(
+                        move |_| ready(Err::<TokioIo<TcpStream>, _>(io::Error::other(text.clone()))),
+                    ))
+                }
             }
-        })),
+        }
     }
 }
 
@@ -177,6 +201,7 @@ pub fn in_process(routes: Routes, layer: &CallLayer) -> Calls {
 }
 
 async fn serve_incoming<S, I>(
+    server: Server,
     incoming: S,
     file: Option<SocketFile>,
     routes: Routes,
@@ -203,7 +228,7 @@ where
         let _ = stopping.send(());
     };
     let finished = async {
-        Server::builder()
+        server
             .max_concurrent_streams(CONCURRENT_CALLS)
             .layer(layer.clone())
             .add_routes(routes)

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::http::{Ready, Site, Unwell};
 use crate::launch::{self, Choice, Health, PROBE_TIMEOUT, Sidecars, Surroundings, stop_on_signal};
 use crate::logging;
-use crate::sidecars::{self, Sidecar, is_set, liveness};
+use crate::sidecars::{self, Sidecar, flags::CsiTls, is_set, liveness};
 use crate::stack::objects::Objects;
 
 /// How long a stopping driver goes on removing deleted data and writing snapshots; the next start goes on with it.
@@ -64,6 +64,14 @@ impl Backend {
     /// The backend's own command line, without the sidecars that run with it.
     pub(crate) fn command(&self) -> Command {
         let command = Common::augment_args((self.flags)(clap::Command::new(self.name)));
+        // The last of a flag that is given twice counts, as for the drivers in whose place these run.
+        let command = command.mut_args(|arg| match arg.get_action() {
+            clap::ArgAction::Set => {
+                let own = arg.get_id().clone();
+                arg.overrides_with(own)
+            }
+            _ => arg,
+        });
         // Last: every group of flags brings a description of its own.
         command.about(self.about).long_about(None)
     }
@@ -180,9 +188,12 @@ impl Role {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Server")]
 struct Common {
-    /// Where to serve CSI: unix:///path/to.sock, or tcp://host:port, which has no encryption and no authentication
+    /// Where to serve CSI: unix:///path/to.sock, or tcp://host:port, which has no encryption and no authentication without --csi-tls-cert-file
     #[arg(long, env = "CSI_ENDPOINT", default_value = "unix:///run/berth/csi.sock", value_name = "URL")]
     endpoint: Endpoint,
+
+    #[command(flatten)]
+    tls: CsiTls,
 
     /// Which services to offer
     #[arg(long, value_enum, default_value_t = ModeArg::All)]
@@ -232,6 +243,7 @@ pub(crate) async fn run(
 ) -> anyhow::Result<()> {
     let common = Common::from_arg_matches(matches)?;
     logging::start(&common.logging);
+    let endpoint = common.tls.apply(common.endpoint.clone())?;
     let mut registry = Registry::default();
     let sidecars = sidecars_of(role, table, matches, Surroundings::read()?, &mut registry)?;
     let mode = match (common.mode, role) {
@@ -245,8 +257,7 @@ pub(crate) async fn run(
     let (stop, serving) = (stop_on_signal()?, CancellationToken::new());
     let driver = opened.driver.clone();
     let max_call = common.max_call_seconds.map(Duration::from_secs);
-    let mut served =
-        Served::start(opened, &common.endpoint, max_call, &mut registry, serving.clone()).await?;
+    let mut served = Served::start(opened, &endpoint, max_call, &mut registry, serving.clone()).await?;
     let health = Health::register(&mut registry);
     let client = sidecars.is_some().then(|| served.client());
     if let Some(client) = &client {
@@ -256,11 +267,17 @@ pub(crate) async fn run(
     if let Some(address) = &common.http_endpoint {
         let lease_health = health.clone();
         // Alive is who can be reached as others reach it: a driver whose socket was removed needs a restart.
-        let alive = || liveness::healthy(served.endpoint.clone(), PROBE_TIMEOUT);
+        let alive = || -> Box<dyn Fn() -> Ready + Send + Sync> {
+            match &served.endpoint {
+                // The certificate need not name the address that is listened on.
+                Endpoint::Tcp { tls: Some(_), .. } => Box::new(ready(driver.clone())),
+                endpoint => Box::new(liveness::healthy(endpoint.clone(), PROBE_TIMEOUT)),
+            }
+        };
         Site::new(registry)
             .check("/healthz", alive())
             .check("/livez", alive())
-            .check("/readyz", ready(driver))
+            .check("/readyz", ready(driver.clone()))
             .check("/healthz/leader-election", move || lease_health.leader_election())
             .serve(address)
             .await
@@ -361,6 +378,16 @@ mod tests {
         let pod =
             Surroundings { host: "h".to_owned(), node: some("n"), namespace: some("s"), pod: some("p") };
         sidecars_of(role, SIDECARS, matches, pod, &mut Registry::default()).map(|sidecars| sidecars.is_some())
+    }
+
+    #[test]
+    fn the_last_of_a_flag_that_is_given_twice_counts_and_lists_keep_all() {
+        let words =
+            ["driver", "local", "--drivername=a", "--drivername=b", "--capacity=x=1Gi", "--capacity=y=2Gi"];
+        let matches = Role::Driver.command(BACKENDS, SIDECARS).try_get_matches_from(words).unwrap();
+        let (_, matches) = matches.subcommand().unwrap();
+        assert_eq!(matches.get_one::<String>("driver_name").map(String::as_str), Some("b"));
+        assert_eq!(matches.get_raw("capacity").unwrap().count(), 2);
     }
 
     #[test]

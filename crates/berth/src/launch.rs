@@ -111,7 +111,7 @@ pub(crate) async fn run(choice: Choice<'_>, matches: &ArgMatches) -> anyhow::Res
     let health = Health::register(&mut registry);
     let endpoint = match choice {
         Choice::Single(Sidecar { scope: Scope::Cluster, .. }) => None,
-        _ => Some(Connection::from_arg_matches(matches)?.csi_address),
+        _ => Some(Connection::from_arg_matches(matches)?.endpoint()?),
     };
     let driver = endpoint.as_ref().map(Driver::connect);
     if let Some(driver) = &driver {

@@ -13,3 +13,4 @@ mod metrics;
 mod names;
 mod probes;
 mod takeover;
+mod tls;

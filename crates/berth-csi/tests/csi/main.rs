@@ -13,3 +13,4 @@ mod messages;
 mod plugin;
 mod secrets;
 mod sockets;
+mod tls;

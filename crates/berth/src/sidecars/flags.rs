@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::bail;
+use anyhow::{Context as _, bail};
 use berth_core::Backoff;
-use berth_csi::Endpoint;
+use berth_csi::{Endpoint, Tls};
 use clap::{Arg, ArgMatches, Args, Command, FromArgMatches, parser::ValueSource};
 
 use super::go;
@@ -16,7 +16,47 @@ use crate::logging::{self, Logging};
 pub(crate) struct Connection {
     /// The CSI driver's socket: a path, unix:///path or tcp://host:port
     #[arg(long, default_value = "/run/csi/socket", value_name = "ADDRESS")]
-    pub(crate) csi_address: Endpoint,
+    csi_address: Endpoint,
+
+    #[command(flatten)]
+    tls: CsiTls,
+}
+
+impl Connection {
+    /// The driver's endpoint, with TLS if files are given.
+    pub(crate) fn endpoint(&self) -> anyhow::Result<Endpoint> {
+        self.tls.apply(self.csi_address.clone())
+    }
+}
+
+/// The files for TLS over tcp://, which driver and sidecars take by the same flags.
+#[derive(Debug, Clone, Args)]
+#[expect(clippy::struct_field_names, reason = "fields are named as the flags are")]
+pub(crate) struct CsiTls {
+    /// For tcp://: the certificate that is shown to the other side, in PEM format
+    #[arg(long, value_name = "FILE", requires = "csi_tls_key_file")]
+    csi_tls_cert_file: Option<PathBuf>,
+
+    /// For tcp://: the key of the certificate
+    #[arg(long, value_name = "FILE", requires = "csi_tls_ca_file")]
+    csi_tls_key_file: Option<PathBuf>,
+
+    /// For tcp://: the authority that must have signed the other side's certificate
+    #[arg(long, value_name = "FILE", requires = "csi_tls_cert_file")]
+    csi_tls_ca_file: Option<PathBuf>,
+}
+
+impl CsiTls {
+    /// The endpoint with TLS, if files are given.
+    pub(crate) fn apply(&self, endpoint: Endpoint) -> anyhow::Result<Endpoint> {
+        let (Some(certificate), Some(key), Some(authority)) =
+            (&self.csi_tls_cert_file, &self.csi_tls_key_file, &self.csi_tls_ca_file)
+        else {
+            return Ok(endpoint);
+        };
+        let tls = Tls::read(certificate, key, authority).context("prepare TLS for CSI calls")?;
+        endpoint.with_tls(tls).context("--csi-tls-cert-file has no effect")
+    }
 }
 
 /// The flags that name the cluster.

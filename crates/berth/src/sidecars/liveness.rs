@@ -56,7 +56,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     args.klog.start();
     let stop = crate::launch::stop_on_signal()?;
     let (address, metrics) = args.addresses()?;
-    let check = healthy(args.connection.csi_address.clone(), args.probe_timeout);
+    let check = healthy(args.connection.endpoint()?, args.probe_timeout);
     Site::new(Registry::default())
         .metrics_at(&args.http.metrics_path)
         .check("/healthz", check)

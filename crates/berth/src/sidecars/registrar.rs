@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
+use berth_csi::Endpoint;
 use berth_sidecars::{liveness, registrar};
 use hyper::StatusCode;
 use prometheus_client::registry::Registry;
@@ -85,7 +86,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     };
     let address = args.address()?;
     let stop = crate::launch::stop_on_signal()?;
-    let Some(driver) = name_of_driver(&args, &stop).await else { return Ok(()) };
+    let csi = args.connection.endpoint()?;
+    let Some(driver) = name_of_driver(&args, &csi, &stop).await else { return Ok(()) };
     if let Some(address) = address {
         let (directory, name) = (args.plugin_registration_path.clone(), driver.clone());
         Site::new(Registry::default())
@@ -112,8 +114,8 @@ fn healthy(directory: PathBuf, driver: String) -> Ready {
 }
 
 /// Asks the driver for its name until it answers; `None` if the process is stopped before.
-async fn name_of_driver(args: &Args, stop: &CancellationToken) -> Option<String> {
-    let driver = berth_csi::Client::connect(&args.connection.csi_address);
+async fn name_of_driver(args: &Args, endpoint: &Endpoint, stop: &CancellationToken) -> Option<String> {
+    let driver = berth_csi::Client::connect(endpoint);
     let mut logged = false;
     loop {
         let error = match registrar::name_of(&driver, args.timeout).await {
@@ -121,7 +123,7 @@ async fn name_of_driver(args: &Args, stop: &CancellationToken) -> Option<String>
             Err(error) => anyhow::Error::from(error),
         };
         if !logged {
-            tracing::warn!(driver = %args.connection.csi_address, "{error:#}; asking every second");
+            tracing::warn!(driver = %endpoint, "{error:#}; asking every second");
             logged = true;
         }
         tokio::select! {

@@ -133,7 +133,7 @@ fn without_flags_each_works_as_upstream_does() {
     assert_eq!(election.leader_election_renew_deadline, Duration::from_secs(10));
     assert_eq!(election.leader_election_retry_period, Duration::from_secs(5));
     let connection = parse::<Connection>("csi-attacher", &[]);
-    assert_eq!(connection.csi_address.to_string(), "unix:///run/csi/socket");
+    assert_eq!(connection.endpoint().unwrap().to_string(), "unix:///run/csi/socket");
     assert_eq!(parse::<Http>("csi-attacher", &[]).address().unwrap(), None);
 }
 
@@ -177,7 +177,7 @@ fn a_provisioner_of_a_cloud_driver() {
     assert_eq!(election.leader_election_labels.0["app"], "csi");
     assert_eq!(parse::<Http>("csi-provisioner", &words).address().unwrap(), Some(":8080"));
     let connection = parse::<Connection>("csi-provisioner", &words);
-    assert_eq!(connection.csi_address.to_string(), "unix:///csi/csi.sock");
+    assert_eq!(connection.endpoint().unwrap().to_string(), "unix:///csi/csi.sock");
 }
 
 #[test]
