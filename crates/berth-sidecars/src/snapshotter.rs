@@ -1,7 +1,8 @@
 //! Takes and deletes snapshots on the storage system, as their contents ask.
 //!
 //! Reads: VolumeSnapshotContent, VolumeSnapshotClass, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass,
-//! PersistentVolume; Secret one at a time. Writes: contents' status, finalizer and `…-being-created` annotation.
+//! PersistentVolume; Secret one at a time. Writes: contents' status, finalizer and `…-being-created` annotation,
+//! and the label of their node where each node has a snapshotter.
 //! Events on contents: `SnapshotCreationFailed`, `SnapshotContentCheckandUpdateFailed`, `SnapshotDeleteError`, and the
 //! same of groups: `GroupSnapshotCreationFailed`, … The first two are told on the VolumeSnapshot, too, where people look,
 //! and so is how far a snapshot is that is not ready (`SnapshotProgress`), if the driver tells it beside its answer.
@@ -12,6 +13,7 @@
 //!
 //! A snapshot that is taken but not ready is no failure: it is asked for again after pauses that grow with its age.
 
+mod adopt;
 mod contents;
 mod groups;
 mod plan;
@@ -54,7 +56,8 @@ pub struct Options {
     pub group_snapshot_name_uuid_length: Option<usize>,
     /// The objects' names are given to the driver as parameters.
     pub extra_create_metadata: bool,
-    /// Act only on the contents that are labelled with this node; groups, which are not labelled, are left alone.
+    /// Act only on the contents that are labelled with this node, and label those of snapshots that the driver has here; groups,
+    /// which are not labelled, are left alone.
     pub node: Option<String>,
     /// How often a cluster without the kinds is looked at again.
     pub kinds: Duration,
@@ -104,12 +107,19 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
             worker::run(context.clone(), contents).await;
         }
     };
+    let unlabelled = async {
+        if let Some(node) = context.options.node.clone()
+            && served::wait(&cluster, served::SNAPSHOTS, COMPONENT, pause).await
+        {
+            adopt::run(context.clone(), node).await;
+        }
+    };
     let groups = async {
         if takes_groups && served::wait(&cluster, served::GROUPS, COMPONENT, pause).await {
             worker::run(context.clone(), cluster.cache::<VolumeGroupSnapshotContent>()).await;
         }
     };
-    tokio::join!(snapshots, groups);
+    tokio::join!(snapshots, unlabelled, groups);
 }
 
 /// What contents and groups of them share.

@@ -256,3 +256,38 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
     assert_eq!(kept(place.path()), 0);
     here.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_snapshotter_labels_the_contents_of_snapshots_that_its_node_has() {
+    const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
+    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(place.path(), false).await;
+    server.define().await;
+    let running = Running::start_with(&server.client, &driver, |taking, binding| {
+        taking.node = Some(NODE.to_owned());
+        binding.distributed = true;
+    });
+    server.class("fast", json!({})).await;
+    server.snapshot_class("snaps", json!({ "deletionPolicy": "Retain" })).await;
+    server.bound_claim("data", "fast", json!({})).await;
+    server.snapshot("first", "data").await;
+    server.ready("first").await;
+    server.snapshots().delete("first", &DeleteParams::default()).await.unwrap();
+    server.wait(server.snapshots(), "first", "gone", gone::<VolumeSnapshot>).await;
+    let handle = server.contents().await.remove(0).status.unwrap().snapshot_handle;
+
+    let spec = |name: &str, handle: Option<String>| {
+        let back = json!({ "name": name, "namespace": "default" });
+        json!({ "source": { "snapshotHandle": handle }, "volumeSnapshotRef": back })
+    };
+    // Nobody here has this one.
+    server.content("strange", spec("strange", Some("elsewhere".to_owned()))).await;
+    server.content("given", spec("second", handle)).await;
+    server.snapshot_of("second", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
+    server.ready("second").await;
+    let label = |content: VolumeSnapshotContent| content.labels().get(MANAGED_BY).cloned();
+    let contents = server.api::<VolumeSnapshotContent>();
+    assert_eq!(label(contents.get("given").await.unwrap()).as_deref(), Some(NODE));
+    assert_eq!(label(contents.get("strange").await.unwrap()), None);
+    running.stop().await;
+}
