@@ -48,17 +48,10 @@ pub(crate) fn parse_filesystem(fs_type: &str) -> Result<Option<Filesystem>> {
     })
 }
 
-/// The size of a new volume that holds at least `least` bytes.
-pub(crate) fn choose_size(range: &CapacityRange, least: u64) -> Result<Capacity> {
-    let least = Capacity::new(least.max(UNIT));
-    let size = range.choose(DEFAULT_SIZE.max(least)).max(least).round_up(UNIT);
-    if range.limit().is_some_and(|limit| size > limit) {
-        return Err(Error::OutOfRange(format!(
-            "the volume needs {} bytes (a multiple of {UNIT}, at least {}), which is above limit_bytes",
-            size.bytes(),
-            least.bytes()
-        )));
-    }
+/// The capacity of a new volume: what was asked for, if an image that holds `filesystem` may be long enough.
+pub(crate) fn choose_size(range: &CapacityRange, filesystem: Option<Filesystem>) -> Result<Capacity> {
+    let size = range.choose(DEFAULT_SIZE);
+    check_length(range, length(size.bytes(), filesystem), filesystem)?;
     Ok(size)
 }
 
@@ -92,8 +85,8 @@ pub(crate) fn check_length(range: &CapacityRange, length: u64, filesystem: Optio
 
 /// The size of a volume of `now` bytes after it has grown into the range.
 pub(crate) fn choose_growth(range: &CapacityRange, now: u64) -> Result<Capacity> {
-    let wanted = range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(now)).round_up(UNIT);
-    if range.limit().is_some_and(|limit| wanted > limit) {
+    let wanted = range.required().unwrap_or(Capacity::ZERO).max(Capacity::new(now));
+    if range.limit().is_some_and(|limit| wanted.round_up(UNIT) > limit) {
         return Err(Error::OutOfRange(format!(
             "the volume has {now} bytes and would need {}, which is above limit_bytes; volumes never shrink",
             wanted.bytes()

@@ -82,7 +82,8 @@ impl RemoteMounts {
         self.call(&request, deadline).map(drop).map_err(|failure| failure.while_doing(doing))
     }
 
-    /// Gives the directory `below` a mode, unless it has it; it is found as by [`RemoteMounts::bind`].
+    /// Gives the directory `below` a mode, unless it has it; it is found as by [`RemoteMounts::bind`]. A setgid bit stays: the
+    /// kubelet sets it for `fsGroup`, and changes the owners of all files again where it is missing.
     pub fn ensure_mode(&self, root: &Path, below: &Path, mode: u32, deadline: Duration) -> Result<()> {
         let doing = format!("set the mode of {}", joined(root, below));
         let request = Request::EnsureMode { root: root.to_owned(), below: below.to_owned(), mode };
@@ -335,8 +336,9 @@ fn bind(root: &Path, below: &Path, target: &Path, attributes: Attributes) -> Out
 fn ensure_mode(root: &Path, below: &Path, mode: u32) -> Outcome<()> {
     let top = rustix::fs::open(root, READABLE, Mode::empty())?;
     let directory = open_below(top, below, READABLE)?;
-    let wanted = Mode::from_raw_mode(mode);
-    if Mode::from_raw_mode(rustix::fs::fstat(&directory)?.st_mode) != wanted {
+    let present = Mode::from_raw_mode(rustix::fs::fstat(&directory)?.st_mode);
+    let wanted = Mode::from_raw_mode(mode) | (present & Mode::SGID);
+    if present != wanted {
         rustix::fs::fchmod(&directory, wanted)?;
     }
     Ok(())
@@ -455,6 +457,22 @@ mod tests {
         assert_eq!(mounts.unmount(&target, SOON).unwrap(), Change::Made);
         assert_eq!(mounts.unmount(&target, SOON).unwrap(), Change::AlreadyTrue);
         assert!(!is_mounted(&target).unwrap() && !is_mounted(&scratch.0.path().join("none/such")).unwrap());
+    }
+
+    #[test]
+    fn a_mode_is_set_beside_the_setgid_bit_that_is_there() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let (scratch, mounts) = (Scratch::new(), mounts());
+        let share = scratch.dir("share");
+        let mode_after = |present: u32, wanted: u32| {
+            std::fs::set_permissions(&share, std::fs::Permissions::from_mode(present)).unwrap();
+            mounts.ensure_mode(&share, Path::new(""), wanted, SOON).unwrap();
+            std::fs::metadata(&share).unwrap().permissions().mode() & 0o7777
+        };
+        assert_eq!(mode_after(0o2775, 0o777), 0o2777);
+        assert_eq!(mode_after(0o2777, 0o777), 0o2777);
+        assert_eq!(mode_after(0o1755, 0o770), 0o770);
+        assert_eq!(mode_after(0o755, 0o2770), 0o2770);
     }
 
     #[test]

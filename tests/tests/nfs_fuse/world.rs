@@ -85,6 +85,11 @@ impl Server {
 
     /// Starts a part of the driver, and waits until it answers.
     pub(crate) async fn drive(&self, part: Part) -> Result<Program> {
+        self.drive_with(part, &[]).await
+    }
+
+    /// The same with further arguments.
+    pub(crate) async fn drive_with(&self, part: Part, more: &[&str]) -> Result<Program> {
         let home = self.home(part);
         fs::create_dir_all(&home)?;
         let (endpoint, state) = (self.endpoint(part), home.join("state").display().to_string());
@@ -93,6 +98,7 @@ impl Server {
         let id = if part == Part::Other { "node-2" } else { "node-1" };
         let mut args = vec!["driver", "nfs", "--node-id", id, "--endpoint", &endpoint, "--state-dir", &state];
         args.extend(["--share", &share, "--default-mount-options", &options]);
+        args.extend(more);
         let binary = binary()?;
         let log = self.dir().join(format!("{}.log", home.file_name().unwrap_or_default().display()));
         let program = match part {

@@ -82,6 +82,22 @@ impl ShareName {
         Ok(Self { server: server.to_owned(), share: share.to_owned() })
     }
 
+    /// The shares around it, if the server exports them, each with the directory that this one is there; the nearest last.
+    pub(super) fn around(&self) -> Vec<(Self, SubPath)> {
+        let cuts = self.share.match_indices('/').map(|(at, _)| (&self.share[..at], &self.share[at + 1..]));
+        let named = |(outer, below): (&str, &str)| {
+            (Self { server: self.server.clone(), share: outer.to_owned() }, SubPath(below.to_owned()))
+        };
+        cuts.map(named).collect()
+    }
+
+    /// The directory that another share is in this one, if it lies in it.
+    pub(super) fn directory_of(&self, other: &Self) -> Option<SubPath> {
+        let below = other.share.strip_prefix(&self.share)?;
+        let below = if self.share.is_empty() { below } else { below.strip_prefix('/')? };
+        (self.server == other.server && !below.is_empty()).then(|| SubPath(below.to_owned()))
+    }
+
     /// A digest, for the tokens of listings.
     pub(super) fn key(&self) -> String {
         key_of(&format!("{}#{}", self.server, self.share))
@@ -133,6 +149,17 @@ impl SubPath {
     /// Whether the other is this directory, or lies in it.
     pub(super) fn contains(&self, other: &Self) -> bool {
         other.0.strip_prefix(&self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+    }
+
+    /// The directory of this path below this one.
+    pub(super) fn join(&self, below: &Self) -> Self {
+        Self(format!("{}/{}", self.0, below.0))
+    }
+
+    /// Itself and every directory around it, the outermost first.
+    pub(super) fn with_parents(&self) -> Vec<Self> {
+        let parents = self.0.match_indices('/').map(|(at, _)| Self(self.0[..at].to_owned()));
+        parents.chain([self.clone()]).collect()
     }
 
     /// The last name in it.

@@ -87,6 +87,9 @@ pub(super) struct SnapshotRecord {
     /// What it was taken of.
     #[serde(default)]
     pub(super) kind: VolumeKind,
+    /// The size of the volume, if that is an image, whose file may be longer.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) capacity: Option<u64>,
     /// What is known of the archive since it is whole.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) archive: Option<ArchiveRecord>,

@@ -18,7 +18,7 @@ use tokio::sync::OwnedMutexGuard;
 
 use super::{
     allowed::AllowedServers,
-    id::ShareName,
+    id::{ShareName, SubPath},
     parameters::{check_secret_options, secret_options},
 };
 use crate::{Context, Error, Result};
@@ -79,6 +79,8 @@ struct KnownShare {
     swept: bool,
     /// Whether the index of directories is known to be complete.
     indexed: bool,
+    /// The shares around it that answered when they were first asked for, with the directory that this one is there.
+    around: Option<Vec<(ShareName, SubPath)>>,
     /// Held by whoever decides about directories that volumes may share.
     turn: Arc<tokio::sync::Mutex<()>>,
     /// When to look next for what is left there, since the server went away in the middle.
@@ -130,6 +132,44 @@ impl Shares {
         self.known.lock().entry(share.clone()).or_default().indexed = true;
     }
 
+    /// The known shares that lie in this one, as directories of it.
+    pub(super) fn below(&self, share: &ShareName) -> Vec<SubPath> {
+        self.known.lock().keys().filter_map(|other| share.directory_of(other)).collect()
+    }
+
+    /// The shares around this one, with the directory that it is there. The server is asked once which there are; those that become
+    /// known later are added.
+    pub(super) async fn around(&self, share: &ShareName) -> Vec<(ShareName, SubPath)> {
+        let asked = self.known.lock().get(share).and_then(|known| known.around.clone());
+        let mut around = if let Some(around) = asked { around } else { self.ask_around(share).await };
+        for other in self.all() {
+            if let Some(below) = other.directory_of(share)
+                && !around.iter().any(|(outer, _)| *outer == other)
+            {
+                around.push((other, below));
+            }
+        }
+        around
+    }
+
+    /// Asks the server which shares there are around this one, and remembers it if the server said it of all of them.
+    async fn ask_around(&self, share: &ShareName) -> Vec<(ShareName, SubPath)> {
+        let reach = self.completed(share, &Reach::unsaid());
+        let (mut around, mut is_sure) = (Vec::new(), true);
+        for (outer, below) in share.around() {
+            match self.reach(&outer, &reach).await {
+                Ok(_) => around.push((outer, below)),
+                Err(Error::Unavailable(_)) => is_sure = false,
+                // Most servers export no such share, and say so.
+                Err(_) => {}
+            }
+        }
+        if is_sure {
+            self.known.lock().entry(share.clone()).or_default().around = Some(around.clone());
+        }
+        around
+    }
+
     /// Waits for one's turn to decide about directories that volumes of a share may have in common.
     pub(super) async fn take_turn(&self, share: &ShareName) -> OwnedMutexGuard<()> {
         let turn = self.known.lock().entry(share.clone()).or_default().turn.clone();
@@ -138,6 +178,18 @@ impl Shares {
 
     /// Reaches a share: on a connection that all have who say the same, with a request that finds its root.
     pub(super) async fn open(&self, name: &ShareName, reach: &Reach) -> Result<Share> {
+        let (share, said) = self.reach(name, reach).await?;
+        let mut known = self.known.lock();
+        let known = known.entry(name.clone()).or_default();
+        known.is_listed = true;
+        if let Some(reach) = said {
+            known.reach = reach;
+        }
+        Ok(share)
+    }
+
+    /// The same without remembering it; also how it was reached, if that was said.
+    async fn reach(&self, name: &ShareName, reach: &Reach) -> Result<(Share, Option<Reach>)> {
         self.allowed.check(&name.server)?;
         check_secret_options(&reach.secret)?;
         let reach = self.completed(name, reach);
@@ -149,13 +201,23 @@ impl Shares {
         let target = Target { server: name.server.clone(), path: name.path(), options };
         target.check().map_err(|error| Error::Invalid(error.to_string()))?;
         let share = self.nfs.share(&target).await.map_err(failed)?;
-        let mut known = self.known.lock();
-        let known = known.entry(name.clone()).or_default();
-        known.is_listed = true;
-        if is_said {
-            known.reach = reach;
+        Ok((share, is_said.then_some(reach)))
+    }
+
+    /// Reaches a share around another, by that one's options unless its own are known; nothing if the server has none.
+    pub(super) async fn open_around(&self, outer: &ShareName, inner: &ShareName) -> Result<Option<Share>> {
+        let own = self
+            .known
+            .lock()
+            .get(outer)
+            .map(|known| known.reach.clone())
+            .filter(|own| *own != Reach::unsaid());
+        let reach = own.unwrap_or_else(|| self.completed(inner, &Reach::unsaid()));
+        match self.reach(outer, &reach).await {
+            Ok((share, _)) => Ok(Some(share)),
+            Err(error @ Error::Unavailable(_)) => Err(error),
+            Err(_) => Ok(None),
         }
-        Ok(share)
     }
 
     /// How a share is reached by a call that may not say all of it.

@@ -93,6 +93,47 @@ async fn a_directory_stays_while_a_volume_lies_in_it_or_around_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn volumes_of_shares_that_lie_in_each_other_are_compared() {
+    let server = Server::start("4.2", &[]);
+    fs::create_dir_all(server.export().join("team")).unwrap();
+    let outer_share = server.new_volume("x", &[]).parameters["share"].clone();
+    let inner_share = format!("{outer_share}/team");
+    let inner = |name: &str, more: &[(&str, &str)]| {
+        let mut new = claim(&server, name, more);
+        new.parameters.insert("share".to_owned(), inner_share.clone());
+        new
+    };
+    let backend = server.backend().await;
+    let first = backend.create_volume(inner("first", &[("subDir", "a")])).await.unwrap();
+    let plain = backend.create_volume(inner("plain", &[])).await.unwrap();
+    let file = server.export().join("team/a/file");
+    fs::write(&file, "precious").unwrap();
+    // Another process has not heard of the inner share; what it finds on the way tells it.
+    for dir in ["team", "team/a", "team/a/b", "team/pvc-plain"] {
+        let backend = server.backend().await;
+        let sentence = refusal(backend.create_volume(claim(&server, "outer", &[("subDir", dir)])).await);
+        assert!(sentence.contains("claim shop/"), "{sentence}");
+    }
+    let shared = [("subDir", "team"), ("shared", "true")];
+    let outer = backend.create_volume(claim(&server, "outer", &shared)).await.unwrap();
+    assert_eq!(delete(&server.backend().await, &outer.id).await.len(), 1);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+
+    // The other way round: a volume around the share.
+    let outer = backend.create_volume(claim(&server, "outer", &shared)).await.unwrap();
+    let backend = server.backend().await;
+    refusal(backend.create_volume(inner("second", &[("subDir", "b")])).await);
+    for id in [&first.id, &plain.id] {
+        let warnings = delete(&backend, id).await;
+        assert!(warnings[0].contains("claim shop/outer"), "{warnings:?}");
+    }
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+    // It was there before any volume.
+    assert_eq!(delete(&backend, &outer.id).await.len(), 1);
+    assert_eq!(fs::read_to_string(&file).unwrap(), "precious");
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_volume_with_a_directory_of_its_own_name_is_protected_too() {
     let server = Server::start("4.2", &[]);
     let backend = server.backend().await;

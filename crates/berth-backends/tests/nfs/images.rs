@@ -98,6 +98,38 @@ async fn an_image_grows_and_its_loss_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_has_the_capacity_that_was_asked_for_although_its_file_is_longer() {
+    const ASKED: u64 = (1 << 20) + 1;
+    const LENGTH: u64 = 2 << 20;
+    let server = Server::start("4.2", &[]);
+    let backend = server.backend().await;
+    let new = |name: &str, source| NewVolume {
+        range: CapacityRange::new(ASKED.cast_signed(), 0).unwrap(),
+        source,
+        ..new_image(&server, name, &[])
+    };
+    let file = |name: &str| fs::metadata(server.export().join(name).join("image")).unwrap().len();
+    let source = backend.create_volume(new("source", None)).await.unwrap();
+    assert_eq!((source.capacity.bytes(), file("source")), (ASKED, LENGTH));
+    let mut snapshot =
+        backend.create_snapshot("snap".parse().unwrap(), &source.id, &Parameters::new()).await.unwrap();
+    while !snapshot.ready {
+        snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
+    }
+    assert_eq!(snapshot.size.bytes(), ASKED);
+    let clone = new("clone", Some(ContentSource::Volume(source.id.clone())));
+    let restored = new("restored", Some(ContentSource::Snapshot(snapshot.id)));
+    for (name, copy) in [("clone", clone), ("restored", restored)] {
+        let copy = backend.create_volume(copy).await.unwrap();
+        assert_eq!((copy.capacity.bytes(), file(name)), (ASKED, LENGTH), "{name}");
+    }
+    let wanted: u64 = (3 << 20) + 1;
+    let range = CapacityRange::new(wanted.cast_signed(), 0).unwrap();
+    let grown = backend.expand_volume(&source.id, range).await.unwrap();
+    assert_eq!((grown.capacity.bytes(), file("source")), (wanted, (3 << 20) + 4096));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_image_in_use_is_not_copied_and_a_copy_is_nobodys() {
     for version in VERSIONS {
         let server = Server::start(version, &[]);

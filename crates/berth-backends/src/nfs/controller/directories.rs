@@ -6,7 +6,10 @@
 //! one component, however many volumes there are. A volume without `subDir` has a directory of its own name, and gets an
 //! entry only if it overlaps with another's.
 //!
-//! Guarantees, among the volumes that have a record on the share:
+//! Shares may lie in each other (`/export` and `/export/team`), and each has its own records: those of shares around this one and on
+//! the way to a directory are read, too, and those of shares in the directory that the controller knows.
+//!
+//! Guarantees, among the volumes that have a record on such a share:
 //! - A volume whose directory overlaps with another's is made only if its class says `shared: "true"`.
 //! - A directory is removed or renamed only when no other volume uses it, a part of it, or a directory around it.
 //! - A directory that was there before its volume was made is not removed: volumes without a record, such as those that
@@ -73,6 +76,10 @@ impl DirectoryUse {
     fn dir(&self) -> Option<SubPath> {
         VolumeRef::parse(&self.id).ok().map(|volume| volume.dir)
     }
+
+    fn is_on(&self, share: &ShareName) -> bool {
+        VolumeRef::parse(&self.id).is_ok_and(|volume| volume.share == *share)
+    }
 }
 
 impl fmt::Display for DirectoryUse {
@@ -132,12 +139,15 @@ impl NfsController {
         }
         let mut entry = DirectoryUse::new(&volume.to_string(), parameters);
         let made_by = |other: &DirectoryUse| {
-            !other.existing && other.dir().is_some_and(|dir| dir.contains(&volume.dir))
+            !other.existing
+                && other.is_on(&volume.share)
+                && other.dir().is_some_and(|dir| dir.contains(&volume.dir))
         };
         entry.existing =
             find_dir(share, volume.dir.as_str()).await?.is_some() && !users.others.iter().any(made_by);
-        // Also those without a `subDir`, which had no entry as long as nobody shared their directories.
-        for other in &users.others {
+        // Also those without a `subDir`, which had no entry as long as nobody shared their directories. Volumes of other shares
+        // have their entries there.
+        for other in users.others.iter().filter(|other| other.is_on(&volume.share)) {
             enter(share, &volume.dir, &key_of(&other.id), other).await?;
         }
         enter(share, &volume.dir, &key(volume), &entry).await
@@ -197,12 +207,42 @@ impl NfsController {
                 users.others.push(entry);
             }
         }
+        users.others.extend(self.users_in_nested_shares(share, name, dir).await?);
         // A directory without entries may be that of a volume without `subDir`, which needs none by itself.
         let is_another = own.is_none_or(has_template);
         if is_another && !is_known && find_dir(share, dir.first()).await?.is_some() {
-            for (key, other, parameters) in records(share).await? {
+            for (key, other, parameters) in records(share, None).await? {
                 if !is_own(&key) && other.dir.overlaps(dir) {
                     users.others.push(DirectoryUse::new(&other.to_string(), &parameters));
+                }
+            }
+        }
+        Ok(users)
+    }
+
+    /// The volumes of shares that lie in each other with this one, whose directories overlap with `dir`. Each share has its records in
+    /// its root: those of a share below are reached through this one, those of a share around it through that one.
+    async fn users_in_nested_shares(
+        &self,
+        share: &Share,
+        name: &ShareName,
+        dir: &SubPath,
+    ) -> Result<Vec<DirectoryUse>> {
+        let mut users = Vec::new();
+        let known = self.0.shares.below(name).into_iter().filter(|root| root != dir && dir.contains(root));
+        for root in dir.with_parents().into_iter().chain(known) {
+            for (_, other, parameters) in records(share, Some(&root)).await? {
+                if root.join(&other.dir).overlaps(dir) {
+                    users.push(DirectoryUse::new(&other.to_string(), &parameters));
+                }
+            }
+        }
+        for (outer, below) in self.0.shares.around(name).await {
+            let Some(around) = self.0.shares.open_around(&outer, name).await? else { continue };
+            let dir = below.join(dir);
+            for (_, other, parameters) in records(&around, None).await? {
+                if other.dir.overlaps(&dir) {
+                    users.push(DirectoryUse::new(&other.to_string(), &parameters));
                 }
             }
         }
@@ -215,7 +255,7 @@ impl NfsController {
             return Ok(());
         }
         if record::read::<CompleteRecord>(share, RecordDir::Directories, COMPLETE).await?.is_none() {
-            let records = records(share).await?;
+            let records = records(share, None).await?;
             if !records.is_empty() {
                 let shareable = records.iter().filter(|(_, volume, _)| has_template(volume));
                 let firsts: BTreeSet<&str> = shareable.map(|(_, volume, _)| volume.dir.first()).collect();
@@ -282,10 +322,13 @@ async fn enter(share: &Share, dir: &SubPath, key: &str, entry: &DirectoryUse) ->
     record::write_in(share, &group.handle, key, entry).await
 }
 
-/// Every volume that has a record on the share.
-async fn records(share: &Share) -> Result<Vec<(String, VolumeRef, Parameters)>> {
-    let Some(drawer) = RecordDir::Volumes.find(share).await? else { return Ok(Vec::new()) };
-    let keys = RecordDir::Volumes.keys(share).await?;
+/// Every volume that has a record on the share, or on the share whose root is a directory of this one.
+async fn records(share: &Share, root: Option<&SubPath>) -> Result<Vec<(String, VolumeRef, Parameters)>> {
+    let path = RecordDir::Volumes.path();
+    let path = root.map_or_else(|| path.clone(), |root| format!("{}/{path}", root.as_str()));
+    let Some(drawer) = find_dir(share, &path).await? else { return Ok(Vec::new()) };
+    let keys = keys_among(names_in(share, &drawer.handle).await?);
+    let keys = keys.into_iter().filter(|key| !key.starts_with('.'));
     let records = stream::iter(keys).map(async |key| {
         let record = record::read_in::<VolumeRecord>(share, &drawer.handle, &key).await?;
         Ok::<_, Error>(record.and_then(|record| {

@@ -107,7 +107,7 @@ impl Snapshots for NfsController {
         }))
     }
 
-    async fn take_snapshot(&self, ctx: &Context, new: NewSnapshot, _: &Volume) -> Result<Snapshot> {
+    async fn take_snapshot(&self, ctx: &Context, new: NewSnapshot, of: &Volume) -> Result<Snapshot> {
         let source = &new.source;
         let volume = VolumeRef::parse(source.as_str()).map_err(|_| Error::no_volume(source))?;
         let SnapshotPlan { snapshot, reach, source_reach } = SnapshotPlan::new(ctx, &new, &volume)?;
@@ -138,6 +138,7 @@ impl Snapshots for NfsController {
             created: now(),
             compressed: self.0.config.compress_snapshots,
             kind,
+            capacity: (kind == VolumeKind::Image).then(|| of.capacity.bytes()),
             archive: None,
         };
         record::write(&share, RecordDir::Snapshots, &key(&snapshot), &record).await?;
@@ -432,7 +433,9 @@ fn describe(snapshot: &SnapshotRef, record: &SnapshotRecord, ready: bool) -> Res
     Ok(Snapshot {
         id: snapshot.to_string().parse().map_err(bad)?,
         source: record.source.parse().map_err(bad)?,
-        size: capacity(record.archive.as_ref().map_or(0, |archive| archive.unpacked)),
+        size: capacity(
+            record.archive.as_ref().map_or(0, |archive| record.capacity.unwrap_or(archive.unpacked)),
+        ),
         access: AccessKind::Mount,
         created: SystemTime::UNIX_EPOCH + Duration::from_secs(record.created),
         ready,

@@ -170,7 +170,8 @@ impl Expansion for NfsController {
                 let wanted = image::choose_growth(&range, record.capacity)?.bytes();
                 let dir = find_dir(&share, volume.dir.as_str()).await?.ok_or_else(|| Error::no_volume(id))?;
                 let image = content::find(&share, &dir.handle).await?;
-                content::ensure_size(&share, &image, wanted).await?
+                content::ensure_size(&share, &image, wanted.next_multiple_of(image::UNIT)).await?;
+                wanted
             }
         };
         if wanted > record.capacity {
@@ -308,7 +309,8 @@ impl NfsController {
         Ok(incoming)
     }
 
-    /// Builds an image aside, blank or copied, and gives where it is; a copy is as long as its source at least.
+    /// Builds an image aside, blank or copied, and gives where it is. A copy is as long as its source at least, which is then
+    /// the volume's size.
     async fn build_image(
         &self,
         plan: &VolumePlan,
@@ -317,15 +319,19 @@ impl NfsController {
         size: &mut u64,
     ) -> Result<Handle> {
         let volume = &plan.volume;
+        let length = image::length(*size, image::filesystem_asked(&plan.capabilities)?);
         let Some(source) = source else {
             refuse_content(share, &volume.dir).await?;
             let incoming = RecordDir::Incoming.ensure(share).await?;
             let dir = new_directory(share, &incoming, &key(volume)).await?;
-            content::make_blank(share, &dir.handle, *size).await?;
+            content::make_blank(share, &dir.handle, length).await?;
             return Ok(incoming);
         };
         let (incoming, copy) = self.copy(plan, share, source, None).await?;
-        *size = content::adopt_copy(share, &copy.handle, *size).await?;
+        let copied = content::adopt_copy(share, &copy.handle, length).await?;
+        if copied > length {
+            *size = copied;
+        }
         Ok(incoming)
     }
 
@@ -528,8 +534,7 @@ fn planned_size(plan: &VolumePlan) -> Result<u64> {
         VolumeKind::Directory => Ok(plan.range.choose(Capacity::ZERO).bytes()),
         VolumeKind::Image => {
             let filesystem = image::filesystem_asked(&plan.capabilities)?;
-            let least = filesystem.map_or(0, berth_host::format::minimum_size);
-            Ok(image::choose_size(&plan.range, least)?.bytes())
+            Ok(image::choose_size(&plan.range, filesystem)?.bytes())
         }
     }
 }

@@ -211,7 +211,8 @@ fn dress(at: &Path, look: OwnerAndMode, formatted: Change) -> Result<()> {
     if formatted == Change::Made && (look.uid.is_some() || look.gid.is_some()) {
         chown(at, look.uid, look.gid).map_err(|error| host("give away", at, error))?;
     }
-    match look.mode {
+    // The setgid bit is the kubelet's, for `fsGroup`.
+    match look.mode.map(|mode| mode | now.mode() & 0o2000) {
         Some(mode) if mode != now.mode() & 0o7777 => {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(at, mode).map_err(|error| host("set the mode of", at, error))
