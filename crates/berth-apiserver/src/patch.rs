@@ -15,7 +15,8 @@ use serde_json::{Map, Value, json};
 
 use self::fields::{FieldSet, display};
 use self::managed::{Managed, Manager, Operation, Owned};
-use crate::schema::{Type, time};
+use crate::schema::{self, Type, time};
+use crate::store::MAX_OBJECT;
 
 mod fields;
 mod json;
@@ -25,6 +26,10 @@ mod typed;
 
 pub use json::{MAX_OPERATIONS, json};
 pub use strategic::strategic;
+
+/// The most fields and items of lists that a configuration may have: sets of fields are made of them, several at a time, and an
+/// object that can be stored has fewer.
+const MAX_FIELDS: usize = 256 * 1024;
 
 /// Why a patch cannot be applied; the variants are told apart by the answer they get.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -113,6 +118,16 @@ pub enum ApplyError {
     /// The request is not one (400).
     #[error("{0}")]
     Malformed(String),
+    /// The configuration is larger than an object may be, or has too many fields (413).
+    #[error(
+        "the configuration has {bytes} bytes and {fields} fields; at most {MAX_OBJECT} and {MAX_FIELDS} can be applied"
+    )]
+    TooLarge {
+        /// About how many bytes it has as JSON.
+        bytes: usize,
+        /// How many fields and items of lists it has.
+        fields: usize,
+    },
     /// The configuration does not fit the type (500, as kube-apiserver has it).
     #[error("{0}")]
     Unfit(String),
@@ -241,6 +256,10 @@ pub fn apply(
     if applied["metadata"]["managedFields"].as_array().is_some() {
         return Err(ApplyError::Malformed("metadata.managedFields must be nil".to_owned()));
     }
+    let (bytes, fields) = (schema::json::length(applied), count_fields(applied));
+    if bytes > MAX_OBJECT || fields > MAX_FIELDS {
+        return Err(ApplyError::TooLarge { bytes, fields });
+    }
     let problems = typed::validate(type_, applied);
     if !problems.is_empty() {
         return Err(ApplyError::Unfit(unfit_message(applied, &problems)));
@@ -270,6 +289,15 @@ pub fn apply(
     }
     managed.write(&mut object);
     Ok(object)
+}
+
+/// How many fields and items of lists a configuration has, at every depth.
+fn count_fields(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => items.iter().map(|item| 1 + count_fields(item)).sum(),
+        Value::Object(map) => map.values().map(|value| 1 + count_fields(value)).sum(),
+        _ => 0,
+    }
 }
 
 type Paths = Vec<(Manager, Vec<String>)>;

@@ -107,6 +107,7 @@ fn apply_failure(error: ApplyError) -> Failure {
             Failure::apply_conflict(message, &causes)
         }
         ApplyError::Malformed(_) => Failure::bad_request(message),
+        ApplyError::TooLarge { .. } => Failure::too_large(message),
         ApplyError::Unfit(_) => Failure::plain(500, message),
     }
 }

@@ -501,6 +501,20 @@ async fn yaml_that_expands_beyond_a_request_is_refused() {
 }
 
 #[tokio::test]
+async fn applying_more_than_an_object_may_hold_is_refused() {
+    let api = Api::new().await;
+    let path = format!("{MAPS}/large?fieldManager=test");
+    let head = r#"{"apiVersion":"v1","kind":"ConfigMap","metadata":{"name":"large"},"#;
+    let fields = format!(r#"{head}"data":[{}0]}}"#, "0,".repeat(300_000));
+    let bytes = format!(r#"{head}"data":{{"a":"{}"}}}}"#, "x".repeat(1600 * 1024));
+    for body in [fields, bytes] {
+        let (code, refusal) = api.raw(Method::PATCH, &path, "application/apply-patch+yaml", body).await;
+        assert_eq!((code, reason(&refusal)), (413, "RequestEntityTooLarge"), "{refusal}");
+        assert!(refusal["message"].as_str().unwrap().contains("at most"), "{refusal}");
+    }
+}
+
+#[tokio::test]
 async fn large_bodies_are_decoded_beside_the_threads_of_the_runtime() {
     let api = Api::new().await;
     for (bytes, is_beside) in [(100, false), (500_000, true)] {
