@@ -7,7 +7,7 @@ use berth_csi::{Client, Endpoint};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, ExtendedKeyUsagePurpose, IsCa, KeyPair};
 use tonic::Code;
 
-use super::cluster::{Cluster, PATIENCE};
+use crate::sidecars::cluster::{Cluster, PATIENCE};
 
 /// Writes an authority, and certificates that it signs for 127.0.0.1, into the cluster's directory.
 fn certificates(cluster: &Cluster, names: &[&str]) {

@@ -206,6 +206,60 @@ fn up_names_the_classes_that_exist() -> Result<()> {
 }
 
 #[test]
+fn status_names_objects_whose_records_are_damaged() -> Result<()> {
+    let mut machine = Machine::start()?;
+    machine.kubectl(&["create", "configmap", "precious", "--from-literal=key=before"])?;
+    machine.kubectl(&["create", "configmap", "other", "--from-literal=key=kept"])?;
+    ensure!(!machine.says(&["status"])?.contains("NOT WELL"), "nothing is damaged yet");
+    machine.kill()?;
+    let journal = machine.data().join("apiserver/store/objects");
+    let mut bytes = fs::read(&journal)?;
+    let text = b"before";
+    let at = bytes.windows(text.len()).rposition(|window| window == text).context("the record is there")?;
+    bytes[at] ^= 1;
+    fs::write(&journal, bytes)?;
+    machine.restart()?;
+    let status = machine.says(&["status"])?;
+    says(&status, "NOT WELL")?;
+    says(&status, "default/precious")?;
+    says(&status, "berth restore")?;
+    says(&machine.kubectl(&["get", "configmap", "other", "-o", "jsonpath={.data.key}"])?, "kept")?;
+    machine.finish()
+}
+
+#[test]
+fn adopt_brings_back_the_volumes_of_a_running_driver_that_no_object_knows() -> Result<()> {
+    let machine = Machine::start()?;
+    machine.apply(&together(&[
+        claim("data"),
+        pod("one", "data", "echo kept > /data/file; exec sleep 1000000"),
+    ]))?;
+    machine.ready("one")?;
+    machine.exec_until("one", "cat /data/file", |text| text == "kept\n")?;
+    says(&machine.says(&["adopt"])?, "Every volume is known")?;
+    machine.delete("pod/one")?;
+    // As after the loss of both objects: the driver keeps the volume.
+    let volume = machine.get("pvc/data")?;
+    let volume = crate::up::text(&volume, "/spec/volumeName").to_owned();
+    let retain = r#"{"spec": {"persistentVolumeReclaimPolicy": "Retain"}}"#;
+    machine.kubectl(&["patch", "pv", &volume, "--type=merge", "-p", retain])?;
+    machine.delete("pvc/data")?;
+    machine.delete(&format!("pv/{volume}"))?;
+
+    says(
+        &machine.says(&["adopt", "--storage-class", "berth-local", "--dry-run"])?,
+        "1 volumes would be adopted",
+    )?;
+    ensure!(machine.all("pv")?.is_empty(), "a dry run creates nothing");
+    says(&machine.says(&["adopt", "--storage-class", "berth-local"])?, "Adopted 1 volumes")?;
+    says(&machine.says(&["adopt"])?, "Every volume is known")?;
+    machine.apply(&together(&[claim("data"), pod("two", "data", "exec sleep 1000000")]))?;
+    machine.ready("two")?;
+    says(&machine.exec("two", "cat /data/file")?, "kept")?;
+    machine.finish()
+}
+
+#[test]
 fn an_interrupt_stops_pods_and_takes_their_volumes_away() -> Result<()> {
     for signal in [Signal::INT, Signal::TERM] {
         let mut machine = Machine::start()?;
