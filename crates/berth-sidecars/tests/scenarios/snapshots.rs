@@ -263,7 +263,7 @@ async fn a_snapshotter_labels_the_contents_of_snapshots_that_its_node_has() {
     let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
     let (_backend, driver) = local_driver(place.path(), false).await;
     server.define().await;
-    let running = Running::start_with(&server.client, &driver, |taking, binding| {
+    let running = start_snapshotting_with(&server.client, &driver, |taking, binding| {
         taking.node = Some(NODE.to_owned());
         binding.distributed = true;
     });
@@ -286,7 +286,7 @@ async fn a_snapshotter_labels_the_contents_of_snapshots_that_its_node_has() {
     server.snapshot_of("second", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
     server.ready("second").await;
     let label = |content: VolumeSnapshotContent| content.labels().get(MANAGED_BY).cloned();
-    let contents = server.api::<VolumeSnapshotContent>();
+    let contents = server.all::<VolumeSnapshotContent>();
     assert_eq!(label(contents.get("given").await.unwrap()).as_deref(), Some(NODE));
     assert_eq!(label(contents.get("strange").await.unwrap()), None);
     running.stop().await;
