@@ -11,11 +11,11 @@
 //! ```
 //!
 //! What a volume is, its options say: the attributes of a PersistentVolume that somebody wrote, or the parameters of a class in
-//! which `${volume.id}` stands for the volume's id. Where a class has the parameter [`DIRECTORY`], a volume is that directory of
+//! which `${volume.id}` stands for the volume's id. Where a class has the parameter `flex.berth.dev/directory`, a volume is that directory of
 //! what the driver mounts for the other options: it is made and removed by mounting that for a moment.
 //!
 //! FlexVolume tells the driver nothing but paths when something is taken away, and CSI tells us no options when a volume
-//! grows, so what is mounted has a record ([`Record`]), which is written before the driver is called. It holds no secret.
+//! grows, so what is mounted has a record, which is written before the driver is called. It holds no secret.
 
 mod plugin;
 mod record;

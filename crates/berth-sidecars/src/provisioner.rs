@@ -1,6 +1,6 @@
 //! Provisions volumes for claims and deletes those that are released.
 //!
-//! [`Provisioner::sync_claim`] observes a claim and plans; [`Provisioner::provision`] prepares the request, adds the
+//! `Provisioner::sync_claim` observes a claim and plans; `Provisioner::provision` prepares the request, adds the
 //! finalizer to the claim, calls CreateVolume, saves the PersistentVolume and removes the finalizer. `undo.rs` deletes what
 //! was made for a claim that does not want it any more, `volumes.rs` the volumes that are released.
 //!
