@@ -12,12 +12,12 @@ pub enum Call {
     Init,
     /// Gives a name of the volume that is the same on all nodes; the kubelet does not use it.
     GetVolumeName {
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
     },
     /// Attaches the volume to a node.
     Attach {
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
         /// The name of the Node object.
         node: String,
@@ -33,12 +33,12 @@ pub enum Call {
     WaitForAttach {
         /// The device's path, as `attach` gave it.
         device: String,
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
     },
     /// Says whether the volume is attached to a node.
     IsAttached {
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
         /// The name of the Node object.
         node: String,
@@ -49,10 +49,10 @@ pub enum Call {
         directory: PathBuf,
         /// The device's path, as `waitforattach` gave it.
         device: String,
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
     },
-    /// Unmounts the device.
+    /// Unmounts the device that `mountdevice` has mounted on the node.
     UnmountDevice {
         /// Where it is mounted.
         directory: PathBuf,
@@ -71,7 +71,7 @@ pub enum Call {
     },
     /// Expands the storage; no version of Kubernetes calls it.
     ExpandVolume {
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
         /// Where the device is mounted.
         directory: PathBuf,
@@ -82,7 +82,7 @@ pub enum Call {
     },
     /// Grows the filesystem on the node.
     ExpandFs {
-        /// The volume's options.
+        /// The JSON document that describes the volume to the driver.
         options: Options,
         /// The device's path; empty without attachment.
         device: String,

@@ -307,7 +307,7 @@ fn switch_to(root: &OwnedFd, old: usize) -> rustix::io::Result<()> {
     rustix::process::chdir("/")
 }
 
-/// The root of the container while it is being furnished.
+/// The root directory of the container while its files and mounts are added.
 struct Root(OwnedFd);
 
 impl Root {
