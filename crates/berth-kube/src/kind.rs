@@ -7,10 +7,12 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use k8s_openapi::api::apps::v1::{Deployment, ReplicaSet};
+use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, Deployment, ReplicaSet, StatefulSet};
+use k8s_openapi::api::batch::v1::{CronJob, Job};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
-    ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, ServiceAccount,
+    ConfigMap, Event, Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, Secret, Service,
+    ServiceAccount,
 };
 use k8s_openapi::api::storage::v1::{
     CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment, VolumeAttributesClass,
@@ -66,8 +68,12 @@ kinds!(
     CSINode,
     CSIStorageCapacity,
     ConfigMap,
+    ControllerRevision,
+    CronJob,
+    DaemonSet,
     Deployment,
     Event,
+    Job,
     Lease,
     Namespace,
     Node,
@@ -76,7 +82,9 @@ kinds!(
     Pod,
     ReplicaSet,
     Secret,
+    Service,
     ServiceAccount,
+    StatefulSet,
     StorageClass,
     VolumeAttachment,
     VolumeAttributesClass,

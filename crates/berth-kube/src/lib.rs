@@ -12,7 +12,8 @@
 //! - [`Cache`] and [`Index`] hold the objects of one kind, as they were last watched or written here.
 //! - [`Loop`] says which changes put which keys into a [`Queue`], and runs the work on them.
 //! - [`Recorder`] records events; [`leader::Elector`] runs work while a Lease is held; [`Metrics`] are client-go's.
-//! - [`storage`] has the relations between claims, volumes, pods and nodes; [`selectors`] matches labels.
+//! - [`snapshots`] has the types of snapshots, which are custom resources;
+//!   [`storage`] has the relations between claims, volumes, pods and nodes; [`selectors`] matches labels.
 //!
 //! Every loop relies on these invariants:
 //!
@@ -64,6 +65,7 @@ mod objects;
 mod queue;
 mod recorder;
 pub mod selectors;
+pub mod snapshots;
 pub mod storage;
 pub mod timeline;
 mod watch;

@@ -1,24 +1,13 @@
-//! The snapshot kinds: their types, their CustomResourceDefinitions, to be created in clusters that lack them, and the
+//! The snapshot kinds: their types (of berth-kube), their CustomResourceDefinitions, to be created in clusters that lack them, and the
 //! names of the annotations, labels and finalizers by which the components that serve them work together.
 
-mod groups;
-mod objects;
 pub(crate) mod served;
 
 use berth_kube::storage;
 
 pub(crate) use berth_core::names::snapshots as names;
 
-pub use self::groups::{
-    GroupSnapshotHandles, VolumeGroupSnapshot, VolumeGroupSnapshotClass, VolumeGroupSnapshotContent,
-    VolumeGroupSnapshotContentSource, VolumeGroupSnapshotContentSpec, VolumeGroupSnapshotContentStatus,
-    VolumeGroupSnapshotSource, VolumeGroupSnapshotSpec, VolumeGroupSnapshotStatus, VolumeSnapshotInfo,
-};
-pub use self::objects::{
-    SnapshotError, VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent, VolumeSnapshotContentSource,
-    VolumeSnapshotContentSpec, VolumeSnapshotContentStatus, VolumeSnapshotSource, VolumeSnapshotSpec,
-    VolumeSnapshotStatus,
-};
+pub use berth_kube::snapshots::*;
 
 /// The definitions of the snapshot and group snapshot kinds, as objects.
 pub fn definitions() -> Vec<serde_json::Value> {

@@ -204,4 +204,4 @@ class!(
     "snapshot.storage.k8s.io",
     "volumesnapshotclasses"
 );
-berth_kube::kinds!(VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotClass);
+crate::kinds!(VolumeSnapshot, VolumeSnapshotContent, VolumeSnapshotClass);

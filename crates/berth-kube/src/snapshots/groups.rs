@@ -160,4 +160,4 @@ class!(
     "groupsnapshot.storage.k8s.io",
     "volumegroupsnapshotclasses"
 );
-berth_kube::kinds!(VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass);
+crate::kinds!(VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeGroupSnapshotClass);
