@@ -16,7 +16,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderMap, Request, Response};
-use http_body_util::BodyExt;
+use http_body_util::{BodyExt, Full};
 use tokio::task::JoinError;
 use tokio::time::{Instant, timeout_at};
 use tokio_util::task::TaskTracker;
@@ -29,6 +29,7 @@ use tracing::{Instrument, Span};
 use self::finish::Call;
 use self::stream::Watched;
 use crate::Metrics;
+use crate::full::{self, Side};
 use crate::v1::METHODS;
 
 mod finish;
@@ -102,8 +103,16 @@ impl Service<Request<Body>> for Calls {
         // would answer CANCELLED if that were the first to fire.
         let deadline = deadline_of(request.headers(), self.shared.max_duration);
         let streams = METHODS.iter().find(|(known, _)| *known == path).is_none_or(|(_, streams)| *streams);
+        let in_full = (!streams && full::is_wanted()).then(|| path.to_owned());
         if let Some(deadline) = deadline {
             request.extensions_mut().insert(Deadline(deadline));
+        }
+        if let Some(path) = in_full {
+            let routes = self.routes.clone();
+            let driver = self.shared.metrics.driver_name().to_owned();
+            let handler = handle_in_full(routes, request, path, driver);
+            let task = tokio::spawn(run(call, handler, streams, deadline).instrument(span.clone()));
+            return Box::pin(answer(task, deadline, span));
         }
         let handler = self.routes.call(request);
         let task = tokio::spawn(run(call, handler, streams, deadline).instrument(span.clone()));
@@ -140,6 +149,40 @@ async fn run(
             status.into_http()
         }
     }
+}
+
+/// Calls the handler of a unary call, and tells request and answer in full.
+async fn handle_in_full(
+    mut routes: Routes,
+    request: Request<Body>,
+    path: String,
+    driver: String,
+) -> Result<Response<Body>, Infallible> {
+    let began = Instant::now();
+    let (parts, body) = request.into_parts();
+    let frame = match body.collect().await {
+        Ok(collected) => collected.to_bytes(),
+        Err(status) => return Ok(status.into_http()),
+    };
+    let body = Body::new(Full::new(frame.clone()));
+    let response = Service::<Request<Body>>::call(&mut routes, Request::from_parts(parts, body)).await?;
+    let (parts, body) = response.into_parts();
+    let collected = match body.collect().await {
+        Ok(collected) => collected,
+        Err(status) => return Ok(status.into_http()),
+    };
+    let trailers = collected.trailers().cloned();
+    let status =
+        Status::from_header_map(&parts.headers).or_else(|| Status::from_header_map(trailers.as_ref()?));
+    let answer = collected.to_bytes();
+    let failed = status.filter(|status| status.code() != tonic::Code::Ok);
+    let described = full::described(&path, &frame, failed.is_none().then_some(&answer));
+    if let Some((request, response)) = described {
+        let outcome = failed.as_ref().map_or(Ok(response.as_str()), Err);
+        full::emit(Side::Driver, &driver, &path, &request, outcome, began.elapsed());
+    }
+    let body = Full::new(answer).with_trailers(async move { trailers.map(Ok) });
+    Ok(Response::from_parts(parts, Body::new(body)))
 }
 
 /// What the caller gets: the handler's answer, unless the deadline comes first.

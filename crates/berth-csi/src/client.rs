@@ -25,6 +25,7 @@ use tonic::{Code, Request, Response, Status};
 use tower::{BoxError, Service};
 
 pub use self::identity::{ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService};
+use crate::full::{self, Side};
 use crate::metrics::ClientMetrics;
 use crate::{Calls, Endpoint};
 
@@ -32,11 +33,11 @@ use crate::{Calls, Endpoint};
 const LARGEST_ANSWER: usize = 64 << 20;
 
 /// A request that is answered once, with the method that takes it; generated for each such request of CSI.
-pub trait Call: Message {
+pub trait Call: Message + fmt::Debug {
     /// The path of the method on the wire, as in `/csi.v1.Controller/CreateVolume`.
     const METHOD: &'static str;
     /// What the method answers.
-    type Answer: Message + Default;
+    type Answer: Message + fmt::Debug + Default;
 }
 
 /// A client of one driver; clones share the connection, the driver's name and the metrics.
@@ -100,12 +101,19 @@ impl Client {
         request: C,
     ) -> Result<Response<C::Answer>, Status> {
         let begun = Instant::now();
+        let told = full::is_wanted().then(|| full::shown(&request));
         let answer = self.send(C::METHOD, timeout, request.encode_to_vec().into()).await;
         let answer = answer.and_then(|answer| {
             let (metadata, bytes, extensions) = answer.into_parts();
             let message = C::Answer::decode(bytes).map_err(|error| Status::internal(error.to_string()))?;
             Ok(Response::from_parts(metadata, message, extensions))
         });
+        if let Some(request) = told {
+            let response = answer.as_ref().map(|answer| full::shown(answer.get_ref()));
+            let driver = self.shared.driver_name.read().clone().unwrap_or_default();
+            let outcome = response.as_deref().map_err(|status| *status);
+            full::emit(Side::Caller, &driver, C::METHOD, &request, outcome, begun.elapsed());
+        }
         if let Some(metrics) = self.shared.metrics.get() {
             let code = answer.as_ref().err().map_or(Code::Ok, Status::code);
             metrics.observe(self.shared.driver_name.read().as_deref(), C::METHOD, code, begun.elapsed());

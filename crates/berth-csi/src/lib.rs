@@ -49,6 +49,7 @@ mod call_layer;
 mod client;
 pub mod code;
 mod endpoint;
+pub mod full;
 pub mod kubernetes;
 mod metrics;
 pub mod registrar;

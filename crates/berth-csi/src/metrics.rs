@@ -65,6 +65,10 @@ impl Metrics {
         Self::register(&mut Registry::default(), driver_name)
     }
 
+    pub(crate) fn driver_name(&self) -> &str {
+        &self.driver_name
+    }
+
     pub(crate) fn began(&self) {
         self.in_flight.inc();
     }
