@@ -40,6 +40,7 @@
 
 pub mod auth;
 pub mod collect;
+mod metrics;
 pub mod patch;
 pub mod pods;
 pub mod resource;

@@ -22,6 +22,12 @@ pub trait Pods: Send + Sync {
     /// The log of a container; it is no longer read when the stream is dropped.
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError>;
 
+    /// What a node counts, as the kubelet's `/stats/summary` has it; `None` if it is not this node.
+    async fn stats(&self, node: &str) -> Option<Value> {
+        let _ = node;
+        None
+    }
+
     /// Runs a command in a container.
     async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError>;
 }

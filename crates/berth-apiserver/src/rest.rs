@@ -28,6 +28,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::Bytes;
 use http::{Method, Request, Response, request::Parts};
@@ -40,6 +41,7 @@ use self::content::{Accept, Include, Presenter, Shape};
 use self::registry::{Registry, Served};
 use self::request::Query;
 use crate::auth::{Credentials, Identity};
+use crate::metrics::{JournalMetrics, RequestMetrics, ResourceLabels, Watching};
 use crate::pods::Pods;
 use crate::resource::Subresource;
 use crate::store::{Key, Store, WriteError};
@@ -75,6 +77,7 @@ struct Inner {
     registry: RwLock<Arc<Registry>>,
     openapi: openapi::Cache,
     options: Options,
+    meters: RequestMetrics,
     /// Taken by each request with a large body while it is answered.
     large_bodies: Arc<Semaphore>,
 }
@@ -121,7 +124,16 @@ impl ApiServer {
         let registry = RwLock::new(Arc::new(Registry::new(&[], 0)));
         let openapi = openapi::Cache::default();
         let large_bodies = Arc::new(Semaphore::new(LARGE_BODIES));
-        let api = Self { inner: Arc::new(Inner { store, registry, openapi, options, large_bodies }) };
+        let api = Self {
+            inner: Arc::new(Inner {
+                store,
+                registry,
+                openapi,
+                options,
+                meters: RequestMetrics::default(),
+                large_bodies,
+            }),
+        };
         api.reload_definitions();
         api
     }
@@ -134,6 +146,35 @@ impl ApiServer {
     /// The answer that refuses a request, for whoever stands before the API.
     pub fn refuse(failure: &Failure) -> Response<Body> {
         content::respond(failure.code, Accept::default(), &failure.status())
+    }
+
+    /// What is measured of requests and of the journal.
+    pub(crate) fn meters(&self) -> (&RequestMetrics, &JournalMetrics) {
+        (&self.inner.meters, self.inner.store.meters())
+    }
+
+    /// How many objects there are of each resource that is stored.
+    pub(crate) fn stored_objects(&self) -> Vec<(String, usize)> {
+        let registry = self.registry();
+        let mut counts = std::collections::BTreeMap::new();
+        for served in registry
+            .groups
+            .iter()
+            .flat_map(|group| &group.versions)
+            .flat_map(|version| version.resources.iter())
+        {
+            let resource = &served.resource;
+            if !resource.verbs.contains(&"list") {
+                continue;
+            }
+            let name = if resource.group.is_empty() {
+                resource.plural.to_string()
+            } else {
+                format!("{}.{}", resource.plural, resource.group)
+            };
+            counts.entry(name).or_insert_with(|| self.inner.store.view(&served.collection).len());
+        }
+        counts.into_iter().collect()
     }
 
     pub(crate) fn registry(&self) -> Arc<Registry> {
@@ -161,6 +202,9 @@ impl ApiServer {
         let (parts, body) = request.into_parts();
         let accept = content::negotiate(&parts.headers, true).unwrap_or_default();
         let large_bodies = self.inner.large_bodies.clone();
+        let meters = self.inner.meters.clone();
+        let begun = Instant::now();
+        let mut labels = None;
         let answer = async {
             let route = parse_path(parts.uri.path()).ok_or_else(|| self.lost(parts.uri.path()))?;
             let Route::Objects(target) = route else {
@@ -168,9 +212,13 @@ impl ApiServer {
                 if !reads && !matches!(route, Route::Health { .. }) {
                     return Err(Failure::method_not_allowed());
                 }
+                if let Route::NodeStats(node) = &route {
+                    return self.node_stats(node, accept).await;
+                }
                 return self.document(&route, &parts);
             };
             let call = Call::new(self, target, parts)?;
+            labels = Some(call.labels());
             let bytes = match call.parts.method {
                 Method::GET | Method::HEAD => return call.dispatch(Bytes::new()).await,
                 _ => content::read_body(body).await?,
@@ -194,12 +242,16 @@ impl ApiServer {
             // follow the write must not be lost with the client.
             tokio::spawn(call.dispatch(bytes)).await.unwrap_or_else(|error| Err(Failure::internal(error)))
         };
-        answer.await.unwrap_or_else(|failure: Failure| {
+        let response = answer.await.unwrap_or_else(|failure: Failure| {
             if failure.is_plain() {
                 return content::respond_text(failure.code, failure.message);
             }
             content::respond_status(failure.code, accept, &failure.status())
-        })
+        });
+        if let Some(labels) = labels {
+            meters.answered(&labels, response.status().as_u16(), begun);
+        }
+        response
     }
 
     /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.
@@ -239,6 +291,8 @@ enum Route {
     Group(String),
     /// `/api/v1` or `/apis/G/V` lists the resources of a version.
     Resources { group: String, version: String },
+    /// `/api/v1/nodes/NAME/proxy/stats/summary` has what the node of this name counts.
+    NodeStats(String),
     /// A resource, one of its objects, or what is below that.
     Objects(Target),
     /// The keys that verify service account tokens, and where to find them.
@@ -288,6 +342,7 @@ fn parse_path(path: &str) -> Option<Route> {
         ["apis", group, version] => {
             Route::Resources { group: (*group).to_owned(), version: (*version).to_owned() }
         }
+        ["api", "v1", "nodes", node, "proxy", "stats", "summary"] => Route::NodeStats((*node).to_owned()),
         ["api", version, rest @ ..] => Route::Objects(target("", version, rest)?),
         ["apis", group, version, rest @ ..] => Route::Objects(target(group, version, rest)?),
         _ => return None,
@@ -387,6 +442,24 @@ impl Call {
         let identity = parts.extensions.get::<Identity>().cloned().unwrap_or_else(Identity::in_process);
         let namespace = target.namespace.unwrap_or_default();
         Ok(Self { api, registry, served, namespace, name, subresource, query, accept, parts, identity })
+    }
+
+    fn labels(&self) -> ResourceLabels {
+        let watch = self.subresource.is_none() && self.query.flag("watch");
+        let (named, in_namespace) = (!self.name.is_empty(), !self.namespace.is_empty());
+        ResourceLabels::new(
+            &self.served.resource,
+            self.subresource,
+            &self.parts.method,
+            named,
+            in_namespace,
+            watch,
+        )
+    }
+
+    /// Counts a watch as running.
+    pub(crate) fn watching(&self) -> Watching {
+        self.api.inner.meters.watching(&self.served.resource, !self.namespace.is_empty())
     }
 
     async fn dispatch(self, body: Bytes) -> Answer<Response<Body>> {

@@ -32,6 +32,7 @@ use self::{
     view::RecentViews,
 };
 pub use self::{view::View, watch::Watch};
+use crate::metrics::JournalMetrics;
 
 /// The most bytes that an object may have as JSON: what etcd takes by default.
 pub const MAX_OBJECT: usize = 1536 * 1024;
@@ -303,6 +304,7 @@ struct Shared {
     newest: tokio::sync::watch::Sender<u64>,
     recent_views: Mutex<RecentViews>,
     damage: Option<Damage>,
+    meters: JournalMetrics,
 }
 
 impl Shared {
@@ -329,9 +331,15 @@ impl Store {
             published: RwLock::new(published),
             recent_views: Mutex::default(),
             damage,
+            meters: journal.meters(),
         });
         let committer = commit::Committer::start(shared.clone(), journal).map_err(OpenError::Thread)?;
         Ok((Self { shared, _committer: Arc::new(committer) }, opened))
+    }
+
+    /// What is measured of the journal.
+    pub(crate) fn meters(&self) -> &JournalMetrics {
+        &self.shared.meters
     }
 
     /// Whether what is not here was removed: not, if records were damaged, until somebody removes what was set aside of them.

@@ -18,6 +18,13 @@ const CHECKS: &[&str] = &["ping", "store"];
 const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
 
 impl ApiServer {
+    /// What a node counts: of the kubelet's paths that a cluster passes on, the only one that is served.
+    pub(super) async fn node_stats(&self, node: &str, accept: Accept) -> Answer<Response<Body>> {
+        let pods = self.inner.options.pods.as_ref().ok_or_else(Failure::no_such_path)?;
+        let stats = pods.stats(node).await.ok_or_else(Failure::no_such_path)?;
+        Ok(content::respond(200, accept, &stats))
+    }
+
     pub(super) fn document(&self, route: &Route, parts: &Parts) -> Answer<Response<Body>> {
         let query = Query::parse(parts.uri.query().unwrap_or_default());
         let registry = self.registry();
@@ -27,7 +34,8 @@ impl ApiServer {
             Route::Health { which, check } => return self.health(which, check.as_deref(), &query),
             Route::Metrics => {
                 let text = self.inner.options.metrics.as_ref().map(|metrics| metrics()).unwrap_or_default();
-                return Ok(content::respond_text(200, text));
+                let media = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                return Ok(content::respond_bytes(200, media, false, text.into()));
             }
             Route::OpenApiV2 => return Ok(self.openapi_v2(parts)),
             Route::OpenApiV3Index => return Ok(self.openapi_index()),
@@ -60,7 +68,7 @@ impl ApiServer {
                 discovery::resources(group, found)
             }
             Route::Paths => paths(self),
-            Route::Objects(_) => return Err(Failure::no_such_path()),
+            Route::Objects(_) | Route::NodeStats(_) => return Err(Failure::no_such_path()),
         };
         let accept = Accept { shape: Shape::Object, pretty: query.flag("pretty"), ..accept? };
         Ok(content::respond(200, accept, &value))

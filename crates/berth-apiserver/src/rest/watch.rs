@@ -22,6 +22,7 @@ use super::list::{Filter, parse_version};
 use super::registry::Served;
 use super::request::{forbidden, not_supported};
 use super::{ApiServer, Body, Call};
+use crate::metrics::Watching;
 use crate::resource::Cause;
 use crate::schema::{self, Type, protobuf};
 use crate::store::{Event, EventKind, Expired, Object, Watch};
@@ -52,6 +53,7 @@ struct Stream {
     columns_sent: bool,
     next_bookmark: Instant,
     deadline: Instant,
+    watching: Watching,
 }
 
 enum Phase {
@@ -96,6 +98,7 @@ impl Call {
             columns_sent: false,
             next_bookmark: next_bookmark(now, deadline),
             deadline,
+            watching: self.watching(),
         };
         let media = match self.accept.format {
             Format::Protobuf => "application/vnd.kubernetes.protobuf;stream=watch",
@@ -286,6 +289,7 @@ impl Stream {
     }
 
     fn line(&mut self, bytes: &mut Vec<u8>, type_: &str, object: &Object) {
+        self.watching.events.inc();
         if self.accept.format == Format::Protobuf {
             let mut value: Value = serde_json::from_slice(&object.bytes).unwrap_or_default();
             from_store(&self.served, &mut value);

@@ -23,6 +23,7 @@ use super::{
     Options, Shared, Store, WriteError,
     view::{At, Objects, View, apply},
 };
+use crate::metrics::JournalMetrics;
 
 type Answer = Result<Arc<Object>, WriteError>;
 
@@ -493,6 +494,7 @@ const LEAP: u64 = 1_000_000;
 pub(super) struct Records {
     journal: Journal,
     lock: std::fs::File,
+    meters: JournalMetrics,
 }
 
 impl Drop for Records {
@@ -522,7 +524,7 @@ pub(super) fn load(
         }
     })
     .map_err(OpenError::Journal)?;
-    let mut records = Records { journal, lock };
+    let mut records = Records { journal, lock, meters: JournalMetrics::default() };
     if found.lines > 0 || found.missing > 0 {
         // The newest changes may be among what was lost, and what clients remember of them must not come again.
         published.leap_to(published.revision() + LEAP);
@@ -551,6 +553,10 @@ fn parse_key(key: &str, names: &mut Names) -> Option<Key> {
 }
 
 impl Records {
+    pub(super) fn meters(&self) -> JournalMetrics {
+        self.meters.clone()
+    }
+
     fn note_revision(&mut self, revision: u64) -> Result<(), berth_journal::Error> {
         self.journal.write(&[Entry::Put { key: ANY, json: revision.to_string().as_bytes() }])?;
         self.journal.sync()
@@ -589,7 +595,12 @@ impl Records {
         } else {
             self.journal.write(&entries)
         };
-        written.and_then(|()| self.journal.sync()).map_err(|error| match error {
+        let begun = std::time::Instant::now();
+        let synced = written.and_then(|()| self.journal.sync());
+        self.meters.syncs.observe(begun.elapsed().as_secs_f64());
+        #[expect(clippy::cast_precision_loss, reason = "a batch is small")]
+        self.meters.batches.observe(lines.len() as f64);
+        synced.map_err(|error| match error {
             berth_journal::Error::Full(why) => WriteError::Full(why),
             berth_journal::Error::Broken(why) => WriteError::Storage(why),
         })
