@@ -8,7 +8,7 @@
 //! | [`expand`] | an event on each claim that waits for its driver's resizer; larger FlexVolumes, for the node to grow |
 //! | [`attach_detach`] | VolumeAttachments for the pods of each node; `attach` and `detach` of FlexVolume drivers |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
-//! | [`workloads`] | Deployments and ReplicaSets |
+//! | [`workloads`] | Deployments, ReplicaSets, StatefulSets and DaemonSets |
 //!
 //! ```text
 //! change of an object ─▶ key in a queue ─▶ observe: caches, no requests

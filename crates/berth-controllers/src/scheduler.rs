@@ -1,6 +1,6 @@
 //! Chooses a node for each pod, with its volumes in mind.
 //!
-//! Reads: Pod, Node, PVC, PV, StorageClass, CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment. Writes: pods'
+//! Reads: Pod, Node, Namespace, PVC, PV, StorageClass, CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment. Writes: pods'
 //! binding and condition `PodScheduled`, PV `spec.claimRef`, PVC annotation `volume.kubernetes.io/selected-node`.
 //! Events: `Scheduled`, `FailedScheduling` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
 //!
@@ -8,12 +8,13 @@
 //! counts at once. A pod that fits nowhere is looked at again when something changes that stood against it, and never
 //! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
 //! back; then it rests, 1 s at first and 10 s at most, before it gets another. Pods are not evicted to make room for
-//! others, and what a pod asks of the pods beside it is not judged: an event (`NotJudged`) says so.
+//! others.
 
 mod bind;
 mod board;
 mod decide;
 mod hints;
+mod neighbours;
 mod setbacks;
 #[cfg(test)]
 mod tests;
@@ -38,6 +39,7 @@ use berth_kube::storage;
 use bind::{BIND_TIMEOUT, Reservation, Setback};
 use board::Board;
 use decide::decide;
+pub(crate) use decide::{is_wanted, tolerates};
 use hints::Waiting;
 use setbacks::Setbacks;
 use unfit::Plugin;
@@ -218,14 +220,6 @@ impl Scheduler {
             state.reservations.remove(key);
             state.setbacks.forget(key);
         }
-        if asks_for_neighbours(pod) {
-            self.recorder.warning(
-                pod,
-                events::NOT_JUDGED,
-                "pod affinity, pod anti-affinity and topology spread constraints are not judged by this scheduler; \
-                 use a node selector or node affinity to choose the node",
-            );
-        }
         self.recorder.normal(pod, events::SCHEDULED, format!("Successfully assigned {key} to {node}"));
         Ok(Next::Done)
     }
@@ -314,6 +308,13 @@ impl Scheduler {
         let key = Key::of(pod);
         let left = self.state().board.observe(&key, after);
         let mut pods = if left { self.waiting(&hints::POD_LEFT) } else { Vec::new() };
+        let beside = |pod: Option<&Pod>| {
+            let pod = pod.filter(|pod| !storage::node_of_pod(pod).is_empty())?;
+            Some((pod.metadata.labels.clone(), storage::node_of_pod(pod).to_owned()))
+        };
+        if after.is_some() && beside(before) != beside(after) {
+            pods.extend(self.waiting(&hints::POD_CAME));
+        }
         // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
         let wishes =
             |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
@@ -323,19 +324,6 @@ impl Scheduler {
         }
         pods
     }
-}
-
-/// Whether a pod requires something of the pods beside it.
-fn asks_for_neighbours(pod: &Pod) -> bool {
-    let Some(spec) = &pod.spec else { return false };
-    let affinity = spec.affinity.as_ref();
-    let some = |terms: Option<&Vec<_>>| terms.is_some_and(|terms: &Vec<_>| !terms.is_empty());
-    let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
-    let far = affinity.and_then(|affinity| affinity.pod_anti_affinity.as_ref());
-    let spread = spec.topology_spread_constraints.as_deref().unwrap_or_default();
-    some(near.and_then(|near| near.required_during_scheduling_ignored_during_execution.as_ref()))
-        || some(far.and_then(|far| far.required_during_scheduling_ignored_during_execution.as_ref()))
-        || spread.iter().any(|spread| spread.when_unsatisfiable == "DoNotSchedule")
 }
 
 fn trace_step(call: &str, pod: &Key, node: &str, begun: std::time::Instant) {

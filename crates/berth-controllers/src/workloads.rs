@@ -1,20 +1,33 @@
-//! Decides which pods exist: Deployments make ReplicaSets, ReplicaSets make pods.
+//! Decides which pods exist, and which claims: Deployments make ReplicaSets; ReplicaSets, StatefulSets and DaemonSets
+//! make pods.
 //!
-//! Reads: Deployment, ReplicaSet, Pod. Writes: ReplicaSets (created, scaled, deleted) and Deployment status and
-//! revision for `deployment-controller`; pods (created, deleted, adopted, released) and ReplicaSet status for
-//! `replicaset-controller`. Events: `ScalingReplicaSet` on Deployments; `SuccessfulCreate`, `FailedCreate`,
-//! `SuccessfulDelete`, `FailedDelete` on ReplicaSets.
+//! Reads: Deployment, ReplicaSet, StatefulSet, DaemonSet, ControllerRevision, Pod, PersistentVolumeClaim, Node. Writes:
+//! ReplicaSets (created, scaled, deleted) and Deployment status and revision for `deployment-controller`; pods (created,
+//! deleted, adopted, released) and ReplicaSet status for `replicaset-controller`; pods, claims (created, and their owners),
+//! ControllerRevisions and StatefulSet status for `statefulset-controller`; pods, ControllerRevisions and DaemonSet status
+//! for `daemonset-controller`. Events: `ScalingReplicaSet` on Deployments; `SuccessfulCreate`, `FailedCreate`,
+//! `SuccessfulDelete`, `FailedDelete` on what makes pods; `SuccessfulUpdate`, `FailedUpdate`, `ClaimSmallerThanTemplate` on
+//! StatefulSets; `FailedDaemonPod`, `SucceededDaemonPod` on DaemonSets.
 //!
 //! What was just written is in the caches when the write returns, and pods being deleted are remembered until they are
 //! seen to go, so nothing is created or deleted twice.
 
+mod daemon_sets;
 mod deployments;
 mod ownership;
+mod pods;
 mod replica_sets;
+mod revisions;
+mod stateful_sets;
 
 use berth_kube::Cluster;
 
-/// Runs both loops until the cluster's shutdown.
+/// Runs every loop until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {
-    tokio::join!(deployments::run(cluster.clone()), replica_sets::run(cluster));
+    tokio::join!(
+        deployments::run(cluster.clone()),
+        replica_sets::run(cluster.clone()),
+        stateful_sets::run(cluster.clone()),
+        daemon_sets::run(cluster)
+    );
 }

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::future::Future;
 
+use berth_apiserver::collect;
 use berth_apiserver::rest::ApiServer;
 use berth_kube::Cluster;
 use futures_util::StreamExt as _;
@@ -18,7 +19,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{EmbeddedServer, PATIENCE};
 
@@ -86,6 +87,14 @@ impl TestCluster {
                 Err(error) => panic!("create the default account in {namespace}: {error}"),
             }
         }
+    }
+
+    /// Deletes what is owned by objects that are gone, until the answer is dropped. A real cluster has a controller for it.
+    pub fn collect_garbage(&self) -> Option<DropGuard> {
+        let server = self.server.as_ref()?;
+        let shutdown = CancellationToken::new();
+        tokio::spawn(collect::run(server.api.clone(), collect::Options::default(), shutdown.clone()));
+        Some(shutdown.drop_guard())
     }
 
     /// The embedded API server itself.

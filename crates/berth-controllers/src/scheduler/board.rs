@@ -8,6 +8,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use berth_kube::storage;
 
+use super::neighbours::wants_distance;
+
 /// Amounts by resource, in thousandths.
 pub(super) type Amounts = BTreeMap<String, i128>;
 
@@ -33,6 +35,8 @@ pub(super) struct Board {
     loads: HashMap<String, Load>,
     placed: HashMap<Key, Placed>,
     users: HashMap<Key, HashSet<Key>>,
+    /// Pods on nodes that want other pods to be elsewhere.
+    apart: HashSet<Key>,
     /// Volumes chosen for claims.
     volumes: HashMap<String, Key>,
     /// Nodes chosen for claims.
@@ -71,6 +75,16 @@ impl Board {
     /// What a node carries.
     pub(super) fn load(&self, node: &str) -> Option<&Load> {
         self.loads.get(node)
+    }
+
+    /// The pods on nodes, each with its node.
+    pub(super) fn placed(&self) -> impl Iterator<Item = (&Key, &str)> {
+        self.placed.iter().map(|(key, placed)| (key, placed.node.as_str()))
+    }
+
+    /// Those of them that want other pods to be elsewhere.
+    pub(super) fn apart(&self) -> impl Iterator<Item = (&Key, &str)> {
+        self.apart.iter().filter_map(|key| Some((key, self.placed.get(key)?.node.as_str())))
     }
 
     /// Whether a pod other than `except` that has a node uses the claim.
@@ -120,12 +134,16 @@ impl Board {
         for claim in &claims {
             self.users.entry(claim.clone()).or_default().insert(key.clone());
         }
+        if wants_distance(pod) {
+            self.apart.insert(key.clone());
+        }
         self.placed.insert(key.clone(), Placed { node: node.to_owned(), request, claims, assumed });
         moved
     }
 
     fn remove(&mut self, key: &Key) -> bool {
         let Some(placed) = self.placed.remove(key) else { return false };
+        self.apart.remove(key);
         if let Some(load) = self.loads.get_mut(&placed.node) {
             for (name, amount) in placed.request {
                 if let Some(sum) = load.requested.get_mut(&name) {

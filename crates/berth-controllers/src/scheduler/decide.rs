@@ -4,6 +4,7 @@ use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
 use kube::ResourceExt as _;
 
 use super::board::{Amounts, Board, amounts, request};
+use super::neighbours::Neighbours;
 use super::unfit::{Plugin, Unfit, Why};
 use super::volumes::{PodVolumes, judge_node, judge_pod};
 use super::world::World;
@@ -29,12 +30,14 @@ pub(super) fn decide(world: &impl World, board: &Board, pod: &Pod) -> Result<Pla
     let claims =
         judge_pod(world, board, pod).map_err(|why| Unfit::everywhere(&why, nodes.len(), preempts))?;
     let request = request(pod);
+    let neighbours = Neighbours::observe(world, board, pod, &nodes);
     let (mut best, mut unfit) = (None, Vec::new());
     for node in &nodes {
         let fits = judge(spec, &request, board, node).and_then(|()| judge_node(world, board, &claims, node));
+        let fits = fits.and_then(|volumes| neighbours.judge(node).map(|()| volumes));
         match fits {
             Ok(volumes) => {
-                let rank = rank(&volumes, &request, board, node);
+                let rank = (neighbours.score(node), rank(&volumes, &request, board, node));
                 if best.as_ref().is_none_or(|(known, _)| rank > *known) {
                     best = Some((rank, Placement { node: node.name_any(), volumes }));
                 }
@@ -85,7 +88,7 @@ fn judge(spec: &PodSpec, request: &Amounts, board: &Board, node: &Node) -> Resul
     if refused {
         return Err(Why::never(Plugin::TaintToleration, "node(s) had untolerated taint(s)"));
     }
-    if !wanted(spec, node) {
+    if !is_wanted(spec, node) {
         return Err(Why::never(Plugin::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
     }
     fits(request, board, node)
@@ -95,7 +98,8 @@ fn taint(key: &str) -> Taint {
     Taint { key: key.to_owned(), effect: "NoSchedule".to_owned(), value: None, time_added: None }
 }
 
-fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
+/// Whether a toleration is for a taint.
+pub(crate) fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let effect = toleration.effect.as_deref().unwrap_or_default();
     let key = toleration.key.as_deref().unwrap_or_default();
     if !effect.is_empty() && effect != taint.effect || !key.is_empty() && key != taint.key {
@@ -112,7 +116,8 @@ fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     }
 }
 
-fn wanted(spec: &PodSpec, node: &Node) -> bool {
+/// Whether a pod's node selector and required node affinity choose a node.
+pub(crate) fn is_wanted(spec: &PodSpec, node: &Node) -> bool {
     let labels = labels(node.metadata.labels.as_ref());
     let selected = spec.node_selector.iter().flatten().all(|(key, value)| labels.get(key) == Some(value));
     let required = spec

@@ -42,18 +42,32 @@ impl Waiting {
 }
 
 /// What a pod that leaves its node may help against.
-pub(super) const POD_LEFT: [Plugin; 3] =
-    [Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions];
+pub(super) const POD_LEFT: [Plugin; 5] = [
+    Plugin::Resources,
+    Plugin::VolumeLimits,
+    Plugin::VolumeRestrictions,
+    Plugin::PodTopologySpread,
+    Plugin::InterPodAffinity,
+];
+
+/// What a pod that got a node, or other labels, may help against.
+pub(super) const POD_CAME: [Plugin; 2] = [Plugin::PodTopologySpread, Plugin::InterPodAffinity];
 
 /// What a plan that is given up may help against: it held room, and volumes were promised.
-pub(super) const PLAN_GIVEN_UP: [Plugin; 4] =
-    [Plugin::Resources, Plugin::VolumeLimits, Plugin::VolumeRestrictions, Plugin::VolumeBinding];
+pub(super) const PLAN_GIVEN_UP: [Plugin; 6] = [
+    Plugin::Resources,
+    Plugin::VolumeLimits,
+    Plugin::VolumeRestrictions,
+    Plugin::VolumeBinding,
+    Plugin::PodTopologySpread,
+    Plugin::InterPodAffinity,
+];
 
 /// What a change of a node may help against.
 pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin> {
     use Plugin::{
-        NodeAffinity, NodeUnschedulable, Nodes, Resources, TaintToleration, VolumeBinding, VolumeLimits,
-        VolumeRestrictions, VolumeZone,
+        InterPodAffinity, NodeAffinity, NodeUnschedulable, Nodes, PodTopologySpread, Resources,
+        TaintToleration, VolumeBinding, VolumeLimits, VolumeRestrictions, VolumeZone,
     };
     let Some(after) = after else { return Vec::new() };
     let Some(before) = before else {
@@ -67,15 +81,17 @@ pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin
             VolumeLimits,
             VolumeBinding,
             VolumeZone,
+            PodTopologySpread,
+            InterPodAffinity,
         ];
     };
     let mut helps = Vec::new();
     if before.metadata.labels != after.metadata.labels {
-        helps.extend([NodeAffinity, VolumeBinding, VolumeZone]);
+        helps.extend([NodeAffinity, VolumeBinding, VolumeZone, PodTopologySpread, InterPodAffinity]);
     }
     let taints = |node: &Node| node.spec.as_ref().map(|spec| (spec.taints.clone(), spec.unschedulable));
     if taints(before) != taints(after) {
-        helps.extend([TaintToleration, NodeUnschedulable]);
+        helps.extend([TaintToleration, NodeUnschedulable, PodTopologySpread]);
     }
     let allocatable = |node: &Node| node.status.as_ref().and_then(|status| status.allocatable.clone());
     if allocatable(before) != allocatable(after) {

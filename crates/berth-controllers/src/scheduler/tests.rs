@@ -1,6 +1,7 @@
 //! kube-scheduler's reasons, row by row. Rows carry the names of the Go tests they come from (`volume_binding_test.go`,
 //! `csi_test.go` of nodevolumelimits, `volume_zone_test.go`, `volume_restrictions_test.go`, `taint_toleration_test.go`).
 
+mod neighbours;
 mod plain;
 
 use berth_kube::Key;
@@ -298,6 +299,21 @@ fn storage_capacity() {
             ("no capacity object", pod(&["c"]), base(), full()),
             ("enough", pod(&["c"]), and(capacity("1Gi", zone("1"), Value::Null)), Ok("a")),
             ("too little", pod(&["c"]), and(capacity("1Mi", zone("1"), Value::Null)), full()),
+            (
+                "enough for each of two and not for both",
+                pod(&["c", "d"]),
+                and(capacity("1536Mi", zone("1"), Value::Null))
+                    .into_iter()
+                    .chain([claim("d", "w")])
+                    .collect(),
+                full(),
+            ),
+            (
+                "enough for both",
+                pod(&["c", "d"]),
+                and(capacity("2Gi", zone("1"), Value::Null)).into_iter().chain([claim("d", "w")]).collect(),
+                Ok("a"),
+            ),
             (
                 "maximumVolumeSize counts more than capacity",
                 pod(&["c"]),

@@ -16,6 +16,8 @@ pub(super) enum Plugin {
     VolumeLimits,
     VolumeBinding,
     VolumeZone,
+    PodTopologySpread,
+    InterPodAffinity,
 }
 
 /// Why one node does not fit.

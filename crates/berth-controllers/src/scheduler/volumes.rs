@@ -247,8 +247,13 @@ fn choose(
     for claim in to_provision {
         if let Some(capacity) = provisionable(world, claim, node)? {
             let fit = room.entry(storage::class_of_claim(claim).to_owned()).or_default();
+            let is_first = fit.0 == 0;
             fit.0 += storage::requested(claim);
             fit.1 = capacity;
+            // Alone each was judged already, by the largest volume that there can be.
+            if !is_first && capacity > 0 && fit.0 > capacity {
+                return Err(NO_SPACE);
+            }
         }
         chosen.provision.push(Key::of(claim.as_ref()));
     }

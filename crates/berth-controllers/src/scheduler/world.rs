@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth_kube::{Cache, Cluster, Index, Key};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 
 use berth_kube::storage;
@@ -12,6 +12,7 @@ use berth_kube::storage;
 pub(super) trait World {
     fn nodes(&self) -> Vec<Arc<Node>>;
     fn pod(&self, key: &Key) -> Option<Arc<Pod>>;
+    fn namespace(&self, name: &str) -> Option<Arc<Namespace>>;
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>>;
     fn volume(&self, name: &str) -> Option<Arc<PersistentVolume>>;
     fn class(&self, name: &str) -> Option<Arc<StorageClass>>;
@@ -27,6 +28,7 @@ pub(super) trait World {
 pub(super) struct Caches {
     pub(super) pods: Cache<Pod>,
     pub(super) nodes: Cache<Node>,
+    pub(super) namespaces: Cache<Namespace>,
     pub(super) claims: Cache<PersistentVolumeClaim>,
     pub(super) volumes: Cache<PersistentVolume>,
     pub(super) classes: Cache<StorageClass>,
@@ -50,6 +52,7 @@ impl Caches {
         let capacities: Cache<CSIStorageCapacity> = cluster.cache();
         Self {
             nodes: cluster.cache(),
+            namespaces: cluster.cache(),
             claims: cluster.cache(),
             classes: cluster.cache(),
             drivers: cluster.cache(),
@@ -80,6 +83,10 @@ impl World for Caches {
 
     fn pod(&self, key: &Key) -> Option<Arc<Pod>> {
         self.pods.get(key)
+    }
+
+    fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
+        self.namespaces.named(name)
     }
 
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {

@@ -2,7 +2,7 @@
 
 mod plan;
 mod status;
-mod template;
+pub(super) mod template;
 #[cfg(test)]
 mod tests;
 
@@ -115,7 +115,9 @@ impl Controller {
             return Ok(Next::Done);
         }
         let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
-        let sets = claim(&self.cluster, deployment.as_ref(), &spec.selector, owned, orphans).await?;
+        let sets =
+            claim(&self.cluster, deployment.as_ref(), |meta| chooses(&spec.selector, meta), owned, orphans)
+                .await?;
         let (mut created, mut collisions) = (None, None);
         if deployment.metadata.deletion_timestamp.is_none() {
             let observed = self.see(&deployment, self.revised(&deployment, sets).await?);

@@ -30,18 +30,19 @@ pub(super) fn chooses(selector: &LabelSelector, meta: &ObjectMeta) -> bool {
     !is_empty(selector) && label_selector(selector, labels(meta.labels.as_ref()))
 }
 
-/// What is the owner's among `have` (which say so) and `orphans` (which nobody has), after adopting and releasing.
+/// What is the owner's, as `is_ours` tells, among `have` (which say so) and `orphans` (which nobody has), after adopting and
+/// releasing.
 pub(super) async fn claim<O: Kind, K: Kind>(
     cluster: &Cluster,
     owner: &O,
-    selector: &LabelSelector,
+    is_ours: impl Fn(&ObjectMeta) -> bool + Send,
     have: Vec<Arc<K>>,
     orphans: Vec<Arc<K>>,
 ) -> Result<Vec<Arc<K>>> {
     let going = owner.meta().deletion_timestamp.is_some();
     let mut ours = Vec::new();
     for object in have {
-        if chooses(selector, object.meta()) {
+        if is_ours(object.meta()) {
             ours.push(object);
         } else if !going {
             release(cluster, owner, object.as_ref()).await?;
@@ -49,7 +50,7 @@ pub(super) async fn claim<O: Kind, K: Kind>(
     }
     let mut orphans = orphans
         .into_iter()
-        .filter(|orphan| orphan.meta().deletion_timestamp.is_none() && chooses(selector, orphan.meta()))
+        .filter(|orphan| orphan.meta().deletion_timestamp.is_none() && is_ours(orphan.meta()))
         .peekable();
     if going || orphans.peek().is_none() {
         return Ok(ours);

@@ -5,7 +5,7 @@ mod plan;
 mod tests;
 
 use berth_core::names::events;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,12 +15,11 @@ use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt as _;
-use kube::api::ObjectMeta;
-use parking_lot::{Mutex, MutexGuard};
 
-use super::ownership::{chooses, claim, controller, reference};
+use super::ownership::{chooses, claim, controller};
+use super::pods::{Deletions, from_template, in_growing_batches, is_active, is_ready};
 use berth_kube::storage;
-use plan::{Pods, is_active, is_ready, plan, status};
+use plan::{Pods, plan, status};
 
 const COMPONENT: &str = "replicaset-controller";
 
@@ -39,7 +38,7 @@ pub(super) async fn run(cluster: Cluster) {
         siblings: sets
             .index(|set| controller(&set.metadata).map(|owner| owner.uid.clone()).into_iter().collect()),
         by_namespace: sets.index(|set| set.namespace().into_iter().collect()),
-        deleted: Mutex::default(),
+        deleted: Deletions::default(),
         cluster: cluster.clone(),
         sets,
         pods,
@@ -65,19 +64,13 @@ struct Controller {
     /// Sets by their controller's uid.
     siblings: Index<ReplicaSet, String>,
     by_namespace: Index<ReplicaSet, String>,
-    /// Uids of pods that were deleted, until they are seen to go.
-    deleted: Mutex<HashSet<String>>,
+    deleted: Deletions,
 }
 
 impl Controller {
     /// The sets that a pod's change matters to: its own, or those that may adopt it.
     fn pod_changed(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) -> Vec<Key> {
-        if let Some(before) = before
-            && after.is_none_or(|after| after.metadata.deletion_timestamp.is_some())
-            && let Some(uid) = before.uid()
-        {
-            self.deleted().remove(&uid);
-        }
+        self.deleted.observe(before, after);
         let mut keys = Vec::new();
         for pod in before.into_iter().chain(after) {
             let namespace = pod.namespace().unwrap_or_default();
@@ -99,7 +92,8 @@ impl Controller {
         let Some(set) = self.sets.get(&key) else { return Ok(Next::Done) };
         let (Some(spec), Some(uid)) = (&set.spec, set.uid()) else { return Ok(Next::Done) };
         let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
-        let pods = claim(&self.cluster, set.as_ref(), &spec.selector, owned, orphans).await?;
+        let pods =
+            claim(&self.cluster, set.as_ref(), |meta| chooses(&spec.selector, meta), owned, orphans).await?;
         let mut active = self.active(&pods);
         let terminating = pods.iter().filter(|pod| !storage::is_over(pod) && !active.contains(pod)).count();
         let mut failure = None;
@@ -121,9 +115,7 @@ impl Controller {
     }
 
     fn active(&self, pods: &[Arc<Pod>]) -> Vec<Arc<Pod>> {
-        let deleted = self.deleted();
-        let going = |pod: &Pod| pod.uid().is_some_and(|uid| deleted.contains(&uid));
-        pods.iter().filter(|pod| is_active(pod) && !going(pod)).cloned().collect()
+        pods.iter().filter(|pod| is_active(pod) && !self.deleted.is_going(pod)).cloned().collect()
     }
 
     /// How many ready pods of the set and of its siblings each node has.
@@ -151,39 +143,26 @@ impl Controller {
         }
     }
 
-    /// Makes pods, twice as many at a time as long as it goes well, so that a refusal is heard after one and not after
-    /// hundreds.
     async fn create(&self, set: &ReplicaSet, count: usize) -> Option<(String, String)> {
-        let pod = from_template(set);
-        let (mut left, mut batch) = (count, 1);
-        while left > 0 {
-            let now = batch.min(left);
-            let made = join_all((0..now).map(|_| self.cluster.create(&pod))).await;
-            let mut failure = None;
-            for made in made {
-                match made {
-                    Ok(pod) => {
-                        let message = format!("Created pod: {}", pod.name_any());
-                        self.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
-                    }
-                    Err(error) => {
-                        let why = error.chain();
-                        self.recorder.warning(set, events::FAILED_CREATE, format!("Error creating: {why}"));
-                        failure = Some((events::FAILED_CREATE.to_owned(), why));
-                    }
-                }
+        let template = set.spec.as_ref().and_then(|spec| spec.template.clone()).unwrap_or_default();
+        let pod = from_template(set, template);
+        let create = async |_| match self.cluster.create(&pod).await {
+            Ok(pod) => {
+                let message = format!("Created pod: {}", pod.name_any());
+                self.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
+                Ok(())
             }
-            if failure.is_some() {
-                return failure;
+            Err(error) => {
+                let why = error.chain();
+                self.recorder.warning(set, events::FAILED_CREATE, format!("Error creating: {why}"));
+                Err((events::FAILED_CREATE.to_owned(), why))
             }
-            left -= now;
-            batch *= 2;
-        }
-        None
+        };
+        in_growing_batches(0..count, create).await.err()
     }
 
     async fn delete(&self, set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> Option<(String, String)> {
-        self.deleted().extend(pods.iter().filter_map(|pod| pod.uid()));
+        pods.iter().for_each(|pod| self.deleted.begin(pod));
         let outcomes = join_all(pods.iter().map(|pod| self.cluster.delete(pod.as_ref()))).await;
         let mut failure = None;
         for (pod, outcome) in pods.iter().zip(outcomes) {
@@ -193,7 +172,7 @@ impl Controller {
                     self.recorder.normal(set, events::SUCCESSFUL_DELETE, format!("Deleted pod: {name}"));
                 }
                 Err(error) => {
-                    self.deleted().remove(&pod.uid().unwrap_or_default());
+                    self.deleted.failed(pod);
                     let why = error.chain();
                     self.recorder.warning(set, events::FAILED_DELETE, format!("Error deleting: {why}"));
                     failure = Some((events::FAILED_DELETE.to_owned(), why));
@@ -201,32 +180,5 @@ impl Controller {
             }
         }
         failure
-    }
-
-    fn deleted(&self) -> MutexGuard<'_, HashSet<String>> {
-        self.deleted.lock()
-    }
-}
-
-fn from_template(set: &ReplicaSet) -> Pod {
-    let template = set.spec.as_ref().and_then(|spec| spec.template.clone()).unwrap_or_default();
-    let meta = template.metadata.unwrap_or_default();
-    let mut prefix = format!("{}-", set.name_any());
-    // A name that would be too long is used without the dash, as Kubernetes does.
-    if prefix.len() > 253 {
-        prefix.pop();
-    }
-    Pod {
-        metadata: ObjectMeta {
-            generate_name: Some(prefix),
-            namespace: set.namespace(),
-            labels: meta.labels,
-            annotations: meta.annotations,
-            finalizers: meta.finalizers,
-            owner_references: Some(vec![reference(set)]),
-            ..ObjectMeta::default()
-        },
-        spec: template.spec,
-        status: None,
     }
 }

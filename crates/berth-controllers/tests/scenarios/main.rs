@@ -15,6 +15,7 @@ mod protection;
 mod reclaim;
 mod rollouts;
 mod room;
+mod stateful;
 mod unseen_class;
 mod volumes;
 

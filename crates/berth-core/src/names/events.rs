@@ -5,6 +5,8 @@
 pub const CLAIM_LOST: &str = "ClaimLost";
 /// Reason of the event that says: two claims are bound to one volume.
 pub const CLAIM_MISBOUND: &str = "ClaimMisbound";
+/// Reason of the event that says: a claim of a StatefulSet is smaller than its template.
+pub const CLAIM_SMALLER_THAN_TEMPLATE: &str = "ClaimSmallerThanTemplate";
 /// Reason of the event that says: a VolumeSnapshotContent names no source, or two.
 pub const CONTENT_VALIDATION_ERROR: &str = "ContentValidationError";
 /// Reason of the event that says: the content of a group snapshot could not be saved.
@@ -23,12 +25,16 @@ pub const EXTERNAL_PROVISIONING: &str = "ExternalProvisioning";
 pub const FAILED_ATTACH_VOLUME: &str = "FailedAttachVolume";
 /// Reason of the event that says: a claim cannot be bound yet.
 pub const FAILED_BINDING: &str = "FailedBinding";
-/// Reason of the event that says: a ReplicaSet could not create a pod.
+/// Reason of the event that says: a workload could not create a pod or a claim.
 pub const FAILED_CREATE: &str = "FailedCreate";
-/// Reason of the event that says: a ReplicaSet could not delete a pod.
+/// Reason of the event that says: a pod of a DaemonSet failed and is replaced.
+pub const FAILED_DAEMON_POD: &str = "FailedDaemonPod";
+/// Reason of the event that says: a workload could not delete a pod.
 pub const FAILED_DELETE: &str = "FailedDelete";
 /// Reason of the event that says: no node fits a pod.
 pub const FAILED_SCHEDULING: &str = "FailedScheduling";
+/// Reason of the event that says: a StatefulSet could not restore a pod's labels.
+pub const FAILED_UPDATE: &str = "FailedUpdate";
 /// Reason of the event that says: the node has to finish an expansion.
 pub const FILE_SYSTEM_RESIZE_REQUIRED: &str = "FileSystemResizeRequired";
 /// Reason of the event that says: the class of a group snapshot does not exist or does not fit.
@@ -63,8 +69,6 @@ pub const GROUP_SNAPSHOT_VALIDATION_ERROR: &str = "GroupSnapshotValidationError"
 pub const NODE_FAILED: &str = "NodeFailed";
 /// Reason of the event that says: the node of pods that use a claim works again.
 pub const NODE_RECOVERED: &str = "NodeRecovered";
-/// Reason of the event that says: a rule of the pod is not known to this scheduler.
-pub const NOT_JUDGED: &str = "NotJudged";
 /// Reason of the event that says: the driver is asked for a claim's volume.
 pub const PROVISIONING: &str = "Provisioning";
 /// Reason of the event that says: a claim's volume could not be created.
@@ -113,12 +117,16 @@ pub const SNAPSHOT_PROGRESS: &str = "SnapshotProgress";
 pub const SNAPSHOT_READY: &str = "SnapshotReady";
 /// Reason of the event that says: a snapshot names no source, or two.
 pub const SNAPSHOT_VALIDATION_ERROR: &str = "SnapshotValidationError";
+/// Reason of the event that says: a pod of a DaemonSet ended and is replaced.
+pub const SUCCEEDED_DAEMON_POD: &str = "SucceededDaemonPod";
 /// Reason of the event that says: a volume is attached to the pod's node.
 pub const SUCCESSFUL_ATTACH_VOLUME: &str = "SuccessfulAttachVolume";
-/// Reason of the event that says: a ReplicaSet has created a pod.
+/// Reason of the event that says: a workload has created a pod or a claim.
 pub const SUCCESSFUL_CREATE: &str = "SuccessfulCreate";
-/// Reason of the event that says: a ReplicaSet has deleted a pod.
+/// Reason of the event that says: a workload has deleted a pod.
 pub const SUCCESSFUL_DELETE: &str = "SuccessfulDelete";
+/// Reason of the event that says: a StatefulSet has restored a pod's labels.
+pub const SUCCESSFUL_UPDATE: &str = "SuccessfulUpdate";
 /// Reason of the event that says: the driver reports that something is wrong with a volume.
 pub const VOLUME_CONDITION_ABNORMAL: &str = "VolumeConditionAbnormal";
 /// Reason of the event that says: nothing is wrong with a volume any more.

@@ -22,3 +22,11 @@ pub const REGION: &str = "topology.kubernetes.io/region";
 pub const BETA_ZONE: &str = "failure-domain.beta.kubernetes.io/zone";
 /// A region's label under its first name.
 pub const BETA_REGION: &str = "failure-domain.beta.kubernetes.io/region";
+/// The taint of a node whose disk is nearly full.
+pub const DISK_PRESSURE: &str = "node.kubernetes.io/disk-pressure";
+/// The taint of a node whose memory is nearly used up.
+pub const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
+/// The taint of a node that has nearly as many processes as it may have.
+pub const PID_PRESSURE: &str = "node.kubernetes.io/pid-pressure";
+/// The taint of a node without a network.
+pub const NETWORK_UNAVAILABLE: &str = "node.kubernetes.io/network-unavailable";

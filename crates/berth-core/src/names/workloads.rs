@@ -1,4 +1,4 @@
-//! Annotations of Deployments, ReplicaSets and their pods, and of whatever kubectl applies.
+//! Labels and annotations of workloads and their pods, and of whatever kubectl applies.
 
 /// On a Deployment or a ReplicaSet: the number of its template.
 pub const DEPLOYMENT_REVISION: &str = "deployment.kubernetes.io/revision";
@@ -12,3 +12,11 @@ pub const DEPLOYMENT_MAX_REPLICAS: &str = "deployment.kubernetes.io/max-replicas
 pub const POD_DELETION_COST: &str = "controller.kubernetes.io/pod-deletion-cost";
 /// On what kubectl applied: as which it was applied last.
 pub const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
+/// On a pod of a StatefulSet or a DaemonSet: the revision that it was made from.
+pub const CONTROLLER_REVISION_HASH: &str = "controller-revision-hash";
+/// On a ControllerRevision: the hash of its template.
+pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
+/// On a pod of a StatefulSet: its name, so that a Service can choose this one pod.
+pub const STATEFUL_SET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
+/// On a pod of a StatefulSet: its ordinal.
+pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";

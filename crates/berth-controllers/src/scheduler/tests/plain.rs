@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use berth_kube::Key;
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use serde_json::{Value, json};
 
@@ -15,6 +15,7 @@ use berth_kube::storage;
 pub(super) struct Plain {
     pub(super) nodes: Vec<Arc<Node>>,
     pub(super) pods: Vec<Arc<Pod>>,
+    pub(super) namespaces: Vec<Arc<Namespace>>,
     pub(super) claims: Vec<Arc<PersistentVolumeClaim>>,
     pub(super) volumes: Vec<Arc<PersistentVolume>>,
     pub(super) classes: Vec<Arc<StorageClass>>,
@@ -34,6 +35,9 @@ impl World for Plain {
     }
     fn pod(&self, key: &Key) -> Option<Arc<Pod>> {
         self.pods.iter().find(|pod| Key::of(pod.as_ref()) == *key).cloned()
+    }
+    fn namespace(&self, name: &str) -> Option<Arc<Namespace>> {
+        named(&self.namespaces, name)
     }
     fn claim(&self, key: &Key) -> Option<Arc<PersistentVolumeClaim>> {
         self.claims.iter().find(|claim| Key::of(claim.as_ref()) == *key).cloned()
@@ -77,6 +81,7 @@ pub(super) fn world(objects: Vec<Value>) -> Plain {
         match kind.as_str().unwrap() {
             "Node" => world.nodes.push(read(object)),
             "Pod" => world.pods.push(read(object)),
+            "Namespace" => world.namespaces.push(read(object)),
             "Claim" => world.claims.push(read(object)),
             "Volume" => world.volumes.push(read(object)),
             "Class" => world.classes.push(read(object)),

@@ -46,7 +46,7 @@ fn without_hash(template: &PodTemplateSpec) -> PodTemplateSpec {
 }
 
 /// A short name for a template; `collisions` gives another one should it be taken.
-pub(super) fn hash(template: &PodTemplateSpec, collisions: i32) -> String {
+pub(in crate::workloads) fn hash(template: &PodTemplateSpec, collisions: i32) -> String {
     const ALPHABET: &[u8; 27] = b"bcdfghjklmnpqrstvwxz2456789";
     let text = serde_json::to_vec(&without_hash(template)).unwrap_or_default();
     let mut hash: u32 = 0x811c_9dc5;

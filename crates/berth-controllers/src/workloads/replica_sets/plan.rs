@@ -6,15 +6,14 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ReplicaSet, ReplicaSetCondition, ReplicaSetStatus};
-use k8s_openapi::api::core::v1::{Pod, PodCondition};
+use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
 use berth_kube::selectors::labels;
 use berth_kube::storage;
 
-/// At most so many pods are made or deleted in one go.
-pub(super) const BURST: usize = 500;
+use crate::workloads::pods::{BURST, is_ready, ready_since, seconds_to_available};
 
 /// What to do about a set's pods.
 #[derive(Debug, PartialEq)]
@@ -47,11 +46,6 @@ pub(super) fn plan(
 /// How many pods a set should have.
 pub(super) fn wanted(set: &ReplicaSet) -> i32 {
     set.spec.as_ref().and_then(|spec| spec.replicas).unwrap_or(1)
-}
-
-/// Whether a pod counts: it neither ran to its end nor is being deleted.
-pub(super) fn is_active(pod: &Pod) -> bool {
-    !storage::is_over(pod) && pod.metadata.deletion_timestamp.is_none()
 }
 
 /// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
@@ -109,20 +103,6 @@ fn restarts(pod: &Pod) -> i32 {
     statuses.iter().map(|status| status.restart_count).max().unwrap_or(0)
 }
 
-fn ready(pod: &Pod) -> Option<&PodCondition> {
-    let conditions = pod.status.as_ref()?.conditions.as_deref()?;
-    conditions.iter().find(|condition| condition.type_ == "Ready" && condition.status == "True")
-}
-
-/// Whether a pod is ready.
-pub(super) fn is_ready(pod: &Pod) -> bool {
-    ready(pod).is_some()
-}
-
-fn ready_since(pod: &Pod) -> Option<Timestamp> {
-    ready(pod)?.last_transition_time.as_ref().map(|time| time.0)
-}
-
 /// The status of a set, and in how many seconds it changes by itself because a pod was ready for long enough.
 pub(super) fn status(
     set: &ReplicaSet,
@@ -132,7 +112,7 @@ pub(super) fn status(
     now: Timestamp,
 ) -> (ReplicaSetStatus, Option<i64>) {
     let spec = set.spec.clone().unwrap_or_default();
-    let minimum = i64::from(spec.min_ready_seconds.unwrap_or(0));
+    let minimum = spec.min_ready_seconds.unwrap_or(0);
     let template = spec.template.and_then(|template| template.metadata).and_then(|meta| meta.labels);
     let (mut labelled, mut ready, mut available, mut again) = (0, 0, 0, None::<i64>);
     for pod in active {
@@ -140,15 +120,11 @@ pub(super) fn status(
         if template.iter().flatten().all(|(key, value)| have.get(key) == Some(value)) {
             labelled += 1;
         }
-        if !is_ready(pod) {
-            continue;
-        }
+        let Some(left) = seconds_to_available(pod, minimum, now) else { continue };
         ready += 1;
-        let since = ready_since(pod).map_or(i64::MAX, |since| now.duration_since(since).as_secs());
-        if minimum == 0 || since >= minimum {
+        if left == 0 {
             available += 1;
         } else {
-            let left = (minimum - since).max(1);
             again = Some(again.map_or(left, |known| known.min(left)));
         }
     }
