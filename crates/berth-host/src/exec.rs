@@ -186,7 +186,7 @@ fn spawn<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> i
 }
 
 /// Has the kernel kill the child when the thread that starts it ends, which waits for it in this module.
-fn die_with_parent(command: &mut Command) {
+pub(crate) fn die_with_parent(command: &mut Command) {
     let parent = rustix::process::getpid();
     let die_with_parent = move || {
         // The signal follows the thread that forked; it is blocked in `run` for as long as the child lives.

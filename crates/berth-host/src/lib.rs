@@ -17,7 +17,7 @@
 //! | [`loopdev`], [`mod@format`], [`freeze`], [`extents`] | image files as devices, their filesystems and extents |
 //! | [`btrfs`], [`quota`], [`usage`], [`io_limit`] | subvolumes and snapshots, limits to space and I/O, and usage |
 //! | [`copy`], [`ownership`], [`files`] | copies of trees and images, fsGroup, small private files |
-//! | [`exec`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
+//! | [`exec`], [`service`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
 //! | [`allocator`], [`limits`] | this process itself: its memory and its open files |
 //!
 //! What holds:
@@ -48,6 +48,7 @@ pub mod ownership;
 pub mod path;
 pub mod quota;
 pub mod remote;
+pub mod service;
 pub mod serving;
 pub mod usage;
 pub mod worker;

@@ -27,7 +27,7 @@ use rustix::{
 
 pub(crate) use self::mountinfo::{layers_at, topmost};
 pub use self::{
-    mountinfo::{MountInfo, mount_of, mounts},
+    mountinfo::{MountInfo, is_shared, mount_of, mounts, mounts_of},
     options::{Atime, Attributes, Options, parse_options},
 };
 use crate::{

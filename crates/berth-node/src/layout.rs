@@ -6,6 +6,9 @@ use berth_core::hex;
 use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN};
 use sha2::{Digest, Sha256};
 
+/// Where kubelets keep everything unless told otherwise, which is what manifests of CSI drivers say.
+const KUBELET_DIRECTORY: &str = "/var/lib/kubelet";
+
 /// The kubelet's layout below one directory.
 #[derive(Debug, Clone)]
 pub struct Layout {
@@ -21,6 +24,16 @@ impl Layout {
     /// Returns the directory that everything lies below.
     pub fn root(&self) -> &Path {
         &self.root
+    }
+
+    /// The path that a manifest means: what it calls by the kubelet's usual directory lies below this node's.
+    pub fn locate(&self, path: &Path) -> PathBuf {
+        path.strip_prefix(KUBELET_DIRECTORY).map_or_else(
+            |_| path.to_owned(),
+            |rest| {
+                if rest.as_os_str().is_empty() { self.root.clone() } else { self.root.join(rest) }
+            },
+        )
     }
 
     /// Where drivers announce themselves by a socket.

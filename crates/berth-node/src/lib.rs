@@ -48,6 +48,7 @@
 //!         address: None,
 //!         environment: Vec::new(),
 //!         hidden: Vec::new(),
+//!         stand_ins: Vec::new(),
 //!         volume_plugins: None,
 //!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
 //!     })
@@ -66,6 +67,9 @@ mod plugins;
 mod pods;
 mod registration;
 mod tokens;
+mod usage;
 mod volumes;
 
+pub use pods::StandIn;
 pub use registration::Drivers;
+pub use usage::{Amounts, UsageReader, VolumeUsage};

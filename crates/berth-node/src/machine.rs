@@ -168,6 +168,11 @@ impl Machine {
         Ok(machine)
     }
 
+    /// The name of the node.
+    pub fn name(&self) -> &str {
+        &self.options.name
+    }
+
     /// The address under which others reach the machine.
     pub fn address(&self) -> IpAddr {
         self.facts.address

@@ -23,9 +23,10 @@ use crate::machine::{self, Machine};
 use crate::plugin::{Failed, Plugin};
 use crate::plugins::csi::Csi;
 use crate::plugins::{Flex, Refresh, plugins};
-use crate::pods::{self, Pods};
+use crate::pods::{self, Pods, StandIn};
 use crate::registration::{self, Drivers};
 use crate::tokens::Tokens;
+use crate::usage::UsageReader;
 use crate::volumes::{self, Attachments, Volumes};
 use berth_runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
 
@@ -47,6 +48,8 @@ pub struct Options {
     pub environment: Vec<(String, String)>,
     /// Directories of the machine that containers do not see, beside the node's own.
     pub hidden: Vec<PathBuf>,
+    /// Programs that run in the place of images; they are started as `program`, with the words of the row.
+    pub stand_ins: Vec<StandIn>,
     /// Where FlexVolume drivers are installed; below the node's directory if `None`.
     pub volume_plugins: Option<PathBuf>,
     /// How long FlexVolume drivers may take.
@@ -83,6 +86,7 @@ pub struct Node {
     drivers: Drivers,
     pods: Arc<Pods>,
     runtime: Runtime,
+    usage: UsageReader,
     tasks: JoinSet<()>,
 }
 
@@ -125,6 +129,7 @@ impl Node {
         let _ = place.set(Arc::downgrade(&volumes));
         machine.only_in_use(volumes.devices());
         follow_attachments(&cluster, &options.name, &volumes);
+        let usage = UsageReader::new(&cluster, &options.name, &drivers, &layout);
         let mut hidden = options.hidden;
         hidden.push(options.directory);
         let pods = Pods::start(pods::Options {
@@ -137,6 +142,8 @@ impl Node {
             recorder,
             environment: options.environment,
             hidden,
+            stand_ins: options.stand_ins,
+            program: options.program,
             queue,
         })
         .await;
@@ -146,7 +153,7 @@ impl Node {
         let registered = drivers.clone();
         tasks.spawn(follow(cluster.clone(), volumes.clone(), move || registered.changed().boxed()));
         tasks.spawn(follow(cluster, volumes, move || flex.changed().boxed()));
-        Ok(Self { layout, machine, drivers, pods, runtime, tasks })
+        Ok(Self { layout, machine, drivers, pods, runtime, usage, tasks })
     }
 
     /// Returns when all work has ended after the cluster's shutdown.
@@ -167,6 +174,11 @@ impl Node {
     /// The drivers that have registered.
     pub fn drivers(&self) -> &Drivers {
         &self.drivers
+    }
+
+    /// How full the volumes of this node's pods are.
+    pub fn usage(&self) -> &UsageReader {
+        &self.usage
     }
 
     /// The log of a container, or of the run before its latest.

@@ -59,8 +59,10 @@ pub(crate) fn plugins(
     refresh: Refresh,
 ) -> Vec<Arc<dyn Plugin>> {
     let host = Host { layout: layout.clone(), cluster: cluster.clone(), node: node.to_owned() };
-    let mut plugins: Vec<Arc<dyn Plugin>> =
-        vec![Arc::new(empty_dir::EmptyDir { host: host.clone() }), Arc::new(host_path::HostPath)];
+    let mut plugins: Vec<Arc<dyn Plugin>> = vec![
+        Arc::new(empty_dir::EmptyDir { host: host.clone() }),
+        Arc::new(host_path::HostPath { layout: layout.clone() }),
+    ];
     plugins.extend(projected::plugins(&host, tokens, refresh));
     plugins
 }

@@ -6,7 +6,7 @@
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
 //! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
-//! `FieldsIgnored`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
+//! `ImageStandIn`, `FieldsIgnored`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
 //! `DeadlineExceeded`.
 
 mod actions;
@@ -35,6 +35,7 @@ use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
+pub use self::launch::StandIn;
 use self::launch::{container_spec, ignored_fields};
 use self::probes::{Failed, Probes, has_probes, initial_health, known_health};
 use self::status::whole_seconds;
@@ -67,6 +68,10 @@ pub(crate) struct Options {
     pub environment: Vec<(String, String)>,
     /// Directories of the machine that containers do not see.
     pub hidden: Vec<PathBuf>,
+    /// Programs that run in the place of images.
+    pub stand_ins: Vec<StandIn>,
+    /// The program that has them all.
+    pub program: PathBuf,
     /// Pods to look at, by uid; whoever has something to tell about a pod adds it here.
     pub queue: Queue<String>,
 }
@@ -443,7 +448,17 @@ impl Pods {
             .await
             .map_err(|problem| (CONFIG_ERROR, problem))?;
         if attempt == 0 {
-            self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED);
+            match launch::stand_in(&self.options.stand_ins, container) {
+                Some(stand_in) => {
+                    let message = format!(
+                        "The image {} is not pulled: `berth {}` runs in its place, with the container's arguments",
+                        container.image.as_deref().unwrap_or_default(),
+                        stand_in.words.join(" ")
+                    );
+                    self.emit(pod, &container.name, Severity::Normal, "ImageStandIn", message);
+                }
+                None => self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED),
+            }
             let ignored = ignored_fields(pod, container);
             if !ignored.is_empty() {
                 let message = format!("This node accepts and ignores: {}", ignored.join(", "));

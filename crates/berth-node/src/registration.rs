@@ -24,6 +24,7 @@ use tonic::Status;
 use self::attend::Attendant;
 use self::sockets::{SocketChange, Sockets};
 use self::version::Version;
+use crate::layout::Layout;
 use crate::machine::Machine;
 
 /// How long a driver may take for one call, as with the kubelet.
@@ -170,6 +171,7 @@ pub(crate) fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) 
     });
     let attendant = Attendant {
         machine,
+        layout: Layout::new(directory.parent().unwrap_or(directory)),
         drivers: drivers.clone(),
         objects,
         changed,

@@ -93,8 +93,9 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
     }
     // While there is no volume yet: one that is mounted at /etc is the pod's, and may be the host's.
     root.write_host_files(spec, outside.resolv_conf.as_deref())?;
-    for hidden in &spec.hidden {
-        root.hide(hidden, &scratch)?;
+    for (number, hidden) in spec.hidden.iter().enumerate() {
+        let shown = spec.mounts.iter().filter_map(|mount| mount.target.strip_prefix(hidden).ok());
+        root.hide(hidden, shown, &format!("hidden-{number}"), &scratch)?;
     }
     for (mount, tree) in &outside.volumes {
         root.attach(tree, &mount.target)?;
@@ -351,15 +352,33 @@ impl Root {
         attach().doing("mount in the container at", target)
     }
 
-    fn hide(&self, path: &Path, scratch: &OwnedFd) -> Result<()> {
+    /// Covers a directory by a new one, in which there are only the directories that lead to what is `shown` in it.
+    fn hide<'a>(
+        &self,
+        path: &Path,
+        shown: impl Iterator<Item = &'a Path>,
+        cover: &str,
+        scratch: &OwnedFd,
+    ) -> Result<()> {
         let hide = || -> rustix::io::Result<()> {
             let place = match self.open(path, OFlags::PATH | OFlags::DIRECTORY) {
                 Err(Errno::NOENT) => return Ok(()),
                 opened => opened?,
             };
-            let empty = clone_tree(scratch.as_fd(), Path::new("empty"), OpenTreeFlags::empty())?;
-            mount_setattr(empty.as_fd(), READ_ONLY, 0, 0, false)?;
-            attach_at(&empty, place.as_fd(), "")
+            rustix::fs::mkdirat(scratch, cover, Mode::from_raw_mode(0o555))?;
+            for shown in shown {
+                let mut made = PathBuf::from(cover);
+                for part in shown.components() {
+                    made.push(part);
+                    match rustix::fs::mkdirat(scratch, &made, Mode::from_raw_mode(0o755)) {
+                        Ok(()) | Err(Errno::EXIST) => {}
+                        Err(errno) => return Err(errno),
+                    }
+                }
+            }
+            let cover = clone_tree(scratch.as_fd(), Path::new(cover), OpenTreeFlags::empty())?;
+            mount_setattr(cover.as_fd(), READ_ONLY, 0, 0, false)?;
+            attach_at(&cover, place.as_fd(), "")
         };
         hide().doing("hide in the container", path)
     }

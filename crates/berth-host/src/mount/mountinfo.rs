@@ -31,6 +31,8 @@ pub struct MountInfo {
     pub source: String,
     /// The options of this mount, such as `ro,noatime`.
     pub options: String,
+    /// What is mounted below it is mounted below its copies, too.
+    pub is_shared: bool,
     /// Options of the filesystem, shared by all its mounts.
     pub super_options: String,
 }
@@ -41,6 +43,13 @@ pub fn mounts() -> Result<Vec<MountInfo>> {
     parse(&table).doing("parse", MOUNTINFO)
 }
 
+/// Every mount that another process sees, with paths as they are below its root directory.
+pub fn mounts_of(process: u32) -> Result<Vec<MountInfo>> {
+    let path = format!("/proc/{process}/mountinfo");
+    let table = fs::read(&path).doing("read", &path)?;
+    parse(&table).doing("parse", &path)
+}
+
 /// The topmost mount exactly at `target`, or `None`.
 pub fn mount_of(target: &Path) -> Result<Option<MountInfo>> {
     match observe(target) {
@@ -48,6 +57,15 @@ pub fn mount_of(target: &Path) -> Result<Option<MountInfo>> {
         Ok(_) => Ok(None),
         Err(_) => listed_at(target),
     }
+}
+
+/// Whether what is mounted below a path shows in copies of its mount: in other mount namespaces, and in containers.
+pub fn is_shared(path: &Path) -> Result<bool> {
+    let path = fs::canonicalize(path).doing("resolve", path)?;
+    let around = mounts()?.into_iter().filter(|mount| path.starts_with(&mount.target));
+    // Of several at one place the last is on top.
+    let nearest = around.max_by_key(|mount| mount.target.components().count());
+    Ok(nearest.is_some_and(|mount| mount.is_shared))
 }
 
 /// As `mount_of`, by name alone: a filesystem that has failed or lost its server does not answer for itself.
@@ -99,7 +117,13 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
     let root = unescape(next()?);
     let target = unescape(next()?);
     let options = text(next()?);
-    while next()? != b"-" {}
+    let mut is_shared = false;
+    loop {
+        match next()? {
+            b"-" => break,
+            field => is_shared |= field.starts_with(b"shared:"),
+        }
+    }
     let fs_type = text(next()?);
     let source = text(next()?);
     // Not every filesystem escapes what it prints here, so a space may be part of it.
@@ -113,6 +137,7 @@ fn parse_line(line: &[u8]) -> Option<MountInfo> {
         fs_type,
         source,
         options,
+        is_shared,
         super_options,
     })
 }
@@ -169,6 +194,7 @@ mod tests {
                     fs_type: "ext3".into(),
                     source: "/dev/root".into(),
                     options: "rw,noatime".into(),
+                    is_shared: !optional.is_empty(),
                     super_options: "rw,errors=continue".into(),
                 }
             );

@@ -1,4 +1,5 @@
-//! `hostPath`: a path of the node, as it is. Nothing is mounted here and nothing is ever removed.
+//! `hostPath`: a path of the node, as it is. Nothing is mounted here and nothing is ever removed. The kubelet's directory,
+//! which manifests of CSI drivers call `/var/lib/kubelet`, is this node's.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::io;
@@ -12,10 +13,13 @@ use berth_host::path::Dir;
 use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::HostPathVolumeSource;
 
+use crate::layout::Layout;
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
 
 /// The plugin for `hostPath`, of pods and of PersistentVolumes.
-pub(super) struct HostPath;
+pub(super) struct HostPath {
+    pub(super) layout: Layout,
+}
 
 #[async_trait]
 impl Plugin for HostPath {
@@ -37,9 +41,10 @@ impl Plugin for HostPath {
                 spec.path
             )));
         }
+        let path = self.layout.locate(Path::new(&spec.path));
         let resolved = blocking(move || {
-            check(Path::new(&spec.path), &kind)?;
-            resolve(Path::new(&spec.path))
+            check(&path, &kind)?;
+            resolve(&path)
         });
         resolved.await.map(|path| Ready { path }).map_err(Failed::unchanged)
     }

@@ -2,17 +2,41 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::path::{Component, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use berth_runtime::{Capabilities, ContainerSpec, Device, Mount, Propagation, Security};
 use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext, VolumeMount};
 
 use super::{Options, probes};
+use crate::layout::Layout;
 use crate::plugin::Ready;
 use crate::plugins::{Objects, environment, expand};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// Where a container finds the program that runs in its image's place.
+const STAND_IN: &str = "/usr/local/bin/berth";
+
+/// A program that runs in the place of an image, for containers that leave the command to their image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StandIn {
+    /// The name of the image, without registry, path and tag.
+    pub image: String,
+    /// The first words of its command line, behind the program's name; the container's arguments follow.
+    pub words: Vec<String>,
+}
+
+/// What runs in the place of a container's image, if the container names no command and there is such a program.
+pub(super) fn stand_in<'a>(table: &'a [StandIn], container: &Container) -> Option<&'a StandIn> {
+    if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
+        return None;
+    }
+    let image = container.image.as_deref()?;
+    let image = image.split('@').next().unwrap_or_default();
+    let name = image.rsplit('/').next().unwrap_or_default().split(':').next().unwrap_or_default();
+    table.iter().find(|row| row.image == name)
+}
 
 /// What the runtime starts.
 pub(super) async fn container_spec(
@@ -30,10 +54,23 @@ pub(super) async fn container_spec(
     let environment = whole_environment(options, pod, container, &hostname).await?;
     let known =
         |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
-    let (mounts, devices) = (mounts(pod, container, volumes, known)?, devices(container, volumes)?);
+    let stand_in = stand_in(&options.stand_ins, container);
+    let (mut mounts, devices) =
+        (mounts(&options.layout, pod, container, volumes, known)?, devices(container, volumes)?);
     let words = container.command.iter().flatten().chain(container.args.iter().flatten());
     let command = if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
         words.map(|word| expand(word, known)).collect()
+    } else if let Some(stand_in) = stand_in {
+        mounts.push(Mount {
+            source: options.program.clone(),
+            sub_path: None,
+            target: STAND_IN.into(),
+            read_only: true,
+            restricted: false,
+            propagation: Propagation::None,
+        });
+        let own = stand_in.words.iter().cloned();
+        std::iter::once(STAND_IN.to_owned()).chain(own).chain(words.map(|word| expand(word, known))).collect()
     } else {
         // Arguments alone are for an image's own command.
         Vec::new()
@@ -186,6 +223,7 @@ async fn whole_environment(
 }
 
 fn mounts<'a>(
+    layout: &Layout,
     pod: &Pod,
     container: &Container,
     volumes: &HashMap<String, Ready>,
@@ -196,10 +234,14 @@ fn mounts<'a>(
     let mut mounts = Vec::new();
     for mount in container.volume_mounts.iter().flatten() {
         let ready = volumes.get(&mount.name).ok_or_else(|| not_there(&mount.name))?;
+        let is_host_path = is_host_path(pod, &mount.name);
+        if mount.mount_propagation.as_deref() == Some("Bidirectional") {
+            check_shared(container, mount, &ready.path)?;
+        }
         mounts.push(Mount {
             source: ready.path.clone(),
             sub_path: sub_path(container, mount, &known)?,
-            restricted: !privileged && !is_host_path(pod, &mount.name),
+            restricted: !privileged && !is_host_path,
             target: absolute(&mount.mount_path),
             read_only: mount.read_only.unwrap_or(false) || is_read_only(pod, &mount.name),
             propagation: match mount.mount_propagation.as_deref() {
@@ -208,10 +250,30 @@ fn mounts<'a>(
                 _ => Propagation::HostToContainer,
             },
         });
+        // A CSI driver is told the node's paths, and has to find them by these names, too.
+        if is_host_path && ready.path.starts_with(layout.root()) && ready.path.is_dir() {
+            let same = mounts.last().cloned();
+            mounts.extend(same.map(|same| Mount { target: ready.path.clone(), ..same }));
+        }
     }
     // What is mounted below another mount comes after it.
     mounts.sort_by_key(|mount| mount.target.components().count());
     Ok(mounts)
+}
+
+/// Refuses to start a container whose mounts nobody else would see, though it asks that others do.
+fn check_shared(container: &Container, mount: &VolumeMount, path: &Path) -> Result<(), String> {
+    let shared = berth_host::mount::is_shared(path).map_err(|error| error.sentence())?;
+    if shared {
+        return Ok(());
+    }
+    Err(format!(
+        "container {}, volume mount {}: mountPropagation is Bidirectional, but {} is not on a shared mount: run \
+         `mount --make-shared /`, or of the filesystem that it is on",
+        container.name,
+        mount.name,
+        path.display()
+    ))
 }
 
 /// The path below a volume that a container mounts instead of it, with the variables of `subPathExpr` replaced.

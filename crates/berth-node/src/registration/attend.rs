@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{CALL, Driver, Drivers, version};
+use crate::layout::Layout;
 use crate::machine::{DriverInfo, Machine};
 
 /// How long a socket may take to be listened on.
@@ -33,6 +34,7 @@ const AGAIN: Backoff = Backoff { first: Duration::from_millis(500), longest: Dur
 #[derive(Clone)]
 pub(super) struct Attendant {
     pub(super) machine: Arc<Machine>,
+    pub(super) layout: Layout,
     pub(super) drivers: Drivers,
     pub(super) objects: Cache<CSIDriver>,
     /// Script whenever a CSIDriver changes.
@@ -153,6 +155,11 @@ impl Attendant {
             "" => Ok(Endpoint::Unix(path.to_owned())),
             endpoint => endpoint.parse::<Endpoint>(),
         };
+        // As its manifest calls it, which knows one kubelet's directory.
+        let endpoint = endpoint.map(|endpoint| match endpoint {
+            Endpoint::Unix(socket) => Endpoint::Unix(self.layout.locate(&socket)),
+            other => other,
+        });
         let client = Client::connect(&endpoint.map_err(|error| invalid(error.to_string()))?);
         // From here on something of it may be in Kubernetes; a name that it had before is not its own any more.
         if let Some(before) = name.replace(info.name.clone()).filter(|before| *before != info.name) {

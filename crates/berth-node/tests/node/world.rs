@@ -51,6 +51,7 @@ impl World {
             address: Some([127, 0, 0, 1].into()),
             environment: vec![("KUBERNETES_SERVICE_HOST".to_owned(), "127.0.0.1".to_owned())],
             hidden: Vec::new(),
+            stand_ins: Vec::new(),
             volume_plugins: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
         };

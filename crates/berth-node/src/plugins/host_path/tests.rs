@@ -13,10 +13,14 @@ use super::*;
 const TYPES: [&str; 7] =
     ["DirectoryOrCreate", "Directory", "FileOrCreate", "File", "Socket", "CharDevice", "BlockDevice"];
 
+fn plugin() -> HostPath {
+    HostPath { layout: Layout::new("/node") }
+}
+
 async fn set_up(path: &Path, kind: &str) -> Result<PathBuf, String> {
     let volume = volume(json!({ "hostPath": { "path": path, "type": kind } }));
-    assert!(HostPath.serves(&volume.source));
-    HostPath.set_up(&volume).await.map(|ready| ready.path).map_err(|failed| failed.message)
+    assert!(plugin().serves(&volume.source));
+    plugin().set_up(&volume).await.map(|ready| ready.path).map_err(|failed| failed.message)
 }
 
 #[tokio::test]
@@ -89,15 +93,32 @@ async fn a_way_back_is_refused() {
 async fn a_persistent_volume_of_the_host_serves_too_and_nothing_is_removed() {
     let place = tempfile::tempdir().unwrap();
     let volume = persistent(json!({ "hostPath": { "path": place.path(), "type": "Directory" } }));
-    assert!(HostPath.serves(&volume.source));
-    assert_eq!(HostPath.set_up(&volume).await.unwrap().path, place.path());
+    assert!(plugin().serves(&volume.source));
+    assert_eq!(plugin().set_up(&volume).await.unwrap().path, place.path());
     fs::write(place.path().join("file"), "").unwrap();
     let placed = Placed {
-        plugin: HostPath.name().to_owned(),
+        plugin: plugin().name().to_owned(),
         pod_uid: volume.pod_uid().to_owned(),
         spec_name: volume.spec_name().to_owned(),
         block: false,
     };
-    HostPath.tear_down(&placed).await.unwrap();
+    plugin().tear_down(&placed).await.unwrap();
     assert!(place.path().join("file").exists());
+}
+
+#[tokio::test]
+async fn the_kubelets_directory_is_this_nodes() {
+    let node = tempfile::tempdir().unwrap();
+    fs::create_dir(node.path().join("pods")).unwrap();
+    let plugin = HostPath { layout: Layout::new(node.path()) };
+    for (asked, expected) in [
+        ("/var/lib/kubelet", node.path().to_owned()),
+        ("/var/lib/kubelet/", node.path().to_owned()),
+        ("/var/lib/kubelet/pods", node.path().join("pods")),
+        ("/var/lib/kubeletx", PathBuf::from("/var/lib/kubeletx")),
+    ] {
+        let volume = volume(json!({ "hostPath": { "path": asked } }));
+        let ready = plugin.set_up(&volume).await.map_err(|failed| failed.message).unwrap();
+        assert_eq!(ready.path, expected, "{asked}");
+    }
 }
