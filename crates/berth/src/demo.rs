@@ -73,9 +73,11 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         kubeconfig: None,
         node_name: "berth".to_owned(),
         empty_store: crate::apiserver::EmptyStore::default(),
+        record: None,
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
         sidecars: SIDECARS.to_vec(),
         flags: crate::up::default_flags()?,
+        stand_ins: Vec::new(),
         volume_plugins: None,
         volume_plugin_timeouts: berth_flex::Timeouts::default(),
     })

@@ -1,42 +1,32 @@
-//! `berth explain pvc/NAME`: a volume's timeline, and for one that is stuck, why and what to do.
-
-mod diagnose;
-mod observe;
+//! `berth explain KIND/NAME`: an object's timeline, and for one that is stuck, why and what to do.
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::bail;
+use berth_kube::Key;
+use berth_ui::ClusterState;
+use berth_ui::explain::{Explanation, Kind, Moment, Subject};
 use clap::Args as ClapArgs;
 use jiff::Timestamp;
 
-use self::observe::{Moment, Observed};
 use crate::machine::ClusterArgs;
 use crate::timeline::{self, Step};
 
-pub(crate) use self::diagnose::{Diagnosis, diagnose};
-
-/// Show what happened to a volume, and what it waits for.
+/// Show what happened to an object of storage, and what it waits for.
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "Exit status: 0 no problems, 1 error, 2 wrong command line, 3 stuck")]
 pub(crate) struct Args {
-    /// What to explain: pvc/NAME, pv/NAME or pod/NAME
+    /// What to explain: pvc, pv, pod, volumesnapshot, volumesnapshotcontent, volumeattachment, sc, node or csidriver, and its name
     #[arg(value_name = "KIND/NAME")]
     what: String,
 
-    /// The namespace of a claim or pod
+    /// The namespace of a claim, pod or snapshot
     #[arg(long, short = 'n', default_value = "default")]
     namespace: String,
 
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-/// The objects that can be explained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
-    Claim,
-    Volume,
-    Pod,
 }
 
 /// The exit status for an object that is stuck: a script can distinguish it from an error (1) and a wrong command line (2).
@@ -46,22 +36,29 @@ const STUCK: u8 = 3;
 pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let (kind, name) = parse(&args.what)?;
     let (cluster, data_dir) = args.cluster.connect().await?;
-    let observed = observe::observe(&cluster, kind, &args.namespace, name).await?;
-    let steps = data_dir.map_or_else(Vec::new, |dir| timeline::read(&dir, |step| observed.concerns(step)));
-    let diagnosis = diagnose(&observed);
-    print!("{}", text(&observed, &steps, &diagnosis));
-    Ok(if diagnosis.stuck { ExitCode::from(STUCK) } else { ExitCode::SUCCESS })
+    let subject = Subject::new(kind, &args.namespace, name);
+    // Whoever asks about one object wants to know what it waits for, however short.
+    let state = ClusterState { patience: Duration::ZERO, ..subject.read(&cluster).await? };
+    let Some(explanation) = subject.explain(&state) else { bail!("{}", missing(&subject, &state)) };
+    let steps =
+        data_dir.map_or_else(Vec::new, |dir| timeline::read(&dir, |step| concerns(&explanation, step)));
+    print!("{}", text(&explanation, &steps));
+    Ok(if berth_ui::diagnose::needs_a_person(&explanation.findings) {
+        ExitCode::from(STUCK)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn parse(what: &str) -> anyhow::Result<(Kind, &str)> {
     let Some((kind, name)) = what.split_once('/') else {
         bail!("{what:?} names no kind: write pvc/{what}, pv/{what} or pod/{what}");
     };
-    let kind = match kind {
-        "pvc" | "persistentvolumeclaim" | "persistentvolumeclaims" => Kind::Claim,
-        "pv" | "persistentvolume" | "persistentvolumes" => Kind::Volume,
-        "pod" | "po" | "pods" => Kind::Pod,
-        other => bail!("there is nothing to explain about a {other}; pvc, pv and pod can be explained"),
+    let Some(kind) = Kind::from_word(kind) else {
+        bail!(
+            "there is nothing to explain about a {kind}; pvc, pv, pod, volumesnapshot, volumesnapshotcontent, \
+             volumeattachment, sc, node and csidriver can be explained"
+        );
     };
     if name.is_empty() {
         bail!("the name is missing after {what}");
@@ -69,16 +66,48 @@ fn parse(what: &str) -> anyhow::Result<(Kind, &str)> {
     Ok((kind, name))
 }
 
-fn text(observed: &Observed, steps: &[Step], diagnosis: &Diagnosis) -> String {
-    let mut lines = vec![observed.headline(), String::new()];
-    let rows = rows(observed.moments(), steps);
+fn missing(subject: &Subject, state: &ClusterState) -> String {
+    let Key { namespace, name } = &subject.key;
+    let word = subject.kind.word();
+    if let Some(unreadable) =
+        state.unreadable.iter().find(|unreadable| unreadable.kind == subject.kind.name())
+    {
+        return format!("cannot read the {word} {name}: {}", unreadable.why);
+    }
+    if namespace.is_empty() {
+        format!("there is no {word} {name}")
+    } else {
+        format!("there is no {word} {name} in the namespace {namespace}")
+    }
+}
+
+/// Whether a step belongs to the object, or to those that it is used with.
+pub(crate) fn concerns(explanation: &Explanation, step: &Step) -> bool {
+    explanation.volumes.contains(&step.volume)
+        || explanation.claims.contains(&step.claim)
+        || explanation.pods.contains(&step.pod)
+}
+
+fn text(explanation: &Explanation, steps: &[Step]) -> String {
+    let mut lines = vec![explanation.headline.clone(), String::new()];
+    let rows = rows(&explanation.moments, steps);
     if !rows.is_empty() {
         lines.extend(rows);
         lines.push(String::new());
     }
-    let Diagnosis { stuck, why, what_to_do } = diagnosis;
-    lines.push(if *stuck { format!("Stuck: {why}") } else { why.clone() });
-    lines.extend(what_to_do.iter().map(|advice| format!("What to do: {advice}")));
+    for finding in &explanation.findings {
+        if finding.severity.needs_a_person() {
+            lines.push(format!("Stuck: {}", finding.cause));
+            lines.push(format!("What to do: {}", finding.what_to_do));
+            lines.extend(finding.command.iter().map(|command| format!("Command: {command}")));
+        } else {
+            lines.push(format!("Note: {}", finding.cause));
+        }
+        lines.extend(finding.evidence.iter().map(|fact| format!("Evidence: {fact}")));
+    }
+    if explanation.findings.is_empty() {
+        lines.push(explanation.waits_for.clone().unwrap_or_else(|| "No problems found.".to_owned()));
+    }
     lines.push(String::new());
     lines.join("\n")
 }
@@ -87,7 +116,7 @@ fn text(observed: &Observed, steps: &[Step], diagnosis: &Diagnosis) -> String {
 ///
 /// A step's time is exact, and counts from the beginning of the first step. An object's time is known to the second, so it
 /// is shown in whole seconds, and within its second it comes after the steps that it must have followed.
-fn rows(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
+fn rows(moments: &[Moment], steps: &[Step]) -> Vec<String> {
     let begin = |step: &Step| {
         let took = i128::from(step.duration_us) * 1000;
         Timestamp::from_nanosecond(step.time.as_nanosecond() - took).unwrap_or(step.time)
@@ -98,10 +127,10 @@ fn rows(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
         return Vec::new();
     };
     let mut rows: Vec<(Timestamp, String)> = moments
-        .into_iter()
+        .iter()
         .map(|moment| {
             let end_of_second = moment.time.as_second() + 1;
-            let before = |step: &&Step| moment.follows(step) && step.time.as_second() < end_of_second;
+            let before = |step: &&Step| follows(moment, step) && step.time.as_second() < end_of_second;
             let position = steps.iter().filter(before).map(|step| step.time).max();
             let after = format!("{} s", moment.time.as_second() - first.as_second());
             let row = row(&after, ["", moment.component, &moment.what, "", ""]);
@@ -123,6 +152,11 @@ fn rows(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
     [heading].into_iter().chain(rows.into_iter().map(|(_, row)| row)).collect()
 }
 
+/// Whether a moment must have come after a step if both happened in the same second.
+fn follows(moment: &Moment, step: &Step) -> bool {
+    step.error.is_empty() && moment.follows.contains(&step.call.as_str())
+}
+
 fn row(after: &str, [state, component, call, took, error]: [&str; 5]) -> String {
     format!("{after:>12}  {state:<11} {component:<24} {call:<28} {took:>10}  {error}").trim_end().to_owned()
 }
@@ -136,7 +170,8 @@ mod tests {
         assert_eq!(parse("pvc/data").unwrap(), (Kind::Claim, "data"));
         assert_eq!(parse("pod/web").unwrap(), (Kind::Pod, "web"));
         assert!(parse("data").unwrap_err().to_string().contains("pvc/data"));
-        assert!(parse("sc/x").is_err());
+        assert_eq!(parse("volumesnapshot/x").unwrap(), (Kind::Snapshot, "x"));
+        assert!(parse("deployment/x").is_err());
         assert!(parse("pv/").is_err());
     }
 
@@ -155,7 +190,7 @@ mod tests {
             let words: Vec<_> = row.split_whitespace().map(str::to_owned).collect();
             words.join(" ")
         };
-        rows(moments, steps).into_iter().skip(1).map(fields).collect()
+        rows(&moments, steps).into_iter().skip(1).map(fields).collect()
     }
 
     #[test]

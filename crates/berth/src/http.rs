@@ -2,6 +2,8 @@
 
 mod process;
 
+pub(crate) use self::process::Process;
+
 use std::{convert::Infallible, pin::Pin, sync::Arc, time::Duration};
 
 use http_body_util::Full;

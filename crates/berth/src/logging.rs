@@ -43,12 +43,19 @@ impl Logging {
 
 /// Starts logging; called once, before anything that logs. The steps of volumes go to the keeper that it returns.
 pub(crate) fn start(args: &Logging) -> TimelineRecorder {
-    let (subscriber, keeper) = subscriber(args);
+    let (subscriber, keeper) = subscriber(args, false);
     subscriber.init();
     keeper
 }
 
-fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, TimelineRecorder) {
+/// As [`start`]; the keeper also gets CSI calls in full.
+pub(crate) fn start_with_calls(args: &Logging) -> TimelineRecorder {
+    let (subscriber, keeper) = subscriber(args, true);
+    subscriber.init();
+    keeper
+}
+
+fn subscriber(args: &Logging, calls: bool) -> (impl tracing::Subscriber + Send + Sync, TimelineRecorder) {
     let filter = match args.verbosity {
         Some(8..) => "trace,h2=info,hyper=info",
         Some(5..) => "debug,h2=info,hyper=info",
@@ -62,8 +69,10 @@ fn subscriber(args: &Logging) -> (impl tracing::Subscriber + Send + Sync, Timeli
         .with_target(false);
     let lines = if args.log_json { lines.json().flatten_event(true).boxed() } else { lines.boxed() };
     let keeper = TimelineRecorder::new();
-    let steps =
-        tracing_subscriber::filter::filter_fn(|metadata| metadata.target() == berth_kube::timeline::TARGET);
+    let steps = tracing_subscriber::filter::filter_fn(move |metadata| {
+        metadata.target() == berth_kube::timeline::TARGET
+            || (calls && metadata.target() == berth_csi::full::TARGET)
+    });
     let subscriber = tracing_subscriber::registry()
         .with(lines.with_filter(filter))
         .with(keeper.clone().with_filter(steps));
@@ -78,7 +87,7 @@ mod tests {
     fn steps_are_kept_however_little_is_logged() {
         for log in ["error", "warn,berth_csi=error", "info", "off"] {
             let args = Logging { log: log.to_owned(), log_json: false, verbosity: None };
-            let (subscriber, keeper) = subscriber(&args);
+            let (subscriber, keeper) = subscriber(&args, false);
             let mut steps = keeper.listen();
             tracing::subscriber::with_default(subscriber, || {
                 berth_kube::timeline::Step { call: "CreateVolume", ..Default::default() }.emit();

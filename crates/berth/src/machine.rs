@@ -47,6 +47,11 @@ pub(crate) struct ClusterArgs {
 }
 
 impl ClusterArgs {
+    /// The data directory that is named.
+    pub(crate) fn data_dir(&self) -> Option<&Path> {
+        self.data_dir.as_deref()
+    }
+
     /// Connects to the cluster, and says where its timeline is kept if `berth up` runs it on this machine. The error says
     /// what to do if there is no cluster.
     pub(crate) async fn connect(&self) -> anyhow::Result<(Cluster, Option<PathBuf>)> {

@@ -4,6 +4,7 @@
 //! main -> Tables::parse -> Tables::run -+- up, demo           -> stack: all roles in one process
 //!                                       +- down               -> stops a stack and cleans up after a kill
 //!                                       +- status, explain    -> read the API and the timeline
+//!                                       +- doctor             -> examines any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
 //!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
@@ -24,7 +25,9 @@
 mod adopt;
 mod apiserver;
 mod backup;
+mod calls;
 mod demo;
+mod doctor;
 mod down;
 mod driver;
 mod explain;
@@ -33,8 +36,12 @@ mod http;
 mod launch;
 mod logging;
 mod machine;
+mod metrics;
+mod record;
+mod resize;
 mod sidecars;
 mod stack;
+mod stand_ins;
 mod status;
 mod timeline;
 mod up;
@@ -84,9 +91,17 @@ enum Command {
     #[command(display_order = 4)]
     Demo(demo::Args),
 
-    /// Show what happened to a claim, volume or pod, and why it is stuck.
+    /// Show what happened to a claim, volume, pod or snapshot, and why it is stuck.
     #[command(display_order = 5)]
     Explain(explain::Args),
+
+    /// Find what is wrong with the storage of any cluster, and what to do about it.
+    #[command(display_order = 5)]
+    Doctor(doctor::Args),
+
+    /// Show the log of a machine, or its CSI calls in full.
+    #[command(display_order = 5)]
+    Logs(calls::Args),
 
     /// Copy objects, certificates and drivers' records into one file.
     #[command(display_order = 6)]
@@ -99,6 +114,10 @@ enum Command {
     /// Create PersistentVolumes for a driver's volumes that no object knows.
     #[command(display_order = 8)]
     Adopt(adopt::Args),
+
+    /// Grow the claims of a StatefulSet and their template, without stopping its pods.
+    #[command(display_order = 8)]
+    Resize(resize::Args),
 
     /// Run FlexVolume drivers, and change their volumes over to CSI.
     #[command(display_order = 20)]
@@ -194,7 +213,7 @@ impl Tables<'_> {
         for command in commands {
             let name = command.get_name();
             let group = match name {
-                "status" | "explain" => 3,
+                "status" | "explain" | "doctor" | "logs" => 3,
                 _ if sidecars.contains(&name) => 2,
                 "flex" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
@@ -243,9 +262,12 @@ impl Tables<'_> {
                 Command::Status(args) => status::run(args).await?,
                 Command::Demo(args) => demo::run(args).await?,
                 Command::Explain(args) => return explain::run(args).await,
+                Command::Doctor(args) => return doctor::run(args).await,
+                Command::Logs(args) => calls::run(args).await?,
                 Command::Backup(args) => backup::backup(&args)?,
                 Command::Restore(args) => backup::restore(&args)?,
                 Command::Adopt(args) => adopt::run(args).await?,
+                Command::Resize(args) => resize::run(args).await?,
                 Command::Flex(args) => flex::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,

@@ -46,6 +46,8 @@ use crate::backup;
 use crate::driver::{BACKENDS, Backend, Served};
 use crate::launch::{Choice, RESTART, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
+use crate::metrics::Telemetry;
+use crate::record;
 use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::TimelineRecorder;
 
@@ -76,10 +78,14 @@ pub(crate) struct Options {
     pub(crate) kubeconfig: Option<PathBuf>,
     pub(crate) node_name: String,
     pub(crate) empty_store: EmptyStore,
+    /// Where to keep everything that happens, if anywhere.
+    pub(crate) record: Option<PathBuf>,
     pub(crate) drivers: Vec<Backend>,
     pub(crate) sidecars: Vec<Sidecar>,
     /// The flags of `berth up`, as far as they are the drivers'.
     pub(crate) flags: ArgMatches,
+    /// Programs that run in the place of images.
+    pub(crate) stand_ins: Vec<berth_node::StandIn>,
     /// Where FlexVolume drivers are installed; in the node's directory if `None`.
     pub(crate) volume_plugins: Option<PathBuf>,
     /// How long FlexVolume drivers may take.
@@ -117,7 +123,9 @@ impl Stack {
         let (loops, serving) = (CancellationToken::new(), CancellationToken::new());
 
         let pods = Arc::new(NodePods::default());
-        let (api, server, kubeconfig) = serve_api(&data_dir, &options, &serving, pods.clone()).await?;
+        let telemetry = Telemetry::default();
+        let (api, server, kubeconfig) =
+            serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry).await?;
         let address = server.address();
         let server = tokio::spawn(server.run(serving.clone()));
         let mut running = Running {
@@ -132,7 +140,16 @@ impl Stack {
         progress(&format!("API server on https://{address}"), begun.elapsed());
 
         let client = kube::Client::new(api.clone(), "default");
-        let cluster = Cluster::new(client.clone(), loops.clone());
+        let mut registry = Registry::default();
+        api.measure(&mut registry);
+        let queues = berth_kube::Metrics::register(&mut registry);
+        telemetry.add(registry);
+        let cluster = Cluster::new(client.clone(), loops.clone()).measured(&queues);
+        if let Some(directory) = &options.record {
+            Dir::ensure(directory, 0o700)?;
+            timeline.record_in(directory).with_context(|| format!("record in {}", directory.display()))?;
+            record::keep_objects(&cluster, directory)?;
+        }
         let layout = Layout::new(data_dir.join(NODE));
         let mut tasks = vec![
             role("garbage-collector", &loops, {
@@ -157,15 +174,16 @@ impl Stack {
 
         let mut drivers = Vec::new();
         for (backend, line) in lines {
-            let driver = start_driver(backend, line, &layout, &serving).await?;
+            let driver = start_driver(backend, line, &layout, &serving, &telemetry).await?;
             progress(&format!("driver {}: {}", driver.name, driver.remark()), begun.elapsed());
             drivers.push(driver);
         }
 
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
-        let node = start_node(&cluster, &options, &layout, &data_dir).await?;
+        let node = start_node(&cluster, &options, &layout, &data_dir, address).await?;
         let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
+        telemetry.observe(&cluster, node.usage().clone(), timeline.operations());
         pods.set(node).await;
         for driver in &drivers {
             let registration = registrar::Options {
@@ -175,7 +193,7 @@ impl Stack {
             };
             tasks.push(tokio::spawn(registrar::keep_registered(registration, loops.clone())));
         }
-        tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers)?);
+        tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers, &telemetry)?);
         all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
@@ -243,11 +261,15 @@ async fn start_driver(
     line: ArgMatches,
     layout: &Layout,
     serving: &CancellationToken,
+    telemetry: &Telemetry,
 ) -> anyhow::Result<Served> {
     let opened = (backend.open)(line, berth_backends::services::Mode::All).await?;
     let socket = socket(layout, opened.driver.name());
     Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
-    Served::start(opened, &Endpoint::Unix(socket), None, &mut Registry::default(), serving.clone()).await
+    let mut registry = Registry::default();
+    let served = Served::start(opened, &Endpoint::Unix(socket), None, &mut registry, serving.clone()).await?;
+    telemetry.add(registry);
+    Ok(served)
 }
 
 /// Starts the sidecars that a cluster has one of, and for each driver those that it needs.
@@ -255,8 +277,8 @@ pub(crate) fn start_sidecars(
     table: &[Sidecar],
     cluster: &Cluster,
     drivers: &[Served],
+    telemetry: &Telemetry,
 ) -> anyhow::Result<Vec<JoinHandle<()>>> {
-    let mut registry = Registry::default();
     let surroundings = Surroundings {
         host: "berth".to_owned(),
         namespace: Some("kube-system".to_owned()),
@@ -264,8 +286,15 @@ pub(crate) fn start_sidecars(
     };
     let mut started = Vec::new();
     let mut start = |choice: Choice<'_>, line: &ArgMatches, driver: Option<&Served>| {
+        // Each driver has sidecars of its own, with the same metrics.
+        let of_driver = driver.map(|driver| ("driver".into(), driver.name.clone().into()));
+        let mut registry = Registry::with_labels(of_driver.into_iter());
         let sidecars = Sidecars::configure(choice, line, surroundings.clone(), &mut registry)?;
         let (cluster, driver) = (cluster.clone(), driver.map(Served::client));
+        if let Some(driver) = &driver {
+            driver.measure(&mut registry);
+        }
+        telemetry.add(registry);
         started.push(tokio::spawn(async move {
             if let Err(error) = sidecars.run_in(cluster, driver).await {
                 tracing::error!("sidecars do not run: {error:#}");
@@ -303,6 +332,7 @@ async fn serve_api(
     options: &Options,
     serving: &CancellationToken,
     pods: Arc<NodePods>,
+    telemetry: &Telemetry,
 ) -> anyhow::Result<(ApiServer, Server, PathBuf)> {
     let directory = data_dir.join("apiserver");
     let has_driver_records = !backup::driver_records(data_dir).is_empty();
@@ -313,6 +343,10 @@ async fn serve_api(
         rest::Options {
             credentials: Some(credentials.clone()),
             pods: Some(pods),
+            metrics: Some(Arc::new({
+                let telemetry = telemetry.clone();
+                move || telemetry.text()
+            })),
             shutdown: serving.clone(),
             ..rest::Options::default()
         },
@@ -344,7 +378,10 @@ async fn start_node(
     options: &Options,
     layout: &Layout,
     data_dir: &Path,
+    api: SocketAddr,
 ) -> anyhow::Result<Node> {
+    // Who listens everywhere is found on the loopback address, too.
+    let host = if api.ip().is_unspecified() { "127.0.0.1".to_owned() } else { api.ip().to_string() };
     let options = node::Options {
         cluster: cluster.clone(),
         name: options.node_name.clone(),
@@ -352,8 +389,12 @@ async fn start_node(
         program: std::env::current_exe().context("find this program")?,
         labels: BTreeMap::new(),
         address: None,
-        environment: Vec::new(),
+        environment: vec![
+            ("KUBERNETES_SERVICE_HOST".to_owned(), host),
+            ("KUBERNETES_SERVICE_PORT".to_owned(), api.port().to_string()),
+        ],
         hidden: vec![data_dir.to_owned()],
+        stand_ins: options.stand_ins.clone(),
         volume_plugins: options.volume_plugins.clone(),
         volume_plugin_timeouts: options.volume_plugin_timeouts,
     };

@@ -376,7 +376,13 @@ mod more_rows {
         let served = Served::start(opened, &endpoint, None, &mut registry, serving.clone()).await.unwrap();
 
         let table: Vec<_> = SIDECARS.iter().copied().chain([COUNTER]).collect();
-        let started = stack::start_sidecars(&table, &cluster, std::slice::from_ref(&served)).unwrap();
+        let started = stack::start_sidecars(
+            &table,
+            &cluster,
+            std::slice::from_ref(&served),
+            &crate::metrics::Telemetry::default(),
+        )
+        .unwrap();
         while STARTS.load(Ordering::SeqCst) < 2 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -12,11 +12,15 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use parking_lot::Mutex;
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
+
+use crate::calls::{self, CallRecorder};
+use crate::metrics::Operations;
 
 /// The file in the data directory.
 pub(crate) const FILE: &str = "timeline.jsonl";
@@ -56,28 +60,42 @@ impl Step {
 /// Takes in steps; cheap to clone. Before it has a file, and to those who listen, it only passes them on.
 #[derive(Clone)]
 pub(crate) struct TimelineRecorder {
-    file: Arc<Mutex<Option<TimelineFile>>>,
+    operations: Operations,
+    calls: CallRecorder,
+    files: Arc<Mutex<Vec<LineFile>>>,
     listeners: broadcast::Sender<Step>,
 }
 
-struct TimelineFile {
+/// A file of lines of JSON. When it is long it becomes the old one, in the place of the one before.
+pub(crate) struct LineFile {
     path: PathBuf,
     file: File,
     size: u64,
+    longest: u64,
 }
 
 impl TimelineRecorder {
     /// A keeper without a file.
     pub(crate) fn new() -> Self {
-        Self { file: Arc::default(), listeners: broadcast::channel(4096).0 }
+        Self {
+            operations: Operations::default(),
+            calls: CallRecorder::default(),
+            files: Arc::default(),
+            listeners: broadcast::channel(4096).0,
+        }
     }
 
     /// Writes what comes from now on to the file in this data directory.
     pub(crate) fn keep_in(&self, data_dir: &Path) -> std::io::Result<()> {
-        let path = data_dir.join(FILE);
-        let file = open(&path)?;
-        let size = file.metadata()?.len();
-        *self.file.lock() = Some(TimelineFile { path, file, size });
+        self.files.lock().push(LineFile::open(data_dir.join(FILE))?);
+        self.calls.keep(LineFile::open(data_dir.join(calls::FILE))?);
+        Ok(())
+    }
+
+    /// Writes what comes from now on to files in this directory too, however much it is.
+    pub(crate) fn record_in(&self, directory: &Path) -> std::io::Result<()> {
+        self.files.lock().push(LineFile::endless(directory.join(FILE))?);
+        self.calls.keep(LineFile::endless(directory.join(calls::FILE))?);
         Ok(())
     }
 
@@ -86,22 +104,39 @@ impl TimelineRecorder {
         self.listeners.subscribe()
     }
 
+    /// How long operations took.
+    pub(crate) fn operations(&self) -> &Operations {
+        &self.operations
+    }
+
     fn take(&self, step: Step) {
-        if let Some(kept) = self.file.lock().as_mut()
-            && let Err(error) = kept.write(&step)
-        {
-            tracing::debug!(%error, "a step is missing in the timeline");
+        self.operations.observe(&step);
+        for file in self.files.lock().iter_mut() {
+            if let Err(error) = file.write(&step) {
+                tracing::debug!(%error, "a step is missing in the timeline");
+            }
         }
         // Nobody listens most of the time.
         let _ = self.listeners.send(step);
     }
 }
 
-impl TimelineFile {
-    fn write(&mut self, step: &Step) -> std::io::Result<()> {
-        let mut line = serde_json::to_vec(step)?;
+impl LineFile {
+    pub(crate) fn open(path: PathBuf) -> std::io::Result<Self> {
+        let file = open(&path)?;
+        let size = file.metadata()?.len();
+        Ok(Self { path, file, size, longest: LONGEST })
+    }
+
+    /// A file that no other takes the place of.
+    pub(crate) fn endless(path: PathBuf) -> std::io::Result<Self> {
+        Ok(Self { longest: u64::MAX, ..Self::open(path)? })
+    }
+
+    pub(crate) fn write(&mut self, line: &impl Serialize) -> std::io::Result<()> {
+        let mut line = serde_json::to_vec(line)?;
         line.push(b'\n');
-        if self.size > LONGEST {
+        if self.size > self.longest {
             std::fs::rename(&self.path, old(&self.path))?;
             self.file = open(&self.path)?;
             self.size = 0;
@@ -121,17 +156,23 @@ fn old(path: &Path) -> PathBuf {
 
 /// The steps in a data directory that `chosen` selects, oldest first; none if there is no file.
 pub(crate) fn read(data_dir: &Path, chosen: impl Fn(&Step) -> bool) -> Vec<Step> {
-    let path = data_dir.join(FILE);
+    read_lines(data_dir.join(FILE)).filter(|step| chosen(step)).collect()
+}
+
+/// The lines of a file and of the one before it, oldest first; none if there is no file. A torn line costs only itself.
+pub(crate) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> impl Iterator<Item = T> {
     let files = [old(&path), path].into_iter().filter_map(|path| File::open(path).ok());
     files
         .flat_map(|file| BufReader::new(file).lines().map_while(Result::ok))
         .filter_map(|line| serde_json::from_str(&line).ok())
-        .filter(|step| chosen(step))
-        .collect()
 }
 
 impl<S: tracing::Subscriber> Layer<S> for TimelineRecorder {
     fn on_event(&self, event: &tracing::Event<'_>, _: Context<'_, S>) {
+        if event.metadata().target() == berth_csi::full::TARGET {
+            self.calls.take(event);
+            return;
+        }
         if event.metadata().target() != berth_kube::timeline::TARGET {
             return;
         }
@@ -153,10 +194,11 @@ impl<S: tracing::Subscriber> Layer<S> for TimelineRecorder {
     }
 }
 
+/// The fields of a log event.
 #[derive(Default)]
-struct Fields {
-    texts: HashMap<&'static str, String>,
-    duration_us: u64,
+pub(crate) struct Fields {
+    pub(crate) texts: HashMap<&'static str, String>,
+    pub(crate) duration_us: u64,
 }
 
 impl Visit for Fields {

@@ -20,10 +20,12 @@ use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::{Sidecar, go};
 use crate::stack::{self, Stack};
-use crate::{launch, logging};
+use crate::{launch, logging, stand_ins};
 
 /// Where detached output goes, in the data directory.
-const LOG: &str = "up.log";
+pub(crate) const LOG: &str = "up.log";
+/// In `--driver`: only drivers that pods bring.
+const NO_DRIVER: &str = "none";
 /// How long a detached start may take until its API answers.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -45,7 +47,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
 
-    /// A driver to run; may be given several times
+    /// A driver to run, or none; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
     drivers: Vec<String>,
 
@@ -56,6 +58,14 @@ pub(crate) struct Args {
     /// How long a FlexVolume driver may take for a call before it is killed
     #[arg(long, default_value = "10m", value_parser = go::positive_duration, value_name = "DURATION")]
     volume_plugin_timeout: Duration,
+
+    /// Keep CSI calls, steps and every revision of objects in this directory, without secrets, for a bug report
+    #[arg(long, value_name = "DIR")]
+    record: Option<PathBuf>,
+
+    /// Do not run programs of Berth's own in the place of images of CSI sidecars and drivers
+    #[arg(long)]
+    no_stand_ins: bool,
 
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
@@ -76,7 +86,7 @@ pub(crate) fn command(backends: &[Backend], named: &[String]) -> Command {
         let flags: Vec<_> = flags.get_arguments().cloned().map(|flag| flag.hide(!shown)).collect();
         command.args(flags)
     });
-    let choices: Vec<_> = backends.iter().map(|backend| backend.name).collect();
+    let choices: Vec<_> = backends.iter().map(|backend| backend.name).chain([NO_DRIVER]).collect();
     let has_flags = |backend: &&Backend| {
         (backend.embedded_flags)(clap::Command::new("flags")).get_arguments().next().is_some()
     };
@@ -85,11 +95,11 @@ pub(crate) fn command(backends: &[Backend], named: &[String]) -> Command {
         .filter(has_flags)
         .map(|backend| format!("berth up --driver {} --help", backend.name))
         .collect();
-    let command = if named.is_empty() && !more.is_empty() {
-        command.after_help(format!("With the flags of a driver: {}", more.join(", ")))
-    } else {
-        command
-    };
+    let mut hints = vec![stand_ins::help()];
+    if named.is_empty() && !more.is_empty() {
+        hints.push(format!("With the flags of a driver: {}", more.join(", ")));
+    }
+    let command = command.after_help(hints.join("\n\n"));
     command
         .mut_arg("drivers", |arg| arg.value_parser(PossibleValuesParser::new(choices)))
         .about("Run an API server, controllers, drivers and a node on this machine")
@@ -133,7 +143,7 @@ pub(crate) async fn run(
         return detach(&args).await;
     }
     let logging = args.logging.quieter("warn,berth_csi=error");
-    let timeline = logging::start(&logging);
+    let timeline = logging::start_with_calls(&logging);
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let options = stack::Options {
@@ -142,9 +152,11 @@ pub(crate) async fn run(
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
         empty_store: args.empty_store,
+        record: args.record.as_deref().map(std::path::absolute).transpose()?,
         drivers: chosen(backends, &args.drivers),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
+        stand_ins: if args.no_stand_ins { Vec::new() } else { stand_ins::table() },
         volume_plugins: args.volume_plugin_dir.clone(),
         volume_plugin_timeouts: berth_flex::Timeouts {
             call: args.volume_plugin_timeout,
@@ -228,7 +240,7 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
     let kubeconfig = running.kubeconfig.display();
     let has_default = classes.iter().any(|class| class.ends_with(" (default)"));
     let class = if classes.is_empty() {
-        "none yet: create one that names your server, as in examples/nfs/class.yaml".to_owned()
+        "none yet: create one that names your driver, as in examples/nfs/class.yaml".to_owned()
     } else {
         classes.join(", ")
     };

@@ -13,7 +13,7 @@ const TICKS: f64 = 100.0;
 
 /// Metrics of this process, read from /proc at each scrape.
 #[derive(Debug)]
-pub(super) struct Process;
+pub(crate) struct Process;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {

@@ -278,6 +278,9 @@ const ACCEPTED: &[(&str, bool, &str)] = &[
     ("snapshot-orphan-sweep-interval", false, NO_RESYNC),
     ("retry-crd-interval-max", false, "missing kinds are waited for"),
     ("connection-timeout", false, DEPRECATED),
+    ("provisioner", false, "the driver says its name itself"),
+    ("dummy", true, DEPRECATED),
+    ("driver-requires-attachment", true, "the CSIDriver object says it"),
 ];
 
 impl Args for Accepted {

@@ -6,7 +6,8 @@ use berth_node::node::{self, Node};
 use berth_runtime::TerminalSize;
 use futures_util::FutureExt as _;
 use k8s_openapi::api::core::v1::Pod;
-use serde_json::Value;
+use kube::ResourceExt as _;
+use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{RwLock, mpsc};
 
@@ -45,8 +46,46 @@ fn parse(pod: &Value) -> Result<Pod, PodsError> {
     serde_json::from_value(pod.clone()).map_err(|error| PodsError::Internal(format!("read the pod: {error}")))
 }
 
+/// Bytes and inodes of a volume in the kubelet's words.
+fn volume_stats(usage: &berth_node::VolumeUsage) -> Value {
+    let mut stats = json!({
+        "name": usage.name,
+        "pvcRef": {"name": usage.claim.name, "namespace": usage.claim.namespace},
+        "time": jiff::Timestamp::now().to_string(),
+        "usedBytes": usage.bytes.used,
+        "availableBytes": usage.bytes.available,
+        "capacityBytes": usage.bytes.total,
+    });
+    if let Some(inodes) = usage.inodes {
+        stats["inodesUsed"] = inodes.used.into();
+        stats["inodesFree"] = inodes.available.into();
+        stats["inodes"] = inodes.total.into();
+    }
+    stats
+}
+
 #[async_trait]
 impl Pods for NodePods {
+    async fn stats(&self, name: &str) -> Option<Value> {
+        let reader = {
+            let node = self.node.read().await;
+            let node = node.as_ref().filter(|node| node.machine().name() == name)?;
+            node.usage().clone()
+        };
+        let mut pods: Vec<Value> = Vec::new();
+        let mut usages = reader.read().await;
+        usages.sort_by_key(|usage| usage.pod.uid());
+        for of_pod in usages.chunk_by(|a, b| a.pod.uid() == b.pod.uid()) {
+            let pod = &of_pod[0].pod;
+            pods.push(json!({
+                "podRef": {"name": pod.name_any(), "namespace": pod.namespace(), "uid": pod.uid()},
+                "startTime": pod.status.as_ref().and_then(|status| status.start_time.clone()),
+                "volume": of_pod.iter().map(volume_stats).collect::<Vec<_>>(),
+            }));
+        }
+        Some(json!({"node": {"nodeName": name}, "pods": pods}))
+    }
+
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
         let node = self.node.read().await;
         let node = node.as_ref().ok_or_else(not_ready)?;
