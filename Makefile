@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-flex bench-sidecars bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-flex bench-sidecars bench-see bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -114,6 +114,9 @@ bench-build: ## measure building: wall and CPU per crate, sizes, rebuilds after 
 
 bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_up
+
+bench-see: deps build ## measure what looking costs: a scrape of the metrics of 10,000 volumes, the doctor, `berth up` at rest; VOLUMES for less
+	testbed/bench-see.sh $(CURDIR)/target/$(STATIC)/release/berth
 
 BENCH_VM := testbed/vm/vm.sh --mem 3G --timeout 1800 --env NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh --env DIRECTORIES --env VERSION
 bench-nfs: deps ## measure the NFS driver in the virtual machine, beside mounting by programs as csi-driver-nfs does: create, delete, publish, 10,000 volumes on one share; DIRECTORIES for less, VERSION for 4.0 or 4.2

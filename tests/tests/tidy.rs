@@ -35,11 +35,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "berth-nfs",
         ],
     ),
+    ("berth-certify", &["berth-csi", "berth-host"]),
     ("berth-apiserver", &["berth-core", "berth-host", "berth-journal"]),
     ("berth-kube", &["berth-core"]),
     ("berth-controllers", &["berth-core", "berth-flex", "berth-kube"]),
     ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),
     ("berth-node", &["berth-core", "berth-csi", "berth-flex", "berth-host", "berth-kube", "berth-runtime"]),
+    ("berth-ui", &["berth-core", "berth-kube"]),
     // For tests alone: no other row may name it.
     ("berth-testkit", &["berth-apiserver", "berth-csi", "berth-kube"]),
     (
@@ -54,12 +56,14 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "berth-nfs",
             "berth-driver",
             "berth-backends",
+            "berth-certify",
             "berth-apiserver",
             "berth-kube",
             "berth-controllers",
             "berth-sidecars",
             "berth-node",
             "berth-runtime",
+            "berth-ui",
         ],
     ),
 ];

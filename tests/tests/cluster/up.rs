@@ -6,9 +6,12 @@ mod crash;
 mod drivers;
 mod examples;
 mod flex;
+mod manifests;
+mod monitoring;
 mod mycsi;
 mod nfs;
 mod pods;
+mod stateful;
 
 use anyhow::{Result, ensure};
 use berth_e2e::up::Machine;
