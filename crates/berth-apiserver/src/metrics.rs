@@ -86,10 +86,9 @@ impl ResourceLabels {
     ) -> Self {
         let verb = match method.as_str() {
             "GET" | "HEAD" if watch => "WATCH",
-            "GET" | "HEAD" if subresource.is_some_and(Self::connects) => "CONNECT",
+            "GET" | "HEAD" | "POST" if subresource.is_some_and(Self::connects) => "CONNECT",
             "GET" | "HEAD" if named => "GET",
             "GET" | "HEAD" => "LIST",
-            "POST" if subresource.is_some_and(Self::connects) => "CONNECT",
             "POST" => "POST",
             "PUT" => "PUT",
             "PATCH" => "PATCH",

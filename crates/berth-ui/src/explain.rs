@@ -277,28 +277,40 @@ impl<'a> Related<'a> {
             names: BTreeSet::new(),
         };
         related.names.insert(subject.object_name());
+        related.add_direct(subject, state)?;
+        if subject.kind.has_a_life() {
+            related.complete(state);
+        }
+        related.names.extend(related.claims.iter().map(|object| ObjectName::of(*object)));
+        related.names.extend(related.volumes.iter().map(|object| ObjectName::of(*object)));
+        related.names.extend(related.pods.iter().map(|object| ObjectName::of(*object)));
+        related.names.extend(related.attachments.iter().map(|object| ObjectName::of(*object)));
+        Some(related)
+    }
+
+    /// Adds the subject itself and what it names, or says by `None` that there is no such object.
+    fn add_direct(&mut self, subject: &Subject, state: &'a ClusterState) -> Option<()> {
         let key = &subject.key;
         match subject.kind {
-            Kind::Claim => related.claims.push(state.claims.get(key)?),
-            Kind::Volume => related.volumes.push(state.volumes.get(key)?),
-            Kind::Pod => related.pods.push(state.pods.get(key)?),
+            Kind::Claim => self.claims.push(state.claims.get(key)?),
+            Kind::Volume => self.volumes.push(state.volumes.get(key)?),
+            Kind::Pod => self.pods.push(state.pods.get(key)?),
             Kind::Attachment => {
                 let attachment = state.attachments.get(key)?;
-                related.attachments.push(attachment);
+                self.attachments.push(attachment);
                 let volume = attachment.spec.source.persistent_volume_name.as_deref().unwrap_or_default();
-                related.volumes.extend(state.volumes.named(volume).map(|volume| &**volume));
+                self.volumes.extend(state.volumes.named(volume).map(|volume| &**volume));
             }
             Kind::Snapshot => {
                 let snapshot = state.snapshots.get(key)?;
                 let source = snapshot.spec.source.persistent_volume_claim_name.clone().unwrap_or_default();
-                related
-                    .claims
+                self.claims
                     .extend(state.claims.get(&Key::new(key.namespace.clone(), source)).map(|claim| &**claim));
                 let content = snapshot
                     .status
                     .as_ref()
                     .and_then(|status| status.bound_volume_snapshot_content_name.clone());
-                related.names.extend(content.map(|name| ObjectName {
+                self.names.extend(content.map(|name| ObjectName {
                     kind: Kind::Content.name().to_owned(),
                     namespace: String::new(),
                     name,
@@ -310,11 +322,11 @@ impl<'a> Related<'a> {
                     reference.namespace.clone().unwrap_or_default(),
                     reference.name.clone().unwrap_or_default(),
                 );
-                related.names.insert(ObjectName { kind: Kind::Snapshot.name().to_owned(), namespace, name });
+                self.names.insert(ObjectName { kind: Kind::Snapshot.name().to_owned(), namespace, name });
             }
             Kind::Class => {
                 let class = state.classes.get(key)?;
-                related.names.insert(ObjectName {
+                self.names.insert(ObjectName {
                     kind: Kind::Driver.name().to_owned(),
                     namespace: String::new(),
                     name: class.provisioner.clone(),
@@ -322,17 +334,15 @@ impl<'a> Related<'a> {
                 let is_of = |claim: &&std::sync::Arc<PersistentVolumeClaim>| {
                     berth_kube::storage::class_of_claim(claim) == key.name
                 };
-                related.claims.extend(state.claims.iter().filter(is_of).map(|claim| &**claim));
+                self.claims.extend(state.claims.iter().filter(is_of).map(|claim| &**claim));
             }
             Kind::Node => {
                 state.nodes.get(key)?;
                 let on =
                     |attachment: &&std::sync::Arc<VolumeAttachment>| attachment.spec.node_name == key.name;
-                related
-                    .attachments
-                    .extend(state.attachments.iter().filter(on).map(|attachment| &**attachment));
+                self.attachments.extend(state.attachments.iter().filter(on).map(|attachment| &**attachment));
                 let runs = |pod: &&std::sync::Arc<Pod>| berth_kube::storage::node_of_pod(pod) == key.name;
-                related.pods.extend(state.pods.iter().filter(runs).map(|pod| &**pod));
+                self.pods.extend(state.pods.iter().filter(runs).map(|pod| &**pod));
             }
             Kind::Driver => {
                 if state.drivers.get(key).is_none() && state.nodes_with(&key.name).is_empty() {
@@ -341,19 +351,12 @@ impl<'a> Related<'a> {
                 let is_of = |volume: &&std::sync::Arc<PersistentVolume>| {
                     berth_kube::storage::csi_source(volume).is_some_and(|csi| csi.driver == key.name)
                 };
-                related.volumes.extend(state.volumes.iter().filter(is_of).map(|volume| &**volume));
+                self.volumes.extend(state.volumes.iter().filter(is_of).map(|volume| &**volume));
                 let classes = state.classes.iter().filter(|class| class.provisioner == key.name);
-                related.names.extend(classes.map(|class| ObjectName::of(class.as_ref())));
+                self.names.extend(classes.map(|class| ObjectName::of(class.as_ref())));
             }
         }
-        if subject.kind.has_a_life() {
-            related.complete(state);
-        }
-        related.names.extend(related.claims.iter().map(|object| ObjectName::of(*object)));
-        related.names.extend(related.volumes.iter().map(|object| ObjectName::of(*object)));
-        related.names.extend(related.pods.iter().map(|object| ObjectName::of(*object)));
-        related.names.extend(related.attachments.iter().map(|object| ObjectName::of(*object)));
-        Some(related)
+        Some(())
     }
 
     /// Follows the references between pods, claims, volumes and attachments.

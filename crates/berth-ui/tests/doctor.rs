@@ -1,6 +1,8 @@
 //! Breaks a cluster on purpose, one trouble at a time, and asks the doctor: the right cause each time, nothing on a healthy one, and
 //! repairs that change only what they may.
 
+#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
+
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -256,6 +258,7 @@ fn healthy() -> Vec<Value> {
 /// What is planted, and what must be found: the trouble, the object, and what its cause must say.
 type Row = (&'static str, Vec<Value>, Trouble, &'static str, &'static str);
 
+#[expect(clippy::too_many_lines, reason = "a table: one row per trouble")]
 fn claims() -> Vec<Row> {
     let restored = |source: Value| {
         let mut claim = claim("c", "fast");
@@ -644,6 +647,7 @@ fn snapshots() -> Vec<Row> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "a table: one row per trouble")]
 fn drivers() -> Vec<Row> {
     let copy = |name: &str, image: &str| {
         json!({"kind": "Pod", "metadata": {"name": name, "ownerReferences": [{"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "driver", "uid": "d"}]},

@@ -185,12 +185,12 @@ mod tests {
     }
 
     /// The rows without the heading, each as its time and what happened.
-    fn shown(moments: Vec<Moment>, steps: &[Step]) -> Vec<String> {
+    fn shown(moments: &[Moment], steps: &[Step]) -> Vec<String> {
         let fields = |row: String| {
             let words: Vec<_> = row.split_whitespace().map(str::to_owned).collect();
             words.join(" ")
         };
-        rows(&moments, steps).into_iter().skip(1).map(fields).collect()
+        rows(moments, steps).into_iter().skip(1).map(fields).collect()
     }
 
     #[test]
@@ -206,7 +206,7 @@ mod tests {
             moment("pod one accepted", "node", &["CreateVolume", "bind"]),
         ];
         assert_eq!(
-            shown(moments, &steps),
+            shown(&moments, &steps),
             [
                 "0 s user claim created",
                 "0.100 s provisioner CreateVolume 100.0 ms",
@@ -222,8 +222,8 @@ mod tests {
     fn times_of_objects_are_whole_seconds_before_or_after_the_first_step() {
         let late = [step("provisioner", "CreateVolume", "2026-01-01T00:01:07.400Z", 100)];
         let claim = || vec![moment("claim created", "user", &[])];
-        assert_eq!(shown(claim(), &late)[0], "-60 s user claim created");
-        assert_eq!(shown(claim(), &[]), ["0 s user claim created"]);
+        assert_eq!(shown(&claim(), &late)[0], "-60 s user claim created");
+        assert_eq!(shown(&claim(), &[]), ["0 s user claim created"]);
     }
 
     #[test]
@@ -234,7 +234,7 @@ mod tests {
         };
         let made = step("provisioner", "CreateVolume", "2026-01-01T00:00:07.500Z", 1);
         let volume = moment("volume object created", "provisioner", &["CreateVolume"]);
-        let rows = shown(vec![volume], &[failed, made]);
+        let rows = shown(&[volume], &[failed, made]);
         assert!(rows[2].ends_with("volume object created"), "{rows:?}");
     }
 }

@@ -73,13 +73,11 @@ fn merged(texts: &[String]) -> String {
             let name = start.split([' ', '\n']).next().unwrap_or_default();
             let end = start.find("\n# HELP ").map_or(start.len(), |at| at + 1);
             let block = &rest[.."# HELP ".len() + end];
-            match known.get(name) {
-                // The description is in lines that begin with "# ".
-                Some(&at) => order[at].1.push(block),
-                None => {
-                    known.insert(name, order.len());
-                    order.push((block, Vec::new()));
-                }
+            if let Some(&at) = known.get(name) {
+                order[at].1.push(block);
+            } else {
+                known.insert(name, order.len());
+                order.push((block, Vec::new()));
             }
             rest = &rest[block.len()..];
         }
@@ -88,6 +86,7 @@ fn merged(texts: &[String]) -> String {
     for (block, more) in order {
         merged.push_str(block);
         for block in more {
+            // The description is in lines that begin with "# ".
             for line in block.lines().filter(|line| !line.starts_with("# ")) {
                 // Writing to memory does not fail.
                 let _ = writeln!(merged, "{line}");

@@ -21,7 +21,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{
     Api, DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions, PropagationPolicy,
 };
-use kube::{Client, ResourceExt as _};
+use kube::{Client, ResourceExt};
 use serde_json::json;
 use tokio::time::Instant;
 
@@ -146,7 +146,7 @@ impl<'a> Resize<'a> {
 
     /// The claim template that is meant.
     fn template(&self, set: &StatefulSet) -> anyhow::Result<String> {
-        let templates: Vec<String> = templates(set).iter().map(|template| template.name_any()).collect();
+        let templates: Vec<String> = templates(set).iter().map(ResourceExt::name_any).collect();
         match (&self.args.template, templates.as_slice()) {
             (_, []) => bail!("statefulset/{} has no volumeClaimTemplates", self.name),
             (Some(named), all) if all.contains(named) => Ok(named.clone()),

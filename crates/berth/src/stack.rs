@@ -151,16 +151,8 @@ impl Stack {
             record::keep_objects(&cluster, directory)?;
         }
         let layout = Layout::new(data_dir.join(NODE));
-        let mut tasks = vec![
-            role("garbage-collector", &loops, {
-                let (api, loops) = (api.clone(), loops.clone());
-                move || collect::run(api.clone(), collect::Options::default(), loops.clone())
-            }),
-            role("controllers", &loops, {
-                let (cluster, flex) = (cluster.clone(), flex_drivers(&options, &layout, &loops));
-                move || berth_controllers::run(cluster.clone(), flex.clone())
-            }),
-        ];
+        let flex = flex_drivers(&options, &layout, &loops);
+        let mut tasks = start_control_loops(&api, &cluster, &flex, &loops);
         let mut lines = Vec::new();
         for backend in &options.drivers {
             let directory = data_dir.join(backend.name);
@@ -185,14 +177,7 @@ impl Stack {
         let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
         telemetry.observe(&cluster, node.usage().clone(), timeline.operations());
         pods.set(node).await;
-        for driver in &drivers {
-            let registration = registrar::Options {
-                directory: layout.registry(),
-                driver: driver.name.clone(),
-                endpoint: socket(&layout, &driver.name),
-            };
-            tasks.push(tokio::spawn(registrar::keep_registered(registration, loops.clone())));
-        }
+        tasks.extend(drivers.iter().map(|driver| keep_registered(driver, &layout, &loops)));
         tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers, &telemetry)?);
         all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
         running.ready = true;
@@ -348,7 +333,6 @@ async fn serve_api(
                 move || telemetry.text()
             })),
             shutdown: serving.clone(),
-            ..rest::Options::default()
         },
     );
     api.bootstrap().await.map_err(|failure| anyhow::anyhow!("prepare the API: {failure:?}"))?;
@@ -368,6 +352,33 @@ async fn serve_api(
 }
 
 /// The FlexVolume drivers as the controllers know them: these and the node each ask the drivers, as on a cluster.
+/// Starts the loops that need no node and no driver.
+fn start_control_loops(
+    api: &ApiServer,
+    cluster: &Cluster,
+    flex: &berth_flex::Drivers,
+    loops: &CancellationToken,
+) -> Vec<JoinHandle<()>> {
+    let collector = {
+        let (api, loops) = (api.clone(), loops.clone());
+        move || collect::run(api.clone(), collect::Options::default(), loops.clone())
+    };
+    let controllers = {
+        let (cluster, flex) = (cluster.clone(), flex.clone());
+        move || berth_controllers::run(cluster.clone(), flex.clone())
+    };
+    vec![role("garbage-collector", loops, collector), role("controllers", loops, controllers)]
+}
+
+fn keep_registered(driver: &Served, layout: &Layout, loops: &CancellationToken) -> JoinHandle<()> {
+    let registration = registrar::Options {
+        directory: layout.registry(),
+        driver: driver.name.clone(),
+        endpoint: socket(layout, &driver.name),
+    };
+    tokio::spawn(registrar::keep_registered(registration, loops.clone()))
+}
+
 fn flex_drivers(options: &Options, layout: &Layout, loops: &CancellationToken) -> berth_flex::Drivers {
     let directory = options.volume_plugins.clone().unwrap_or_else(|| layout.volume_plugins());
     berth_flex::Drivers::watch(directory, options.volume_plugin_timeouts, loops.clone())

@@ -71,10 +71,8 @@ impl Neighbours {
         let (near_required, far_required) = (required(near), required(far));
         found.near = near_required.iter().map(|term| (term.topology_key.clone(), Domains::new())).collect();
         found.far = far_required.iter().map(|term| (term.topology_key.clone(), Domains::new())).collect();
-        let preferred: Vec<(&PodAffinityTerm, i64)> = weighted(near)
-            .map(|(term, weight)| (term, weight))
-            .chain(weighted(far).map(|(term, weight)| (term, -weight)))
-            .collect();
+        let preferred: Vec<(&PodAffinityTerm, i64)> =
+            weighted(near).chain(weighted(far).map(|(term, weight)| (term, -weight))).collect();
         found.preferred =
             preferred.iter().map(|(term, _)| (term.topology_key.clone(), Domains::new())).collect();
         let mut spread = SpreadCounts::new(spec, pod, constraints, &by_name);
@@ -89,7 +87,7 @@ impl Neighbours {
                 continue;
             }
             let matches = |term: &PodAffinityTerm| term_matches(world, term, pod, &other);
-            if !near_required.is_empty() && near_required.iter().all(|term| matches(term)) {
+            if !near_required.is_empty() && near_required.iter().all(&matches) {
                 for (label, domains) in &mut found.near {
                     any_near |= add(domains, value(node, label), 1);
                 }
@@ -131,7 +129,8 @@ impl Neighbours {
         };
         let is_near = self.near.iter().all(has);
         let is_labelled = self.near.iter().all(|(label, _)| value(node, label).is_some());
-        if !is_near && !(self.may_be_first && is_labelled) {
+        let is_first = self.may_be_first && is_labelled;
+        if !(is_near || is_first) {
             return Err(Why::never(Plugin::InterPodAffinity, "node(s) didn't match pod affinity rules"));
         }
         if self.far.iter().any(has) {

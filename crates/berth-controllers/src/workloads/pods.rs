@@ -121,7 +121,7 @@ where
     let (mut items, mut size) = (items.into_iter().peekable(), 1);
     while items.peek().is_some() {
         let done = join_all(items.by_ref().take(size).map(&work)).await;
-        done.into_iter().rfold(Ok(()), |known, outcome| known.and(outcome))?;
+        done.into_iter().rfold(Ok(()), Result::and)?;
         size *= 2;
     }
     Ok(())

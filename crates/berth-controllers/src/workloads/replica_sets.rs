@@ -162,7 +162,9 @@ impl Controller {
     }
 
     async fn delete(&self, set: &ReplicaSet, pods: Vec<Arc<Pod>>) -> Option<(String, String)> {
-        pods.iter().for_each(|pod| self.deleted.begin(pod));
+        for pod in &pods {
+            self.deleted.begin(pod);
+        }
         let outcomes = join_all(pods.iter().map(|pod| self.cluster.delete(pod.as_ref()))).await;
         let mut failure = None;
         for (pod, outcome) in pods.iter().zip(outcomes) {

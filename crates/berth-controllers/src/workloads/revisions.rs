@@ -64,7 +64,7 @@ impl History {
                     if controller(&there.metadata).is_none() {
                         cluster
                             .update(there.as_ref(), |there| {
-                                there.owner_references_mut().push(reference(owner))
+                                there.owner_references_mut().push(reference(owner));
                             })
                             .await?
                     } else {

@@ -6,7 +6,7 @@ use berth_testkit::{Loops, TestCluster, delete, patch, until, until_any, until_g
 use k8s_openapi::api::apps::v1::{ControllerRevision, DaemonSet, StatefulSet};
 use k8s_openapi::api::core::v1::{Node, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::StorageClass;
-use kube::ResourceExt as _;
+use kube::ResourceExt;
 use kube::api::{DeleteParams, ListParams, PropagationPolicy};
 use serde_json::{Value, json};
 
@@ -116,7 +116,7 @@ async fn a_stateful_set_keeps_its_names_and_claims_through_scaling_rollouts_and_
 
     // Deleted without its pods and created again: it takes them back, and restarts none.
     let before: Vec<_> =
-        pods.list(&ListParams::default()).await.unwrap().items.iter().map(|pod| pod.uid()).collect();
+        pods.list(&ListParams::default()).await.unwrap().items.iter().map(ResourceExt::uid).collect();
     let orphan =
         DeleteParams { propagation_policy: Some(PropagationPolicy::Orphan), ..DeleteParams::default() };
     sets.delete("web", &orphan).await.unwrap();
@@ -127,7 +127,7 @@ async fn a_stateful_set_keeps_its_names_and_claims_through_scaling_rollouts_and_
     cluster.create_namespaced::<StatefulSet>(again).await;
     until(&sets, "web", |set| rolled_out(set, 3)).await;
     let after: Vec<_> =
-        pods.list(&ListParams::default()).await.unwrap().items.iter().map(|pod| pod.uid()).collect();
+        pods.list(&ListParams::default()).await.unwrap().items.iter().map(ResourceExt::uid).collect();
     assert_eq!(before, after);
     // Claims that are smaller than the template say so.
     let event = cluster.has_event("web", "ClaimSmallerThanTemplate").await;

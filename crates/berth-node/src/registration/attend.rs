@@ -158,7 +158,7 @@ impl Attendant {
         // As its manifest calls it, which knows one kubelet's directory.
         let endpoint = endpoint.map(|endpoint| match endpoint {
             Endpoint::Unix(socket) => Endpoint::Unix(self.layout.locate(&socket)),
-            other => other,
+            tcp @ Endpoint::Tcp { .. } => tcp,
         });
         let client = Client::connect(&endpoint.map_err(|error| invalid(error.to_string()))?);
         // From here on something of it may be in Kubernetes; a name that it had before is not its own any more.

@@ -136,8 +136,8 @@ fn class_missing(observed: &Observed<'_>, snapshot: &VolumeSnapshot) -> Option<F
         observed.state.claims.get(&key).and_then(|claim| observed.state.volumes.named(volume_name(claim)));
     let driver = volume.and_then(|volume| csi_source(volume)).map(|csi| csi.driver.as_str());
     let known = super::names(classes.iter().filter_map(|class| class.metadata.name.as_deref()));
-    let cause = match snapshot.spec.volume_snapshot_class_name.as_deref() {
-        Some(name) => match (classes.named(name), driver) {
+    let cause = if let Some(name) = snapshot.spec.volume_snapshot_class_name.as_deref() {
+        match (classes.named(name), driver) {
             (None, _) => format!("the snapshot names the class {name}, and there is none of that name"),
             (Some(class), Some(driver)) if class.driver != driver => {
                 format!(
@@ -146,22 +146,21 @@ fn class_missing(observed: &Observed<'_>, snapshot: &VolumeSnapshot) -> Option<F
                 )
             }
             _ => return None,
-        },
-        None => {
-            let driver = driver?;
-            let is_default = |class: &std::sync::Arc<berth_kube::snapshots::VolumeSnapshotClass>| {
-                class.driver == driver
-                    && class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true")
-            };
-            match classes.iter().filter(|class| is_default(class)).count() {
-                0 => format!(
-                    "the snapshot names no class, and the driver {driver} has no default VolumeSnapshotClass"
-                ),
-                1 => return None,
-                _ => format!(
-                    "the snapshot names no class, and the driver {driver} has several default VolumeSnapshotClasses"
-                ),
-            }
+        }
+    } else {
+        let driver = driver?;
+        let is_default = |class: &std::sync::Arc<berth_kube::snapshots::VolumeSnapshotClass>| {
+            class.driver == driver
+                && class.annotations().get(names::DEFAULT_CLASS).is_some_and(|value| value == "true")
+        };
+        match classes.iter().filter(|class| is_default(class)).count() {
+            0 => format!(
+                "the snapshot names no class, and the driver {driver} has no default VolumeSnapshotClass"
+            ),
+            1 => return None,
+            _ => format!(
+                "the snapshot names no class, and the driver {driver} has several default VolumeSnapshotClasses"
+            ),
         }
     };
     Some(

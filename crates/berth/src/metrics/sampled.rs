@@ -87,6 +87,9 @@ fn counted(findings: &[Finding]) -> BTreeMap<(Severity, Trouble), u32> {
     counts
 }
 
+/// Reads one figure of a volume, if it was reported.
+type Figure = fn(&VolumeUsage) -> Option<u64>;
+
 impl Collector for Sampled {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         self.renew();
@@ -95,8 +98,7 @@ impl Collector for Sampled {
             namespace: usage.claim.namespace.clone(),
             persistentvolumeclaim: usage.claim.name.clone(),
         };
-        type Of = fn(&VolumeUsage) -> Option<u64>;
-        let gauges: [(&str, &str, Of); 6] = [
+        let gauges: [(&str, &str, Figure); 6] = [
             ("kubelet_volume_stats_capacity_bytes", "Bytes of a volume", |usage| Some(usage.bytes.total)),
             ("kubelet_volume_stats_available_bytes", "Bytes of a volume that are free", |usage| {
                 Some(usage.bytes.available)

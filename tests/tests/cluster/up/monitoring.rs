@@ -2,10 +2,10 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
-use berth_e2e::machine::run;
+use berth_e2e::machine::{command, run};
 use berth_e2e::up::Machine;
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ impl Prometheus {
         // Prometheus cannot be asked for a free port.
         let port = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
         let log = fs::File::create(directory.join("prometheus.log"))?;
-        let child = Command::new("prometheus")
+        let child = command("prometheus")
             .arg(format!("--config.file={}", config.display()))
             .arg(format!("--storage.tsdb.path={}", directory.join("tsdb").display()))
             .arg(format!("--web.listen-address=127.0.0.1:{port}"))
@@ -46,7 +46,7 @@ impl Prometheus {
 
     /// How many series a query has; `None` while Prometheus does not answer.
     fn ask(&self, query: &str) -> Option<usize> {
-        let output = Command::new("promtool").args(["query", "instant", &self.url, query]).output().ok()?;
+        let output = command("promtool").args(["query", "instant", &self.url, query]).output().ok()?;
         let text = String::from_utf8_lossy(&output.stdout);
         output.status.success().then(|| text.lines().filter(|line| !line.trim().is_empty()).count())
     }
