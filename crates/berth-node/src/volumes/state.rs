@@ -50,6 +50,16 @@ pub(super) struct Wish {
     pub(super) problem: Option<String>,
 }
 
+impl Wish {
+    /// Whether this was brought for the wish when its PersistentVolume was of another kind: it has been replaced by one of its
+    /// name since (`berth flex migrate`), and containers that run still use what they were started with.
+    fn replaces(&self, placed: &Placed) -> bool {
+        let same_name = |found: &Placed| found.spec_name == placed.spec_name && found.block == placed.block;
+        self.claim.is_some()
+            && self.found.as_ref().is_some_and(|found| same_name(found) && found.plugin != placed.plugin)
+    }
+}
+
 #[derive(Default)]
 pub(super) struct Members {
     pub(super) device: Option<DeviceEntry>,
@@ -321,6 +331,7 @@ impl State {
         }
         match self.pods.get(&placed.pod_uid) {
             Some(wishes) if wishes.volumes.values().any(|wish| wish.found.is_none()) => Want::Unknown,
+            Some(wishes) if wishes.volumes.values().any(|wish| wish.replaces(placed)) => Want::Unknown,
             _ => Want::No,
         }
     }
