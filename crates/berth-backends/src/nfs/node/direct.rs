@@ -80,9 +80,20 @@ impl DirectMounts {
         .await
     }
 
-    /// Takes away whatever is mounted at a target, and what a killed call left of mounting it.
+    /// Takes away whatever is mounted at a target, and what a killed call left of mounting it. Containers that still have it
+    /// in a mount namespace of their own keep it.
     pub async fn unmount(&self, target: &Path) -> Result<()> {
-        self.end(target).await?;
+        let (remote, at) = (self.mounter.remote.clone(), target.to_owned());
+        blocking(move || {
+            let Some(found) = remote::mounted_at(&at)? else { return Ok(()) };
+            if found.fs_type.starts_with("fuse") {
+                remote.unmount_last(&at, UNMOUNT)?;
+            } else {
+                remote.unmount(&at, UNMOUNT)?;
+            }
+            Ok(())
+        })
+        .await?;
         let root = self.root_of(target);
         self.end(&root).await?;
         let _ = std::fs::remove_dir(&root);
