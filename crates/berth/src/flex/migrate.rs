@@ -4,15 +4,18 @@
 //! claim, by its UID. The claim is `Lost` for the moment in between and bound again after it; its data is not touched.
 //!
 //! ```text
-//! look -> plan (pure) -> for each volume that nothing uses:
+//! look -> plan (pure) -> for each volume that is not attached:
 //!   1. a ConfigMap with the new object                       from here on a repeated run can finish
 //!   2. delete the volume; remove the protection's finalizer
 //!   3. create the new object; remove the ConfigMap
 //! ```
 //!
 //! Killed anywhere, the next run finishes what the ConfigMap says. The original object is kept as an annotation of the new
-//! one, from which `--undo` restores it by the same steps. A volume that a pod uses is left alone: a kubelet knows how it mounted a
-//! volume only as long as it runs.
+//! one, from which `--undo` restores it by the same steps.
+//!
+//! A pod that runs keeps what is mounted, and its next start gets the volume by the new driver. Until then a kubelet may mount the
+//! volume by both drivers for the same pod, as it would for two pods of the node; that does no harm as long as nothing is
+//! attached. A volume that is attached is left alone: the detachment of one driver would take the device from the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -79,12 +82,21 @@ struct Observed {
     /// The CSI drivers that some node has.
     drivers: BTreeSet<String>,
     /// By namespace and name of a claim: the pods that use it.
-    users: BTreeMap<(String, String), Vec<String>>,
+    users: BTreeMap<(String, String), Vec<User>>,
     /// By the name of a volume: the nodes that it is attached to.
     attached: BTreeMap<String, Vec<String>>,
     /// What nodes say of attached volumes and of those in use.
     on_nodes: Vec<(String, String)>,
     inline: Vec<String>,
+}
+
+/// A pod that uses a claim, and has not ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct User {
+    /// Its namespace and its name, with a slash between.
+    pod: String,
+    /// It may have its volumes attached at any moment.
+    is_starting: bool,
 }
 
 /// What becomes of a volume.
@@ -139,22 +151,46 @@ pub(super) async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether something still uses a volume, and what.
-fn in_use(volume: &DynamicObject, observed: &Observed) -> Option<String> {
-    let name = volume.metadata.name.as_deref().unwrap_or_default();
+/// The pods that use a volume's claim.
+fn users<'a>(volume: &DynamicObject, observed: &'a Observed) -> &'a [User] {
     let claim = &volume.data["spec"]["claimRef"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    if let Some(pods) = observed.users.get(&(text(&claim["namespace"]), text(&claim["name"]))) {
-        return Some(format!("pod {} uses its claim; stop it, and repeat this", pods.join(", pod ")));
-    }
+    observed.users.get(&(text(&claim["namespace"]), text(&claim["name"]))).map_or(&[], Vec::as_slice)
+}
+
+/// Why a volume cannot be replaced now: it is attached, or may be any moment. A share is never attached.
+fn held(volume: &DynamicObject, observed: &Observed, is_share: bool) -> Option<String> {
+    let name = volume.metadata.name.as_deref().unwrap_or_default();
+    let users = users(volume, observed);
+    let later = if users.is_empty() { "repeat this later".to_owned() } else { stop(users) };
     if let Some(nodes) = observed.attached.get(name) {
-        return Some(format!("it is still attached to node {}; repeat this later", nodes.join(", node ")));
+        return Some(format!("it is attached to node {}; {later}", nodes.join(", node ")));
     }
     // As nodes call attached volumes of FlexVolume and of CSI: vendor/driver/NAME, and driver^HANDLE.
     let suffixes = [format!("/{name}"), format!("^{name}")];
     let is_this = |volume: &str| suffixes.iter().any(|suffix| volume.ends_with(suffix));
-    let on_node = observed.on_nodes.iter().find(|(_, volume)| is_this(volume));
-    on_node.map(|(node, _)| format!("node {node} still reports it in use; repeat this later"))
+    if let Some((node, _)) = observed.on_nodes.iter().find(|(_, volume)| is_this(volume)) {
+        return Some(format!("node {node} reports it in use; {later}"));
+    }
+    let starting = users.iter().find(|user| user.is_starting && !is_share)?;
+    Some(format!("pod {} has not started yet, and its volume may be attached; {}", starting.pod, stop(users)))
+}
+
+fn stop(users: &[User]) -> String {
+    format!("stop pod {}, and repeat this", pods(users))
+}
+
+fn pods(users: &[User]) -> String {
+    users.iter().map(|user| user.pod.as_str()).collect::<Vec<_>>().join(", pod ")
+}
+
+/// What to say of the pods that use a volume while it is replaced.
+fn change_over(users: &[User]) -> String {
+    match users {
+        [] => String::new(),
+        [one] => format!("; pod {} changes over at its next start", one.pod),
+        several => format!("; pod {} change over at their next start", pods(several)),
+    }
 }
 
 /// What a volume of a FlexVolume driver becomes; `None` for others.
@@ -177,10 +213,8 @@ fn plan(volume: &DynamicObject, observed: &Observed, args: &Args) -> Option<Verd
         };
         return refuse(format!("no node has the CSI driver {driver}; {advice}"));
     }
-    if let Some(why) = in_use(volume, observed) {
-        return refuse(why);
-    }
-    if let Some(why) = strange_finalizer(volume) {
+    let is_share = driver == args.nfs_driver;
+    if let Some(why) = held(volume, observed, is_share).or_else(|| strange_finalizer(volume)) {
         return refuse(why);
     }
     let mut to = renewed(volume);
@@ -195,7 +229,10 @@ fn plan(volume: &DynamicObject, observed: &Observed, args: &Args) -> Option<Verd
     let from = flex["driver"].as_str().unwrap_or_default();
     Some(Verdict::Change {
         to: Box::new(to),
-        how: format!("from FlexVolume driver {from} to CSI driver {driver}"),
+        how: format!(
+            "from FlexVolume driver {from} to CSI driver {driver}{}",
+            change_over(users(volume, observed))
+        ),
     })
 }
 
@@ -205,7 +242,9 @@ fn plan_undo(volume: &DynamicObject, observed: &Observed) -> Option<Verdict> {
     let Ok(mut to) = serde_json::from_str::<DynamicObject>(original) else {
         return Some(Verdict::Refused(format!("its annotation {ORIGINAL} cannot be read")));
     };
-    if let Some(why) = in_use(volume, observed).or_else(|| strange_finalizer(volume)) {
+    // Only the change to the driver of shares leaves out which FlexVolume driver it was.
+    let is_share = volume.data["spec"]["csi"]["volumeAttributes"].get(DRIVER).is_none();
+    if let Some(why) = held(volume, observed, is_share).or_else(|| strange_finalizer(volume)) {
         return Some(Verdict::Refused(why));
     }
     // The claim, the size and the policy may have changed since.
@@ -219,7 +258,10 @@ fn plan_undo(volume: &DynamicObject, observed: &Observed) -> Option<Verdict> {
     let driver = to.data["spec"]["flexVolume"]["driver"].as_str().unwrap_or_default().to_owned();
     Some(Verdict::Change {
         to: Box::new(to),
-        how: format!("from CSI driver {from} back to FlexVolume driver {driver}"),
+        how: format!(
+            "from CSI driver {from} back to FlexVolume driver {driver}{}",
+            change_over(users(volume, observed))
+        ),
     })
 }
 
@@ -460,13 +502,17 @@ async fn observe(client: &Client) -> anyhow::Result<Observed> {
         observed.drivers.extend(drivers.map(|driver| text(&driver["name"])));
     }
     for pod in list("v1", "Pod", "pods").await? {
-        let finished = matches!(pod.data["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let phase = pod.data["status"]["phase"].as_str();
+        let finished = matches!(phase, Some("Succeeded" | "Failed"));
         let namespace = pod.metadata.namespace.clone().unwrap_or_default();
         let pod_name = pod.metadata.name.clone().unwrap_or_default();
         for volume in pod.data["spec"]["volumes"].as_array().into_iter().flatten().filter(|_| !finished) {
             if let Some(claim) = volume["persistentVolumeClaim"]["claimName"].as_str() {
                 let users = observed.users.entry((namespace.clone(), claim.to_owned())).or_default();
-                users.push(format!("{namespace}/{pod_name}"));
+                users.push(User {
+                    pod: format!("{namespace}/{pod_name}"),
+                    is_starting: phase != Some("Running"),
+                });
             }
         }
         if pod.metadata.owner_references.as_ref().is_none_or(Vec::is_empty) {
@@ -532,4 +578,70 @@ fn api(client: &Client, version: &str, kind: &str, plural: &str) -> Api<DynamicO
 fn resource(version: &str, kind: &str, plural: &str) -> ApiResource {
     let (group, version) = version.split_once('/').unwrap_or(("", version));
     ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed() -> Observed {
+        Observed {
+            volumes: Vec::new(),
+            drivers: BTreeSet::new(),
+            users: BTreeMap::new(),
+            attached: BTreeMap::new(),
+            on_nodes: Vec::new(),
+            inline: Vec::new(),
+        }
+    }
+
+    fn user(is_starting: bool) -> BTreeMap<(String, String), Vec<User>> {
+        let user = User { pod: "shop/web".to_owned(), is_starting };
+        BTreeMap::from([(("shop".to_owned(), "data".to_owned()), vec![user])])
+    }
+
+    #[test]
+    fn a_volume_is_held_while_it_is_attached_or_may_be_any_moment() {
+        let volume: DynamicObject = serde_json::from_value(json!({
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": { "name": "pv" },
+            "spec": { "claimRef": { "namespace": "shop", "name": "data" } },
+        }))
+        .unwrap();
+        let node = |name: &str| vec![("n".to_owned(), name.to_owned())];
+        let rows = [
+            (observed(), false, None),
+            (Observed { users: user(false), ..observed() }, false, None),
+            (Observed { users: user(true), ..observed() }, true, None),
+            (Observed { users: user(true), ..observed() }, false, Some("pod shop/web has not started yet")),
+            (Observed { on_nodes: node("acme.com/disk/pv"), ..observed() }, false, Some("repeat this later")),
+            (
+                Observed { users: user(false), on_nodes: node("acme.com/disk/pv"), ..observed() },
+                false,
+                Some("node n reports it in use; stop pod shop/web, and repeat this"),
+            ),
+            (
+                Observed { on_nodes: node("kubernetes.io/csi/disk.acme.com^pv"), ..observed() },
+                true,
+                Some("node n"),
+            ),
+            (Observed { on_nodes: node("acme.com/disk/other-pv2"), ..observed() }, false, None),
+            (
+                Observed {
+                    attached: BTreeMap::from([("pv".to_owned(), vec!["n".to_owned()])]),
+                    ..observed()
+                },
+                true,
+                Some("it is attached to node n"),
+            ),
+        ];
+        for (number, (observed, is_share, expected)) in rows.into_iter().enumerate() {
+            let why = held(&volume, &observed, is_share);
+            match expected {
+                None => assert_eq!(why, None, "row {number}"),
+                Some(part) => {
+                    assert!(why.as_ref().is_some_and(|why| why.contains(part)), "row {number}: {why:?}");
+                }
+            }
+        }
+    }
 }
