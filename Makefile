@@ -41,7 +41,7 @@ lint: ## check format, clippy and docs, warnings being errors
 	@testbed/deps.sh lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
-	cargo clippy -p berth-e2e --test kube --locked -- -D warnings
+	cargo clippy -p berth-e2e --test kube --test vm --locked -- -D warnings
 	cargo clippy -p berth-backends --test nfs_kernel --locked -- -D warnings
 	@! cargo deny --version >/dev/null 2>&1 || cargo deny --offline check bans licenses sources
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --locked --quiet
@@ -57,9 +57,10 @@ sanity: deps ## csi-sanity against every kind of local volume, and against the e
 # What cargo builds is run in the machine.
 VM := ["$(CURDIR)/testbed/vm/vm.sh", "--timeout", "3600", "--env", "NFS_UP=$(CURDIR)/testbed/vm/nfs-up.sh", \
 	"--env", "BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth", "--"]
-test-vm: deps ## the NFS driver with the kernel's NFS client and server, in a virtual machine that has them: csi-sanity by every version
+test-vm: deps ## the NFS driver with the kernel's NFS client and server, in a virtual machine that has them: csi-sanity by every version; FlexVolume drivers for NFS
 	cargo build --locked -p berth
 	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-backends --test nfs_kernel -- --test-threads=1 --nocapture
+	cargo --config 'target."cfg(unix)".runner = $(VM)' test --locked -p berth-e2e --test vm -- --test-threads=1 --nocapture
 
 # The real servers run beside whatever else does, with a state, a network and a kubelet's directory of their own.
 KUBE := KUBE_STATE=$(HOME)/.cache/kube-testbed/differential PORT=7443 KUBELET_PORT=7449 KUBELET_ROOT=/var/lib/kube-testbed

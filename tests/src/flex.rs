@@ -1,4 +1,5 @@
-//! A FlexVolume driver that records how it is called, and what Kubernetes calls it with.
+//! FlexVolume drivers in shell: one that records how it is called, with what Kubernetes calls it with, and the tutorial's for
+//! NFS shares.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -7,8 +8,16 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 use serde_json::{Value, json};
 
-/// The driver, for a shell.
+use crate::{driver::binary, machine, nfs::Server};
+
+/// The driver that records its calls, for a shell.
 pub const RECORDING: &str = include_str!("flex/driver.sh");
+/// The tutorial's driver for NFS shares, for a shell.
+const SCRIPT: &str = include_str!("../../testbed/flex/nfs.sh");
+/// Runs the script beside it, and stops after the work of the call that `.stop` names.
+const STOPS: &str = include_str!("flex/stops.sh");
+/// `mount -t nfs` for a kernel that has no NFS client: `berth flex` mounts the share through FUSE.
+const MOUNT: &str = include_str!("flex/mount.sh");
 
 /// A driver in a plugin directory.
 #[derive(Debug, Clone)]
@@ -28,6 +37,32 @@ impl Driver {
         fs::set_permissions(&hidden, fs::Permissions::from_mode(0o755))?;
         fs::rename(hidden, directory.join(name))?;
         Ok(Self { directory, name: format!("{vendor}/{name}") })
+    }
+
+    /// Installs the tutorial's script, whose `mount -t nfs` is the kernel's. For a server of this test, which the kernel may have
+    /// no client for, it is done through FUSE.
+    pub fn install_script(plugins: &Path, vendor: &str, server: Option<&Server>) -> Result<Self> {
+        let driver = Self::install(plugins, vendor, "nfs", STOPS)?;
+        let script = driver.directory.join(".script");
+        fs::write(&script, SCRIPT)?;
+        if let Some(server) = server {
+            let (fuse, tools) = (driver.directory.join(".fuse"), driver.directory.join(".bin"));
+            let (plugins, state) = (fuse.display().to_string(), fuse.join("state").display().to_string());
+            let words =
+                ["flex", "install", "--plugin-dir", &plugins, "--state-dir", &state, "--mount-mode=fuse"];
+            let program = binary()?.display().to_string();
+            machine::run(&program, &[&words[..], &["--default-mount-options", &server.options]].concat())?;
+            fs::create_dir_all(&tools)?;
+            fs::write(tools.join("mount"), MOUNT)?;
+            fs::set_permissions(tools.join("mount"), fs::Permissions::from_mode(0o755))?;
+        }
+        Ok(driver)
+    }
+
+    /// The path of the executable.
+    pub fn executable(&self) -> Result<PathBuf> {
+        let name = self.name.rsplit('/').next().context("a driver has a name")?;
+        Ok(self.directory.join(name))
     }
 
     /// Has the driver stop after the work of a call; none lets it go on.
@@ -146,6 +181,17 @@ pub fn calls_with_attachment() -> Vec<String> {
         format!("unmountdevice\t{global}"),
         "detach\tVOLUME\tNODE".to_owned(),
     ]
+}
+
+/// A volume object of a CSI driver with these attributes, its class, its claim and a pod that uses it.
+pub fn pod_with_csi_claim(driver: &str, name: &str, attributes: &Value, image: &str) -> Vec<Value> {
+    let mut objects = pod_with_claim("", name, image);
+    let source = json!({ "driver": driver, "volumeHandle": name, "volumeAttributes": attributes });
+    if let Some(spec) = objects[1]["spec"].as_object_mut() {
+        spec.remove("flexVolume");
+        spec.insert("csi".to_owned(), source);
+    }
+    objects
 }
 
 /// Checks that a driver was called as it should be.

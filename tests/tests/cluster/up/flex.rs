@@ -1,5 +1,8 @@
 //! FlexVolume drivers on a machine: how they are called, bad ones, and kills between any two calls.
 
+mod adapter;
+mod nfs;
+
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, ensure};

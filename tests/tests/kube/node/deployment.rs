@@ -47,11 +47,7 @@ impl<'a> Deployment<'a> {
         let mut deployment = Self { cluster, shape, socket, driver: None, beside: Vec::new() };
         deployment.start_driver().await?;
         deployment.beside = deployment.start_beside()?;
-        let known = |node: &Value| {
-            let drivers = node["spec"]["drivers"].as_array();
-            drivers.is_some_and(|all| all.iter().any(|driver| driver["name"] == json!(cluster.driver)))
-        };
-        cluster.until(CSI_NODE, HERE, "knows the driver", known).await?;
+        until_known(cluster).await?;
         let labels = json!({"metadata": {"labels": {"test": cluster.name}}});
         cluster.patch(NODE, HERE, labels).await?;
         Ok(deployment)
@@ -166,7 +162,17 @@ pub(super) fn kubelet_root() -> PathBuf {
     std::env::var_os("KUBELET_ROOT").map_or_else(|| "/var/lib/kubelet".into(), PathBuf::from)
 }
 
-fn registry() -> PathBuf {
+/// Waits until the kubelet has told the cluster of the test's driver.
+pub(super) async fn until_known(cluster: &Cluster) -> Result<()> {
+    let known = |node: &Value| {
+        let drivers = node["spec"]["drivers"].as_array();
+        drivers.is_some_and(|all| all.iter().any(|driver| driver["name"] == json!(cluster.driver)))
+    };
+    cluster.until(CSI_NODE, HERE, "knows the driver", known).await.map(drop)
+}
+
+/// Where drivers register with the kubelet.
+pub(super) fn registry() -> PathBuf {
     kubelet_root().join("plugins_registry")
 }
 
@@ -176,6 +182,7 @@ fn is_of(target: &Path, driver: &str) -> bool {
     std::fs::read_to_string(notes).is_ok_and(|notes| notes.contains(&format!("{driver:?}")))
 }
 
-fn option(name: &str, value: &Path) -> String {
+/// A flag with a path.
+pub(super) fn option(name: &str, value: &Path) -> String {
     format!("--{name}={}", value.display())
 }

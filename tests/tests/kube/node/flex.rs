@@ -1,6 +1,9 @@
 //! How Kubernetes' own kubelet and kube-controller-manager call a FlexVolume driver: the calls that `berth up` is compared
 //! with, too.
 
+mod adapter;
+mod nfs;
+
 use std::fs;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -9,13 +12,12 @@ use anyhow::{Context as _, Result, ensure};
 use berth_e2e::flex::{self, Driver, RECORDING};
 use serde_json::{Value, json};
 
+use super::deployment::{HERE, kubelet_root};
 use super::ready;
 use crate::cluster::Cluster;
 use crate::kinds::{CLAIM, POD, text};
 
 const IMAGE: &str = "docker.io/library/busybox:latest";
-/// The name of the testbed's node.
-const NODE: &str = "testbed";
 /// How long kube-controller-manager may take to detach a volume.
 const DETACH: Duration = Duration::from_secs(120);
 
@@ -71,7 +73,7 @@ async fn calls(cluster: &Cluster, plain: &Driver, disk: &Driver) -> Result<()> {
     cluster.step("the volume is detached");
     cluster.kubectl(&["delete", "pvc/flex", &format!("pv/{volume}"), &format!("storageclass/{volume}")])?;
 
-    let kubelet = std::env::var("KUBELET_ROOT").unwrap_or_else(|_| "/var/lib/kubelet".to_owned());
+    let kubelet = kubelet_root().display().to_string();
     let pods = format!("{kubelet}/pods");
     let vendor = cluster.driver.as_str();
     let escaped = |name: &str| format!("{vendor}~{name}");
@@ -90,7 +92,7 @@ async fn calls(cluster: &Cluster, plain: &Driver, disk: &Driver) -> Result<()> {
         (&format!("{vendor}/disk"), "VENDOR/NAME"),
         (&volume, "VOLUME"),
         (&cluster.name, "NAMESPACE"),
-        (NODE, "NODE"),
+        (HERE, "NODE"),
     ])?;
     flex::compare(&calls, &flex::calls_with_attachment())
 }
