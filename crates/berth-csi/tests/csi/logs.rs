@@ -44,11 +44,13 @@ impl Log {
         String::from_utf8(self.0.lock().clone()).unwrap()
     }
 
-    /// The lines about finished calls.
+    /// The lines about finished calls, one each. What is logged of a call in full, with its request, is not among them.
     fn finished(&self) -> Vec<Value> {
         let lines = self.text();
         let lines = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        lines.filter(|line| !line["fields"]["code"].is_null()).collect()
+        let is_finish =
+            |line: &Value| !line["fields"]["code"].is_null() && line["fields"]["request"].is_null();
+        lines.filter(is_finish).collect()
     }
 }
 
