@@ -199,33 +199,40 @@ impl Tables<'_> {
         ))
     }
 
-    /// The commands by what they are for, one line each.
+    /// The commands by what they are for, one line each; the sidecars are known by the names of the upstream programs.
     fn groups(self, command: &clap::Command) -> String {
         let mut groups = [
             ("Machine commands:", Vec::new()),
             ("Driver commands:", Vec::new()),
-            ("Sidecar commands, each replaces the upstream program of its name:", Vec::new()),
+            ("Commands for authors of drivers:", Vec::new()),
             ("Inspection commands:", Vec::new()),
         ];
-        let sidecars: Vec<_> = self.by_name().into_iter().chain(["sidecars"]).collect();
+        let sidecars = self.by_name();
         let mut commands: Vec<_> = command.get_subcommands().collect();
         commands.sort_by_key(|command| command.get_display_order());
         for command in commands {
             let name = command.get_name();
             let group = match name {
-                "status" | "explain" | "doctor" | "logs" => 3,
-                _ if sidecars.contains(&name) => 2,
-                "flex" => 1,
+                _ if sidecars.contains(&name) => continue,
+                "status" | "explain" | "doctor" | "logs" | "ui" | "top" | "replay" => 3,
+                "new" | "dev" | "certify" | "cloud" | "nfs" => 2,
+                "flex" | "sidecars" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
                 _ => 0,
             };
             let about = command.get_about().map(ToString::to_string).unwrap_or_default();
-            // What the heading says already is not repeated.
-            let about = about.split(" (replaces ").next().unwrap_or_default();
-            groups[group].1.push(format!("  {name:<25}  {about}"));
+            groups[group].1.push(format!("  {name:<10}  {about}"));
         }
-        let groups = groups.map(|(heading, lines)| format!("\n{heading}\n{}\n", lines.join("\n")));
-        groups.concat()
+        let groups = groups
+            .into_iter()
+            .filter(|(_, lines)| !lines.is_empty())
+            .map(|(heading, lines)| format!("\n{heading}\n{}\n", lines.join("\n")));
+        let alone: Vec<_> = sidecars.chunks(3).map(|names| format!("  {}", names.join(", "))).collect();
+        let alone = format!(
+            "\nSidecars, each with the flags of the upstream program of its name:\n{}\n",
+            alone.join(",\n")
+        );
+        groups.chain([alone]).collect()
     }
 
     /// The names by which a link to this program runs one of its roles.

@@ -17,16 +17,21 @@ fn help(words: &[&str]) -> String {
 fn the_commands_fit_one_screen_in_groups() {
     let text = help(&[]);
     let lines: Vec<_> = text.trim_end().lines().collect();
-    assert!(lines.len() <= 40, "{} lines:\n{text}", lines.len());
+    assert!(lines.len() <= 48, "{} lines:\n{text}", lines.len());
     for line in &lines {
         assert!(line.chars().count() <= 100, "{line:?} is too long");
     }
     for command in TABLES.command(&[]).get_subcommands() {
-        let shown = |line: &&&str| line.split_whitespace().next() == Some(command.get_name());
+        let (name, is_sidecar) = (command.get_name(), TABLES.by_name().contains(&command.get_name()));
+        let shown = |line: &&&str| {
+            let mut words = line.split([' ', ',']).filter(|word| !word.is_empty());
+            if is_sidecar { words.any(|word| word == name) } else { words.next() == Some(name) }
+        };
         assert_eq!(lines.iter().filter(shown).count(), 1, "{}:\n{text}", command.get_name());
     }
     let at = |what: &str| lines.iter().position(|line| line.trim_start().starts_with(what)).unwrap();
-    let order = ["Machine", "up ", "Driver", "driver ", "Sidecar", "csi-attacher ", "Inspection", "explain "];
+    let order =
+        ["Machine", "up ", "Driver", "driver ", "Inspection", "explain ", "Sidecars,", "csi-provisioner"];
     assert!(order.map(at).is_sorted(), "{text}");
 }
 
