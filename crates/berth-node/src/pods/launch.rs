@@ -231,7 +231,7 @@ fn mounts<'a>(
 ) -> Result<Vec<Mount>, String> {
     let security = container.security_context.as_ref();
     let privileged = security.is_some_and(|security| security.privileged == Some(true));
-    let mut mounts = Vec::new();
+    let (mut mounts, mut by_node_path) = (Vec::new(), Vec::new());
     for mount in container.volume_mounts.iter().flatten() {
         let ready = volumes.get(&mount.name).ok_or_else(|| not_there(&mount.name))?;
         let is_host_path = is_host_path(pod, &mount.name);
@@ -252,10 +252,15 @@ fn mounts<'a>(
         });
         // A CSI driver is told the node's paths, and has to find them by these names, too.
         if is_host_path && ready.path.starts_with(layout.root()) && ready.path.is_dir() {
-            let same = mounts.last().cloned();
-            mounts.extend(same.map(|same| Mount { target: ready.path.clone(), ..same }));
+            let same: Option<Mount> = mounts.last().cloned();
+            by_node_path.extend(same.map(|same| Mount { target: ready.path.clone(), ..same }));
         }
     }
+    // One that lies in another is there already. Mounted once more, it would show on the node, if the other is bidirectional.
+    let outer: Vec<PathBuf> = by_node_path.iter().map(|mount: &Mount| mount.target.clone()).collect();
+    let lies_in_another =
+        |target: &Path| outer.iter().any(|outer| outer != target && target.starts_with(outer));
+    mounts.extend(by_node_path.into_iter().filter(|mount| !lies_in_another(&mount.target)));
     // What is mounted below another mount comes after it.
     mounts.sort_by_key(|mount| mount.target.components().count());
     Ok(mounts)
