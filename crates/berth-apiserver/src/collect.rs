@@ -28,8 +28,8 @@ use crate::rules::read::{at, text};
 use crate::store::{Collection, Event, EventKind, Key, Object, Store, View};
 
 const RETRY: Duration = Duration::from_millis(500);
-/// How much news may wait.
-const NEWS: usize = 64;
+/// How many observations may wait.
+const WAITING_OBSERVATIONS: usize = 64;
 /// How many objects of a namespace are deleted at a time: together they wait for the disk once.
 const TOGETHER: usize = 64;
 const EVENTS: &str = "events";
@@ -51,21 +51,21 @@ impl Default for Options {
 
 /// Collects until `shutdown` fires.
 pub async fn run(api: ApiServer, options: Options, shutdown: CancellationToken) {
-    let (sender, mut news) = mpsc::channel(NEWS);
+    let (sender, mut observations) = mpsc::channel(WAITING_OBSERVATIONS);
     let mut collector = Collector::new(api, options, sender);
     collector.follow_new();
     loop {
         let wake = collector.next_wake();
         tokio::select! {
             () = shutdown.cancelled() => break,
-            Some(news) = news.recv() => collector.observe(&news),
+            Some(observation) = observations.recv() => collector.observe(&observation),
             () = tokio::time::sleep_until(wake) => collector.wake(),
             () = tokio::task::yield_now(), if collector.can_work() => {}
         }
-        // First the news: decisions rest on it, and who waits too long to tell it has to list all again.
-        for _ in 0..NEWS {
-            let Ok(news) = news.try_recv() else { break };
-            collector.observe(&news);
+        // Observations come first: decisions rest on them, and a follower that waits too long to deliver one has to list everything again.
+        for _ in 0..WAITING_OBSERVATIONS {
+            let Ok(observation) = observations.try_recv() else { break };
+            collector.observe(&observation);
         }
         tokio::select! {
             () = shutdown.cancelled() => break,
@@ -75,8 +75,8 @@ pub async fn run(api: ApiServer, options: Options, shutdown: CancellationToken) 
     collector.followers.abort_all();
 }
 
-/// What a follower tells about its collection.
-enum News {
+/// What a follower has seen of its collection.
+enum Observation {
     Listed(Collection, View),
     Changed(Vec<Arc<Event>>),
 }
@@ -85,15 +85,15 @@ enum News {
 enum Work {
     Item(Key),
     Namespace(Arc<str>),
-    /// What every namespace has is perhaps missing in this one.
-    Furnish(Arc<str>),
+    /// The objects that every namespace has may be missing in this one.
+    NamespaceDefaults(Arc<str>),
     Event(Key),
 }
 
 struct Collector {
     api: ApiServer,
     options: Options,
-    sender: mpsc::Sender<News>,
+    sender: mpsc::Sender<Observation>,
     followers: tokio::task::JoinSet<()>,
     followed: HashSet<Collection>,
     /// Up to which revision each collection is known; a collection that was not listed yet is missing.
@@ -103,7 +103,7 @@ struct Collector {
     waiting: HashMap<String, Key>,
     /// Objects with an owner of a kind that was not served when they were looked at.
     unknown: HashSet<Key>,
-    /// What waits for news that is on its way.
+    /// What waits for observations that are on their way.
     unsettled: Vec<Work>,
     /// Namespaces that are going.
     closing: HashSet<Arc<str>>,
@@ -131,7 +131,7 @@ struct GoneMetadata {
 }
 
 impl Collector {
-    fn new(api: ApiServer, options: Options, sender: mpsc::Sender<News>) -> Self {
+    fn new(api: ApiServer, options: Options, sender: mpsc::Sender<Observation>) -> Self {
         Self {
             api,
             options,
@@ -203,12 +203,12 @@ impl Collector {
         }
     }
 
-    fn observe(&mut self, news: &News) {
+    fn observe(&mut self, observation: &Observation) {
         for work in std::mem::take(&mut self.unsettled) {
             self.push(work);
         }
-        match news {
-            News::Listed(collection, view) => {
+        match observation {
+            Observation::Listed(collection, view) => {
                 let is_again = self.seen.insert(collection.clone(), view.revision()).is_some();
                 if is_again {
                     self.forget(collection, view);
@@ -217,16 +217,16 @@ impl Collector {
                     self.see(object);
                 }
                 if is_again {
-                    self.look_at_all();
+                    self.queue_everything();
                 }
                 // Nobody tells what went before the list.
                 if has_furniture(collection) {
                     for namespace in self.api.store().view(&Collection::new(NAMESPACES)).range(None, None) {
-                        self.push(Work::Furnish(namespace.key.name.clone()));
+                        self.push(Work::NamespaceDefaults(namespace.key.name.clone()));
                     }
                 }
             }
-            News::Changed(events) => {
+            Observation::Changed(events) => {
                 if let Some(last) = events.last() {
                     self.seen.insert(last.object.key.collection.clone(), last.revision);
                 }
@@ -258,8 +258,8 @@ impl Collector {
         }
     }
 
-    /// Looks at everything once more: nobody told what went before a list, nor who depended on it.
-    fn look_at_all(&mut self) {
+    /// Queues everything once more: no event told what was deleted before a list, nor what depended on it.
+    fn queue_everything(&mut self) {
         let items = self.graph.all().chain(self.waiting.values()).cloned().map(Work::Item);
         let namespaces = self.closing.iter().cloned().map(Work::Namespace);
         let all: Vec<Work> = items.chain(namespaces).collect();
@@ -274,7 +274,7 @@ impl Collector {
             self.follow_definitions(object.revision);
         }
         if is_furniture(key) {
-            self.push(Work::Furnish(key.namespace.clone()));
+            self.push(Work::NamespaceDefaults(key.namespace.clone()));
         }
         let has = |word: &[u8]| object.bytes.windows(word.len()).any(|window| window == word);
         let is_event = key.collection.as_str() == EVENTS;
@@ -316,7 +316,7 @@ impl Collector {
     fn miss(&mut self, object: &Object) {
         let key = &object.key;
         if is_furniture(key) {
-            self.push(Work::Furnish(key.namespace.clone()));
+            self.push(Work::NamespaceDefaults(key.namespace.clone()));
         }
         // With each that goes there may be many left; they are looked through when the last of a kind went.
         let is_last =
@@ -408,7 +408,9 @@ impl Collector {
                 let Some(namespace) = current(&self.api, &key) else { return Vec::new() };
                 decide_namespace(&namespace, &self.contents(name))
             }
-            Work::Furnish(namespace) => vec![Step::Furnish { namespace: namespace.to_string() }],
+            Work::NamespaceDefaults(namespace) => {
+                vec![Step::NamespaceDefaults { namespace: namespace.to_string() }]
+            }
             Work::Event(key) => {
                 let Some(event) = current(&self.api, key) else { return Vec::new() };
                 let expiry = expiry(&event, self.options.event_ttl);
@@ -524,16 +526,16 @@ fn again(step: &Step, outcome: Outcome) -> Option<Instant> {
 }
 
 /// Tells everything that happens in a collection, starting with what is there.
-async fn follow(store: Store, collection: Collection, sender: mpsc::Sender<News>) {
+async fn follow(store: Store, collection: Collection, sender: mpsc::Sender<Observation>) {
     loop {
         let view = store.view(&collection);
         let revision = view.revision();
-        if sender.send(News::Listed(collection.clone(), view)).await.is_err() {
+        if sender.send(Observation::Listed(collection.clone(), view)).await.is_err() {
             return;
         }
         let Ok(mut watch) = store.watch(&collection, revision) else { continue };
         while let Ok(events) = watch.next().await {
-            if sender.send(News::Changed(events)).await.is_err() {
+            if sender.send(Observation::Changed(events)).await.is_err() {
                 return;
             }
         }

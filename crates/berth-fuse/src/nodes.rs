@@ -44,9 +44,9 @@ pub(crate) struct Part {
 struct State {
     open: u32,
     hidden: Option<Hidden>,
-    /// What the kernel was told last: size, and when content and attributes changed.
-    told: Option<(u64, Time, Time)>,
-    /// The permission bits that the kernel was last told.
+    /// The attributes last sent to the kernel: size, and when content and attributes changed.
+    reported: Option<(u64, Time, Time)>,
+    /// The permission bits last sent to the kernel.
     mode: u32,
 }
 
@@ -118,12 +118,12 @@ impl Node {
         None
     }
 
-    /// Remembers what the kernel is told, and says whether it is news.
-    pub(crate) fn tell(&self, attributes: &Attributes) -> bool {
+    /// Records the attributes that are sent to the kernel, and returns whether they differ from those sent before.
+    pub(crate) fn note_attributes(&self, attributes: &Attributes) -> bool {
         let now = (attributes.size, attributes.modified, attributes.changed);
         let mut state = self.state();
         state.mode = attributes.mode;
-        state.told.replace(now).is_some_and(|before| before != now)
+        state.reported.replace(now).is_some_and(|before| before != now)
     }
 
     /// Whether everybody may look for names in this directory, as far as its mode tells.
@@ -146,7 +146,7 @@ struct Table {
 #[derive(Debug)]
 struct CountedNode {
     node: Arc<Node>,
-    /// How often the kernel was told.
+    /// How many times the node was looked up by the kernel.
     count: u64,
 }
 
@@ -174,25 +174,25 @@ impl Nodes {
         table.by_id.get(id).map(|known| known.node.clone())
     }
 
-    /// The number of a file that the kernel is about to be told once more.
+    /// Returns the number of a file, for one more lookup by the kernel.
     pub(crate) fn count(&self, entry: &Entry) -> Arc<Node> {
         let mut table = self.table();
         let table = &mut *table;
         if let Some(known) = table.by_handle.get(&entry.handle).and_then(|id| table.by_id.get_mut(id)) {
             known.count += 1;
-            known.node.tell(&entry.attributes);
+            known.node.note_attributes(&entry.attributes);
             return known.node.clone();
         }
         let id = table.next;
         table.next += 1;
         let node = Arc::new(Node::new(id, entry.handle.clone(), entry.attributes.kind));
-        node.tell(&entry.attributes);
+        node.note_attributes(&entry.attributes);
         table.by_handle.insert(entry.handle.clone(), id);
         table.by_id.insert(id, CountedNode { node: node.clone(), count: 1 });
         node
     }
 
-    /// The kernel has forgotten so many of the times it was told.
+    /// Takes so many lookups back (FUSE_FORGET).
     pub(crate) fn forget(&self, id: u64, count: u64) {
         if id == ROOT {
             return;

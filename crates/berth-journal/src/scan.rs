@@ -46,7 +46,7 @@ pub(super) struct Scan {
     /// Whether numbers can be compared: not if the beginning of the file is damaged.
     is_unchained: bool,
     gaps: u64,
-    suspect: Option<Suspect>,
+    damaged_end: Option<DamagedEnd>,
 }
 
 /// A line that cannot be read.
@@ -57,9 +57,9 @@ pub(super) struct BadLine {
     pub(super) keys: HashMap<u128, (Option<String>, Option<Span>)>,
 }
 
-/// Something is wrong at the end of what was read so far.
+/// Lines at the end of what was read so far that are damaged or missing.
 #[derive(Debug)]
-struct Suspect {
+struct DamagedEnd {
     /// The number of the first line that is missing.
     from: u64,
     bad: Vec<BadLine>,
@@ -154,11 +154,12 @@ impl Scan {
                 let gap = position.number - self.last.number - 1;
                 if !self.is_unchained && (gap > 0 || position.previous != self.last.crc) {
                     self.gaps += gap.max(1);
-                    self.suspect.get_or_insert(Suspect { from: self.last.number + 1, bad: Vec::new() });
+                    self.damaged_end
+                        .get_or_insert(DamagedEnd { from: self.last.number + 1, bad: Vec::new() });
                 }
                 // A later write began, so the one before was acknowledged.
                 let began = position.number - u64::from(position.index);
-                if self.suspect.as_ref().is_some_and(|suspect| began > suspect.from) {
+                if self.damaged_end.as_ref().is_some_and(|damaged_end| began > damaged_end.from) {
                     self.confirm();
                 }
                 self.last = Link { number: position.number, crc: record.crc };
@@ -171,7 +172,10 @@ impl Scan {
             Some(_) => return true,
         }
         let key = hash(&record.key);
-        let bad = self.bad.iter_mut().chain(self.suspect.iter_mut().flat_map(|suspect| &mut suspect.bad));
+        let bad = self
+            .bad
+            .iter_mut()
+            .chain(self.damaged_end.iter_mut().flat_map(|damaged_end| &mut damaged_end.bad));
         for bad in bad {
             bad.keys.remove(&key);
         }
@@ -196,7 +200,7 @@ impl Scan {
     fn bad_line(&mut self, bytes: &[u8]) {
         let mut keys = self.keys_of(bytes);
         // A byte that became a line break makes two pieces of one line.
-        let before = self.suspect.as_ref().map_or(self.bad.last(), |suspect| suspect.bad.last());
+        let before = self.damaged_end.as_ref().map_or(self.bad.last(), |damaged_end| damaged_end.bad.last());
         if let Some(before) = before {
             keys.extend(self.keys_of(&[&before.bytes, bytes].concat()));
         }
@@ -218,7 +222,7 @@ impl Scan {
             _ => {}
         }
         let from = self.last.number + 1;
-        self.suspect.get_or_insert(Suspect { from, bad: Vec::new() }).bad.push(bad);
+        self.damaged_end.get_or_insert(DamagedEnd { from, bad: Vec::new() }).bad.push(bad);
     }
 
     /// The keys that a damaged line may be about.
@@ -236,8 +240,8 @@ impl Scan {
     }
 
     fn confirm(&mut self) {
-        if let Some(suspect) = self.suspect.take() {
-            self.bad.extend(suspect.bad);
+        if let Some(damaged_end) = self.damaged_end.take() {
+            self.bad.extend(damaged_end.bad);
         }
     }
 
@@ -245,20 +249,20 @@ impl Scan {
         if self.gaps > 0 {
             self.has_holes = true;
         }
-        if let Some(suspect) = self.suspect.take() {
+        if let Some(damaged_end) = self.damaged_end.take() {
             let is_acknowledged = match mark {
                 Some(mark) => {
-                    mark.number >= suspect.from || (mark.number == self.last.number && mark != self.last)
+                    mark.number >= damaged_end.from || (mark.number == self.last.number && mark != self.last)
                 }
                 // Without a mark, only what has no end was never acknowledged.
-                None => suspect.bad.iter().any(|bad| bad.bytes.ends_with(b"\n")),
+                None => damaged_end.bad.iter().any(|bad| bad.bytes.ends_with(b"\n")),
             };
             if is_acknowledged {
-                self.bad.extend(suspect.bad);
+                self.bad.extend(damaged_end.bad);
             } else {
                 self.gaps = 0;
-                self.has_holes |= suspect.bad.iter().any(|bad| bad.bytes.ends_with(b"\n"));
-                self.unfinished = suspect.bad.into_iter().flat_map(|bad| bad.bytes).collect();
+                self.has_holes |= damaged_end.bad.iter().any(|bad| bad.bytes.ends_with(b"\n"));
+                self.unfinished = damaged_end.bad.into_iter().flat_map(|bad| bad.bytes).collect();
             }
         }
         let lost_copies = self.copied.map_or(0, |(_, left)| left);

@@ -32,14 +32,14 @@ impl<K> Clone for Cache<K> {
 
 struct Shared<K> {
     objects: RwLock<Objects<K>>,
-    /// Held while a change is made and told, so that subscribers hear of changes in the order in which they were made.
-    telling: Mutex<Telling<K>>,
+    /// Held while a change is made and delivered, so that subscribers get changes in the order in which they were made.
+    delivery: Mutex<Delivery<K>>,
     synced: watch::Sender<bool>,
 }
 
-struct Telling<K> {
+struct Delivery<K> {
     subscribers: Vec<Subscriber<K>>,
-    /// Up to here the watch has told everything.
+    /// The version up to which the watch has delivered everything.
     seen: u64,
     /// What a list that is under way has brought so far, and the versions of what was written meanwhile; `None` if
     /// none is under way.
@@ -53,12 +53,12 @@ struct Telling<K> {
 impl<K: Kind> Cache<K> {
     /// An empty cache, and not yet synced, that keeps so many objects ready to read.
     pub(crate) fn new(ready: usize) -> Self {
-        let telling =
-            Mutex::new(Telling { subscribers: Vec::new(), seen: 0, listed: None, newest: 0, lists: 0 });
+        let delivery =
+            Mutex::new(Delivery { subscribers: Vec::new(), seen: 0, listed: None, newest: 0, lists: 0 });
         Self {
             shared: Arc::new(Shared {
                 objects: RwLock::new(Objects::new(ready)),
-                telling,
+                delivery,
                 synced: watch::channel(false).0,
             }),
         }
@@ -113,12 +113,12 @@ impl<K: Kind> Cache<K> {
     }
 
     fn subscribe_boxed(&self, subscriber: Subscriber<K>) {
-        let mut telling = self.telling();
+        let mut delivery = self.delivery();
         // One by one: all of them at once, awake, would be the most this process ever holds.
         for object in self.keys().iter().filter_map(|key| self.get(key)) {
             subscriber(None, Some(&object));
         }
-        telling.subscribers.push(subscriber);
+        delivery.subscribers.push(subscriber);
     }
 
     /// Calls `subscriber` with the state after each change, or the last known one when the object is gone.
@@ -164,7 +164,7 @@ impl<K: Kind> Cache<K> {
 
     /// How many lists are complete, for whoever begins to write.
     pub(crate) fn lists(&self) -> u64 {
-        self.telling().lists
+        self.delivery().lists
     }
 
     /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
@@ -172,73 +172,73 @@ impl<K: Kind> Cache<K> {
     /// False if it cannot tell: a list that was completed since the write began may have come before the object or after
     /// its end, of which nobody would tell again.
     pub(crate) fn observe_write(&self, object: &Arc<K>, lists: u64) -> bool {
-        let mut telling = self.telling();
-        if telling.lists != lists && !self.contains(&Key::of(object.as_ref())) {
+        let mut delivery = self.delivery();
+        if delivery.lists != lists && !self.contains(&Key::of(object.as_ref())) {
             return false;
         }
-        if revision(object.as_ref()) > telling.seen {
+        if revision(object.as_ref()) > delivery.seen {
             // A list under way may be older than this write, and must not take it for gone.
-            if let Some(listed) = &mut telling.listed {
+            if let Some(listed) = &mut delivery.listed {
                 listed.entry(Key::of(object.as_ref())).or_insert(revision(object.as_ref()));
             }
-            self.put(&telling, object);
+            self.put(&delivery, object);
         }
         true
     }
 
     /// Nothing comes any more, and nobody is told.
     pub(crate) fn end(&self) {
-        let subscribers = std::mem::take(&mut self.telling().subscribers);
+        let subscribers = std::mem::take(&mut self.delivery().subscribers);
         // What they hold may be the last of another cache.
         drop(subscribers);
     }
 
     /// Begins a list: objects that it does not bring are gone when it ends.
     pub(crate) fn begin_list(&self) {
-        let mut telling = self.telling();
-        telling.listed = Some(HashMap::new());
-        telling.newest = 0;
+        let mut delivery = self.delivery();
+        delivery.listed = Some(HashMap::new());
+        delivery.newest = 0;
     }
 
     /// A list brought an object.
     pub(crate) fn listed(&self, object: &Arc<K>) {
-        let mut telling = self.telling();
-        telling.listed.get_or_insert_default().insert(Key::of(object.as_ref()), u64::MAX);
-        telling.newest = telling.newest.max(revision(object.as_ref()));
-        self.put(&telling, object);
+        let mut delivery = self.delivery();
+        delivery.listed.get_or_insert_default().insert(Key::of(object.as_ref()), u64::MAX);
+        delivery.newest = delivery.newest.max(revision(object.as_ref()));
+        self.put(&delivery, object);
     }
 
     /// A list is complete: what it did not bring is gone.
     pub(crate) fn end_list(&self) {
-        let mut telling = self.telling();
-        let listed = telling.listed.take().unwrap_or_default();
+        let mut delivery = self.delivery();
+        let listed = delivery.listed.take().unwrap_or_default();
         // The answer to an earlier write must not bring back what the list no longer has.
-        telling.seen = telling.seen.max(telling.newest);
-        telling.lists += 1;
-        let newest = telling.newest;
+        delivery.seen = delivery.seen.max(delivery.newest);
+        delivery.lists += 1;
+        let newest = delivery.newest;
         let is_gone = |key: &&Key| listed.get(*key).is_none_or(|version| *version <= newest);
         let gone: Vec<Key> = self.objects().keys().filter(is_gone).cloned().collect();
         for key in gone {
-            self.remove(&telling, &key);
+            self.remove(&delivery, &key);
         }
         self.shared.synced.send_replace(true);
     }
 
     /// The watch told of an object.
     pub(crate) fn applied(&self, object: &Arc<K>) {
-        let mut telling = self.telling();
-        telling.seen = telling.seen.max(revision(object.as_ref()));
-        self.put(&telling, object);
+        let mut delivery = self.delivery();
+        delivery.seen = delivery.seen.max(revision(object.as_ref()));
+        self.put(&delivery, object);
     }
 
     /// The watch told that an object is gone.
     pub(crate) fn deleted(&self, object: &K) {
-        let mut telling = self.telling();
-        telling.seen = telling.seen.max(revision(object));
-        self.remove(&telling, &Key::of(object));
+        let mut delivery = self.delivery();
+        delivery.seen = delivery.seen.max(revision(object));
+        self.remove(&delivery, &Key::of(object));
     }
 
-    fn put(&self, telling: &Telling<K>, object: &Arc<K>) {
+    fn put(&self, delivery: &Delivery<K>, object: &Arc<K>) {
         let key = Key::of(object.as_ref());
         let before = {
             let mut objects = self.shared.objects.write();
@@ -250,7 +250,7 @@ impl<K: Kind> Cache<K> {
         };
         // A new object of the same name is told as what it is: one gone, one come.
         let replaced = before.as_ref().is_some_and(|before| before.uid() != object.uid());
-        for subscriber in &telling.subscribers {
+        for subscriber in &delivery.subscribers {
             if replaced {
                 subscriber(before.as_ref(), None);
                 subscriber(None, Some(object));
@@ -260,10 +260,10 @@ impl<K: Kind> Cache<K> {
         }
     }
 
-    fn remove(&self, telling: &Telling<K>, key: &Key) {
+    fn remove(&self, delivery: &Delivery<K>, key: &Key) {
         let before = self.shared.objects.write().remove(key);
         if let Some(before) = before {
-            for subscriber in &telling.subscribers {
+            for subscriber in &delivery.subscribers {
                 subscriber(Some(&before), None);
             }
         }
@@ -273,8 +273,8 @@ impl<K: Kind> Cache<K> {
         self.shared.objects.read()
     }
 
-    fn telling(&self) -> parking_lot::MutexGuard<'_, Telling<K>> {
-        self.shared.telling.lock()
+    fn delivery(&self) -> parking_lot::MutexGuard<'_, Delivery<K>> {
+        self.shared.delivery.lock()
     }
 }
 

@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 /// How many objects are listed at a time.
 pub(crate) const PAGE: u32 = 500;
 /// A server ends a watch after 290 s; one that is silent for longer has lost its connection without a word.
-const SILENCE: Duration = Duration::from_secs(295);
+const WATCH_IDLE_LIMIT: Duration = Duration::from_secs(295);
 
 /// Who takes in what a watch brings.
 pub(crate) trait Sink: Send + Sync {
@@ -168,7 +168,7 @@ impl Watch {
         let mut line = Vec::new();
         loop {
             line.clear();
-            match tokio::time::timeout(SILENCE, lines.read_until(b'\n', &mut line)).await {
+            match tokio::time::timeout(WATCH_IDLE_LIMIT, lines.read_until(b'\n', &mut line)).await {
                 // The end, or one that nobody told of.
                 Ok(Ok(0)) | Err(_) => return Some(version),
                 Ok(Ok(_)) => {}

@@ -2,14 +2,14 @@
 
 mod connection;
 mod dial;
-mod standing;
+mod shared_connection;
 #[cfg(test)]
 mod tests;
 
 pub(crate) use self::{
     connection::{Connection, Pending},
     dial::{Endpoint, random},
-    standing::{Idle, Standing},
+    shared_connection::{Idle, SharedConnection},
 };
 use crate::{
     status::{Fault, Refusal},

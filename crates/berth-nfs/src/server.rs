@@ -14,7 +14,7 @@ use tokio::{runtime, time::sleep};
 
 use crate::{
     Entry, Error, Handle, Kind, Reason, Result, Share, Target, Version,
-    rpc::{Credential, Endpoint, Groups, Standing, random},
+    rpc::{Credential, Endpoint, Groups, SharedConnection, random},
     share::{
         Limits,
         attempt::{Again, Wire, persist},
@@ -126,9 +126,9 @@ fn credential(target: &Target) -> Credential {
 /// One server, as one user.
 #[derive(Debug, Default)]
 pub(crate) struct Server {
-    v3: Standing<v3::Client>,
+    v3: SharedConnection<v3::Client>,
     /// The session of each minor version of NFS 4.
-    v4: [Standing<v4::Session>; 3],
+    v4: [SharedConnection<v4::Session>; 3],
     /// Which version found which share.
     versions: Mutex<HashMap<String, Version>>,
     /// Roots of version 3, which cost several connections to ask for.
@@ -140,7 +140,7 @@ pub(crate) struct Server {
 impl Server {
     /// Closes what was not used for long; tells whether anything is left.
     fn drop_idle(&self) -> bool {
-        let v4 = self.v4.iter().filter(|standing| standing.drop_idle(IDLE)).count();
+        let v4 = self.v4.iter().filter(|connection| connection.drop_idle(IDLE)).count();
         self.v3.drop_idle(IDLE) || v4 > 0
     }
 

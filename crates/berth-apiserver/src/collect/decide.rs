@@ -86,7 +86,7 @@ pub(super) enum Step {
     /// Take the namespace's own finalizer away.
     Finalize { namespace: String },
     /// Give the namespace what every namespace has.
-    Furnish { namespace: String },
+    NamespaceDefaults { namespace: String },
 }
 
 impl Item {

@@ -79,7 +79,7 @@ pub(super) async fn perform(api: &ApiServer, step: &Step) -> Outcome {
             .await
         }
         Step::Finalize { namespace } => finalize(api, namespace).await,
-        Step::Furnish { namespace } => match api.furnish(namespace).await {
+        Step::NamespaceDefaults { namespace } => match api.create_namespace_defaults(namespace).await {
             Ok(()) => Outcome::Done,
             Err(failure) => Outcome::Failed(
                 StatusCode::from_u16(failure.code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),

@@ -43,7 +43,7 @@ impl ApiServer {
             .map(|object| object.key.name.to_string())
             .collect();
         for name in names {
-            self.furnish(&name).await?;
+            self.create_namespace_defaults(&name).await?;
         }
         let definitions = self.inner.store.view(&crd::definitions());
         for definition in definitions.range(None, None) {
@@ -84,7 +84,7 @@ impl ApiServer {
     }
 
     /// Gives a namespace its default account, and the certificate by which programs in it know this server.
-    pub(crate) async fn furnish(&self, namespace: &str) -> Answer<()> {
+    pub(crate) async fn create_namespace_defaults(&self, namespace: &str) -> Answer<()> {
         let stored = self.inner.store.get(&Key::new(Collection::from("namespaces"), "", namespace));
         let stored = stored.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
         // What is on its way out needs nothing any more.

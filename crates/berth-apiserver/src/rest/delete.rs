@@ -338,7 +338,7 @@ impl Call {
         } else if self.is_namespace() && matches!(written, Written::Stored(_)) {
             let namespace = written.value()?;
             if !object::is_deleting(&namespace) {
-                Box::pin(self.api.furnish(read::name(&namespace))).await?;
+                Box::pin(self.api.create_namespace_defaults(read::name(&namespace))).await?;
             }
         } else if let Some(definition) = &self.served.definition
             && matches!(written, Written::Value(_))

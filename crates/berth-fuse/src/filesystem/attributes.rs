@@ -31,7 +31,7 @@ const PREFIX: &[u8] = b"user.";
 
 impl Filesystem {
     fn known(node: &Node, attributes: &berth_nfs::Attributes) -> Outcome {
-        node.tell(attributes);
+        node.note_attributes(attributes);
         let mut attributes = attributes.clone();
         // The name that keeps an open file on the server is none that programs gave it.
         attributes.links -= u32::from(node.is_hidden() && attributes.links > 0);

@@ -50,7 +50,7 @@ impl Filesystem {
         self.may_open(&user, &node.handle, flags).await?;
         // Whoever opens a file sees what was there when somebody else closed it.
         let attributes = self.patience.ask(|| user.share.attributes(&node.handle)).await?;
-        let outdated = node.tell(&attributes).then_some(node.id);
+        let outdated = node.note_attributes(&attributes).then_some(node.id);
         let mut body = Answer::default();
         body.opened(self.keep(node, user, flags));
         Ok(Outcome { body, told: Vec::new(), outdated })

@@ -1,4 +1,4 @@
-//! Something that is made when needed, used by many, made again when broken and dropped when idle.
+//! A connection that is opened when it is needed, shared by all callers, opened again when it broke and closed when it is idle.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use tokio::sync::watch;
 
 use crate::status::Fault;
 
-/// What can be kept standing.
+/// A connection that says whether it still works, and since when nobody used it.
 pub(crate) trait Idle {
     /// Whether it can still be used.
     fn is_alive(&self) -> bool;
@@ -15,9 +15,9 @@ pub(crate) trait Idle {
     fn idle_for(&self) -> Duration;
 }
 
-/// A place for one of these.
+/// Holds one connection, or the attempt to open it.
 #[derive(Debug)]
-pub(crate) struct Standing<T> {
+pub(crate) struct SharedConnection<T> {
     slot: Arc<Mutex<Slot<T>>>,
 }
 
@@ -32,14 +32,14 @@ enum Slot<T> {
     Made(Arc<T>),
 }
 
-impl<T> Default for Standing<T> {
+impl<T> Default for SharedConnection<T> {
     fn default() -> Self {
         Self { slot: Arc::new(Mutex::new(Slot::Empty)) }
     }
 }
 
-impl<T: Idle + Send + Sync + 'static> Standing<T> {
-    /// What stands here, made if necessary: once, by a task of its own, whose success or failure all who wait share.
+impl<T: Idle + Send + Sync + 'static> SharedConnection<T> {
+    /// Returns the connection. If there is none, one task opens it, and all callers that wait get its success or failure.
     pub(crate) async fn get<F>(&self, make: impl FnOnce() -> F) -> Made<T>
     where
         F: Future<Output = Result<T, Fault>> + Send + 'static,

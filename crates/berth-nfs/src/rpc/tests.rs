@@ -237,7 +237,7 @@ impl Idle for FakeConnection {
 
 #[tokio::test(start_paused = true)]
 async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
-    let standing = Standing::<FakeConnection>::default();
+    let connection = SharedConnection::<FakeConnection>::default();
     let attempts = AtomicU32::new(0);
     let failing = || {
         attempts.fetch_add(1, Ordering::Relaxed);
@@ -247,7 +247,7 @@ async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
         }
     };
     let begun = Instant::now();
-    for result in join_all((0..100).map(|_| standing.get(failing))).await {
+    for result in join_all((0..100).map(|_| connection.get(failing))).await {
         assert!(result.is_err());
     }
     assert_eq!(begun.elapsed(), Duration::from_secs(10));
@@ -258,41 +258,41 @@ async fn those_who_wait_for_a_connection_share_its_failure_and_its_success() {
         async { Ok(FakeConnection { alive: true }) }
     };
     let things: Vec<Arc<FakeConnection>> =
-        join_all((0..100).map(|_| standing.get(working))).await.into_iter().map(Result::unwrap).collect();
+        join_all((0..100).map(|_| connection.get(working))).await.into_iter().map(Result::unwrap).collect();
     assert!(things.iter().all(|thing| Arc::ptr_eq(thing, &things[0])));
     assert_eq!(attempts.load(Ordering::Relaxed), 2);
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_caller_that_is_left_half_done_holds_up_no_other() {
-    let standing = Standing::<FakeConnection>::default();
+    let connection = SharedConnection::<FakeConnection>::default();
     let failing = || async {
         tokio::time::sleep(Duration::from_secs(10)).await;
         Err(Fault::Silent(Duration::from_secs(10)))
     };
     // Both have begun to wait, and are never gone on with.
-    let mut left = [Box::pin(standing.get(failing)), Box::pin(standing.get(failing))];
+    let mut left = [Box::pin(connection.get(failing)), Box::pin(connection.get(failing))];
     for half_done in &mut left {
         assert!(half_done.now_or_never().is_none());
     }
     let soon = Duration::from_secs(11);
-    assert!(tokio::time::timeout(soon, standing.get(failing)).await.unwrap().is_err());
+    assert!(tokio::time::timeout(soon, connection.get(failing)).await.unwrap().is_err());
     let working = || async { Ok(FakeConnection { alive: true }) };
-    let mut left = Box::pin(standing.get(working));
+    let mut left = Box::pin(connection.get(working));
     assert!((&mut left).now_or_never().is_none());
     for _ in 0..2 {
-        assert!(tokio::time::timeout(soon, standing.get(working)).await.unwrap().is_ok());
+        assert!(tokio::time::timeout(soon, connection.get(working)).await.unwrap().is_ok());
     }
 }
 
 #[tokio::test]
 async fn what_is_idle_or_dead_is_dropped() {
-    let standing = Standing::<FakeConnection>::default();
-    assert!(!standing.drop_idle(Duration::ZERO));
-    standing.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
-    assert!(standing.drop_idle(Duration::from_secs(60)));
-    assert!(!standing.drop_idle(Duration::from_secs(30)));
-    let dead = standing.get(|| async { Ok(FakeConnection { alive: false }) }).await.unwrap();
-    let alive = standing.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
+    let connection = SharedConnection::<FakeConnection>::default();
+    assert!(!connection.drop_idle(Duration::ZERO));
+    connection.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
+    assert!(connection.drop_idle(Duration::from_secs(60)));
+    assert!(!connection.drop_idle(Duration::from_secs(30)));
+    let dead = connection.get(|| async { Ok(FakeConnection { alive: false }) }).await.unwrap();
+    let alive = connection.get(|| async { Ok(FakeConnection { alive: true }) }).await.unwrap();
     assert!(!Arc::ptr_eq(&dead, &alive));
 }

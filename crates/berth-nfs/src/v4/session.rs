@@ -1,4 +1,4 @@
-//! Our standing with a server: a client id, and from version 4.1 on a session, on one connection.
+//! What a server keeps for this client: a client id, and from version 4.1 on a session, on one connection.
 //!
 //! A session lives as long as its connection. When either is gone both are made anew, under a new name: the old one is
 //! destroyed by its farewell or forgotten when its lease is over, and neither can get into the way of the new one.
@@ -40,7 +40,7 @@ pub(super) async fn call(
     Answer::new(connection.call(COMPOUND, credential, compound.encode(minor, None)).await?)
 }
 
-/// Our standing with a server.
+/// What a server keeps for this client.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) connection: Arc<Connection>,

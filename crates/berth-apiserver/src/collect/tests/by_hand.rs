@@ -10,7 +10,7 @@ const SECRETS: &str = "secrets";
 struct ByHand {
     cluster: Cluster,
     collector: Collector,
-    _news: mpsc::Receiver<News>,
+    _observations: mpsc::Receiver<Observation>,
 }
 
 impl ByHand {
@@ -20,17 +20,17 @@ impl ByHand {
     }
 
     fn of(cluster: Cluster) -> Self {
-        let (sender, news) = mpsc::channel(NEWS);
+        let (sender, observations) = mpsc::channel(WAITING_OBSERVATIONS);
         let mut collector = Collector::new(cluster.api.clone(), Options::default(), sender);
         collector.followed = cluster.api.registry().all().map(|served| served.collection.clone()).collect();
-        Self { cluster, collector, _news: news }
+        Self { cluster, collector, _observations: observations }
     }
 
     /// Tells what is in a collection, and lets the collector work.
     async fn list(&mut self, collection: &str) {
         let collection = Collection::new(collection);
         let view = self.cluster.api.store().view(&collection);
-        self.collector.observe(&News::Listed(collection, view));
+        self.collector.observe(&Observation::Listed(collection, view));
         self.work().await;
     }
 
@@ -41,11 +41,11 @@ impl ByHand {
     }
 
     /// Tells what happened in a collection since, which has to be something, and lets the collector work.
-    async fn tell(&mut self, collection: &str) {
+    async fn observe_change(&mut self, collection: &str) {
         let collection = Collection::new(collection);
         let seen = self.collector.seen[&collection];
         let mut watch = self.cluster.api.store().watch(&collection, seen).unwrap();
-        self.collector.observe(&News::Changed(watch.next().await.unwrap()));
+        self.collector.observe(&Observation::Changed(watch.next().await.unwrap()));
         self.work().await;
     }
 
@@ -98,9 +98,9 @@ async fn an_owner_whose_record_is_damaged_has_not_gone() {
         // One that is seen to go takes its dependents along as ever.
         let other = hand.cluster.config("other", None, false).await;
         hand.cluster.config("dependent", Some(&other), false).await;
-        hand.tell(CONFIGS).await;
+        hand.observe_change(CONFIGS).await;
         hand.cluster.delete("other", "Background").await;
-        hand.tell(CONFIGS).await;
+        hand.observe_change(CONFIGS).await;
         assert!(current(&hand.cluster.api, &Cluster::key(CONFIGS, "default", "dependent")).is_none());
     }
 }
@@ -126,9 +126,9 @@ async fn an_owner_stays_until_what_happened_before_its_deletion_is_known() {
         let owner = hand.cluster.config("owner", None, false).await;
         hand.secret(&owner, &["example.com/x"]).await;
         hand.cluster.delete("owner", policy).await;
-        hand.tell(CONFIGS).await;
+        hand.observe_change(CONFIGS).await;
         assert!(hand.cluster.get("owner").is_some(), "{policy}: the news of the child is on its way");
-        hand.tell(SECRETS).await;
+        hand.observe_change(SECRETS).await;
         if policy == "Orphan" {
             assert!(hand.cluster.get("owner").is_none() && hand.is_orphaned());
         } else {
@@ -156,7 +156,7 @@ async fn an_owner_goes_when_the_last_who_held_it_back_went_unseen() {
     hand.secret(&owner, &["example.com/x"]).await;
     hand.list_all().await;
     hand.cluster.delete("owner", "Foreground").await;
-    hand.tell(CONFIGS).await;
+    hand.observe_change(CONFIGS).await;
     let mut child = hand.child().unwrap();
     assert!(child["metadata"]["deletionTimestamp"].is_string() && hand.cluster.get("owner").is_some());
     child["metadata"]["finalizers"] = json!([]);
@@ -175,7 +175,7 @@ async fn a_namespace_goes_when_the_last_in_it_went_unseen() {
     hand.cluster.send("POST", "/api/v1/namespaces/mine/secrets", &secret).await;
     hand.list_all().await;
     hand.cluster.send("DELETE", "/api/v1/namespaces/mine", &json!({})).await;
-    hand.tell(NAMESPACES).await;
+    hand.observe_change(NAMESPACES).await;
     let key = Cluster::key(SECRETS, "mine", "s");
     let mut secret = current(&hand.cluster.api, &key).expect("its finalizer keeps it");
     assert!(secret["metadata"]["deletionTimestamp"].is_string());
@@ -209,7 +209,7 @@ async fn a_definition_is_followed_even_before_the_api_serves_it() {
     let key = Cluster::key(DEFINITIONS, "", "things.example.com");
     let stored = Change::put(|_| bytes::Bytes::from(definition().to_string()));
     hand.cluster.api.store().write(key, Expect::Absent, stored).await.unwrap();
-    hand.tell(DEFINITIONS).await;
+    hand.observe_change(DEFINITIONS).await;
     assert!(hand.collector.followed.contains(&Collection::new("things.example.com")));
 }
 
@@ -225,7 +225,7 @@ async fn dependents_go_with_an_owner_whose_definition_goes() {
     hand.list_all().await;
     let path = format!("{MAKE_DEFINITION}/things.example.com");
     hand.cluster.send("DELETE", &path, &json!({})).await;
-    hand.tell("things.example.com").await;
+    hand.observe_change("things.example.com").await;
     assert!(hand.cluster.get("child").is_none());
 }
 
@@ -237,7 +237,7 @@ async fn an_owner_of_unknown_kind_is_looked_for_when_its_definition_comes() {
     hand.list_all().await;
     assert!(hand.cluster.get("child").is_some(), "nobody can tell whether its owner is there");
     hand.cluster.send("POST", MAKE_DEFINITION, &definition()).await;
-    hand.tell(DEFINITIONS).await;
+    hand.observe_change(DEFINITIONS).await;
     hand.list("things.example.com").await;
     assert!(hand.cluster.get("child").is_none());
 }
