@@ -82,13 +82,15 @@ fn mount(driver: Driver, settings: &Settings, target: &Path, options: &Options) 
         read_only: volume.read_only,
     };
     let storage = Storage::open(driver, settings)?;
+    let before = locked.read();
     // What a killed call left half done is taken away before it is done again.
-    if locked.read().is_some_and(|before| before.phase == Phase::Mounting) {
+    if before.as_ref().is_some_and(|before| before.phase == Phase::Mounting) {
         storage.unmount(target)?;
     }
     std::fs::create_dir_all(target)
         .map_err(|error| Failure(format!("make {}: {error}", target.display())))?;
-    if locked.read().is_none_or(|before| before != record) {
+    let is_known = before.is_some_and(|before| before == record);
+    if !is_known {
         locked.write(&Record { phase: Phase::Mounting, ..record.clone() })?;
     }
     if let Err(failure) = storage.mount(&ctx, &volume, target) {
@@ -98,7 +100,9 @@ fn mount(driver: Driver, settings: &Settings, target: &Path, options: &Options) 
         }
         return Err(failure);
     }
-    locked.write(&record)?;
+    if !is_known {
+        locked.write(&record)?;
+    }
     Ok(Reply::success())
 }
 

@@ -80,9 +80,16 @@ impl Locked {
         serde_json::from_slice(&text).ok()
     }
 
+    /// Replaces the record as a whole. Nothing waits for the disk: a record has to survive this process, and not the machine, whose
+    /// mounts it tells of.
     pub(super) fn write(&self, record: &Record) -> Result<(), Failure> {
         let text = serde_json::to_vec(record).expect("a record always becomes JSON");
-        Ok(self.dir.write_atomically(&self.file_name(), &text)?)
+        let (name, file) = (self.file_name(), self.dir.child_path(&self.file_name()));
+        // As `Dir::remove_written` knows what a killed writer leaves.
+        let unfinished = self.dir.child_path(&format!(".{name}.{}.new", std::process::id()));
+        fs::write(&unfinished, text)
+            .and_then(|()| fs::rename(&unfinished, &file))
+            .map_err(|error| Failure(format!("write {}: {error}", file.display())))
     }
 
     /// Removes the record and the lock.
