@@ -129,7 +129,7 @@ impl Node {
         let _ = place.set(Arc::downgrade(&volumes));
         machine.only_in_use(volumes.devices());
         follow_attachments(&cluster, &options.name, &volumes);
-        let usage = UsageReader::new(&cluster, &options.name, &drivers, &layout);
+        let usage = UsageReader::new(&cluster, &options.name, &drivers, &flex, &layout);
         let mut hidden = options.hidden;
         hidden.push(options.directory);
         let pods = Pods::start(pods::Options {

@@ -1,6 +1,8 @@
-//! How full the volumes of a node's pods are, as their drivers say it: NodeGetVolumeStats, as the kubelet asks.
+//! How full the volumes of a node's pods are, as the kubelet finds it: CSI drivers are asked by NodeGetVolumeStats, and for a
+//! FlexVolume driver that says `supportsMetrics` the filesystem itself.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +10,20 @@ use berth_core::names::CSI_PLUGIN;
 use berth_csi::NodeCapability;
 use berth_csi::v1::NodeGetVolumeStatsRequest;
 use berth_csi::v1::volume_usage::Unit;
+use berth_flex::DriverName;
+use berth_host::remote::RemoteMounts;
 use berth_kube::storage::{claims_of_pod, csi_source, is_over, volume_name, volumes_of_pod};
 use berth_kube::{Cache, Cluster, Key};
+use berth_runtime::blocking;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 
 use crate::layout::Layout;
 use crate::registration::Drivers;
+
+/// This program, which makes the calls that a filesystem may not answer in a process of its own.
+const PROGRAM: &str = "/proc/self/exe";
 
 /// How many drivers' answers are waited for at the same time.
 const AT_ONCE: usize = 8;
@@ -52,6 +60,8 @@ pub struct Amounts {
 #[derive(Clone)]
 pub struct UsageReader {
     drivers: Drivers,
+    flex: berth_flex::Drivers,
+    remote: Arc<RemoteMounts>,
     layout: Layout,
     pods: Cache<Pod>,
     claims: Cache<PersistentVolumeClaim>,
@@ -59,9 +69,17 @@ pub struct UsageReader {
 }
 
 impl UsageReader {
-    pub(crate) fn new(cluster: &Cluster, node: &str, drivers: &Drivers, layout: &Layout) -> Self {
+    pub(crate) fn new(
+        cluster: &Cluster,
+        node: &str,
+        drivers: &Drivers,
+        flex: &berth_flex::Drivers,
+        layout: &Layout,
+    ) -> Self {
         Self {
             drivers: drivers.clone(),
+            flex: flex.clone(),
+            remote: Arc::new(RemoteMounts::new(Path::new(PROGRAM))),
             layout: layout.clone(),
             pods: cluster.cache_where(&format!("spec.nodeName={node}")),
             claims: cluster.cache(),
@@ -97,6 +115,10 @@ impl UsageReader {
         if volume.spec.as_ref()?.volume_mode.as_deref() == Some("Block") {
             return None;
         }
+        if let Some(flex) = &volume.spec.as_ref()?.flex_volume {
+            let (bytes, inodes) = self.measure(&pod, &flex.driver, &volume.name_any()).await?;
+            return Some(VolumeUsage { pod, name, claim, bytes, inodes });
+        }
         let csi = csi_source(&volume)?;
         let driver =
             self.drivers.get(&csi.driver).filter(|driver| driver.can(NodeCapability::GetVolumeStats))?;
@@ -117,5 +139,26 @@ impl UsageReader {
             })
         };
         Some(VolumeUsage { pod, name, claim, bytes: of(Unit::Bytes)?, inodes: of(Unit::Inodes) })
+    }
+
+    /// The space of the filesystem that a FlexVolume driver has mounted for a pod, if the driver says that this tells something of
+    /// the volume. The filesystem may be another machine's, which may not answer.
+    async fn measure(&self, pod: &Pod, driver: &str, volume: &str) -> Option<(Amounts, Option<Amounts>)> {
+        let name: DriverName = driver.parse().ok()?;
+        let known = self.flex.get(&name).ok()?;
+        if !known.capabilities().supports_metrics {
+            return None;
+        }
+        let path = self.layout.pod_volume(&pod.uid()?, driver, volume);
+        let remote = self.remote.clone();
+        let space = blocking(move || remote.space(&path, LONGEST)).await.ok()?;
+        let amounts = |total: u64, free: u64, available: u64| Amounts {
+            used: total.saturating_sub(free),
+            available,
+            total,
+        };
+        let inodes = amounts(space.inodes_total, space.inodes_free, space.inodes_free);
+        let bytes = amounts(space.total, space.free, space.available);
+        Some((bytes, (space.inodes_total > 0).then_some(inodes)))
     }
 }

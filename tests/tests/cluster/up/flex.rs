@@ -84,6 +84,57 @@ fn a_driver_with_attachment_is_called_as_by_kubernetes() -> Result<()> {
     machine.finish()
 }
 
+/// Attaches a file as a loop device, and leaves everything else to the node.
+const LOOP: &str = r#"#!/bin/sh
+image=$(cd "$(dirname "$0")" && pwd)/.image
+device() { losetup -n -O NAME -j "$image"; }
+case $1 in
+    init) echo '{"status":"Success","capabilities":{"attach":true,"supportsMetrics":true}}' ;;
+    attach)
+        [ -e "$image" ] || truncate -s 32M "$image"
+        [ -n "$(device)" ] || losetup -f "$image"
+        echo "{\"status\":\"Success\",\"device\":\"$(device)\"}" ;;
+    detach)
+        [ -z "$(device)" ] || losetup -d "$(device)"
+        echo '{"status":"Success"}' ;;
+    waitforattach) echo "{\"status\":\"Success\",\"device\":\"$2\"}" ;;
+    *) echo '{"status":"Not supported"}' ;;
+esac
+"#;
+
+#[test]
+fn the_node_formats_and_mounts_a_device_that_its_driver_only_attaches() -> Result<()> {
+    let machine = Machine::start()?;
+    let driver = Driver::install(&plugins(&machine), "berth.test", "loop", LOOP)?;
+    let objects = flex::pod_with_claim(&driver.name, "flex-pv", IMAGE);
+    for (seen, script) in [("", "echo kept > /data/file"), ("kept\n", "true")] {
+        // A device that has a filesystem is not formatted again.
+        machine.apply(&flex::manifest(&objects))?;
+        machine.ready("claimed")?;
+        ensure!(machine.exec("claimed", "cat /data/file 2>/dev/null || true")? == seen);
+        machine.exec("claimed", script)?;
+        let types = machine.exec("claimed", "grep ' /data ' /proc/mounts | cut -d' ' -f3")?;
+        ensure!(types == "ext4\n", "{types:?}");
+        machine.until("the metrics say how large the volume is", || {
+            let metrics = machine.kubectl(&["get", "--raw", "/metrics"])?;
+            let capacity = |line: &&str| {
+                line.starts_with("kubelet_volume_stats_capacity_bytes")
+                    && line.contains("persistentvolumeclaim=\"flex\"")
+            };
+            let bytes = metrics.lines().find(capacity).and_then(|line| line.rsplit(' ').next());
+            let bytes = bytes.and_then(|bytes| bytes.parse::<f64>().ok());
+            Ok(bytes.filter(|bytes| (16e6..34e6).contains(bytes)))
+        })?;
+        machine.delete("pod/claimed")?;
+        machine.until("the device is detached", || {
+            Ok(Leftovers::of(machine.dir())?.loops.is_empty().then_some(()))
+        })?;
+    }
+    machine.delete("pvc/flex pv/flex-pv")?;
+    until_empty(&machine)?;
+    machine.finish()
+}
+
 #[test]
 fn a_bad_driver_is_named_on_its_pod_and_harms_no_other() -> Result<()> {
     let machine = Machine::start_with(&["--volume-plugin-timeout", "8s"])?;
