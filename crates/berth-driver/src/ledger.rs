@@ -4,7 +4,7 @@
 //! the journal tells when there was one. A killed process finds its entries again, and by their [`Phase`] what it
 //! was in the middle of.
 
-mod record;
+pub(crate) mod record;
 #[cfg(test)]
 mod tests;
 

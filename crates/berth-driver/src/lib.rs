@@ -43,7 +43,9 @@ pub use node::{
     Sources, StagedVolume, Staging, Stats, TargetMounts, Usage,
 };
 pub use parameters::{FromParameters, InvalidParameter};
-pub use recorded::{Provision, Recorded};
+pub use recorded::{
+    Provision, ProvisionAttachment, ProvisionCloning, ProvisionExpansion, ProvisionSnapshots, Recorded,
+};
 pub use serve::Options;
 pub use services::Services;
 

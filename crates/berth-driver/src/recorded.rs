@@ -1,5 +1,8 @@
 //! For storage that remembers nothing: the framework keeps a record of each volume.
 
+mod attachments;
+mod snapshots;
+
 use std::{
     collections::{BTreeMap, hash_map::RandomState},
     future::Future,
@@ -9,15 +12,18 @@ use std::{
     sync::Arc,
 };
 
-use berth_core::{AccessKind, Capacity, Name, Topology, VolumeId};
+use berth_core::{AccessKind, Capacity, CapacityRange, Name, Topology, VolumeId};
 use berth_host::path::Dir;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
 
+use self::attachments::AttachmentRecord;
 use crate::{
-    Context, Error, FromParameters, InlineVolumes, Listing, NewVolume, Page, PageRequest, Parameters, Result,
-    Supports, Volume, Volumes,
+    Cloning, ContentSource, Context, Error, Expanded, Expansion, FromParameters, InlineVolumes, Listing,
+    NewVolume, Page, PageRequest, Parameters, Result, Supports, Volume, Volumes,
 };
+
+pub use self::{attachments::ProvisionAttachment, snapshots::ProvisionSnapshots};
 
 const SUFFIX: &str = ".json";
 /// What a name begins with that is a digest of another.
@@ -53,11 +59,43 @@ pub trait Provision: Send + Sync + 'static {
     ) -> impl Future<Output = Result<()>> + Send;
 }
 
+/// Recorded volumes can be made of recorded volumes.
+pub trait ProvisionCloning: Provision {
+    /// As [`Provision::create`], with the content that `source` has now.
+    fn clone_volume(
+        &self,
+        ctx: &Context,
+        id: &VolumeId,
+        new: &NewVolume,
+        class: &Self::Class,
+        source: &Volume,
+    ) -> impl Future<Output = Result<Volume>> + Send;
+}
+
+/// Recorded volumes can be made larger.
+pub trait ProvisionExpansion: Provision {
+    /// Whether also while they are in use.
+    fn online(&self) -> bool {
+        true
+    }
+
+    /// Grows to a size in the range; `Ok` if the volume has one already.
+    fn grow(
+        &self,
+        ctx: &Context,
+        volume: &Volume,
+        range: CapacityRange,
+    ) -> impl Future<Output = Result<Expanded>> + Send;
+}
+
 /// [`Provision`] with a record per volume, as [`Volumes`], [`Listing`] and [`InlineVolumes`].
 ///
 /// An id is the volume's name with a random suffix, so that a file of that name that somebody else made is never taken
 /// for a volume. What has no record is never touched: the record says "creating" before the backend is asked to make
 /// anything, and "deleting" until it is gone.
+///
+/// Where the backend also implements [`ProvisionCloning`], [`ProvisionExpansion`], [`ProvisionAttachment`] or
+/// [`ProvisionSnapshots`], this is [`Cloning`], [`Expansion`], [`crate::Attachment`] or [`crate::Snapshots`] too.
 pub struct Recorded<B> {
     backend: Arc<B>,
     records: Arc<Dir>,
@@ -87,26 +125,50 @@ impl<B: Provision> Recorded<B> {
 
     /// The record of an id, where it is of that id.
     async fn record_of(&self, id: &VolumeId) -> Result<Option<(String, Record)>> {
-        let Some((stem, _)) = id.as_str().rsplit_once('-').filter(|(stem, _)| is_stem(stem)) else {
-            return Ok(None);
-        };
+        let Some(stem) = stem_of_id(id.as_str()) else { return Ok(None) };
         let found = self.read(stem).await?.filter(|record| record.id == id.as_str());
         Ok(found.map(|record| (stem.to_owned(), record)))
     }
 
     async fn write(&self, stem: &str, record: Record) -> Result<Record> {
-        let name = format!("{stem}{SUFFIX}");
-        self.blocking(move |records| {
-            let json = serde_json::to_vec(&record).expect("a record always becomes JSON");
-            records.write_atomically(&name, &json)?;
-            Ok(record)
-        })
-        .await
+        let stem = stem.to_owned();
+        self.blocking(move |records| write(records, &stem, &record).map(|()| record)).await
     }
 
     async fn forget(&self, stem: &str) -> Result<()> {
-        let name = format!("{stem}{SUFFIX}");
-        self.blocking(move |records| Ok(records.remove_written(&name).map(drop)?)).await
+        let stem = stem.to_owned();
+        self.blocking(move |records| remove(records, &stem)).await
+    }
+
+    /// Makes a volume by `work`, with a record before and after.
+    async fn make(
+        &self,
+        ctx: &Context,
+        plan: Plan<B::Class>,
+        source: Option<ContentSource>,
+        work: impl AsyncFnOnce(&VolumeId, &Plan<B::Class>) -> Result<Volume>,
+    ) -> Result<Volume> {
+        let (stem, new) = (&plan.stem, &plan.new);
+        let id: VolumeId = match self.read(stem).await? {
+            // An attempt that was cut off, or a deletion that did not come to its end.
+            Some(begun) => begun.id,
+            None => unused_id(stem),
+        }
+        .parse()
+        .map_err(|error| Error::internal(format!("make an id of the name {:?}: {error}", new.name)))?;
+        let record = self.write(stem, Record::begun(&id, new, source)).await?;
+        match work(&id, &plan).await {
+            Ok(made) => self.write(stem, record.created(&made)).await?.volume(),
+            // It goes on, and the same call will find it.
+            Err(error @ Error::Busy(_)) => Err(error),
+            Err(error) => {
+                // Nobody was told of it. What cannot be taken back keeps its record, and a repeated call goes on.
+                if let Ok(()) = self.backend.delete(ctx, &id, &plan.class).await {
+                    self.forget(stem).await?;
+                }
+                Err(error)
+            }
+        }
     }
 }
 
@@ -138,27 +200,11 @@ impl<B: Provision> Volumes for Recorded<B> {
     }
 
     async fn create(&self, ctx: &Context, plan: Self::Plan) -> Result<Volume> {
-        let Plan { stem, new, class } = plan;
-        let id: VolumeId = match self.read(&stem).await? {
-            // An attempt that was cut off, or a deletion that did not come to its end.
-            Some(begun) => begun.id,
-            None => format!("{stem}-{:08x}", RandomState::new().build_hasher().finish() >> 32),
-        }
-        .parse()
-        .map_err(|error| Error::internal(format!("make an id of the name {:?}: {error}", new.name)))?;
-        let record = self.write(&stem, Record::begun(&id, &new)).await?;
-        match self.backend.create(ctx, &id, &new, &class).await {
-            Ok(made) => self.write(&stem, record.created(&made)).await?.volume(),
-            // It goes on, and the same call will find it.
-            Err(error @ Error::Busy(_)) => Err(error),
-            Err(error) => {
-                // Nobody was told of it. What cannot be taken back keeps its record, and a repeated call goes on.
-                if let Ok(()) = self.backend.delete(ctx, &id, &class).await {
-                    self.forget(&stem).await?;
-                }
-                Err(error)
-            }
-        }
+        let backend = self.backend.clone();
+        self.make(ctx, plan, None, async |id, Plan { new, class, .. }| {
+            backend.create(ctx, id, new, class).await
+        })
+        .await
     }
 
     async fn get(&self, _: &Context, id: &VolumeId) -> Result<Option<Volume>> {
@@ -178,6 +224,30 @@ impl<B: Provision> Volumes for Recorded<B> {
     }
 }
 
+impl<B: ProvisionCloning> Cloning for Recorded<B> {
+    async fn clone_volume(&self, ctx: &Context, plan: Self::Plan, source: &Volume) -> Result<Volume> {
+        let (backend, origin) = (self.backend.clone(), Some(ContentSource::Volume(source.id.clone())));
+        self.make(ctx, plan, origin, async |id, Plan { new, class, .. }| {
+            backend.clone_volume(ctx, id, new, class, source).await
+        })
+        .await
+    }
+}
+
+impl<B: ProvisionExpansion> Expansion for Recorded<B> {
+    fn online(&self) -> bool {
+        self.backend.online()
+    }
+
+    async fn expand(&self, ctx: &Context, volume: &Volume, range: CapacityRange) -> Result<Expanded> {
+        let expanded = self.backend.grow(ctx, volume, range).await?;
+        if let Some((stem, record)) = self.record_of(&volume.id).await? {
+            self.write(&stem, Record { capacity: expanded.capacity.bytes(), ..record }).await?;
+        }
+        Ok(expanded)
+    }
+}
+
 impl<B: Provision> InlineVolumes for Recorded<B> {
     async fn find_inline(&self, _: &Context, name: &Name) -> Result<Option<Volume>> {
         let found = self.read(&stem_of(name.as_str())).await?;
@@ -186,38 +256,45 @@ impl<B: Provision> InlineVolumes for Recorded<B> {
 }
 
 impl<B: Provision> Listing for Recorded<B> {
-    async fn list(&self, _: &Context, page: &PageRequest) -> Result<Page<Volume>> {
-        let (limit, after) = (page.limit, page.after.clone());
-        let after = after
-            .map(|token| match token.strip_prefix(TOKEN) {
-                Some(stem) => Ok(stem.to_owned()),
-                None => Err(Error::in_progress("starting_token was not given out by this driver")),
-            })
-            .transpose()?;
+    async fn list(&self, _: &Context, wanted: &PageRequest) -> Result<Page<Volume>> {
+        let wanted = wanted.clone();
         self.blocking(move |records| {
-            let mut stems: Vec<String> = records
-                .entries()?
-                .into_iter()
-                .filter_map(|entry| Some(entry.name.to_str()?.strip_suffix(SUFFIX)?.to_owned()))
-                .filter(|stem| after.as_ref().is_none_or(|after| stem > after))
-                .collect();
-            stems.sort_unstable();
-            let (mut entries, mut last) = (Vec::new(), None);
-            for stem in stems {
-                let Some(record) = read(records, &stem)?.filter(|record| record.state == State::Created)
-                else {
-                    continue;
-                };
-                if entries.len() == limit {
-                    return Ok(Page { entries, next: last.map(|last| format!("{TOKEN}{last}")) });
-                }
-                entries.push(record.volume()?);
-                last = Some(stem);
-            }
-            Ok(Page { entries, next: None })
+            page(records, &wanted, |record: Record| {
+                (record.state == State::Created).then(|| record.volume()).transpose()
+            })
         })
         .await
     }
+}
+
+/// One page of what `entry` makes of the records.
+fn page<R: DeserializeOwned, T>(
+    records: &Dir,
+    wanted: &PageRequest,
+    entry: impl Fn(R) -> Result<Option<T>>,
+) -> Result<Page<T>> {
+    let after = wanted.after.as_ref().map(|token| match token.strip_prefix(TOKEN) {
+        Some(stem) => Ok(stem.to_owned()),
+        None => Err(Error::in_progress("starting_token was not given out by this driver")),
+    });
+    let after = after.transpose()?;
+    let mut stems: Vec<String> = records
+        .entries()?
+        .into_iter()
+        .filter_map(|entry| Some(entry.name.to_str()?.strip_suffix(SUFFIX)?.to_owned()))
+        .filter(|stem| after.as_ref().is_none_or(|after| stem > after))
+        .collect();
+    stems.sort_unstable();
+    let (mut entries, mut last) = (Vec::new(), None);
+    for stem in stems {
+        let Some(found) = read(records, &stem)?.map(&entry).transpose()?.flatten() else { continue };
+        if entries.len() == wanted.limit {
+            return Ok(Page { entries, next: last.map(|last| format!("{TOKEN}{last}")) });
+        }
+        entries.push(found);
+        last = Some(stem);
+    }
+    Ok(Page { entries, next: None })
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -244,10 +321,41 @@ struct Record {
     context: BTreeMap<String, String>,
     #[serde(default)]
     topology: Option<BTreeMap<String, String>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    source: Option<SourceRecord>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    attachments: Vec<AttachmentRecord>,
+}
+
+/// Where a volume's first content came from, by id.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+enum SourceRecord {
+    Snapshot(String),
+    Volume(String),
+}
+
+impl From<ContentSource> for SourceRecord {
+    fn from(source: ContentSource) -> Self {
+        match source {
+            ContentSource::Snapshot(id) => Self::Snapshot(id.to_string()),
+            ContentSource::Volume(id) => Self::Volume(id.to_string()),
+        }
+    }
+}
+
+impl SourceRecord {
+    fn source(&self) -> Result<ContentSource> {
+        let broken = |error: berth_core::InvalidId| Error::internal(format!("a record's source: {error}"));
+        Ok(match self {
+            Self::Snapshot(id) => ContentSource::Snapshot(id.parse().map_err(broken)?),
+            Self::Volume(id) => ContentSource::Volume(id.parse().map_err(broken)?),
+        })
+    }
 }
 
 impl Record {
-    fn begun(id: &VolumeId, new: &NewVolume) -> Self {
+    fn begun(id: &VolumeId, new: &NewVolume, source: Option<ContentSource>) -> Self {
         Self {
             id: id.to_string(),
             state: State::Creating,
@@ -257,6 +365,8 @@ impl Record {
             capacity: 0,
             context: BTreeMap::new(),
             topology: None,
+            source: source.map(SourceRecord::from),
+            attachments: Vec::new(),
         }
     }
 
@@ -278,12 +388,23 @@ impl Record {
             context: self.context,
             topology: self.topology.map(|segments| Arc::new(Topology(segments))),
             ephemeral: self.ephemeral,
+            source: self.source.as_ref().map(SourceRecord::source).transpose()?,
+            attachments: self.attachments.iter().map(AttachmentRecord::attached).collect::<Result<_>>()?,
             ..Volume::new(id, Capacity::new(self.capacity))
         })
     }
 }
 
-fn read(records: &Dir, stem: &str) -> Result<Option<Record>> {
+fn write(records: &Dir, stem: &str, record: &impl Serialize) -> Result<()> {
+    let json = serde_json::to_vec(record).expect("a record always becomes JSON");
+    Ok(records.write_atomically(&format!("{stem}{SUFFIX}"), &json)?)
+}
+
+fn remove(records: &Dir, stem: &str) -> Result<()> {
+    Ok(records.remove_written(&format!("{stem}{SUFFIX}")).map(drop)?)
+}
+
+fn read<R: DeserializeOwned>(records: &Dir, stem: &str) -> Result<Option<R>> {
     let name = format!("{stem}{SUFFIX}");
     let file = match records.open_file(&name, false) {
         Ok(file) => file,
@@ -301,6 +422,16 @@ fn stem_of(name: &str) -> String {
         return name.to_owned();
     }
     format!("{DIGEST}{}", berth_core::hex(&Sha256::digest(name)[..16]))
+}
+
+/// The name of the record of an id, if there can be one.
+fn stem_of_id(id: &str) -> Option<&str> {
+    id.rsplit_once('-').map(|(stem, _)| stem).filter(|stem| is_stem(stem))
+}
+
+/// An id that nothing has yet.
+fn unused_id(stem: &str) -> String {
+    format!("{stem}-{:08x}", RandomState::new().build_hasher().finish() >> 32)
 }
 
 /// Whether a record may be called that.

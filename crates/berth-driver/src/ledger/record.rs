@@ -71,7 +71,7 @@ enum AccessRecord {
 
 #[derive(Serialize, Deserialize)]
 #[serde(remote = "AccessMode", rename_all = "snake_case")]
-enum ModeRecord {
+pub(crate) enum ModeRecord {
     SingleNodeWriter,
     SingleNodeReaderOnly,
     MultiNodeReaderOnly,
