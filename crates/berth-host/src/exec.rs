@@ -4,6 +4,10 @@
 //! or when this process dies. Nothing it started stays behind in that group.
 #![expect(unsafe_code, reason = "a child asks to die with its parent between fork and exec")]
 
+mod dialog;
+
+pub use self::dialog::{Dialog, Said};
+
 use std::{
     ffi::OsStr,
     fs::File,
@@ -233,6 +237,7 @@ fn wait(fds: &mut [PollFd<'_>], deadline: Instant) -> io::Result<()> {
 }
 
 /// A pipe, and the end of what came out of it.
+#[derive(Debug)]
 struct Stream {
     pipe: Option<File>,
     kept: Vec<u8>,
@@ -263,6 +268,7 @@ impl Stream {
 }
 
 /// A child and all of its process group, ended when dropped.
+#[derive(Debug)]
 struct Group {
     child: Child,
     exit: OwnedFd,
