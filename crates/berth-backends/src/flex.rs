@@ -18,7 +18,6 @@
 //! grows, so what is mounted has a record, which is written before the driver is called. It holds no secret.
 
 mod plugin;
-mod record;
 mod volumes;
 
 use std::{
@@ -28,14 +27,13 @@ use std::{
     time::Duration,
 };
 
-use self::{
-    plugin::Plugin,
-    record::{Record, Records},
-    volumes::FlexVolumes,
-};
+use serde::{Deserialize, Serialize};
+
+use self::{plugin::Plugin, volumes::FlexVolumes};
 use crate::{
     Amounts, Attachment, Context, Controller, Driver, Error, Node, NodeExpanded, NodeExpansion, NodeVolume,
     Recorded, Result, Source, Sources, Staging, Stats, TargetMounts, Usage, Volume, blocking, image,
+    records::{self, Records},
     services::Mode,
 };
 use berth_core::{
@@ -88,6 +86,21 @@ struct Inner {
     remote: RemoteMounts,
     /// Set where controller and node are one process, so that there is no other node.
     only_node: bool,
+}
+
+/// A volume that is staged, or what is at a target. It holds no secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Record {
+    id: String,
+    /// What a person wrote about the volume.
+    context: BTreeMap<String, String>,
+    fs_type: String,
+    read_only: bool,
+    /// The device of a volume that is attached.
+    device: String,
+    /// The size that the volume was grown to, where it was.
+    size: Option<u64>,
 }
 
 /// What is to be mounted at a target, until the framework asks for it.
@@ -241,7 +254,7 @@ impl Flex {
             return Err(Error::Unsupported("raw block access"));
         };
         if volume.context.is_empty()
-            && let Some(record) = self.0.records.read(&staged_key(&volume.id)).await?
+            && let Some(record) = self.0.records.read::<Record>(&staged_key(&volume.id)).await?
         {
             return Ok(Record { read_only: volume.read_only, ..record });
         }
@@ -278,23 +291,23 @@ fn clone_pair((key, value): (&String, &String)) -> (String, String) {
 }
 
 /// Whether Kubernetes or a sidecar added the key.
-fn is_kubernetes(key: &str) -> bool {
+pub(crate) fn is_kubernetes(key: &str) -> bool {
     key.starts_with(KUBERNETES_PARAMETER_PREFIX) || key == PROVISIONER_IDENTITY
 }
 
-async fn is_mount_point(path: &Path) -> Result<bool> {
+pub(crate) async fn is_mount_point(path: &Path) -> Result<bool> {
     let path = path.to_owned();
     blocking(move || Ok(mount::is_mount_point(&path)?)).await
 }
 
 /// The name of the record of a volume that is staged.
 fn staged_key(id: &VolumeId) -> String {
-    record::key("staged", id.as_str().as_bytes())
+    records::key("staged", id.as_str().as_bytes())
 }
 
 /// The name of the record of a target.
 fn target_key(target: &Path) -> String {
-    record::key("target", target.as_os_str().as_encoded_bytes())
+    records::key("target", target.as_os_str().as_encoded_bytes())
 }
 
 impl Attachment for Flex {
@@ -456,7 +469,7 @@ impl TargetMounts for Flex {
             blocking(move || Ok(mount::unmount(&at).map(drop)?)).await?;
             self.unmount_by_driver(&hidden).await?;
             let _ = std::fs::remove_dir(&hidden);
-        } else if self.0.records.read(&key).await?.is_some() || is_mount_point(target).await? {
+        } else if self.0.records.read::<Record>(&key).await?.is_some() || is_mount_point(target).await? {
             self.unmount_by_driver(target).await?;
         }
         self.0.records.remove(&key).await
@@ -505,7 +518,7 @@ impl NodeExpansion for Flex {
         let keys = [target_key(path), staged_key(id)];
         let mut found = None;
         for key in keys {
-            if let Some(record) = self.0.records.read(&key).await? {
+            if let Some(record) = self.0.records.read::<Record>(&key).await? {
                 found = Some((key, record));
                 break;
             }

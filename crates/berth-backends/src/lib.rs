@@ -1,5 +1,5 @@
 //! Berth's own storage: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]), and any
-//! FlexVolume driver ([`flex`]).
+//! FlexVolume driver ([`flex`]) or program that speaks a simple interface ([`exec`]).
 //!
 //! Each backend implements the traits of [`berth_driver`], which is re-exported here, and composes itself into a
 //! [`Driver`]; it sees neither CSI nor Kubernetes. This is a whole driver for local volumes:
@@ -33,10 +33,12 @@
 //! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
 //! `place` and `make` are CreateVolume.
 
+pub mod exec;
 pub mod flex;
 mod image;
 pub mod local;
 pub mod nfs;
+mod records;
 
 pub use berth_driver::*;
 

@@ -91,7 +91,7 @@ impl Flex {
         work: impl FnOnce(Dir) -> Result<()> + Send + 'static,
     ) -> Result<()> {
         let at: PathBuf =
-            self.hidden(&format!("{}.incoming", super::record::key("volume", id.as_str().as_bytes())));
+            self.hidden(&format!("{}.incoming", crate::records::key("volume", id.as_str().as_bytes())));
         self.unmount_by_driver(&at).await?;
         let options = super::options_of(id, context, "", false)?;
         let mounted = self.required_mount(&at, options).await;
