@@ -95,6 +95,11 @@ impl Driver {
         }
     }
 
+    /// Asks the driver again who it is and what it can do: something showed that it was restarted.
+    pub fn ask_again(&self) {
+        self.shared.identity.send_if_modified(|identity| identity.take().is_some());
+    }
+
     /// Changes whenever the driver goes away or comes back.
     pub fn watch(&self) -> watch::Receiver<Option<Arc<Identity>>> {
         self.shared.identity.subscribe()
@@ -186,7 +191,7 @@ impl Driver {
     ) -> Result<Response<C::Answer>, Status> {
         let answer = self.shared.client.respond(timeout, request).await;
         if answer.as_ref().is_err_and(|status| status.code() == Code::Unavailable && from_transport(status)) {
-            self.shared.identity.send_if_modified(|identity| identity.take().is_some());
+            self.ask_again();
         }
         answer
     }

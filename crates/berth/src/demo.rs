@@ -75,6 +75,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         empty_store: crate::apiserver::EmptyStore::default(),
         record: None,
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
+        foreign_drivers: Vec::new(),
         sidecars: SIDECARS.to_vec(),
         flags: crate::up::default_flags()?,
         stand_ins: Vec::new(),

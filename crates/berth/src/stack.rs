@@ -11,6 +11,7 @@
 //! | `running.json` | who runs here, and where its API is |
 //! | `timeline.jsonl` | the steps of every volume |
 
+mod foreign;
 pub(crate) mod objects;
 mod pods;
 
@@ -32,14 +33,17 @@ use berth_node::Drivers;
 use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_runtime::Runtime;
+use berth_sidecars::driver::Driver;
 use berth_sidecars::registrar;
 use clap::ArgMatches;
 use k8s_openapi::api::storage::v1::CSINode;
+use parking_lot::Mutex;
 use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::foreign::Foreign;
 use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
 use crate::backup;
@@ -59,6 +63,8 @@ pub(crate) const NODE: &str = "node";
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// How long the start waits to see whether somebody else's driver is there; the driver itself may come at any time.
+const FOREIGN_START: Duration = Duration::from_secs(1);
 /// How the sidecars run here: as upstream's defaults have it, but that drivers get the claims' names, and that
 /// capacity is published while the CSIDriver says that the scheduler is to read it.
 const SIDECARS: [&str; 5] = [
@@ -81,6 +87,8 @@ pub(crate) struct Options {
     /// Where to keep everything that happens, if anywhere.
     pub(crate) record: Option<PathBuf>,
     pub(crate) drivers: Vec<Backend>,
+    /// The sockets of drivers that somebody else runs.
+    pub(crate) foreign_drivers: Vec<PathBuf>,
     pub(crate) sidecars: Vec<Sidecar>,
     /// The flags of `berth up`, as far as they are the drivers'.
     pub(crate) flags: ArgMatches,
@@ -180,6 +188,9 @@ impl Stack {
         tasks.extend(drivers.iter().map(|driver| keep_registered(driver, &layout, &loops)));
         tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers, &telemetry)?);
         all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
+        let host = foreign_host(&options, &cluster, (queues, telemetry), registered, &layout, &drivers);
+        let report = |text: &str| progress(text, begun.elapsed());
+        tasks.extend(serve_foreign(host, &options.foreign_drivers, &loops, report).await);
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("node {} is ready", options.node_name), begun.elapsed());
@@ -257,6 +268,48 @@ async fn start_driver(
     Ok(served)
 }
 
+/// What the drivers that somebody else runs are served with.
+fn foreign_host(
+    options: &Options,
+    cluster: &Cluster,
+    (queues, telemetry): (berth_kube::Metrics, Telemetry),
+    registered: Drivers,
+    layout: &Layout,
+    drivers: &[Served],
+) -> foreign::Host {
+    let own = drivers.iter().map(|driver| (driver.name.clone(), socket(layout, &driver.name)));
+    foreign::Host {
+        table: options.sidecars.clone(),
+        cluster: cluster.clone(),
+        queues,
+        telemetry,
+        registered,
+        registry: layout.registry(),
+        served: Mutex::new(own.collect()),
+        single: options.foreign_drivers.len() == 1,
+    }
+}
+
+/// Serves drivers that somebody else runs, and says which of them are there.
+async fn serve_foreign(
+    host: foreign::Host,
+    sockets: &[PathBuf],
+    loops: &CancellationToken,
+    report: impl Fn(&str),
+) -> Vec<JoinHandle<()>> {
+    let host = Arc::new(host);
+    let mut tasks = Vec::new();
+    for socket in sockets {
+        let driver = Foreign::new(socket, host.clone());
+        report(&match driver.identity_within(FOREIGN_START).await {
+            Some(identity) => format!("driver {} at {}", identity.name, socket.display()),
+            None => format!("waiting for a driver at {}", socket.display()),
+        });
+        tasks.push(tokio::spawn(driver.run(loops.clone())));
+    }
+    tasks
+}
+
 /// Starts the sidecars that a cluster has one of, and for each driver those that it needs.
 pub(crate) fn start_sidecars(
     table: &[Sidecar],
@@ -264,37 +317,50 @@ pub(crate) fn start_sidecars(
     drivers: &[Served],
     telemetry: &Telemetry,
 ) -> anyhow::Result<Vec<JoinHandle<()>>> {
-    let surroundings = Surroundings {
-        host: "berth".to_owned(),
-        namespace: Some("kube-system".to_owned()),
-        ..Surroundings::default()
-    };
     let mut started = Vec::new();
-    let mut start = |choice: Choice<'_>, line: &ArgMatches, driver: Option<&Served>| {
-        // Each driver has sidecars of its own, with the same metrics.
-        let of_driver = driver.map(|driver| ("driver".into(), driver.name.clone().into()));
-        let mut registry = Registry::with_labels(of_driver.into_iter());
-        let sidecars = Sidecars::configure(choice, line, surroundings.clone(), &mut registry)?;
-        let (cluster, driver) = (cluster.clone(), driver.map(Served::client));
-        if let Some(driver) = &driver {
-            driver.measure(&mut registry);
-        }
-        telemetry.add(registry);
+    let mut start = |sidecars: Sidecars, driver: Option<Driver>| {
+        let cluster = cluster.clone();
         started.push(tokio::spawn(async move {
             if let Err(error) = sidecars.run_in(cluster, driver).await {
                 tracing::error!("sidecars do not run: {error:#}");
             }
         }));
-        anyhow::Ok(())
     };
     for row in table.iter().filter(|row| row.scope == Scope::Cluster) {
-        start(Choice::Single(row), &row.command().try_get_matches_from([row.name])?, None)?;
+        let line = row.command().try_get_matches_from([row.name])?;
+        let mut registry = Registry::default();
+        start(Sidecars::configure(Choice::Single(row), &line, surroundings(), &mut registry)?, None);
+        telemetry.add(registry);
     }
-    let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
     for driver in drivers {
-        start(Choice::Of(table), &line, Some(driver))?;
+        let client = driver.client();
+        start(sidecars_of(table, &driver.name, &client, telemetry)?, Some(client));
     }
     Ok(started)
+}
+
+/// The sidecars of one driver. Each driver has its own, with the same metrics.
+fn sidecars_of(
+    table: &[Sidecar],
+    name: &str,
+    driver: &Driver,
+    telemetry: &Telemetry,
+) -> anyhow::Result<Sidecars> {
+    let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
+    let mut registry = Registry::with_labels([("driver".into(), name.to_owned().into())].into_iter());
+    let configured = Sidecars::configure(Choice::Of(table), &line, surroundings(), &mut registry)?;
+    driver.measure(&mut registry);
+    telemetry.add(registry);
+    Ok(configured)
+}
+
+/// The environment of the sidecars here.
+fn surroundings() -> Surroundings {
+    Surroundings {
+        host: "berth".to_owned(),
+        namespace: Some("kube-system".to_owned()),
+        ..Surroundings::default()
+    }
 }
 
 /// Takes away what drivers have mounted below a data directory where none runs; gives how many mounts there were.

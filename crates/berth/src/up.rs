@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use berth_core::names;
+use berth_csi::Endpoint;
 use berth_kube::Cluster;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgMatches, Args as ClapArgs, Command, FromArgMatches as _};
@@ -50,6 +51,10 @@ pub(crate) struct Args {
     /// A driver to run, or none; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
     drivers: Vec<String>,
+
+    /// The socket of a CSI driver that you run yourself: it gets sidecars and is registered; may be given several times
+    #[arg(long, value_parser = foreign_socket, value_name = "URL")]
+    driver_endpoint: Vec<PathBuf>,
 
     /// Where FlexVolume drivers are installed, as VENDOR~DRIVER/DRIVER [default: node/volumeplugins in the data directory]
     #[arg(long, value_name = "DIR")]
@@ -125,6 +130,16 @@ pub(crate) fn named(args: &[OsString]) -> Vec<String> {
     named
 }
 
+/// Reads the endpoint of a driver that the node is to know: the kubelet's registration takes only sockets.
+fn foreign_socket(text: &str) -> Result<PathBuf, String> {
+    match text.parse::<Endpoint>().map_err(|error| error.to_string())? {
+        Endpoint::Unix(path) => Ok(path),
+        Endpoint::Tcp { .. } => {
+            Err("a node knows drivers only by sockets; give unix:///path/to.sock".to_owned())
+        }
+    }
+}
+
 /// The backends that are asked for, each once.
 fn chosen(backends: &[Backend], names: &[String]) -> Vec<Backend> {
     let asked = |backend: &&Backend| names.iter().any(|name| name == backend.name);
@@ -154,6 +169,7 @@ pub(crate) async fn run(
         empty_store: args.empty_store,
         record: args.record.as_deref().map(std::path::absolute).transpose()?,
         drivers: chosen(backends, &args.drivers),
+        foreign_drivers: args.driver_endpoint.clone(),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
         stand_ins: if args.no_stand_ins { Vec::new() } else { stand_ins::table() },

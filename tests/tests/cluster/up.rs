@@ -12,6 +12,7 @@ mod mycsi;
 mod nfs;
 mod pods;
 mod stateful;
+mod strangers;
 
 use anyhow::{Result, ensure};
 use berth_e2e::up::Machine;

@@ -337,7 +337,7 @@ fn not_provisioned(
             .advise(if registered.is_empty() {
                 "start the driver, then its sidecars: berth sidecars --csi-address SOCKET; or use another class"
             } else {
-                "start one for the driver: berth sidecars --csi-address SOCKET"
+                "start one for the driver: berth sidecars --csi-address SOCKET, or berth up --driver-endpoint unix://SOCKET, which runs all that the driver needs"
             })
             .command(describe(claim)),
     )
