@@ -42,7 +42,10 @@ snapshot)
     ;;
 delete-snapshot) rm -rf "$root/.snapshots/$BERTH_ID" "$root/.snapshots/$BERTH_ID.new" ;;
 grow | stats) ;; # A directory has no size of its own, and df says how full it is.
-capacity) echo "{\"available\":$(df --output=avail -B1 "$root" | tail -n 1)}" ;;
+capacity)
+    mkdir -p "$root"
+    echo "{\"available\":$(df --output=avail -B1 "$root" | tail -n 1)}"
+    ;;
 publish)
     [ -d "$volume" ] || refuse NOT_FOUND "there is no $volume"
     printf '{"source":"%s"}\n' "$volume"

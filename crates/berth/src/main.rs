@@ -7,6 +7,7 @@
 //!                                       +- doctor             -> examines any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
 //!                                       +- flex               -> installs FlexVolume drivers
+//!                                       +- new                -> writes the sources of a driver
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
 //! ```
 //!
@@ -37,6 +38,7 @@ mod launch;
 mod logging;
 mod machine;
 mod metrics;
+mod new;
 mod record;
 mod resize;
 mod sidecars;
@@ -118,6 +120,10 @@ enum Command {
     /// Grow the claims of a StatefulSet and their template, without stopping its pods.
     #[command(display_order = 8)]
     Resize(resize::Args),
+
+    /// Make the sources of a driver of your own: in Rust, Go, Python or shell.
+    #[command(display_order = 19)]
+    New(new::Args),
 
     /// Run FlexVolume drivers, and change their volumes over to CSI.
     #[command(display_order = 20)]
@@ -275,6 +281,7 @@ impl Tables<'_> {
                 Command::Restore(args) => backup::restore(&args)?,
                 Command::Adopt(args) => adopt::run(args).await?,
                 Command::Resize(args) => resize::run(args).await?,
+                Command::New(args) => return new::run(&args),
                 Command::Flex(args) => flex::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,

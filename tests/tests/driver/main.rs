@@ -1,7 +1,9 @@
 //! Berth's local driver as a program on its socket, on real disks: what it does with people's bytes, what it refuses, what is
-//! left after `kill -9`, and csi-sanity.
+//! left after `kill -9`, and csi-sanity; and programs as drivers.
 
 mod bad_input;
 mod crash;
 mod data;
+mod exec;
+mod new;
 mod sanity;
