@@ -93,13 +93,16 @@ const fn rule(
 
 macro_rules! rules {
     ($($name:ident = ($id:literal, $level:ident, $section:literal, $rule:literal, $advice:literal);)*) => {
-        $(static $name: Rule = rule($id, Level::$level, $section, $rule, $advice);)*
+        $(pub(crate) static $name: Rule = rule($id, Level::$level, $section, $rule, $advice);)*
         /// Every rule for one call.
         pub static RULES: &[&Rule] = &[$(&$name),*];
     };
 }
 
 rules! {
+    ANSWERS = ("call.answers", Must, "Error Scheme",
+        "Every call is answered, within the time that its caller waits.",
+        "Find out what the call waits for; answer DEADLINE_EXCEEDED or ABORTED while the work goes on, and do not crash.");
     MESSAGE = ("call.message", Must, "Error Scheme",
         "A call that fails says why, in a message for people.",
         "Put a sentence into the status: what was asked for, and what is wrong with it.");
@@ -213,7 +216,10 @@ type Add<'a> = dyn FnMut(&'static Rule, Option<String>) + 'a;
 
 fn failed_call(status: &Status, secrets: &BTreeMap<String, String>, add: &mut Add<'_>) {
     let (code, message) = (berth_csi::code::grpc_name(status.code()), status.message());
-    add(&MESSAGE, message.trim().is_empty().then(|| format!("{code} came without a message")));
+    // Go's library answers unknown methods with a sentence, others with the code alone.
+    if status.code() != Code::Unimplemented {
+        add(&MESSAGE, message.trim().is_empty().then(|| format!("{code} came without a message")));
+    }
     add(&DETAILS, (!status.details().is_empty()).then(|| format!("{code} came with details")));
     add(&CODE, (status.code() == Code::Unknown).then(|| format!("the code is UNKNOWN: {message}")));
     if !secrets.is_empty() {
