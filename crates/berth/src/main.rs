@@ -6,6 +6,7 @@
 //!                                       +- status, explain    -> read the API and the timeline
 //!                                       +- doctor             -> examines any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
+//!                                       +- certify            -> tests any driver (berth-certify)
 //!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- new                -> writes the sources of a driver
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
@@ -19,7 +20,7 @@
 //!
 //! Rules: only this crate knows the command line; libraries get options. Flags that other projects' manifests use are taken in
 //! Go's style too: one dash or two, `--flag=true` for switches. The exit status is 0, 1 for an error, 2 for a wrong command
-//! line, and 3 for an object that `berth explain` finds stuck.
+//! line or a driver that `berth certify` could not test, and 3 for an object that `berth explain` finds stuck.
 //!
 //! Start reading with [`Tables::run`], then with the module of a command.
 
@@ -27,6 +28,7 @@ mod adopt;
 mod apiserver;
 mod backup;
 mod calls;
+mod certify;
 mod demo;
 mod doctor;
 mod down;
@@ -105,6 +107,10 @@ enum Command {
     #[command(display_order = 5)]
     Logs(calls::Args),
 
+    /// Test any CSI driver, and print a report.
+    #[command(display_order = 19)]
+    Certify(Box<certify::Args>),
+
     /// Copy objects, certificates and drivers' records into one file.
     #[command(display_order = 6)]
     Backup(backup::BackupArgs),
@@ -167,6 +173,11 @@ fn main() -> ExitCode {
         return status;
     }
     let matches = TABLES.parse(std::env::args_os()).unwrap_or_else(|mistake| mistake.exit());
+    if let Some(("certify", own)) = matches.subcommand()
+        && let Some(status) = certify::enter_namespace(own)
+    {
+        return status;
+    }
     // Every container and every connection is a few files, and the usual soft limit is small for a node.
     if let Err(error) = berth_host::limits::raise_open_files() {
         eprintln!("berth: {}", error.sentence());
@@ -276,6 +287,7 @@ impl Tables<'_> {
                 Command::Demo(args) => demo::run(args).await?,
                 Command::Explain(args) => return explain::run(args).await,
                 Command::Doctor(args) => return doctor::run(args).await,
+                Command::Certify(args) => return certify::run(*args).await,
                 Command::Logs(args) => calls::run(args).await?,
                 Command::Backup(args) => backup::backup(&args)?,
                 Command::Restore(args) => backup::restore(&args)?,
@@ -305,7 +317,8 @@ fn with_own_name(mut args: Vec<OsString>, by_name: &[&str]) -> Vec<OsString> {
 fn with_two_dashes(mut args: Vec<OsString>, command: &clap::Command) -> Vec<OsString> {
     let mut long_flags = vec!["help".to_owned(), "version".to_owned()];
     collect_long_flags(command, &mut long_flags);
-    for arg in &mut args {
+    // What follows `--` is the command line of another program.
+    for arg in args.iter_mut().take_while(|arg| *arg != "--") {
         if single_dash_name(arg).is_some_and(|name| long_flags.iter().any(|flag| flag == name)) {
             let mut doubled = OsString::from("-");
             doubled.push(&*arg);
