@@ -45,6 +45,8 @@ pub struct Options {
     pub max_entries: i32,
     /// The filesystem of volumes that name none.
     pub default_fs_type: String,
+    /// The one node that this attacher is for, if every node has a driver and an attacher of its own.
+    pub only_node: Option<String>,
 }
 
 impl Default for Options {
@@ -56,7 +58,22 @@ impl Default for Options {
             reconcile: Duration::from_mins(1),
             max_entries: 0,
             default_fs_type: String::new(),
+            only_node: None,
         }
+    }
+}
+
+/// Which attachments are this attacher's: those of its driver, on its node if it is for one.
+#[derive(Debug, Clone)]
+struct Scope {
+    driver: String,
+    node: Option<String>,
+}
+
+impl Scope {
+    fn includes(&self, attachment: &VolumeAttachment) -> bool {
+        let spec = &attachment.spec;
+        spec.attacher == self.driver && self.node.as_ref().is_none_or(|node| spec.node_name == *node)
     }
 }
 
@@ -90,13 +107,14 @@ struct Attacher {
     driver: Driver,
     /// The driver that this attacher was started for.
     name: String,
+    scope: Scope,
     finalizer: String,
     options: Options,
     attachments: Cache<VolumeAttachment>,
     by_volume: Index<VolumeAttachment, String>,
-    /// The attachments of this driver, under one value.
+    /// The attachments of this attacher, under one value.
     ours: Index<VolumeAttachment, ()>,
-    /// The attachments of this driver by node.
+    /// The attachments of this attacher by node.
     by_node: Index<VolumeAttachment, String>,
     volumes: Cache<PersistentVolume>,
     nodes: Cache<CSINode>,
@@ -110,7 +128,8 @@ impl Attacher {
     fn new(cluster: &Cluster, driver: Driver, options: Options, identity: &Identity) -> Self {
         let attachments = cluster.cache::<VolumeAttachment>();
         let name = identity.name.clone();
-        let (ours, of_driver) = (name.clone(), name.clone());
+        let scope = Scope { driver: name.clone(), node: options.only_node.clone() };
+        let (ours, on_node) = (scope.clone(), scope.clone());
         Self {
             finalizer: plan::finalizer(&name),
             by_volume: attachments.index(|attachment: &VolumeAttachment| {
@@ -118,12 +137,11 @@ impl Attacher {
             }),
             ours: attachments.index(
                 move |attachment: &VolumeAttachment| {
-                    if attachment.spec.attacher == ours { vec![()] } else { Vec::new() }
+                    if ours.includes(attachment) { vec![()] } else { Vec::new() }
                 },
             ),
             by_node: attachments.index(move |attachment: &VolumeAttachment| {
-                let spec = &attachment.spec;
-                (spec.attacher == of_driver).then(|| spec.node_name.clone()).into_iter().collect()
+                on_node.includes(attachment).then(|| attachment.spec.node_name.clone()).into_iter().collect()
             }),
             attachments,
             volumes: cluster.cache(),
@@ -134,6 +152,7 @@ impl Attacher {
             cluster: cluster.named("external-attacher"),
             driver,
             name,
+            scope,
             options,
         }
     }
@@ -141,12 +160,12 @@ impl Attacher {
     /// Attachments, when they change, when their volume is seen, and when the driver comes to be known on their node:
     /// without the node's id they have failed before.
     fn attachment_loop(&self) -> Loop<Key> {
-        let (ours, driver) = (self.name.clone(), self.name.clone());
+        let (ours, driver) = (self.scope.clone(), self.name.clone());
         let (by_volume, by_node) = (self.by_volume.clone(), self.by_node.clone());
         Loop::new(&self.cluster, &self.queue)
             .subscribe(&self.attachments, move |before, after| {
                 let changed = after.filter(|after| {
-                    after.spec.attacher == ours && before.is_none_or(|before| plan::matters(before, after))
+                    ours.includes(after) && before.is_none_or(|before| plan::matters(before, after))
                 });
                 changed.map(|after| Key::of(after.as_ref())).into_iter().collect()
             })

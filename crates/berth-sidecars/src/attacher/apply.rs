@@ -24,8 +24,7 @@ const LONGEST_MESSAGE: usize = 1024;
 
 impl Attacher {
     pub(super) async fn sync(&self, key: &Key) -> Result<Next, Failure> {
-        let Some(attachment) =
-            self.attachments.get(key).filter(|attachment| attachment.spec.attacher == self.name)
+        let Some(attachment) = self.attachments.get(key).filter(|attachment| self.scope.includes(attachment))
         else {
             self.forced.lock().remove(key);
             return Ok(Next::Done);

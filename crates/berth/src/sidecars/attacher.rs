@@ -33,6 +33,10 @@ pub(super) struct Flags {
     #[arg(long, default_value = "0", value_parser = clap::value_parser!(i32).range(0..), value_name = "COUNT")]
     max_entries: i32,
 
+    /// Attach to and detach from this node alone, for a driver that runs on every node with an attacher beside it
+    #[arg(long, value_name = "NAME")]
+    only_node: Option<String>,
+
     #[command(flatten)]
     work: Work,
     #[command(flatten)]
@@ -49,6 +53,7 @@ impl Flags {
             reconcile: self.reconcile_sync,
             max_entries: self.max_entries,
             default_fs_type: self.filesystem.default_fstype.clone(),
+            only_node: self.only_node.clone(),
         })
     }
 }
