@@ -46,6 +46,7 @@
 //!         program,
 //!         labels: Default::default(),
 //!         address: None,
+//!         lease_duration: None,
 //!         environment: Vec::new(),
 //!         hidden: Vec::new(),
 //!         stand_ins: Vec::new(),

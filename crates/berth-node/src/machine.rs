@@ -1,7 +1,7 @@
 //! Keeps the objects that stand for this machine: its Node, its lease, and its CSINode.
 //!
 //! Reads: its Node, its CSINode. Writes: Node (labels, annotations, status), the Lease of its name in `kube-node-lease`
-//! every 10 s, CSINode. The status is written when it changes, and every 5 minutes; everything that waits to be written
+//! every 10 s if it holds for 40 s, CSINode. The status is written when it changes, and every 5 minutes; everything that waits to be written
 //! at the same time is one write. The node is ready once its CSINode exists: before that, nobody could tell that a
 //! volume's driver is missing here.
 
@@ -58,6 +58,8 @@ pub struct Options {
     pub max_pods: u32,
     /// The runtime's name and version, such as `process://0.1.0`.
     pub runtime: String,
+    /// How long the node's lease holds; it is renewed four times in this time.
+    pub lease_duration: Duration,
 }
 
 impl Options {
@@ -71,6 +73,7 @@ impl Options {
             port: None,
             max_pods: 1100,
             runtime: concat!("process://", env!("CARGO_PKG_VERSION")).to_owned(),
+            lease_duration: lease::DURATION,
         }
     }
 }
@@ -164,7 +167,8 @@ impl Machine {
         machine.follow();
         machine.follow_csi_node();
         tokio::spawn(Arc::clone(&machine).keep_status());
-        tokio::spawn(lease::keep(machine.cluster.clone(), node));
+        let lease_duration = machine.options.lease_duration;
+        tokio::spawn(lease::keep(machine.cluster.clone(), node, lease_duration));
         Ok(machine)
     }
 

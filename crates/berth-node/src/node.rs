@@ -5,6 +5,7 @@ use std::io;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_host::path::Dir;
@@ -44,6 +45,8 @@ pub struct Options {
     pub labels: BTreeMap<String, String>,
     /// How others reach the machine; found out if `None`.
     pub address: Option<IpAddr>,
+    /// How long the node's lease holds; as long as the kubelet's if `None`.
+    pub lease_duration: Option<Duration>,
     /// Variables that every container gets unless it sets them itself.
     pub environment: Vec<(String, String)>,
     /// Directories of the machine that containers do not see, beside the node's own.
@@ -98,10 +101,12 @@ impl Node {
             Dir::ensure(&directory, 0o750).map_err(Error::Directory)?;
         }
         let cluster = options.cluster.named("kubelet");
+        let defaults = machine::Options::new(&options.name, &options.directory);
         let presented = machine::Options {
             labels: options.labels,
             address: options.address,
-            ..machine::Options::new(&options.name, &options.directory)
+            lease_duration: options.lease_duration.unwrap_or(defaults.lease_duration),
+            ..defaults
         };
         let runtime = Runtime::open(&layout.containers(), &options.program).map_err(Error::Runtime)?;
         let machine = Machine::start(cluster.clone(), presented).await?;

@@ -1,4 +1,4 @@
-//! The node's lease: a small object that says every 10 seconds that the node is alive.
+//! The node's lease: a small object that says every few seconds that the node is alive.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,21 +11,21 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 
 /// Where the leases of nodes are.
 const NAMESPACE: &str = "kube-node-lease";
-/// How often it is renewed.
-const PERIOD: Duration = Duration::from_secs(10);
-/// How long it holds.
-const SECONDS: i32 = 40;
+/// How long it holds in Kubernetes.
+pub(super) const DURATION: Duration = Duration::from_secs(40);
+/// How often it is renewed while it holds.
+const RENEWALS: u32 = 4;
 /// How soon a renewal that failed is tried again.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Renews the lease until the cluster's shutdown.
-pub(super) async fn keep(cluster: Cluster, node: Arc<Node>) {
+/// Renews the lease, which holds for `duration`, until the cluster's shutdown.
+pub(super) async fn keep(cluster: Cluster, node: Arc<Node>, duration: Duration) {
     let mut known = None;
     loop {
-        let wait = match renew(&cluster, &node, known.take()).await {
+        let wait = match renew(&cluster, &node, known.take(), duration).await {
             Ok(lease) => {
                 known = Some(lease);
-                PERIOD
+                duration / RENEWALS
             }
             Err(error) => {
                 tracing::warn!(
@@ -42,14 +42,19 @@ pub(super) async fn keep(cluster: Cluster, node: Arc<Node>) {
     }
 }
 
-async fn renew(cluster: &Cluster, node: &Node, known: Option<Arc<Lease>>) -> Result<Arc<Lease>> {
+async fn renew(
+    cluster: &Cluster,
+    node: &Node,
+    known: Option<Arc<Lease>>,
+    duration: Duration,
+) -> Result<Arc<Lease>> {
     let name = node.metadata.name.clone().unwrap_or_default();
     let known = match known {
         Some(known) => Some(known),
         None => cluster.fetch::<Lease>(&Key::new(NAMESPACE, &name)).await?,
     };
     if let Some(known) = known {
-        return cluster.update(&*known, |lease| lease.spec = Some(spec(&name))).await;
+        return cluster.update(&*known, |lease| lease.spec = Some(spec(&name, duration))).await;
     }
     let lease = Lease {
         metadata: ObjectMeta {
@@ -64,7 +69,7 @@ async fn renew(cluster: &Cluster, node: &Node, known: Option<Arc<Lease>>) -> Res
             }]),
             ..ObjectMeta::default()
         },
-        spec: Some(spec(&name)),
+        spec: Some(spec(&name, duration)),
     };
     match cluster.create(&lease).await {
         Err(error) if error.is_not_found() => {
@@ -77,10 +82,12 @@ async fn renew(cluster: &Cluster, node: &Node, known: Option<Arc<Lease>>) -> Res
     }
 }
 
-fn spec(name: &str) -> LeaseSpec {
+fn spec(name: &str, duration: Duration) -> LeaseSpec {
+    let whole = duration.as_secs() + u64::from(duration.subsec_nanos() > 0);
+    let seconds = i32::try_from(whole).unwrap_or(i32::MAX);
     LeaseSpec {
         holder_identity: Some(name.to_owned()),
-        lease_duration_seconds: Some(SECONDS),
+        lease_duration_seconds: Some(seconds.max(1)),
         renew_time: Some(MicroTime(Timestamp::now())),
         ..LeaseSpec::default()
     }

@@ -48,6 +48,7 @@ impl World {
             directory: self.path(),
             program: tests.parent().unwrap().parent().unwrap().join("examples/launcher"),
             labels: Default::default(),
+            lease_duration: None,
             address: Some([127, 0, 0, 1].into()),
             environment: vec![("KUBERNETES_SERVICE_HOST".to_owned(), "127.0.0.1".to_owned())],
             hidden: Vec::new(),
