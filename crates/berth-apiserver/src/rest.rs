@@ -46,6 +46,7 @@ use crate::pods::Pods;
 use crate::resource::Subresource;
 use crate::store::{Key, Store, WriteError};
 
+pub use crate::rules::TolerationSeconds;
 pub(crate) use bootstrap::{has_furniture, is_furniture};
 pub use content::Body;
 pub use error::{Answer, Failure};
@@ -62,6 +63,8 @@ pub struct Options {
     pub pods: Option<Arc<dyn Pods>>,
     /// The function that is called for every request for `/metrics`; without one the answer is empty.
     pub metrics: Option<MetricsHook>,
+    /// How long pods that do not say stay on a node that fails.
+    pub toleration_seconds: TolerationSeconds,
     /// Ends all watches when cancelled.
     pub shutdown: CancellationToken,
 }

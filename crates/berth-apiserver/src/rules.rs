@@ -36,6 +36,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
+pub use self::admission::TolerationSeconds;
 pub(crate) use self::admission::{Denied, Operation, Reader, admit, complete_update};
 pub(crate) use self::metadata::{metadata_causes, metadata_update_causes};
 pub(crate) use self::names::NameRule;

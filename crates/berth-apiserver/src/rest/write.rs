@@ -473,7 +473,7 @@ impl Call {
         object::set_managers(new, managers);
         // What admission checks of updates, Kubernetes checks last.
         if !is_status {
-            rules::complete_update(&served.resource, new, old);
+            rules::complete_update(&served.resource, new, old, self);
         }
         let mut causes = rules::metadata_update_causes(new, old);
         causes.extend(match self.subresource {
@@ -634,6 +634,10 @@ impl Reader for Call {
         let Some(served) = self.registry.by_name(group, resource) else { return Vec::new() };
         let view = self.store().view(&served.collection);
         view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect()
+    }
+
+    fn toleration_seconds(&self) -> rules::TolerationSeconds {
+        self.api.inner.options.toleration_seconds
     }
 }
 

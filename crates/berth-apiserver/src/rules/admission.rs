@@ -48,6 +48,26 @@ pub(crate) trait Reader {
 
     /// All objects of a resource.
     fn list(&self, group: &str, resource: &str) -> Vec<Value>;
+
+    /// How long pods that do not say stay on a node that fails.
+    fn toleration_seconds(&self) -> TolerationSeconds {
+        TolerationSeconds::default()
+    }
+}
+
+/// How long pods that do not say stay on a node that fails; the default is Kubernetes'.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TolerationSeconds {
+    /// On a node that says it is not ready.
+    pub not_ready: u32,
+    /// On a node that says nothing any more.
+    pub unreachable: u32,
+}
+
+impl Default for TolerationSeconds {
+    fn default() -> Self {
+        Self { not_ready: 300, unreachable: 300 }
+    }
 }
 
 /// Completes an object from others, or refuses to write it.
@@ -64,7 +84,7 @@ pub(crate) fn admit(
         ("", "Pod", Operation::Create) => {
             request.service_account(object)?;
             request.priority(object)?;
-            default_tolerations(object);
+            default_tolerations(object, reader.toleration_seconds());
         }
         ("", "PersistentVolumeClaim", Operation::Create) => {
             request.default_class(object);
@@ -81,10 +101,10 @@ pub(crate) fn admit(
 }
 
 /// Completes a changed object, before it is validated.
-pub(crate) fn complete_update(resource: &Resource, object: &mut Value, old: &Value) {
+pub(crate) fn complete_update(resource: &Resource, object: &mut Value, old: &Value, reader: &dyn Reader) {
     if resource.group.is_empty() && &*resource.kind == "Pod" {
         keep_priority(object, old);
-        default_tolerations(object);
+        default_tolerations(object, reader.toleration_seconds());
     }
 }
 
@@ -260,16 +280,15 @@ fn keep_priority(pod: &mut Value, old: &Value) {
     }
 }
 
-/// Pods stay for five minutes on a node that stops answering.
-fn default_tolerations(pod: &mut Value) {
-    for key in [NODE_NOT_READY, NODE_UNREACHABLE] {
+/// Pods stay for a while on a node that stops answering.
+fn default_tolerations(pod: &mut Value, seconds: TolerationSeconds) {
+    for (key, seconds) in [(NODE_NOT_READY, seconds.not_ready), (NODE_UNREACHABLE, seconds.unreachable)] {
         let tolerated = items(pod, &["spec", "tolerations"]).iter().any(|toleration| {
             matches!(text(toleration, &["effect"]), "" | "NoExecute")
                 && (text(toleration, &["key"]) == key || text(toleration, &["key"]).is_empty())
         });
         if !tolerated {
-            let toleration =
-                json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300});
+            let toleration = json!({"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": seconds});
             push(map(pod, &["spec"]).entry("tolerations").or_insert(json!([])), toleration);
         }
     }

@@ -178,7 +178,7 @@ fn pods_get_a_priority_and_tolerations() {
     assert_eq!((&spec["priority"], &spec["preemptionPolicy"]), (&json!(0), &json!("PreemptLowerPriority")));
     assert_eq!(spec["tolerations"].as_array().unwrap().len(), 2);
     let mut new = pod();
-    complete_update(&pods(), &mut new, &object);
+    complete_update(&pods(), &mut new, &object, &cluster());
     assert_eq!((&new["spec"]["priority"], &new["spec"]["tolerations"]), (&json!(0), &spec["tolerations"]));
     let mut object = pod();
     object["spec"]["priorityClassName"] = json!("none");
