@@ -46,13 +46,16 @@ use reports::Reports;
 const COMPONENT: &str = "attachdetach-controller";
 const WORKERS: usize = 64;
 
+/// How long Kubernetes waits for a node that is not ready to unmount a volume that nobody wants there.
+pub const FORCE_DETACH_AFTER: Duration = plan::UNMOUNT_WAIT;
+
 /// Runs until the cluster's shutdown; `flex` are the FlexVolume drivers that attach volumes from here.
-pub async fn run(cluster: Cluster, flex: Option<Drivers>) {
+pub async fn run(cluster: Cluster, flex: Option<Drivers>, force_detach_after: Duration) {
     let cluster = cluster.named(COMPONENT);
     let backoff = Backoff { first: Duration::from_millis(50), ..Backoff::default() };
     let queue = cluster.queue("attach-detach", backoff);
     let flex = flex.map(|drivers| Arc::new(FlexAttachments::new(drivers, queue.clone())));
-    let world = World::new(&cluster, flex.clone());
+    let world = World::new(&cluster, flex.clone(), force_detach_after);
     let reports = Reports::new(&cluster, queue.clone());
     let controller = Arc::new(Controller {
         recorder: Recorder::new(&cluster, COMPONENT, ""),

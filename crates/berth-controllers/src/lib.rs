@@ -7,6 +7,7 @@
 //! | [`ephemeral`] | the claims of generic ephemeral volumes |
 //! | [`expand`] | an event on each claim that waits for its driver's resizer; larger FlexVolumes, for the node to grow |
 //! | [`attach_detach`] | VolumeAttachments for the pods of each node; `attach` and `detach` of FlexVolume drivers |
+//! | [`nodes`] | the taints of nodes that fail, the eviction of their pods, and pods that nobody else removes |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
 //! | [`workloads`] | Deployments, ReplicaSets, StatefulSets and DaemonSets |
 //!
@@ -28,23 +29,45 @@
 pub mod attach_detach;
 pub mod ephemeral;
 pub mod expand;
+pub mod nodes;
 pub mod persistent_volumes;
 pub mod protection;
 pub mod scheduler;
 pub mod workloads;
 
+use std::time::Duration;
+
 use berth_flex::Drivers;
 use berth_kube::Cluster;
 
+/// How the loops judge nodes that fail.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// How long a node may be silent before it is unhealthy.
+    pub node_monitor_grace_period: Duration,
+    /// How long a volume that nobody wants stays attached to a node that is not ready and does not unmount it.
+    pub force_detach_after: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            node_monitor_grace_period: nodes::GRACE_PERIOD,
+            force_detach_after: attach_detach::FORCE_DETACH_AFTER,
+        }
+    }
+}
+
 /// Runs every loop until the cluster's shutdown; `flex` are the FlexVolume drivers that attach volumes from here.
-pub async fn run(cluster: Cluster, flex: Drivers) {
+pub async fn run(cluster: Cluster, flex: Drivers, options: Options) {
     tokio::join!(
         persistent_volumes::run(cluster.clone()),
         protection::run(cluster.clone()),
         ephemeral::run(cluster.clone()),
         expand::run(cluster.clone()),
         scheduler::run(cluster.clone()),
-        attach_detach::run(cluster.clone(), Some(flex)),
+        attach_detach::run(cluster.clone(), Some(flex), options.force_detach_after),
+        nodes::run(cluster.clone(), options.node_monitor_grace_period),
         workloads::run(cluster),
     );
 }

@@ -1,7 +1,8 @@
 //! What the caches say of one volume: where pods want it, where it is attached, and what the nodes say.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use berth_kube::{Cache, Cluster, Index, Key};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -40,10 +41,12 @@ pub(super) struct World {
     /// Attachments by the name of their volume that stands on them.
     attachments_by_unique: Index<VolumeAttachment, String>,
     pub(super) attachments_by_node: Index<VolumeAttachment, String>,
+    /// How long to wait for a node that is not ready to unmount a volume.
+    unmount_wait: Duration,
 }
 
 impl World {
-    pub(super) fn new(cluster: &Cluster, flex: Option<Arc<FlexAttachments>>) -> Self {
+    pub(super) fn new(cluster: &Cluster, flex: Option<Arc<FlexAttachments>>, unmount_wait: Duration) -> Self {
         let pods: Cache<Pod> = cluster.cache();
         let volumes: Cache<PersistentVolume> = cluster.cache();
         let attachments: Cache<VolumeAttachment> = cluster.cache();
@@ -69,6 +72,7 @@ impl World {
             pods,
             volumes,
             attachments,
+            unmount_wait,
         }
     }
 
@@ -184,7 +188,11 @@ impl World {
         settled: impl Fn(&str) -> bool,
     ) -> ObservedVolume {
         let users = self.users(unique);
-        let mut observed = ObservedVolume { shareable: self.shareable(unique), ..ObservedVolume::default() };
+        let mut observed = ObservedVolume {
+            shareable: self.shareable(unique),
+            unmount_wait: self.unmount_wait,
+            nodes: BTreeMap::new(),
+        };
         for User { pod, .. } in &users {
             let here = self.node(&mut observed, storage::node_of_pod(pod));
             let pod = PodName { namespace: pod.namespace().unwrap_or_default(), name: pod.name_any() };

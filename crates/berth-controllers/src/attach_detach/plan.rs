@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 /// How long a volume that nobody wants on a node may still be mounted there before it is taken away from a node that
-/// is not ready.
+/// is not ready, unless somebody decided otherwise.
 pub(crate) const UNMOUNT_WAIT: Duration = Duration::from_secs(6 * 60);
 /// How long an attachment may take before people are told and other nodes wait for it no longer.
 pub(crate) const ATTACH_WAIT: Duration = Duration::from_secs(2 * 60);
@@ -60,10 +60,12 @@ pub(crate) struct OnNode {
 }
 
 /// One volume, with every node that wants it, has it or reports it.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone)]
 pub(crate) struct ObservedVolume {
     /// It may be attached to several nodes at a time.
     pub(crate) shareable: bool,
+    /// How long to wait for a node that is not ready to unmount it.
+    pub(crate) unmount_wait: Duration,
     pub(crate) nodes: BTreeMap<String, OnNode>,
 }
 
@@ -112,7 +114,7 @@ pub(crate) fn plan(observed: &ObservedVolume) -> Vec<Action> {
     let mut actions = Vec::new();
     for (node, here) in &observed.nodes {
         if here.pods.is_empty() {
-            plan_unwanted(node, here, &mut actions);
+            plan_unwanted(node, here, observed.unmount_wait, &mut actions);
         }
     }
     for (node, here) in &observed.nodes {
@@ -123,7 +125,7 @@ pub(crate) fn plan(observed: &ObservedVolume) -> Vec<Action> {
     actions
 }
 
-fn plan_unwanted(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
+fn plan_unwanted(node: &str, here: &OnNode, unmount_wait: Duration, actions: &mut Vec<Action>) {
     // A node that attaches by itself is none of our business.
     if here.node.exists && !here.node.managed {
         return;
@@ -146,11 +148,11 @@ fn plan_unwanted(node: &str, here: &OnNode, actions: &mut Vec<Action>) {
     if here.unwanted_for.is_none() {
         actions.push(Action::Unwanted { node: node.to_owned() });
     }
-    let expired = waited >= UNMOUNT_WAIT;
+    let expired = waited >= unmount_wait;
     let forced = expired && !(here.node.exists && here.node.ready);
     if here.in_use && here.node.exists && !forced && !here.node.out_of_service {
         if !expired {
-            actions.push(Action::Again(UNMOUNT_WAIT.saturating_sub(waited)));
+            actions.push(Action::Again(unmount_wait.saturating_sub(waited)));
         }
         return;
     }

@@ -87,7 +87,11 @@ fn since(seconds: u64) -> Option<Duration> {
 
 /// What is to be done about a volume that is on one node only.
 fn one(here: OnNode) -> Vec<Action> {
-    plan(&ObservedVolume { shareable: false, nodes: [("a".to_owned(), here)].into() })
+    plan(&ObservedVolume {
+        shareable: false,
+        unmount_wait: UNMOUNT_WAIT,
+        nodes: [("a".to_owned(), here)].into(),
+    })
 }
 
 #[test]
@@ -341,7 +345,11 @@ fn a_volume_has_one_operation_at_a_time() {
 /// Rows of whether the volume may be shared, how it is on each of two nodes, and what is to be done.
 fn on_two_nodes(rows: Vec<(&str, bool, OnNode, OnNode, Vec<Action>)>) {
     for (name, shareable, a, b, expected) in rows {
-        let observed = ObservedVolume { shareable, nodes: [("a".to_owned(), a), ("b".to_owned(), b)].into() };
+        let observed = ObservedVolume {
+            shareable,
+            unmount_wait: UNMOUNT_WAIT,
+            nodes: [("a".to_owned(), a), ("b".to_owned(), b)].into(),
+        };
         assert_eq!(plan(&observed), expected, "{name}");
     }
 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::Arc;
 
+use berth_controllers::attach_detach;
 use berth_testkit::{Loops, TestCluster, delete, patch, patch_status, until, until_any, until_gone};
 use http::{Method, Request};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
@@ -76,8 +77,8 @@ async fn an_attachment_goes_though_its_volume_went_first() {
     let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
     let nodes = cluster.all::<Node>();
     create_node(&cluster, &node).await;
-    let loops =
-        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
+    let loops = Loops::new(&cluster.client)
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER));
     let volume = bound(&cluster, "one", &cluster.name("handle")).await;
     run_on(&cluster, "first", &["one"], &node).await;
     let first = call_attached(&cluster, &node).await.name_any();
@@ -93,8 +94,8 @@ async fn an_attachment_goes_though_its_volume_went_first() {
     loops.stop().await;
     drop_volume(&cluster, &volume).await;
     patch_status(&nodes, &node, json!({ "status": { "volumesAttached": null } })).await;
-    let loops =
-        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
+    let loops = Loops::new(&cluster.client)
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER));
     until_gone(&attachments, &second).await;
     loops.stop().await;
 }
@@ -104,8 +105,8 @@ async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_h
     let cluster = TestCluster::real_or_embedded("volume-anew").await;
     let (node, attachments) = (cluster.name("a"), cluster.all::<VolumeAttachment>());
     create_node(&cluster, &node).await;
-    let loops =
-        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
+    let loops = Loops::new(&cluster.client)
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER));
     let volume = bound(&cluster, "one", &cluster.name("handle")).await;
     run_on(&cluster, "first", &["one"], &node).await;
     let made = until_any(&attachments, |attachment| attachment.spec.node_name == node).await.name_any();
@@ -121,8 +122,8 @@ async fn an_attachment_that_names_a_volume_of_old_serves_a_new_one_of_the_same_h
         },
     });
     cluster.create::<VolumeAttachment>(old).await;
-    let loops =
-        Loops::new(&cluster.client).with(|cluster| berth_controllers::attach_detach::run(cluster, None));
+    let loops = Loops::new(&cluster.client)
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER));
     call_attached(&cluster, &node).await;
     until(&cluster.all::<Node>(), &node, |node| !attached(node).is_empty()).await;
     // Somebody deletes it: the pod gets another, of the volume that there is.
@@ -178,7 +179,7 @@ async fn a_node_is_told_of_each_attached_volume_once() {
     run_on(&cluster, "p", &claims, &node).await;
     let (client, lists) = listening(&cluster.client, &node);
     let loops = Loops::new(&client)
-        .with(|cluster| berth_controllers::attach_detach::run(cluster, None))
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER))
         .with(fakes::attacher);
     until(&cluster.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
     loops.stop().await;

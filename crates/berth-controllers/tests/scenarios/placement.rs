@@ -1,5 +1,6 @@
 //! Pods get their nodes and their volumes.
 
+use berth_controllers::attach_detach;
 use berth_testkit::{Loops, TestCluster, delete, patch, until, until_any, until_gone};
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{StorageClass, VolumeAttachment};
@@ -39,7 +40,7 @@ pub(crate) async fn create_node(cluster: &TestCluster, name: &str) -> Node {
 fn everything(cluster: &TestCluster) -> Loops {
     volume_loops(&cluster.client)
         .with(berth_controllers::scheduler::run)
-        .with(|cluster| berth_controllers::attach_detach::run(cluster, None))
+        .with(|cluster| attach_detach::run(cluster, None, attach_detach::FORCE_DETACH_AFTER))
         .with(fakes::provisioner)
         .with(fakes::attacher)
 }

@@ -69,6 +69,8 @@ pub const GROUP_SNAPSHOT_VALIDATION_ERROR: &str = "GroupSnapshotValidationError"
 pub const NODE_FAILED: &str = "NodeFailed";
 /// Reason of the event that says: the node of pods that use a claim works again.
 pub const NODE_RECOVERED: &str = "NodeRecovered";
+/// A node is not ready any more; also on its pods.
+pub const NODE_NOT_READY: &str = "NodeNotReady";
 /// Reason of the event that says: the driver is asked for a claim's volume.
 pub const PROVISIONING: &str = "Provisioning";
 /// Reason of the event that says: a claim's volume could not be created.
@@ -155,3 +157,9 @@ pub const VOLUME_RESIZE_SUCCESSFUL: &str = "VolumeResizeSuccessful";
 pub const WAIT_FOR_FIRST_CONSUMER: &str = "WaitForFirstConsumer";
 /// Reason of the event that says: a claim waits for its pod to be scheduled.
 pub const WAIT_FOR_POD_SCHEDULED: &str = "WaitForPodScheduled";
+/// A node joined the cluster.
+pub const REGISTERED_NODE: &str = "RegisteredNode";
+/// A node left the cluster.
+pub const REMOVING_NODE: &str = "RemovingNode";
+/// A pod leaves its node because of a taint, or stays after all.
+pub const TAINT_MANAGER_EVICTION: &str = "TaintManagerEviction";

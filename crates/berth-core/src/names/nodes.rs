@@ -30,3 +30,7 @@ pub const MEMORY_PRESSURE: &str = "node.kubernetes.io/memory-pressure";
 pub const PID_PRESSURE: &str = "node.kubernetes.io/pid-pressure";
 /// The taint of a node without a network.
 pub const NETWORK_UNAVAILABLE: &str = "node.kubernetes.io/network-unavailable";
+/// On a Node of `berth up`: "off" has it stopped as by a power cut.
+pub const NODE_POWER: &str = "berth.dev/power";
+/// On a Node of `berth up`: whether it is "on" or "off" now.
+pub const NODE_POWERED: &str = "berth.dev/powered";
