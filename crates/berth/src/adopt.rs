@@ -63,16 +63,29 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         .collect();
     let records = data_dir.as_deref().map(backup::driver_records).unwrap_or_default();
     let sockets = match (&args.csi_address, &data_dir) {
-        (Some(socket), _) => vec![socket.clone()],
+        (Some(socket), _) => vec![Socket { path: socket.clone(), once: false }],
         (None, Some(data_dir)) => sockets(data_dir)?,
         (None, None) => Vec::new(),
     };
     anyhow::ensure!(!sockets.is_empty(), "no driver of this machine was found; name its --csi-address");
     let mut adopted = 0;
-    for socket in sockets {
-        let driver = Driver::connect(&Endpoint::Unix(socket.clone()));
+    let mut listed_once = BTreeSet::new();
+    for Socket { path, once } in sockets {
+        let driver = Driver::connect(&Endpoint::Unix(path.clone()));
         let identity = driver.call(TIMEOUT, v1::GetPluginInfoRequest {}).await;
-        let name = identity.with_context(|| format!("ask the driver at {}", socket.display()))?.name;
+        let name = match identity.with_context(|| format!("ask the driver at {}", path.display())) {
+            Ok(identity) => identity.name,
+            // What a start with several nodes has left.
+            Err(_) if once => continue,
+            Err(error) => return Err(error),
+        };
+        // On nodes there are only those parts of such a driver that mount.
+        if listed_once.contains(&name) {
+            continue;
+        }
+        if once {
+            listed_once.insert(name.clone());
+        }
         for volume in list(&driver).await.with_context(|| format!("list the volumes of {name}"))? {
             let record = records.get(&volume.volume_id);
             let is_inline = record.is_some_and(|record| record["ephemeral"] == true);
@@ -98,12 +111,34 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Where the drivers of a data directory listen.
-fn sockets(data_dir: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let plugins = berth_node::layout::Layout::new(data_dir.join(stack::NODE)).plugins();
-    let entries = std::fs::read_dir(&plugins).with_context(|| format!("read {}", plugins.display()))?;
-    let sockets = entries.map(|entry| entry.map(|entry| entry.path().join("csi.sock")));
-    Ok(sockets.collect::<Result<Vec<_>, _>>()?.into_iter().filter(|socket| socket.exists()).collect())
+/// Where a driver listens.
+struct Socket {
+    path: PathBuf,
+    /// It is the one controller of a driver for several nodes.
+    once: bool,
+}
+
+/// Where the drivers of a data directory listen; those that run once for several nodes come first.
+fn sockets(data_dir: &Path) -> anyhow::Result<Vec<Socket>> {
+    let mut sockets = Vec::new();
+    let mut add = |directory: &Path, name: &str, once: bool| -> anyhow::Result<()> {
+        if directory.exists() {
+            let entries =
+                std::fs::read_dir(directory).with_context(|| format!("read {}", directory.display()))?;
+            for entry in entries {
+                let path = entry?.path().join(name);
+                if path.exists() {
+                    sockets.push(Socket { path, once });
+                }
+            }
+        }
+        Ok(())
+    };
+    add(&data_dir.join(stack::CONTROLLERS), stack::CONTROLLER_SOCKET, true)?;
+    for root in stack::nodes::roots(data_dir) {
+        add(&berth_node::layout::Layout::new(root.join(stack::NODE)).plugins(), "csi.sock", false)?;
+    }
+    Ok(sockets)
 }
 
 async fn list(driver: &Driver) -> anyhow::Result<Vec<v1::Volume>> {

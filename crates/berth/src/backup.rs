@@ -21,6 +21,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::driver::BACKENDS;
 use crate::machine;
+use crate::stack;
 
 /// The API server's directory in the data directory.
 const API: &str = "apiserver";
@@ -125,10 +126,22 @@ fn collect(data_dir: &Path) -> anyhow::Result<BTreeMap<String, Vec<u8>>> {
             }
         }
     }
-    for backend in BACKENDS {
-        add_journal(&mut files, data_dir, &format!("{}/{STATE}/{RECORDS}", backend.name))?;
+    for path in records_paths(data_dir) {
+        add_journal(&mut files, data_dir, &path)?;
     }
     Ok(files)
+}
+
+/// Where drivers' records may be, of all nodes and of drivers that run once for all of them, in the data directory.
+fn records_paths(data_dir: &Path) -> Vec<String> {
+    let mut directories = vec![String::new(), format!("{}/", stack::CONTROLLERS)];
+    for root in stack::nodes::roots(data_dir).iter().skip(1) {
+        let name = root.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        directories.push(format!("{}/{name}/", stack::nodes::NODES));
+    }
+    let all =
+        directories.iter().flat_map(|directory| BACKENDS.iter().map(move |backend| (directory, backend)));
+    all.map(|(directory, backend)| format!("{directory}{}/{STATE}/{RECORDS}", backend.name)).collect()
 }
 
 /// Adds a journal that may be in use, and the file with its high-water mark.
@@ -296,8 +309,8 @@ fn has_records(state: &Path) -> bool {
 /// nothing here.
 pub(crate) fn driver_records(data_dir: &Path) -> BTreeMap<String, serde_json::Value> {
     let mut records = BTreeMap::new();
-    for backend in BACKENDS {
-        let journal = data_dir.join(backend.name).join(STATE).join(RECORDS);
+    for path in records_paths(data_dir) {
+        let journal = data_dir.join(path);
         for (key, json) in berth_journal::read(&journal).unwrap_or_default() {
             if let Ok(record) = serde_json::from_slice(&json) {
                 records.insert(key, record);

@@ -101,11 +101,13 @@ fn has_ended(process: &OwnedFd) -> anyhow::Result<bool> {
 
 /// Stops containers and unmounts what no process serves; returns how many there were.
 async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
-    let layout = Layout::new(data_dir.join(stack::NODE));
     let mut left = 0;
-    if layout.containers().exists() {
-        let runtime = Runtime::open(&layout.containers(), &std::env::current_exe()?)?;
-        left += machine::stop_containers(&runtime, Duration::from_secs(2)).await;
+    for root in stack::nodes::roots(data_dir) {
+        let layout = Layout::new(root.join(stack::NODE));
+        if layout.containers().exists() {
+            let runtime = Runtime::open(&layout.containers(), &std::env::current_exe()?)?;
+            left += machine::stop_containers(&runtime, Duration::from_secs(2)).await;
+        }
     }
     left += machine::take_volumes_away(data_dir).await?;
     Ok(left)

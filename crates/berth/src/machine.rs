@@ -207,13 +207,11 @@ pub(crate) async fn stop_containers(runtime: &Runtime, grace: Duration) -> usize
     running
 }
 
-/// Takes all volumes away from below a data directory; gives how many mounts there were.
+/// Takes all volumes away from below a data directory, of all its nodes; gives how many mounts there were.
 pub(crate) async fn take_volumes_away(data_dir: &Path) -> anyhow::Result<usize> {
-    let mut taken = stack::take_volumes_down(data_dir).await?;
-    // Only the node's: a person may have mounted a disk for the rest.
-    let node = data_dir.join(stack::NODE);
-    if node.exists() {
-        taken += berth_host::mount::unmount_below(&node).context("unmount what is left")?;
+    let mut taken = 0;
+    for root in stack::nodes::roots(data_dir) {
+        taken += stack::take_root_away(&root).await?;
     }
     Ok(taken)
 }

@@ -29,6 +29,7 @@ mod apiserver;
 mod backup;
 mod calls;
 mod certify;
+mod cloud;
 mod demo;
 mod doctor;
 mod down;
@@ -41,6 +42,7 @@ mod logging;
 mod machine;
 mod metrics;
 mod new;
+mod nodes;
 mod record;
 mod resize;
 mod sidecars;
@@ -126,6 +128,10 @@ enum Command {
     /// Grow the claims of a StatefulSet and their template, without stopping its pods.
     #[command(display_order = 8)]
     Resize(resize::Args),
+
+    /// List nodes, stop and start those of `berth up --nodes`, forget a lost one.
+    #[command(display_order = 3)]
+    Nodes(nodes::Args),
 
     /// Make the sources of a driver of your own: in Rust, Go, Python or shell.
     #[command(display_order = 19)]
@@ -293,6 +299,7 @@ impl Tables<'_> {
                 Command::Restore(args) => backup::restore(&args)?,
                 Command::Adopt(args) => adopt::run(args).await?,
                 Command::Resize(args) => resize::run(args).await?,
+                Command::Nodes(args) => nodes::run(args).await?,
                 Command::New(args) => return new::run(&args),
                 Command::Flex(args) => flex::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,

@@ -7,7 +7,7 @@
 mod objects;
 mod sampled;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -30,21 +30,48 @@ const END: &str = "# EOF\n";
 /// The metrics of one `berth up`; cheap to clone.
 #[derive(Clone, Default)]
 pub(crate) struct Telemetry {
-    parts: Arc<Mutex<Vec<Registry>>>,
+    parts: Arc<Mutex<Vec<Part>>>,
+    /// How full the volumes of each node are.
+    usage: Usages,
+}
+
+/// The readers of the nodes that are on, by name.
+type Usages = Arc<Mutex<BTreeMap<String, UsageReader>>>;
+
+struct Part {
+    /// The node that it goes with.
+    node: Option<String>,
+    registry: Registry,
 }
 
 impl Telemetry {
     /// Shows one more part.
     pub(crate) fn add(&self, registry: Registry) {
-        self.parts.lock().push(registry);
+        self.parts.lock().push(Part { node: None, registry });
+    }
+
+    /// Shows one more part, until the node is forgotten.
+    pub(crate) fn add_of_node(&self, node: &str, registry: Registry) {
+        self.parts.lock().push(Part { node: Some(node.to_owned()), registry });
+    }
+
+    /// Shows what the volumes of a node hold, until the node is forgotten.
+    pub(crate) fn node_started(&self, node: &str, usage: UsageReader) {
+        self.usage.lock().insert(node.to_owned(), usage);
+    }
+
+    /// Shows nothing more of a node that is off.
+    pub(crate) fn forget_node(&self, node: &str) {
+        self.parts.lock().retain(|part| part.node.as_deref() != Some(node));
+        self.usage.lock().remove(node);
     }
 
     /// Shows what the cluster's objects say, what its volumes hold, and this process.
-    pub(crate) fn observe(&self, cluster: &Cluster, usage: UsageReader, operations: &Operations) {
+    pub(crate) fn observe(&self, cluster: &Cluster, operations: &Operations) {
         let mut registry = Registry::default();
         operations.register(&mut registry);
         registry.register_collector(Box::new(objects::Objects::new(cluster)));
-        registry.register_collector(Box::new(sampled::Sampled::new(cluster, usage)));
+        registry.register_collector(Box::new(sampled::Sampled::new(cluster, self.usage.clone())));
         registry.register_collector(Box::new(Process));
         self.add(registry);
     }
@@ -52,10 +79,10 @@ impl Telemetry {
     /// All metrics, as OpenMetrics has it.
     pub(crate) fn text(&self) -> String {
         let mut texts = Vec::new();
-        for registry in self.parts.lock().iter() {
+        for part in self.parts.lock().iter() {
             let mut text = String::new();
             // Writing to memory does not fail.
-            let _ = encode(&mut text, registry);
+            let _ = encode(&mut text, &part.registry);
             texts.push(text);
         }
         merged(&texts)

@@ -1,4 +1,4 @@
-//! Everything on one machine in one process: API server, control loops, sidecars, drivers, a node.
+//! Everything on one machine in one process: API server, control loops, sidecars, drivers, and nodes.
 //!
 //! What lies in the data directory:
 //!
@@ -8,14 +8,16 @@
 //! | `local/` | the local driver's volumes and snapshots |
 //! | `nfs/` | what the NFS driver has mounted |
 //! | `node/` | the kubelet's layout: pods, plugins, registration sockets, logs |
+//! | `nodes/NAME/` | a further node (`--nodes`): its `node/`, and the directories of its drivers |
+//! | `controllers/` | with several nodes: the controllers of drivers whose volumes every node reaches |
 //! | `running.json` | who runs here, and where its API is |
 //! | `timeline.jsonl` | the steps of every volume |
 
 mod foreign;
+pub(crate) mod nodes;
 pub(crate) mod objects;
 mod pods;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -26,24 +28,20 @@ use berth_apiserver::auth::Credentials;
 use berth_apiserver::collect;
 use berth_apiserver::rest::{self, ApiServer};
 use berth_apiserver::server::Server;
+use berth_backends::services::Mode;
 use berth_csi::Endpoint;
 use berth_host::path::Dir;
-use berth_kube::Cluster;
-use berth_node::Drivers;
+use berth_kube::{Cluster, Key};
 use berth_node::layout::Layout;
-use berth_node::node::{self, Node};
-use berth_runtime::Runtime;
 use berth_sidecars::driver::Driver;
-use berth_sidecars::registrar;
 use clap::ArgMatches;
-use k8s_openapi::api::storage::v1::CSINode;
-use parking_lot::Mutex;
+use k8s_openapi::api::core::v1::Node as NodeObject;
 use prometheus_client::registry::Registry;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::foreign::Foreign;
+use self::nodes::RunningNode;
 use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
 use crate::backup;
@@ -55,16 +53,15 @@ use crate::record;
 use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::TimelineRecorder;
 
-/// How long the node and the driver may take to find each other.
-const START: Duration = Duration::from_secs(60);
-/// Where the node lies in the data directory.
+/// Where a node lies in its directory.
 pub(crate) const NODE: &str = "node";
+/// Where the controllers of drivers lie that run once for several nodes, and how each is reached there.
+pub(crate) const CONTROLLERS: &str = "controllers";
+pub(crate) const CONTROLLER_SOCKET: &str = "csi.sock";
 /// How long pods get to end when everything stops; what does not obey is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// How long the start waits to see whether somebody else's driver is there; the driver itself may come at any time.
-const FOREIGN_START: Duration = Duration::from_secs(1);
 /// How the sidecars run here: as upstream's defaults have it, but that drivers get the claims' names, and that
 /// capacity is published while the CSIDriver says that the scheduler is to read it.
 const SIDECARS: [&str; 5] = [
@@ -74,6 +71,9 @@ const SIDECARS: [&str; 5] = [
     "--capacity-ownerref-level=-1",
     "--capacity-only-if-announced",
 ];
+/// How they run beside the driver of one node among several: nodes of one machine need not wait long for each other.
+const SIDECARS_OF_NODE: [&str; 3] =
+    ["--node-deployment", "--node-deployment-base-delay=500ms", "--node-deployment-max-delay=5s"];
 
 /// What runs, and where.
 #[derive(Clone)]
@@ -82,7 +82,14 @@ pub(crate) struct Options {
     pub(crate) listen: SocketAddr,
     /// Besides the one in the data directory.
     pub(crate) kubeconfig: Option<PathBuf>,
+    /// The name of the first node.
     pub(crate) node_name: String,
+    /// How many nodes there are.
+    pub(crate) nodes: usize,
+    /// How the control loops judge nodes that fail.
+    pub(crate) controllers: berth_controllers::Options,
+    /// How long pods that do not say stay on a node that failed.
+    pub(crate) toleration_seconds: rest::TolerationSeconds,
     pub(crate) empty_store: EmptyStore,
     /// Where to keep everything that happens, if anywhere.
     pub(crate) record: Option<PathBuf>,
@@ -104,13 +111,15 @@ pub(crate) struct Options {
 pub(crate) struct Stack {
     pub(crate) running: Running,
     pub(crate) cluster: Cluster,
-    runtime: Runtime,
-    drivers: Vec<Served>,
+    machine: Arc<nodes::Machine>,
+    /// Each gives its node back when it ends, if that is on.
+    nodes: Vec<JoinHandle<Option<RunningNode>>>,
+    /// The controllers of drivers that run once for all nodes.
+    controllers: Vec<Served>,
     loops: CancellationToken,
     serving: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
     server: JoinHandle<()>,
-    pods: Arc<NodePods>,
     data: Dir,
     _lock: std::fs::File,
 }
@@ -120,9 +129,10 @@ impl Stack {
     pub(crate) async fn start(
         options: Options,
         timeline: &TimelineRecorder,
-        progress: impl Fn(&str, Duration),
+        progress: impl Fn(&str, Duration) + Sync,
     ) -> anyhow::Result<Self> {
         let begun = Instant::now();
+        let progress = |what: &str| progress(what, begun.elapsed());
         let (data, lock) = machine::take(&options.data_dir)?;
         // Whoever was killed here left its own, and its process id may be another's by now.
         data.remove_written(RUNNING).context("remove what a predecessor left")?;
@@ -145,7 +155,7 @@ impl Stack {
             ready: false,
         };
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
-        progress(&format!("API server on https://{address}"), begun.elapsed());
+        progress(&format!("API server on https://{address}"));
 
         let client = kube::Client::new(api.clone(), "default");
         let mut registry = Registry::default();
@@ -158,48 +168,45 @@ impl Stack {
             timeline.record_in(directory).with_context(|| format!("record in {}", directory.display()))?;
             record::keep_objects(&cluster, directory)?;
         }
-        let layout = Layout::new(data_dir.join(NODE));
-        let flex = flex_drivers(&options, &layout, &loops);
-        let mut tasks = start_control_loops(&api, &cluster, &flex, &loops);
-        let mut lines = Vec::new();
-        for backend in &options.drivers {
-            let directory = data_dir.join(backend.name);
-            Dir::ensure(&directory, 0o700)?;
-            lines.push((backend, backend.embed(&options.flags, &directory, &options.node_name)?));
-        }
+        let volume_plugins = options
+            .volume_plugins
+            .clone()
+            .unwrap_or_else(|| Layout::new(data_dir.join(NODE)).volume_plugins());
+        let flex =
+            berth_flex::Drivers::watch(volume_plugins.clone(), options.volume_plugin_timeouts, loops.clone());
+        let mut tasks = start_control_loops(&api, &cluster, &flex, &options.controllers, &loops);
         // The driver needs none of them.
-        let objects = lines.iter().map(|(backend, line)| (backend.objects)(&(backend.driver_name)(line)));
-        let objects = tokio::spawn(objects::ensure(client.clone(), objects.collect()));
-        progress("control loops: volumes, claims, scheduler, attach-detach, workloads", begun.elapsed());
-
-        let mut drivers = Vec::new();
-        for (backend, line) in lines {
-            let driver = start_driver(backend, line, &layout, &serving, &telemetry).await?;
-            progress(&format!("driver {}: {}", driver.name, driver.remark()), begun.elapsed());
-            drivers.push(driver);
-        }
-
+        let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
+        progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
+        telemetry.observe(&cluster, timeline.operations());
+        let controllers = start_controllers(&options, &data_dir, &serving, &telemetry).await?;
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
-        let node = start_node(&cluster, &options, &layout, &data_dir, address).await?;
-        let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
-        telemetry.observe(&cluster, node.usage().clone(), timeline.operations());
-        pods.set(node).await;
-        tasks.extend(drivers.iter().map(|driver| keep_registered(driver, &layout, &loops)));
-        tasks.extend(start_sidecars(&options.sidecars, &cluster, &drivers, &telemetry)?);
-        all_ready(&cluster, &options.node_name, &registered, &drivers).await?;
-        let host = foreign_host(&options, &cluster, (queues, telemetry), registered, &layout, &drivers);
-        let report = |text: &str| progress(text, begun.elapsed());
-        tasks.extend(serve_foreign(host, &options.foreign_drivers, &loops, report).await);
+        tasks.extend(start_cluster_sidecars(&options, &cluster, &telemetry)?);
+        for driver in &controllers {
+            tasks.extend(start_driver_sidecars(&options.sidecars, &cluster, driver, None, &telemetry)?);
+        }
+        let machine = Arc::new(nodes::Machine {
+            cluster: cluster.clone(),
+            api: address,
+            options,
+            data_dir,
+            queues,
+            telemetry,
+            pods,
+            volume_plugins,
+        });
+        let started = start_nodes(&machine, &progress).await?;
+        let keep = |(name, node)| tokio::spawn(nodes::keep(machine.clone(), name, node));
+        let nodes = started.into_iter().map(keep).collect();
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
-        progress(&format!("node {} is ready", options.node_name), begun.elapsed());
         Ok(Self {
             running,
             cluster,
-            runtime,
-            pods,
-            drivers,
+            machine,
+            nodes,
+            controllers,
             loops,
             serving,
             tasks,
@@ -216,15 +223,21 @@ impl Stack {
             for task in self.tasks {
                 let _ = task.await;
             }
-            self.pods.ended().await;
         };
         if timeout(PATIENCE, ended).await.is_err() {
             tracing::warn!("a driver does not answer; stopping without its answer");
         }
-        machine::stop_containers(&self.runtime, GRACE).await;
+        let halted = self.nodes.into_iter().map(async |node| match node.await {
+            Ok(Some(node)) => node.halt(&self.machine, GRACE).await,
+            Ok(None) => Ok(()),
+            Err(panic) => Err(panic).context("the task of a node panicked"),
+        });
+        for halted in futures_util::future::join_all(halted).await {
+            halted?;
+        }
         self.serving.cancel();
         let _ = self.server.await;
-        for driver in self.drivers {
+        for driver in self.controllers {
             if let Err(error) = driver.ended().await {
                 tracing::error!("the driver ended badly: {error:#}");
             }
@@ -233,6 +246,75 @@ impl Stack {
         let _ = self.data.remove_file(RUNNING);
         Ok(())
     }
+}
+
+/// Starts the loops that need no node and no driver.
+fn start_control_loops(
+    api: &ApiServer,
+    cluster: &Cluster,
+    flex: &berth_flex::Drivers,
+    options: &berth_controllers::Options,
+    loops: &CancellationToken,
+) -> Vec<JoinHandle<()>> {
+    let collector = {
+        let (api, loops) = (api.clone(), loops.clone());
+        move || collect::run(api.clone(), collect::Options::default(), loops.clone())
+    };
+    let controllers = {
+        let (cluster, flex, options) = (cluster.clone(), flex.clone(), options.clone());
+        move || berth_controllers::run(cluster.clone(), flex.clone(), options.clone())
+    };
+    vec![role("garbage-collector", loops, collector), role("controllers", loops, controllers)]
+}
+
+/// The objects of all drivers.
+fn driver_objects(options: &Options, data_dir: &Path) -> anyhow::Result<Vec<objects::Objects>> {
+    let of_driver = |backend: &Backend| {
+        let line = backend.embed(&options.flags, &data_dir.join(backend.name), &options.node_name)?;
+        Ok((backend.objects)(&(backend.driver_name)(&line)))
+    };
+    options.drivers.iter().map(of_driver).collect()
+}
+
+/// Starts every node that is not switched off, all at the same time.
+async fn start_nodes(
+    machine: &nodes::Machine,
+    progress: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<Vec<(String, Option<RunningNode>)>> {
+    let names = nodes::names(&machine.options.node_name, machine.options.nodes);
+    let several = names.len() > 1;
+    let starts = names.into_iter().map(async |name: String| {
+        let known = machine.cluster.fetch::<NodeObject>(&Key::cluster(&name)).await?;
+        if several && known.is_some_and(|node| nodes::is_off(&node)) {
+            progress(&format!("node {name} is off; `berth nodes start {name}` switches it on"));
+            return anyhow::Ok((name, None));
+        }
+        let started = RunningNode::start(machine, &name, progress).await?;
+        Ok((name, Some(started)))
+    });
+    futures_util::future::try_join_all(starts).await
+}
+
+/// With several nodes: the drivers whose volumes every node reaches have one controller for all.
+async fn start_controllers(
+    options: &Options,
+    data_dir: &Path,
+    serving: &CancellationToken,
+    telemetry: &Telemetry,
+) -> anyhow::Result<Vec<Served>> {
+    let mut controllers = Vec::new();
+    for backend in options.drivers.iter().filter(|backend| backend.separable && options.nodes > 1) {
+        let directory = data_dir.join(CONTROLLERS).join(backend.name);
+        Dir::ensure(&directory, 0o700)?;
+        let line = backend.embed(&options.flags, &directory, &options.node_name)?;
+        let opened = (backend.open)(line, Mode::Controller).await?;
+        let socket = Endpoint::Unix(directory.join(CONTROLLER_SOCKET));
+        let mut registry = Registry::with_labels([("node".into(), "".into())].into_iter());
+        let served = Served::start(opened, &socket, None, &mut registry, serving.clone()).await?;
+        telemetry.add(registry);
+        controllers.push(served);
+    }
+    Ok(controllers)
 }
 
 /// Starts a role that is started again whenever it fails.
@@ -247,99 +329,48 @@ where
     tokio::spawn(supervise(RESTART, name, shutdown.clone(), run))
 }
 
-/// Where a driver of this machine listens.
-fn socket(layout: &Layout, driver: &str) -> PathBuf {
-    layout.plugins().join(driver).join("csi.sock")
-}
-
-async fn start_driver(
-    backend: &Backend,
-    line: ArgMatches,
-    layout: &Layout,
-    serving: &CancellationToken,
-    telemetry: &Telemetry,
-) -> anyhow::Result<Served> {
-    let opened = (backend.open)(line, berth_backends::services::Mode::All).await?;
-    let socket = socket(layout, opened.driver.name());
-    Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
-    let mut registry = Registry::default();
-    let served = Served::start(opened, &Endpoint::Unix(socket), None, &mut registry, serving.clone()).await?;
-    telemetry.add(registry);
-    Ok(served)
-}
-
-/// What the drivers that somebody else runs are served with.
-fn foreign_host(
+/// Starts the sidecars that a cluster has one of.
+fn start_cluster_sidecars(
     options: &Options,
     cluster: &Cluster,
-    (queues, telemetry): (berth_kube::Metrics, Telemetry),
-    registered: Drivers,
-    layout: &Layout,
-    drivers: &[Served],
-) -> foreign::Host {
-    let own = drivers.iter().map(|driver| (driver.name.clone(), socket(layout, &driver.name)));
-    foreign::Host {
-        table: options.sidecars.clone(),
-        cluster: cluster.clone(),
-        queues,
-        telemetry,
-        registered,
-        registry: layout.registry(),
-        served: Mutex::new(own.collect()),
-        single: options.foreign_drivers.len() == 1,
-    }
-}
-
-/// Serves drivers that somebody else runs, and says which of them are there.
-async fn serve_foreign(
-    host: foreign::Host,
-    sockets: &[PathBuf],
-    loops: &CancellationToken,
-    report: impl Fn(&str),
-) -> Vec<JoinHandle<()>> {
-    let host = Arc::new(host);
-    let mut tasks = Vec::new();
-    for socket in sockets {
-        let driver = Foreign::new(socket, host.clone());
-        report(&match driver.identity_within(FOREIGN_START).await {
-            Some(identity) => format!("driver {} at {}", identity.name, socket.display()),
-            None => format!("waiting for a driver at {}", socket.display()),
-        });
-        tasks.push(tokio::spawn(driver.run(loops.clone())));
-    }
-    tasks
-}
-
-/// Starts the sidecars that a cluster has one of, and for each driver those that it needs.
-pub(crate) fn start_sidecars(
-    table: &[Sidecar],
-    cluster: &Cluster,
-    drivers: &[Served],
     telemetry: &Telemetry,
 ) -> anyhow::Result<Vec<JoinHandle<()>>> {
     let mut started = Vec::new();
-    let mut start = |sidecars: Sidecars, driver: Option<Driver>| {
-        let cluster = cluster.clone();
-        started.push(tokio::spawn(async move {
-            if let Err(error) = sidecars.run_in(cluster, driver).await {
-                tracing::error!("sidecars do not run: {error:#}");
-            }
-        }));
-    };
-    for row in table.iter().filter(|row| row.scope == Scope::Cluster) {
-        let line = row.command().try_get_matches_from([row.name])?;
-        let mut registry = Registry::default();
-        start(Sidecars::configure(Choice::Single(row), &line, surroundings(), &mut registry)?, None);
-        telemetry.add(registry);
-    }
-    for driver in drivers {
-        let client = driver.client();
-        start(sidecars_of(table, &driver.name, &client, telemetry)?, Some(client));
+    for row in options.sidecars.iter().filter(|row| row.scope == Scope::Cluster) {
+        let mut line = row.command().try_get_matches_from([row.name])?;
+        if options.nodes > 1 && row.name == "snapshot-controller" {
+            // Snapshots of a node's volumes are taken by that node's snapshotter.
+            let words = [row.name, "--enable-distributed-snapshotting"];
+            line = row.command().try_get_matches_from(words)?;
+        }
+        started.push(start_sidecars(Choice::Single(row), &line, cluster, None, None, telemetry)?);
     }
     Ok(started)
 }
 
-/// The sidecars of one driver. Each driver has its own, with the same metrics.
+/// Starts the sidecars that a driver needs: for the whole cluster, or only for what is on `node`.
+pub(crate) fn start_driver_sidecars(
+    table: &[Sidecar],
+    cluster: &Cluster,
+    driver: &Served,
+    node: Option<&str>,
+    telemetry: &Telemetry,
+) -> anyhow::Result<Vec<JoinHandle<()>>> {
+    let Some(name) = node else {
+        let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
+        return Ok(vec![start_sidecars(Choice::Of(table), &line, cluster, Some(driver), None, telemetry)?]);
+    };
+    let line =
+        sidecars::command(table).try_get_matches_from(SIDECARS.iter().chain(&SIDECARS_OF_NODE).copied())?;
+    let mut started = vec![start_sidecars(Choice::Of(table), &line, cluster, Some(driver), node, telemetry)?];
+    for row in table.iter().filter(|row| row.name == "csi-attacher") {
+        let line = row.command().try_get_matches_from([row.name, "--only-node", name])?;
+        started.push(start_sidecars(Choice::Single(row), &line, cluster, Some(driver), node, telemetry)?);
+    }
+    Ok(started)
+}
+
+/// The sidecars of a driver that somebody else runs. Each driver has its own, with the same metrics.
 fn sidecars_of(
     table: &[Sidecar],
     name: &str,
@@ -348,32 +379,68 @@ fn sidecars_of(
 ) -> anyhow::Result<Sidecars> {
     let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
     let mut registry = Registry::with_labels([("driver".into(), name.to_owned().into())].into_iter());
-    let configured = Sidecars::configure(Choice::Of(table), &line, surroundings(), &mut registry)?;
+    let configured = Sidecars::configure(Choice::Of(table), &line, surroundings(None), &mut registry)?;
     driver.measure(&mut registry);
     telemetry.add(registry);
     Ok(configured)
 }
 
 /// The environment of the sidecars here.
-fn surroundings() -> Surroundings {
+fn surroundings(node: Option<&str>) -> Surroundings {
     Surroundings {
         host: "berth".to_owned(),
         namespace: Some("kube-system".to_owned()),
+        node: node.map(str::to_owned),
         ..Surroundings::default()
     }
 }
 
-/// Takes away what drivers have mounted below a data directory where none runs; gives how many mounts there were.
-pub(crate) async fn take_volumes_down(data_dir: &Path) -> anyhow::Result<usize> {
+fn start_sidecars(
+    choice: Choice<'_>,
+    line: &ArgMatches,
+    cluster: &Cluster,
+    driver: Option<&Served>,
+    node: Option<&str>,
+    telemetry: &Telemetry,
+) -> anyhow::Result<JoinHandle<()>> {
+    // Each driver has sidecars of its own, on each node, with the same metrics.
+    let of_driver = driver.map(|driver| ("driver".into(), driver.name.clone().into()));
+    let of_node = node.map(|node| ("node".into(), node.to_owned().into()));
+    let mut registry = Registry::with_labels(of_driver.into_iter().chain(of_node));
+    let sidecars = Sidecars::configure(choice, line, surroundings(node), &mut registry)?;
+    let (cluster, driver) = (cluster.clone(), driver.map(Served::client));
+    // What is measured of a driver's calls is the same for all its sidecars.
+    if let (Some(driver), Choice::Of(_)) = (&driver, choice) {
+        driver.measure(&mut registry);
+    }
+    match node {
+        Some(node) => telemetry.add_of_node(node, registry),
+        None => telemetry.add(registry),
+    }
+    Ok(tokio::spawn(async move {
+        if let Err(error) = sidecars.run_in(cluster, driver).await {
+            tracing::error!("sidecars do not run: {error:#}");
+        }
+    }))
+}
+
+/// Takes away what drivers have mounted for a node where none runs, and what is left below its directory; gives how many
+/// mounts there were.
+pub(crate) async fn take_root_away(root: &Path) -> anyhow::Result<usize> {
     let mut taken = 0;
     for backend in BACKENDS {
-        let directory = data_dir.join(backend.name);
+        let directory = root.join(backend.name);
         if directory.exists() {
             let line = backend.embed(&crate::up::default_flags()?, &directory, "berth")?;
-            let opened = (backend.open)(line, berth_backends::services::Mode::All).await?;
+            let opened = (backend.open)(line, Mode::All).await?;
             let away = opened.driver.take_down().await;
             taken += away.with_context(|| format!("take the volumes of driver {} away", backend.name))?;
         }
+    }
+    // Only the node's: a person may have mounted a disk for the rest.
+    let node = root.join(NODE);
+    if node.exists() {
+        taken += berth_host::mount::unmount_below(&node).context("unmount what is left")?;
     }
     Ok(taken)
 }
@@ -394,11 +461,13 @@ async fn serve_api(
         rest::Options {
             credentials: Some(credentials.clone()),
             pods: Some(pods),
+            toleration_seconds: options.toleration_seconds,
             metrics: Some(Arc::new({
                 let telemetry = telemetry.clone();
                 move || telemetry.text()
             })),
             shutdown: serving.clone(),
+            ..rest::Options::default()
         },
     );
     api.bootstrap().await.map_err(|failure| anyhow::anyhow!("prepare the API: {failure:?}"))?;
@@ -415,113 +484,4 @@ async fn serve_api(
         credentials.write_kubeconfig(path, &format!("https://{}", server.address()))?;
     }
     Ok((api, server, kubeconfig))
-}
-
-/// The FlexVolume drivers as the controllers know them: these and the node each ask the drivers, as on a cluster.
-/// Starts the loops that need no node and no driver.
-fn start_control_loops(
-    api: &ApiServer,
-    cluster: &Cluster,
-    flex: &berth_flex::Drivers,
-    loops: &CancellationToken,
-) -> Vec<JoinHandle<()>> {
-    let collector = {
-        let (api, loops) = (api.clone(), loops.clone());
-        move || collect::run(api.clone(), collect::Options::default(), loops.clone())
-    };
-    let controllers = {
-        let (cluster, flex) = (cluster.clone(), flex.clone());
-        move || berth_controllers::run(cluster.clone(), flex.clone())
-    };
-    vec![role("garbage-collector", loops, collector), role("controllers", loops, controllers)]
-}
-
-fn keep_registered(driver: &Served, layout: &Layout, loops: &CancellationToken) -> JoinHandle<()> {
-    let registration = registrar::Options {
-        directory: layout.registry(),
-        driver: driver.name.clone(),
-        endpoint: socket(layout, &driver.name),
-    };
-    tokio::spawn(registrar::keep_registered(registration, loops.clone()))
-}
-
-fn flex_drivers(options: &Options, layout: &Layout, loops: &CancellationToken) -> berth_flex::Drivers {
-    let directory = options.volume_plugins.clone().unwrap_or_else(|| layout.volume_plugins());
-    berth_flex::Drivers::watch(directory, options.volume_plugin_timeouts, loops.clone())
-}
-
-async fn start_node(
-    cluster: &Cluster,
-    options: &Options,
-    layout: &Layout,
-    data_dir: &Path,
-    api: SocketAddr,
-) -> anyhow::Result<Node> {
-    // Who listens everywhere is found on the loopback address, too.
-    let host = if api.ip().is_unspecified() { "127.0.0.1".to_owned() } else { api.ip().to_string() };
-    let options = node::Options {
-        cluster: cluster.clone(),
-        name: options.node_name.clone(),
-        directory: layout.root().to_owned(),
-        program: std::env::current_exe().context("find this program")?,
-        labels: BTreeMap::new(),
-        address: None,
-        environment: vec![
-            ("KUBERNETES_SERVICE_HOST".to_owned(), host),
-            ("KUBERNETES_SERVICE_PORT".to_owned(), api.port().to_string()),
-        ],
-        hidden: vec![data_dir.to_owned()],
-        stand_ins: options.stand_ins.clone(),
-        volume_plugins: options.volume_plugins.clone(),
-        volume_plugin_timeouts: options.volume_plugin_timeouts,
-    };
-    Node::start(options).await.context("start the node")
-}
-
-/// Returns when the node takes pods and knows every driver.
-async fn all_ready(
-    cluster: &Cluster,
-    node: &str,
-    registered: &Drivers,
-    drivers: &[Served],
-) -> anyhow::Result<()> {
-    timeout(START, node_ready(cluster, node)).await.context("the node does not get ready")?;
-    for driver in drivers {
-        // By both: what the object says may be of an earlier life.
-        let taken = async {
-            registered.wait(&driver.name).await;
-            driver_registered(cluster, node, &driver.name).await;
-        };
-        timeout(START, taken)
-            .await
-            .with_context(|| format!("the node does not take the driver {}", driver.name))?;
-    }
-    Ok(())
-}
-
-/// Returns when the node knows the driver; a claim before that would have to be tried again.
-async fn driver_registered(cluster: &Cluster, node: &str, driver: &str) {
-    let (registered, mut wait) = tokio::sync::watch::channel(false);
-    let (node, name) = (node.to_owned(), driver.to_owned());
-    cluster.cache::<CSINode>().subscribe(move |_, known| {
-        let drivers = known.filter(|known| known.metadata.name.as_deref() == Some(&node));
-        if drivers.is_some_and(|known| known.spec.drivers.iter().any(|driver| driver.name == name)) {
-            registered.send_replace(true);
-        }
-    });
-    // The sender lives with the cache.
-    let _ = wait.wait_for(|registered| *registered).await;
-}
-
-/// Returns when the node takes pods.
-async fn node_ready(cluster: &Cluster, name: &str) {
-    let (ready, mut wait) = tokio::sync::watch::channel(false);
-    let name = name.to_owned();
-    cluster.cache::<k8s_openapi::api::core::v1::Node>().subscribe(move |_, node| {
-        if node.is_some_and(|node| node.metadata.name.as_deref() == Some(&name) && machine::is_ready(node)) {
-            ready.send_replace(true);
-        }
-    });
-    // The sender lives with the cache.
-    let _ = wait.wait_for(|ready| *ready).await;
 }

@@ -381,10 +381,11 @@ mod more_rows {
         let served = Served::start(opened, &endpoint, None, &mut registry, serving.clone()).await.unwrap();
 
         let table: Vec<_> = SIDECARS.iter().copied().chain([COUNTER]).collect();
-        let started = stack::start_sidecars(
+        let started = stack::start_driver_sidecars(
             &table,
             &cluster,
-            std::slice::from_ref(&served),
+            &served,
+            None,
             &crate::metrics::Telemetry::default(),
         )
         .unwrap();

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use berth_apiserver::rest::TolerationSeconds;
 use berth_core::names;
 use berth_csi::Endpoint;
 use berth_kube::Cluster;
@@ -44,9 +45,16 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
 
-    /// The node's name [default: the host's name]
+    /// The name of the node, or of the first of several [default: the host's name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
+
+    /// How many nodes to run, each with a directory, drivers and a lease of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=100), value_name = "COUNT")]
+    nodes: u8,
+
+    #[command(flatten)]
+    failures: NodeFailures,
 
     /// A driver to run, or none; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
@@ -81,6 +89,36 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     logging: logging::Logging,
+}
+
+/// When a node counts as failed, and what follows; the names and defaults are those of Kubernetes where it has them.
+#[derive(Debug, ClapArgs)]
+#[command(next_help_heading = "Nodes that fail")]
+struct NodeFailures {
+    /// How long a node may be silent before it is marked unhealthy
+    #[arg(long, default_value = "50s", value_parser = go::positive_duration, value_name = "DURATION")]
+    node_monitor_grace_period: Duration,
+
+    /// How long pods stay on a node that is not ready, if they do not say
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    default_not_ready_toleration_seconds: u32,
+
+    /// How long pods stay on a node that is unreachable, if they do not say
+    #[arg(long, default_value_t = 300, value_name = "SECONDS")]
+    default_unreachable_toleration_seconds: u32,
+
+    /// How long a volume that nobody wants stays attached to a node that is not ready and does not unmount it
+    #[arg(long, default_value = "6m", value_parser = go::positive_duration, value_name = "DURATION")]
+    force_detach_after: Duration,
+}
+
+impl NodeFailures {
+    fn controllers(&self) -> berth_controllers::Options {
+        berth_controllers::Options {
+            node_monitor_grace_period: self.node_monitor_grace_period,
+            force_detach_after: self.force_detach_after,
+        }
+    }
 }
 
 /// The command line, with what each backend takes. Its help shows the flags of the `named` backends only.
@@ -166,6 +204,12 @@ pub(crate) async fn run(
         listen: args.listen,
         kubeconfig: args.kubeconfig.clone(),
         node_name: node_name(args.node_name.as_deref())?,
+        nodes: args.nodes.into(),
+        controllers: args.failures.controllers(),
+        toleration_seconds: TolerationSeconds {
+            not_ready: args.failures.default_not_ready_toleration_seconds,
+            unreachable: args.failures.default_unreachable_toleration_seconds,
+        },
         empty_store: args.empty_store,
         record: args.record.as_deref().map(std::path::absolute).transpose()?,
         drivers: chosen(backends, &args.drivers),

@@ -6,13 +6,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_kube::Cluster;
-use berth_node::{UsageReader, VolumeUsage};
+use berth_node::VolumeUsage;
 use berth_ui::{ClusterState, Finding, Severity, Trouble, diagnose};
+use futures_util::future::join_all;
 use parking_lot::Mutex;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeLabelSet};
 use tokio::time::Instant;
 
+use super::Usages;
 use super::objects::gauge;
 
 /// How old an answer may be: kubelets ask once a minute.
@@ -22,7 +24,7 @@ pub(super) const FRESH: Duration = Duration::from_secs(30);
 #[derive(Clone)]
 pub(super) struct Sampled {
     cluster: Cluster,
-    usage: UsageReader,
+    usage: Usages,
     known: Arc<Mutex<Sample>>,
 }
 
@@ -52,7 +54,7 @@ impl fmt::Debug for Sampled {
 }
 
 impl Sampled {
-    pub(super) fn new(cluster: &Cluster, usage: UsageReader) -> Self {
+    pub(super) fn new(cluster: &Cluster, usage: Usages) -> Self {
         let sampled = Self { cluster: cluster.clone(), usage, known: Arc::default() };
         sampled.renew();
         sampled
@@ -70,8 +72,9 @@ impl Sampled {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let sampled = self.clone();
         runtime.spawn(async move {
-            let usage = sampled.usage.read().await;
-            sampled.known.lock().usage = usage;
+            let readers: Vec<_> = sampled.usage.lock().values().cloned().collect();
+            let usage = join_all(readers.iter().map(berth_node::UsageReader::read)).await;
+            sampled.known.lock().usage = usage.concat();
             let state = ClusterState::cached(&sampled.cluster).await;
             let findings = tokio::task::spawn_blocking(move || diagnose(&state)).await;
             sampled.known.lock().findings = counted(&findings.unwrap_or_default());

@@ -17,6 +17,7 @@ use berth_sidecars::registrar;
 use parking_lot::Mutex;
 use tokio::io::AsyncReadExt as _;
 use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 
@@ -25,6 +26,8 @@ use crate::launch::Sidecars;
 use crate::metrics::Telemetry;
 use crate::sidecars::Sidecar;
 
+/// How long the start waits to see whether a driver is there; the driver itself may come at any time.
+const START: Duration = Duration::from_secs(1);
 /// How long a driver that is ready gets to register with the node by itself.
 const OWN_REGISTRATION: Duration = Duration::from_secs(1);
 /// How long a question about the node may take.
@@ -48,8 +51,28 @@ pub(super) struct Host {
     pub(super) single: bool,
 }
 
+/// Serves the drivers behind these sockets, and says which of them are there.
+pub(super) async fn serve(
+    host: Host,
+    sockets: &[PathBuf],
+    loops: &CancellationToken,
+    report: &(dyn Fn(&str) + Sync),
+) -> Vec<JoinHandle<()>> {
+    let host = Arc::new(host);
+    let mut tasks = Vec::new();
+    for socket in sockets {
+        let driver = Foreign::new(socket, host.clone());
+        report(&match driver.identity_within(START).await {
+            Some(identity) => format!("driver {} at {}", identity.name, socket.display()),
+            None => format!("waiting for a driver at {}", socket.display()),
+        });
+        tasks.push(tokio::spawn(driver.run(loops.clone())));
+    }
+    tasks
+}
+
 /// A driver behind a socket.
-pub(super) struct Foreign {
+struct Foreign {
     socket: PathBuf,
     driver: Driver,
     host: Arc<Host>,
@@ -58,18 +81,18 @@ pub(super) struct Foreign {
 }
 
 impl Foreign {
-    pub(super) fn new(socket: &Path, host: Arc<Host>) -> Self {
+    fn new(socket: &Path, host: Arc<Host>) -> Self {
         let driver = Driver::connect(&Endpoint::Unix(socket.to_owned()));
         Self { socket: socket.to_owned(), driver, host, sidecars: BTreeMap::new() }
     }
 
     /// Who the driver is, if it answers within that time.
-    pub(super) async fn identity_within(&self, time: Duration) -> Option<Arc<Identity>> {
+    async fn identity_within(&self, time: Duration) -> Option<Arc<Identity>> {
         tokio::time::timeout(time, self.driver.ready()).await.ok()
     }
 
     /// Serves the driver until `stop`; then finishes what is under way.
-    pub(super) async fn run(mut self, stop: CancellationToken) {
+    async fn run(mut self, stop: CancellationToken) {
         loop {
             let identity = tokio::select! {
                 () = stop.cancelled() => return,

@@ -1,7 +1,10 @@
-//! Logs and exec: what the API server asks of the node.
+//! Logs and exec: what the API server asks of the nodes.
+
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
 use berth_apiserver::pods::{ExecOptions, ExecSession, LogOptions, LogSource, LogStream, Pods, PodsError};
+use berth_kube::storage;
 use berth_node::node::{self, Node};
 use berth_runtime::TerminalSize;
 use futures_util::FutureExt as _;
@@ -11,28 +14,33 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{RwLock, mpsc};
 
-/// The node, as soon as there is one and as long as it works.
+/// The nodes that are on, by name.
 #[derive(Default)]
 pub(super) struct NodePods {
-    node: RwLock<Option<Node>>,
+    nodes: RwLock<BTreeMap<String, Node>>,
 }
 
 impl NodePods {
-    /// From now on this node is asked.
-    pub(super) async fn set(&self, node: Node) {
-        *self.node.write().await = Some(node);
+    /// From now on this node is asked for its pods.
+    pub(super) async fn set(&self, name: &str, node: Node) {
+        self.nodes.write().await.insert(name.to_owned(), node);
     }
 
-    /// Waits until the node has ended its work.
-    pub(super) async fn ended(&self) {
-        if let Some(mut node) = self.node.write().await.take() {
+    /// Waits until a node has ended its work.
+    pub(super) async fn ended(&self, name: &str) {
+        let node = self.nodes.write().await.remove(name);
+        if let Some(mut node) = node {
             node.ended().await;
         }
     }
 }
 
-fn not_ready() -> PodsError {
-    PodsError::Internal("the node is not ready yet, or is stopping".to_owned())
+/// The node of a pod among those that are on.
+fn node_of<'a>(nodes: &'a BTreeMap<String, Node>, pod: &Pod) -> Result<&'a Node, PodsError> {
+    let name = storage::node_of_pod(pod);
+    let unreachable =
+        || PodsError::Internal(format!("the node {name} is not ready yet, is stopping, or is off"));
+    nodes.get(name).ok_or_else(unreachable)
 }
 
 fn refused(error: node::Error) -> PodsError {
@@ -68,9 +76,8 @@ fn volume_stats(usage: &berth_node::VolumeUsage) -> Value {
 impl Pods for NodePods {
     async fn stats(&self, name: &str) -> Option<Value> {
         let reader = {
-            let node = self.node.read().await;
-            let node = node.as_ref().filter(|node| node.machine().name() == name)?;
-            node.usage().clone()
+            let nodes = self.nodes.read().await;
+            nodes.get(name)?.usage().clone()
         };
         let mut pods: Vec<Value> = Vec::new();
         let mut usages = reader.read().await;
@@ -87,8 +94,8 @@ impl Pods for NodePods {
     }
 
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
-        let node = self.node.read().await;
-        let node = node.as_ref().ok_or_else(not_ready)?;
+        let (nodes, pod) = (self.nodes.read().await, parse(pod)?);
+        let node = node_of(&nodes, &pod)?;
         let log_options = berth_runtime::LogOptions {
             follow: options.follow,
             tail_lines: options.tail_lines,
@@ -101,19 +108,19 @@ impl Pods for NodePods {
                 LogSource::Stderr => Some(berth_runtime::LogStream::Stderr),
             },
         };
-        node.logs(&parse(pod)?, &options.container, options.previous, log_options).await.map_err(refused)
+        node.logs(&pod, &options.container, options.previous, log_options).await.map_err(refused)
     }
 
     async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError> {
-        let node = self.node.read().await;
-        let node = node.as_ref().ok_or_else(not_ready)?;
+        let (nodes, pod) = (self.nodes.read().await, parse(pod)?);
+        let node = node_of(&nodes, &pod)?;
         let call = berth_runtime::ExecCall {
             command: options.command,
             tty: options.tty,
             stdin: options.stdin,
             size: None,
         };
-        let exec = node.exec(&parse(pod)?, &options.container, call).await.map_err(refused)?;
+        let exec = node.exec(&pod, &options.container, call).await.map_err(refused)?;
         Ok(session(exec))
     }
 }
