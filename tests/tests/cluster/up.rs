@@ -10,6 +10,7 @@ mod manifests;
 mod monitoring;
 mod mycsi;
 mod nfs;
+mod nodes;
 mod pods;
 mod stateful;
 mod strangers;
