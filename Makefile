@@ -97,6 +97,8 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture crash::
 	BERTH_UP_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::crash::nothing_is_lost_or_left_by_kills
+	BERTH_RANDOM_OPERATIONS=$(or $(OPERATIONS),1000) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
+		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::random::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture killed_at_any_step
 
@@ -113,7 +115,7 @@ bench: deps build ## measure the release binary
 bench-build: ## measure building: wall and CPU per crate, sizes, rebuilds after a change; PROFILES (default demo), such as "demo release"
 	@testbed/bench-build.sh $(PROFILES)
 
-bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less
+bench-up: deps build ## measure `berth up`: start, claim to mounted pod, a thousand at once, memory; SINGLES and MANY for less, NODES=10 on several nodes
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_up
 
 bench-see: deps build ## measure what looking costs: a scrape of the metrics of 10,000 volumes, the doctor, `berth up` at rest; VOLUMES for less

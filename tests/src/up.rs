@@ -54,9 +54,14 @@ impl Machine {
 
     /// A machine with further words on its command line.
     pub fn start_with(args: &[&str]) -> Result<Self> {
+        Self::run(Self::new_with(args)?)
+    }
+
+    /// A directory for a machine with further words on its command line, and nothing that runs yet.
+    pub fn new_with(args: &[&str]) -> Result<Self> {
         let mut machine = Self::new()?;
         machine.args = args.iter().map(ToString::to_string).collect();
-        Self::run(machine)
+        Ok(machine)
     }
 
     /// A directory for a machine, and nothing that runs yet.

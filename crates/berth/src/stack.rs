@@ -467,7 +467,6 @@ async fn serve_api(
                 move || telemetry.text()
             })),
             shutdown: serving.clone(),
-            ..rest::Options::default()
         },
     );
     api.bootstrap().await.map_err(|failure| anyhow::anyhow!("prepare the API: {failure:?}"))?;

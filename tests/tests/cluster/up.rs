@@ -12,6 +12,7 @@ mod mycsi;
 mod nfs;
 mod nodes;
 mod pods;
+mod random;
 mod stateful;
 mod strangers;
 

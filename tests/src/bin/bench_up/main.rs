@@ -1,7 +1,8 @@
 //! Measures `berth up` of the release binary: from exec to ready, from claim to mounted pod and back, one, twenty and a
 //! thousand at once, and what it holds in memory; beside what a real cluster of one node takes.
 //!
-//! Nothing here fails because of a figure: it is for reading. `SINGLES` (50) and `MANY` (1000) choose how much is done.
+//! Nothing here fails because of a figure: it is for reading. `SINGLES` (50) and `MANY` (1000) choose how much is done, `NODES` (1) on
+//! how many nodes.
 
 use std::{env, fs, process::ExitCode, time::Duration};
 
@@ -56,7 +57,7 @@ async fn interruptible() -> Result<()> {
 async fn measure() -> Result<()> {
     println!("{}", conditions()?);
     let (singles, many) = (number("SINGLES", 50)?, number("MANY", 1000)?);
-    let mut machine = Machine::new()?;
+    let mut machine = Machine::new_with(&[&format!("--nodes={}", number("NODES", 1)?)])?;
     let fresh = start(&mut machine).await?;
     drop(fresh.client);
     machine.signal(rustix::process::Signal::TERM)?;

@@ -34,7 +34,7 @@ async fn nothing_is_lost_or_left_by_kills() -> Result<()> {
     Ok(())
 }
 
-fn number(name: &str) -> Result<Option<u64>> {
+pub(super) fn number(name: &str) -> Result<Option<u64>> {
     let value = std::env::var(name).ok();
     value.map(|text| text.parse().with_context(|| format!("{name} is {text:?}, not a number"))).transpose()
 }

@@ -82,6 +82,32 @@ fn finds_its_data(machine: &Machine) -> Result<()> {
     Ok(())
 }
 
+/// Lost for good: what only node-1-3 had goes on request, and not before.
+fn is_forgotten(machine: &Machine, pod: &str, volume: &str) -> Result<()> {
+    machine.says(&["nodes", "stop", "node-1-3"])?;
+    machine.kubectl(&["taint", "node", "node-1-3", &format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute")])?;
+    machine.until("node-1-3 is known to be down", || {
+        Ok((ready(&machine.get("node/node-1-3")?) == "Unknown").then_some(()))
+    })?;
+    machine.until("a new pod waits", || {
+        let found = machine.get(&format!("pod/{pod}"));
+        Ok(found.ok().filter(|found| found["spec"]["nodeName"].is_null()).map(drop))
+    })?;
+    machine.get(&format!("pv/{volume}"))?;
+    let would = machine.says(&["nodes", "forget", "node-1-3", "--dry-run"])?;
+    says(&would, &format!("PersistentVolume {volume}"))?;
+    machine.get(&format!("pv/{volume}"))?;
+    says(&machine.says(&["nodes", "forget", "node-1-3", "--delete-claims"])?, "Forgot node-1-3.")?;
+    for gone in [format!("pv/{volume}"), "node/node-1-3".to_owned(), "csinode/node-1-3".to_owned()] {
+        machine.until(&format!("{gone} is gone"), || Ok(machine.get(&gone).is_err().then_some(())))?;
+    }
+    ensure!(machine.all("volumeattachments")?.iter().all(|of| of["spec"]["nodeName"] != "node-1-3"));
+    machine.until("there is a new claim", || {
+        let claim = machine.get(&format!("pvc/data-{pod}"));
+        Ok(claim.ok().filter(|claim| claim["spec"]["volumeName"].is_null()).map(drop))
+    })
+}
+
 #[test]
 fn a_node_fails_comes_back_and_is_forgotten() -> Result<()> {
     let mut machine = Machine::start_with(&SOON)?;
@@ -146,29 +172,7 @@ fn a_node_fails_comes_back_and_is_forgotten() -> Result<()> {
     let node = machine.get("node/node-1-3")?;
     ensure!(ready(&node) == "True" && node["spec"]["taints"].is_null(), "{node}");
 
-    // Lost for good: what only it had goes on request, and not before.
-    machine.says(&["nodes", "stop", "node-1-3"])?;
-    machine.kubectl(&["taint", "node", "node-1-3", &format!("{OUT_OF_SERVICE}=nodeshutdown:NoExecute")])?;
-    machine.until("node-1-3 is known to be down", || {
-        Ok((ready(&machine.get("node/node-1-3")?) == "Unknown").then_some(()))
-    })?;
-    machine.until("a new pod waits", || {
-        let found = machine.get(&format!("pod/{pod}"));
-        Ok(found.ok().filter(|found| found["spec"]["nodeName"].is_null()).map(drop))
-    })?;
-    machine.get(&format!("pv/{volume}"))?;
-    let would = machine.says(&["nodes", "forget", "node-1-3", "--dry-run"])?;
-    says(&would, &format!("PersistentVolume {volume}"))?;
-    machine.get(&format!("pv/{volume}"))?;
-    says(&machine.says(&["nodes", "forget", "node-1-3", "--delete-claims"])?, "Forgot node-1-3.")?;
-    for gone in [format!("pv/{volume}"), "node/node-1-3".to_owned(), "csinode/node-1-3".to_owned()] {
-        machine.until(&format!("{gone} is gone"), || Ok(machine.get(&gone).is_err().then_some(())))?;
-    }
-    ensure!(machine.all("volumeattachments")?.iter().all(|of| of["spec"]["nodeName"] != "node-1-3"));
-    machine.until("there is a new claim", || {
-        let claim = machine.get(&format!("pvc/data-{pod}"));
-        Ok(claim.ok().filter(|claim| claim["spec"]["volumeName"].is_null()).map(drop))
-    })?;
+    is_forgotten(&machine, pod, &volume)?;
     // Whoever is left is not touched.
     for other in others {
         machine.exec_until(other, "cat /data/first", |found| found.trim() == other)?;
