@@ -62,10 +62,10 @@ enum Action {
     },
 }
 
-/// Which node.
+/// The node that a command is about, and its cluster.
 #[derive(Debug, ClapArgs)]
 struct One {
-    /// The node's name
+    /// The name of the Node object, as `berth nodes` lists it
     #[arg(value_name = "NODE")]
     name: String,
 
@@ -73,7 +73,7 @@ struct One {
     cluster: ClusterArgs,
 }
 
-/// Does it.
+/// Lists, stops, starts or forgets nodes, and prints what was done.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     match args.command.unwrap_or(Action::List { cluster: args.cluster }) {
         Action::List { cluster } => {

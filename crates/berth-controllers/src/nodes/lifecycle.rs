@@ -73,7 +73,7 @@ struct Controller {
 
 #[derive(Default)]
 struct Memory {
-    nodes: HashMap<String, Known>,
+    nodes: HashMap<String, NodeRecord>,
     /// When pods of a node were last told to leave.
     evicted: Option<Instant>,
     disruption: Option<Disruption>,
@@ -81,7 +81,7 @@ struct Memory {
 
 /// What was last seen of a node, and when it changed.
 #[derive(Clone, PartialEq)]
-struct Known {
+struct NodeRecord {
     uid: Option<String>,
     heartbeat: Option<Timestamp>,
     renewed: Option<Timestamp>,
@@ -149,8 +149,13 @@ impl Controller {
         let before = known.map(|known| known.readiness);
         let same = known.filter(|known| known.heartbeat == heartbeat && known.renewed == renewed);
         let seen = same.map_or(now, |known| known.seen);
-        let known =
-            Known { uid: node.metadata.uid.clone(), heartbeat, renewed, readiness: readiness(node), seen };
+        let known = NodeRecord {
+            uid: node.metadata.uid.clone(),
+            heartbeat,
+            renewed,
+            readiness: readiness(node),
+            seen,
+        };
         memory.nodes.insert(name, known);
         (now.duration_since(seen), before)
     }
