@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use berth_core::hex;
-use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN};
+use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN, LOCAL_PLUGIN, NFS_PLUGIN};
 use sha2::{Digest, Sha256};
 
 /// Where kubelets keep everything unless told otherwise, which is what manifests of CSI drivers say.
@@ -104,6 +104,16 @@ impl Layout {
     /// Where a FlexVolume driver mounts its devices; `driver` as in `vendor/driver`.
     pub fn flex_mounts(&self, driver: &str) -> PathBuf {
         self.flex_devices().join(driver).join("mounts")
+    }
+
+    /// Where block devices of `local` volumes are mounted, by the names of their PersistentVolumes.
+    pub fn local_mounts(&self) -> PathBuf {
+        self.plugins().join(LOCAL_PLUGIN).join("mounts")
+    }
+
+    /// Where shares of `nfs` volumes are mounted for a moment, before they appear in a pod's directory.
+    pub fn nfs_mounts(&self) -> PathBuf {
+        self.plugins().join(NFS_PLUGIN).join("mounts")
     }
 
     /// Where FlexVolume drivers are installed, unless somewhere else.

@@ -16,7 +16,7 @@
 //! - `volumes` compares what pods want with what is mounted and plans the difference (`volumes/plan.rs`, a pure
 //!   function); one worker at a time per device, none waits for another's.
 //! - `plugin` is the interface of a kind of volume; `plugins` holds them: CSI, FlexVolume, emptyDir, hostPath,
-//!   configMap, secret, downwardAPI, projected.
+//!   local, nfs, configMap, secret, downwardAPI, projected.
 //! - `registration` lets CSI drivers join; `machine` keeps the Node and CSINode objects; `tokens` keeps the tokens of
 //!   service accounts; `layout` says where things lie on disk.
 //!
@@ -52,6 +52,7 @@
 //!         stand_ins: Vec::new(),
 //!         volume_plugins: None,
 //!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
+//!         nfs: None,
 //!     })
 //!     .await?;
 //!     // Works until the cluster's shutdown; pods go on running.
@@ -71,6 +72,8 @@ mod tokens;
 mod usage;
 mod volumes;
 
+pub use plugin::{Certainty, Failed};
+pub use plugins::{NfsMounts, NfsShare};
 pub use pods::StandIn;
 pub use registration::Drivers;
 pub use usage::{Amounts, UsageReader, VolumeUsage};

@@ -23,7 +23,7 @@ use crate::layout::Layout;
 use crate::machine::{self, Machine};
 use crate::plugin::{Failed, Plugin};
 use crate::plugins::csi::Csi;
-use crate::plugins::{Flex, Refresh, plugins};
+use crate::plugins::{Flex, NfsMounts, Refresh, plugins};
 use crate::pods::{self, Pods, StandIn};
 use crate::registration::{self, Drivers};
 use crate::tokens::Tokens;
@@ -57,6 +57,8 @@ pub struct Options {
     pub volume_plugins: Option<PathBuf>,
     /// How long FlexVolume drivers may take.
     pub volume_plugin_timeouts: berth_flex::Timeouts,
+    /// What mounts `nfs` volumes; pods that have one are refused if `None`.
+    pub nfs: Option<Arc<dyn NfsMounts>>,
 }
 
 /// Why a node could not start, or cannot do what it is asked.
@@ -125,7 +127,16 @@ impl Node {
         let volumes = Volumes::new(volumes::Options {
             cluster: cluster.clone(),
             layout: layout.clone(),
-            plugins: all_plugins(&layout, &cluster, &options.name, &drivers, &flex, &recorder, &place),
+            plugins: all_plugins(
+                &layout,
+                &cluster,
+                &options.name,
+                &drivers,
+                &flex,
+                &recorder,
+                options.nfs,
+                &place,
+            ),
             node: machine.clone(),
             recorder: recorder.clone(),
             changed: Box::new(move |uid| told.add(uid.to_owned())),
@@ -241,6 +252,7 @@ impl Node {
     }
 }
 
+#[expect(clippy::too_many_arguments, reason = "each is a part of the node, and this is called once")]
 fn all_plugins(
     layout: &Layout,
     cluster: &Cluster,
@@ -248,6 +260,7 @@ fn all_plugins(
     drivers: &Drivers,
     flex: &berth_flex::Drivers,
     recorder: &Recorder,
+    nfs: Option<Arc<dyn NfsMounts>>,
     volumes: &Arc<OnceLock<Weak<Volumes>>>,
 ) -> Vec<Arc<dyn Plugin>> {
     let volumes = volumes.clone();
@@ -257,7 +270,7 @@ fn all_plugins(
         }
     });
     let tokens = Tokens::new(cluster);
-    let mut all = plugins(layout, cluster, node, &tokens, refresh);
+    let mut all = plugins(layout, cluster, node, &tokens, recorder, nfs, refresh);
     all.push(Arc::new(Csi::new(cluster, layout, node, drivers.clone(), tokens)));
     // The last, as it owns the directories of every name that is a driver's.
     all.push(Arc::new(Flex::new(cluster, layout, node, flex.clone(), recorder.clone())));

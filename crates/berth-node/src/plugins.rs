@@ -1,4 +1,5 @@
-//! The volume plugins, one module for each type of volume (`csi.rs`, `empty_dir.rs`, `host_path.rs`, `projected.rs`).
+//! The volume plugins, one module for each type of volume (`csi.rs`, `empty_dir.rs`, `host_path.rs`, `local.rs`, `nfs.rs`,
+//! `projected.rs`).
 //!
 //! [`plugins`] makes those that need no driver; `all_plugins` in `node.rs` adds the one for CSI drivers. To add a type,
 //! write a module that implements `Plugin` (`plugin.rs`) and add it in [`plugins`]. A volume that no plugin serves gets the
@@ -10,6 +11,9 @@ mod environment;
 mod fields;
 mod flex;
 mod host_path;
+mod local;
+mod mount_points;
+mod nfs;
 mod objects;
 mod projected;
 mod scratch;
@@ -21,13 +25,14 @@ use std::time::Instant;
 use berth_host::ownership::{GroupPolicy, apply_group};
 use berth_host::path::Dir;
 use berth_kube::timeline::Step;
-use berth_kube::{Cluster, Key};
+use berth_kube::{Cluster, Key, Recorder};
 use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{Pod, SecurityContext, VolumeMount};
 use serde::Serialize;
 
 pub(crate) use self::environment::{environment, expand};
 pub(crate) use self::flex::Flex;
+pub use self::nfs::{NfsMounts, NfsShare};
 pub(crate) use self::objects::{NodeFacts, Objects};
 use crate::layout::Layout;
 use crate::plugin::{Failed, Plugin, PodVolume, Source};
@@ -56,13 +61,19 @@ pub(crate) fn plugins(
     cluster: &Cluster,
     node: &str,
     tokens: &Tokens,
+    recorder: &Recorder,
+    nfs: Option<Arc<dyn NfsMounts>>,
     refresh: Refresh,
 ) -> Vec<Arc<dyn Plugin>> {
     let host = Host { layout: layout.clone(), cluster: cluster.clone(), node: node.to_owned() };
     let mut plugins: Vec<Arc<dyn Plugin>> = vec![
         Arc::new(empty_dir::EmptyDir { host: host.clone() }),
         Arc::new(host_path::HostPath { layout: layout.clone() }),
+        Arc::new(local::Local::new(layout, node, recorder.clone())),
     ];
+    if let Some(mounts) = nfs {
+        plugins.push(Arc::new(nfs::Nfs { layout: layout.clone(), node: node.to_owned(), mounts }));
+    }
     plugins.extend(projected::plugins(&host, tokens, refresh));
     plugins
 }

@@ -7,10 +7,11 @@
 //!
 //! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
 //! `ImageStandIn`, `FieldsIgnored`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
-//! `DeadlineExceeded`.
+//! `DeadlineExceeded`, `Evicted`.
 
 mod actions;
 mod decide;
+mod eviction;
 mod finish;
 mod launch;
 mod probes;
@@ -102,6 +103,8 @@ struct ObservedPod {
     misses: bool,
     /// What it lacks may have come.
     came: bool,
+    /// When it was found that the pod takes more of the disk than it may, and what is told of it.
+    evicted: Option<(Timestamp, String)>,
 }
 
 #[derive(Default)]
@@ -128,10 +131,17 @@ struct Work {
     logs: Option<PathBuf>,
     /// The pod has ended, whether or not Kubernetes knows.
     is_over: bool,
-    /// The pod ends, or has ended, because its time was over.
-    is_expired: bool,
+    /// Why the node ends, or has ended, the pod.
+    end: Option<End>,
     /// When this process first looked at the pod.
     first_observed: Option<Timestamp>,
+}
+
+/// Why the node ended a pod that would have gone on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct End {
+    reason: &'static str,
+    message: String,
 }
 
 /// What became of an attempt to start a container.
@@ -183,7 +193,7 @@ impl Pods {
             let pods = telling.clone();
             async move { pods.report(&uid).await }
         });
-        tokio::join!(sync, tell);
+        tokio::join!(sync, tell, self.clone().watch_storage());
     }
 
     /// The number of the latest run of a container, and whether it was ever started.
@@ -304,7 +314,9 @@ impl Pods {
                 problem.again = Timestamp::now();
             }
         }
+        let evicted = entry.observed().evicted.clone();
         let deadline = deadline(spec, work.first_observed(pod));
+        let deadline = evicted.iter().map(|(since, _)| *since).chain(deadline).min();
         let decision = loop {
             self.follow_probes(entry, work, pod, spec);
             let (ready, now) = (volumes.is_some(), Timestamp::now());
@@ -314,12 +326,23 @@ impl Pods {
             };
             self.start_all(entry, work, pod, spec, &decision, volumes).await;
         };
-        if decision.is_expired && !work.is_expired {
-            work.is_expired = true;
-            self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
+        if decision.is_expired && work.end.is_none() {
+            let end = match evicted {
+                Some((_, message)) => {
+                    self.options.recorder.warning(pod.as_ref(), status::EVICTED, &message);
+                    End { reason: status::EVICTED, message }
+                }
+                None => {
+                    self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
+                    End { reason: status::EXPIRED, message: status::EXPIRED_MESSAGE.to_owned() }
+                }
+            };
+            work.end = Some(end);
         }
+        let is_evicted = work.end.as_ref().is_some_and(|end| end.reason == status::EVICTED);
+        let grace = if is_evicted { eviction::GRACE } else { grace(pod) };
         for name in &decision.stop {
-            self.stop(entry, work, pod, name, grace(pod), &format!("Stopping container {name}"));
+            self.stop(entry, work, pod, name, grace, &format!("Stopping container {name}"));
         }
         for (name, waiting) in
             decision.waiting.iter().filter(|(_, waiting)| waiting.reason == "CrashLoopBackOff")
@@ -396,7 +419,7 @@ impl Pods {
             decision,
             volumes_ready,
             address: self.options.address,
-            is_expired: work.is_expired,
+            end: work.end.as_ref(),
         };
         entry.pending_report().status = Some(status::build(&view));
         self.statuses.add(entry.uid.clone());

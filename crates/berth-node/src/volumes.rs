@@ -8,7 +8,7 @@
 //! have happened is kept as uncertain until it was undone, even when the pod is long gone; after a restart everything
 //! that stands on disk is.
 //!
-//! Reads: Pod, PersistentVolumeClaim, PersistentVolume. Writes: the claim's status when its filesystem has grown; the
+//! Reads: Pod, PersistentVolumeClaim, PersistentVolume, Node. Writes: the claim's status when its filesystem has grown; the
 //! node's `volumesInUse`, through [`Attachments`]. Events: `FailedMount`, `FailedMapVolume`, `FailedUnmount`,
 //! `FileSystemResizeSuccessful`, `VolumeResizeFailed`.
 
@@ -25,9 +25,10 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use berth_core::names::CLAIM_PROTECTION;
+use berth_kube::selectors::volume_on_node;
 use berth_kube::storage::{owned_by, volume_name};
 use berth_kube::{Backoff, Cluster, Failure, Key, Next, Queue, Recorder};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
@@ -390,7 +391,8 @@ async fn resolve(cluster: &Cluster, pod: &Arc<Pod>, wish: &Wish) -> Result<PodVo
     let Some(key) = &wish.claim else {
         let csi = wish.volume.csi.as_ref().and_then(|csi| csi.read_only);
         let flex = wish.volume.flex_volume.as_ref().and_then(|flex| flex.read_only);
-        let read_only = csi.or(flex).unwrap_or(false);
+        let nfs = wish.volume.nfs.as_ref().and_then(|nfs| nfs.read_only);
+        let read_only = csi.or(flex).or(nfs).unwrap_or(false);
         let source = Source::Inline(wish.volume.clone());
         return Ok(PodVolume::new(pod.clone(), name, source, wish.block, read_only));
     };
@@ -473,6 +475,9 @@ fn check_volume(volume: &PersistentVolume, claim: &PersistentVolumeClaim) -> Res
 /// One operation on a device or on a pod's volume, what it does to what is known, and the event when it fails.
 impl Volumes {
     async fn set_up(&self, placed: &Placed) -> Outcome {
+        if let Some(refused) = self.refuse_other_node(placed).await {
+            return refused;
+        }
         let Some((plugin, volume, before)) = self.begin(placed) else { return Outcome::Done };
         let result = plugin.set_up(&volume).await;
         let failed = {
@@ -508,6 +513,35 @@ impl Volumes {
                 Outcome::Failed
             }
         }
+    }
+
+    /// Refuses to bring a volume to a node that its PersistentVolume may not be used on; one that is there stays.
+    async fn refuse_other_node(&self, placed: &Placed) -> Option<Outcome> {
+        let (volume, pod) = {
+            let state = self.state();
+            let pod_mount = state.pod_mount(placed).filter(|known| known.state != Mount::Mounted)?;
+            let PodVolume { source: Source::Persistent { volume, .. }, pod, .. } =
+                pod_mount.volume.as_ref()?
+            else {
+                return None;
+            };
+            volume.spec.as_ref()?.node_affinity.as_ref()?;
+            (volume.clone(), pod.clone())
+        };
+        let name = pod.spec.as_ref()?.node_name.clone()?;
+        // Labels by which a driver says where the node is may be newer than the cache.
+        let cached = self.options.cluster.cache::<Node>().named(&name);
+        if cached.is_some_and(|node| volume_on_node(&volume, &node)) {
+            return None;
+        }
+        let cause = match self.options.cluster.fetch::<Node>(&Key::cluster(&name)).await {
+            Ok(Some(node)) if volume_on_node(&volume, &node) => return None,
+            Ok(Some(_)) => "no matching NodeSelectorTerms".to_owned(),
+            Ok(None) => format!("nodes {name:?} not found"),
+            Err(error) => error.chain(),
+        };
+        self.problem(placed, "NodeAffinity check", "NodeAffinity check", &cause);
+        Some(Outcome::Failed)
     }
 
     /// From here on the volume may be there, whatever becomes of the call.
@@ -565,6 +599,9 @@ impl Volumes {
     }
 
     async fn stage(&self, group: &Group, placed: &Placed) -> Outcome {
+        if let Some(refused) = self.refuse_other_node(placed).await {
+            return refused;
+        }
         let begun = {
             let mut state = self.state();
             let volume = state.pod_mount(placed).and_then(|pod_mount: &PodMount| pod_mount.volume.clone());

@@ -167,8 +167,11 @@ pub struct Mount {
     pub restricted: bool,
     /// Where it appears, made when it is missing. A symbolic link there is followed, but never out of the container.
     pub target: PathBuf,
-    /// Whether writes to it, and to everything mounted below it, are refused.
+    /// Whether writes to it are refused.
     pub read_only: bool,
+    /// Whether writes to what is mounted below it are refused, too, where writes to it are.
+    #[serde(default)]
+    pub recursive_read_only: bool,
     /// Which later mounts are seen on the other side.
     pub propagation: Propagation,
 }

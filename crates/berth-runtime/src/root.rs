@@ -198,9 +198,11 @@ fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
         Propagation::HostToContainer => libc::MS_SLAVE,
         Propagation::Bidirectional => libc::MS_SHARED,
     };
-    let attributes =
-        if mount.read_only { READ_ONLY } else { 0 } | if mount.restricted { RESTRICTED } else { 0 };
+    let attributes = if mount.restricted { RESTRICTED } else { 0 };
     mount_setattr(tree.as_fd(), attributes, 0, propagation, true)?;
+    if mount.read_only {
+        mount_setattr(tree.as_fd(), READ_ONLY, 0, 0, mount.recursive_read_only)?;
+    }
     Ok(tree)
 }
 

@@ -14,6 +14,7 @@
 //! | `timeline.jsonl` | the steps of every volume |
 
 mod foreign;
+mod nfs;
 pub(crate) mod nodes;
 pub(crate) mod objects;
 mod pods;
@@ -105,6 +106,8 @@ pub(crate) struct Options {
     pub(crate) volume_plugins: Option<PathBuf>,
     /// How long FlexVolume drivers may take.
     pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
+    /// Mount options of `nfs` volumes that have none.
+    pub(crate) nfs_mount_options: Vec<String>,
 }
 
 /// All roles of one machine, running.

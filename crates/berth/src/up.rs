@@ -72,6 +72,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = "10m", value_parser = go::positive_duration, value_name = "DURATION")]
     volume_plugin_timeout: Duration,
 
+    /// Mount options of `nfs` volumes that have none, separated by commas
+    #[arg(long, value_delimiter = ',', value_name = "OPTIONS")]
+    nfs_mount_options: Vec<String>,
+
     /// Keep CSI calls, steps and every revision of objects in this directory, without secrets, for a bug report
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
@@ -222,6 +226,7 @@ pub(crate) async fn run(
             call: args.volume_plugin_timeout,
             init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),
         },
+        nfs_mount_options: args.nfs_mount_options.clone(),
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {

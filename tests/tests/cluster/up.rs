@@ -15,6 +15,7 @@ mod pods;
 mod random;
 mod stateful;
 mod strangers;
+mod volumes;
 
 use anyhow::{Result, ensure};
 use berth_e2e::up::Machine;

@@ -50,6 +50,10 @@ pub const DOWNWARD_API_PLUGIN: &str = "kubernetes.io/downward-api";
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io/empty-dir";
 /// The plugin for `hostPath`, which also deletes volumes below a directory of a node.
 pub const HOST_PATH_PLUGIN: &str = "kubernetes.io/host-path";
+/// The plugin for `local` PersistentVolumes.
+pub const LOCAL_PLUGIN: &str = "kubernetes.io/local-volume";
+/// The plugin for `nfs`.
+pub const NFS_PLUGIN: &str = "kubernetes.io/nfs";
 /// The plugin for `projected`.
 pub const PROJECTED_PLUGIN: &str = "kubernetes.io/projected";
 /// The plugin for `secret`.

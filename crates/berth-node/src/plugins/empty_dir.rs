@@ -2,9 +2,9 @@
 //!
 //! Marked as ready once it is complete. From then on the pod may do with it what it likes, its mode included, and a
 //! repeated `set_up` leaves it alone. In memory it is a tmpfs as large as the least of `sizeLimit`, the pod's memory
-//! limit and what the node has.
+//! limit and what the node has; in huge pages it is a hugetlbfs. `sizeLimit` of one on disk is watched (`pods/eviction.rs`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use async_trait::async_trait;
 use berth_core::names::EMPTY_DIR_PLUGIN;
@@ -42,10 +42,7 @@ impl Plugin for EmptyDir {
                 Medium::Memory { size: memory_size(spec, &volume.pod, &node) }
             }
             medium if medium.starts_with("HugePages") => {
-                return Err(Failed::unchanged(format!(
-                    "volume {} asks for the medium {medium}, which Berth does not provide yet: use Memory, or no medium",
-                    volume.name
-                )));
+                Medium::HugePages { page_size: page_size(medium, &volume.pod).map_err(Failed::unchanged)? }
             }
             medium => return Err(Failed::unchanged(format!("unknown storage medium {medium:?}"))),
         };
@@ -79,6 +76,36 @@ fn spec(source: &Source) -> Option<&EmptyDirVolumeSource> {
         Source::Inline(volume) => volume.empty_dir.as_ref(),
         Source::Persistent { .. } => None,
     }
+}
+
+/// The size of the huge pages that a medium means: the one it names, or the only one that the pod has any of.
+fn page_size(medium: &str, pod: &Pod) -> Result<u64, String> {
+    let of_pod: BTreeSet<&str> = pod
+        .spec
+        .iter()
+        .flat_map(|spec| spec.containers.iter().chain(spec.init_containers.iter().flatten()))
+        .filter_map(|container| container.resources.as_ref())
+        .flat_map(|resources| resources.requests.iter().chain(&resources.limits).flatten())
+        .filter_map(|(name, _)| name.strip_prefix("hugepages-"))
+        .collect();
+    let size = match (medium.strip_prefix("HugePages-"), of_pod.len()) {
+        (Some(size), _) if of_pod.contains(size) => size,
+        (Some(size), _) => {
+            return Err(format!(
+                "medium {medium}: no container of the pod has a request or limit for hugepages-{size}"
+            ));
+        }
+        (None, 1) => of_pod.first().copied().unwrap_or_default(),
+        (None, 0) => {
+            return Err(format!(
+                "medium {medium}: no container of the pod has a request or limit for huge pages"
+            ));
+        }
+        (None, _) => {
+            return Err(format!("medium {medium} is ambiguous: the pod has huge pages of several sizes"));
+        }
+    };
+    bytes(&Quantity(size.to_owned())).ok_or_else(|| format!("{size:?} is not the size of a huge page"))
 }
 
 /// How large a tmpfs of the pod may become; none leaves it to the kernel (half of the memory).

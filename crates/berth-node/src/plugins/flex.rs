@@ -10,7 +10,6 @@
 //! the end `unmount` and `unmountdevice`. What is already a mount point is not mounted again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::sync::Arc;
@@ -18,31 +17,24 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use berth_flex::{Call, Driver, DriverName, Drivers, Options, PodInfo, Reply};
-use berth_host::format::{self, Content, Filesystem};
+use berth_host::format::{self, Content};
 use berth_host::mount::{self, Attributes, unmount_below};
-use berth_host::path::Dir;
-use berth_host::{Doing as _, Error};
 use berth_kube::storage::capacity;
 use berth_kube::{Cache, Cluster, Key, Recorder, storage};
 use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use parking_lot::Mutex;
 
+use super::mount_points::{is_mounted, is_there, mount_device, prepare, remove_directory, settled, unmount};
 use super::{fs_group, give_to_group, record_step, record_undone_step};
 use crate::layout::Layout;
-use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
+use crate::plugin::{Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::volumes::names;
 
 /// The plugin's own name; directories and devices carry those of the drivers.
 const NAME: &str = berth_core::names::FLEX_PLUGIN;
-/// The mode of the directories that are made for drivers.
-const DIRECTORY_MODE: u32 = 0o750;
 /// How long a call-out may take before the pod is told that it does.
 const SLOW: Duration = Duration::from_secs(60);
-/// How long making and checking a filesystem may take, where the driver leaves that to the node.
-const FORMAT_TIMEOUT: Duration = Duration::from_secs(600);
-/// The filesystem on a device whose volume names none.
-const DEFAULT_FS_TYPE: &str = "ext4";
 
 /// The plugin for all FlexVolume drivers.
 pub(crate) struct Flex {
@@ -218,7 +210,11 @@ impl Flex {
             Ok(None) => {
                 let (fs_type, read_only) = (flex.fs_type.clone(), volume.read_only);
                 let target = directory.clone();
-                blocking(move || mount_device(Path::new(&path), &target, &fs_type, read_only))
+                let options = mount::Options {
+                    attributes: Attributes { read_only, ..Attributes::default() },
+                    ..mount::Options::default()
+                };
+                blocking(move || mount_device(Path::new(&path), &target, &fs_type, &options))
                     .await
                     .map_err(|error| Failed::finally(error.sentence()))
             }
@@ -511,77 +507,4 @@ impl Plugin for Flex {
 fn failed(error: &berth_flex::Error) -> Failed {
     let message = error.to_string();
     if error.is_interrupted() { Failed::uncertain(message) } else { Failed::finally(message) }
-}
-
-/// Makes the directory for a driver; gives whether something is mounted there already.
-async fn prepare(directory: &Path) -> Result<bool, Failed> {
-    let directory = directory.to_owned();
-    let prepared = blocking(move || {
-        if mount::is_mount_point(&directory)? {
-            return Ok::<_, Error>(true);
-        }
-        Dir::ensure(&directory, DIRECTORY_MODE).map(|_| false)
-    });
-    Ok(prepared.await?)
-}
-
-/// What became of mounting something at a directory. Where it failed for good and nothing is mounted, the directory
-/// goes, as the driver is not asked to undo its work; otherwise it stays, and the driver will be.
-async fn settled(mounted: Result<(), Failed>, directory: PathBuf) -> Result<(), Failed> {
-    let Err(failed) = mounted else { return Ok(()) };
-    if failed.certainty == Certainty::Uncertain {
-        return Err(failed);
-    }
-    let removed = blocking(move || match mount::is_mount_point(&directory) {
-        Ok(false) => std::fs::remove_dir(&directory).is_ok(),
-        Ok(true) | Err(_) => false,
-    });
-    if removed.await { Err(failed) } else { Err(Failed::uncertain(failed.message)) }
-}
-
-/// Whether a directory, or a mount in its place, is there. A mount of a server that does not answer is not touched.
-async fn is_there(directory: &Path) -> Result<bool, Failed> {
-    let directory = directory.to_owned();
-    let name = directory.file_name().and_then(|name| name.to_str()).unwrap_or_default().to_owned();
-    Ok(blocking(move || directory.parent().is_some_and(|parent| names(parent).contains(&name))).await)
-}
-
-async fn is_mounted(directory: &Path) -> Result<bool, Failed> {
-    let directory = directory.to_owned();
-    Ok(blocking(move || mount::is_mount_point(&directory)).await?)
-}
-
-async fn unmount(directory: &Path) -> Result<(), Failed> {
-    let directory = directory.to_owned();
-    blocking(move || mount::unmount(&directory)).await?;
-    Ok(())
-}
-
-/// Removes the directory of a volume; the driver may have removed it itself.
-async fn remove_directory(directory: &Path) -> Result<(), Failed> {
-    let directory = directory.to_owned();
-    let removed = blocking(move || match std::fs::remove_dir(&directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        removed => removed.doing("remove", &directory),
-    });
-    removed.await.map_err(Failed::from)
-}
-
-/// Mounts a device for a driver that leaves this to the node: formatted if it is blank, checked otherwise.
-fn mount_device(device: &Path, target: &Path, fs_type: &str, read_only: bool) -> berth_host::Result<()> {
-    let fs_type = if fs_type.is_empty() { DEFAULT_FS_TYPE } else { fs_type };
-    match format::probe(device)? {
-        Content::Blank if read_only => {
-            let blank = io::Error::other("there is no filesystem on it, and the volume is read-only");
-            return Err(blank).doing("mount", device);
-        }
-        Content::Blank => {
-            let filesystem = fs_type.parse::<Filesystem>().map_err(io::Error::other);
-            let filesystem = filesystem.doing("make a filesystem on", device)?;
-            format::make_on_device(device, filesystem, FORMAT_TIMEOUT)?;
-        }
-        Content::Filesystem(filesystem) if !read_only => format::check(filesystem, device, FORMAT_TIMEOUT)?,
-        Content::Filesystem(_) | Content::Other(_) => {}
-    }
-    mount::filesystem(device, target, fs_type, Attributes { read_only, ..Attributes::default() }, &[])
 }

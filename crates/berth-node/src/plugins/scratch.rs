@@ -23,6 +23,11 @@ pub(super) enum Medium {
         /// In bytes; none leaves it to the kernel (half of the memory).
         size: Option<u64>,
     },
+    /// In huge pages of the node's memory.
+    HugePages {
+        /// The size of a page in bytes.
+        page_size: u64,
+    },
 }
 
 /// One volume's directory in a pod's.
@@ -53,7 +58,7 @@ impl<'a> Scratch<'a> {
     /// Opens it if it was marked as ready and is still there.
     pub(super) fn open_ready(&self, medium: Medium) -> Result<Option<Dir>> {
         let marked = exists(&self.marker().join("ready"))?;
-        let lost = matches!(medium, Medium::Memory { .. }) && !mount::is_mount_point(&self.path())?;
+        let lost = medium != Medium::Disk && !mount::is_mount_point(&self.path())?;
         if marked && !lost { open(&self.path()) } else { Ok(None) }
     }
 
@@ -70,6 +75,14 @@ impl<'a> Scratch<'a> {
             Medium::Memory { size } => {
                 if !mount::is_mount_point(&self.path())? {
                     self.mount(size)?;
+                }
+                parent.dir(self.name)
+            }
+            Medium::HugePages { page_size } => {
+                if !mount::is_mount_point(&self.path())? {
+                    let attributes = Attributes { nodev: true, ..Attributes::default() };
+                    let options = [format!("pagesize={page_size}"), "mode=0777".to_owned()];
+                    mount::filesystem("nodev".as_ref(), &self.path(), "hugetlbfs", attributes, &options)?;
                 }
                 parent.dir(self.name)
             }

@@ -166,7 +166,7 @@ impl Pods {
                 let ended = work.containers.get(&container.name).and_then(|known| known.ended());
                 ended.is_some_and(|ended| ended.code == 0)
             });
-            decision.phase = if good && !work.is_expired { Phase::Succeeded } else { Phase::Failed };
+            decision.phase = if good && work.end.is_none() { Phase::Succeeded } else { Phase::Failed };
         } else if decision.phase.is_final() {
             decision.phase = Phase::Running;
         }

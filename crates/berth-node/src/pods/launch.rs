@@ -66,6 +66,7 @@ pub(super) async fn container_spec(
             sub_path: None,
             target: STAND_IN.into(),
             read_only: true,
+            recursive_read_only: false,
             restricted: false,
             propagation: Propagation::None,
         });
@@ -244,6 +245,7 @@ fn mounts<'a>(
             restricted: !privileged && !is_host_path,
             target: absolute(&mount.mount_path),
             read_only: mount.read_only.unwrap_or(false) || is_read_only(pod, &mount.name),
+            recursive_read_only: is_recursively_read_only(mount),
             propagation: match mount.mount_propagation.as_deref() {
                 Some("Bidirectional") => Propagation::Bidirectional,
                 Some("None") => Propagation::None,
@@ -322,6 +324,11 @@ fn sub_path<'a>(
     Ok(Some(path))
 }
 
+/// Whether what is mounted below a volume is read-only in a container, too.
+pub(super) fn is_recursively_read_only(mount: &VolumeMount) -> bool {
+    matches!(mount.recursive_read_only.as_deref(), Some("Enabled" | "IfPossible"))
+}
+
 /// Whether a volume is a directory or file of the host, whose owner decides what programs there may do.
 fn is_host_path(pod: &Pod, name: &str) -> bool {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
@@ -329,7 +336,7 @@ fn is_host_path(pod: &Pod, name: &str) -> bool {
 }
 
 /// Volumes that no container may write, whatever its mount says.
-fn is_read_only(pod: &Pod, name: &str) -> bool {
+pub(super) fn is_read_only(pod: &Pod, name: &str) -> bool {
     let volumes = pod.spec.as_ref().and_then(|spec| spec.volumes.as_ref());
     let Some(volume) = volumes.into_iter().flatten().find(|volume| volume.name == name) else { return false };
     volume.config_map.is_some()
@@ -339,6 +346,7 @@ fn is_read_only(pod: &Pod, name: &str) -> bool {
         || volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true))
         || volume.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true))
         || volume.flex_volume.as_ref().is_some_and(|flex| flex.read_only == Some(true))
+        || volume.nfs.as_ref().is_some_and(|nfs| nfs.read_only == Some(true))
 }
 
 fn devices(container: &Container, volumes: &HashMap<String, Ready>) -> Result<Vec<Device>, String> {

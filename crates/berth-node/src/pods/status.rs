@@ -8,7 +8,7 @@ use berth_runtime::{Exit, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
-    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus,
+    ContainerStatus, HostIP, Pod, PodCondition, PodIP, PodSpec, PodStatus, VolumeMount, VolumeMountStatus,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -16,7 +16,8 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Preconditions};
 
 use super::decide::{ContainerRecord, Decision, Phase, is_sidecar};
-use super::{Error, Pods};
+use super::launch::{is_read_only, is_recursively_read_only};
+use super::{End, Error, Pods};
 
 /// What a status is made of.
 pub(super) struct View<'a> {
@@ -28,13 +29,16 @@ pub(super) struct View<'a> {
     pub(super) address: IpAddr,
     /// When the node first saw the pod.
     pub(super) first_observed: Timestamp,
-    /// The pod's time is over.
-    pub(super) is_expired: bool,
+    /// Why the node ends the pod, if it does.
+    pub(super) end: Option<&'a End>,
 }
 
 /// Why a pod has ended that was there for longer than it may be.
 pub(super) const EXPIRED: &str = "DeadlineExceeded";
 pub(super) const EXPIRED_MESSAGE: &str = "Pod was active on the node longer than the specified deadline";
+
+/// Why a pod has ended that took more of the disk than it may.
+pub(super) const EVICTED: &str = "Evicted";
 
 /// The status; what others have put into it stays.
 pub(super) fn build(view: &View<'_>) -> PodStatus {
@@ -51,11 +55,11 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
     let conditions = conditions(view, &containers, &init);
     let address = view.address.to_string();
     // As upstream: while something still runs, the pod has not failed.
-    let expired = view.is_expired && view.decision.phase == Phase::Failed;
+    let end = view.end.filter(|_| view.decision.phase == Phase::Failed);
     PodStatus {
         phase: Some(view.decision.phase.as_str().to_owned()),
-        reason: expired.then(|| EXPIRED.to_owned()).or(old.reason),
-        message: expired.then(|| EXPIRED_MESSAGE.to_owned()).or(old.message),
+        reason: end.map(|end| end.reason.to_owned()).or(old.reason),
+        message: end.map(|end| end.message.clone()).or(old.message),
         conditions: Some(merged(old.conditions.as_deref().unwrap_or_default(), conditions)),
         container_statuses: Some(containers),
         init_container_statuses: (!init.is_empty()).then_some(init),
@@ -107,6 +111,7 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
         }
     };
     let done = known.ended().is_some_and(|ended| ended.code == 0);
+    let mounts = container.volume_mounts.iter().flatten().map(|mount| mount_status(view.pod, mount));
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
@@ -116,7 +121,21 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
         restart_count: i32::try_from(known.attempt).unwrap_or(i32::MAX),
         state: Some(state),
         last_state: last,
+        volume_mounts: known.run.as_ref().map(|_| mounts.collect()),
         ..ContainerStatus::default()
+    }
+}
+
+/// How a volume is mounted in a container that was started.
+fn mount_status(pod: &Pod, mount: &VolumeMount) -> VolumeMountStatus {
+    let read_only = mount.read_only.unwrap_or(false) || is_read_only(pod, &mount.name);
+    let recursive = if is_recursively_read_only(mount) { "Enabled" } else { "Disabled" };
+    VolumeMountStatus {
+        name: mount.name.clone(),
+        mount_path: mount.mount_path.clone(),
+        read_only: read_only.then_some(true),
+        recursive_read_only: read_only.then(|| recursive.to_owned()),
+        ..VolumeMountStatus::default()
     }
 }
 
@@ -174,13 +193,17 @@ fn conditions(
     };
     let ready = ready(view, &containers_ready);
     let can_start = view.volumes_ready && !phase.is_final();
-    vec![
+    let evicted = view.end.filter(|end| end.reason == EVICTED);
+    let disrupted =
+        evicted.map(|end| condition("DisruptionTarget", true, "TerminationByKubelet", end.message.clone()));
+    let usual = [
         condition("PodReadyToStartContainers", can_start, "", String::new()),
         initialized,
         ready,
         containers_ready,
         condition("PodScheduled", true, "", String::new()),
-    ]
+    ];
+    usual.into_iter().chain(disrupted).collect()
 }
 
 fn ready(view: &View<'_>, containers_ready: &PodCondition) -> PodCondition {

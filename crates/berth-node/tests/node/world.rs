@@ -55,6 +55,7 @@ impl World {
             stand_ins: Vec::new(),
             volume_plugins: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
+            nfs: None,
         };
         self.node = Some((Node::start(options).await.unwrap(), shutdown));
     }

@@ -108,6 +108,7 @@ pub(crate) fn texts(log: &Path) -> Vec<String> {
 
 pub(crate) fn mount(source: &Path, target: &str, read_only: bool) -> Mount {
     Mount {
+        recursive_read_only: false,
         source: source.to_owned(),
         sub_path: None,
         restricted: false,
