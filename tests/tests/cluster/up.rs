@@ -13,6 +13,7 @@ mod nfs;
 mod nodes;
 mod pods;
 mod random;
+mod seeds;
 mod stateful;
 mod strangers;
 mod volumes;
