@@ -327,17 +327,7 @@ impl Pods {
             self.start_all(entry, work, pod, spec, &decision, volumes).await;
         };
         if decision.is_expired && work.end.is_none() {
-            let end = match evicted {
-                Some((_, message)) => {
-                    self.options.recorder.warning(pod.as_ref(), status::EVICTED, &message);
-                    End { reason: status::EVICTED, message }
-                }
-                None => {
-                    self.options.recorder.normal(pod.as_ref(), status::EXPIRED, status::EXPIRED_MESSAGE);
-                    End { reason: status::EXPIRED, message: status::EXPIRED_MESSAGE.to_owned() }
-                }
-            };
-            work.end = Some(end);
+            work.end = Some(self.note_end(pod, evicted.map(|(_, message)| message)));
         }
         let is_evicted = work.end.as_ref().is_some_and(|end| end.reason == status::EVICTED);
         let grace = if is_evicted { eviction::GRACE } else { grace(pod) };
@@ -367,6 +357,17 @@ impl Pods {
             }
             None => Next::Done,
         }
+    }
+
+    /// Tells a pod why the node ends it: it is evicted for a reason, or its time is over.
+    fn note_end(&self, pod: &Pod, evicted: Option<String>) -> End {
+        let recorder = &self.options.recorder;
+        if let Some(message) = evicted {
+            recorder.warning(pod, status::EVICTED, &message);
+            return End { reason: status::EVICTED, message };
+        }
+        recorder.normal(pod, status::EXPIRED, status::EXPIRED_MESSAGE);
+        End { reason: status::EXPIRED, message: status::EXPIRED_MESSAGE.to_owned() }
     }
 
     /// Takes in what the probes of running containers found, and stops those that failed one.

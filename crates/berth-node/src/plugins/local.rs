@@ -252,14 +252,12 @@ fn options(volume: &PodVolume) -> mount::Options {
 fn look(volume: &PodVolume) -> Result<Found, Failed> {
     let path = Path::new(&spec(volume)?.path);
     if path.components().any(|part| part == std::path::Component::ParentDir) {
-        return Err(Failed::unchanged(format!(
-            "the path {:?} of the local volume must not contain ..",
-            path
-        )));
+        let path = path.display();
+        return Err(Failed::unchanged(format!("the path {path} of the local volume must not contain ..")));
     }
     let seen = fs::metadata(path).map_err(|error| {
         let what = if error.kind() == io::ErrorKind::NotFound {
-            format!("path {path:?} does not exist")
+            format!("path {} does not exist", path.display())
         } else {
             format!("look at {}: {error}", path.display())
         };

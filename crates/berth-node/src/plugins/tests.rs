@@ -50,7 +50,8 @@ impl Bench {
             let _ = sender.send(uid.to_owned());
         });
         let layout = Layout::new(server.directory().join("kubelet"));
-        let plugins = plugins(&layout, &cluster, NODE, &Tokens::new(&cluster), refresh);
+        let recorder = Recorder::new(&cluster, "kubelet", NODE);
+        let plugins = plugins(&layout, &cluster, NODE, &Tokens::new(&cluster), &recorder, None, refresh);
         let bench = Self { server, layout, cluster, plugins, refreshed, _ends: shutdown.drop_guard() };
         bench.create::<Namespace>(json!({ "metadata": { "name": "ns" } })).await;
         let status = json!({ "allocatable": { "cpu": "4", "memory": "2Gi", "ephemeral-storage": "10Gi" },

@@ -152,13 +152,13 @@ mod tests {
     use super::*;
 
     fn pod(volumes: &Value, limits: &[Option<&str>]) -> Pod {
-        let container = |(number, limit): (usize, &Option<&str>)| match limit {
+        let container = |(number, limit): (usize, Option<&str>)| match limit {
             None => json!({ "name": format!("c{number}") }),
             Some(limit) => {
                 json!({ "name": format!("c{number}"), "resources": { "limits": { "ephemeral-storage": limit } } })
             }
         };
-        let containers: Vec<Value> = limits.iter().enumerate().map(container).collect();
+        let containers: Vec<Value> = limits.iter().copied().enumerate().map(container).collect();
         let pod = json!({ "spec": { "containers": containers, "volumes": volumes } });
         serde_json::from_value(pod).unwrap()
     }
@@ -174,7 +174,7 @@ mod tests {
         let limited = json!([{ "name": "v", "emptyDir": { "sizeLimit": "1Mi" } }]);
         let free = json!([{ "name": "v", "emptyDir": {} }]);
         let mib = 1 << 20;
-        let rows = [
+        let rows = vec![
             (pod(&limited, &[None]), used(&[("v", mib)], &[]), None),
             (
                 pod(&limited, &[None]),

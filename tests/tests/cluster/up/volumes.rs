@@ -152,7 +152,10 @@ fn a_missing_path_and_a_kind_that_berth_lacks_are_named_in_events() -> Result<()
         sleeper("iscsi", mounts, iscsi),
         sleeper("fc", mounts, fc),
     ]))?;
-    says(&machine.event("Pod", "gone", "FailedMount")?, &format!("path {missing:?} does not exist"))?;
+    says(
+        &machine.event("Pod", "gone", "FailedMount")?,
+        &format!("path {} does not exist", missing.display()),
+    )?;
     says(&machine.event("Pod", "iscsi", "FailedMount")?, "volume v: iscsi is not supported")?;
     says(&machine.event("Pod", "fc", "FailedMount")?, "volume v: fc is not supported")?;
     // It goes on by itself when the directory is there.

@@ -139,8 +139,29 @@ async fn a_medium_that_is_none_is_refused() {
     let bench = Bench::new().await;
     assert_eq!(bench.refused(&volume(empty("Tape", None))).await, "unknown storage medium \"Tape\"");
     let refused = bench.refused(&volume(empty("HugePages-2Mi", None))).await;
-    assert!(refused.contains("volume vol asks for the medium HugePages-2Mi"), "{refused}");
+    assert!(
+        refused.contains("no container of the pod has a request or limit for hugepages-2Mi"),
+        "{refused}"
+    );
     bench.assert_clean();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn huge_pages_are_those_of_the_pod() {
+    let bench = Bench::new().await;
+    let resources = json!({ "limits": { "hugepages-2Mi": "2Mi", "memory": "64Mi" } });
+    let of_pod = || pod(json!({ "containers": [{ "name": "main", "resources": resources }] }));
+    for medium in ["HugePages", "HugePages-2Mi"] {
+        let volume = volume_of(of_pod(), empty(medium, None));
+        let path = bench.set_up(&volume).await;
+        let found = mount::mount_of(&path).unwrap().unwrap();
+        assert_eq!(found.fs_type, "hugetlbfs");
+        assert!(found.super_options.contains("pagesize=2M"), "{}", found.super_options);
+        assert_eq!(mode(&path) & 0o777, 0o777);
+        bench.set_up(&volume).await;
+        bench.tear_down(&volume).await;
+        bench.assert_clean();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
