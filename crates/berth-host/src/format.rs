@@ -167,6 +167,23 @@ pub fn make_on_device(device: &Path, fs: Filesystem, deadline: Duration) -> Resu
     }
 }
 
+/// Makes a filesystem on the block device `device`, whatever is on it: for a device whose formatting was cut off, which
+/// only the caller can know.
+pub fn remake_on_device(device: &Path, fs: Filesystem, deadline: Duration) -> Result<()> {
+    make_in(device, fs, deadline)
+}
+
+/// Whether the btrfs on `device` has the identity of one that is mounted here from another device.
+pub fn is_identity_taken(device: &Path) -> Result<bool> {
+    let Some(fsid) = btrfs_identity::fsid(device).doing("read the identity of", device)? else {
+        return Ok(false);
+    };
+    let devices = Path::new("/sys/fs/btrfs").join(fsid).join("devices");
+    let Ok(known) = fs::read_dir(&devices) else { return Ok(false) };
+    let own = fs::canonicalize(device).doing("resolve", device)?;
+    Ok(known.flatten().any(|entry| Some(entry.file_name().as_os_str()) != own.file_name()))
+}
+
 /// Grows an unmounted filesystem to the size of its image.
 ///
 /// Only ext4 can: the others grow mounted, and are an error of kind `Unsupported` here. A resize2fs that is killed can

@@ -48,6 +48,16 @@ pub(super) fn renew(image: &Path) -> io::Result<()> {
     file.sync_all()
 }
 
+/// The identity of the filesystem as the kernel writes it; `None` if there is no btrfs.
+pub(super) fn fsid(device: &Path) -> io::Result<Option<String>> {
+    let superblock = read(&File::open(device)?, COPIES[0])?;
+    Ok(superblock.map(|superblock| {
+        let bytes = superblock[FSID..FSID + UUID].try_into().expect("sixteen bytes are sixteen bytes");
+        let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+        [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
+    }))
+}
+
 fn read(file: &File, offset: u64) -> io::Result<Option<[u8; SIZE]>> {
     let mut superblock = [0; SIZE];
     match file.read_exact_at(&mut superblock, offset) {

@@ -17,6 +17,11 @@ use crate::error::{Doing as _, Result};
 /// Everything recognised by name has its signature within this much.
 const HEAD: usize = 0x11000;
 const CHUNK: usize = 1 << 20;
+/// A block device of this size is read from end to end.
+const READ_WHOLE: u64 = 4 << 30;
+/// A larger one at so many places, of so many bytes each.
+const PLACES: u64 = 4096;
+const PLACE: u64 = 64 << 10;
 
 const EXT: usize = 1024;
 const EXT_MAGIC: [u8; 2] = [0x53, 0xEF];
@@ -48,8 +53,10 @@ const OTHERS: &[(usize, &[u8], &str)] = &[
 
 /// Says what is on a regular file or block device.
 ///
-/// `Blank` is proven, never guessed: no block or no data in the file, or nothing but zeros in all of it. A block device is read
-/// from end to end for that. What cannot be read is an error.
+/// `Blank` is proven, never guessed: no block or no data in the file, or nothing but zeros in all of it. A block device of up
+/// to 4 GiB is read from end to end for that. A larger one, which could take hours, is read where filesystems, partition tables
+/// and volume managers keep what they are known by (the first and last 64 MiB, and the places of the copies of superblocks),
+/// and at 4096 places between. What cannot be read is an error.
 pub fn probe(image_or_device: &Path) -> Result<Content> {
     let (file, sparse) = open(image_or_device)?;
     content(&file, sparse).doing("probe", image_or_device)
@@ -150,8 +157,15 @@ fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
     if sparse && end > HEAD as u64 && file.metadata()?.blocks() == 0 {
         return Ok(true);
     }
-    let zeros = vec![0; CHUNK];
-    let mut buffer = vec![0; CHUNK];
+    let mut buffers = (vec![0; CHUNK], vec![0; CHUNK]);
+    if !sparse && end > READ_WHOLE {
+        for (start, stop) in telling_places(end) {
+            if !is_zero_between(file, start, stop, &mut buffers)? {
+                return Ok(false);
+            }
+        }
+        return Ok(true);
+    }
     let mut position = 0;
     while position < end {
         let (start, stop) = if sparse {
@@ -162,21 +176,46 @@ fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
         } else {
             (position, end)
         };
-        position = start;
-        while position < stop.min(end) {
-            let wanted = usize::try_from(stop.min(end) - position).unwrap_or(CHUNK).min(CHUNK);
-            let length = read_up_to(file, &mut buffer[..wanted], position)?;
-            if length < wanted {
-                // Someone cuts the file while we read it: nothing is proven.
-                return Err(io::ErrorKind::UnexpectedEof.into());
-            }
-            if buffer[..length] != zeros[..length] {
-                return Ok(false);
-            }
-            position += length as u64;
+        if !is_zero_between(file, start, stop.min(end), &mut buffers)? {
+            return Ok(false);
         }
+        position = stop;
     }
     Ok(true)
+}
+
+/// Whether there are only zeros from `position` to `stop`; `buffers` are zeros, and room for what is read.
+fn is_zero_between(
+    file: &File,
+    mut position: u64,
+    stop: u64,
+    (zeros, buffer): &mut (Vec<u8>, Vec<u8>),
+) -> io::Result<bool> {
+    while position < stop {
+        let wanted = usize::try_from(stop - position).unwrap_or(CHUNK).min(CHUNK);
+        let length = read_up_to(file, &mut buffer[..wanted], position)?;
+        if length < wanted {
+            // Someone cuts the file while we read it: nothing is proven.
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if buffer[..length] != zeros[..length] {
+            return Ok(false);
+        }
+        position += length as u64;
+    }
+    Ok(true)
+}
+
+/// The parts of a large device that tell whether anything was ever made on it.
+fn telling_places(end: u64) -> impl Iterator<Item = (u64, u64)> {
+    const MIB: u64 = 1 << 20;
+    let edges = [(0, 64 * MIB), (end - 64 * MIB, end)];
+    // Copies of the superblocks of ext4 (128 MiB apart, with blocks of 4 KiB: 1, 3, 5, 7, 9 times), and of btrfs.
+    let copies = [128 * MIB, 384 * MIB, 640 * MIB, 896 * MIB, 1152 * MIB, 256 << 30];
+    let step = (end / PLACES).next_multiple_of(4096);
+    let between = (1..PLACES).map(move |number| number * step);
+    let around = copies.into_iter().chain(between).filter(move |start| start + PLACE <= end);
+    edges.into_iter().chain(around.map(|start| (start, start + PLACE)))
 }
 
 /// The first extent with data at or after `position`.
