@@ -62,8 +62,8 @@ pub struct Volume {
     pub id: VolumeId,
     /// The size that the caller is told.
     pub capacity: Capacity,
-    /// Filesystem or raw device.
-    pub access: AccessKind,
+    /// Filesystem or raw device; `None` where the storage does not remember it, as for disks of a cloud.
+    pub access: Option<AccessKind>,
     /// The parameters it was created with.
     pub parameters: Arc<Parameters>,
     /// The mutable parameters now in force.
@@ -86,7 +86,7 @@ impl Volume {
         Self {
             id,
             capacity,
-            access: AccessKind::Mount,
+            access: Some(AccessKind::Mount),
             parameters: Arc::default(),
             mutable: Arc::default(),
             context: BTreeMap::new(),
@@ -395,8 +395,8 @@ pub struct Snapshot {
     pub source: VolumeId,
     /// The least size of a volume restored from it.
     pub size: Capacity,
-    /// Filesystem or raw device.
-    pub access: AccessKind,
+    /// Filesystem or raw device; `None` where the storage does not remember it.
+    pub access: Option<AccessKind>,
     /// When it was taken.
     pub created: SystemTime,
     /// Whether volumes can be made of it already.

@@ -383,7 +383,7 @@ impl Record {
     fn volume(self) -> Result<Volume> {
         let id = self.id.parse().map_err(|error| Error::internal(format!("a record's id: {error}")))?;
         Ok(Volume {
-            access: if self.block { AccessKind::Block } else { AccessKind::Mount },
+            access: Some(if self.block { AccessKind::Block } else { AccessKind::Mount }),
             parameters: Arc::new(self.parameters),
             context: self.context,
             topology: self.topology.map(|segments| Arc::new(Topology(segments))),

@@ -60,6 +60,8 @@ pub struct Config {
     pub private_dir: PathBuf,
     /// How many entries of a listing are asked of the backend at once.
     pub default_page: usize,
+    /// The most entries of a listing whose caller names no limit; all of them if `None`.
+    pub longest_listing: Option<usize>,
     /// Whether detaching a volume that is still in use on this node is refused. Deleting one always is.
     pub check_volume_lifecycle: bool,
 }
@@ -72,6 +74,7 @@ impl Config {
             state_dir: private_dir.join("state"),
             private_dir,
             default_page: 1000,
+            longest_listing: None,
             check_volume_lifecycle: false,
         }
     }
@@ -215,13 +218,14 @@ impl Services {
         F: Future<Output = Result<Page<T>>>,
     {
         let mut gathered = Page { entries: Vec::new(), next: listing.after };
+        let most = listing.most.or(self.config.longest_listing);
         loop {
-            let room = listing.most.map_or(usize::MAX, |most| most - gathered.entries.len());
+            let room = most.map_or(usize::MAX, |most| most - gathered.entries.len());
             let limit = room.min(self.config.default_page.max(1));
             let page = fetch(PageRequest { after: gathered.next.take(), limit }).await?;
             gathered.entries.extend(page.entries);
             gathered.next = page.next;
-            let full = listing.most.is_some_and(|most| gathered.entries.len() >= most);
+            let full = most.is_some_and(|most| gathered.entries.len() >= most);
             if full || gathered.next.is_none() {
                 return Ok(gathered);
             }

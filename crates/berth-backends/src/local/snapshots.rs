@@ -261,7 +261,7 @@ impl Inner {
             id: key.id(SNAPSHOT),
             source: record.source.id(VOLUME),
             size: Capacity::new(record.size),
-            access: record.access,
+            access: Some(record.access),
             created: record.created,
             ready: true,
             group: record.group.map(|group| group.id(GROUP)),

@@ -527,7 +527,7 @@ impl Inner {
         Volume {
             id: key.id(VOLUME),
             capacity: Capacity::new(record.size),
-            access: record.access,
+            access: Some(record.access),
             parameters: record.parameters.clone(),
             mutable: record.mutable.clone(),
             context,

@@ -375,8 +375,10 @@ impl Services {
 
     /// Why the volume is not as the caller thinks, if it is not.
     fn objection(&self, ctx: &Context, controller: &Parts, volume: &Volume, call: &Validate) -> Result<()> {
-        let wanted = call.capabilities.first().map_or(volume.access, |capability| capability.access.kind());
-        rules::check_kind(volume, wanted)?;
+        let wanted = call.capabilities.first().map(|capability| capability.access.kind());
+        if let Some(wanted) = wanted {
+            rules::check_kind(volume, wanted)?;
+        }
         for (field, given, known) in [
             ("volume_context", &call.context, &volume.context),
             ("parameters", &call.parameters, &volume.parameters),
@@ -440,7 +442,7 @@ async fn find_origin(ctx: &Context, controller: &Parts, call: &CreateVolume) -> 
         }
     };
     let wanted = call.new.access();
-    if wanted != access {
+    if let Some(access) = access.filter(|access| *access != wanted) {
         let sentence = format!("the source is for {access} access, the volume shall be for {wanted} access");
         return Err(Error::Invalid(sentence));
     }

@@ -32,10 +32,12 @@ pub(super) fn check_group(capability: &VolumeCapability, mount_group: bool) -> R
 
 /// Refuses to use a raw volume as a filesystem, and the other way round.
 pub(super) fn check_kind(volume: &Volume, wanted: AccessKind) -> Result<()> {
-    if volume.access == wanted {
-        return Ok(());
+    match volume.access {
+        Some(access) if access != wanted => {
+            Err(Error::Invalid(format!("volume {:?} is for {access} access, not for {wanted}", volume.id)))
+        }
+        _ => Ok(()),
     }
-    Err(Error::Invalid(format!("volume {:?} is for {} access, not for {wanted}", volume.id, volume.access)))
 }
 
 /// In what an existing volume of the same name is not the one asked for, if in anything.
@@ -47,8 +49,8 @@ pub(super) fn difference(volume: &Volume, call: &CreateVolume) -> Option<String>
     if volume.source != *source {
         return Some("it has another content source".to_owned());
     }
-    if new.access() != volume.access {
-        return Some(format!("it is for {} access", volume.access));
+    if let Some(access) = volume.access.filter(|access| *access != new.access()) {
+        return Some(format!("it is for {access} access"));
     }
     if let Some(key) = different_key(&volume.parameters, &new.parameters) {
         return Some(format!("its parameter {key:?} has another value"));
@@ -153,7 +155,7 @@ mod tests {
         Volume {
             id: "v".parse().unwrap(),
             capacity: Capacity::gibibytes(2),
-            access: AccessKind::Mount,
+            access: Some(AccessKind::Mount),
             parameters: Arc::new(map(&[("kind", "fast"), ("csi.storage.k8s.io/pvc/name", "old")])),
             mutable: Arc::default(),
             context: BTreeMap::new(),

@@ -91,8 +91,8 @@ fn check_comparable(base: &Snapshot, target: &Snapshot) -> Result<()> {
 
 fn check_raw(snapshot: &Snapshot) -> Result<()> {
     match snapshot.access {
-        AccessKind::Block => Ok(()),
-        AccessKind::Mount => Err(Error::Invalid(format!(
+        Some(AccessKind::Block) | None => Ok(()),
+        Some(AccessKind::Mount) => Err(Error::Invalid(format!(
             "snapshot {:?} is of a filesystem, not of a block volume",
             snapshot.id
         ))),

@@ -436,7 +436,7 @@ fn describe(snapshot: &SnapshotRef, record: &SnapshotRecord, ready: bool) -> Res
         size: capacity(
             record.archive.as_ref().map_or(0, |archive| record.capacity.unwrap_or(archive.unpacked)),
         ),
-        access: AccessKind::Mount,
+        access: Some(AccessKind::Mount),
         created: SystemTime::UNIX_EPOCH + Duration::from_secs(record.created),
         ready,
         group: None,
@@ -451,7 +451,7 @@ fn adopted(snapshot: &SnapshotRef, source: VolumeId, archive: &Entry) -> Snapsho
         id: snapshot.to_string().parse().expect("an id made of checked parts is an id"),
         source,
         size: capacity(archive.attributes.size),
-        access: AccessKind::Mount,
+        access: Some(AccessKind::Mount),
         created: SystemTime::UNIX_EPOCH + Duration::from_secs(seconds),
         ready: true,
         group: None,

@@ -508,7 +508,7 @@ fn describe(id: VolumeId, volume: &VolumeRef, record: Option<VolumeRecord>) -> V
     Volume {
         id,
         capacity,
-        access: AccessKind::Mount,
+        access: Some(AccessKind::Mount),
         parameters: Arc::new(parameters),
         mutable: Arc::default(),
         context,
