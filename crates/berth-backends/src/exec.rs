@@ -84,7 +84,8 @@ struct Inner {
     described: Described,
     node: NodeId,
     state_dir: PathBuf,
-    records: Records,
+    staged: Records<StagedRecord>,
+    targets: Records<TargetRecord>,
     remote: RemoteMounts,
 }
 
@@ -131,11 +132,13 @@ impl Exec {
         let program = Program::new(&config.program, config.call_timeout, config.processes);
         let fields = Fields::default().with("node", config.node.as_str());
         let reply = program.ask(&Context::default(), Operation::Describe, fields, ("program", "")).await?;
+        let mounted = config.state_dir.join("mounted");
         Ok(Self(Arc::new(Inner {
             program,
             described: Described::read(reply)?,
             node: config.node,
-            records: Records::open(&config.state_dir.join("mounted"))?,
+            staged: Records::open(&mounted)?,
+            targets: Records::open(&mounted)?,
             state_dir: config.state_dir,
             remote: RemoteMounts::new(Path::new("/proc/self/exe")),
         })))
@@ -413,7 +416,7 @@ impl Staging for Exec {
     async fn unstage(&self, ctx: &Context, id: &VolumeId, staging: &Path) -> Result<()> {
         let key = staged_key(id);
         let at = staging.to_owned();
-        let record: StagedRecord = self.0.records.read(&key).await?.unwrap_or_default();
+        let record = self.0.staged.read(&key).await?.unwrap_or_default();
         if record.device.is_some() {
             // The framework mounted it, and its device is in use until then.
             let at = at.clone();
@@ -424,7 +427,7 @@ impl Staging for Exec {
         if is_mount_point(staging).await? {
             blocking(move || Ok(mount::unmount(&at).map(drop)?)).await?;
         }
-        self.0.records.remove(&key).await
+        self.0.staged.remove(&key).await
     }
 }
 
@@ -436,7 +439,7 @@ impl Exec {
         let reply: StageReply =
             self.ask(ctx, Operation::Stage, fields, ("volume", volume.id.as_str())).await?;
         let is_mount = volume.capability.access.kind() == AccessKind::Mount;
-        self.0.records.write(&key, &StagedRecord { device: reply.device.clone() }).await?;
+        self.0.staged.write(&key, &StagedRecord { device: reply.device.clone() }).await?;
         match reply.device {
             Some(device) if is_mount => {
                 if is_mount_point(staging).await? {
@@ -542,7 +545,7 @@ impl TargetMounts for Exec {
 
     async fn unmount(&self, target: &Path) -> Result<()> {
         let key = target_key(target);
-        let record: Option<TargetRecord> = self.0.records.read(&key).await?;
+        let record = self.0.targets.read(&key).await?;
         if let Some(record) = record
             && self.0.described.has(Operation::Unpublish)
         {
@@ -551,7 +554,7 @@ impl TargetMounts for Exec {
             gone(self.ask(&ctx, Operation::Unpublish, fields, ("volume", &record.id)).await)?;
         }
         MachineMounts.unmount(target).await?;
-        self.0.records.remove(&key).await
+        self.0.targets.remove(&key).await
     }
 }
 
@@ -560,7 +563,7 @@ impl Exec {
     async fn found(&self, ctx: &Context, volume: &NodeVolume, target: &Path) -> Result<Option<Source>> {
         let is_block = volume.capability.access.kind() == AccessKind::Block;
         let staged = || async {
-            let staged: Option<StagedRecord> = self.0.records.read(&staged_key(&volume.id)).await?;
+            let staged = self.0.staged.read(&staged_key(&volume.id)).await?;
             Ok::<_, Error>(staged.and_then(|staged| staged.device))
         };
         if !self.0.described.has(Operation::Publish) {
@@ -572,7 +575,7 @@ impl Exec {
             }));
         }
         let record = TargetRecord { id: volume.id.to_string() };
-        self.0.records.write(&target_key(target), &record).await?;
+        self.0.targets.write(&target_key(target), &record).await?;
         let mut fields = Fields::default().with_node_volume(volume).with("targetPath", text(target)?);
         if let Some(staging) = &volume.staging {
             fields = fields.with("stagingPath", text(staging)?);
@@ -611,7 +614,7 @@ impl NodeExpansion for Exec {
         let fields =
             Fields::default().with("id", id.as_str()).with("path", text(path)?).with_range(&range, capacity);
         let grown: Grown = self.ask(ctx, Operation::NodeGrow, fields, ("volume", id.as_str())).await?;
-        let staged: StagedRecord = self.0.records.read(&staged_key(id)).await?.unwrap_or_default();
+        let staged = self.0.staged.read(&staged_key(id)).await?.unwrap_or_default();
         let at = path.to_owned();
         if let Some(device) = staged.device
             && at.is_dir()

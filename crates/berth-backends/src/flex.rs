@@ -18,6 +18,7 @@
 //! grows, so what is mounted has a record, which is written before the driver is called. It holds no secret.
 
 mod plugin;
+mod record;
 mod volumes;
 
 use std::{
@@ -27,9 +28,7 @@ use std::{
     time::Duration,
 };
 
-use serde::{Deserialize, Serialize};
-
-use self::{plugin::Plugin, volumes::FlexVolumes};
+use self::{plugin::Plugin, record::Record, volumes::FlexVolumes};
 use crate::{
     Amounts, Attachment, Context, Controller, Driver, Error, Node, NodeExpanded, NodeExpansion, NodeVolume,
     Recorded, Result, Source, Sources, Staging, Stats, TargetMounts, Usage, Volume, blocking, image,
@@ -82,25 +81,10 @@ struct Inner {
     plugin: Plugin,
     node: NodeId,
     state_dir: PathBuf,
-    records: Records,
+    records: Records<Record>,
     remote: RemoteMounts,
     /// Set where controller and node are one process, so that there is no other node.
     only_node: bool,
-}
-
-/// A volume that is staged, or what is at a target. It holds no secret.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Record {
-    id: String,
-    /// What a person wrote about the volume.
-    context: BTreeMap<String, String>,
-    fs_type: String,
-    read_only: bool,
-    /// The device of a volume that is attached.
-    device: String,
-    /// The size that the volume was grown to, where it was.
-    size: Option<u64>,
 }
 
 /// What is to be mounted at a target, until the framework asks for it.
@@ -254,7 +238,7 @@ impl Flex {
             return Err(Error::Unsupported("raw block access"));
         };
         if volume.context.is_empty()
-            && let Some(record) = self.0.records.read::<Record>(&staged_key(&volume.id)).await?
+            && let Some(record) = self.0.records.read(&staged_key(&volume.id)).await?
         {
             return Ok(Record { read_only: volume.read_only, ..record });
         }
@@ -469,7 +453,7 @@ impl TargetMounts for Flex {
             blocking(move || Ok(mount::unmount(&at).map(drop)?)).await?;
             self.unmount_by_driver(&hidden).await?;
             let _ = std::fs::remove_dir(&hidden);
-        } else if self.0.records.read::<Record>(&key).await?.is_some() || is_mount_point(target).await? {
+        } else if self.0.records.read(&key).await?.is_some() || is_mount_point(target).await? {
             self.unmount_by_driver(target).await?;
         }
         self.0.records.remove(&key).await
@@ -518,7 +502,7 @@ impl NodeExpansion for Flex {
         let keys = [target_key(path), staged_key(id)];
         let mut found = None;
         for key in keys {
-            if let Some(record) = self.0.records.read::<Record>(&key).await? {
+            if let Some(record) = self.0.records.read(&key).await? {
                 found = Some((key, record));
                 break;
             }

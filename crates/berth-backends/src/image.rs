@@ -8,10 +8,12 @@ use std::{path::Path, time::Duration};
 use berth_core::{Access, Capacity, CapacityRange, VolumeCapability};
 use berth_host::{
     format::{self, Content, Filesystem},
-    mount,
+    mount, usage,
 };
 
-use crate::{Error, Result};
+use crate::{Amounts, Error, Result, Usage};
+
+const EBUSY: i32 = rustix::io::Errno::BUSY.raw_os_error();
 
 /// What an image is called in its volume's directory.
 pub(crate) const IMAGE: &str = "image";
@@ -44,7 +46,7 @@ pub(crate) fn parse_filesystem(fs_type: &str) -> Result<Option<Filesystem>> {
         return Ok(None);
     }
     fs_type.parse().map(Some).map_err(|_| {
-        Error::Invalid(format!("fs_type {fs_type:?} cannot be made here; an image takes ext4, xfs or btrfs"))
+        Error::Invalid(format!("fs_type {fs_type:?} cannot be made here; a volume takes ext4, xfs or btrfs"))
     })
 }
 
@@ -136,22 +138,56 @@ pub(crate) fn grows_only_unmounted(filesystem: Filesystem, error: &berth_host::E
 
 /// What the caller asks for, and what an image needs.
 pub(crate) fn mount_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> mount::Options {
-    let mut options = mount::parse_options(flags);
-    options.attributes.read_only |= read_only;
-    let mut ensure = |option: &str, opposite: &str| {
-        if !options.filesystem.iter().any(|given| given == option || given == opposite) {
-            options.filesystem.push(option.to_owned());
-        }
-    };
-    match filesystem {
-        // What is deleted inside goes back to the disk; btrfs does so by itself.
-        Filesystem::Ext4 => ensure("discard", "nodiscard"),
-        Filesystem::Xfs => {
-            ensure("discard", "nodiscard");
-            // A restored volume has its source's UUID.
-            ensure("nouuid", "nouuid");
-        }
-        Filesystem::Btrfs => {}
+    let mut options = disk_options(filesystem, flags, read_only);
+    // What is deleted inside goes back to the disk; btrfs does so by itself.
+    if filesystem != Filesystem::Btrfs {
+        ensure(&mut options, "discard", "nodiscard");
     }
     options
+}
+
+/// What the caller asks for, and what a filesystem on a disk of its own needs.
+pub(crate) fn disk_options(filesystem: Filesystem, flags: &[String], read_only: bool) -> mount::Options {
+    let mut options = mount::parse_options(flags);
+    options.attributes.read_only |= read_only;
+    if filesystem == Filesystem::Xfs {
+        // A restored volume has its source's UUID.
+        ensure(&mut options, "nouuid", "nouuid");
+    }
+    options
+}
+
+fn ensure(options: &mut mount::Options, option: &str, opposite: &str) {
+    if !options.filesystem.iter().any(|given| given == option || given == opposite) {
+        options.filesystem.push(option.to_owned());
+    }
+}
+
+/// How full the filesystem is that is mounted there.
+pub(crate) fn usage_of_mount(path: &Path) -> Result<Usage> {
+    let space = usage::space(path)?;
+    let used = space.total.saturating_sub(space.free);
+    let inodes = Amounts {
+        total: space.inodes_total,
+        used: space.inodes_total.saturating_sub(space.inodes_free),
+        available: space.inodes_free,
+    };
+    let bytes = Amounts { total: space.total, used, available: space.available };
+    Ok(Usage { bytes, inodes: Some(inodes) })
+}
+
+/// What cannot be unmounted because it is in use is the caller's to wait for.
+pub(crate) fn busy(error: berth_host::Error, path: &Path) -> Error {
+    if error.errno() == Some(EBUSY) {
+        return Error::Precondition(format!("{} is still in use by some process", path.display()));
+    }
+    error.into()
+}
+
+/// A filesystem that refuses its options is the caller's mistake, not the machine's.
+pub(crate) fn refused_options(error: berth_host::Error, options: &[String]) -> Error {
+    if error.kind() == std::io::ErrorKind::InvalidInput && !options.is_empty() {
+        return Error::Invalid(format!("mount options {}: {}", options.join(","), error.sentence()));
+    }
+    error.into()
 }

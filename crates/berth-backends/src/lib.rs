@@ -1,5 +1,5 @@
-//! Berth's own storage: volumes on this machine's disk ([`local`]) and on NFS servers ([`nfs`]), and any
-//! FlexVolume driver ([`flex`]) or program that speaks a simple interface ([`exec`]).
+//! Berth's own storage: volumes on this machine's disk ([`local`]), on NFS servers ([`nfs`]) and of DigitalOcean
+//! ([`digitalocean`]), any FlexVolume driver ([`flex`]), and any program that speaks a simple interface ([`exec`]).
 //!
 //! Each backend implements the traits of [`berth_driver`], which is re-exported here, and composes itself into a
 //! [`Driver`]; it sees neither CSI nor Kubernetes. This is a whole driver for local volumes:
@@ -18,6 +18,7 @@
 //!       │ Volumes, Snapshots, Expansion, …          │ Sources, Staging, Stats, …
 //!  local/volumes.rs, snapshots.rs              local/node.rs           one process: the disk is here
 //!  nfs/controller/                             nfs/node/               apart: any replica, any node
+//!  digitalocean/, cloud/                       cloud/node.rs           apart, and only the controller has credentials
 //!       │                                           │
 //!  berth-journal, berth-host                   berth-host, berth-fuse
 //! ```
@@ -33,6 +34,8 @@
 //! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
 //! `place` and `make` are CreateVolume.
 
+mod cloud;
+pub mod digitalocean;
 pub mod exec;
 pub mod flex;
 mod image;

@@ -1,6 +1,6 @@
-//! What is mounted here, for the calls that do not say it again: a small file each.
+//! Small records on a node, a file each, for the calls that do not say again what a call before them said.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, marker::PhantomData, path::Path, sync::Arc};
 
 use berth_core::hex;
 use berth_host::path::Dir;
@@ -9,16 +9,18 @@ use sha2::{Digest as _, Sha256};
 
 use crate::{Error, Result, blocking};
 
-/// The records, a file each.
+/// Records of one type. Each is written as a whole, and survives a power cut.
 #[derive(Debug)]
-pub(crate) struct Records(Arc<Dir>);
+pub(crate) struct Records<T>(Arc<Dir>, PhantomData<fn() -> T>);
 
-impl Records {
+impl<T: Serialize + DeserializeOwned + Send + 'static> Records<T> {
+    /// Opens the directory of the records, and makes it if it is not there.
     pub(crate) fn open(directory: &Path) -> Result<Self> {
-        Ok(Self(Arc::new(Dir::ensure(directory, 0o700)?)))
+        Ok(Self(Arc::new(Dir::ensure(directory, 0o700)?), PhantomData))
     }
 
-    pub(crate) async fn read<R: DeserializeOwned + Send + 'static>(&self, key: &str) -> Result<Option<R>> {
+    /// The record of that name.
+    pub(crate) async fn read(&self, key: &str) -> Result<Option<T>> {
         let (dir, key) = (self.0.clone(), key.to_owned());
         blocking(move || match dir.open_file(&key, false) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -29,12 +31,14 @@ impl Records {
         .await
     }
 
-    pub(crate) async fn write(&self, key: &str, record: &impl Serialize) -> Result<()> {
+    /// Writes a record in the place of what was there.
+    pub(crate) async fn write(&self, key: &str, record: &T) -> Result<()> {
         let text = serde_json::to_vec(record).expect("a record always becomes JSON");
         let (dir, key) = (self.0.clone(), key.to_owned());
         blocking(move || Ok(dir.write_atomically(&key, &text)?)).await
     }
 
+    /// Removes a record, if it is there.
     pub(crate) async fn remove(&self, key: &str) -> Result<()> {
         let (dir, key) = (self.0.clone(), key.to_owned());
         blocking(move || Ok(dir.remove_written(&key).map(drop)?)).await

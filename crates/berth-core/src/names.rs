@@ -24,6 +24,8 @@ pub const NFS_DRIVER: &str = "nfs.csi.k8s.io";
 pub const TOPOLOGY_NODE: &str = "topology.berth.dev/node";
 /// The host-path example driver, which the local driver can stand in for.
 pub const HOSTPATH_DRIVER: &str = "hostpath.csi.k8s.io";
+/// The driver of DigitalOcean's block storage, as upstream's driver is called.
+pub const DIGITALOCEAN_DRIVER: &str = "dobs.csi.digitalocean.com";
 /// The topology key of the host-path example driver.
 pub const HOSTPATH_TOPOLOGY_NODE: &str = "topology.hostpath.csi/node";
 /// In a publish call's volume context: "true" for an inline ephemeral volume.

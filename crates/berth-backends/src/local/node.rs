@@ -188,7 +188,7 @@ impl Inner {
             options.attributes,
             &options.filesystem,
         )
-        .map_err(|error| refused_options(error, &options.filesystem))?;
+        .map_err(|error| image::refused_options(error, &options.filesystem))?;
         self.devices.update(key, |known| {
             known.mounted_at = Some(staging.to_owned());
             known.staged_read_only = options.attributes.read_only;
@@ -249,7 +249,7 @@ impl Inner {
         }
         let image = image_path(&self.volumes, key);
         if mount::is_mount_point(staging)? {
-            mount::unmount(staging).map_err(|error| busy(error, staging))?;
+            mount::unmount(staging).map_err(|error| image::busy(error, staging))?;
         }
         match self.devices.release(key, &image) {
             // A pod's own mount, in a namespace of its own, still holds it; the device goes with that mount.
@@ -269,15 +269,7 @@ impl Inner {
         let size = if record.kind == Kind::Image { record.length() } else { record.size };
         let (usage, occupied) = match (record.kind, record.access) {
             (Kind::Image, AccessKind::Mount) => {
-                let space = usage::space(path)?;
-                let used = space.total.saturating_sub(space.free);
-                let bytes = Amounts { total: space.total, used, available: space.available };
-                let inodes = Amounts {
-                    total: space.inodes_total,
-                    used: space.inodes_total.saturating_sub(space.inodes_free),
-                    available: space.inodes_free,
-                };
-                (Usage { bytes, inodes: Some(inodes) }, usage::file_allocated(&self.image(key)?)?)
+                (image::usage_of_mount(path)?, usage::file_allocated(&self.image(key)?)?)
             }
             (Kind::Image, AccessKind::Block) => {
                 let used = usage::file_allocated(&self.image(key)?)?;
@@ -456,19 +448,4 @@ impl Inner {
 /// Whose image a path is.
 fn key_of_image(image: &Path) -> Option<Key> {
     Key::from_hex(image.parent()?.file_name()?.to_str()?)
-}
-
-fn busy(error: berth_host::Error, path: &Path) -> Error {
-    if error.errno() == Some(EBUSY) {
-        return Error::Precondition(format!("{} is still in use by some process", path.display()));
-    }
-    error.into()
-}
-
-/// A filesystem that refuses its options is the caller's mistake, not the machine's.
-fn refused_options(error: berth_host::Error, options: &[String]) -> Error {
-    if error.kind() == std::io::ErrorKind::InvalidInput && !options.is_empty() {
-        return Error::Invalid(format!("mount options {}: {}", options.join(","), error.sentence()));
-    }
-    error.into()
 }

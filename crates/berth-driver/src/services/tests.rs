@@ -130,6 +130,7 @@ fn settings(place: &Path) -> Config {
         state_dir: place.join("state"),
         private_dir: place.join("private"),
         default_page: 3,
+        longest_listing: None,
         check_volume_lifecycle: false,
     }
 }

@@ -105,7 +105,7 @@ impl Fake {
                 .range
                 .choose(least.unwrap_or(Capacity::gibibytes(1)))
                 .max(least.unwrap_or(Capacity::ZERO)),
-            access: new.access(),
+            access: Some(new.access()),
             parameters: Arc::new(new.parameters),
             mutable: Arc::new(new.mutable),
             context: BTreeMap::from([("made".into(), "here".into())]),
@@ -306,7 +306,7 @@ impl Expansion for Fake {
         volume.capacity = volume.capacity.max(range.choose(volume.capacity));
         Ok(Expanded {
             capacity: volume.capacity,
-            node_expansion_required: volume.access == AccessKind::Mount,
+            node_expansion_required: volume.access == Some(AccessKind::Mount),
         })
     }
 }
@@ -454,7 +454,7 @@ impl InlineVolumes for Fake {
 
 impl Sources for Fake {
     async fn check(&self, _: &Context, volume: &NodeVolume) -> Result<()> {
-        volume.check_access(self.existing(&volume.id)?.access)
+        volume.check_access(self.existing(&volume.id)?.access.expect("the fake remembers it"))
     }
 
     async fn source(&self, _: &Context, volume: &NodeVolume) -> Result<Source> {

@@ -1,0 +1,148 @@
+//! Lookups that are put together: while one request is under way, those who come meanwhile wait and are answered by the next,
+//! all at once.
+//!
+//! A lookup on its own costs no time for that. Under load, one request answers as many as have come, so the number of
+//! requests depends on time and not on how many ask. Every answer is from a request that was sent after it was asked for.
+
+use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
+
+use futures_util::future::BoxFuture;
+use parking_lot::Mutex;
+use tokio::sync::oneshot;
+
+/// What fetches some things at once; a key that is not in the answer does not exist.
+type Fetch<K, V, E> = dyn Fn(Vec<K>) -> BoxFuture<'static, Result<HashMap<K, V>, E>> + Send + Sync;
+/// Somebody who waits for a key.
+type Waiter<V, E> = oneshot::Sender<Result<Option<V>, E>>;
+
+/// Finds things by their keys.
+pub(crate) struct Lookups<K, V, E> {
+    inner: Arc<Inner<K, V, E>>,
+}
+
+struct Inner<K, V, E> {
+    fetch: Box<Fetch<K, V, E>>,
+    queue: Mutex<Queue<K, V, E>>,
+}
+
+struct Queue<K, V, E> {
+    waiting: HashMap<K, Vec<Waiter<V, E>>>,
+    is_served: bool,
+}
+
+impl<K, V, E> fmt::Debug for Lookups<K, V, E> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Lookups")
+    }
+}
+
+impl<K, V, E> Lookups<K, V, E>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    E: Clone + Send + Sync + 'static,
+{
+    /// Lookups by that fetch.
+    pub(crate) fn new(
+        fetch: impl Fn(Vec<K>) -> BoxFuture<'static, Result<HashMap<K, V>, E>> + Send + Sync + 'static,
+    ) -> Self {
+        let queue = Mutex::new(Queue { waiting: HashMap::new(), is_served: false });
+        Self { inner: Arc::new(Inner { fetch: Box::new(fetch), queue }) }
+    }
+
+    /// The thing of that key, as it is now; `Err(None)` if the fetch panicked.
+    pub(crate) async fn get(&self, key: K) -> Result<Option<V>, Option<E>> {
+        let (sender, receiver) = oneshot::channel();
+        let is_served = {
+            let mut queue = self.inner.queue.lock();
+            queue.waiting.entry(key).or_default().push(sender);
+            std::mem::replace(&mut queue.is_served, true)
+        };
+        if !is_served {
+            // A task of its own: whoever asked first may be dropped while others wait.
+            tokio::spawn(self.inner.clone().serve());
+        }
+        receiver.await.map_err(|_| None)?.map_err(Some)
+    }
+}
+
+impl<K, V, E> Inner<K, V, E>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+    E: Clone + Send + Sync + 'static,
+{
+    async fn serve(self: Arc<Self>) {
+        let _unserved = Unserved(&self.queue);
+        loop {
+            let waiting = {
+                let mut queue = self.queue.lock();
+                if queue.waiting.is_empty() {
+                    queue.is_served = false;
+                    return;
+                }
+                std::mem::take(&mut queue.waiting)
+            };
+            let fetched = (self.fetch)(waiting.keys().cloned().collect()).await;
+            for (key, waiters) in waiting {
+                let answer = fetched.as_ref().map(|found| found.get(&key).cloned()).map_err(Clone::clone);
+                for waiter in waiters {
+                    // Whoever no longer waits needs no answer.
+                    let _ = waiter.send(answer.clone());
+                }
+            }
+        }
+    }
+}
+
+/// Lets the next lookup start anew if a fetch panics; whoever waited is told by the end of its channel.
+struct Unserved<'a, K, V, E>(&'a Mutex<Queue<K, V, E>>);
+
+impl<K, V, E> Drop for Unserved<'_, K, V, E> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let mut queue = self.0.lock();
+            queue.is_served = false;
+            queue.waiting.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn those_who_come_while_one_is_answered_are_answered_together() {
+        let batches = Arc::new(Mutex::new(Vec::new()));
+        let seen = batches.clone();
+        let lookups: Arc<Lookups<u32, u32, String>> = Arc::new(Lookups::new(move |mut keys: Vec<u32>| {
+            let seen = seen.clone();
+            Box::pin(async move {
+                keys.sort_unstable();
+                seen.lock().push(keys.clone());
+                tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+                if keys.contains(&13) {
+                    return Err("thirteen".to_owned());
+                }
+                Ok(keys.into_iter().filter(|key| key % 2 == 0).map(|key| (key, key * 10)).collect())
+            })
+        }));
+        let ask = |key| {
+            let lookups = lookups.clone();
+            tokio::spawn(async move { lookups.get(key).await })
+        };
+        let first = ask(2);
+        while batches.lock().is_empty() {
+            tokio::task::yield_now().await;
+        }
+        let others: Vec<_> = (2..12).map(ask).collect();
+        assert_eq!(first.await.unwrap(), Ok(Some(20)));
+        for (key, other) in (2..12).zip(others) {
+            assert_eq!(other.await.unwrap(), Ok((key % 2 == 0).then_some(key * 10)));
+        }
+        assert_eq!(*batches.lock(), [vec![2], (2..12).collect()]);
+        assert_eq!(lookups.get(13).await, Err(Some("thirteen".to_owned())));
+        assert_eq!(lookups.get(4).await, Ok(Some(40)), "one failure is not the next one's");
+    }
+}
