@@ -1,6 +1,6 @@
 # Two images of the same static program:
 #
-#   docker build --target berth      -t berth:0.1.0 .        nothing else in it: for everything that calls only the API server
+#   docker build --target berth      -t berth:0.1.0 .        with root certificates and nothing else: for everything that needs no tool
 #   docker build --target berth-node -t berth-node:0.1.0 .   with the tools that make and check filesystems: for drivers
 #
 # `docker buildx build --platform linux/amd64,linux/arm64` builds each for both, every platform on itself or emulated.
@@ -21,6 +21,8 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 
 FROM scratch AS berth
 COPY --from=build /berth /berth
+# By these the controllers of clouds judge the certificates of the providers.
+COPY --from=build /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 # Fails the build if the program needs anything that is not there.
 RUN ["/berth", "--version"]
 USER 65532:65532

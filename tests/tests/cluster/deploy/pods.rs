@@ -15,7 +15,7 @@ fn workloads(manifests: &Manifests) -> Vec<(&str, &Value)> {
 fn every_container_has_a_read_only_root_requests_probes_and_a_fixed_image() {
     let all = DRIVERS.map(Manifests::build);
     let workloads: Vec<_> = all.iter().flat_map(workloads).collect();
-    assert_eq!(workloads.len(), 5);
+    assert_eq!(workloads.len(), 8);
     for (name, spec) in workloads {
         assert!(
             spec["priorityClassName"].as_str().is_some_and(|class| class.ends_with("-critical")),
@@ -71,8 +71,8 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
         }
     }
     let twice = "berth-snapshot-controller";
-    assert_eq!(restricted, [twice, "berth-nfs-controller", twice]);
-    assert_eq!(privileged, ["berth-local", "berth-nfs-node"]);
+    assert_eq!(restricted, [twice, "berth-nfs-controller", twice, "berth-digitalocean-controller", twice]);
+    assert_eq!(privileged, ["berth-local", "berth-nfs-node", "berth-digitalocean-node"]);
 }
 
 #[test]
