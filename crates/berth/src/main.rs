@@ -141,6 +141,10 @@ enum Command {
     #[command(display_order = 20)]
     Flex(Box<flex::Args>),
 
+    /// Serve a cloud provider's block storage API on this machine, with real devices.
+    #[command(display_order = 9)]
+    Cloud(Box<cloud::Args>),
+
     /// Serve the Kubernetes API for the resources that storage needs, alone.
     #[command(display_order = 9)]
     Apiserver(apiserver::Args),
@@ -302,6 +306,7 @@ impl Tables<'_> {
                 Command::Nodes(args) => nodes::run(args).await?,
                 Command::New(args) => return new::run(&args),
                 Command::Flex(args) => flex::run(*args).await?,
+                Command::Cloud(args) => cloud::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,
                 Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await?,
