@@ -4,6 +4,7 @@
 //! test leaves mounted, attached or running is undone when it is dropped, also by a panic. Looking at the machine is
 //! done here independently of the driver's own code, so that a mistake there cannot hide itself.
 
+pub mod browser;
 pub mod content;
 pub mod crash;
 pub mod csi;

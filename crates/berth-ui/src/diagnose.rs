@@ -24,14 +24,18 @@ const RETRIED: &str = "correct what the message names; the component that failed
 
 /// Everything that is wrong with a cluster's storage, the worst first; nothing for a healthy one.
 pub fn diagnose(state: &ClusterState) -> Vec<Finding> {
-    let observed = Observed::new(state);
+    judge(&Observed::new(state))
+}
+
+/// The same, of what is observed already.
+pub(crate) fn judge(observed: &Observed<'_>) -> Vec<Finding> {
     let mut findings = Vec::new();
-    claims::diagnose(&observed, &mut findings);
-    pods::diagnose(&observed, &mut findings);
-    volumes::diagnose(&observed, &mut findings);
-    attachments::diagnose(&observed, &mut findings);
-    snapshots::diagnose(&observed, &mut findings);
-    drivers::diagnose(&observed, &mut findings);
+    claims::diagnose(observed, &mut findings);
+    pods::diagnose(observed, &mut findings);
+    volumes::diagnose(observed, &mut findings);
+    attachments::diagnose(observed, &mut findings);
+    snapshots::diagnose(observed, &mut findings);
+    drivers::diagnose(observed, &mut findings);
     findings.sort_by(|a, b| {
         b.severity
             .cmp(&a.severity)
@@ -47,8 +51,8 @@ pub fn needs_a_person(findings: &[Finding]) -> bool {
 }
 
 /// The state, with the objects that belong to each other found once.
-struct Observed<'a> {
-    state: &'a ClusterState,
+pub(crate) struct Observed<'a> {
+    pub(crate) state: &'a ClusterState,
     /// The pods that name a claim and are not over.
     users: HashMap<Key, Vec<&'a Pod>>,
     /// The attachments of a volume.
@@ -58,7 +62,7 @@ struct Observed<'a> {
 }
 
 impl<'a> Observed<'a> {
-    fn new(state: &'a ClusterState) -> Self {
+    pub(crate) fn new(state: &'a ClusterState) -> Self {
         let mut users: HashMap<Key, Vec<&Pod>> = HashMap::new();
         for pod in state.pods.iter().filter(|pod| !is_over(pod)) {
             for claim in claims_of_pod(pod) {
@@ -80,11 +84,11 @@ impl<'a> Observed<'a> {
         Self { state, users, attachments, by_handle }
     }
 
-    fn users_of(&self, claim: &Key) -> &[&'a Pod] {
+    pub(crate) fn users_of(&self, claim: &Key) -> &[&'a Pod] {
         self.users.get(claim).map_or(&[], Vec::as_slice)
     }
 
-    fn attachments_of(&self, volume: &str) -> &[&'a VolumeAttachment] {
+    pub(crate) fn attachments_of(&self, volume: &str) -> &[&'a VolumeAttachment] {
         self.attachments.get(volume).map_or(&[], Vec::as_slice)
     }
 
@@ -150,7 +154,7 @@ fn told(event: &Event) -> String {
 }
 
 /// A length of time in the largest unit that it fills.
-fn span(time: std::time::Duration) -> String {
+pub(crate) fn span(time: std::time::Duration) -> String {
     match time.as_secs() {
         seconds @ 0..120 => format!("{seconds} s"),
         seconds @ 120..7200 => format!("{} min", seconds / 60),

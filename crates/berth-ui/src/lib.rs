@@ -11,6 +11,7 @@
 //! - [`diagnose`] turns it into [`Finding`]s: what is wrong with which object, the evidence, the cause, what to do.
 //! - [`explain::Subject`] narrows that down to one object and those that it is used with.
 //! - [`fix`] does what a finding says is safe, after it has looked again.
+//! - [`page`] is the web page, of a cluster or of a recording; [`records`] are what `berth up` keeps of volumes.
 //!
 //! Rules: this crate only reads, but for [`fix`]. A kind that may not be read is recorded as unknown, and nothing is concluded
 //! from the absence of its objects. A driver, a sidecar or a node of another project is never assumed to behave like Berth's:
@@ -23,6 +24,8 @@ pub mod diagnose;
 pub mod explain;
 mod finding;
 pub mod fix;
+pub mod page;
+pub mod records;
 mod state;
 pub mod usage;
 

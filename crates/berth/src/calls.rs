@@ -12,18 +12,15 @@ use std::sync::Arc;
 use anyhow::{Context as _, bail};
 use berth_kube::storage::{csi_source, volume_name};
 use berth_kube::{Cluster, Key};
+use berth_ui::records::{CALLS, CallRecord, read_lines};
 use clap::Args as ClapArgs;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
-use serde::{Deserialize, Serialize};
 
 use crate::machine::{ClusterArgs, DATA_DIR};
-use crate::timeline::{Fields, LineFile, read_lines};
+use crate::timeline::{Fields, LineFile};
 use crate::up;
-
-/// The file in the data directory.
-pub(crate) const FILE: &str = "calls.jsonl";
 
 /// Show what a machine logged, or the CSI calls that were made on it.
 #[derive(Debug, ClapArgs)]
@@ -42,23 +39,6 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     cluster: ClusterArgs,
-}
-
-/// One call of a driver.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct CallRecord {
-    /// When the call had ended.
-    pub(crate) time: Timestamp,
-    pub(crate) driver: String,
-    pub(crate) method: String,
-    pub(crate) request: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) response: String,
-    pub(crate) code: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) error: String,
-    pub(crate) duration_us: u64,
 }
 
 /// Keeps calls; cheap to clone.
@@ -106,28 +86,22 @@ impl CallRecorder {
     }
 }
 
-impl CallRecord {
-    /// Whether the call is about one of these: names of volumes, their handles, or claims as a provisioner passes them on.
-    fn concerns(&self, quoted: &BTreeSet<String>) -> bool {
-        quoted.iter().any(|name| self.request.contains(name) || self.response.contains(name))
-    }
-
-    fn text(&self) -> String {
-        #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
-        let took = self.duration_us as f64 / 1000.0;
-        let method = self.method.strip_prefix("/csi.v1.").unwrap_or(&self.method);
-        let mut text = format!(
-            "{} {} {method} {} {took:.1} ms\n  request   {}\n",
-            self.time, self.driver, self.code, self.request
-        );
-        // Writing to memory does not fail.
-        let _ = match (self.error.is_empty(), self.response.is_empty()) {
-            (false, _) => writeln!(text, "  error     {}", self.error),
-            (true, false) => writeln!(text, "  response  {}", self.response),
-            (true, true) => Ok(()),
-        };
-        text
-    }
+/// A call as people read it.
+fn text(call: &CallRecord) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
+    let took = call.duration_us as f64 / 1000.0;
+    let method = call.method.strip_prefix("/csi.v1.").unwrap_or(&call.method);
+    let mut text = format!(
+        "{} {} {method} {} {took:.1} ms\n  request   {}\n",
+        call.time, call.driver, call.code, call.request
+    );
+    // Writing to memory does not fail.
+    let _ = match (call.error.is_empty(), call.response.is_empty()) {
+        (false, _) => writeln!(text, "  error     {}", call.error),
+        (true, false) => writeln!(text, "  response  {}", call.response),
+        (true, true) => Ok(()),
+    };
+    text
 }
 
 /// Prints the log or the calls.
@@ -157,9 +131,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         (Some(what), Some(cluster)) => Some(names(cluster, what, &args.namespace).await?),
         _ => None,
     };
-    for call in read_lines::<CallRecord>(data_dir.join(FILE)) {
+    for call in read_lines::<CallRecord>(data_dir.join(CALLS)) {
         if quoted.as_ref().is_none_or(|quoted| call.concerns(quoted)) {
-            out.write_all(call.text().as_bytes())?;
+            out.write_all(text(&call).as_bytes())?;
         }
     }
     Ok(())
@@ -215,11 +189,11 @@ mod tests {
             tell("caller", "DeleteVolumeRequest { volume_id: \"one-more\" }");
             tell("driver", "DeleteVolumeRequest { volume_id: \"one\" }");
         });
-        let calls: Vec<CallRecord> = read_lines(dir.path().join(FILE)).collect();
+        let calls: Vec<CallRecord> = read_lines(dir.path().join(CALLS)).collect();
         assert_eq!(calls.len(), 2);
         let about: Vec<_> =
             calls.iter().filter(|call| call.concerns(&["\"one\"".to_owned()].into())).collect();
         assert_eq!(about.len(), 1);
-        assert!(about[0].text().contains("Controller/DeleteVolume OK 1.5 ms"), "{}", about[0].text());
+        assert!(text(about[0]).contains("Controller/DeleteVolume OK 1.5 ms"), "{}", text(about[0]));
     }
 }

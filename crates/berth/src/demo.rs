@@ -76,6 +76,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         controllers: berth_controllers::Options::default(),
         toleration_seconds: berth_apiserver::rest::TolerationSeconds::default(),
         empty_store: crate::apiserver::EmptyStore::default(),
+        ui: crate::ui::UpArgs::off(),
         record: None,
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
         foreign_drivers: Vec::new(),

@@ -52,6 +52,15 @@ impl ClusterArgs {
         self.data_dir.as_deref()
     }
 
+    /// What people call the cluster: the context of the kubeconfig, or the name of this machine's.
+    pub(crate) fn name(&self) -> String {
+        let named = match (&self.kubeconfig, &self.data_dir) {
+            (None, Some(_)) => None,
+            (path, _) => kubeconfig_named(path.as_deref()).ok().flatten(),
+        };
+        named.and_then(|config| config.current_context).unwrap_or_else(|| "berth".to_owned())
+    }
+
     /// Connects to the cluster, and says where its timeline is kept if `berth up` runs it on this machine. The error says
     /// what to do if there is no cluster.
     pub(crate) async fn connect(&self) -> anyhow::Result<(Cluster, Option<PathBuf>)> {
@@ -130,6 +139,9 @@ pub(crate) struct Running {
     pub(crate) kubeconfig: PathBuf,
     pub(crate) node: String,
     pub(crate) started: jiff::Timestamp,
+    /// Where the page is, if it is served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ui: Option<SocketAddr>,
     /// Everything is there: what the API says of the node may be of an earlier life.
     #[serde(default)]
     pub(crate) ready: bool,

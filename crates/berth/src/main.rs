@@ -4,7 +4,7 @@
 //! main -> Tables::parse -> Tables::run -+- up, demo           -> stack: all roles in one process
 //!                                       +- down               -> stops a stack and cleans up after a kill
 //!                                       +- status, explain    -> read the API and the timeline
-//!                                       +- doctor             -> examines any cluster (berth-ui)
+//!                                       +- doctor, ui, replay -> examine or show any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
 //!                                       +- certify            -> tests any driver (berth-certify)
 //!                                       +- flex               -> installs FlexVolume drivers
@@ -50,6 +50,7 @@ mod stack;
 mod stand_ins;
 mod status;
 mod timeline;
+mod ui;
 mod up;
 
 use std::ffi::{OsStr, OsString};
@@ -104,6 +105,14 @@ enum Command {
     /// Find what is wrong with the storage of any cluster, and what to do about it.
     #[command(display_order = 5)]
     Doctor(doctor::Args),
+
+    /// Show the storage of any cluster in the browser: what is full, what is stuck and why.
+    #[command(display_order = 5)]
+    Ui(ui::Args),
+
+    /// Show a recording of `berth up --record` in the browser.
+    #[command(display_order = 5)]
+    Replay(ui::ReplayArgs),
 
     /// Show the log of a machine, or its CSI calls in full.
     #[command(display_order = 5)]
@@ -298,6 +307,8 @@ impl Tables<'_> {
                 Command::Explain(args) => return explain::run(args).await,
                 Command::Doctor(args) => return doctor::run(args).await,
                 Command::Certify(args) => return certify::run(*args).await,
+                Command::Ui(args) => ui::run(args).await?,
+                Command::Replay(args) => ui::replay(args).await?,
                 Command::Logs(args) => calls::run(args).await?,
                 Command::Backup(args) => backup::backup(&args)?,
                 Command::Restore(args) => backup::restore(&args)?,

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use berth_kube::snapshots::{VolumeSnapshot, VolumeSnapshotClass, VolumeSnapshotContent};
 use berth_kube::{Cluster, Key, Kind};
+use berth_ui::records::OBJECTS;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::{
@@ -17,9 +18,6 @@ use parking_lot::Mutex;
 use serde::Serialize;
 
 use crate::timeline::LineFile;
-
-/// The file of objects in the directory of a recording.
-pub(crate) const OBJECTS: &str = "objects.jsonl";
 
 /// One revision of an object.
 #[derive(Serialize)]

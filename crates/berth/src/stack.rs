@@ -12,6 +12,7 @@
 //! | `controllers/` | with several nodes: the controllers of drivers whose volumes every node reaches |
 //! | `running.json` | who runs here, and where its API is |
 //! | `timeline.jsonl` | the steps of every volume |
+//! | `ui.json` | the token and address of the page |
 
 mod foreign;
 mod nfs;
@@ -53,6 +54,7 @@ use crate::metrics::Telemetry;
 use crate::record;
 use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::TimelineRecorder;
+use crate::ui;
 
 /// Where a node lies in its directory.
 pub(crate) const NODE: &str = "node";
@@ -92,6 +94,8 @@ pub(crate) struct Options {
     /// How long pods that do not say stay on a node that failed.
     pub(crate) toleration_seconds: rest::TolerationSeconds,
     pub(crate) empty_store: EmptyStore,
+    /// Whether and where the page is served.
+    pub(crate) ui: ui::UpArgs,
     /// Where to keep everything that happens, if anywhere.
     pub(crate) record: Option<PathBuf>,
     pub(crate) drivers: Vec<Backend>,
@@ -155,6 +159,7 @@ impl Stack {
             kubeconfig,
             node: options.node_name.clone(),
             started: jiff::Timestamp::now(),
+            ui: None,
             ready: false,
         };
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
@@ -171,6 +176,7 @@ impl Stack {
             timeline.record_in(directory).with_context(|| format!("record in {}", directory.display()))?;
             record::keep_objects(&cluster, directory)?;
         }
+        let page = options.ui.start(&data, &cluster, &mut running).await?;
         let volume_plugins = options
             .volume_plugins
             .clone()
@@ -178,6 +184,7 @@ impl Stack {
         let flex =
             berth_flex::Drivers::watch(volume_plugins.clone(), options.volume_plugin_timeouts, loops.clone());
         let mut tasks = start_control_loops(&api, &cluster, &flex, &options.controllers, &loops);
+        tasks.extend(page.map(|page| tokio::spawn(page.run(loops.clone()))));
         // The driver needs none of them.
         let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");

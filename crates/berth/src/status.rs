@@ -12,6 +12,7 @@ use k8s_openapi::api::storage::v1::CSINode;
 use kube::ResourceExt as _;
 
 use crate::machine::{self, DataDirArg, Running};
+use crate::ui;
 
 /// What runs in a data directory, and what needs attention.
 #[derive(Debug, ClapArgs)]
@@ -31,6 +32,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let cluster = machine::connect(&running).await?;
     println!("Berth runs in {} (process {}), started {} ago", data_dir.display(), running.pid, age(&running));
     println!("  API         https://{}", running.address);
+    if let Some(link) = running.ui.and_then(|address| ui::link(data_dir, address)) {
+        println!("  page        {link}");
+    }
     println!("  kubeconfig  {}", running.kubeconfig.display());
     print!("{}", problems(&cluster).await?);
     print!("{}", nodes(&cluster).await?);

@@ -5,57 +5,26 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{BufRead as _, BufReader, Write as _};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
+use berth_ui::records::{CALLS, STEPS, old, read_lines};
 use jiff::Timestamp;
 use parking_lot::Mutex;
-use serde::de::DeserializeOwned;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use tokio::sync::broadcast;
 use tracing::field::{Field, Visit};
 use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 
-use crate::calls::{self, CallRecorder};
+use crate::calls::CallRecorder;
 use crate::metrics::Operations;
 
-/// The file in the data directory.
-pub(crate) const FILE: &str = "timeline.jsonl";
+pub(crate) use berth_ui::records::Step;
+
 /// A file of this size becomes the old one.
 const LONGEST: u64 = 16 << 20;
-
-/// One step on a volume's way.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct Step {
-    /// When the step ended.
-    pub(crate) time: Timestamp,
-    pub(crate) component: String,
-    pub(crate) call: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) state: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) volume: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) claim: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) pod: String,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) node: String,
-    pub(crate) duration_us: u64,
-    #[serde(skip_serializing_if = "String::is_empty")]
-    pub(crate) error: String,
-}
-
-impl Step {
-    /// How long it took.
-    pub(crate) fn duration(&self) -> Duration {
-        Duration::from_micros(self.duration_us)
-    }
-}
 
 /// Takes in steps; cheap to clone. Before it has a file, and to those who listen, it only passes them on.
 #[derive(Clone)]
@@ -87,15 +56,15 @@ impl TimelineRecorder {
 
     /// Writes what comes from now on to the file in this data directory.
     pub(crate) fn keep_in(&self, data_dir: &Path) -> std::io::Result<()> {
-        self.files.lock().push(LineFile::open(data_dir.join(FILE))?);
-        self.calls.keep(LineFile::open(data_dir.join(calls::FILE))?);
+        self.files.lock().push(LineFile::open(data_dir.join(STEPS))?);
+        self.calls.keep(LineFile::open(data_dir.join(CALLS))?);
         Ok(())
     }
 
     /// Writes what comes from now on to files in this directory too, however much it is.
     pub(crate) fn record_in(&self, directory: &Path) -> std::io::Result<()> {
-        self.files.lock().push(LineFile::endless(directory.join(FILE))?);
-        self.calls.keep(LineFile::endless(directory.join(calls::FILE))?);
+        self.files.lock().push(LineFile::endless(directory.join(STEPS))?);
+        self.calls.keep(LineFile::endless(directory.join(CALLS))?);
         Ok(())
     }
 
@@ -150,21 +119,9 @@ fn open(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().create(true).append(true).open(path)
 }
 
-fn old(path: &Path) -> PathBuf {
-    path.with_extension("jsonl.old")
-}
-
 /// The steps in a data directory that `chosen` selects, oldest first; none if there is no file.
 pub(crate) fn read(data_dir: &Path, chosen: impl Fn(&Step) -> bool) -> Vec<Step> {
-    read_lines(data_dir.join(FILE)).filter(|step| chosen(step)).collect()
-}
-
-/// The lines of a file and of the one before it, oldest first; none if there is no file. A torn line costs only itself.
-pub(crate) fn read_lines<T: DeserializeOwned>(path: PathBuf) -> impl Iterator<Item = T> {
-    let files = [old(&path), path].into_iter().filter_map(|path| File::open(path).ok());
-    files
-        .flat_map(|file| BufReader::new(file).lines().map_while(Result::ok))
-        .filter_map(|line| serde_json::from_str(&line).ok())
+    read_lines(data_dir.join(STEPS)).filter(|step| chosen(step)).collect()
 }
 
 impl<S: tracing::Subscriber> Layer<S> for TimelineRecorder {
@@ -219,6 +176,8 @@ impl Visit for Fields {
 mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
+    use std::time::Duration;
+
     use super::*;
 
     #[test]
@@ -250,7 +209,7 @@ mod tests {
     fn a_torn_line_costs_only_itself() {
         let dir = tempfile::tempdir().unwrap();
         let line = serde_json::to_string(&Step { volume: "a".into(), ..Step::default() }).unwrap();
-        std::fs::write(dir.path().join(FILE), format!("{line}\n{{\"volume\": \"a\", \n{line}\n")).unwrap();
+        std::fs::write(dir.path().join(STEPS), format!("{line}\n{{\"volume\": \"a\", \n{line}\n")).unwrap();
         assert_eq!(read(dir.path(), |_| true).len(), 2);
     }
 }

@@ -22,7 +22,7 @@ use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::{Sidecar, go};
 use crate::stack::{self, Stack};
-use crate::{launch, logging, stand_ins};
+use crate::{launch, logging, stand_ins, ui};
 
 /// Where detached output goes, in the data directory.
 pub(crate) const LOG: &str = "up.log";
@@ -87,6 +87,9 @@ pub(crate) struct Args {
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
     detach: bool,
+
+    #[command(flatten)]
+    ui: ui::UpArgs,
 
     #[command(flatten)]
     empty_store: EmptyStore,
@@ -215,6 +218,7 @@ pub(crate) async fn run(
             unreachable: args.failures.default_unreachable_toleration_seconds,
         },
         empty_store: args.empty_store,
+        ui: args.ui.clone(),
         record: args.record.as_deref().map(std::path::absolute).transpose()?,
         drivers: chosen(backends, &args.drivers),
         foreign_drivers: args.driver_endpoint.clone(),
@@ -318,11 +322,20 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
         "\n  kubectl apply -f examples/nfs/class.yaml".to_owned()
     };
     format!(
-        "\n  API         https://{address}\n  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
+        "\n  API         https://{address}\n{page}  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
          export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc{example}\n  berth down{of_directory}\n",
         address = running.address,
+        page = page(running, data_dir),
         of_directory = of_directory(data_dir),
     )
+}
+
+/// Where the page is. The link with the token is for a person who looks, and not for a log.
+fn page(running: &Running, data_dir: &Path) -> String {
+    let Some(address) = running.ui else { return String::new() };
+    let link = ui::link(data_dir, address).filter(|_| std::io::stdout().is_terminal());
+    let hint = || format!("http://{address}/  (its token: berth status{})", of_directory(data_dir));
+    format!("  page        {}\n", link.unwrap_or_else(hint))
 }
 
 /// The flag that names a data directory other than the default one.

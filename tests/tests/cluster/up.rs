@@ -11,6 +11,7 @@ mod monitoring;
 mod mycsi;
 mod nfs;
 mod nodes;
+mod page;
 mod pods;
 mod random;
 mod seeds;

@@ -296,8 +296,10 @@ fn full(observed: &Observed<'_>, claim: &Key, usage: &crate::state::Usage) -> Op
         "remove what is not needed, or move to a larger claim"
     };
     let command = format!(
-        "kubectl patch pvc -n {} {} -p '{{\"spec\":{{\"resources\":{{\"requests\":{{\"storage\":\"SIZE\"}}}}}}}}'",
-        claim.namespace, claim.name
+        "kubectl patch pvc -n {} {} -p '{{\"spec\":{{\"resources\":{{\"requests\":{{\"storage\":\"{}Mi\"}}}}}}}}'",
+        claim.namespace,
+        claim.name,
+        usage.capacity.div_ceil(1 << 20).next_multiple_of(16) * 2
     );
     let found = Finding::new(
         severity,
