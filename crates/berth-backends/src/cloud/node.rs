@@ -116,8 +116,8 @@ impl<D: Disks> DiskNode<D> {
         let again = cut_off.is_some();
         tracing::info!(volume.id = %volume.id, device = %device.display(), filesystem = %make, again, "formatting a blank disk");
         blocking(move || {
-            let made = if again { format::remake_on_device } else { format::make_on_device };
-            Ok(made(&at, make, TOOL_DEADLINE)?)
+            let format_disk = if again { format::remake_on_device } else { format::make_on_device };
+            Ok(format_disk(&at, make, TOOL_DEADLINE)?)
         })
         .await?;
         self.records.write(&id, &record(None)).await?;

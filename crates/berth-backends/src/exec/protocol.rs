@@ -329,7 +329,7 @@ pub(super) fn volume_document(volume: &Volume) -> Value {
     json!({
         "id": volume.id.as_str(),
         "capacity": volume.capacity.bytes(),
-        "access": volume.access.to_string(),
+        "access": volume.access.map(|access| access.to_string()),
         "parameters": map(&volume.parameters),
         "context": map(&volume.context),
     })

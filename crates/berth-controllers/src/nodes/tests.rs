@@ -208,7 +208,7 @@ fn pods_that_no_node_removes_are_garbage() {
         serde_json::from_value(pod).unwrap()
     };
     let out = json!({ "spec": { "taints": [{ "key": "node.kubernetes.io/out-of-service", "effect": "NoExecute" }] } });
-    let cases = [
+    let cases = vec![
         (pod("", false), None, None),
         (pod("", true), None, Some(Garbage::NeverScheduled)),
         (pod("a", false), None, Some(Garbage::NoNode)),

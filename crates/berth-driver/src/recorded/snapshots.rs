@@ -70,7 +70,7 @@ impl Record {
             id: self.id.parse().map_err(broken)?,
             source: self.source.parse().map_err(broken)?,
             size: Capacity::new(self.size),
-            access: if self.block { AccessKind::Block } else { AccessKind::Mount },
+            access: Some(if self.block { AccessKind::Block } else { AccessKind::Mount }),
             created: SystemTime::UNIX_EPOCH + Duration::from_nanos(self.taken),
             ready: true,
             group: None,
@@ -130,7 +130,7 @@ impl<B: ProvisionSnapshots> Snapshots for Recorded<B> {
             id: begun.map_or_else(|| unused_id(&stem), |begun| begun.id),
             state: State::Creating,
             source: source.id.to_string(),
-            block: source.access == AccessKind::Block,
+            block: source.access == Some(AccessKind::Block),
             taken: u64::try_from(since.as_nanos()).unwrap_or(u64::MAX),
             size: source.capacity.bytes(),
         };

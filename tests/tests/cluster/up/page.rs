@@ -100,7 +100,7 @@ fn attacks_on_the_page_get_nothing() -> Result<()> {
         );
     }
     let body = r#"{"action":"delete","id":"default/data","confirm":"data"}"#;
-    let post = |more: &str| {
+    let change = |more: &str| {
         let head = format!(
             "POST /api/act HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n",
             body.len()
@@ -108,10 +108,10 @@ fn attacks_on_the_page_get_nothing() -> Result<()> {
         request(port, &format!("{head}{cookie}{more}\r\n{body}"))
     };
     for more in ["", "Origin: http://evil.example\r\n", "Origin: null\r\n"] {
-        ensure!(post(more)?.0 == 403, "a change with {more:?}");
+        ensure!(change(more)?.0 == 403, "a change with {more:?}");
     }
     // Its own page may not either, as nobody allowed actions.
-    let (status, said) = post(&format!("Origin: http://{host}\r\n"))?;
+    let (status, said) = change(&format!("Origin: http://{host}\r\n"))?;
     ensure!(status == 403 && said.contains("read-only"), "{said}");
     machine.finish()
 }
