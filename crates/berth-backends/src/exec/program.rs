@@ -344,7 +344,7 @@ mod tests {
         let program = script.program(Duration::from_secs(60), Some(2));
         let mut seen = Vec::new();
         for _ in 0..5 {
-            let reply = ask(&program, "x").await.unwrap();
+            let reply = ask(&program, "hush").await.unwrap();
             seen.push((reply["context"]["pid"].to_string(), reply["context"]["turn"].to_string()));
         }
         let turns: Vec<&str> = seen.iter().map(|(_, turn)| turn.trim_matches('"')).collect();
@@ -357,7 +357,8 @@ mod tests {
         assert!(hung.unwrap_err().to_string().contains("was killed"));
         assert_eq!(well.unwrap(), serde_json::json!({}));
         let dies = Script::new("read -r line; exit 5");
-        let error = ask(&dies.program(Duration::from_secs(60), Some(1)), "x").await.unwrap_err().to_string();
+        let error =
+            ask(&dies.program(Duration::from_secs(60), Some(1)), "hush").await.unwrap_err().to_string();
         assert!(error.contains("exit status 5"), "{error}");
     }
 }
