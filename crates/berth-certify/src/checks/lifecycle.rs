@@ -1,9 +1,10 @@
 //! The way of a volume: each call succeeds where it should.
 
 use berth_csi::{ControllerCapability as Controller, NodeCapability as Node, v1};
+use tonic::Code;
 
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Session, ensure};
+use crate::session::{Expected as _, Outcome, Session, ensure, not_run, told};
 
 const CREATE: Need = Need::Controller(Controller::CreateDeleteVolume);
 
@@ -58,7 +59,12 @@ async fn create_any_size(session: &Session) -> Outcome {
     // A driver that can create no volume fails elsewhere.
     session.volume().await?;
     let request = v1::CreateVolumeRequest { capacity_range: None, ..session.create_request() };
-    session.call(request).await.or_broken("CreateVolume without capacity_range").map(drop)
+    match session.call(request).await {
+        Err(status) if status.code() == Code::ResourceExhausted => {
+            not_run(format!("there is no room for a volume of the driver's own size: {}", told(&status)))
+        }
+        answer => answer.or_broken("CreateVolume without capacity_range").map(drop),
+    }
 }
 
 async fn delete(session: &Session) -> Outcome {
