@@ -36,7 +36,9 @@ impl Browser {
             .context("start chromedriver: testbed/deps.sh installs it")?;
         let mut lines = BufReader::new(driver.stdout.take().context("its output is piped")?).lines();
         let port = lines
-            .find_map(|line| line.ok()?.split("on port ").nth(1)?.trim_end_matches('.').parse().ok())
+            .find_map(|line| {
+                line.ok()?.split("successfully on port ").nth(1)?.trim_end_matches('.').parse().ok()
+            })
             .context("chromedriver does not say its port")?;
         // Whoever writes to a pipe that nobody reads stops some day.
         std::thread::spawn(move || lines.for_each(drop));
@@ -159,10 +161,25 @@ pub fn request(port: u16, text: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(120)))?;
     stream.write_all(text.as_bytes())?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer)?;
+    let (mut answer, mut chunk) = (Vec::new(), [0; 8192]);
+    // Not all servers close a connection when they are asked to.
+    while !is_complete(&answer) {
+        match stream.read(&mut chunk)? {
+            0 => break,
+            count => answer.extend_from_slice(&chunk[..count]),
+        }
+    }
     let answer = String::from_utf8_lossy(&answer).into_owned();
     let status =
         answer.split_whitespace().nth(1).and_then(|word| word.parse().ok()).context("there is no status")?;
     Ok((status, answer))
+}
+
+/// Whether an answer has as many bytes as its head says; one that does not say so is complete when the connection ends.
+fn is_complete(answer: &[u8]) -> bool {
+    let Some(end) = answer.windows(4).position(|four| four == b"\r\n\r\n") else { return false };
+    let head = String::from_utf8_lossy(&answer[..end]).to_lowercase();
+    let length =
+        head.lines().find_map(|line| line.strip_prefix("content-length:")?.trim().parse::<usize>().ok());
+    length.is_some_and(|length| answer.len() >= end + 4 + length)
 }

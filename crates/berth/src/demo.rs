@@ -85,7 +85,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         stand_ins: Vec::new(),
         volume_plugins: None,
         volume_plugin_timeouts: berth_flex::Timeouts::default(),
-        nfs_mount_options: Vec::new(),
+        nfs_mounts: Vec::new(),
     })
 }
 

@@ -111,7 +111,7 @@ pub(crate) struct Options {
     /// How long FlexVolume drivers may take.
     pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
     /// Mount options of `nfs` volumes that have none.
-    pub(crate) nfs_mount_options: Vec<String>,
+    pub(crate) nfs_mounts: Vec<String>,
 }
 
 /// All roles of one machine, running.
@@ -177,12 +177,7 @@ impl Stack {
             record::keep_objects(&cluster, directory)?;
         }
         let page = options.ui.start(&data, &cluster, &mut running).await?;
-        let volume_plugins = options
-            .volume_plugins
-            .clone()
-            .unwrap_or_else(|| Layout::new(data_dir.join(NODE)).volume_plugins());
-        let flex =
-            berth_flex::Drivers::watch(volume_plugins.clone(), options.volume_plugin_timeouts, loops.clone());
+        let (volume_plugins, flex) = watch_volume_plugins(&options, &data_dir, &loops);
         let mut tasks = start_control_loops(&api, &cluster, &flex, &options.controllers, &loops);
         tasks.extend(page.map(|page| tokio::spawn(page.run(loops.clone()))));
         // The driver needs none of them.
@@ -256,6 +251,19 @@ impl Stack {
         let _ = self.data.remove_file(RUNNING);
         Ok(())
     }
+}
+
+/// Finds FlexVolume drivers, for the controllers; each node does that for itself. Returns where they are installed, too.
+fn watch_volume_plugins(
+    options: &Options,
+    data_dir: &Path,
+    loops: &CancellationToken,
+) -> (PathBuf, berth_flex::Drivers) {
+    let own = || Layout::new(data_dir.join(NODE)).volume_plugins();
+    let directory = options.volume_plugins.clone().unwrap_or_else(own);
+    let drivers =
+        berth_flex::Drivers::watch(directory.clone(), options.volume_plugin_timeouts, loops.clone());
+    (directory, drivers)
 }
 
 /// Starts the loops that need no node and no driver.

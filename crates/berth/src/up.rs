@@ -230,7 +230,7 @@ pub(crate) async fn run(
             call: args.volume_plugin_timeout,
             init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),
         },
-        nfs_mount_options: args.nfs_mount_options.clone(),
+        nfs_mounts: args.nfs_mount_options.clone(),
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {

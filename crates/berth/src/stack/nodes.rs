@@ -367,7 +367,7 @@ async fn start_node(
         stand_ins: options.stand_ins.clone(),
         volume_plugins: Some(machine.volume_plugins.clone()),
         volume_plugin_timeouts: options.volume_plugin_timeouts,
-        nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mount_options)?)),
+        nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mounts)?)),
     };
     Node::start(options).await.context("start the node")
 }

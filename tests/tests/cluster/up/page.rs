@@ -59,7 +59,7 @@ fn every_view_shows_what_is_there_also_after_a_restart() -> Result<()> {
     browser.shows("thing needs attention")?;
     browser.shows("default/stuck")?;
     browser.view("#/nodes")?;
-    browser.shows("It would land on")?;
+    browser.shows("It would be made where its first pod goes")?;
     browser.view("#/leaks")?;
     browser.shows("Claims that no pod uses")?;
 
