@@ -516,7 +516,10 @@ impl Help {
             // Options end the commands; other headings, such as those of groups of commands, do not.
             listed = (listed || line.ends_with("ommands:")) && !line.starts_with("Options:");
             let name = line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')).unwrap_or_default();
-            if let Some(name) = name.split_whitespace().next().filter(|_| listed) {
+            if listed && name.contains(", ") && name.split(", ").all(|name| !name.contains(' ')) {
+                // Names alone, several in a line.
+                found.extend(name.trim_end_matches(',').split(", ").map(str::to_owned));
+            } else if let Some(name) = name.split_whitespace().next().filter(|_| listed) {
                 found.insert(name.to_owned());
             }
         }
@@ -640,7 +643,9 @@ fn every_command_and_flag_that_a_page_names_exists() -> Result<()> {
                 match help.command(&words) {
                     Err(error) => wrong.push(format!("{}:{line}: {error}", page.path)),
                     Ok((command, rest)) => {
-                        for word in rest.iter().filter(|word| word.starts_with("--") && **word != "--") {
+                        // Behind two dashes are the words of another program.
+                        let own = rest.iter().take_while(|word| **word != "--");
+                        for word in own.filter(|word| word.starts_with("--")) {
                             let flag = word.split(['=', '[']).next().unwrap_or_default();
                             if !help.takes(&command, flag)? {
                                 wrong.push(format!(
@@ -656,7 +661,9 @@ fn every_command_and_flag_that_a_page_names_exists() -> Result<()> {
             }
         }
         for (line, span) in page.spans() {
-            let Some(flag) = span.split(['=', ' ', '[']).next().filter(|word| word.starts_with("--")) else {
+            let Some(flag) =
+                span.split(['=', ' ', '[']).next().filter(|word| word.len() > 2 && word.starts_with("--"))
+            else {
                 continue;
             };
             let mut known = false;

@@ -22,7 +22,7 @@ mod size;
 mod wait;
 
 pub(crate) use self::{
-    device::{Finder, Identity, Wanted},
+    device::{DiskNames, Finder, Identity},
     http::{Answer, Endpoint, Http},
     limiter::Limiter,
     lookup::Lookups,

@@ -24,7 +24,7 @@ pub use self::api::Token;
 use self::{account::Account, api::Api, names::CREATED_BY};
 use crate::{
     Controller, Driver, Error, Node, NodeVolume, Result,
-    cloud::{Deadline, DiskNode, Disks, Endpoint, Finder, Http, Identity, Wanted},
+    cloud::{Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity},
     services::Mode,
 };
 
@@ -200,7 +200,7 @@ fn name_key(driver: &str) -> String {
 }
 
 impl Disks for Volumes {
-    fn wanted(&self, volume: &NodeVolume) -> Result<Wanted> {
+    fn wanted(&self, volume: &NodeVolume) -> Result<DiskNames> {
         let key = name_key(&self.driver);
         let name = volume.publish_context.get(&key).ok_or_else(|| {
             Error::Invalid(format!("publish_context has no {key:?}; the volume is not attached"))
@@ -209,7 +209,7 @@ impl Disks for Volumes {
         {
             return Err(Error::Invalid(format!("publish_context: {name:?} is no name of a volume")));
         }
-        Ok(Wanted {
+        Ok(DiskNames {
             links: vec![format!("scsi-0DO_Volume_{name}")],
             ending: name.clone(),
             boundary: vec!['_'],

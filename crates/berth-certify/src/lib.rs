@@ -6,7 +6,7 @@
 //!   └─ every row of checks::all ──► Report: text, JSON, JUnit, HTML, badge
 //! ```
 //!
-//! - [`rules`] judges one observed call by its request, its answer, and the mounts before and after it. Whoever stands between a
+//! - [`mod@rules`] judges one observed call by its request, its answer, and the mounts before and after it. Whoever stands between a
 //!   caller and a driver can use it alone.
 //! - `checks` is the table: a check is a row with its id, how binding it is, the section of the specification, the rule in our
 //!   words, what to do, what it needs, and the code that tests it. Each group of rows is a file.

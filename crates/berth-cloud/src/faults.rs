@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 
 use crate::account::parse_duration;
 
-/// What goes wrong.
+/// The effect of a fault on the calls that it is about.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Effect {
     Before(u16),

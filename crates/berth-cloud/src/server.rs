@@ -113,7 +113,7 @@ pub enum Error {
     /// Another twin runs in the directory.
     #[error("a twin already runs in {0}")]
     InUse(PathBuf),
-    /// It cannot listen.
+    /// The address cannot be listened on.
     #[error("listen on {0}: {1}")]
     Listen(SocketAddr, std::io::Error),
 }

@@ -7,9 +7,9 @@
 //!
 //! | module | replaces, in Kubernetes |
 //! |---|---|
-//! | [`lifecycle`] | node-lifecycle-controller |
-//! | [`eviction`] | taint-eviction-controller |
-//! | [`pod_gc`] | pod-garbage-collector-controller |
+//! | `lifecycle` | node-lifecycle-controller |
+//! | `eviction` | taint-eviction-controller |
+//! | `pod_gc` | pod-garbage-collector-controller |
 //!
 //! A node is alive while its lease or its status changes; how long it has been silent is measured by this process's own
 //! clock from the last change it saw, so that neither a clock that differs nor a restart makes a node look dead. The decisions

@@ -8,7 +8,7 @@
 //! ```
 //!
 //! - [`ClusterState`] holds what was observed: objects by kind and name, the events of each, and the time.
-//! - [`diagnose`] turns it into [`Finding`]s: what is wrong with which object, the evidence, the cause, what to do.
+//! - [`diagnose()`] turns it into [`Finding`]s: what is wrong with which object, the evidence, the cause, what to do.
 //! - [`explain::Subject`] narrows that down to one object and those that it is used with.
 //! - [`fix`] does what a finding says is safe, after it has looked again.
 //! - [`page`] is the web page, of a cluster or of a recording; [`records`] are what `berth up` keeps of volumes.
@@ -18,7 +18,7 @@
 //! findings rest on what Kubernetes' API says. What only time can show (nobody took up a claim) is a finding after
 //! [`ClusterState::patience`].
 //!
-//! Start reading at [`diagnose`], then `diagnose/claims.rs`.
+//! Start reading at [`diagnose()`], then `diagnose/claims.rs`.
 
 pub mod diagnose;
 pub mod explain;

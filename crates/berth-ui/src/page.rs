@@ -6,7 +6,7 @@
 //! ```
 //!
 //! The page never judges: states, words and sentences come from the diagnosis. Nothing is computed while nobody looks. What is sent are the
-//! rows and sections that differ from what was sent before, at most a few times a second. Everything goes through [`security`].
+//! rows and sections that differ from what was sent before, at most a few times a second. Everything goes through `security`.
 
 mod actions;
 mod calls;

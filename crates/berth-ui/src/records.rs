@@ -1,7 +1,7 @@
 //! What `berth up` keeps of volumes: the steps of their lives and the calls of their drivers, one line of JSON each.
 //!
 //! The files lie in its data directory, or in the directory of a recording. They are read anew for each question about one volume, and
-//! followed ([`Tail`]) for what is counted: a line that does not name what is asked for is never parsed.
+//! followed (`Tail`) for what is counted: a line that does not name what is asked for is never parsed.
 
 use std::collections::BTreeSet;
 use std::fs::File;

@@ -80,7 +80,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "ID", exclusive = true)]
     explain: Option<String>,
 
-    /// List all checks
+    /// List all checks with their severity and rule
     #[arg(long, exclusive = true)]
     list: bool,
 

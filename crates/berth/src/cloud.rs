@@ -117,7 +117,7 @@ struct Common {
     #[arg(long = "delay", value_name = "WHAT=DURATION")]
     delays: Vec<String>,
 
-    /// What goes wrong, such as volumes.create=after:500: CALL=EFFECT[,after=N][,times=N]; effects are before:STATUS,
+    /// What goes wrong, such as volumes.create=after:500: CALL=EFFECT, with ,after=N and ,times=N if wanted; effects are before:STATUS,
     /// after:STATUS, drop-before, drop-after, throttle, slow:DURATION, errored, no-device, late-device:DURATION, other-name
     #[arg(long = "fault", value_name = "FAULT")]
     faults: Vec<String>,

@@ -183,10 +183,11 @@ impl Stack {
         // The driver needs none of them.
         let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
-        telemetry.observe(&cluster, timeline.operations());
         let controllers = start_controllers(&options, &data_dir, &serving, &telemetry).await?;
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
+        // It watches snapshots, whose definitions are there now.
+        telemetry.observe(&cluster, timeline.operations());
         tasks.extend(start_cluster_sidecars(&options, &cluster, &telemetry)?);
         for driver in &controllers {
             tasks.extend(start_driver_sidecars(&options.sidecars, &cluster, driver, None, &telemetry)?);

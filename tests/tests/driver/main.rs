@@ -2,6 +2,7 @@
 //! left after `kill -9`, and csi-sanity; and programs as drivers.
 
 mod bad_input;
+mod clouds;
 mod crash;
 mod data;
 mod exec;

@@ -24,7 +24,7 @@ const LONGEST: Duration = Duration::from_secs(60);
 
 /// What a disk is known by on the machine that it is attached to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Wanted {
+pub(crate) struct DiskNames {
     /// The names that its link may have in udev's directory, the usual one first.
     pub(crate) links: Vec<String>,
     /// What every other name of it ends with: its serial, or its volume's name.
@@ -62,7 +62,7 @@ impl Finder {
     }
 
     /// The device, waited for until the deadline if it is not there yet.
-    pub(crate) async fn wait(&self, wanted: &Wanted, deadline: Deadline) -> Result<PathBuf> {
+    pub(crate) async fn wait(&self, wanted: &DiskNames, deadline: Deadline) -> Result<PathBuf> {
         let end = Deadline::after(deadline.left(LONGEST));
         for look in 0u32.. {
             let (finder, what) = (self.clone(), wanted.clone());
@@ -85,7 +85,7 @@ impl Finder {
     }
 
     /// The device, if it is there now.
-    pub(crate) fn find(&self, wanted: &Wanted) -> Result<Option<PathBuf>> {
+    pub(crate) fn find(&self, wanted: &DiskNames) -> Result<Option<PathBuf>> {
         for link in &wanted.links {
             if let Some(device) = self.device(&self.links.join(link))? {
                 return Ok(Some(device));
@@ -154,7 +154,7 @@ impl Finder {
 }
 
 /// Whether a link's name is another one of the disk: its ending as a whole, and not a partition of it.
-fn is_ending(name: &str, wanted: &Wanted) -> bool {
+fn is_ending(name: &str, wanted: &DiskNames) -> bool {
     name.strip_suffix(wanted.ending.as_str())
         .is_some_and(|before| before.ends_with(wanted.boundary.as_slice()))
 }
@@ -196,8 +196,8 @@ mod tests {
 
     use super::*;
 
-    fn wanted(name: &str) -> Wanted {
-        Wanted {
+    fn wanted(name: &str) -> DiskNames {
+        DiskNames {
             links: vec![format!("scsi-0DO_Volume_{name}")],
             ending: name.to_owned(),
             boundary: vec!['_'],
@@ -233,7 +233,7 @@ mod tests {
     fn a_device_is_found_by_its_name_by_another_name_or_by_its_serial_and_never_by_a_part() {
         let (dir, devices) = (tempfile::tempdir().unwrap(), some_devices());
         let finder = finder(dir.path());
-        let find = |wanted: &Wanted| finder.find(wanted).unwrap();
+        let find = |wanted: &DiskNames| finder.find(wanted).unwrap();
         assert_eq!(find(&wanted("data")), None);
         // Names of other volumes, of a partition, and a link to what is no device.
         for name in ["scsi-0DO_Volume_my-data", "scsi-0DO_Volume_data2", "scsi-0DO_Volume_data-part1"] {
@@ -247,7 +247,7 @@ mod tests {
         symlink(&devices[1], finder.links.join("scsi-0DO_Volume_data")).unwrap();
         assert_eq!(find(&wanted("data")).as_ref(), Some(&devices[1]), "the usual name comes first");
 
-        let serial = Wanted {
+        let serial = DiskNames {
             links: vec!["virtio-bp1abc".to_owned()],
             ending: "bp1abc".to_owned(),
             boundary: vec!['-', '_'],

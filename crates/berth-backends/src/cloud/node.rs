@@ -17,7 +17,7 @@ use berth_host::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::{Deadline, Finder, Wanted};
+use super::{Deadline, DiskNames, Finder};
 use crate::{
     Amounts, Context, Error, NodeExpanded, NodeExpansion, NodeVolume, Result, Source, Sources, Staging,
     Stats, Usage, blocking,
@@ -31,7 +31,7 @@ const GROWTH: Duration = Duration::from_secs(20);
 /// What a provider knows of its disks on a node.
 pub(crate) trait Disks: Send + Sync + 'static {
     /// What the disk of a volume is known by; an error if the call does not say enough.
-    fn wanted(&self, volume: &NodeVolume) -> Result<Wanted>;
+    fn wanted(&self, volume: &NodeVolume) -> Result<DiskNames>;
 
     /// Whether a blank disk may be formatted.
     fn may_format(&self, volume: &NodeVolume) -> bool;
@@ -41,7 +41,7 @@ pub(crate) trait Disks: Send + Sync + 'static {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Record {
     volume: String,
-    wanted: Wanted,
+    wanted: DiskNames,
     /// The filesystem that is being made on it, while that goes on.
     formatting: Option<String>,
 }
@@ -61,7 +61,7 @@ impl<D: Disks> DiskNode<D> {
     }
 
     /// What the volume's disk is known by: as this call says, or as it was staged.
-    async fn wanted(&self, volume: &NodeVolume) -> Result<Wanted> {
+    async fn wanted(&self, volume: &NodeVolume) -> Result<DiskNames> {
         match self.disks.wanted(volume) {
             Err(error) => match self.records.read(&key(&volume.id)).await? {
                 Some(record) => Ok(record.wanted),
@@ -82,7 +82,7 @@ impl<D: Disks> DiskNode<D> {
     async fn prepare(
         &self,
         volume: &NodeVolume,
-        wanted: Wanted,
+        wanted: DiskNames,
         device: &Path,
         asked: Option<Filesystem>,
         read_only: bool,

@@ -14,7 +14,7 @@ use tokio::net::TcpListener;
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) method: String,
-    /// Path and query.
+    /// The path with its query.
     pub(crate) target: String,
     pub(crate) headers: hyper::HeaderMap,
     pub(crate) body: Value,
@@ -27,7 +27,7 @@ impl Asked {
     }
 }
 
-/// What is answered.
+/// The answer that the script gives.
 #[derive(Debug, Clone)]
 pub(crate) enum Reply {
     Json(u16, Value),

@@ -51,7 +51,7 @@ impl Sizes {
     }
 }
 
-/// Rounded up.
+/// The size in gibibytes, rounded up.
 fn gibibytes(size: Capacity) -> u64 {
     size.bytes().div_ceil(GIB)
 }

@@ -27,7 +27,7 @@ impl Deadline {
         Self(Instant::now() + time)
     }
 
-    /// The instant itself.
+    /// The instant at which the call must have ended.
     pub(crate) fn instant(self) -> Instant {
         self.0
     }

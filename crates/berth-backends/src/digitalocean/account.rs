@@ -45,7 +45,7 @@ pub(super) enum By {
 
 /// What a volume was when it was last seen.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
+pub(super) struct ObservedVolume {
     pub(super) name: String,
     pub(super) tags: Vec<String>,
     /// The snapshot that it was cloned by, which may be left over.
@@ -72,7 +72,7 @@ pub(super) struct Account {
     /// How many actions are waited for.
     waiting: AtomicUsize,
     /// What does not change of the volumes that were seen, by their ids, for calls that come right after.
-    pub(super) seen: Mutex<HashMap<String, Seen>>,
+    pub(super) seen: Mutex<HashMap<String, ObservedVolume>>,
     cleaning: Mutex<Option<tokio::task::AbortHandle>>,
 }
 

@@ -128,7 +128,7 @@ pub(super) struct DoVolume {
     pub(super) tags: Vec<String>,
 }
 
-/// A region.
+/// A region, as the API describes it.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Region {
     pub(super) slug: String,

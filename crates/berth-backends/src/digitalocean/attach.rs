@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use berth_core::{Backoff, NodeId, VolumeCapability, VolumeId};
 
 use super::{
-    account::{Account, By, Seen},
+    account::{Account, By, ObservedVolume},
     api::{Action, Do, Failure, Outcome},
     name_key,
 };
@@ -82,13 +82,13 @@ impl Attachment for Account {
 
 impl Account {
     /// What the volume is called, which was seen when it was looked up for this call.
-    async fn seen(&self, id: &str, until: Deadline) -> Result<Seen> {
+    async fn seen(&self, id: &str, until: Deadline) -> Result<ObservedVolume> {
         if let Some(seen) = self.seen.lock().get(id).cloned() {
             return Ok(seen);
         }
         let volume = self.volume(By::Id(id.to_owned()), until).await?;
         let volume = volume.ok_or_else(|| Error::not_found("volume", id))?;
-        Ok(Seen { name: volume.name.clone(), tags: volume.tags.clone(), cloned_by: None })
+        Ok(ObservedVolume { name: volume.name.clone(), tags: volume.tags.clone(), cloned_by: None })
     }
 
     async fn detach_from(&self, id: &str, droplet: u64, until: Deadline) -> Result<()> {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use berth_core::{Capacity, CapacityRange, Topology, VolumeId};
 
 use super::{
-    account::{Account, By, SIZES, Seen},
+    account::{Account, By, ObservedVolume, SIZES},
     api::{Do, DoVolume, Failure, NewDoVolume},
     names::{self, CREATED_BY, From, Origin},
 };
@@ -274,7 +274,7 @@ impl Account {
                 (Some(ContentSource::Volume(of.parse().map_err(unreadable)?)), Some(by))
             }
         };
-        let seen = Seen { name: volume.name.clone(), tags: volume.tags.clone(), cloned_by };
+        let seen = ObservedVolume { name: volume.name.clone(), tags: volume.tags.clone(), cloned_by };
         self.seen.lock().insert(volume.id.clone(), seen);
         let attachments = volume.droplet_ids.iter().map(|droplet| {
             let node = droplet.to_string().parse().map_err(unreadable)?;

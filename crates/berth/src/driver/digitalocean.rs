@@ -10,6 +10,8 @@ use berth_backends::digitalocean::{Config, DigitalOcean, Token};
 use berth_backends::services;
 use berth_core::{NodeId, names};
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
+use k8s_openapi::Resource as _;
+use k8s_openapi::api::storage::v1::StorageClass;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 
@@ -51,15 +53,15 @@ fn csi_driver(name: &str) -> serde_json::Value {
 
 fn storage_class(driver: &str, (name, filesystem, policy): &(&str, &str, &str)) -> serde_json::Value {
     let mut class = json!({
-        "apiVersion": "storage.k8s.io/v1",
-        "kind": "StorageClass",
+        "apiVersion": StorageClass::API_VERSION,
+        "kind": StorageClass::KIND,
         "metadata": { "name": name },
         "provisioner": driver,
         "reclaimPolicy": policy,
         "allowVolumeExpansion": true,
     });
     if !filesystem.is_empty() {
-        class["parameters"] = json!({ "csi.storage.k8s.io/fstype": filesystem });
+        class["parameters"] = json!({ names::FS_TYPE_PARAMETER: filesystem });
     }
     class
 }
@@ -97,7 +99,7 @@ struct Volumes {
     leftover_seconds: u64,
 }
 
-/// What csi-digitalocean has.
+/// The flags that csi-digitalocean has, with the same meaning.
 #[derive(ClapArgs)]
 #[command(next_help_heading = "Flags of csi-digitalocean")]
 struct Upstream {

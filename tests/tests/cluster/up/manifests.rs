@@ -100,7 +100,8 @@ fn the_tutorials_driver_runs_in_one_pod_of_five_containers() -> Result<()> {
     says(&machine.kubectl(&["get", "pods", "-n", "mycsi"])?, "5/5")?;
     machine.kubectl(&["rollout", "status", "deployment/mycsi-nginx", "--timeout=120s"])?;
     let claim = machine.get("pvc/mycsi-pvc")?;
-    let volume = share.join("home/nfsdata").join(text(&claim, "/spec/volumeName")).join("podfile");
+    let volume = machine.get(&format!("pv/{}", text(&claim, "/spec/volumeName")))?;
+    let volume = share.join("home/nfsdata").join(text(&volume, "/spec/csi/volumeHandle")).join("podfile");
     machine.until(&format!("{} is written", volume.display()), || Ok(volume.exists().then_some(())))?;
     machine.delete("deployment/mycsi-nginx")?;
     machine.delete("pvc/mycsi-pvc")?;

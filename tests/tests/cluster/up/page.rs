@@ -65,6 +65,7 @@ fn every_view_shows_what_is_there_also_after_a_restart() -> Result<()> {
 
     browser.view("#/volumes")?;
     browser.shows("default/data")?;
+    machine.kill()?;
     machine.restart()?;
     machine.apply(&claim("later"))?;
     browser.shows("default/later")?;

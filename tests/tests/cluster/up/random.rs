@@ -38,6 +38,7 @@ fn manifest(name: &str, replicas: u64) -> String {
 }
 
 #[test]
+#[ignore = "minutes long: `make test-crash` runs it"]
 fn random_operations_with_kills_converge_to_what_the_model_says() -> Result<()> {
     let operations = number("BERTH_RANDOM_OPERATIONS")?.unwrap_or(100);
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();

@@ -18,9 +18,9 @@ const MIB: u64 = 1 << 20;
 struct Anything;
 
 impl Disks for Anything {
-    fn wanted(&self, volume: &NodeVolume) -> Result<Wanted> {
+    fn wanted(&self, volume: &NodeVolume) -> Result<DiskNames> {
         let name = volume.publish_context.get("name").ok_or_else(|| Error::invalid("there is no name"))?;
-        Ok(Wanted {
+        Ok(DiskNames {
             links: vec![format!("scsi-0DO_Volume_{name}")],
             ending: name.clone(),
             boundary: vec!['_'],
@@ -118,10 +118,14 @@ async fn a_blank_disk_is_formatted_once_and_keeps_its_files_while_it_grows() {
         let before = bench.node.usage(&bench.ctx, &volume.id, &bench.staging()).await.unwrap().bytes.total;
         bench.grow(2 * size);
         let range = CapacityRange::new((2 * size).cast_signed(), 0).unwrap();
-        let grown = bench.node.expand_on_node(&bench.ctx, &volume.id, &bench.staging(), range).await.unwrap();
-        assert_eq!(grown, NodeExpanded::Done(Capacity::new(2 * size)));
+        let grown = bench.node.expand_on_node(&bench.ctx, &volume.id, &bench.staging(), range).await;
+        // Without CAP_SYS_RESOURCE the kernel grows no ext4 that is mounted, and the driver says so.
+        let may_grow = !(fs_type.is_empty() && matches!(grown, Err(Error::Precondition(_))));
+        if may_grow {
+            assert_eq!(grown.unwrap(), NodeExpanded::Done(Capacity::new(2 * size)));
+        }
         let after = bench.node.usage(&bench.ctx, &volume.id, &bench.staging()).await.unwrap().bytes.total;
-        assert!(after > before + size / 2, "{fs_type:?}: {before} {after}");
+        assert_eq!(after > before + size / 2, may_grow, "{fs_type:?}: {before} {after}");
         bench.unstage(&volume).await;
 
         // Another filesystem than there is.
@@ -131,7 +135,7 @@ async fn a_blank_disk_is_formatted_once_and_keeps_its_files_while_it_grows() {
         bench.grow(3 * size);
         bench.stage(&volume).await.unwrap();
         let last = bench.node.usage(&bench.ctx, &volume.id, &bench.staging()).await.unwrap().bytes.total;
-        assert!(last > after + size / 2, "{fs_type:?}: {after} {last}");
+        assert_eq!(last > after + size / 2, may_grow, "{fs_type:?}: {after} {last}");
         bench.unstage(&volume).await;
     }
 }
@@ -193,7 +197,9 @@ async fn a_raw_disk_is_the_device_itself_and_a_read_only_one_cannot_be_written()
     volume.read_only = true;
     let source = bench.node.source(&bench.ctx, &volume).await.unwrap();
     assert_eq!(source.path(), bench.node.source(&bench.ctx, &volume).await.unwrap().path());
-    assert!(fs::File::options().write(true).open(source.path()).is_err(), "it can be opened for writing");
+    let opened = fs::File::options().write(true).open(source.path());
+    // Some kernels refuse to open such a device for writing, others to write to it.
+    assert!(opened.and_then(|device| device.write_at(b"x", 0)).is_err(), "it can be written to");
     let usage = bench.node.usage(&bench.ctx, &volume.id, &bench.staging()).await.unwrap();
     assert_eq!(usage.bytes.total, 8 * MIB);
     bench.grow(16 * MIB);
