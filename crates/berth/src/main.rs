@@ -250,8 +250,8 @@ impl Tables<'_> {
             let name = command.get_name();
             let group = match name {
                 _ if sidecars.contains(&name) => continue,
-                "status" | "explain" | "doctor" | "logs" | "ui" | "top" | "replay" => 3,
-                "new" | "dev" | "certify" | "cloud" | "nfs" => 2,
+                "status" | "explain" | "doctor" | "logs" | "ui" | "replay" => 3,
+                "new" | "certify" | "cloud" => 2,
                 "flex" | "sidecars" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
                 _ => 0,
