@@ -1,39 +1,33 @@
-//! Measures call-outs of `berth flex` beside a driver in bash and jq that does the same mount: calls per second, and the CPU time
-//! of each.
+//! Measures call-outs of `berth flex` beside a driver in bash and jq that does the same mount: calls per second, the CPU time of
+//! each, and the memory of its process.
 //!
 //! The mount is a bind of a directory, so that nothing but the driver is measured. Nothing here fails because of a figure: it is
 //! for reading. `CALLS` (200) chooses how much is done.
 
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{ExitCode, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use std::{env, fs};
 
 use anyhow::{Context, Result, ensure};
 use berth_e2e::{driver::binary, machine, table::Table};
+use serde_json::json;
 
-/// As `testbed/flex/nfs.sh`, with another mount.
-const SCRIPT: &str = r#"#!/usr/bin/env bash
-case $1 in
-    init) echo '{"status": "Success", "capabilities": {"attach": false}}' ;;
-    mount)
-        path=$(echo "$3" | jq -r .path)
-        mkdir -p "$2" &>/dev/null
-        mount --bind "$path" "$2" &>/dev/null || { echo '{"status": "Failure"}'; exit 1; }
-        echo '{"status": "Success"}' ;;
-    unmount)
-        umount "$2" &>/dev/null || { echo '{"status": "Failure"}'; exit 1; }
-        echo '{"status": "Success"}' ;;
-    *) echo '{"status": "Not supported"}' ;;
-esac
-"#;
+/// The driver in bash and jq that the tests run as somebody else's.
+const SCRIPT: &str = include_str!("../../../../testbed/flex/nfs.sh");
+/// What its mount of a share becomes here.
+const NFS_MOUNT: &str = r#"mount -t nfs ${options:+-o "$options"} "$server:/${share#/}" "$mnt""#;
+const BIND_MOUNT: &str = r#"mount --bind "/${share#/}" "$mnt""#;
 
 /// The price of a call.
 struct Cost {
     per_second: f64,
     /// CPU time in milliseconds, of user and kernel, of the driver and what it starts.
     cpu: f64,
+    /// The most resident memory in MB that the driver's own process had; not that of programs that it started, such as jq.
+    memory: f64,
 }
 
 fn main() -> ExitCode {
@@ -66,20 +60,36 @@ fn measure() -> Result<()> {
         machine::command(&berth).args(words).args(["--allowed-path", &text("volumes")]).output()?;
     ensure!(installed.status.success(), "{}", String::from_utf8_lossy(&installed.stderr));
     let (own, script) = (dir.path().join("plugins/k8s~local/local"), dir.path().join("script/local"));
-    fs::write(&script, SCRIPT)?;
+    ensure!(SCRIPT.contains(NFS_MOUNT), "testbed/flex/nfs.sh mounts in another way than it did");
+    fs::write(&script, SCRIPT.replace(NFS_MOUNT, BIND_MOUNT))?;
     fs::set_permissions(&script, fs::Permissions::from_mode(0o755))?;
-    let document = format!("{{\"path\":\"{}\"}}", text("volumes/v"));
+    let volume = text("volumes/v");
+    let own_options = json!({"path": volume}).to_string();
+    let script_options = json!({"server": "localhost", "share": volume}).to_string();
     let target = text("pod");
-    let rows: [(&str, &[&[&str]]); 2] = [
-        ("init", &[&["init"]]),
-        ("mount and unmount", &[&["mount", &target, &document], &["unmount", &target]]),
-    ];
     let mut table = Table::new(
         format!("Call-outs, {calls} of each, one after the other"),
-        &["", "berth, calls/s", "bash and jq", "berth, CPU ms each", "bash and jq", "CPU, times less"],
+        &[
+            "",
+            "berth, calls/s",
+            "bash and jq",
+            "berth, CPU ms each",
+            "bash and jq",
+            "CPU, times less",
+            "berth, MB",
+            "bash",
+        ],
     );
-    for (name, words) in rows {
-        let (own, script) = (cost(&own, words, calls)?, cost(&script, words, calls)?);
+    for name in ["init", "mount and unmount"] {
+        let words = |options: &str| -> Vec<Vec<String>> {
+            let call = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect();
+            match name {
+                "init" => vec![call(&["init"])],
+                _ => vec![call(&["mount", &target, options]), call(&["unmount", &target])],
+            }
+        };
+        let (own, script) =
+            (cost(&own, &words(&own_options), calls)?, cost(&script, &words(&script_options), calls)?);
         table.add(vec![
             name.to_owned(),
             format!("{:.0}", own.per_second),
@@ -87,22 +97,48 @@ fn measure() -> Result<()> {
             format!("{:.2}", own.cpu),
             format!("{:.2}", script.cpu),
             format!("{:.1}", script.cpu / own.cpu),
+            format!("{:.1}", own.memory),
+            format!("{:.1}", script.memory),
         ]);
     }
     println!("{table}");
     Ok(())
 }
 
-fn cost(program: &Path, words: &[&[&str]], calls: u32) -> Result<Cost> {
+fn cost(program: &Path, words: &[Vec<String>], calls: u32) -> Result<Cost> {
     let (begun, before) = (Instant::now(), children_cpu()?);
     for number in 0..calls {
-        let words = words[usize::try_from(number)? % words.len()];
+        let words = &words[usize::try_from(number)? % words.len()];
         let status =
             machine::command(program).args(words).stdin(Stdio::null()).stdout(Stdio::null()).status()?;
         ensure!(status.success(), "{} {words:?} ended with {status}", program.display());
     }
     let (seconds, cpu) = (begun.elapsed().as_secs_f64(), children_cpu()? - before);
-    Ok(Cost { per_second: f64::from(calls) / seconds, cpu: cpu / f64::from(calls) })
+    let mut memory = 0.0_f64;
+    for words in words {
+        memory = memory.max(peak_memory(program, words)?);
+    }
+    Ok(Cost { per_second: f64::from(calls) / seconds, cpu: cpu / f64::from(calls), memory })
+}
+
+/// The most resident memory of a call, in MB. The call is kept from ending until it was read: the pipe for its reply is full.
+fn peak_memory(program: &Path, words: &[String]) -> Result<f64> {
+    let (mut read, mut write) = std::io::pipe()?;
+    let size = rustix::pipe::fcntl_setpipe_size(&write, 4096)?;
+    write.write_all(&vec![b' '; size])?;
+    let mut call = machine::command(program).args(words).stdin(Stdio::null()).stdout(write).spawn()?;
+    let process = Path::new("/proc").join(call.id().to_string());
+    // The system call with the number 1 is write(2), and its first argument the descriptor.
+    while !fs::read_to_string(process.join("syscall"))?.starts_with("1 0x1 ") {
+        ensure!(call.try_wait()?.is_none(), "{} {words:?} ended without a reply", program.display());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let status = fs::read_to_string(process.join("status"))?;
+    let kilobytes = status.lines().find_map(|line| line.strip_prefix("VmHWM:")?.trim().strip_suffix(" kB"));
+    let kilobytes: f64 = kilobytes.context("VmHWM in the status of a process")?.parse()?;
+    std::io::copy(&mut read, &mut std::io::sink())?;
+    ensure!(call.wait()?.success(), "{} {words:?} failed", program.display());
+    Ok(kilobytes / 1024.0)
 }
 
 /// The CPU time of all children that have ended, in milliseconds.
