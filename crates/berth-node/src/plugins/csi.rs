@@ -25,7 +25,6 @@ use berth_csi::v1::{
     CapacityRange, NodeExpandVolumeRequest, NodePublishVolumeRequest, NodeStageVolumeRequest,
     NodeUnpublishVolumeRequest, NodeUnstageVolumeRequest,
 };
-use berth_host::mount::unmount_below;
 use berth_host::path::Dir;
 use berth_kube::{Cache, Cluster};
 use berth_runtime::blocking;
@@ -39,6 +38,7 @@ use self::disk::{NodePaths, PodPaths, VolData};
 use self::rules::Rules;
 pub(crate) use self::source::CsiVolume;
 use self::source::Mode;
+use super::mount_points::undo_mount;
 use super::{fs_group, give_to_group, record_step, record_undone_step};
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
@@ -235,16 +235,17 @@ impl Csi {
         if placed.block {
             let paths = paths.clone();
             blocking(move || paths.unmap()).await.map_err(Failed::uncertain)?;
-        } else {
-            // What a container mounted there with propagation to the machine would keep the volume busy for ever.
-            let target = paths.target.clone();
-            blocking(move || unmount_below(&target)).await?;
         }
-        if let (Some(data), Some(driver)) = (data, driver) {
-            let request = NodeUnpublishVolumeRequest { volume_id: data.handle, target_path };
-            driver.call(request).await.map_err(|status| not_undone(&status))?;
-        }
-        blocking(move || paths.remove()).await.map_err(Failed::uncertain)?;
+        let undo = async || {
+            if let (Some(data), Some(driver)) = (&data, &driver) {
+                let volume_id = data.handle.clone();
+                let request = NodeUnpublishVolumeRequest { volume_id, target_path: target_path.clone() };
+                driver.call(request).await.map_err(|status| not_undone(&status))?;
+            }
+            let paths = paths.clone();
+            blocking(move || paths.remove()).await.map_err(Failed::uncertain)
+        };
+        undo_mount(&paths.target, undo).await?;
         self.kept().remove(&OnDisk::Volume(placed.pod_uid.clone(), placed.spec_name.clone()));
         Ok(())
     }

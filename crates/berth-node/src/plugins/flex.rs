@@ -18,14 +18,16 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use berth_flex::{Call, Driver, DriverName, Drivers, Options, PodInfo, Reply};
 use berth_host::format::{self, Content};
-use berth_host::mount::{self, Attributes, unmount_below};
+use berth_host::mount::{self, Attributes};
 use berth_kube::storage::capacity;
 use berth_kube::{Cache, Cluster, Key, Recorder, storage};
 use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::{Node, Secret};
 use parking_lot::Mutex;
 
-use super::mount_points::{is_mounted, is_there, mount_device, prepare, remove_directory, settled, unmount};
+use super::mount_points::{
+    is_mounted, is_there, mount_device, prepare, remove_directory, settled, undo_mount, unmount,
+};
 use super::{fs_group, give_to_group, record_step, record_undone_step};
 use crate::layout::Layout;
 use crate::plugin::{Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
@@ -357,15 +359,15 @@ impl Flex {
             .parse()
             .map_err(|error: berth_flex::InvalidName| Failed::unchanged(error.to_string()))?;
         let driver = self.driver(&name)?;
-        // What a container mounted there with propagation to the machine would keep the volume busy for ever.
-        let top = directory.clone();
-        blocking(move || unmount_below(&top)).await?;
-        match driver.call(Call::Unmount { directory: directory.clone() }).await {
-            Ok(Some(_)) => {}
-            Ok(None) => unmount(&directory).await?,
-            Err(error) => return Err(Failed::uncertain(error.to_string())),
-        }
-        remove_directory(&directory).await?;
+        let undo = async || {
+            match driver.call(Call::Unmount { directory: directory.clone() }).await {
+                Ok(Some(_)) => {}
+                Ok(None) => unmount(&directory).await?,
+                Err(error) => return Err(Failed::uncertain(error.to_string())),
+            }
+            remove_directory(&directory).await
+        };
+        undo_mount(&directory, undo).await?;
         self.awaited.lock().remove(&(placed.pod_uid.clone(), placed.spec_name.clone()));
         Ok(())
     }

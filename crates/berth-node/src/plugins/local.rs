@@ -16,14 +16,14 @@ use std::time::Instant;
 use async_trait::async_trait;
 use berth_core::names::LOCAL_PLUGIN as NAME;
 use berth_host::Doing as _;
-use berth_host::mount::{self, parse_options, unmount_below};
+use berth_host::mount::{self, parse_options};
 use berth_host::path::Dir;
 use berth_kube::Recorder;
 use berth_runtime::blocking;
 use k8s_openapi::api::core::v1::LocalVolumeSource;
 use parking_lot::Mutex;
 
-use super::mount_points::{mount_device, prepare, remove_directory, settled, unmount};
+use super::mount_points::{mount_device, prepare, remove_directory, settled, undo_mount, unmount};
 use super::{fs_group, give_to_group, record_step, record_undone_step};
 use crate::layout::Layout;
 use crate::plugin::{Device, Failed, Placed, Plugin, PodVolume, Ready, Source};
@@ -201,10 +201,11 @@ impl Plugin for Local {
             return Ok(blocking(move || remove_link(&link)).await?);
         }
         let target = self.layout.pod_volume(&placed.pod_uid, NAME, &placed.spec_name);
-        let top = target.clone();
-        blocking(move || unmount_below(&top)).await?;
-        unmount(&target).await?;
-        remove_directory(&target).await?;
+        let undo = async || {
+            unmount(&target).await?;
+            remove_directory(&target).await
+        };
+        undo_mount(&target, undo).await?;
         let mut users = self.users.lock();
         if let Some(of_volume) = users.get_mut(&placed.spec_name) {
             of_volume.remove(&placed.pod_uid);

@@ -64,6 +64,22 @@ pub(super) async fn unmount(directory: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
+/// Takes a volume away by `undo`. Where that fails because containers mounted something below `target`, with propagation to the
+/// machine, that is unmounted, and `undo` runs again.
+///
+/// What is below is not asked for before there is a reason: only the table of all mounts of the machine knows.
+pub(super) async fn undo_mount<F>(target: &Path, undo: impl Fn() -> F) -> Result<(), Failed>
+where
+    F: Future<Output = Result<(), Failed>>,
+{
+    let Err(failed) = undo().await else { return Ok(()) };
+    let target = target.to_owned();
+    match blocking(move || mount::unmount_below(&target)).await? {
+        0 => Err(failed),
+        _ => undo().await,
+    }
+}
+
 /// Removes the directory of a volume; it may be gone already.
 pub(super) async fn remove_directory(directory: &Path) -> Result<(), Failed> {
     let directory = directory.to_owned();

@@ -10,11 +10,10 @@ use std::time::Instant;
 
 use async_trait::async_trait;
 use berth_core::names::NFS_PLUGIN as NAME;
-use berth_host::mount::unmount_below;
 use berth_host::path::Dir;
 use berth_runtime::blocking;
 
-use super::mount_points::{is_there, remove_directory, settled};
+use super::mount_points::{is_there, remove_directory, settled, undo_mount};
 use super::{record_step, record_undone_step};
 use crate::layout::Layout;
 use crate::plugin::{Failed, Placed, Plugin, PodVolume, Ready, Source};
@@ -72,10 +71,11 @@ impl Nfs {
         if !is_there(&target).await? {
             return Ok(());
         }
-        let top = target.clone();
-        blocking(move || unmount_below(&top)).await?;
-        self.mounts.unmount(&target).await?;
-        remove_directory(&target).await
+        let undo = async || {
+            self.mounts.unmount(&target).await?;
+            remove_directory(&target).await
+        };
+        undo_mount(&target, undo).await
     }
 }
 

@@ -108,10 +108,14 @@ impl<'a> Scratch<'a> {
             return Ok(());
         };
         let path = self.path();
-        // What somebody mounted in it would keep it, and its pod, for ever.
-        mount::unmount_below(&path)?;
-        mount::unmount(&path)?;
-        parent.remove_tree(self.name)?;
+        let take_away = || mount::unmount(&path).and_then(|_| parent.remove_tree(self.name));
+        if let Err(error) = take_away() {
+            // What somebody mounted in it would keep it, and its pod, for ever.
+            if mount::unmount_below(&path)? == 0 {
+                return Err(error);
+            }
+            take_away()?;
+        }
         Ok(())
     }
 
