@@ -19,6 +19,7 @@ mod pods;
 mod replica_sets;
 mod revisions;
 mod stateful_sets;
+mod workload;
 
 use berth_kube::Cluster;
 

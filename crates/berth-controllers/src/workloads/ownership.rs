@@ -1,12 +1,41 @@
-//! Whose an object is: a controller takes what its selector chooses and nobody has, and lets go of what it no longer
-//! chooses.
+//! Which controller an object belongs to: a controller adopts objects that its selector chooses and no other controller has,
+//! and releases those that it no longer chooses.
 
 use std::sync::Arc;
 
-use berth_kube::{Cluster, Key, Kind, Result};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
-
 use berth_kube::selectors::{is_empty, label_selector, labels};
+use berth_kube::{Cache, Cluster, Index, Key, Kind, Result};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference};
+use kube::ResourceExt as _;
+
+/// The objects of a kind, by the owner that controls them.
+pub(super) struct Dependents<K> {
+    pub(super) cache: Cache<K>,
+    by_owner: Index<K, String>,
+    /// Those that no owner controls, by namespace.
+    orphans: Index<K, String>,
+}
+
+impl<K: Kind> Dependents<K> {
+    pub(super) fn new(cluster: &Cluster) -> Self {
+        let cache: Cache<K> = cluster.cache();
+        Self {
+            by_owner: cache.index(|object| {
+                controller(object.meta()).map(|owner| owner.uid.clone()).into_iter().collect()
+            }),
+            orphans: cache.index(|object| {
+                let is_orphan = controller(object.meta()).is_none();
+                object.namespace().filter(|_| is_orphan).into_iter().collect()
+            }),
+            cache,
+        }
+    }
+
+    /// The objects that the owner with a uid controls.
+    pub(super) fn of(&self, uid: &str) -> Vec<Arc<K>> {
+        self.by_owner.get(uid)
+    }
+}
 
 /// The owner that controls an object.
 pub(super) fn controller(meta: &ObjectMeta) -> Option<&OwnerReference> {
@@ -30,29 +59,29 @@ pub(super) fn chooses(selector: &LabelSelector, meta: &ObjectMeta) -> bool {
     !is_empty(selector) && label_selector(selector, labels(meta.labels.as_ref()))
 }
 
-/// What is the owner's, as `is_ours` tells, among `have` (which say so) and `orphans` (which nobody has), after adopting and
-/// releasing.
+/// The objects that are the owner's by `is_ours`: those that it controls already, and those that nobody controls, which it
+/// adopts. Those that it controls and that are not its own it releases. An owner that is being deleted does neither.
 pub(super) async fn claim<O: Kind, K: Kind>(
     cluster: &Cluster,
     owner: &O,
     is_ours: impl Fn(&ObjectMeta) -> bool + Send,
-    have: Vec<Arc<K>>,
-    orphans: Vec<Arc<K>>,
+    objects: &Dependents<K>,
 ) -> Result<Vec<Arc<K>>> {
-    let going = owner.meta().deletion_timestamp.is_some();
+    let is_deleted = owner.meta().deletion_timestamp.is_some();
     let mut ours = Vec::new();
-    for object in have {
+    for object in objects.of(&owner.uid().unwrap_or_default()) {
         if is_ours(object.meta()) {
             ours.push(object);
-        } else if !going {
+        } else if !is_deleted {
             release(cluster, owner, object.as_ref()).await?;
         }
     }
+    let orphans = objects.orphans.get(&owner.namespace().unwrap_or_default());
     let mut orphans = orphans
         .into_iter()
         .filter(|orphan| orphan.meta().deletion_timestamp.is_none() && is_ours(orphan.meta()))
         .peekable();
-    if going || orphans.peek().is_none() {
+    if is_deleted || orphans.peek().is_none() {
         return Ok(ours);
     }
     // An owner that is gone by now must not adopt: nobody would ever remove what it adopted.

@@ -1,17 +1,20 @@
-//! The pods of a workload: how one is made from a template, what state it is in, and making and deleting many of them.
+//! The pods of a workload: how one is made from a template, what state it is in, and creating and deleting many of them.
 
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use berth_kube::{Kind, storage};
+use berth_core::names::events;
+use berth_kube::{Cluster, Key, Kind, Recorder, Result, storage};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodTemplateSpec};
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 use kube::api::ObjectMeta;
 use parking_lot::Mutex;
 
-use super::ownership::reference;
+use super::ownership::{Dependents, reference};
+use super::workload::{Workload, Workloads};
 
 /// At most so many pods are made or deleted in one go.
 pub(super) const BURST: usize = 500;
@@ -78,34 +81,138 @@ pub(super) fn is_available(pod: &Pod, minimum: i32, now: Timestamp) -> bool {
     seconds_to_available(pod, minimum, now) == Some(0)
 }
 
-/// Pods that were deleted, by uid, until the cache shows that they go.
+/// How many pods are ready and available, and when the next one becomes available without a change of any object.
 #[derive(Default)]
-pub(super) struct Deletions(Mutex<HashSet<String>>);
+pub(super) struct Availability {
+    pub(super) ready: i32,
+    pub(super) available: i32,
+    /// In how many seconds.
+    pub(super) next: Option<i64>,
+}
 
-impl Deletions {
-    /// To be told of every change of a pod in the cache.
-    pub(super) fn observe(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) {
+impl Availability {
+    /// Counts a pod that [`seconds_to_available`] says this of.
+    pub(super) fn count(&mut self, seconds: Option<i64>) {
+        let Some(seconds) = seconds else { return };
+        self.ready += 1;
+        if seconds == 0 {
+            self.available += 1;
+        } else {
+            self.next = Some(self.next.map_or(seconds, |next| next.min(seconds)));
+        }
+    }
+}
+
+/// Which whole number a percentage of pods becomes.
+#[derive(Clone, Copy)]
+pub(super) enum Rounding {
+    Up,
+    Down,
+}
+
+/// A number of pods that is given as such, or as a percentage of `total`.
+pub(super) fn scaled(asked: &IntOrString, total: usize, round: Rounding) -> usize {
+    match asked {
+        IntOrString::Int(number) => usize::try_from(*number).unwrap_or(0),
+        IntOrString::String(percent) => {
+            let percent = percent.strip_suffix('%').and_then(|percent| percent.parse::<usize>().ok());
+            let hundredfold = percent.unwrap_or(0).saturating_mul(total);
+            match round {
+                Rounding::Up => hundredfold.div_ceil(100),
+                Rounding::Down => hundredfold / 100,
+            }
+        }
+    }
+}
+
+/// A status has no number where it is 0, as Kubernetes writes it.
+pub(super) fn nonzero(count: i32) -> Option<i32> {
+    (count > 0).then_some(count)
+}
+
+/// The pods that the workloads of a kind have, and how their controller creates and deletes them: with the events of
+/// Kubernetes, and so that none is deleted twice.
+pub(super) struct Pods {
+    pub(super) dependents: Dependents<Pod>,
+    cluster: Cluster,
+    recorder: Recorder,
+    /// The uids of pods that were deleted here and that the cache does not show as being deleted yet.
+    deleted: Mutex<HashSet<String>>,
+}
+
+impl Pods {
+    pub(super) fn new<W: Workload>(workloads: &Workloads<W>) -> Self {
+        let (cluster, recorder) = (workloads.cluster.clone(), workloads.recorder.clone());
+        Self { dependents: Dependents::new(&cluster), cluster, recorder, deleted: Mutex::default() }
+    }
+
+    /// The pods that the owner with a uid controls.
+    pub(super) fn of(&self, uid: &str) -> Vec<Arc<Pod>> {
+        self.dependents.of(uid)
+    }
+
+    /// The workloads that the change of a pod concerns.
+    pub(super) fn changed<W: Workload>(
+        &self,
+        workloads: &Workloads<W>,
+        before: Option<&Arc<Pod>>,
+        after: Option<&Arc<Pod>>,
+    ) -> Vec<Key> {
         if let Some(before) = before
             && after.is_none_or(|after| is_terminating(after))
             && let Some(uid) = before.uid()
         {
-            self.0.lock().remove(&uid);
+            self.deleted.lock().remove(&uid);
+        }
+        workloads.concerned(before, after)
+    }
+
+    /// Whether a pod is being deleted, even if the cache does not show it yet.
+    pub(super) fn is_going(&self, pod: &Pod) -> bool {
+        is_terminating(pod) || pod.uid().is_some_and(|uid| self.deleted.lock().contains(&uid))
+    }
+
+    /// Creates a pod, with an event on its owner.
+    pub(super) async fn create<O: Kind>(&self, owner: &O, pod: &Pod) -> Result<()> {
+        match self.cluster.create(pod).await {
+            Ok(pod) => {
+                let message = format!("Created pod: {}", pod.name_any());
+                self.recorder.normal(owner, events::SUCCESSFUL_CREATE, message);
+                Ok(())
+            }
+            Err(error) => {
+                let message = format!("Error creating: {}", error.chain());
+                self.recorder.warning(owner, events::FAILED_CREATE, message);
+                Err(error)
+            }
         }
     }
 
-    /// Before a pod is deleted.
-    pub(super) fn begin(&self, pod: &Pod) {
-        self.0.lock().extend(pod.uid());
+    /// Deletes a pod, with an event on its owner.
+    pub(super) async fn delete<O: Kind>(&self, owner: &O, pod: &Pod) -> Result<()> {
+        let deleted = self.delete_silently(pod).await;
+        match &deleted {
+            Ok(()) => {
+                let message = format!("Deleted pod: {}", pod.name_any());
+                self.recorder.normal(owner, events::SUCCESSFUL_DELETE, message);
+            }
+            Err(error) => {
+                let message = format!("Error deleting: {}", error.chain());
+                self.recorder.warning(owner, events::FAILED_DELETE, message);
+            }
+        }
+        deleted
     }
 
-    /// When the pod could not be deleted.
-    pub(super) fn failed(&self, pod: &Pod) {
-        self.0.lock().remove(&pod.uid().unwrap_or_default());
-    }
-
-    /// Whether a pod is going, even if the cache does not show it yet.
-    pub(super) fn is_going(&self, pod: &Pod) -> bool {
-        is_terminating(pod) || pod.uid().is_some_and(|uid| self.0.lock().contains(&uid))
+    /// Deletes a pod without an event.
+    pub(super) async fn delete_silently(&self, pod: &Pod) -> Result<()> {
+        let uid = pod.uid().unwrap_or_default();
+        self.deleted.lock().insert(uid.clone());
+        let deleted = self.cluster.delete(pod).await;
+        if deleted.is_err() {
+            self.deleted.lock().remove(&uid);
+        }
+        deleted
     }
 }
 

@@ -17,7 +17,8 @@ use kube::api::ObjectMeta;
 use serde_json::{Value, json};
 
 use super::deployments::template::hash;
-use super::ownership::{controller, reference};
+use super::ownership::{Dependents, claim, controller, reference};
+use super::workload::{Workload, is_selected};
 
 /// The revisions of a workload, oldest first, and the one of its template.
 pub(super) struct History {
@@ -30,14 +31,15 @@ pub(super) struct History {
 impl History {
     /// Makes the last revision that of the template: it is there, or an older one becomes the last, or it is created.
     /// `hash_label` is the label that has the hash of the template.
-    pub(super) async fn observe<O: Kind>(
+    pub(super) async fn observe<W: Workload>(
         cluster: &Cluster,
-        owner: &O,
+        owner: &W,
         template: &PodTemplateSpec,
         hash_label: &str,
-        mut all: Vec<Arc<ControllerRevision>>,
+        revisions: &Dependents<ControllerRevision>,
         mut collisions: i32,
     ) -> Result<Self> {
+        let mut all = claim(cluster, owner, |meta| is_selected(owner, meta), revisions).await?;
         all.sort_by_key(|revision| (revision.revision, created(revision), revision.name_any()));
         let data = data(template);
         let next = all.last().map_or(1, |last| last.revision + 1);

@@ -7,112 +7,75 @@ mod tests;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::time::Duration;
 
 use berth_core::names::{CONTROLLER_REVISION_HASH, REVISION_HASH, events};
-use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Recorder, Result, storage};
+use berth_kube::{Backoff, Cache, Cluster, Key, Loop, Next, Result, storage};
 use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::{ControllerRevision, StatefulSet};
-use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
 use kube::ResourceExt as _;
 
-use super::ownership::{chooses, claim, controller};
-use super::pods::{Deletions, in_growing_batches};
+use super::ownership::Dependents;
+use super::pods::{Pods, in_growing_batches};
 use super::revisions::{self, History};
+use super::workload::{Workloads, again_after, is_selected};
 use identity::{identify, makes_claim, new_pod, ordinal_in, ordinals, pod_name};
 use plan::{Member, ObservedSet, Step, plan};
 
-const COMPONENT: &str = "statefulset-controller";
-
 /// Runs until the cluster's shutdown.
 pub(super) async fn run(cluster: Cluster) {
-    let cluster = cluster.named(COMPONENT);
-    let (sets, pods): (Cache<StatefulSet>, Cache<Pod>) = (cluster.cache(), cluster.cache());
-    let revisions: Cache<ControllerRevision> = cluster.cache();
-    let claims: Cache<PersistentVolumeClaim> = cluster.cache();
+    let sets = Workloads::new(&cluster, "statefulset-controller", is_member);
     let controller = Arc::new(Controller {
-        recorder: Recorder::new(&cluster, COMPONENT, ""),
-        owned: pods
-            .index(|pod| controller(&pod.metadata).map(|owner| owner.uid.clone()).into_iter().collect()),
-        orphans: pods.index(|pod| {
-            let orphan = controller(&pod.metadata).is_none();
-            pod.namespace().filter(|_| orphan).into_iter().collect()
-        }),
-        revisions_of: revisions.index(|revision| {
-            controller(&revision.metadata).map(|owner| owner.uid.clone()).into_iter().collect()
-        }),
-        orphan_revisions: revisions.index(|revision| {
-            let orphan = controller(&revision.metadata).is_none();
-            revision.namespace().filter(|_| orphan).into_iter().collect()
-        }),
-        by_namespace: sets.index(|set| set.namespace().into_iter().collect()),
-        deleted: Deletions::default(),
-        cluster: cluster.clone(),
+        pods: Pods::new(&sets),
+        revisions: Dependents::new(&sets.cluster),
+        claims: sets.cluster.cache(),
         sets,
-        claims,
     });
     let (of_pod, of_claim) = (controller.clone(), controller.clone());
-    Loop::new(&cluster, &cluster.queue("stateful-sets", Backoff::default()))
-        .keyed(&controller.sets)
-        .subscribe(&pods, move |before, after| of_pod.pod_changed(before, after))
+    let queue = controller.sets.cluster.queue("stateful-sets", Backoff::default());
+    Loop::new(&controller.sets.cluster, &queue)
+        .keyed(&controller.sets.cache)
+        .subscribe(&controller.pods.dependents.cache, move |before, after| {
+            of_pod.pods.changed(&of_pod.sets, before, after)
+        })
         // A pod may wait for a claim to be gone, and a claim that goes under a pending pod is made again.
         .subscribe(&controller.claims, move |before, after| {
             let gone = before.filter(|_| after.is_none());
             gone.map(|claim| of_claim.makers_of(claim)).unwrap_or_default()
         })
-        .reads(&revisions)
+        .reads(&controller.revisions.cache)
         .run(32, move |set| controller.clone().reconcile(set))
         .await;
 }
 
 struct Controller {
-    cluster: Cluster,
-    sets: Cache<StatefulSet>,
+    sets: Workloads<StatefulSet>,
+    pods: Pods,
+    revisions: Dependents<ControllerRevision>,
     claims: Cache<PersistentVolumeClaim>,
-    recorder: Recorder,
-    /// Pods by their controller's uid.
-    owned: Index<Pod, String>,
-    /// Pods without a controller, by namespace.
-    orphans: Index<Pod, String>,
-    /// Revisions by their controller's uid.
-    revisions_of: Index<ControllerRevision, String>,
-    /// Revisions without a controller, by namespace.
-    orphan_revisions: Index<ControllerRevision, String>,
-    by_namespace: Index<StatefulSet, String>,
-    deleted: Deletions,
 }
 
 impl Controller {
-    /// The sets that a pod's change matters to: its own, or those that may adopt it.
-    fn pod_changed(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) -> Vec<Key> {
-        self.deleted.observe(before, after);
-        let mut keys = Vec::new();
-        for pod in before.into_iter().chain(after) {
-            let namespace = pod.namespace().unwrap_or_default();
-            if let Some(owner) = controller(&pod.metadata) {
-                if owner.kind == "StatefulSet" {
-                    keys.push(Key::new(namespace, owner.name.clone()));
-                }
-                continue;
-            }
-            let sets = self.by_namespace.get(namespace.as_str()).into_iter();
-            keys.extend(sets.filter(|set| is_member(set, &pod.metadata)).map(|set| Key::of(set.as_ref())));
-        }
-        keys
-    }
-
     /// The sets that make a claim of this name.
     fn makers_of(&self, claim: &PersistentVolumeClaim) -> Vec<Key> {
-        let sets = self.by_namespace.get(claim.namespace().unwrap_or_default().as_str()).into_iter();
+        let sets = self.sets.in_namespace(&claim.namespace().unwrap_or_default()).into_iter();
         sets.filter(|set| makes_claim(set, &claim.name_any())).map(|set| Key::of(set.as_ref())).collect()
     }
 
     async fn reconcile(self: Arc<Self>, key: Key) -> Result<Next> {
-        let Some(set) = self.sets.get(&key) else { return Ok(Next::Done) };
+        let Some(set) = self.sets.cache.get(&key) else { return Ok(Next::Done) };
         let (Some(spec), Some(uid)) = (&set.spec, set.uid()) else { return Ok(Next::Done) };
-        let history = self.history(&key, &set).await?;
-        let (owned, orphans) = (self.owned.get(&uid), self.orphans.get(key.namespace.as_str()));
-        claim(&self.cluster, set.as_ref(), |meta| is_member(&set, meta), owned, orphans).await?;
+        let collisions = set.status.as_ref().and_then(|status| status.collision_count).unwrap_or(0);
+        let history = History::observe(
+            &self.sets.cluster,
+            set.as_ref(),
+            &spec.template,
+            REVISION_HASH,
+            &self.revisions,
+            collisions,
+        )
+        .await?;
+        self.sets.claim(&set, &self.pods.dependents).await?;
 
         let status = set.status.clone().unwrap_or_default();
         let known = history.all.iter().find(|known| Some(known.name_any()) == status.current_revision);
@@ -129,26 +92,12 @@ impl Controller {
             [&status.current_revision, &status.update_revision].into_iter().flatten().cloned().collect();
         let of_pod = |member: &Member| member.pod.labels().get(CONTROLLER_REVISION_HASH).cloned();
         live.extend(observed.members.iter().filter_map(of_pod));
-        if set.status.as_ref() != Some(&status) {
-            self.cluster.update_status(set.as_ref(), |set| set.status = Some(status)).await?;
-        }
+        self.sets.write_status(&set, status).await?;
         applied?;
         if set.metadata.deletion_timestamp.is_none() {
-            history.truncate(&self.cluster, &live, spec.revision_history_limit).await?;
+            history.truncate(&self.sets.cluster, &live, spec.revision_history_limit).await?;
         }
-        Ok(again.map_or(Next::Done, |seconds| Next::After(Duration::from_secs(seconds.unsigned_abs()))))
-    }
-
-    async fn history(&self, key: &Key, set: &Arc<StatefulSet>) -> Result<History> {
-        let spec = set.spec.clone().unwrap_or_default();
-        let (owned, orphans) = (
-            self.revisions_of.get(set.uid().unwrap_or_default().as_str()),
-            self.orphan_revisions.get(key.namespace.as_str()),
-        );
-        let selects = |meta: &_| chooses(&spec.selector, meta);
-        let all = claim(&self.cluster, set.as_ref(), selects, owned, orphans).await?;
-        let collisions = set.status.as_ref().and_then(|status| status.collision_count).unwrap_or(0);
-        History::observe(&self.cluster, set.as_ref(), &spec.template, REVISION_HASH, all, collisions).await
+        Ok(again_after(again))
     }
 
     fn observe<'a>(
@@ -158,11 +107,11 @@ impl Controller {
         current: &'a str,
         update: &'a str,
     ) -> ObservedSet<'a> {
-        let owned = self.owned.get(uid).into_iter().filter(|pod| is_member(set, &pod.metadata));
+        let owned = self.pods.of(uid).into_iter().filter(|pod| is_member(set, &pod.metadata));
         let mut members: Vec<Member> = owned
             .filter_map(|pod| {
                 let ordinal = ordinal_in(&set.name_any(), &pod.name_any())?;
-                Some(Member { ordinal, is_terminating: self.deleted.is_going(&pod), pod })
+                Some(Member { ordinal, is_terminating: self.pods.is_going(&pod), pod })
             })
             .collect();
         members.sort_by_key(|member| member.ordinal);
@@ -196,7 +145,7 @@ impl Controller {
                         known.name_any(),
                         set.name_any()
                     );
-                    self.recorder.warning(set, events::CLAIM_SMALLER_THAN_TEMPLATE, message);
+                    self.sets.recorder.warning(set, events::CLAIM_SMALLER_THAN_TEMPLATE, message);
                     return;
                 }
             }
@@ -224,7 +173,7 @@ impl Controller {
                 let revision = revision.unwrap_or(&history.newest);
                 let template = revisions::template(revision).unwrap_or_default();
                 let pod = new_pod(set, template, &revision.name_any(), ordinal);
-                let created = self.cluster.create(&pod).await.map(|_| ());
+                let created = self.sets.cluster.create(&pod).await.map(|_| ());
                 self.record("create", set, &pod.name_any(), created)
             }
             Step::Refuse { ordinal, why } => {
@@ -233,16 +182,21 @@ impl Controller {
                     pod_name(set, ordinal),
                     set.name_any()
                 );
-                self.recorder.warning(set, events::FAILED_CREATE, message);
+                self.sets.recorder.warning(set, events::FAILED_CREATE, message);
                 Ok(())
             }
             Step::Identify { ordinal, pod } => {
-                let updated =
-                    self.cluster.update(pod.as_ref(), |pod| identify(set, ordinal, pod)).await.map(|_| ());
+                let updated = self
+                    .sets
+                    .cluster
+                    .update(pod.as_ref(), |pod| identify(set, ordinal, pod))
+                    .await
+                    .map(|_| ());
                 self.record("update", set, &pod.name_any(), updated)
             }
             Step::Own { claim, owners } => {
                 let owned = self
+                    .sets
                     .cluster
                     .update(claim.as_ref(), |claim| {
                         claim.metadata.owner_references = Some(owners).filter(|owners| !owners.is_empty());
@@ -251,11 +205,7 @@ impl Controller {
                 owned.map(|_| ())
             }
             Step::DeletePod { pod } => {
-                self.deleted.begin(&pod);
-                let deleted = self.cluster.delete(pod.as_ref()).await;
-                if deleted.is_err() {
-                    self.deleted.failed(&pod);
-                }
+                let deleted = self.pods.delete_silently(&pod).await;
                 self.record("delete", set, &pod.name_any(), deleted)
             }
         }
@@ -266,11 +216,11 @@ impl Controller {
         let (pod, name) = (pod_name(set, ordinal), set.name_any());
         for claim in observed.missing_claims(ordinal) {
             let claim_name = claim.name_any();
-            match self.cluster.create(&claim).await {
+            match self.sets.cluster.create(&claim).await {
                 Ok(_) => {
                     let message =
                         format!("create Claim {claim_name} Pod {pod} in StatefulSet {name} success");
-                    self.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
+                    self.sets.recorder.normal(set, events::SUCCESSFUL_CREATE, message);
                 }
                 Err(error) if error.is_already_exists() => {}
                 Err(error) => {
@@ -278,7 +228,7 @@ impl Controller {
                         "create Claim {claim_name} for Pod {pod} in StatefulSet {name} failed error: {}",
                         error.chain()
                     );
-                    self.recorder.warning(set, events::FAILED_CREATE, message);
+                    self.sets.recorder.warning(set, events::FAILED_CREATE, message);
                     return Err(error);
                 }
             }
@@ -297,14 +247,14 @@ impl Controller {
         match &outcome {
             Ok(()) => {
                 let message = format!("{verb} Pod {pod} in StatefulSet {name} successful");
-                self.recorder.normal(set, good, message);
+                self.sets.recorder.normal(set, good, message);
             }
             // Somebody else was quicker, or the cache does not show yet what is there.
             Err(error) if error.is_conflict() || error.is_already_exists() => {}
             Err(error) => {
                 let message =
                     format!("{verb} Pod {pod} in StatefulSet {name} failed error: {}", error.chain());
-                self.recorder.warning(set, bad, message);
+                self.sets.recorder.warning(set, bad, message);
             }
         }
         outcome
@@ -314,6 +264,5 @@ impl Controller {
 /// Whether a pod is one of the set's, by its labels and its name.
 fn is_member(set: &StatefulSet, pod: &kube::api::ObjectMeta) -> bool {
     let name = pod.name.as_deref().unwrap_or_default();
-    ordinal_in(&set.name_any(), name).is_some()
-        && set.spec.as_ref().is_some_and(|spec| chooses(&spec.selector, pod))
+    ordinal_in(&set.name_any(), name).is_some() && is_selected(set, pod)
 }

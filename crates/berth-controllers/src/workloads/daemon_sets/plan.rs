@@ -14,11 +14,10 @@ use k8s_openapi::api::core::v1::{
     Affinity, Node, NodeAffinity, NodeSelector, NodeSelectorRequirement, NodeSelectorTerm, Pod, PodSpec,
     PodTemplateSpec, Taint, Toleration,
 };
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 use crate::scheduler::{is_wanted, tolerates};
-use crate::workloads::pods::{is_available, is_ready, seconds_to_available};
+use crate::workloads::pods::{Availability, Rounding, is_available, nonzero, scaled, seconds_to_available};
 
 /// One change to a DaemonSet's pods.
 #[derive(Debug, Clone, PartialEq)]
@@ -116,8 +115,9 @@ impl ObservedSet<'_> {
         let default = RollingUpdateDaemonSet::default();
         let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref()).unwrap_or(&default);
         let desired = self.nodes.iter().filter(|node| verdict(self.set, node).should_run).count();
-        let surge = rolling.max_surge.as_ref().map_or(0, |surge| scaled(surge, desired));
-        let missing = rolling.max_unavailable.as_ref().map_or(1, |missing| scaled(missing, desired));
+        let surge = rolling.max_surge.as_ref().map_or(0, |surge| scaled(surge, desired, Rounding::Up));
+        let missing =
+            rolling.max_unavailable.as_ref().map_or(1, |missing| scaled(missing, desired, Rounding::Up));
         Some(if surge == 0 && missing == 0 { (1, 0) } else { (missing, surge) })
     }
 
@@ -204,7 +204,7 @@ impl ObservedSet<'_> {
             conditions: self.set.status.as_ref().and_then(|status| status.conditions.clone()),
             ..DaemonSetStatus::default()
         };
-        let (mut updated, mut available, mut again) = (0, 0, None::<i64>);
+        let (mut updated, mut availability) = (0, Availability::default());
         for node in &self.nodes {
             let pods = by_node.get(&node.name_any()).map_or(&[][..], Vec::as_slice);
             if !verdict(self.set, node).should_run {
@@ -213,33 +213,16 @@ impl ObservedSet<'_> {
             }
             status.desired_number_scheduled += 1;
             status.current_number_scheduled += i32::from(!pods.is_empty());
-            let ready = pods.iter().find(|pod| is_ready(pod));
-            status.number_ready += i32::from(ready.is_some());
             updated += i32::from(pods.iter().any(|pod| self.is_current(pod)));
             let left =
                 pods.iter().filter_map(|pod| seconds_to_available(pod, self.minimum(), self.now)).min();
-            match left {
-                Some(0) => available += 1,
-                Some(left) => again = Some(again.map_or(left, |known| known.min(left))),
-                None => {}
-            }
+            availability.count(left);
         }
-        let some = |count: i32| (count > 0).then_some(count);
-        status.updated_number_scheduled = some(updated);
-        status.number_available = some(available);
-        status.number_unavailable = some(status.desired_number_scheduled - available);
-        (status, again)
-    }
-}
-
-/// A share of the nodes, rounded up.
-fn scaled(asked: &IntOrString, desired: usize) -> usize {
-    match asked {
-        IntOrString::Int(number) => usize::try_from(*number).unwrap_or(0),
-        IntOrString::String(percent) => {
-            let percent = percent.strip_suffix('%').and_then(|percent| percent.parse::<usize>().ok());
-            (percent.unwrap_or(0) * desired).div_ceil(100)
-        }
+        status.number_ready = availability.ready;
+        status.updated_number_scheduled = nonzero(updated);
+        status.number_available = nonzero(availability.available);
+        status.number_unavailable = nonzero(status.desired_number_scheduled - availability.available);
+        (status, availability.next)
     }
 }
 

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 use super::template::{desired_annotation, is_current, max_annotation, revision};
+use crate::workloads::pods::{Rounding, scaled};
 
 /// One change to a Deployment's ReplicaSets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -80,9 +81,13 @@ fn bounds(deployment: &Deployment) -> (i32, i32) {
         .and_then(|spec| spec.strategy.as_ref())
         .and_then(|strategy| strategy.rolling_update.clone())
         .unwrap_or_default();
-    let wanted = wanted(deployment);
-    let surge = scaled(rolling.max_surge.as_ref(), wanted, true);
-    let missing = scaled(rolling.max_unavailable.as_ref(), wanted, false);
+    let total = usize::try_from(wanted(deployment)).unwrap_or(0);
+    let number = |asked: Option<IntOrString>, round| {
+        let asked = asked.unwrap_or_else(|| IntOrString::String("25%".to_owned()));
+        i32::try_from(scaled(&asked, total, round)).unwrap_or(i32::MAX)
+    };
+    let surge = number(rolling.max_surge, Rounding::Up);
+    let missing = number(rolling.max_unavailable, Rounding::Down);
     if surge == 0 && missing == 0 { (0, 1) } else { (surge, missing) }
 }
 
@@ -94,20 +99,6 @@ pub(super) fn max_surge(deployment: &Deployment) -> i32 {
 /// How many pods may be missing.
 pub(super) fn max_unavailable(deployment: &Deployment) -> i32 {
     if wanted(deployment) == 0 { 0 } else { bounds(deployment).1.min(wanted(deployment)) }
-}
-
-fn scaled(value: Option<&IntOrString>, of: i32, up: bool) -> i32 {
-    match value {
-        Some(IntOrString::Int(number)) => *number,
-        Some(IntOrString::String(text)) => percent(text, of, up),
-        None => percent("25%", of, up),
-    }
-}
-
-fn percent(text: &str, of: i32, up: bool) -> i32 {
-    let percent: i32 = text.trim_end_matches('%').parse().unwrap_or(0);
-    let hundredfold = percent.saturating_mul(of);
-    if up { hundredfold.saturating_add(99) / 100 } else { hundredfold / 100 }
 }
 
 /// What to do now; what comes after follows when the sets have changed.

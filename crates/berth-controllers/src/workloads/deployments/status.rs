@@ -1,11 +1,12 @@
 //! What a Deployment's status says of its rollout. Pure.
 
 use jiff::Timestamp;
-use k8s_openapi::api::apps::v1::{Deployment, DeploymentCondition, DeploymentStatus, ReplicaSet};
+use k8s_openapi::api::apps::v1::{DeploymentCondition, DeploymentStatus, ReplicaSet};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt as _;
 
 use super::plan::{ObservedDeployment, available, max_unavailable, size, wanted};
+use crate::workloads::pods::nonzero;
 
 const AVAILABLE: &str = "Available";
 const PROGRESSING: &str = "Progressing";
@@ -27,15 +28,14 @@ pub(super) fn status(
     let ready = |set: &ReplicaSet| set.status.as_ref().and_then(|status| status.ready_replicas).unwrap_or(0);
     let going =
         |set: &ReplicaSet| set.status.as_ref().and_then(|status| status.terminating_replicas).unwrap_or(0);
-    let some = |count: i32| (count > 0).then_some(count);
     let working = sum(available);
     let mut status = DeploymentStatus {
         observed_generation: deployment.metadata.generation,
-        replicas: some(sum(actual)),
-        updated_replicas: some(observed.new.as_ref().map_or(0, |new| actual(new))),
-        ready_replicas: some(sum(ready)),
-        available_replicas: some(working),
-        unavailable_replicas: some(sum(size) - working),
+        replicas: nonzero(sum(actual)),
+        updated_replicas: nonzero(observed.new.as_ref().map_or(0, |new| actual(new))),
+        ready_replicas: nonzero(sum(ready)),
+        available_replicas: nonzero(working),
+        unavailable_replicas: nonzero(sum(size) - working),
         terminating_replicas: Some(sum(going)),
         collision_count: collisions.or(old.collision_count),
         conditions: old.conditions.clone(),
@@ -195,9 +195,4 @@ fn set(status: &mut DeploymentStatus, mut new: DeploymentCondition) {
     let kind = new.type_.clone();
     remove(status, &kind);
     status.conditions.get_or_insert_default().push(new);
-}
-
-/// Whether a Deployment's status says all there is to say.
-pub(super) fn is_written(deployment: &Deployment, status: &DeploymentStatus) -> bool {
-    deployment.status.as_ref() == Some(status)
 }

@@ -97,7 +97,7 @@ fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
     annotations.filter(|(key, _)| !OWN.contains(&key.as_str())).map(|(k, v)| (k.clone(), v.clone())).collect()
 }
 
-/// For how many pods a set is judged; tells a change of the Deployment's size from a rollout.
+/// For how many pods a set is judged; distinguishes a change of the Deployment's size from a rollout.
 pub(super) fn sizes(deployment: &Deployment) -> [(String, String); 2] {
     let wanted = wanted(deployment);
     [

@@ -246,7 +246,7 @@ fn a_set_carries_hash_sizes_and_revision_and_a_rollback_raises_it() {
 fn conditions_tell_the_rollout() {
     let mut of = deployment(2, json!(1), json!(0));
     let now = Timestamp::from_second(10_000).unwrap();
-    let told = |of: &Deployment, sets: &[(&str, i32, i32)], created: Option<&str>, now| {
+    let written_status = |of: &Deployment, sets: &[(&str, i32, i32)], created: Option<&str>, now| {
         let sets = sets.iter().map(|(name, size, available)| set(of, name, *size, *available)).collect();
         let (status, again) = status(&ObservedDeployment::new(of, sets), created, None, now);
         let reasons: Vec<String> = status
@@ -257,25 +257,28 @@ fn conditions_tell_the_rollout() {
             .collect();
         (status, again, reasons)
     };
-    let (written, again, reasons) = told(&of, &[("new", 2, 0)], Some("new"), now);
+    let (written, again, reasons) = written_status(&of, &[("new", 2, 0)], Some("new"), now);
     assert_eq!(reasons, ["Available=False MinimumReplicasUnavailable", "Progressing=True ReplicaSetUpdated"]);
     assert_eq!((written.unavailable_replicas, again), (Some(2), Some(601)));
     of.status = Some(written);
     let late = Timestamp::from_second(10_601).unwrap();
-    let (_, _, reasons) = told(&of, &[("new", 2, 0)], None, late);
+    let (_, _, reasons) = written_status(&of, &[("new", 2, 0)], None, late);
     assert_eq!(reasons[1], "Progressing=False ProgressDeadlineExceeded");
-    let (written, again, reasons) = told(&of, &[("new", 2, 2)], None, now);
+    let (written, again, reasons) = written_status(&of, &[("new", 2, 2)], None, now);
     assert_eq!(
         reasons,
         ["Available=True MinimumReplicasAvailable", "Progressing=True NewReplicaSetAvailable"]
     );
     assert_eq!(again, None);
     of.status = Some(written.clone());
-    assert_eq!(told(&of, &[("new", 2, 2)], None, late).0, written, "nothing new, nothing to write");
+    assert_eq!(written_status(&of, &[("new", 2, 2)], None, late).0, written, "nothing new, nothing to write");
     of.spec.as_mut().unwrap().paused = Some(true);
-    let (written, _, reasons) = told(&of, &[("new", 2, 2)], None, now);
+    let (written, _, reasons) = written_status(&of, &[("new", 2, 2)], None, now);
     assert_eq!(reasons[1], "Progressing=Unknown DeploymentPaused");
     of.status = Some(written);
     of.spec.as_mut().unwrap().paused = None;
-    assert_eq!(told(&of, &[("new", 2, 2)], None, now).2[1], "Progressing=Unknown DeploymentResumed");
+    assert_eq!(
+        written_status(&of, &[("new", 2, 2)], None, now).2[1],
+        "Progressing=Unknown DeploymentResumed"
+    );
 }

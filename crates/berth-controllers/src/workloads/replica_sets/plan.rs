@@ -13,12 +13,12 @@ use kube::ResourceExt as _;
 use berth_kube::selectors::labels;
 use berth_kube::storage;
 
-use crate::workloads::pods::{BURST, is_ready, ready_since, seconds_to_available};
+use crate::workloads::pods::{Availability, BURST, is_ready, nonzero, ready_since, seconds_to_available};
 
 /// What to do about a set's pods.
 #[derive(Debug, PartialEq)]
-pub(super) enum Pods {
-    Right,
+pub(super) enum Step {
+    Nothing,
     Create(usize),
     Delete(Vec<Arc<Pod>>),
 }
@@ -29,16 +29,16 @@ pub(super) fn plan(
     active: &[Arc<Pod>],
     related: &HashMap<String, usize>,
     now: Timestamp,
-) -> Pods {
+) -> Step {
     let wanted = usize::try_from(wanted(set)).unwrap_or(0);
     match active.len().cmp(&wanted) {
-        Ordering::Equal => Pods::Right,
-        Ordering::Less => Pods::Create((wanted - active.len()).min(BURST)),
+        Ordering::Equal => Step::Nothing,
+        Ordering::Less => Step::Create((wanted - active.len()).min(BURST)),
         Ordering::Greater => {
             let mut pods = active.to_vec();
             pods.sort_by(|a, b| first_to_go(a, b, related, now));
             pods.truncate((active.len() - wanted).min(BURST));
-            Pods::Delete(pods)
+            Step::Delete(pods)
         }
     }
 }
@@ -114,32 +114,25 @@ pub(super) fn status(
     let spec = set.spec.clone().unwrap_or_default();
     let minimum = spec.min_ready_seconds.unwrap_or(0);
     let template = spec.template.and_then(|template| template.metadata).and_then(|meta| meta.labels);
-    let (mut labelled, mut ready, mut available, mut again) = (0, 0, 0, None::<i64>);
+    let (mut labelled, mut availability) = (0, Availability::default());
     for pod in active {
         let have = labels(pod.metadata.labels.as_ref());
         if template.iter().flatten().all(|(key, value)| have.get(key) == Some(value)) {
             labelled += 1;
         }
-        let Some(left) = seconds_to_available(pod, minimum, now) else { continue };
-        ready += 1;
-        if left == 0 {
-            available += 1;
-        } else {
-            again = Some(again.map_or(left, |known| known.min(left)));
-        }
+        availability.count(seconds_to_available(pod, minimum, now));
     }
     let count = |count: usize| i32::try_from(count).unwrap_or(i32::MAX);
-    let some = |count: i32| (count > 0).then_some(count);
     let status = ReplicaSetStatus {
         replicas: count(active.len()),
-        fully_labeled_replicas: some(labelled),
-        ready_replicas: some(ready),
-        available_replicas: some(available),
+        fully_labeled_replicas: nonzero(labelled),
+        ready_replicas: nonzero(availability.ready),
+        available_replicas: nonzero(availability.available),
         terminating_replicas: Some(count(terminating)),
         observed_generation: set.metadata.generation,
         conditions: conditions(set, failure, now),
     };
-    (status, again)
+    (status, availability.next)
 }
 
 /// Reason and message of a failure to make or delete pods become a condition that goes when the failure does.

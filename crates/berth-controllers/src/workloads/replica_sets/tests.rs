@@ -10,7 +10,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::plan::{Pods, first_to_go, plan, status};
+use super::plan::{Step, first_to_go, plan, status};
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
@@ -90,10 +90,10 @@ fn as_many_pods_as_asked_for() {
     let pods: Vec<Arc<Pod>> =
         (0..3).map(|n| pod(&format!("p{n}"), "n", "Running", Value::Null, &Value::Null)).collect();
     let none = HashMap::new();
-    assert_eq!(plan(&set(3, 0), &pods, &none, now()), Pods::Right);
-    assert_eq!(plan(&set(5, 0), &pods, &none, now()), Pods::Create(2));
-    assert_eq!(plan(&set(5000, 0), &pods, &none, now()), Pods::Create(500));
-    let Pods::Delete(gone) = plan(&set(1, 0), &pods, &none, now()) else { panic!("some must go") };
+    assert_eq!(plan(&set(3, 0), &pods, &none, now()), Step::Nothing);
+    assert_eq!(plan(&set(5, 0), &pods, &none, now()), Step::Create(2));
+    assert_eq!(plan(&set(5000, 0), &pods, &none, now()), Step::Create(500));
+    let Step::Delete(gone) = plan(&set(1, 0), &pods, &none, now()) else { panic!("some must go") };
     assert_eq!(gone.len(), 2);
 }
 

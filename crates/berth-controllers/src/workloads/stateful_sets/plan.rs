@@ -16,7 +16,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::ResourceExt as _;
 
 use super::identity::{claims, is_identified, is_stale, ordinals, owners, pod_name};
-use crate::workloads::pods::{is_available, is_ready, seconds_to_available};
+use crate::workloads::pods::{
+    Availability, Rounding, is_available, is_ready, nonzero, scaled, seconds_to_available,
+};
 
 /// One change to a StatefulSet's pods and claims.
 #[derive(Debug, Clone, PartialEq)]
@@ -286,16 +288,10 @@ impl ObservedSet<'_> {
     /// The status, and in how many seconds it changes by itself because a pod was ready for long enough.
     pub(super) fn status(&self, collisions: i32) -> (StatefulSetStatus, Option<i64>) {
         let known = self.set.status.clone().unwrap_or_default();
-        let (mut ready, mut available, mut current, mut updated) = (0, 0, 0, 0);
-        let mut again = None::<i64>;
+        let (mut availability, mut current, mut updated) = (Availability::default(), 0, 0);
         for member in &self.members {
             if member.is_ready() {
-                ready += 1;
-                match seconds_to_available(&member.pod, self.minimum(), self.now) {
-                    Some(0) => available += 1,
-                    Some(left) => again = Some(again.map_or(left, |known| known.min(left))),
-                    None => {}
-                }
+                availability.count(seconds_to_available(&member.pod, self.minimum(), self.now));
             }
             if !member.is_terminating {
                 current += i32::from(member.revision() == self.current);
@@ -307,35 +303,26 @@ impl ObservedSet<'_> {
         let wanted = wanted.end - wanted.start;
         let mut revision = self.current;
         let (on_delete, _) = self.strategy();
-        if !on_delete && updated == wanted && ready == wanted && replicas == wanted {
+        if !on_delete && updated == wanted && availability.ready == wanted && replicas == wanted {
             (current, revision) = (updated, self.update);
         }
-        let some = |count: i32| (count > 0).then_some(count);
         let status = StatefulSetStatus {
             observed_generation: self.set.metadata.generation,
             replicas,
-            ready_replicas: some(ready),
-            available_replicas: Some(available),
-            current_replicas: some(current),
-            updated_replicas: some(updated),
+            ready_replicas: nonzero(availability.ready),
+            available_replicas: Some(availability.available),
+            current_replicas: nonzero(current),
+            updated_replicas: nonzero(updated),
             current_revision: Some(revision.to_owned()),
             update_revision: Some(self.update.to_owned()),
             collision_count: Some(collisions),
             conditions: known.conditions,
         };
-        (status, again)
+        (status, availability.next)
     }
 }
 
 /// How many pods may be missing during an update: at least one, or it would never move.
 fn max_unavailable(asked: Option<&IntOrString>, count: usize) -> usize {
-    let asked = match asked {
-        None => 1,
-        Some(IntOrString::Int(number)) => usize::try_from(*number).unwrap_or(0),
-        Some(IntOrString::String(percent)) => {
-            let percent = percent.strip_suffix('%').and_then(|percent| percent.parse::<usize>().ok());
-            percent.unwrap_or(0) * count / 100
-        }
-    };
-    asked.max(1)
+    asked.map_or(1, |asked| scaled(asked, count, Rounding::Down)).max(1)
 }
