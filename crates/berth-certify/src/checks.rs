@@ -45,15 +45,15 @@ pub(crate) enum Need {
     Node(NodeCapability),
     Group(GroupCapability),
     Service(PluginService),
-    /// ControllerPublishVolume is announced.
+    /// The driver announces ControllerPublishVolume.
     Attach,
     /// The driver has volumes, and a node to use them on.
     Volumes,
     /// The driver was started here, so that it can be killed.
     Program,
-    /// The driver's process can be looked at.
+    /// The driver's process can be inspected.
     Sight,
-    /// Volumes are filesystems.
+    /// The volumes of this run are filesystems.
     Filesystem,
     /// Volumes are block devices.
     Block,
@@ -86,7 +86,7 @@ impl Need {
                 "the driver was not started here (-- ./my-driver), so it cannot be killed".to_owned()
             }),
             Self::Sight => (session.driver.mounts().is_none() || session.driver.root().is_none())
-                .then(|| "the driver's process cannot be looked at from here".to_owned()),
+                .then(|| "the driver's process cannot be inspected from here".to_owned()),
             Self::Filesystem => {
                 session.options.block.then(|| "volumes are block devices in this run".to_owned())
             }

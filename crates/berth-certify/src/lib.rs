@@ -2,17 +2,28 @@
 //!
 //! ```text
 //!  run ──► Session ──► calls, each judged by rules::judge ──► driver
-//!   │        └──────► looks: /proc/PID/mountinfo, /proc/PID/root, loop devices, open files, children
+//!   │        └──────► inspects: /proc/PID/mountinfo, /proc/PID/root, loop devices, open files, children
 //!   └─ every row of checks::all ──► Report: text, JSON, JUnit, HTML, badge
 //! ```
 //!
-//! - [`mod@rules`] judges one observed call by its request, its answer, and the mounts before and after it. Whoever stands between a
+//! - [`mod@rules`] judges one observed call by its request, its answer, and the mounts before and after it. A proxy between a
 //!   caller and a driver can use it alone.
 //! - `checks` is the table: a check is a row with its id, how binding it is, the section of the specification, the rule in our
 //!   words, what to do, what it needs, and the code that tests it. Each group of rows is a file.
 //! - `session` makes the calls: each carries a secret of its own, has a deadline, is judged, and is undone after its check.
 //! - [`process`] starts, kills and observes the driver.
 //! - [`report`] is what a run found.
+//!
+//! This tests a driver that listens on a socket, and prints the report:
+//! ```no_run
+//! use berth_certify::{Options, process::Launch};
+//!
+//! # async fn test(launch: Launch) -> std::io::Result<()> {
+//! let report = berth_certify::run(Options::new(launch, "/tmp/certify".into()), |result| println!("{}", result.rule.id)).await?;
+//! println!("{} rules", report.results.len());
+//! # Ok(())
+//! # }
+//! ```
 //!
 //! What holds: a check that could not run is never counted as passed. A call that is not answered in time is not tried again, so that
 //! a driver that hangs costs its own checks only. After each check its volumes are gone.

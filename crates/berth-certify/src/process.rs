@@ -1,4 +1,4 @@
-//! The driver as a process: starting and killing it, and looking at it from outside.
+//! The driver as a process: starting and killing it, and inspecting it from outside.
 //!
 //! A driver that is reached by its socket is found by the socket's peer, so that one in a container needs no hooks: its mounts are
 //! in `/proc/PID/mountinfo`, its files below `/proc/PID/root`.

@@ -55,7 +55,7 @@ pub struct CheckResult {
     /// The rule that was checked.
     #[serde(flatten)]
     pub rule: Rule,
-    /// How it ended.
+    /// Whether the check passed, failed or could not run.
     pub status: Status,
     /// What was found instead, or why it was not run; empty if it passed.
     pub detail: String,

@@ -18,7 +18,7 @@ use crate::process::DriverProcess;
 use crate::report::CallRecord;
 use crate::rules::{self, ObservedCall, below};
 
-pub(crate) use self::volumes::Placed;
+pub(crate) use self::volumes::PreparedVolume;
 
 /// The calls that are kept for one check; more would make a report of megabytes.
 const CALLS_KEPT: usize = 40;
@@ -65,14 +65,14 @@ pub(crate) trait Expected<T> {
 impl<T> Expected<T> for Result<T, Status> {
     fn or_broken(self, what: &str) -> Outcome<T> {
         self.map_err(|status| {
-            let text = format!("{what} answered {}", told(&status));
+            let text = format!("{what} answered {}", describe(&status));
             // That calls are answered is a rule of its own.
             if is_local(&status) { Fault::NotRun(text) } else { Fault::Broken(text) }
         })
     }
 
     fn or_not_run(self, what: &str) -> Outcome<T> {
-        self.map_err(|status| Fault::NotRun(format!("{what} answered {}", told(&status))))
+        self.map_err(|status| Fault::NotRun(format!("{what} answered {}", describe(&status))))
     }
 }
 
@@ -87,7 +87,7 @@ impl<T> Expected<T> for io::Result<T> {
 }
 
 /// A status in one line.
-pub(crate) fn told(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     format!("{} ({})", code::grpc_name(status.code()), status.message())
 }
 
@@ -174,7 +174,7 @@ impl Session {
         let client = Client::connect(driver.endpoint());
         let timeout = options.timeout;
         let identity = client.identify(timeout).await.map_err(|status| {
-            io::Error::other(format!("the driver does not say who it is: {}", told(&status)))
+            io::Error::other(format!("the driver does not say who it is: {}", describe(&status)))
         })?;
         let info = client.call(timeout, v1::GetPluginInfoRequest {}).await;
         let version = info.map(|info| info.vendor_version).unwrap_or_default();
@@ -270,7 +270,7 @@ impl Session {
         self.note_loop_devices(after.as_deref());
         let text = match &answer {
             Ok(answer) => format!("{answer:?}"),
-            Err(status) => told(status),
+            Err(status) => describe(status),
         };
         self.record(CallRecord {
             method,
@@ -552,7 +552,7 @@ impl Session {
             if let Err(status) = undone
                 && status.code() != Code::NotFound
             {
-                self.state.lock().stuck.push(format!("{left:?}: {}", told(&status)));
+                self.state.lock().stuck.push(format!("{left:?}: {}", describe(&status)));
             }
         }
         self.state.lock().calls = calls;

@@ -8,7 +8,7 @@ use futures_util::future::join_all;
 use tonic::Code;
 
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Session, broken, ensure, not_run, told};
+use crate::session::{Expected as _, Outcome, Session, broken, describe, ensure, not_run};
 
 const AT_ONCE: usize = 16;
 const CREATE: Need = Need::Controller(Controller::CreateDeleteVolume);
@@ -21,7 +21,7 @@ checks! {
     "concurrent.delete-same" Must "Concurrency": "The same DeleteVolume sixteen times at once is answered with OK or ABORTED.";
         "Lock by volume; what another call deletes meanwhile is deleted."; [CREATE] delete_same;
     "concurrent.publish-same" Must "Concurrency": "The same NodePublishVolume sixteen times at once makes one mount.";
-        "Lock by volume on the node: look and mount must be one step."; [Need::Volumes, Need::Sight, Need::Filesystem] publish_same;
+        "Lock by volume on the node: the check and the mount must be one step."; [Need::Volumes, Need::Sight, Need::Filesystem] publish_same;
     "concurrent.publish-different" Must "Concurrency": "Volumes that are staged and published at once are each mounted at their own target.";
         "Lock by volume; do not share variables between calls."; [Need::Volumes, Need::Sight, Need::Filesystem] publish_different;
     "concurrent.mixed" Must "Concurrency": "NodePublishVolume and NodeUnpublishVolume of one target at once end in one of the two states.";
@@ -36,7 +36,7 @@ async fn create_different(session: &Session) -> Outcome {
         if let Err(status) = &answer
             && status.code() == Code::ResourceExhausted
         {
-            return not_run(format!("there is no room for {AT_ONCE} volumes: {}", told(status)));
+            return not_run(format!("there is no room for {AT_ONCE} volumes: {}", describe(status)));
         }
         let volume = answer.or_broken("CreateVolume beside others")?.volume.unwrap_or_default();
         ensure(ids.insert(volume.volume_id.clone()), || {
@@ -64,7 +64,7 @@ async fn delete_same(session: &Session) -> Outcome {
     for answer in join_all(calls).await {
         match answer {
             Err(status) if status.code() != Code::Aborted => {
-                return broken(format!("DeleteVolume beside itself answered {}", told(&status)));
+                return broken(format!("DeleteVolume beside itself answered {}", describe(&status)));
             }
             _ => {}
         }
@@ -78,13 +78,13 @@ fn mounts_at(session: &Session, target: &str) -> usize {
 }
 
 async fn publish_same(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    let calls = (0..AT_ONCE).map(|_| session.call_until_settled(placed.publish_request()));
+    let prepared = session.staged(&session.volume().await?).await?;
+    let calls = (0..AT_ONCE).map(|_| session.call_until_settled(prepared.publish_request()));
     for answer in join_all(calls).await {
         answer.or_broken("NodePublishVolume beside itself")?;
     }
-    let here = mounts_at(session, &placed.target);
-    ensure(here == 1, || format!("{here} mounts are at {}", placed.target))
+    let here = mounts_at(session, &prepared.target);
+    ensure(here == 1, || format!("{here} mounts are at {}", prepared.target))
 }
 
 async fn publish_different(session: &Session) -> Outcome {
@@ -92,46 +92,46 @@ async fn publish_different(session: &Session) -> Outcome {
     for _ in 0..AT_ONCE / 2 {
         all.push(session.attach(&session.volume().await?).await?);
     }
-    let calls = all.iter().map(|placed| async move {
-        if !placed.staging.is_empty() {
+    let calls = all.iter().map(|prepared| async move {
+        if !prepared.staging.is_empty() {
             session
-                .call_until_settled(placed.stage_request())
+                .call_until_settled(prepared.stage_request())
                 .await
                 .or_broken("NodeStageVolume beside others")?;
         }
         session
-            .call_until_settled(placed.publish_request())
+            .call_until_settled(prepared.publish_request())
             .await
             .or_broken("NodePublishVolume beside others")
     });
     for outcome in join_all(calls).await {
         outcome?;
     }
-    for (number, placed) in all.iter().enumerate() {
-        let here = mounts_at(session, &placed.target);
-        ensure(here == 1, || format!("{here} mounts are at {}", placed.target))?;
-        session.write(placed, "number", &number.to_be_bytes()).await.or_broken("writing at target_path")?;
+    for (number, prepared) in all.iter().enumerate() {
+        let here = mounts_at(session, &prepared.target);
+        ensure(here == 1, || format!("{here} mounts are at {}", prepared.target))?;
+        session.write(prepared, "number", &number.to_be_bytes()).await.or_broken("writing at target_path")?;
     }
-    for (number, placed) in all.iter().enumerate() {
-        let found = session.read(placed, "number", 8).await.or_broken("reading at target_path")?;
+    for (number, prepared) in all.iter().enumerate() {
+        let found = session.read(prepared, "number", 8).await.or_broken("reading at target_path")?;
         ensure(found == number.to_be_bytes(), || "two targets show the same volume".to_owned())?;
     }
     Ok(())
 }
 
 async fn mixed(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
+    let prepared = session.staged(&session.volume().await?).await?;
     for _ in 0..4 {
-        let publish = session.call_beside_others(placed.publish_request());
-        let unpublish = session.call_beside_others(placed.unpublish_request());
+        let publish = session.call_beside_others(prepared.publish_request());
+        let unpublish = session.call_beside_others(prepared.unpublish_request());
         let (published, unpublished) = tokio::join!(publish, unpublish);
         for status in published.err().into_iter().chain(unpublished.err()) {
-            ensure(status.code() == Code::Aborted, || format!("a call was answered {}", told(&status)))?;
+            ensure(status.code() == Code::Aborted, || format!("a call was answered {}", describe(&status)))?;
         }
-        let here = mounts_at(session, &placed.target);
-        ensure(here <= 1, || format!("{here} mounts are stacked at {}", placed.target))?;
+        let here = mounts_at(session, &prepared.target);
+        ensure(here <= 1, || format!("{here} mounts are stacked at {}", prepared.target))?;
     }
-    session.call_until_settled(placed.unpublish_request()).await.or_broken("NodeUnpublishVolume")?;
-    let here = mounts_at(session, &placed.target);
-    ensure(here == 0, || format!("{here} mounts are left at {}", placed.target))
+    session.call_until_settled(prepared.unpublish_request()).await.or_broken("NodeUnpublishVolume")?;
+    let here = mounts_at(session, &prepared.target);
+    ensure(here == 0, || format!("{here} mounts are left at {}", prepared.target))
 }

@@ -6,7 +6,7 @@ use berth_csi::{ControllerCapability as Controller, NodeCapability as Node, v1};
 
 use super::lifecycle::expand_request;
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Placed, Request, Session, ensure};
+use crate::session::{Expected as _, Outcome, PreparedVolume, Request, Session, ensure};
 
 /// How long a call has been under way when the driver is killed.
 const DURING: [Duration; 3] =
@@ -87,12 +87,12 @@ fn mounts_at(session: &Session, target: &str) -> usize {
     mounts.iter().filter(|mount| mount.target == std::path::Path::new(target)).count()
 }
 
-async fn undone(session: &Session, placed: &Placed) -> Outcome {
-    session.call_until_settled(placed.unpublish_request()).await.or_broken("NodeUnpublishVolume")?;
-    if !placed.staging.is_empty() {
-        session.call_until_settled(placed.unstage_request()).await.or_broken("NodeUnstageVolume")?;
+async fn undone(session: &Session, prepared: &PreparedVolume) -> Outcome {
+    session.call_until_settled(prepared.unpublish_request()).await.or_broken("NodeUnpublishVolume")?;
+    if !prepared.staging.is_empty() {
+        session.call_until_settled(prepared.unstage_request()).await.or_broken("NodeUnstageVolume")?;
     }
-    for path in [&placed.target, &placed.staging] {
+    for path in [&prepared.target, &prepared.staging] {
         let left = mounts_at(session, path);
         ensure(left == 0, || format!("{left} mounts are left at {path}"))?;
     }
@@ -100,30 +100,30 @@ async fn undone(session: &Session, placed: &Placed) -> Outcome {
 }
 
 async fn stage(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    around(session, placed.stage_request()).await?;
-    session.call_until_settled(placed.publish_request()).await.or_broken("NodePublishVolume")?;
-    undone(session, &placed).await
+    let prepared = session.attach(&session.volume().await?).await?;
+    around(session, prepared.stage_request()).await?;
+    session.call_until_settled(prepared.publish_request()).await.or_broken("NodePublishVolume")?;
+    undone(session, &prepared).await
 }
 
 async fn publish(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    around(session, placed.publish_request()).await?;
-    let here = mounts_at(session, &placed.target);
-    ensure(here <= 1, || format!("{here} mounts are stacked at {}", placed.target))?;
-    undone(session, &placed).await
+    let prepared = session.staged(&session.volume().await?).await?;
+    around(session, prepared.publish_request()).await?;
+    let here = mounts_at(session, &prepared.target);
+    ensure(here <= 1, || format!("{here} mounts are stacked at {}", prepared.target))?;
+    undone(session, &prepared).await
 }
 
 async fn unpublish(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    around(session, placed.unpublish_request()).await?;
-    undone(session, &placed).await
+    let prepared = session.published(&session.volume().await?).await?;
+    around(session, prepared.unpublish_request()).await?;
+    undone(session, &prepared).await
 }
 
 async fn unstage(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    around(session, placed.unstage_request()).await?;
-    undone(session, &placed).await
+    let prepared = session.staged(&session.volume().await?).await?;
+    around(session, prepared.unstage_request()).await?;
+    undone(session, &prepared).await
 }
 
 async fn snapshot(session: &Session) -> Outcome {

@@ -1,10 +1,10 @@
-//! What is written stays, where it belongs, and nowhere else; and the statistics tell of it.
+//! Data that is written stays in its volume, is in no other volume, and shows in the statistics.
 
 use berth_csi::{ControllerCapability as Controller, NodeCapability as Node, v1};
 
 use super::lifecycle::{expand_request, from_snapshot, from_volume, larger, node_expand_request};
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Placed, Session, broken, ensure, not_run};
+use crate::session::{Expected as _, Outcome, PreparedVolume, Session, broken, ensure, not_run};
 
 const CONTENT: &[u8] = b"written by the first workload";
 const CHANGED: &[u8] = b"changed after it was copied..";
@@ -49,19 +49,19 @@ checks! {
 }
 
 async fn writable(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    session.write(&placed, "data", CONTENT).await.or_broken("writing at target_path")?;
-    holds(session, &placed, CONTENT, "what was written").await
+    let prepared = session.published(&session.volume().await?).await?;
+    session.write(&prepared, "data", CONTENT).await.or_broken("writing at target_path")?;
+    holds(session, &prepared, CONTENT, "what was written").await
 }
 
 /// The volume has this content.
-async fn holds(session: &Session, placed: &Placed, content: &[u8], what: &str) -> Outcome {
-    let found = session.read(placed, "data", content.len()).await.or_broken(&format!("reading {what}"))?;
+async fn holds(session: &Session, prepared: &PreparedVolume, content: &[u8], what: &str) -> Outcome {
+    let found = session.read(prepared, "data", content.len()).await.or_broken(&format!("reading {what}"))?;
     ensure(found == content, || format!("{what} is {:?}", String::from_utf8_lossy(&found)))
 }
 
-async fn entries(session: &Session, placed: &Placed) -> Outcome<Vec<String>> {
-    let path = session.seen(&placed.target);
+async fn entries(session: &Session, prepared: &PreparedVolume) -> Outcome<Vec<String>> {
+    let path = session.seen(&prepared.target);
     let listed = session.on_disk(move || {
         let names =
             std::fs::read_dir(path)?.map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()));
@@ -72,40 +72,40 @@ async fn entries(session: &Session, placed: &Placed) -> Outcome<Vec<String>> {
 }
 
 async fn empty(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    let names = entries(session, &placed).await?;
+    let prepared = session.published(&session.volume().await?).await?;
+    let names = entries(session, &prepared).await?;
     ensure(names.is_empty(), || format!("a new volume holds {names:?}"))
 }
 
 /// A published volume with content.
-async fn filled(session: &Session) -> Outcome<Placed> {
-    let placed = session.published(&session.volume().await?).await?;
-    session.write(&placed, "data", CONTENT).await.or_not_run("writing at target_path")?;
-    Ok(placed)
+async fn filled(session: &Session) -> Outcome<PreparedVolume> {
+    let prepared = session.published(&session.volume().await?).await?;
+    session.write(&prepared, "data", CONTENT).await.or_not_run("writing at target_path")?;
+    Ok(prepared)
 }
 
 async fn unpublish(session: &Session) -> Outcome {
-    let placed = filled(session).await?;
-    session.unpublish(&placed).await?;
-    session.publish(&placed).await?;
-    holds(session, &placed, CONTENT, "the data after unpublishing and publishing").await
+    let prepared = filled(session).await?;
+    session.unpublish(&prepared).await?;
+    session.publish(&prepared).await?;
+    holds(session, &prepared, CONTENT, "the data after unpublishing and publishing").await
 }
 
 async fn restage(session: &Session) -> Outcome {
-    let placed = filled(session).await?;
-    session.unpublish(&placed).await?;
-    session.unstage(&placed).await?;
-    session.stage(&placed).await?;
-    session.publish(&placed).await?;
-    holds(session, &placed, CONTENT, "the data after unstaging and staging").await
+    let prepared = filled(session).await?;
+    session.unpublish(&prepared).await?;
+    session.unstage(&prepared).await?;
+    session.stage(&prepared).await?;
+    session.publish(&prepared).await?;
+    holds(session, &prepared, CONTENT, "the data after unstaging and staging").await
 }
 
 async fn restart(session: &Session) -> Outcome {
-    let placed = filled(session).await?;
+    let prepared = filled(session).await?;
     session.kill_and_restart().await?;
-    session.call_until_settled(placed.publish_request()).await.or_not_run("NodePublishVolume")?;
-    holds(session, &placed, CONTENT, "the data after the driver was killed").await?;
-    session.write(&placed, "data", CHANGED).await.or_broken("writing after the driver was killed")
+    session.call_until_settled(prepared.publish_request()).await.or_not_run("NodePublishVolume")?;
+    holds(session, &prepared, CONTENT, "the data after the driver was killed").await?;
+    session.write(&prepared, "data", CHANGED).await.or_broken("writing after the driver was killed")
 }
 
 async fn volumes_differ(session: &Session) -> Outcome {
@@ -118,26 +118,26 @@ async fn volumes_differ(session: &Session) -> Outcome {
 async fn deleted(session: &Session) -> Outcome {
     let request = session.create_request();
     let volume = session.volume_from(request.clone()).await?;
-    let placed = session.published(&volume).await?;
-    session.write(&placed, "data", CONTENT).await.or_not_run("writing at target_path")?;
-    session.take_down(&placed).await?;
-    let placed = session.published(&session.volume_from(request).await?).await?;
-    let names = entries(session, &placed).await?;
+    let prepared = session.published(&volume).await?;
+    session.write(&prepared, "data", CONTENT).await.or_not_run("writing at target_path")?;
+    session.take_down(&prepared).await?;
+    let prepared = session.published(&session.volume_from(request).await?).await?;
+    let names = entries(session, &prepared).await?;
     ensure(names.is_empty(), || format!("the new volume holds {names:?}"))
 }
 
 async fn read_only(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    let request = v1::NodePublishVolumeRequest { readonly: true, ..placed.publish_request() };
+    let prepared = session.staged(&session.volume().await?).await?;
+    let request = v1::NodePublishVolumeRequest { readonly: true, ..prepared.publish_request() };
     session.call(request).await.or_not_run("NodePublishVolume with readonly")?;
-    let written = session.write(&placed, "data", CONTENT).await;
+    let written = session.write(&prepared, "data", CONTENT).await;
     ensure(written.is_err(), || {
         "a file was written at a target_path that was published with readonly".to_owned()
     })
 }
 
 /// Publishes a volume that is made from a source.
-async fn copied(session: &Session, source: v1::VolumeContentSource) -> Outcome<Placed> {
+async fn copied(session: &Session, source: v1::VolumeContentSource) -> Outcome<PreparedVolume> {
     let request = v1::CreateVolumeRequest { volume_content_source: Some(source), ..session.create_request() };
     session.published(&session.volume_from(request).await?).await
 }
@@ -192,8 +192,9 @@ async fn clone(session: &Session) -> Outcome {
 }
 
 /// Whether the size of what is mounted is that of the volume at all; a directory has the size of its disk.
-fn is_sized(session: &Session, placed: &Placed, size: u64) -> bool {
-    let capacity = u64::try_from(placed.volume.capacity_bytes.max(session.options.size)).unwrap_or_default();
+fn is_sized(session: &Session, prepared: &PreparedVolume, size: u64) -> bool {
+    let capacity =
+        u64::try_from(prepared.volume.capacity_bytes.max(session.options.size)).unwrap_or_default();
     size <= capacity.saturating_mul(2)
 }
 
@@ -228,50 +229,45 @@ async fn restore_larger(session: &Session) -> Outcome {
 }
 
 async fn grow(session: &Session) -> Outcome {
-    let placed = filled(session).await?;
-    let before = session.size_of(&placed).await.or_not_run("statfs of target_path")?;
-    if !is_sized(session, &placed, before) {
+    let prepared = filled(session).await?;
+    let before = session.size_of(&prepared).await.or_not_run("statfs of target_path")?;
+    if !is_sized(session, &prepared, before) {
         return not_run(UNSIZED);
     }
-    let answer = match session.call(expand_request(session, &placed.volume)).await {
+    let answer = match session.call(expand_request(session, &prepared.volume)).await {
         // Only offline: unstage, grow, stage.
         Err(status) if status.code() == tonic::Code::FailedPrecondition => {
-            session.unpublish(&placed).await?;
-            session.unstage(&placed).await?;
-            let answer = session.call(expand_request(session, &placed.volume)).await;
+            session.unpublish(&prepared).await?;
+            session.unstage(&prepared).await?;
+            let answer = session.call(expand_request(session, &prepared.volume)).await;
             let answer = answer.or_not_run("ControllerExpandVolume")?;
-            session.stage(&placed).await?;
-            session.publish(&placed).await?;
+            session.stage(&prepared).await?;
+            session.publish(&prepared).await?;
             answer
         }
         answer => answer.or_not_run("ControllerExpandVolume")?,
     };
     if answer.node_expansion_required {
-        session.call(node_expand_request(session, &placed)).await.or_not_run("NodeExpandVolume")?;
+        session.call(node_expand_request(session, &prepared)).await.or_not_run("NodeExpandVolume")?;
     }
-    let after = session.size_of(&placed).await.or_not_run("statfs of target_path")?;
+    let after = session.size_of(&prepared).await.or_not_run("statfs of target_path")?;
     ensure(after > before + before / 2, || {
         format!("it had {before} bytes, and has {after} after the expansion")
     })?;
-    holds(session, &placed, CONTENT, "the data after the expansion").await
+    holds(session, &prepared, CONTENT, "the data after the expansion").await
 }
 
-async fn usage(session: &Session, placed: &Placed) -> Outcome<v1::VolumeUsage> {
-    let request = v1::NodeGetVolumeStatsRequest {
-        volume_id: placed.volume.volume_id.clone(),
-        volume_path: placed.target.clone(),
-        staging_target_path: placed.staging.clone(),
-    };
-    let answer = session.call(request).await.or_not_run("NodeGetVolumeStats")?;
+async fn usage(session: &Session, prepared: &PreparedVolume) -> Outcome<v1::VolumeUsage> {
+    let answer = session.call(prepared.stats_request()).await.or_not_run("NodeGetVolumeStats")?;
     let bytes = answer.usage.into_iter().find(|usage| usage.unit() == v1::volume_usage::Unit::Bytes);
     bytes.map_or_else(|| not_run("the statistics have no bytes"), Ok)
 }
 
 async fn stats_total(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    let total = usage(session, &placed).await?.total;
-    let here = session.size_of(&placed).await.or_not_run("statfs of target_path")?;
-    let capacity = placed.volume.capacity_bytes;
+    let prepared = session.published(&session.volume().await?).await?;
+    let total = usage(session, &prepared).await?.total;
+    let here = session.size_of(&prepared).await.or_not_run("statfs of target_path")?;
+    let capacity = prepared.volume.capacity_bytes;
     let near = |other: i64| other > 0 && (total - other).abs() <= other / 10;
     ensure(near(i64::try_from(here).unwrap_or(i64::MAX)) || near(capacity), || {
         format!("the total is {total}; the filesystem at volume_path has {here} bytes, the volume {capacity}")
@@ -279,17 +275,17 @@ async fn stats_total(session: &Session) -> Outcome {
 }
 
 async fn stats_move(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
+    let prepared = session.published(&session.volume().await?).await?;
     let mut moved = 0;
     // On a disk that others use as well, they may remove as much at the same time.
     for attempt in 0..5 {
-        let before = usage(session, &placed).await?.used;
+        let before = usage(session, &prepared).await?.used;
         let content = vec![b'x'; WRITTEN];
         session
-            .write(&placed, &format!("data{attempt}"), &content)
+            .write(&prepared, &format!("data{attempt}"), &content)
             .await
             .or_not_run("writing at target_path")?;
-        moved = usage(session, &placed).await?.used - before;
+        moved = usage(session, &prepared).await?.used - before;
         if moved >= i64::try_from(WRITTEN / 2).unwrap_or_default() {
             return Ok(());
         }

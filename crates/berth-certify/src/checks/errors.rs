@@ -5,7 +5,7 @@ use tonic::Code;
 
 use super::lifecycle::{from_snapshot, from_volume};
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Request, Session, broken, ensure, told};
+use crate::session::{Expected as _, Outcome, Request, Session, broken, describe, ensure};
 
 /// A name of a volume, node or snapshot that does not exist.
 pub(super) const MISSING: &str = "berth-certify-does-not-exist";
@@ -31,10 +31,10 @@ pub(super) async fn refused<C: Request>(session: &Session, request: C, codes: &[
     }
 }
 
-const INVALID: &[Code] = &[Code::InvalidArgument];
-const NOT_FOUND: &[Code] = &[Code::NotFound];
+pub(super) const INVALID: &[Code] = &[Code::InvalidArgument];
+pub(super) const NOT_FOUND: &[Code] = &[Code::NotFound];
 
-/// A check that a request is refused: `refuse!(codes, session, request)`.
+/// A check that a request is refused: `refuse!(codes, |session| request)`. The request may be prepared by other calls.
 macro_rules! refuse {
     ($codes:expr, |$session:ident| $request:expr) => {{
         async fn check($session: &Session) -> Outcome {
@@ -44,6 +44,7 @@ macro_rules! refuse {
         check
     }};
 }
+pub(super) use refuse;
 
 checks! {
     "errors.create.no-name" Must "CreateVolume": "CreateVolume without a name is answered with INVALID_ARGUMENT.";
@@ -249,7 +250,9 @@ async fn smaller_than_source(session: &Session) -> Outcome {
         v1::CreateVolumeRequest { capacity_range, volume_content_source: source, ..session.create_request() };
     match session.call(request).await {
         Err(status) if matches!(status.code(), Code::OutOfRange | Code::InvalidArgument) => Ok(()),
-        Err(status) => broken(format!("CreateVolume answered {}, expected is OUT_OF_RANGE", told(&status))),
+        Err(status) => {
+            broken(format!("CreateVolume answered {}, expected is OUT_OF_RANGE", describe(&status)))
+        }
         Ok(_) => broken(format!(
             "a volume of at most {limit_bytes} bytes was made from {} bytes",
             snapshot.size_bytes

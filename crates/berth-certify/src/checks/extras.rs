@@ -3,13 +3,14 @@
 use berth_csi::{
     ControllerCapability as Controller, GroupCapability, NodeCapability as Node, PluginService, v1,
 };
-use tonic::{Code, Status};
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status, Streaming};
 use v1::snapshot_metadata_client::SnapshotMetadataClient;
 
 use super::errors::{MISSING, refused};
 use super::lifecycle::from_snapshot;
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Session, broken, ensure, not_run, told};
+use crate::session::{Expected as _, Outcome, Session, broken, describe, ensure, not_run};
 
 const GROUP: Need = Need::Group(GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
 const METADATA: Need = Need::Service(PluginService::SnapshotMetadataService);
@@ -143,7 +144,7 @@ async fn group_member(session: &Session) -> Outcome {
     let snapshot_id = members(&made).into_iter().next().unwrap_or_default();
     match session.call(v1::DeleteSnapshotRequest { snapshot_id, ..Default::default() }).await {
         Err(status) if !matches!(status.code(), Code::InvalidArgument) => {
-            broken(format!("DeleteSnapshot of a member answered {}", told(&status)))
+            broken(format!("DeleteSnapshot of a member answered {}", describe(&status)))
         }
         _ => Ok(()),
     }
@@ -163,38 +164,42 @@ struct Blocks {
     blocks: Vec<v1::BlockMetadata>,
 }
 
-async fn allocated(session: &Session, request: v1::GetMetadataAllocatedRequest) -> Result<Blocks, Status> {
-    let mut client = SnapshotMetadataClient::new(berth_csi::connect(session.driver.endpoint()));
-    let call = async {
-        let mut stream = client.get_metadata_allocated(request).await?.into_inner();
+fn metadata_client(session: &Session) -> SnapshotMetadataClient<Channel> {
+    SnapshotMetadataClient::new(berth_csi::connect(session.driver.endpoint()))
+}
+
+/// Reads a stream of messages to its end; `part` gives the capacity and the blocks of one.
+async fn read_all<M>(
+    session: &Session,
+    call: impl Future<Output = Result<Response<Streaming<M>>, Status>>,
+    part: impl Fn(M) -> (i64, Vec<v1::BlockMetadata>),
+) -> Result<Blocks, Status> {
+    let read = async {
+        let mut stream = call.await?.into_inner();
         let mut all = Blocks { capacity: 0, blocks: Vec::new() };
         while let Some(message) = stream.message().await? {
-            all.capacity = message.volume_capacity_bytes;
-            all.blocks.extend(message.block_metadata);
+            let (capacity, blocks) = part(message);
+            all.capacity = capacity;
+            all.blocks.extend(blocks);
         }
         Ok(all)
     };
-    let timeout = session.options.timeout;
-    tokio::time::timeout(timeout, call)
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer within the time")))
+    let ended = tokio::time::timeout(session.options.timeout, read).await;
+    ended.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer within the time")))
+}
+
+async fn allocated(session: &Session, request: v1::GetMetadataAllocatedRequest) -> Result<Blocks, Status> {
+    let mut client = metadata_client(session);
+    let part =
+        |message: v1::GetMetadataAllocatedResponse| (message.volume_capacity_bytes, message.block_metadata);
+    read_all(session, client.get_metadata_allocated(request), part).await
 }
 
 async fn delta(session: &Session, request: v1::GetMetadataDeltaRequest) -> Result<Blocks, Status> {
-    let mut client = SnapshotMetadataClient::new(berth_csi::connect(session.driver.endpoint()));
-    let call = async {
-        let mut stream = client.get_metadata_delta(request).await?.into_inner();
-        let mut all = Blocks { capacity: 0, blocks: Vec::new() };
-        while let Some(message) = stream.message().await? {
-            all.capacity = message.volume_capacity_bytes;
-            all.blocks.extend(message.block_metadata);
-        }
-        Ok(all)
-    };
-    let timeout = session.options.timeout;
-    tokio::time::timeout(timeout, call)
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer within the time")))
+    let mut client = metadata_client(session);
+    let part =
+        |message: v1::GetMetadataDeltaResponse| (message.volume_capacity_bytes, message.block_metadata);
+    read_all(session, client.get_metadata_delta(request), part).await
 }
 
 fn in_order(found: &Blocks) -> Outcome {
@@ -216,17 +221,17 @@ async fn metadata_allocated(session: &Session) -> Outcome {
         allocated(session, v1::GetMetadataAllocatedRequest { snapshot_id, ..Default::default() }).await;
     match answer {
         Err(status) if status.code() == Code::FailedPrecondition => {
-            not_run(format!("the driver has no metadata of this volume: {}", told(&status)))
+            not_run(format!("the driver has no metadata of this volume: {}", describe(&status)))
         }
         answer => in_order(&answer.or_broken("GetMetadataAllocated")?),
     }
 }
 
 async fn metadata_delta(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    let base = session.snapshot(&placed.volume).await?.snapshot_id;
-    session.write(&placed, "data", &vec![b'd'; 1 << 20]).await.or_not_run("writing at target_path")?;
-    let target = session.snapshot(&placed.volume).await?.snapshot_id;
+    let prepared = session.published(&session.volume().await?).await?;
+    let base = session.snapshot(&prepared.volume).await?.snapshot_id;
+    session.write(&prepared, "data", &vec![b'd'; 1 << 20]).await.or_not_run("writing at target_path")?;
+    let target = session.snapshot(&prepared.volume).await?.snapshot_id;
     let request = v1::GetMetadataDeltaRequest {
         base_snapshot_id: base,
         target_snapshot_id: target,
@@ -234,7 +239,7 @@ async fn metadata_delta(session: &Session) -> Outcome {
     };
     let found = match delta(session, request).await {
         Err(status) if status.code() == Code::FailedPrecondition => {
-            return not_run(format!("changed blocks are not tracked: {}", told(&status)));
+            return not_run(format!("changed blocks are not tracked: {}", describe(&status)));
         }
         answer => answer.or_broken("GetMetadataDelta")?,
     };
@@ -252,9 +257,9 @@ async fn metadata_refused(
     match allocated(session, request).await {
         Ok(_) => broken(format!("GetMetadataAllocated answered OK, expected is {expected}")),
         Err(status) if status.code() == code => Ok(()),
-        Err(status) if status.code() == Code::FailedPrecondition => not_run(told(&status)),
+        Err(status) if status.code() == Code::FailedPrecondition => not_run(describe(&status)),
         Err(status) => {
-            broken(format!("GetMetadataAllocated answered {}, expected is {expected}", told(&status)))
+            broken(format!("GetMetadataAllocated answered {}, expected is {expected}", describe(&status)))
         }
     }
 }
@@ -290,13 +295,8 @@ async fn health_list(session: &Session) -> Outcome {
 }
 
 async fn health_node(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    let request = v1::NodeGetVolumeHealthRequest {
-        volume_id: placed.volume.volume_id.clone(),
-        volume_publish_path: placed.target.clone(),
-        staging_target_path: placed.staging.clone(),
-    };
-    session.call(request).await.or_broken("NodeGetVolumeHealth").map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    session.call(prepared.health_request()).await.or_broken("NodeGetVolumeHealth").map(drop)
 }
 
 async fn health_storage(session: &Session) -> Outcome {

@@ -95,28 +95,28 @@ async fn attach(session: &Session) -> Outcome {
 }
 
 async fn detach(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    again(session, session.detach_request(&placed.volume)).await.map(drop)
+    let prepared = session.attach(&session.volume().await?).await?;
+    again(session, session.detach_request(&prepared.volume)).await.map(drop)
 }
 
 async fn stage(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    again(session, placed.stage_request()).await.map(drop)
+    let prepared = session.attach(&session.volume().await?).await?;
+    again(session, prepared.stage_request()).await.map(drop)
 }
 
 async fn publish(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    again(session, placed.publish_request()).await.map(drop)
+    let prepared = session.staged(&session.volume().await?).await?;
+    again(session, prepared.publish_request()).await.map(drop)
 }
 
 async fn unpublish(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    again(session, placed.unpublish_request()).await.map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    again(session, prepared.unpublish_request()).await.map(drop)
 }
 
 async fn unstage(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    again(session, placed.unstage_request()).await.map(drop)
+    let prepared = session.staged(&session.volume().await?).await?;
+    again(session, prepared.unstage_request()).await.map(drop)
 }
 
 async fn snapshot(session: &Session) -> Outcome {
@@ -142,11 +142,11 @@ async fn expand(session: &Session) -> Outcome {
 }
 
 async fn node_expand(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
+    let prepared = session.published(&session.volume().await?).await?;
     if session.identity.can(Controller::ExpandVolume) {
-        session.call(expand_request(session, &placed.volume)).await.or_not_run("ControllerExpandVolume")?;
+        session.call(expand_request(session, &prepared.volume)).await.or_not_run("ControllerExpandVolume")?;
     }
-    again(session, node_expand_request(session, &placed)).await.map(drop)
+    again(session, node_expand_request(session, &prepared)).await.map(drop)
 }
 
 async fn lost_create(session: &Session) -> Outcome {
@@ -169,19 +169,19 @@ async fn lost_snapshot(session: &Session) -> Outcome {
 }
 
 async fn lost_stage(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    after_leaving(session, placed.stage_request()).await.map(drop)
+    let prepared = session.attach(&session.volume().await?).await?;
+    after_leaving(session, prepared.stage_request()).await.map(drop)
 }
 
 async fn lost_publish(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    after_leaving(session, placed.publish_request()).await?;
+    let prepared = session.staged(&session.volume().await?).await?;
+    after_leaving(session, prepared.publish_request()).await?;
     let mounts = session.driver.mounts().unwrap_or_default();
-    let here = mounts.iter().filter(|mount| mount.target == std::path::Path::new(&placed.target)).count();
-    ensure(here <= 1, || format!("{here} mounts are stacked at {}", placed.target))
+    let here = mounts.iter().filter(|mount| mount.target == std::path::Path::new(&prepared.target)).count();
+    ensure(here <= 1, || format!("{here} mounts are stacked at {}", prepared.target))
 }
 
 async fn lost_unpublish(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    after_leaving(session, placed.unpublish_request()).await.map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    after_leaving(session, prepared.unpublish_request()).await.map(drop)
 }

@@ -14,7 +14,7 @@ use crate::session::{Expected as _, Outcome, Session, broken, ensure, not_run};
 const CYCLES: usize = 6;
 /// A driver may keep a few files open, such as a log that it has begun.
 const FEW: usize = 3;
-/// How often command lines are looked at while a driver works.
+/// How often command lines are read while a driver works.
 const GLANCE: Duration = Duration::from_millis(2);
 /// How long what ends in the background may take to end.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -83,8 +83,8 @@ async fn directories(session: &Session) -> Outcome {
 }
 
 async fn cycle(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    session.take_down(&placed).await
+    let prepared = session.published(&session.volume().await?).await?;
+    session.take_down(&prepared).await
 }
 
 async fn files(session: &Session) -> Outcome {

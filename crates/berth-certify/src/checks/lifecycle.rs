@@ -4,7 +4,7 @@ use berth_csi::{ControllerCapability as Controller, NodeCapability as Node, v1};
 use tonic::Code;
 
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Session, ensure, not_run, told};
+use crate::session::{Expected as _, Outcome, Session, describe, ensure, not_run};
 
 const CREATE: Need = Need::Controller(Controller::CreateDeleteVolume);
 
@@ -61,7 +61,7 @@ async fn create_any_size(session: &Session) -> Outcome {
     let request = v1::CreateVolumeRequest { capacity_range: None, ..session.create_request() };
     match session.call(request).await {
         Err(status) if status.code() == Code::ResourceExhausted => {
-            not_run(format!("there is no room for a volume of the driver's own size: {}", told(&status)))
+            not_run(format!("there is no room for a volume of the driver's own size: {}", describe(&status)))
         }
         answer => answer.or_broken("CreateVolume without capacity_range").map(drop),
     }
@@ -100,51 +100,46 @@ async fn attach(session: &Session) -> Outcome {
 }
 
 async fn detach(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
+    let prepared = session.attach(&session.volume().await?).await?;
     session
-        .call(session.detach_request(&placed.volume))
+        .call(session.detach_request(&prepared.volume))
         .await
         .or_broken("ControllerUnpublishVolume")
         .map(drop)
 }
 
 async fn detach_everywhere(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
+    let prepared = session.attach(&session.volume().await?).await?;
     let request = v1::ControllerUnpublishVolumeRequest {
         node_id: String::new(),
-        ..session.detach_request(&placed.volume)
+        ..session.detach_request(&prepared.volume)
     };
     session.call(request).await.or_broken("ControllerUnpublishVolume without node_id").map(drop)
 }
 
 async fn stage(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    session.call(placed.stage_request()).await.or_broken("NodeStageVolume").map(drop)
+    let prepared = session.attach(&session.volume().await?).await?;
+    session.call(prepared.stage_request()).await.or_broken("NodeStageVolume").map(drop)
 }
 
 async fn publish(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    session.call(placed.publish_request()).await.or_broken("NodePublishVolume").map(drop)
+    let prepared = session.staged(&session.volume().await?).await?;
+    session.call(prepared.publish_request()).await.or_broken("NodePublishVolume").map(drop)
 }
 
 async fn unpublish(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    session.call(placed.unpublish_request()).await.or_broken("NodeUnpublishVolume").map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    session.call(prepared.unpublish_request()).await.or_broken("NodeUnpublishVolume").map(drop)
 }
 
 async fn unstage(session: &Session) -> Outcome {
-    let placed = session.staged(&session.volume().await?).await?;
-    session.call(placed.unstage_request()).await.or_broken("NodeUnstageVolume").map(drop)
+    let prepared = session.staged(&session.volume().await?).await?;
+    session.call(prepared.unstage_request()).await.or_broken("NodeUnstageVolume").map(drop)
 }
 
 async fn stats(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    let request = v1::NodeGetVolumeStatsRequest {
-        volume_id: placed.volume.volume_id.clone(),
-        volume_path: placed.target.clone(),
-        staging_target_path: placed.staging.clone(),
-    };
-    session.call(request).await.or_broken("NodeGetVolumeStats").map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    session.call(prepared.stats_request()).await.or_broken("NodeGetVolumeStats").map(drop)
 }
 
 async fn snapshot(session: &Session) -> Outcome {
@@ -204,12 +199,12 @@ async fn expand(session: &Session) -> Outcome {
 
 pub(super) fn node_expand_request(
     session: &Session,
-    placed: &crate::session::Placed,
+    prepared: &crate::session::PreparedVolume,
 ) -> v1::NodeExpandVolumeRequest {
     v1::NodeExpandVolumeRequest {
-        volume_id: placed.volume.volume_id.clone(),
-        volume_path: placed.target.clone(),
-        staging_target_path: placed.staging.clone(),
+        volume_id: prepared.volume.volume_id.clone(),
+        volume_path: prepared.target.clone(),
+        staging_target_path: prepared.staging.clone(),
         capacity_range: larger(session),
         volume_capability: Some(session.capability()),
         ..Default::default()
@@ -217,11 +212,11 @@ pub(super) fn node_expand_request(
 }
 
 async fn node_expand(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
+    let prepared = session.published(&session.volume().await?).await?;
     if session.identity.can(Controller::ExpandVolume) {
-        session.call(expand_request(session, &placed.volume)).await.or_not_run("ControllerExpandVolume")?;
+        session.call(expand_request(session, &prepared.volume)).await.or_not_run("ControllerExpandVolume")?;
     }
-    session.call(node_expand_request(session, &placed)).await.or_broken("NodeExpandVolume").map(drop)
+    session.call(node_expand_request(session, &prepared)).await.or_broken("NodeExpandVolume").map(drop)
 }
 
 async fn capacity(session: &Session) -> Outcome {

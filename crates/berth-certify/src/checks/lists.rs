@@ -119,10 +119,10 @@ async fn pages_change(session: &Session) -> Outcome {
 }
 
 async fn published_nodes(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
+    let prepared = session.attach(&session.volume().await?).await?;
     let answer = page(session, 0, "").await?;
     let entry = answer.entries.into_iter().find(|entry| {
-        entry.volume.as_ref().is_some_and(|volume| volume.volume_id == placed.volume.volume_id)
+        entry.volume.as_ref().is_some_and(|volume| volume.volume_id == prepared.volume.volume_id)
     });
     let nodes = entry.and_then(|entry| entry.status).unwrap_or_default().published_node_ids;
     ensure(nodes.contains(&session.node.node_id), || {

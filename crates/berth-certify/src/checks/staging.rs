@@ -6,7 +6,7 @@ use v1::volume_capability::access_mode::Mode;
 
 use super::errors::refused;
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Placed, Session, ensure};
+use crate::session::{Expected as _, Outcome, PreparedVolume, Session, ensure};
 
 const STAGE: Need = Need::Node(Node::StageUnstageVolume);
 const MULTI_WRITER: Need = Need::Node(Node::SingleNodeMultiWriter);
@@ -25,65 +25,65 @@ checks! {
 }
 
 async fn publish_first(session: &Session) -> Outcome {
-    let placed = session.attach(&session.volume().await?).await?;
-    refused(session, placed.publish_request(), &[Code::FailedPrecondition]).await
+    let prepared = session.attach(&session.volume().await?).await?;
+    refused(session, prepared.publish_request(), &[Code::FailedPrecondition]).await
 }
 
 async fn both_ways(session: &Session) -> Outcome {
-    let placed = session.published(&session.volume().await?).await?;
-    session.unpublish(&placed).await?;
-    session.unstage(&placed).await?;
-    session.call(placed.stage_request()).await.or_broken("the second NodeStageVolume")?;
-    session.call(placed.publish_request()).await.or_broken("the second NodePublishVolume").map(drop)
+    let prepared = session.published(&session.volume().await?).await?;
+    session.unpublish(&prepared).await?;
+    session.unstage(&prepared).await?;
+    session.call(prepared.stage_request()).await.or_broken("the second NodeStageVolume")?;
+    session.call(prepared.publish_request()).await.or_broken("the second NodePublishVolume").map(drop)
 }
 
 /// A volume that is staged for this access mode.
-async fn staged_for(session: &Session, mode: Mode) -> Outcome<Placed> {
+async fn staged_for(session: &Session, mode: Mode) -> Outcome<PreparedVolume> {
     let mut capability = session.capability();
     capability.access_mode = Some(v1::volume_capability::AccessMode { mode: mode.into() });
     let request =
         v1::CreateVolumeRequest { volume_capabilities: vec![capability.clone()], ..session.create_request() };
     let volume = session.volume_from(request).await?;
-    let mut placed = session.unplaced(volume.clone())?;
-    placed.capability = capability.clone();
+    let mut prepared = session.prepare(volume.clone())?;
+    prepared.capability = capability.clone();
     if session.identity.attaches() {
         let request = v1::ControllerPublishVolumeRequest {
             volume_capability: Some(capability),
             ..session.attach_request(&volume)
         };
         let answer = session.call(request).await.or_not_run("ControllerPublishVolume")?;
-        placed.publish_context = answer.publish_context;
+        prepared.publish_context = answer.publish_context;
     }
-    session.stage(&placed).await?;
-    Ok(placed)
+    session.stage(&prepared).await?;
+    Ok(prepared)
 }
 
-fn second(placed: &Placed) -> Placed {
-    Placed { target: format!("{}-second", placed.target), ..placed.clone() }
+fn second(prepared: &PreparedVolume) -> PreparedVolume {
+    PreparedVolume { target: format!("{}-second", prepared.target), ..prepared.clone() }
 }
 
 async fn single_writer(session: &Session) -> Outcome {
-    let placed = staged_for(session, Mode::SingleNodeSingleWriter).await?;
-    session.publish(&placed).await?;
-    refused(session, second(&placed).publish_request(), &[Code::FailedPrecondition]).await
+    let prepared = staged_for(session, Mode::SingleNodeSingleWriter).await?;
+    session.publish(&prepared).await?;
+    refused(session, second(&prepared).publish_request(), &[Code::FailedPrecondition]).await
 }
 
 async fn multi_writer(session: &Session) -> Outcome {
-    let placed = staged_for(session, Mode::SingleNodeMultiWriter).await?;
-    session.publish(&placed).await?;
-    let second = second(&placed);
+    let prepared = staged_for(session, Mode::SingleNodeMultiWriter).await?;
+    session.publish(&prepared).await?;
+    let second = second(&prepared);
     session.call(second.publish_request()).await.or_broken("NodePublishVolume of a second target")?;
-    session.write(&placed, "shared", b"seen by both").await.or_not_run("writing")?;
+    session.write(&prepared, "shared", b"seen by both").await.or_not_run("writing")?;
     let found = session.read(&second, "shared", 12).await.or_broken("reading at the second target")?;
     ensure(found == b"seen by both", || "the second target shows other data".to_owned())
 }
 
 async fn second_remains(session: &Session) -> Outcome {
-    let placed = staged_for(session, Mode::SingleNodeMultiWriter).await?;
-    session.publish(&placed).await?;
-    let second = second(&placed);
+    let prepared = staged_for(session, Mode::SingleNodeMultiWriter).await?;
+    session.publish(&prepared).await?;
+    let second = second(&prepared);
     session.publish(&second).await?;
-    session.unpublish(&placed).await?;
+    session.unpublish(&prepared).await?;
     session
         .write(&second, "kept", b"x")
         .await

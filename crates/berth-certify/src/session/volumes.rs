@@ -11,7 +11,7 @@ use super::{Expected as _, Fault, Outcome, RETRY, RETRY_PAUSE, Session, not_run}
 
 /// A volume on its way to a workload.
 #[derive(Debug, Clone)]
-pub(crate) struct Placed {
+pub(crate) struct PreparedVolume {
     pub(crate) volume: v1::Volume,
     pub(crate) capability: v1::VolumeCapability,
     pub(crate) publish_context: BTreeMap<String, String>,
@@ -91,7 +91,7 @@ impl Session {
     }
 
     /// Chooses where a volume will be staged and published.
-    pub(crate) fn unplaced(&self, volume: v1::Volume) -> Outcome<Placed> {
+    pub(crate) fn prepare(&self, volume: v1::Volume) -> Outcome<PreparedVolume> {
         let number = self.number();
         let path = |what: &str| self.directory.join(format!("{what}-{number}")).display().to_string();
         let stages = self.identity.node.contains(&berth_csi::NodeCapability::StageUnstageVolume);
@@ -100,18 +100,18 @@ impl Session {
             fs::create_dir_all(self.seen(&staging)).or_not_run("making the staging directory")?;
         }
         let (capability, publish_context) = (self.capability(), BTreeMap::new());
-        Ok(Placed { volume, capability, publish_context, staging, target: path("target") })
+        Ok(PreparedVolume { volume, capability, publish_context, staging, target: path("target") })
     }
 
     /// Attaches a volume if the driver attaches, and chooses where it will be mounted.
-    pub(crate) async fn attach(&self, volume: &v1::Volume) -> Outcome<Placed> {
-        let mut placed = self.unplaced(volume.clone())?;
+    pub(crate) async fn attach(&self, volume: &v1::Volume) -> Outcome<PreparedVolume> {
+        let mut prepared = self.prepare(volume.clone())?;
         if self.identity.attaches() {
             let answer =
                 self.call(self.attach_request(volume)).await.or_not_run("ControllerPublishVolume")?;
-            placed.publish_context = answer.publish_context;
+            prepared.publish_context = answer.publish_context;
         }
-        Ok(placed)
+        Ok(prepared)
     }
 
     pub(crate) fn attach_request(&self, volume: &v1::Volume) -> v1::ControllerPublishVolumeRequest {
@@ -125,48 +125,48 @@ impl Session {
     }
 
     /// Attaches and stages a volume, as a preparation.
-    pub(crate) async fn staged(&self, volume: &v1::Volume) -> Outcome<Placed> {
-        let placed = self.attach(volume).await?;
-        self.stage(&placed).await?;
-        Ok(placed)
+    pub(crate) async fn staged(&self, volume: &v1::Volume) -> Outcome<PreparedVolume> {
+        let prepared = self.attach(volume).await?;
+        self.stage(&prepared).await?;
+        Ok(prepared)
     }
 
-    pub(crate) async fn stage(&self, placed: &Placed) -> Outcome {
-        if !placed.staging.is_empty() {
-            self.call(placed.stage_request()).await.or_not_run("NodeStageVolume")?;
+    pub(crate) async fn stage(&self, prepared: &PreparedVolume) -> Outcome {
+        if !prepared.staging.is_empty() {
+            self.call(prepared.stage_request()).await.or_not_run("NodeStageVolume")?;
         }
         Ok(())
     }
 
     /// Attaches, stages and publishes a volume, as a preparation.
-    pub(crate) async fn published(&self, volume: &v1::Volume) -> Outcome<Placed> {
-        let placed = self.staged(volume).await?;
-        self.publish(&placed).await?;
-        Ok(placed)
+    pub(crate) async fn published(&self, volume: &v1::Volume) -> Outcome<PreparedVolume> {
+        let prepared = self.staged(volume).await?;
+        self.publish(&prepared).await?;
+        Ok(prepared)
     }
 
-    pub(crate) async fn publish(&self, placed: &Placed) -> Outcome {
-        self.call(placed.publish_request()).await.or_not_run("NodePublishVolume").map(drop)
+    pub(crate) async fn publish(&self, prepared: &PreparedVolume) -> Outcome {
+        self.call(prepared.publish_request()).await.or_not_run("NodePublishVolume").map(drop)
     }
 
-    pub(crate) async fn unpublish(&self, placed: &Placed) -> Outcome {
-        self.call(placed.unpublish_request()).await.or_not_run("NodeUnpublishVolume").map(drop)
+    pub(crate) async fn unpublish(&self, prepared: &PreparedVolume) -> Outcome {
+        self.call(prepared.unpublish_request()).await.or_not_run("NodeUnpublishVolume").map(drop)
     }
 
-    pub(crate) async fn unstage(&self, placed: &Placed) -> Outcome {
-        if !placed.staging.is_empty() {
-            self.call(placed.unstage_request()).await.or_not_run("NodeUnstageVolume")?;
+    pub(crate) async fn unstage(&self, prepared: &PreparedVolume) -> Outcome {
+        if !prepared.staging.is_empty() {
+            self.call(prepared.unstage_request()).await.or_not_run("NodeUnstageVolume")?;
         }
         Ok(())
     }
 
     /// Undoes everything that was done for a volume, the volume included.
-    pub(crate) async fn take_down(&self, placed: &Placed) -> Outcome {
-        self.unpublish(placed).await?;
-        self.unstage(placed).await?;
-        let volume_id = placed.volume.volume_id.clone();
+    pub(crate) async fn take_down(&self, prepared: &PreparedVolume) -> Outcome {
+        self.unpublish(prepared).await?;
+        self.unstage(prepared).await?;
+        let volume_id = prepared.volume.volume_id.clone();
         if self.identity.attaches() {
-            self.call(self.detach_request(&placed.volume)).await.or_not_run("ControllerUnpublishVolume")?;
+            self.call(self.detach_request(&prepared.volume)).await.or_not_run("ControllerUnpublishVolume")?;
         }
         let request = v1::DeleteVolumeRequest { volume_id, ..Default::default() };
         self.call(request).await.or_not_run("DeleteVolume").map(drop)
@@ -181,8 +181,13 @@ impl Session {
     }
 
     /// Writes a file on a volume, synced.
-    pub(crate) async fn write(&self, placed: &Placed, file: &str, content: &[u8]) -> io::Result<()> {
-        let (path, content, block) = (self.seen(&placed.target), content.to_vec(), self.options.block);
+    pub(crate) async fn write(
+        &self,
+        prepared: &PreparedVolume,
+        file: &str,
+        content: &[u8],
+    ) -> io::Result<()> {
+        let (path, content, block) = (self.seen(&prepared.target), content.to_vec(), self.options.block);
         let file = file.to_owned();
         self.on_disk(move || {
             use std::io::{Seek as _, SeekFrom, Write as _};
@@ -200,8 +205,13 @@ impl Session {
     }
 
     /// Reads what `write` wrote.
-    pub(crate) async fn read(&self, placed: &Placed, file: &str, length: usize) -> io::Result<Vec<u8>> {
-        let (path, block, file) = (self.seen(&placed.target), self.options.block, file.to_owned());
+    pub(crate) async fn read(
+        &self,
+        prepared: &PreparedVolume,
+        file: &str,
+        length: usize,
+    ) -> io::Result<Vec<u8>> {
+        let (path, block, file) = (self.seen(&prepared.target), self.options.block, file.to_owned());
         self.on_disk(move || {
             use std::io::{Read as _, Seek as _, SeekFrom};
             let mut content = vec![0; length];
@@ -219,8 +229,8 @@ impl Session {
     }
 
     /// The size of what is published: of the filesystem, or of the device.
-    pub(crate) async fn size_of(&self, placed: &Placed) -> io::Result<u64> {
-        let (path, block) = (self.seen(&placed.target), self.options.block);
+    pub(crate) async fn size_of(&self, prepared: &PreparedVolume) -> io::Result<u64> {
+        let (path, block) = (self.seen(&prepared.target), self.options.block);
         self.on_disk(move || {
             if block {
                 return berth_host::loopdev::size(&path).map_err(io::Error::other);
@@ -237,7 +247,7 @@ fn offset_of(file: &str) -> u64 {
     file.bytes().map(u64::from).sum::<u64>() % 16 * (1 << 20)
 }
 
-impl Placed {
+impl PreparedVolume {
     pub(crate) fn stage_request(&self) -> v1::NodeStageVolumeRequest {
         v1::NodeStageVolumeRequest {
             volume_id: self.volume.volume_id.clone(),
@@ -272,6 +282,22 @@ impl Placed {
         v1::NodeUnpublishVolumeRequest {
             volume_id: self.volume.volume_id.clone(),
             target_path: self.target.clone(),
+        }
+    }
+
+    pub(crate) fn stats_request(&self) -> v1::NodeGetVolumeStatsRequest {
+        v1::NodeGetVolumeStatsRequest {
+            volume_id: self.volume.volume_id.clone(),
+            volume_path: self.target.clone(),
+            staging_target_path: self.staging.clone(),
+        }
+    }
+
+    pub(crate) fn health_request(&self) -> v1::NodeGetVolumeHealthRequest {
+        v1::NodeGetVolumeHealthRequest {
+            volume_id: self.volume.volume_id.clone(),
+            volume_publish_path: self.target.clone(),
+            staging_target_path: self.staging.clone(),
         }
     }
 }

@@ -20,7 +20,7 @@ pub(crate) const SWITCH: &str = "BERTH_REFERENCE_SWITCH";
 pub(crate) const DATA: &str = "BERTH_REFERENCE_DATA";
 pub(crate) const IMAGE: &str = "BERTH_REFERENCE_IMAGE";
 
-/// What switches remember.
+/// What the switches remember between two calls.
 #[derive(Default)]
 pub(crate) struct Memory {
     /// How often each method was called.

@@ -108,7 +108,7 @@ where
     )
 }
 
-/// Changes answers.
+/// A switch that changes the driver's answers.
 fn alter<C: Call + Default + 'static>(
     check: &'static str,
     change: impl Fn(&Reference, &C, &mut C::Answer) + Send + Sync + 'static,
@@ -128,7 +128,7 @@ where
     )
 }
 
-/// Changes requests.
+/// A switch that changes the requests before the driver gets them.
 fn rewrite<C: Call + Default + 'static>(
     check: &'static str,
     change: impl Fn(&mut C) + Send + Sync + 'static,
