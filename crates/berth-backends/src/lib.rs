@@ -44,9 +44,3 @@ pub mod nfs;
 mod records;
 
 pub use berth_driver::*;
-
-/// Runs work that makes system calls on a thread that may block.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
-    let outcome = tokio::task::spawn_blocking(work).await;
-    outcome.unwrap_or_else(|panic| Err(Error::State(format!("the operation did not end: {panic}"))))
-}

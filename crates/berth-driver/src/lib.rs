@@ -40,7 +40,7 @@ pub use controller::{
 pub use error::{Error, Result};
 pub use node::{
     Amounts, InlineVolumes, MachineMounts, NodeExpanded, NodeExpansion, NodeHealth, NodeVolume, Source,
-    Sources, StagedVolume, Staging, Stats, TargetMounts, Usage,
+    Sources, StagedVolume, Staging, Stats, TargetMounts, Usage, blocking,
 };
 pub use parameters::{FromParameters, InvalidParameter};
 pub use recorded::{

@@ -182,10 +182,8 @@ impl TargetMounts for MachineMounts {
     }
 }
 
-/// Runs what may block, on a thread that may.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T> + Send + 'static,
-) -> Result<T> {
+/// Runs work that makes system calls on a thread that may block; for backends, whose methods must not.
+pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     let outcome = tokio::task::spawn_blocking(work).await;
     outcome.unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
 }

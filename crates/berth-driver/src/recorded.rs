@@ -20,7 +20,7 @@ use sha2::{Digest as _, Sha256};
 use self::attachments::AttachmentRecord;
 use crate::{
     Cloning, ContentSource, Context, Error, Expanded, Expansion, FromParameters, InlineVolumes, Listing,
-    NewVolume, Page, PageRequest, Parameters, Result, Supports, Volume, Volumes,
+    NewVolume, Page, PageRequest, Parameters, Result, Supports, Volume, Volumes, blocking,
 };
 
 pub use self::{attachments::ProvisionAttachment, snapshots::ProvisionSnapshots};
@@ -113,9 +113,7 @@ impl<B: Provision> Recorded<B> {
         work: impl FnOnce(&Dir) -> Result<T> + Send + 'static,
     ) -> Result<T> {
         let records = self.records.clone();
-        tokio::task::spawn_blocking(move || work(&records))
-            .await
-            .unwrap_or_else(|error| Err(Error::State(format!("a task did not finish: {error}"))))
+        blocking(move || work(&records)).await
     }
 
     async fn read(&self, stem: &str) -> Result<Option<Record>> {
@@ -162,7 +160,7 @@ impl<B: Provision> Recorded<B> {
             // It goes on, and the same call will find it.
             Err(error @ Error::Busy(_)) => Err(error),
             Err(error) => {
-                // Nobody was told of it. What cannot be taken back keeps its record, and a repeated call goes on.
+                // No caller got it as an answer. What cannot be undone keeps its record, and a repeated call goes on.
                 if let Ok(()) = self.backend.delete(ctx, &id, &plan.class).await {
                     self.forget(stem).await?;
                 }

@@ -1,6 +1,12 @@
 //! Serves an NFS share as a filesystem of this machine through FUSE, by the user-space client: for machines whose
 //! kernel has no NFS.
 //!
+//! ```text
+//!  program ─► kernel ─► /dev/fuse ─► session ─► filesystem ─► berth_nfs::Share ─► NFS server
+//!                                       │ wire: messages        │ nodes: files that the kernel knows
+//!                                       │ users: who asks       │ patience: how long a server is waited for
+//! ```
+//!
 //! Each mounted share is served by a process of its own ([`start`]), the same program under another argument
 //! ([`SERVER`]), so a mount does not depend on the process that made it, and ends when it is unmounted. In a container it
 //! ends with the container. Nothing restarts it: the NFS backend mounts the share anew when it is next needed.
@@ -53,7 +59,7 @@ pub const SERVER: Helper = Helper { argument: "__nfs-fuse", run: run_server };
 /// Threads that speak to the server; each mounted share has them.
 const THREADS: usize = 2;
 /// How long what is still to be written may take after the last user is gone.
-const LAST_WORDS: Duration = Duration::from_secs(60);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long the mount itself may take, which asks nobody.
 const MOUNT: Duration = Duration::from_secs(10);
 
@@ -95,13 +101,7 @@ impl Error {
 
     /// The error with its reasons.
     fn sentence(&self) -> String {
-        let mut sentence = self.to_string();
-        let mut source = std::error::Error::source(self);
-        while let Some(reason) = source {
-            sentence = format!("{sentence}: {reason}");
-            source = reason.source();
-        }
-        sentence
+        berth_core::error_chain(self)
     }
 }
 
@@ -111,7 +111,7 @@ impl Error {
 pub fn start(program: &Path, mount: &Mount, deadline: Duration) -> berth_host::Result<()> {
     let mut words: Vec<&OsStr> = vec![mount.at.as_os_str(), mount.server.as_ref(), mount.path.as_ref()];
     words.extend(mount.options.iter().map(OsStr::new));
-    // For whoever looks at the list of processes; options may have come from a secret.
+    // For people who read the list of processes; options may have come from a secret.
     let share = format!("{}:{}", mount.server, mount.path);
     let args = [OsStr::new(SERVER.argument), share.as_ref(), mount.at.as_os_str()];
     serving::start(program, args, &words, deadline).inspect_err(|_| {
@@ -165,7 +165,7 @@ pub fn serve(mount: &Mount, ready: impl FnOnce()) -> Result<(), Error> {
     let served = session.serve(runtime.handle());
     let tasks = session.filesystem().tasks();
     tasks.close();
-    let _ = runtime.block_on(async { tokio::time::timeout(LAST_WORDS, tasks.wait()).await });
+    let _ = runtime.block_on(async { tokio::time::timeout(FLUSH_TIMEOUT, tasks.wait()).await });
     runtime.shutdown_background();
     served.map_err(|errno| failed(errno.into()))
 }

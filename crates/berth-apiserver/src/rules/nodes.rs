@@ -7,6 +7,7 @@ use serde_json::Value;
 use super::field::Path;
 use super::names;
 use super::read::{items, text};
+use super::selector::values_cause;
 use crate::resource::Cause;
 
 /// Checks a node selector: terms of label expressions and field expressions.
@@ -60,19 +61,14 @@ fn label_expression_causes(expression: &Value, path: &Path) -> Vec<Cause> {
     let values = items(expression, &["values"]);
     let mut causes = Vec::new();
     match text(expression, &["operator"]) {
-        "In" | "NotIn" if values.is_empty() => {
-            let detail = "must be specified when `operator` is 'In' or 'NotIn'";
-            causes.push(path.child("values").required(detail));
-        }
-        "Exists" | "DoesNotExist" if !values.is_empty() => {
-            let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
-            causes.push(path.child("values").forbidden(detail));
+        operator @ ("In" | "NotIn" | "Exists" | "DoesNotExist") => {
+            causes.extend(values_cause(operator, values, path));
         }
         "Gt" | "Lt" if values.len() != 1 => {
             let detail = "must be specified single value when `operator` is 'Lt' or 'Gt'";
             causes.push(path.child("values").required(detail));
         }
-        "In" | "NotIn" | "Exists" | "DoesNotExist" | "Gt" | "Lt" => {}
+        "Gt" | "Lt" => {}
         other => causes.push(path.child("operator").invalid(other, "not a valid selector operator")),
     }
     let key = text(expression, &["key"]);

@@ -400,6 +400,20 @@ fn unescape(value: &str) -> Result<String, String> {
     Ok(plain)
 }
 
+/// Checks that an expression has values if its operator takes some, and none if it takes none.
+pub(super) fn values_cause(operator: &str, values: &[Value], path: &Path) -> Option<Cause> {
+    match operator {
+        "In" | "NotIn" if values.is_empty() => {
+            Some(path.child("values").required("must be specified when `operator` is 'In' or 'NotIn'"))
+        }
+        "Exists" | "DoesNotExist" if !values.is_empty() => {
+            let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
+            Some(path.child("values").forbidden(detail))
+        }
+        _ => None,
+    }
+}
+
 /// Checks a selector inside an object.
 pub(crate) fn label_selector_causes(selector: &Value, path: &Path) -> Vec<Cause> {
     let mut causes = label_causes(read::at(selector, &["matchLabels"]), &path.child("matchLabels"));
@@ -407,15 +421,9 @@ pub(crate) fn label_selector_causes(selector: &Value, path: &Path) -> Vec<Cause>
         let path = path.child("matchExpressions").index(index);
         let values = items(expression, &["values"]);
         match text(expression, &["operator"]) {
-            "In" | "NotIn" if values.is_empty() => {
-                let detail = "must be specified when `operator` is 'In' or 'NotIn'";
-                causes.push(path.child("values").required(detail));
+            operator @ ("In" | "NotIn" | "Exists" | "DoesNotExist") => {
+                causes.extend(values_cause(operator, values, &path));
             }
-            "Exists" | "DoesNotExist" if !values.is_empty() => {
-                let detail = "may not be specified when `operator` is 'Exists' or 'DoesNotExist'";
-                causes.push(path.child("values").forbidden(detail));
-            }
-            "In" | "NotIn" | "Exists" | "DoesNotExist" => {}
             other => causes.push(path.child("operator").invalid(other, "not a valid selector operator")),
         }
         let key = text(expression, &["key"]);

@@ -28,7 +28,7 @@ pub(super) enum NoOwner {
 impl NoOwner {
     /// The error and its cause, for the log.
     pub(super) fn sentence(&self) -> String {
-        std::error::Error::source(self).map_or_else(|| self.to_string(), |source| format!("{self}: {source}"))
+        berth_core::error_chain(self)
     }
 }
 
