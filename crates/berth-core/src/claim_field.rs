@@ -28,7 +28,7 @@ impl<'a> ClaimField<'a> {
         variables.filter_map(|rest| Self::parse(rest.split_once('}')?.0))
     }
 
-    /// The key of the parameter in which the provisioner tells its value.
+    /// The key of the parameter in which the provisioner sends its value.
     pub fn parameter(self) -> String {
         match self {
             Self::Label(key) => format!("{KUBERNETES_PARAMETER_PREFIX}pvc/labels/{key}"),
@@ -36,7 +36,7 @@ impl<'a> ClaimField<'a> {
         }
     }
 
-    /// Whether a parameter tells the value of one.
+    /// Whether a parameter has the value of one.
     pub fn is_parameter(key: &str) -> bool {
         let own = key.strip_prefix(KUBERNETES_PARAMETER_PREFIX).unwrap_or_default();
         own.starts_with("pvc/labels/") || own.starts_with("pvc/annotations/")

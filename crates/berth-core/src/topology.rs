@@ -2,17 +2,17 @@
 
 use std::{collections::BTreeMap, fmt};
 
-/// A place, as key and value pairs: `topology.berth.dev/node = node-1`.
+/// The topology of a node or a volume, as key and value pairs: `topology.berth.dev/node = node-1`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Topology(pub BTreeMap<String, String>);
 
 impl Topology {
-    /// A place described by one key.
+    /// A topology of one segment.
     pub fn single(key: impl Into<String>, value: impl Into<String>) -> Self {
         Self(BTreeMap::from([(key.into(), value.into())]))
     }
 
-    /// Whether every segment that `wanted` asks for is this place's.
+    /// Whether every segment that `wanted` asks for is in this topology.
     pub fn satisfies(&self, wanted: &Self) -> bool {
         wanted.0.iter().all(|(key, value)| self.0.get(key) == Some(value))
     }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_place_satisfies_itself_and_anything_less_specific() {
+    fn a_topology_satisfies_itself_and_anything_less_specific() {
         let here = Topology(BTreeMap::from([("zone".into(), "a".into()), ("node".into(), "1".into())]));
         assert!(here.satisfies(&here));
         assert!(here.satisfies(&Topology::single("zone", "a")));

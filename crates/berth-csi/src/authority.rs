@@ -35,7 +35,7 @@ pub(crate) struct Lenient<I> {
     held: BytesMut,
     /// How much of what is held can be read.
     ready: usize,
-    /// How much of what follows is not looked at.
+    /// How much of what follows is ignored.
     passing: usize,
 }
 

@@ -151,7 +151,7 @@ async fn run(
     }
 }
 
-/// Calls the handler of a unary call, and tells request and answer in full.
+/// Calls the handler of a unary call, and emits request and answer in full.
 async fn handle_in_full(
     mut routes: Routes,
     request: Request<Body>,

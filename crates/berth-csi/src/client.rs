@@ -101,14 +101,14 @@ impl Client {
         request: C,
     ) -> Result<Response<C::Answer>, Status> {
         let begun = Instant::now();
-        let told = full::is_wanted().then(|| full::shown(&request));
+        let emitted = full::is_wanted().then(|| full::shown(&request));
         let answer = self.send(C::METHOD, timeout, request.encode_to_vec().into()).await;
         let answer = answer.and_then(|answer| {
             let (metadata, bytes, extensions) = answer.into_parts();
             let message = C::Answer::decode(bytes).map_err(|error| Status::internal(error.to_string()))?;
             Ok(Response::from_parts(metadata, message, extensions))
         });
-        if let Some(request) = told {
+        if let Some(request) = emitted {
             let response = answer.as_ref().map(|answer| full::shown(answer.get_ref()));
             let driver = self.shared.driver_name.read().clone().unwrap_or_default();
             let outcome = response.as_deref().map_err(|status| *status);

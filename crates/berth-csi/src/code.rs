@@ -1,4 +1,4 @@
-//! What a gRPC code tells the caller, and how codes are spelled in logs and metrics.
+//! What a gRPC code means to the caller, and how codes are spelled in logs and metrics.
 
 use tonic::{Code, Status};
 

@@ -1,6 +1,6 @@
 //! Calls in full: one log event with request and answer of each, at the level of debugging, without secrets.
 //!
-//! A caller and a driver each tell their side. Whoever runs them decides what becomes of the events: at `-v=5` they are log
+//! A caller and a driver each emit their side. Whoever runs them decides what becomes of the events: at `-v=5` they are log
 //! lines, as with other CSI drivers and sidecars; `berth up` also keeps those of callers.
 
 use std::fmt::Debug;
@@ -19,7 +19,7 @@ pub const TARGET: &str = "calls";
 /// What stands in the place of a secret.
 const STRIPPED: &str = "***stripped***";
 
-/// Whose side of a call is told.
+/// Whose side of a call is emitted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Caller,

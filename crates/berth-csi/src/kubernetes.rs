@@ -42,7 +42,7 @@ pub enum Access<'a> {
 
 /// The one CSI mode that stands for all of a volume's access modes.
 ///
-/// `single_node_multi_writer` is the driver's capability of that name: without it CSI cannot tell one pod from many
+/// `single_node_multi_writer` is the driver's capability of that name: without it CSI cannot distinguish one pod from many
 /// pods on one node.
 pub fn access_mode(modes: &[String], single_node_multi_writer: bool) -> Result<Mode, AccessModes> {
     let (mut many_writers, mut many_readers, mut one_node, mut one_pod) = (false, false, false, false);

@@ -1,7 +1,7 @@
 //! Introduces a driver to the node it runs on: the node-driver-registrar's protocol.
 //!
 //! A socket `<driver>-reg.sock` in the node's registration directory says that a driver is there; the node asks on it
-//! for the driver's name and endpoint, registers the driver, and tells what came of it. While the socket is there the
+//! for the driver's name and endpoint, registers the driver, and notifies this side of the result. While the socket is there the
 //! driver is registered; when it goes, so does the driver. Needs nothing of Kubernetes' API.
 
 use std::path::{Path, PathBuf};
@@ -85,7 +85,7 @@ pub async fn serve(options: Options, shutdown: CancellationToken) -> Result<(), 
     let stop = async {
         tokio::select! {
             () = shutdown.cancelled() => {}
-            told = refusal.recv() => reason = told,
+            refused = refusal.recv() => reason = refused,
         }
     };
     crate::serve(listener, routes, layer, stop).await?;
@@ -127,12 +127,12 @@ impl Registration for Introduction {
         &self,
         request: Request<RegistrationStatus>,
     ) -> Result<Response<RegistrationStatusResponse>, Status> {
-        let told = request.into_inner();
-        if told.plugin_registered {
+        let status = request.into_inner();
+        if status.plugin_registered {
             tracing::info!(driver = self.options.driver, "the node registered the driver");
         } else {
             // Full means that a refusal is already on its way.
-            let _ = self.refused.try_send(told.error);
+            let _ = self.refused.try_send(status.error);
         }
         Ok(Response::new(RegistrationStatusResponse {}))
     }

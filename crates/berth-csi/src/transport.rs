@@ -1,4 +1,4 @@
-//! Sockets: listening, serving until told to stop, and connecting.
+//! Sockets: listening, serving until the shutdown, and connecting.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::future::ready;
@@ -66,7 +66,7 @@ pub enum BindError {
     /// Another process answers there.
     #[error("another process is listening on {0}")]
     InUse(PathBuf),
-    /// A socket is there, and whether anybody listens on it cannot be told; it is left alone.
+    /// A socket is there, and whether anybody listens on it is not known; it is left alone.
     #[error("finding out whether anybody listens on {path}")]
     Unclear {
         /// The socket that somebody may listen on.

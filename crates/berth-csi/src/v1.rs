@@ -19,7 +19,7 @@ mod generated;
 pub(crate) use self::generated::METHODS;
 pub use self::generated::*;
 
-/// Stands in for a map of secrets: tells whether there are any, never which.
+/// Stands in for a map of secrets in `Debug`: says whether there are any, never which.
 struct Stripped<'a>(&'a BTreeMap<String, String>);
 
 impl fmt::Debug for Stripped<'_> {

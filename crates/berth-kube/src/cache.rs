@@ -167,10 +167,10 @@ impl<K: Kind> Cache<K> {
         self.delivery().lists
     }
 
-    /// Takes in the answer to a write of our own, unless the watch has already told as much or more.
+    /// Takes in the answer to a write of our own, unless the watch has already brought as much or more.
     ///
     /// False if it cannot tell: a list that was completed since the write began may have come before the object or after
-    /// its end, of which nobody would tell again.
+    /// its end, of which there is no second event.
     pub(crate) fn observe_write(&self, object: &Arc<K>, lists: u64) -> bool {
         let mut delivery = self.delivery();
         if delivery.lists != lists && !self.contains(&Key::of(object.as_ref())) {
@@ -186,7 +186,7 @@ impl<K: Kind> Cache<K> {
         true
     }
 
-    /// Nothing comes any more, and nobody is told.
+    /// Nothing comes any more, and no subscriber is called.
     pub(crate) fn end(&self) {
         let subscribers = std::mem::take(&mut self.delivery().subscribers);
         // What they hold may be the last of another cache.
@@ -224,14 +224,14 @@ impl<K: Kind> Cache<K> {
         self.shared.synced.send_replace(true);
     }
 
-    /// The watch told of an object.
+    /// The watch brought an object.
     pub(crate) fn applied(&self, object: &Arc<K>) {
         let mut delivery = self.delivery();
         delivery.seen = delivery.seen.max(revision(object.as_ref()));
         self.put(&delivery, object);
     }
 
-    /// The watch told that an object is gone.
+    /// The watch brought the deletion of an object.
     pub(crate) fn deleted(&self, object: &K) {
         let mut delivery = self.delivery();
         delivery.seen = delivery.seen.max(revision(object));
@@ -248,7 +248,7 @@ impl<K: Kind> Cache<K> {
                 Taken::InsteadOf(before) => Some(before),
             }
         };
-        // A new object of the same name is told as what it is: one gone, one come.
+        // A new object of the same name is delivered as one deletion and one creation.
         let replaced = before.as_ref().is_some_and(|before| before.uid() != object.uid());
         for subscriber in &delivery.subscribers {
             if replaced {

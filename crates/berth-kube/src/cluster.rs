@@ -166,7 +166,7 @@ impl Cluster {
 
 /// A cache, as it was when a write began.
 pub(crate) struct Observer<K> {
-    /// It has no selector. One that has only learns of what it knows: nobody here can tell whether the selector chooses
+    /// It has no selector. One that has only learns of what it knows: it is not known here whether the selector chooses
     /// the object.
     all: bool,
     lists: u64,
@@ -174,7 +174,7 @@ pub(crate) struct Observer<K> {
 }
 
 impl<K: Kind> Observer<K> {
-    /// Takes in the answer; false if that takes another look at the object.
+    /// Takes in the answer; false if the object has to be read again.
     pub(crate) fn observe(&self, object: &Arc<K>) -> bool {
         let is_ours = self.all || self.cache.contains(&crate::Key::of(object.as_ref()));
         !is_ours || self.cache.observe_write(object, self.lists)

@@ -53,7 +53,7 @@ impl Error {
         }
     }
 
-    /// Somebody else changed the object first: look again and decide anew.
+    /// Somebody else changed the object first: read it again and decide anew.
     pub fn is_conflict(&self) -> bool {
         self.status() == Some(409) && self.reason() != "AlreadyExists"
     }

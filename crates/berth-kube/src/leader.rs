@@ -5,15 +5,15 @@
 //! - Nobody trusts a clock but its own, and of that only how much time passes. A holder is gone when the Lease has not
 //!   changed for its duration *since it was last seen to change here*; the times written in it are for people.
 //! - Every write names the version that was read, so of several that try, one succeeds.
-//! - A holder that could not renew for the renew deadline stops working. Its work is told to end, and dropped before the
+//! - A holder that could not renew for the renew deadline stops working. Its work is cancelled, and dropped before the
 //!   Lease can be anybody else's, both counted from before its last successful renewal was sent.
 //!
 //! A candidate may have rivals: Leases of other names, or of the same name in other namespaces, whose holders do the
-//! same work and do not look at this Lease. It leads only while none of them has a live holder: it looks before it takes
+//! same work and do not read this Lease. It leads only while none of them has a live holder: it reads them before it takes
 //! its Lease, again after it has written itself into it, and at every renewal, and gives way to a rival that it finds.
-//! So of two that both look, at most one goes on; one that does not look (client-go's) always wins.
+//! So of two that both read them, at most one goes on; one that does not (client-go's) always wins.
 //!
-//! Unlike there, a holder that lost the Lease does not end the process but stands by again, and one that is told to
+//! Unlike there, a holder that lost the Lease does not end the process but stands by again, and one that is asked to
 //! stop finishes its work, renewing meanwhile, and then gives the Lease back.
 
 use std::collections::{BTreeMap, HashMap};
@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use crate::metrics::Metrics;
 use berth_core::{error_chain, random_fraction};
 
-/// A candidate waits up to this many retry periods more, so that candidates do not look all at once.
+/// A candidate waits up to this many retry periods more, so that candidates do not read it all at once.
 const JITTER: f64 = 1.2;
 /// A silent holder of an expired Lease is tolerated this long before it is called unhealthy.
 const TOLERATED: Duration = Duration::from_secs(20);
@@ -55,7 +55,7 @@ pub struct Options {
     pub lease: Duration,
     /// How long a holder works without having renewed.
     pub renew: Duration,
-    /// How often a holder renews, and others look.
+    /// How often a holder renews the Lease, and others read it.
     pub retry: Duration,
     /// Labels of the Lease.
     pub labels: BTreeMap<String, String>,
@@ -104,7 +104,7 @@ impl Options {
 /// Periods that cannot keep two from working at the same time.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Invalid {
-    /// A candidate without an identity could not be told from the others.
+    /// A candidate without an identity could not be distinguished from the others.
     #[error("the candidate has no identity")]
     Identity,
     /// Too short, or longer than the field can say.
@@ -171,7 +171,7 @@ pub struct Elector {
     options: Options,
     /// The Leases of rivals as they were last read, by namespace and name.
     rivals: Mutex<HashMap<(String, String), ObservedLease>>,
-    /// Whether it was logged that rivals cannot be looked for.
+    /// Whether it was logged that rivals cannot be listed.
     warned: AtomicBool,
     leadership: watch::Sender<Leadership>,
     leading: Gauge,
@@ -252,7 +252,7 @@ impl Elector {
         }
     }
 
-    /// Waits until the Lease is held; nothing if told to stop before.
+    /// Waits until the Lease is held; `None` if the shutdown comes before.
     async fn acquire(
         &self,
         observed: &mut Option<ObservedLease>,
@@ -279,7 +279,7 @@ impl Elector {
         }
     }
 
-    /// One attempt; nothing if told to stop meanwhile, and then what a write under way took is given back.
+    /// One attempt; `None` if the shutdown comes meanwhile, and then what a write under way took is given back.
     async fn compete_until(
         &self,
         observed: &mut Option<ObservedLease>,
@@ -433,7 +433,7 @@ impl Elector {
     /// Takes the Lease or renews it; when that was asked for, or nothing if somebody else holds it.
     async fn attempt(&self, observed: &mut Option<ObservedLease>) -> kube::Result<Option<Instant>> {
         let asked = Instant::now();
-        // What is ours is renewed without a look, unless somebody else wrote it meanwhile.
+        // A Lease that is ours is renewed without reading it first, unless somebody else wrote it meanwhile.
         if let Some(own) = observed
             .as_ref()
             .filter(|observed| observed.holder() == self.options.identity && observed.is_valid())

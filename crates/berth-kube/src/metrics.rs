@@ -53,17 +53,17 @@ impl Metrics {
             leading: Family::default(),
             slow_paths: Family::default(),
         };
-        registry.register("workqueue_depth", "Keys that wait to be looked at", metrics.depth.clone());
+        registry.register("workqueue_depth", "Keys that wait to be reconciled", metrics.depth.clone());
         registry.register("workqueue_adds", "Keys that were put into the queue", metrics.adds.clone());
         registry.register("workqueue_retries", "Keys that failed and come again", metrics.retries.clone());
         registry.register(
             "workqueue_queue_duration_seconds",
-            "How long a key waits before it is looked at",
+            "How long a key waits before it is reconciled",
             metrics.waited.clone(),
         );
         registry.register(
             "workqueue_work_duration_seconds",
-            "How long looking at a key takes",
+            "How long the reconciliation of a key takes",
             metrics.worked.clone(),
         );
         registry.register_collector(Box::new(metrics.running.clone()));
@@ -176,7 +176,7 @@ impl Collector for Running {
             ("workqueue_unfinished_work_seconds", "The age of all work under way, together", of_all),
             (
                 "workqueue_longest_running_processor_seconds",
-                "The age of the oldest look under way",
+                "The age of the oldest reconciliation under way",
                 of_longest,
             ),
         ] {

@@ -1,8 +1,8 @@
 //! The objects of a cache. One that compresses keeps only those that changed last ready to read.
 //!
 //! A typed volume takes five kilobytes, mostly room for the thirty kinds of storage that it is not; its JSON takes
-//! more than one, and most of that stands in every other volume's, too. Ten thousand volumes rest most of the time, so
-//! those that have not changed lately are kept as JSON, compressed by what one of them looks like.
+//! more than one, and most of that stands in every other volume's, too. Of ten thousand volumes few change at a time, so
+//! those that have not changed lately are kept as JSON, compressed with one of them as the dictionary.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use crate::{Key, kind::Kind};
 /// Objects by their keys.
 pub(crate) struct Objects<K> {
     all: HashMap<Key, Held<K>>,
-    /// The keys of those that are awake, the one that woke first in front; and of some that are gone.
-    awake: VecDeque<Key>,
-    /// How many may be awake.
+    /// The keys of those that are decoded, the oldest first; and of some that are gone.
+    decoded: VecDeque<Key>,
+    /// How many may be decoded.
     limit: usize,
-    /// The JSON of the first that went to sleep: what the others are compressed by.
+    /// The JSON of the first that was compressed: the dictionary of the others.
     typical: Box<[u8]>,
 }
 
@@ -28,8 +28,8 @@ struct Held<K> {
 }
 
 enum State<K> {
-    Awake(Arc<K>),
-    Asleep(Box<[u8]>),
+    Decoded(Arc<K>),
+    Compressed(Box<[u8]>),
 }
 
 /// What became of an object that was handed in.
@@ -46,8 +46,8 @@ pub(crate) enum Taken<K> {
 impl<K: Kind> Held<K> {
     fn object(&self, typical: &[u8]) -> Arc<K> {
         match &self.state {
-            State::Awake(object) => object.clone(),
-            State::Asleep(compressed) => {
+            State::Decoded(object) => object.clone(),
+            State::Compressed(compressed) => {
                 let json = decompress_size_prepended_with_dict(compressed, typical)
                     .expect("what was compressed can be read");
                 Arc::new(K::decode(&json).expect("what was written as JSON can be read"))
@@ -59,7 +59,7 @@ impl<K: Kind> Held<K> {
 impl<K: Kind> Objects<K> {
     /// None yet; of those to come so many are kept ready.
     pub(crate) fn new(limit: usize) -> Self {
-        Self { all: HashMap::new(), awake: VecDeque::new(), limit, typical: Box::default() }
+        Self { all: HashMap::new(), decoded: VecDeque::new(), limit, typical: Box::default() }
     }
 
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
@@ -84,19 +84,19 @@ impl<K: Kind> Objects<K> {
 
     /// Takes an object in, unless there is one at least as new.
     pub(crate) fn put(&mut self, key: Key, revision: u64, object: Arc<K>) -> Taken<K> {
-        let (taken, was_awake) = match self.all.get(&key) {
+        let (taken, was_decoded) = match self.all.get(&key) {
             Some(held) if held.revision >= revision => return Taken::Not,
             Some(held) => {
-                (Taken::InsteadOf(held.object(&self.typical)), matches!(held.state, State::Awake(_)))
+                (Taken::InsteadOf(held.object(&self.typical)), matches!(held.state, State::Decoded(_)))
             }
             None => (Taken::First, false),
         };
-        if self.limit < usize::MAX && !was_awake {
-            self.awake.push_back(key.clone());
+        if self.limit < usize::MAX && !was_decoded {
+            self.decoded.push_back(key.clone());
         }
-        self.all.insert(key, Held { revision, state: State::Awake(object) });
-        while self.awake.len() > self.limit {
-            self.put_one_to_sleep();
+        self.all.insert(key, Held { revision, state: State::Decoded(object) });
+        while self.decoded.len() > self.limit {
+            self.compress_oldest();
         }
         taken
     }
@@ -105,16 +105,16 @@ impl<K: Kind> Objects<K> {
         self.all.remove(key).map(|held| held.object(&self.typical))
     }
 
-    fn put_one_to_sleep(&mut self) {
-        let held = self.awake.pop_front().and_then(|key| self.all.get_mut(&key));
+    fn compress_oldest(&mut self) {
+        let held = self.decoded.pop_front().and_then(|key| self.all.get_mut(&key));
         if let Some(Held { state, .. }) = held
-            && let State::Awake(object) = state
+            && let State::Decoded(object) = state
             && let Ok(json) = object.encode()
         {
             if self.typical.is_empty() {
                 self.typical = json.clone().into();
             }
-            *state = State::Asleep(compress_prepend_size_with_dict(&json, &self.typical).into());
+            *state = State::Compressed(compress_prepend_size_with_dict(&json, &self.typical).into());
         }
     }
 }
@@ -133,18 +133,18 @@ mod tests {
         Arc::new(object)
     }
 
-    fn asleep(objects: &Objects<ConfigMap>) -> usize {
-        objects.all.values().filter(|held| matches!(held.state, State::Asleep(_))).count()
+    fn compressed_count(objects: &Objects<ConfigMap>) -> usize {
+        objects.all.values().filter(|held| matches!(held.state, State::Compressed(_))).count()
     }
 
     #[test]
-    fn objects_at_rest_are_read_and_replaced_like_those_that_are_awake() {
+    fn compressed_objects_are_read_and_replaced_like_decoded_ones() {
         let mut objects = Objects::new(2);
         for number in 0..10 {
             let name = format!("n{number}");
             assert_eq!(objects.put(Key::cluster(name.as_str()), 1, object(&name, 1)), Taken::First);
         }
-        assert_eq!((objects.len(), asleep(&objects)), (10, 8));
+        assert_eq!((objects.len(), compressed_count(&objects)), (10, 8));
         for number in 0..10 {
             let name = format!("n{number}");
             assert_eq!(objects.get(&Key::cluster(name.as_str())), Some(object(&name, 1)));
@@ -168,17 +168,17 @@ mod tests {
             objects.put(Key::cluster("kept"), revision, object("kept", revision));
             objects.remove(&Key::cluster("same"));
         }
-        assert!(objects.awake.len() <= 4);
+        assert!(objects.decoded.len() <= 4);
         assert_eq!(objects.get(&Key::cluster("kept")), Some(object("kept", 999)));
     }
 
     #[test]
-    fn without_a_limit_none_goes_to_sleep() {
+    fn without_a_limit_none_is_compressed() {
         let mut objects = Objects::new(usize::MAX);
         for number in 0..1000 {
             let name = format!("n{number}");
             objects.put(Key::cluster(name.as_str()), 1, object(&name, 1));
         }
-        assert_eq!((asleep(&objects), objects.awake.len()), (0, 0));
+        assert_eq!((compressed_count(&objects), objects.decoded.len()), (0, 0));
     }
 }

@@ -1,4 +1,4 @@
-//! A control loop, declared by what it looks at and when, and its queue of keys to look at: each at most once, one worker
+//! A control loop, declared by the caches that it follows, and its queue of keys to reconcile: each at most once, one worker
 //! per key at a time, failures again after a growing pause.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque, hash_map::Entry};
@@ -60,7 +60,7 @@ pub struct Loop<T> {
 type Subscription<T> = Box<dyn FnOnce(&Queue<T>) + Send>;
 
 impl Loop<Key> {
-    /// Looks at each object of a cache when it comes, changes or goes.
+    /// Reconciles each object of a cache when it comes, changes or goes.
     pub fn keyed<K: Kind>(self, cache: &Cache<K>) -> Self {
         self.also(cache, |object| Some(Key::of(object.as_ref())))
     }
@@ -73,7 +73,7 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Loop<T> {
         Self { queue, shutdown, synced: Vec::new(), subscriptions: Vec::new() }
     }
 
-    /// Looks at the keys that `keys` gives for an object, whenever it comes, changes or goes; it is asked with the state
+    /// Reconciles the keys that `keys` gives for an object, whenever it comes, changes or goes; it is asked with the state
     /// after the change, or with the last known one when the object is gone.
     pub fn also<K: Kind, I: IntoIterator<Item = T>>(
         self,
@@ -83,7 +83,7 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Loop<T> {
         self.subscribe(cache, move |before, after| after.or(before).into_iter().flat_map(&keys).collect())
     }
 
-    /// Looks at the keys that `keys(before, after)` gives for each change of an object, as [`Cache::subscribe`] tells it.
+    /// Reconciles the keys that `keys(before, after)` gives for each change of an object, as [`Cache::subscribe`] delivers it.
     pub fn subscribe<K: Kind>(
         mut self,
         cache: &Cache<K>,
@@ -138,14 +138,14 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Loop<T> {
     }
 }
 
-/// What to do with a key that was looked at.
+/// What to do with a key after its reconciliation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Next {
     /// Nothing until something changes.
     Done,
-    /// Look again after this time, whatever happens.
+    /// Again after this time, whatever happens.
     After(Duration),
-    /// Look again after the backoff, without calling it a failure in the log.
+    /// Again after the backoff, without calling it a failure in the log.
     Retry,
 }
 
@@ -172,7 +172,7 @@ impl Failure for crate::Error {
     }
 }
 
-/// Keys to look at; cheap to clone.
+/// Keys to reconcile; cheap to clone.
 pub struct Queue<T> {
     shared: Arc<Shared<T>>,
 }
@@ -193,7 +193,7 @@ struct Shared<T> {
 
 struct State<T> {
     ready: VecDeque<T>,
-    /// What is in `ready`, or must be looked at again once its worker is done, and since when.
+    /// What is in `ready`, or must be reconciled again once its worker is done, and since when.
     wanted: HashMap<T, Instant>,
     busy: HashSet<T>,
     failures: HashMap<T, u32>,
@@ -234,13 +234,13 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         Self { shared: Arc::new(Shared { name, backoff, state, changed, meter }) }
     }
 
-    /// Looks at a key as soon as possible. A key that waits for its backoff is looked at now: something changed.
+    /// Adds a key, to be reconciled as soon as possible, even if it waits for its backoff: something changed.
     pub fn add(&self, key: T) {
         self.state().add(key);
         self.shared.changed.notify_one();
     }
 
-    /// Looks at keys as soon as possible.
+    /// Adds keys, to be reconciled as soon as possible.
     pub(crate) fn add_all(&self, keys: Vec<T>) {
         if !keys.is_empty() {
             let mut state = self.state();
@@ -252,18 +252,18 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         }
     }
 
-    /// Looks at a key after a time, or earlier if it is added meanwhile.
+    /// Adds a key that is reconciled after a time, or earlier if it is added meanwhile.
     pub fn add_after(&self, key: T, after: Duration) {
         self.state().delay(key, Instant::now() + after);
         self.shared.changed.notify_one();
     }
 
-    /// How many keys wait to be looked at now.
+    /// How many keys are ready and wait for a worker.
     pub fn depth(&self) -> usize {
         self.state().ready.len()
     }
 
-    /// Looks at keys with up to `workers` at a time until `shutdown`, then waits for those under way.
+    /// Reconciles up to `workers` keys at a time until `shutdown`, then waits for those under way.
     pub async fn run<R, E>(
         &self,
         workers: usize,
@@ -311,7 +311,7 @@ impl<T: Hash + Eq + Clone + Debug + Send + Sync + 'static> Queue<T> {
         let next = match outcome {
             Outcome::Done(next) => next,
             Outcome::Conflict => {
-                tracing::debug!(queue, ?key, "changed by somebody else; looking again");
+                tracing::debug!(queue, ?key, "changed by somebody else; trying again");
                 Next::Retry
             }
             Outcome::Failed(error) => {

@@ -169,7 +169,7 @@ impl Watch {
         loop {
             line.clear();
             match tokio::time::timeout(WATCH_IDLE_LIMIT, lines.read_until(b'\n', &mut line)).await {
-                // The end, or one that nobody told of.
+                // The end of the answer, or of a connection that broke.
                 Ok(Ok(0)) | Err(_) => return Some(version),
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => {

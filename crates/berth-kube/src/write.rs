@@ -141,7 +141,7 @@ type Built = Result<Request<Vec<u8>>, kube::core::request::Error>;
 
 /// Takes in the answers to a request about one object.
 trait Answers: Send {
-    /// Keeps the first object, and tells the caches; false if that takes another look at the object.
+    /// Keeps the first object, and puts it into the caches; false if the object has to be read again.
     fn take(&mut self, json: &[u8]) -> serde_json::Result<bool>;
     /// The key of the object that was taken, if one was.
     fn key(&self) -> Option<Key>;
@@ -195,7 +195,7 @@ impl Cluster {
             // A created object may have got its name only now.
             target.key = answers.key().unwrap_or(target.key);
             while !is_known {
-                // If not: gone, or the watch will tell.
+                // If not: it is gone, or the watch will bring it.
                 let Ok(text) = self.exchange("get", &target, target.get()).await else { break };
                 is_known = answers.take(text.as_bytes()).map_err(|source| target.encode(source))?;
             }

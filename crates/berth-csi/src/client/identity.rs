@@ -28,7 +28,7 @@ pub struct Identity {
     pub services: HashSet<PluginService>,
     /// What its Controller service can do.
     pub controller: HashSet<ControllerCapability>,
-    /// Whether it tells of its volumes' condition as drivers did before CSI 1.13 (VOLUME_CONDITION).
+    /// Whether it reports its volumes' condition as drivers did before CSI 1.13 (VOLUME_CONDITION).
     pub tells_condition: bool,
     /// What its Node service can do, if it has one here.
     pub node: HashSet<NodeCapability>,
@@ -42,7 +42,7 @@ impl Identity {
         self.controller.contains(&capability)
     }
 
-    /// Whether volumes are bound to places.
+    /// Whether volumes are accessible from some nodes only (topology).
     pub fn has_topology(&self) -> bool {
         self.services.contains(&PluginService::VolumeAccessibilityConstraints)
     }

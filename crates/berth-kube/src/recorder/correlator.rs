@@ -261,7 +261,7 @@ impl Correlator {
         self.schedule(key, now);
     }
 
-    /// The next request that is due, and by what its outcome is told; else when there will be one.
+    /// The next request that is due, and the key by which its outcome is recorded; else when there will be one.
     pub(super) fn next(&mut self, now: Instant) -> Result<(u64, Request), Option<Instant>> {
         loop {
             let Some(&(due, order, key)) = self.due.first() else { return Err(self.forget_old(now)) };

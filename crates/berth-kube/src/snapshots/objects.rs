@@ -160,7 +160,7 @@ macro_rules! class {
             pub driver: String,
             /// What becomes of the storage when the content is deleted: `Delete` or `Retain`.
             pub deletion_policy: String,
-            /// What is told the driver, and which secrets it gets.
+            /// The parameters that the driver gets, and which secrets.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub parameters: Option<BTreeMap<String, String>>,
         }

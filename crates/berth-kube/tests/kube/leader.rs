@@ -166,23 +166,23 @@ impl Working {
     async fn begin(stage: &Stage, namespace: &str, name: &str) -> Self {
         let leases: Api<Lease> = Api::namespaced(stage.leases().into_client(), namespace);
         let lease = leases.get(NAME).await.unwrap().spec.unwrap();
-        let mut told = stage.state.lock();
+        let mut reported = stage.state.lock();
         if lease.holder_identity.as_deref() != Some(name) {
-            told.wrong.push(format!("{name} works with the lease of {:?}", lease.holder_identity));
+            reported.wrong.push(format!("{name} works with the lease of {:?}", lease.holder_identity));
         }
-        if !told.working.is_empty() {
-            let others = told.working.clone();
-            told.wrong.push(format!("{name} works while {others:?} does"));
+        if !reported.working.is_empty() {
+            let others = reported.working.clone();
+            reported.wrong.push(format!("{name} works while {others:?} does"));
         }
         let term = lease.lease_transitions.unwrap_or_default();
-        if let Some((before, last)) = told.terms.last()
+        if let Some((before, last)) = reported.terms.last()
             && (term < *last || (term == *last && before != name))
         {
             let text = format!("{name} works in term {term} after {before} in {last}");
-            told.wrong.push(text);
+            reported.wrong.push(text);
         }
-        told.terms.push((name.to_owned(), term));
-        told.working.push(name.to_owned());
+        reported.terms.push((name.to_owned(), term));
+        reported.working.push(name.to_owned());
         stage.leader.send_replace(Some(name.to_owned()));
         Self(stage.clone(), name.to_owned())
     }
@@ -220,11 +220,11 @@ async fn one_that_is_told_to_stop_gives_the_lease_back_and_the_next_need_not_wai
     stage.wait_for(|name| name == "a").await;
     let _second = stage.candidate("b");
     sleep(Duration::from_secs(1)).await;
-    let told = Instant::now();
+    let reported = Instant::now();
     first.stop.cancel();
     timeout(Duration::from_secs(1), first.task).await.expect("it stops at once").unwrap();
     stage.wait_for(|name| name == "b").await;
-    assert!(told.elapsed() <= Duration::from_secs(11), "it took {:?}", told.elapsed());
+    assert!(reported.elapsed() <= Duration::from_secs(11), "it took {:?}", reported.elapsed());
     assert_eq!(stage.lease().await.lease_transitions, Some(1));
     stage.check();
 }
