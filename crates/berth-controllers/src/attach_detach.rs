@@ -5,7 +5,7 @@
 //! driver's attacher acts on VolumeAttachments and says in their status what became of it. FlexVolume drivers are
 //! called from here (`flex.rs`), and what they attached is what nodes' statuses say.
 //!
-//! Each volume is looked at by itself, on all nodes at once, when anything it depends on changes. What is attached is
+//! Each volume is reconciled by itself, on all nodes at once, when anything it depends on changes. What is attached is
 //! what VolumeAttachments say, so there is nothing to recover at a start and nothing to verify later. A volume leaves a
 //! node in this order: nobody there wants it, the node does not use it, the node's status no longer says it is
 //! attached, the node's status read afresh agrees, the attachment is deleted.
@@ -71,7 +71,7 @@ pub async fn run(cluster: Cluster, flex: Option<Drivers>, force_detach_after: Du
         }
     }
     let verifying = controller.clone().follow_flex(flex);
-    // Each volume is looked at when something it depends on changes.
+    // Each volume is reconciled when something it depends on changes.
     let (of_pod, of_claim, of_attachment) = (world.clone(), world.clone(), world.clone());
     let (of_driver, of_node) = (world.clone(), world.clone());
     let volumes = Loop::new(&cluster, &queue)
@@ -274,7 +274,7 @@ impl Controller {
         }))
     }
 
-    /// Tells the pods that want the volume on the node: good news or bad.
+    /// Records an event on the pods that want the volume on the node.
     fn record_for_pods(
         &self,
         volume: &str,

@@ -15,7 +15,7 @@ use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Loop, Next, Recorder};
 
 use berth_kube::storage;
 
-/// How many pods are looked at at a time.
+/// How many pods are reconciled at a time.
 const WORKERS: usize = 32;
 
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +85,7 @@ async fn ensure_claims(
         let outcome = match known {
             Some(known) => is_pods(&known, pod, volume),
             None => match cluster.create(&claim).await {
-                // Made a moment ago, by us before a crash or by somebody else: the next look tells which.
+                // Made a moment ago, by us before a crash or by somebody else: the next reconciliation finds out.
                 Err(error) if error.is_already_exists() => match cluster.fetch(&Key::of(&claim)).await? {
                     Some(known) => is_pods(&known, pod, volume),
                     None => return Ok(Next::Retry),

@@ -1,4 +1,4 @@
-//! Expansion: tells that a claim that was made larger waits for its driver's resizer, and makes FlexVolumes larger.
+//! Expansion: records an event on a claim that was made larger and waits for its driver's resizer, and makes FlexVolumes larger.
 //!
 //! Reads: PersistentVolumeClaim, PersistentVolume. Writes, for FlexVolumes only: the claim's status, and the volume's
 //! capacity. FlexVolume drivers are asked nothing here, as in kube-controller-manager: the volume counts as expanded, and
@@ -19,7 +19,7 @@ use berth_kube::{Backoff, Cluster, Error, Key, Loop, Next, Recorder, Severity, r
 
 use berth_kube::storage;
 
-/// How many claims are looked at at a time.
+/// How many claims are reconciled at a time.
 const WORKERS: usize = 16;
 
 /// Runs the expand controller until the cluster's shutdown.
@@ -103,7 +103,7 @@ fn resize_status(claim: &PersistentVolumeClaim) -> Option<&String> {
     claim.status.as_ref()?.allocated_resource_statuses.as_ref()?.get("storage")
 }
 
-/// Sets how far an expansion is, and the one condition that tells it.
+/// Sets how far an expansion is, and the one condition that says so.
 fn set_resize(status: &mut PersistentVolumeClaimStatus, resize: &str, condition: &str) {
     let statuses = status.allocated_resource_statuses.get_or_insert_default();
     statuses.insert("storage".to_owned(), resize.to_owned());

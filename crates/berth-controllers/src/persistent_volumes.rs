@@ -6,10 +6,10 @@
 //! `persistentvolume-controller`.
 //!
 //! A binding is four writes, the volume's first: claimRef, the volume's status, volumeName, the claim's status. Each is
-//! left out if it is there already, so whatever was interrupted is finished by looking again. Claims are looked at in
+//! left out if it is there already, so whatever was interrupted is finished by the next reconciliation. Claims are reconciled in
 //! parallel; `pool` sees to it that no two get the same volume.
 //!
-//! Two things differ from Kubernetes on purpose: nothing is looked at again every 15 seconds, since every change wakes
+//! Two things differ from Kubernetes on purpose: nothing is reconciled again every 15 seconds, since every change wakes
 //! those that it matters to; and a volume that is reserved for a claim wins over a free one even when the free one has
 //! fewer access modes.
 
@@ -41,10 +41,10 @@ use self::step::Step;
 use berth_core::names::BIND_COMPLETED;
 use berth_kube::storage;
 
-/// How many claims and volumes are looked at at a time; they mostly wait for the disk of the API server.
+/// How many claims and volumes are reconciled at a time; they mostly wait for the disk of the API server.
 const WORKERS: usize = 64;
-/// How long after a pod came the claim it waits for is told so, if it still waits.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// How long after a pod came the claim that it waits for gets an event, if it still waits.
+const WAITING_EVENT_DELAY: Duration = Duration::from_secs(1);
 
 /// Runs the PV controller until the cluster's shutdown.
 pub async fn run(cluster: Cluster) {
@@ -193,7 +193,7 @@ impl Controller {
             let left = volumes.filter(|volume| matches!(plan::phase(volume), "Released" | "Failed"));
             work.extend(left.map(|volume| Work::Volume(volume.name_any())));
             if before.is_none() && self.claims.get(&claim.key).is_some_and(|claim| waits(&claim)) {
-                self.queue.add_after(Work::Claim(claim.key), PATIENCE);
+                self.queue.add_after(Work::Claim(claim.key), WAITING_EVENT_DELAY);
             }
         }
         work

@@ -15,7 +15,7 @@ use std::sync::Arc;
 
 use berth_kube::{Cluster, Kind, Result, finalizers};
 
-/// How many objects are looked at at a time.
+/// How many objects are reconciled at a time.
 const WORKERS: usize = 32;
 
 /// Runs the three protections until the cluster's shutdown.

@@ -5,7 +5,7 @@
 //! Events: `Scheduled`, `FailedScheduling` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
 //!
 //! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
-//! counts at once. A pod that fits nowhere is looked at again when something changes that stood against it, and never
+//! counts at once. A pod that fits nowhere is tried again when something changes that prevented it, and never
 //! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
 //! back; then it rests, 1 s at first and 10 s at most, before it gets another. Pods are not evicted to make room for
 //! others.
@@ -224,7 +224,7 @@ impl Scheduler {
         Ok(Next::Done)
     }
 
-    /// Gives up what was planned for a pod, and looks again at those it may have stood against.
+    /// Gives up what was planned for a pod, and queues those that it may have prevented.
     fn abandon(&self, pod: &Key) {
         let had_plans = self.state().abandon(pod);
         if had_plans {
@@ -256,7 +256,7 @@ impl Scheduler {
     }
 }
 
-/// The changes that lead to another look.
+/// The changes that lead to another reconciliation.
 impl Scheduler {
     fn control(self: &Arc<Self>, cluster: &Cluster) -> Loop<Key> {
         let caches = &self.caches;
@@ -315,7 +315,7 @@ impl Scheduler {
         if after.is_some() && beside(before) != beside(after) {
             pods.extend(self.waiting(&hints::POD_CAME));
         }
-        // A pod without a node is looked at when its own wishes change, not when we say in its status why it waits.
+        // A pod without a node is tried when its own specification changes, not when we say in its status why it waits.
         let wishes =
             |pod: Option<&Pod>| pod.map(|pod| (pod.spec.clone(), pod.metadata.labels.clone(), is_ours(pod)));
         let pending = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::node_of_pod(pod).is_empty());

@@ -39,7 +39,7 @@ pub struct Options {
     pub workers: usize,
     /// When a failed item is tried again.
     pub retry: Backoff,
-    /// How often the driver is asked what is attached where, if it can tell.
+    /// How often the driver is asked what is attached where, if it can answer that.
     pub reconcile: Duration,
     /// How many volumes a page of that has; as many as the driver likes if 0.
     pub max_entries: i32,

@@ -1,7 +1,7 @@
 //! The connection to a CSI driver: who it is, what it can do, and every call that the components make.
 //!
 //! A driver that goes away is waited for rather than given up: it is probed every second, asked again who it is and
-//! what it can do (it may be another version), and everybody is told that it is back. A call that broke on the way is
+//! what it can do (it may be another version), and all loops are notified that it is back. A call that broke on the way is
 //! answered UNAVAILABLE, whatever the transport made of it, because the driver may have done the work: only a code that
 //! the driver itself sent may count as final.
 
@@ -121,7 +121,7 @@ impl Driver {
     }
 
     /// Runs a loop whose work calls the driver, until the cluster's shutdown. When the driver was away and is back, all of
-    /// `keys` are looked at again at once: its absence has cost everything its backoff.
+    /// `keys` are reconciled at once: while it was absent, they only failed and waited.
     ///
     /// Except a key whose own call was in flight when the connection broke: the driver may have died of it, and would
     /// again. That one waits for its backoff, so that it does not keep the driver from serving the others.

@@ -8,7 +8,7 @@ use tonic::{Code, Status};
 
 use crate::driver;
 
-/// A failed look at an item.
+/// A failed reconciliation of an item.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// Kubernetes refused, or could not be reached.
@@ -82,10 +82,10 @@ impl berth_kube::Failure for Failure {
     }
 }
 
-/// After somebody else was quicker: look again, the change is on its way here.
+/// After somebody else was quicker: again, as the change is on its way here.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 
-/// What a look comes to: that somebody else was quicker is no failure.
+/// The result of a reconciliation: that somebody else was quicker is no failure.
 pub(crate) fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
     match result {
         Err(failure) if failure.is_conflict() => Ok(Next::After(CONFLICT_PAUSE)),
@@ -96,7 +96,7 @@ pub(crate) fn settled(result: Result<Next, Failure>) -> Result<Next, Failure> {
 /// Whether a code means that the driver is certainly not working on it any more.
 ///
 /// Provisioning draws the line elsewhere than [`code::is_final`]: RESOURCE_EXHAUSTED is what a driver answers when there
-/// is no room at a place, and the scheduler must be free to choose another. And ALREADY_EXISTS says that there is a
+/// is no room in a topology segment, and the scheduler must be free to choose another. And ALREADY_EXISTS says that there is a
 /// volume of this name, if not as asked for: names are claims' own, so it must not be forgotten.
 pub(crate) fn is_final_for_provisioning(code: Code) -> bool {
     code == Code::ResourceExhausted || (code != Code::AlreadyExists && code::is_final(code))

@@ -1,11 +1,11 @@
-//! Tells on claims when the driver finds something wrong with their volumes, and when that is over.
+//! Records events on claims when the driver finds something wrong with their volumes, and when that is over.
 //!
 //! Reads: PersistentVolume, PersistentVolumeClaim; once, at the start, its own events; with the node watcher Node, and the
 //! pods of a node that failed. Writes nothing but events on claims: Warning `VolumeConditionAbnormal`, Normal
 //! `VolumeConditionNormal`, Warning `NodeFailed` and `NodeRecovered`.
 //!
-//! The driver is asked at intervals: for all volumes at once if it can tell that, else for one after the other. Asking
-//! costs Kubernetes nothing, and only changes are told; who takes over knows from the events what its predecessor told.
+//! The driver is asked at intervals: for all volumes at once if it can, else for one after the other. Asking
+//! costs Kubernetes nothing, and only changes have events; a successor knows from the events what its predecessor recorded.
 
 mod conditions;
 mod nodes;
@@ -35,7 +35,7 @@ pub struct Options {
     pub interval: Duration,
     /// How often all volumes are asked about, if the driver can list them.
     pub list_interval: Duration,
-    /// Nodes that fail are told on the claims that their pods use.
+    /// Nodes that fail have events on the claims that their pods use.
     pub node_watcher: bool,
     /// How long a node may not be ready before it has failed.
     pub node_patience: Duration,
@@ -54,7 +54,7 @@ impl Default for Options {
     }
 }
 
-/// Watches over volumes until the cluster's shutdown. Returns at once if the driver tells nothing of their health.
+/// Watches over volumes until the cluster's shutdown. Returns at once if the driver does not report their health.
 pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     let shutdown = cluster.shutdown().clone();
     let identity = tokio::select! {
@@ -62,7 +62,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         identity = driver.ready() => identity,
     };
     let Some(calls) = HealthCalls::of(&identity) else {
-        tracing::info!(driver = identity.name, "the driver tells nothing of its volumes' health");
+        tracing::info!(driver = identity.name, "the driver does not report its volumes' health");
         return;
     };
     let monitor = Arc::new(Monitor::new(&cluster, driver, options, &identity.name));
@@ -129,7 +129,7 @@ impl Monitor {
         match self.events().await {
             Ok(events) => *self.memory() = Memory::from_events(events),
             Err(error) => {
-                tracing::warn!(%error, "events cannot be listed: what was told before is told again");
+                tracing::warn!(%error, "events cannot be listed: those of earlier runs are recorded again");
             }
         }
         let this = Arc::downgrade(self);
@@ -155,7 +155,7 @@ impl Monitor {
         }
     }
 
-    /// Asks for all volumes, and looks only at those that are ill, or were: the others are not even read.
+    /// Asks for all volumes, and handles only those that have trouble, or had: the others are not even read.
     async fn round(&self, calls: HealthCalls) -> Result<(), Failure> {
         self.driver.identity_of(&self.name)?;
         let conditions = calls == HealthCalls::ListConditions;

@@ -30,8 +30,8 @@ pub enum Unwell {
     /// Something else is in its place.
     #[error("the registration socket {0} is no socket")]
     NotASocket(PathBuf),
-    /// It cannot be looked at.
-    #[error("looking at the registration socket")]
+    /// Its attributes cannot be read.
+    #[error("reading the attributes of the registration socket")]
     Look(#[source] io::Error),
     /// Its path cannot be used.
     #[error("naming the registration socket")]

@@ -24,7 +24,10 @@ impl NodeTopology {
                 Ok(info) => return Self(info.accessible_topology.map(|topology| topology.segments)),
                 Err(status) => {
                     let error = berth_csi::code::status_text(&status);
-                    tracing::warn!(error, "the driver does not tell where it is (NodeGetInfo); asking again");
+                    tracing::warn!(
+                        error,
+                        "the driver does not answer with its topology (NodeGetInfo); asking again"
+                    );
                     tokio::time::sleep(ASKING).await;
                 }
             }
@@ -60,6 +63,6 @@ mod tests {
         assert!(at("a").reaches(&of_a));
         assert!(!at("b").reaches(&of_a));
         assert!(at("b").reaches(&of_all));
-        assert!(NodeTopology(None).reaches(&of_a), "a driver that tells of no place has but one");
+        assert!(NodeTopology(None).reaches(&of_a), "a driver without topology reaches every node");
     }
 }

@@ -74,7 +74,7 @@ pub use self::metrics::Metrics;
 pub use self::options::Options;
 pub use self::per_node::PerNode;
 
-/// After somebody else was quicker: look again, the change is on its way here.
+/// After somebody else was quicker: again, as the change is on its way here.
 const CONFLICT_PAUSE: Duration = Duration::from_millis(20);
 /// How often a volume that is not what was asked for is tried to be deleted at once.
 const DELETE_TRIES: u32 = 5;
@@ -148,7 +148,7 @@ struct Provisioner {
     capacity: Option<Arc<Publisher>>,
     /// What was asked of the driver for claims whose volumes may be coming into being, by UID.
     remembered: Mutex<HashMap<String, Arc<VolumeRequest>>>,
-    /// Held by those who look a source up and protect it; alone by whoever lets one go.
+    /// Read-locked by those who look a source up and protect it; write-locked by whoever releases one.
     protecting: tokio::sync::RwLock<()>,
     claim_queue: Queue<Key>,
     volume_queue: Queue<Key>,
@@ -589,7 +589,7 @@ impl Provisioner {
     }
 }
 
-/// Who tells of capacity, if anybody is to and the driver can.
+/// What publishes capacity, if it is asked for and the driver can.
 fn publisher(
     cluster: &Cluster,
     driver: &Driver,
@@ -599,7 +599,7 @@ fn publisher(
 ) -> Option<Arc<Publisher>> {
     let capacity = options.capacity.as_ref()?;
     if !identity.can(ControllerCapability::GetCapacity) {
-        tracing::warn!("capacity is not told: the driver does not announce GET_CAPACITY");
+        tracing::warn!("capacity is not published: the driver does not announce GET_CAPACITY");
         return None;
     }
     let publisher = Publisher::new(cluster, driver, identity, options, capacity, own_node);
@@ -622,7 +622,7 @@ fn own_identity(driver: &str, node: Option<&str>) -> String {
     node.map_or(identity.clone(), |node| format!("{identity}-{node}"))
 }
 
-/// Whether a change of a claim calls for a look: finalizers, among them our own, and other status do not.
+/// Whether a change of a claim needs a reconciliation: finalizers, among them our own, and other status do not.
 fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> bool {
     let phase = |claim: &PersistentVolumeClaim| claim.status.as_ref().and_then(|status| status.phase.clone());
     before.spec != after.spec
@@ -719,7 +719,7 @@ fn is_begun(claim: &PersistentVolumeClaim) -> bool {
     claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&prefix))
 }
 
-/// What to do about a claim whose volume is, or would be, called `volume`; `saved` tells whether it exists.
+/// What to do about a claim whose volume is, or would be, called `volume`; `saved` says whether it exists.
 fn plan(
     claim: &PersistentVolumeClaim,
     class: Option<&StorageClass>,
@@ -727,17 +727,17 @@ fn plan(
     volume: &str,
     saved: bool,
 ) -> Plan {
-    let marked = claim.finalizers().iter().any(|finalizer| finalizer == scope.claim_finalizer);
+    let has_finalizer = claim.finalizers().iter().any(|finalizer| finalizer == scope.claim_finalizer);
     let bound_to = claim.spec.as_ref().and_then(|spec| spec.volume_name.as_deref()).unwrap_or_default();
     if saved || bound_to == volume {
-        return if marked { Plan::RemoveFinalizer } else { Plan::Nothing };
+        return if has_finalizer { Plan::RemoveFinalizer } else { Plan::Nothing };
     }
     let wanted = bound_to.is_empty()
         && claim.metadata.deletion_timestamp.is_none()
         && is_handed_to(claim, scope.driver)
         && class.is_none_or(|class| class.provisioner == scope.driver);
     let turn = if wanted { turn(claim, class, scope) } else { Turn::NotOurs };
-    match (turn, marked) {
+    match (turn, has_finalizer) {
         (Turn::Ours, _) if class.is_some() => Plan::Provision,
         // The class is gone, so the question whether a volume was made cannot even be asked yet.
         (Turn::Ours, _) | (Turn::NotOurs, false) => Plan::Nothing,

@@ -9,7 +9,7 @@
 //! `ContentValidationError`; and the same of groups.
 //!
 //! A content whose VolumeSnapshot does not exist is never deleted: it may have come from another cluster's backup.
-//! What waits for another object is looked at again when that object changes; nothing is polled.
+//! What waits for another object is reconciled again when that object changes; nothing is polled.
 
 mod binding;
 mod claims;
@@ -42,11 +42,11 @@ pub struct Options {
     pub retry: Backoff,
     /// Contents remember the volume mode, so that a restore cannot change it by mistake.
     pub prevent_volume_mode_conversion: bool,
-    /// Contents of volumes that are bound to places are labelled with a node there, whose snapshotter is to act on them.
+    /// Contents of volumes with a topology are labelled with a node in it, whose snapshotter is to act on them.
     pub distributed: bool,
     /// How long operations take.
     pub metrics: Metrics,
-    /// How often a cluster without the kinds is looked at again.
+    /// How often a cluster without the CustomResourceDefinitions is asked for them again.
     pub kinds: Duration,
 }
 

@@ -4,12 +4,12 @@
 //! PersistentVolume; Secret one at a time. Writes: contents' status, finalizer and `…-being-created` annotation,
 //! and the label of their node where each node has a snapshotter.
 //! Events on contents: `SnapshotCreationFailed`, `SnapshotContentCheckandUpdateFailed`, `SnapshotDeleteError`, and the
-//! same of groups: `GroupSnapshotCreationFailed`, … The first two are told on the VolumeSnapshot, too, where people look,
-//! and so is how far a snapshot is that is not ready (`SnapshotProgress`), if the driver tells it beside its answer.
+//! same of groups: `GroupSnapshotCreationFailed`, … The first two are recorded on the VolumeSnapshot, too, where people look,
+//! and so is how far a snapshot is that is not ready (`SnapshotProgress`), if the driver reports it beside its answer.
 //!
-//! Before CreateSnapshot a content is marked as being created, and given its finalizer in the same write; the mark stays
-//! until the driver has finally answered and the answer is saved, and a marked content is not let go. So whoever finds a
-//! mark repeats the call, which by its name gives the same snapshot, and no snapshot is left that no content knows.
+//! Before CreateSnapshot a content gets the annotation `being-created` and its finalizer in the same write; the annotation stays
+//! until the driver has finally answered and the answer is saved, and a content with it is not released. So whoever finds the
+//! annotation repeats the call, which by its name gives the same snapshot, and no snapshot is left that no content knows.
 //!
 //! A snapshot that is taken but not ready is no failure: it is asked for again after pauses that grow with its age.
 
@@ -59,7 +59,7 @@ pub struct Options {
     /// Act only on the contents that are labelled with this node, and label those of snapshots that the driver has here; groups,
     /// which are not labelled, are left alone.
     pub node: Option<String>,
-    /// How often a cluster without the kinds is looked at again.
+    /// How often a cluster without the CustomResourceDefinitions is asked for them again.
     pub kinds: Duration,
 }
 
@@ -185,7 +185,7 @@ fn csi_name(prefix: &str, length: Option<usize>, uid: &str) -> Result<String, Fa
     })
 }
 
-/// What the driver is told besides what is asked for: the class's parameters that are its own, and, if it is to have them,
+/// What the driver gets besides the request itself: the class's parameters that are its own, and, if it is to have them,
 /// the names of the content and of the object that the content belongs to. `kind` is what these names are filed under.
 fn parameters(
     class: Option<&BTreeMap<String, String>>,

@@ -5,7 +5,7 @@
 //! that the volume can be detached, an annotation of the node names it, until it is detached. So after a crash at any
 //! point one of the three names it: what may be attached is attached again or, if nobody wants it, detached.
 //!
-//! A call runs beside the control loop, one at a time for a volume; the volume is looked at again when it ended. What
+//! A call runs beside the control loop, one at a time for a volume; the volume is reconciled again when it ended. What
 //! failed is repeated after a pause that grows. Every minute the driver is asked whether what is attached still is.
 
 use std::collections::{BTreeMap, HashMap};
@@ -136,7 +136,7 @@ impl FlexAttachments {
         true
     }
 
-    /// Takes in what a call has made of a volume on a node, and has the volume looked at again.
+    /// Takes in what a call has made of a volume on a node, and has the volume reconciled again.
     fn end(&self, unique: &str, node: &str, state: Option<NodeState>, failed: bool) {
         let pause = {
             let mut volumes = self.volumes.lock();

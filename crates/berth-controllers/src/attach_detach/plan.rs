@@ -6,7 +6,7 @@ use std::time::Duration;
 /// How long a volume that nobody wants on a node may still be mounted there before it is taken away from a node that
 /// is not ready, unless somebody decided otherwise.
 pub(crate) const UNMOUNT_WAIT: Duration = Duration::from_secs(6 * 60);
-/// How long an attachment may take before people are told and other nodes wait for it no longer.
+/// How long an attachment may take before there is an event and other nodes wait for it no longer.
 pub(crate) const ATTACH_WAIT: Duration = Duration::from_secs(2 * 60);
 
 /// A pod, as far as events need it.
@@ -55,7 +55,7 @@ pub(crate) struct OnNode {
     pub(crate) attaching_for: Option<Duration>,
     /// Since when nobody wants it there.
     pub(crate) unwanted_for: Option<Duration>,
-    /// The pods there were already told that it is attached elsewhere.
+    /// The pods there already have the event that it is attached elsewhere.
     pub(crate) conflict_reported: bool,
 }
 
@@ -76,13 +76,13 @@ pub(crate) enum Action {
     Attach { node: String },
     /// Remember since when we wait for it.
     Attaching { node: String },
-    /// Tell the pods that it is attached.
+    /// Record on the pods that it is attached.
     Attached { node: String },
-    /// Tell the pods that it could not be attached.
+    /// Record on the pods that it could not be attached.
     Failed { node: String, error: String },
-    /// Tell the pods that it takes long.
+    /// Record on the pods that it takes long.
     Slow { node: String },
-    /// Tell the pods that it is attached elsewhere, and who uses it there.
+    /// Record on the pods that it is attached elsewhere, and who uses it there.
     Conflict { node: String, users: Vec<PodName> },
     /// Say in the node's status whether it may be mounted.
     Report { node: String, attached: bool },
@@ -156,7 +156,7 @@ fn plan_unwanted(node: &str, here: &OnNode, unmount_wait: Duration, actions: &mu
         }
         return;
     }
-    // The node must not be told it may mount what is going away: first the report, then the rest.
+    // The node must not be allowed to mount what is being detached: first the report, then the rest.
     if here.node.exists && (here.reported || !here.settled) {
         actions.push(report_gone());
         return;
@@ -250,7 +250,7 @@ fn plan_attach(observed: &ObservedVolume, node: &str, here: &OnNode, actions: &m
         if elsewhere().any(|(_, there)| is_under_way(there)) {
             return;
         }
-        // Two nodes want it and neither has it: the first in order gets it, and the other is told once it has.
+        // Two nodes want it and neither has it: the first in order gets it, and the other has an event once it is attached there.
         let first = observed.nodes.iter().find(|(_, there)| there.node.managed && !there.pods.is_empty());
         if first.is_some_and(|(first, there)| first != node && there.attachment.is_none()) {
             return;
@@ -268,7 +268,7 @@ fn is_under_way(there: &OnNode) -> bool {
     })
 }
 
-/// What pods are told when their volume is attached elsewhere; names of pods in other namespaces are not told.
+/// The event of pods whose volume is attached elsewhere; it does not name pods of other namespaces.
 pub(crate) fn conflict_message(volume: &str, namespace: &str, users: &[PodName]) -> String {
     let (local, other): (Vec<&PodName>, Vec<&PodName>) =
         users.iter().partition(|pod| pod.namespace == namespace);

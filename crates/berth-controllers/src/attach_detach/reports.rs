@@ -23,7 +23,7 @@ pub(super) struct Reports {
     nodes: Cache<Node>,
     waiting: Arc<Mutex<HashMap<String, Waiting>>>,
     queue: Queue<String>,
-    /// Volumes to look at again once a change is written.
+    /// Volumes to reconcile once a change is written.
     volumes: Queue<String>,
 }
 
@@ -35,7 +35,7 @@ struct Waiting {
     sent: HashMap<String, Report>,
 }
 
-/// What a node is to be told of a volume: the path of its device if it is attached, which is empty for CSI.
+/// What the status of a node says of a volume: the path of its device if it is attached, which is empty for CSI.
 pub(super) type Report = Option<String>;
 
 impl Reports {
@@ -49,7 +49,7 @@ impl Reports {
         }
     }
 
-    /// Asks for a change; the volume is looked at again when it is written. What is on its way already is not asked for
+    /// Asks for a change; the volume is reconciled again when it is written. What is on its way already is not asked for
     /// again.
     pub(super) fn set(&self, node: &str, volume: &str, attached: Report) {
         let mut waiting = self.waiting();
@@ -117,7 +117,7 @@ impl Reports {
     async fn send(&self, name: &str, changes: &HashMap<String, Report>) -> Result<()> {
         let Some(node) = self.nodes.named(name) else { return Ok(()) };
         match self.patch(&node, changes).await {
-            // The node writes its status often: look once more at once, then leave it to the backoff.
+            // The node writes its status often: try once more at once, then leave it to the backoff.
             Err(error) if error.is_conflict() => match self.cluster.fetch::<Node>(&Key::cluster(name)).await?
             {
                 Some(node) => self.patch(&node, &still_right(&node, changes)).await,
@@ -136,7 +136,7 @@ impl Reports {
                 status.volumes_attached = (!list.is_empty()).then_some(list);
             })
             .await?;
-        tracing::debug!(node = node.metadata.name, changes = changes.len(), "attached volumes told");
+        tracing::debug!(node = node.metadata.name, changes = changes.len(), "attached volumes reported");
         Ok(())
     }
 
@@ -145,7 +145,7 @@ impl Reports {
     }
 }
 
-/// The changes but those that take away what the node has begun to use; whoever wanted that looks at it again.
+/// The changes but those that take away what the node has begun to use; the volumes concerned are reconciled again.
 fn still_right(node: &Node, changes: &HashMap<String, Report>) -> HashMap<String, Report> {
     let in_use = node.status.as_ref().and_then(|status| status.volumes_in_use.as_deref()).unwrap_or_default();
     let is_right = |(volume, report): &(&String, &Report)| report.is_some() || !in_use.contains(volume);

@@ -24,7 +24,7 @@ const COMPONENT: &str = "node-controller";
 const LEASES: &str = "kube-node-lease";
 /// A node that has never said anything is given this long.
 const STARTUP_GRACE: Duration = Duration::from_secs(60);
-/// Pods of one node at a time are told to leave, and those of the next after this time.
+/// Pods are evicted from one node at a time, and from the next after this time.
 const EVICTION_PAUSE: Duration = Duration::from_secs(10);
 
 /// Runs until the cluster's shutdown.
@@ -74,7 +74,7 @@ struct Controller {
 #[derive(Default)]
 struct Memory {
     nodes: HashMap<String, NodeRecord>,
-    /// When pods of a node were last told to leave.
+    /// When pods of a node were last evicted.
     evicted: Option<Instant>,
     disruption: Option<Disruption>,
 }
@@ -166,7 +166,7 @@ impl Controller {
         }
     }
 
-    /// Has the node have the taints that it shall have; gives when to look again.
+    /// Gives the node the taints that it should have; returns when to check again.
     async fn taint(&self, node: &Node) -> Result<Option<Duration>> {
         let disruption = self.disruption();
         let left = is_left(node);
@@ -218,7 +218,7 @@ impl Controller {
         now
     }
 
-    /// Whether the pods of one more node may be told to leave; else how long to wait.
+    /// Whether the pods of one more node may be evicted; else how long to wait.
     fn try_evict(&self) -> Option<Duration> {
         let mut memory = self.memory.lock();
         let waited = memory.evicted.map(|last| last.elapsed());

@@ -223,7 +223,7 @@ pub(super) enum Garbage {
     NeverScheduled,
     /// It is being deleted, and its node is out of service.
     OutOfService,
-    /// Its node does not exist; to be looked at again, and asked of the API server, before it is removed.
+    /// Its node does not exist; to be checked again, and asked of the API server, before it is removed.
     NoNode,
 }
 

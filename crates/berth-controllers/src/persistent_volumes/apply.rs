@@ -16,7 +16,7 @@ pub(super) struct Pair {
     pub(super) volume: Option<Arc<PersistentVolume>>,
 }
 
-/// Makes the write of a step, or tells its event; nothing is sent for what is already so.
+/// Makes the write of a step, or records its event; nothing is sent for what is already so.
 pub(super) async fn apply(
     cluster: &Cluster,
     recorder: &Recorder,

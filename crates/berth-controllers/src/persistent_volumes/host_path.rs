@@ -71,16 +71,16 @@ fn remove(root: &Path, path: &str) -> Result<(), String> {
     let parent = match target.parent().map(Path::canonicalize) {
         Some(Ok(parent)) => parent,
         Some(Err(error)) if gone(&error) => return Ok(()),
-        Some(Err(error)) => return Err(format!("look at {path}: {error}")),
+        Some(Err(error)) => return Err(format!("read the attributes of {path}: {error}")),
         None => return Err(refused()),
     };
-    let root = root.canonicalize().map_err(|error| format!("look at {}: {error}", root.display()))?;
+    let root = root.canonicalize().map_err(|error| format!("resolve {}: {error}", root.display()))?;
     let Some(name) = target.file_name().filter(|_| parent.starts_with(&root)) else { return Err(refused()) };
     let target = parent.join(name);
     let kind = match target.symlink_metadata() {
         Ok(kind) => kind,
         Err(error) if gone(&error) => return Ok(()),
-        Err(error) => return Err(format!("look at {path}: {error}")),
+        Err(error) => return Err(format!("read the attributes of {path}: {error}")),
     };
     let removed =
         if kind.is_dir() { std::fs::remove_dir_all(&target) } else { std::fs::remove_file(&target) };

@@ -256,8 +256,8 @@ pub(super) fn fail(volume: &PersistentVolume, reason: &'static str, message: Str
     if phase(volume) == "Failed" {
         return Vec::new();
     }
-    let told = PlannedEvent::warning(About::Volume, reason, message.clone());
-    vec![Step::VolumePhase(VolumePhase::Failed, message), told]
+    let event = PlannedEvent::warning(About::Volume, reason, message.clone());
+    vec![Step::VolumePhase(VolumePhase::Failed, message), event]
 }
 
 enum Deleter {

@@ -1,7 +1,7 @@
 //! The volumes that are free, and the claims that wait for one.
 //!
 //! Guarantees: a free volume is promised to at most one claim at a time; a volume that is free and promised to nobody
-//! fits no waiting claim. So two claims never take the same volume, however many look at the same time, and a claim
+//! fits no waiting claim. So two claims never take the same volume, however many are reconciled at the same time, and a claim
 //! that found nothing hears of the first volume that fits it without anybody going through all claims.
 //!
 //! A promise ends when the volume changes hands or the claim's [`Turn`] ends; then the volume is offered to others.
@@ -145,7 +145,7 @@ impl Pool {
         let promised_to = state.remove(name);
         if let Some(volume) = after.filter(|volume| is_free(volume)) {
             match promised_to {
-                // Its turn is under way or about to come; it looks at the volume as it is now.
+                // Its turn is under way or about to come; it reads the volume as it is now.
                 Some(claim) => state.promise(volume.clone(), claim),
                 None => self.offer(&mut state, volume.clone(), None),
             }
@@ -175,7 +175,7 @@ impl Pool {
     }
 }
 
-/// A claim being looked at.
+/// A claim that is being reconciled.
 pub(super) struct Turn<'a> {
     pool: &'a Pool,
     claim: Key,

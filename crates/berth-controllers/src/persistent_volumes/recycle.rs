@@ -46,7 +46,7 @@ pub(super) enum Recycling {
     /// The pod is not for this binding, or its failure is long enough ago.
     Remove,
     Done,
-    /// The pod failed; look again after a while.
+    /// The pod failed; try again after a while.
     Failed(String, Duration),
 }
 

@@ -106,7 +106,7 @@ pub(super) enum Step {
     DeleteHostPath,
     /// A released volume is emptied by a pod.
     Recycle,
-    /// The state is contradictory: look again later.
+    /// The state is contradictory: try again later.
     Refuse(String),
 }
 

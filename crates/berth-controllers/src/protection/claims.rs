@@ -16,7 +16,7 @@ use berth_kube::{Backoff, Cache, Cluster, Index, Key, Loop, Next, Queue, Result,
 use super::{FinalizerChange, WORKERS, finalizer_change, write};
 use berth_kube::storage;
 
-/// The claims to look at, by namespace.
+/// The claims to reconcile, by namespace.
 type Due = Mutex<HashMap<String, HashSet<String>>>;
 
 pub(super) async fn run(cluster: Cluster) {

@@ -1,4 +1,4 @@
-//! Where a pod goes. Pure: what is looked at comes in, a node or the reasons against every node come out.
+//! Where a pod goes. Pure: objects come in, a node or the reasons against every node come out.
 
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
 use kube::ResourceExt as _;

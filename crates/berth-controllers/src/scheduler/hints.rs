@@ -1,4 +1,4 @@
-//! Which pods are worth another look when something changes.
+//! Which pods are scheduled again when something changes.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

@@ -46,7 +46,7 @@ struct Spread {
 }
 
 impl Neighbours {
-    /// Counts what matters to a pod. Pods that ask for nothing cost a look at those that want to be apart.
+    /// Counts what matters to a pod. For pods that ask for nothing only those with anti-affinity are read.
     pub(super) fn observe(world: &impl World, board: &Board, pod: &Pod, nodes: &[impl AsRef<Node>]) -> Self {
         let mut found = Self::default();
         let by_name: HashMap<String, &Node> =

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What judged a node unfit; decides which changes are worth another look.
+/// What judged a node unfit; decides which changes lead to another attempt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Plugin {
     /// There is no node at all.

@@ -26,7 +26,7 @@ pub(super) const TOO_MANY: &str = "node(s) exceed max volume count";
 pub(super) const ZONE: &str = "node(s) had no available volume zone";
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
 
-/// What was found out about a pod's volumes before any node is looked at.
+/// What was found out about a pod's volumes before any node is judged.
 #[derive(Debug, Default)]
 pub(super) struct PodClaims {
     all: Vec<Arc<PersistentVolumeClaim>>,

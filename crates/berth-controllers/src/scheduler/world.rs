@@ -1,4 +1,4 @@
-//! What the scheduler looks things up in: the caches in earnest, plain maps in tests.
+//! Where the scheduler looks objects up: the caches, and plain maps in tests.
 
 use std::sync::Arc;
 

@@ -184,7 +184,7 @@ async fn a_node_is_told_of_each_attached_volume_once() {
     until(&cluster.all::<Node>(), &node, |node| attached(node).len() == COUNT).await;
     loops.stop().await;
     let lists = lists.lock();
-    println!("{COUNT} volumes told in {} writes", lists.len());
+    println!("{COUNT} volumes reported in {} writes", lists.len());
     for pair in lists.windows(2) {
         assert!(pair[1].len() > pair[0].len(), "a write without news: {} of {}", pair[1].len(), lists.len());
         assert_eq!(pair[1][..pair[0].len()], pair[0][..], "what is listed stays where it is");

@@ -117,9 +117,9 @@ async fn what_is_told_of_a_recycler_pod_is_told_of_its_volume() {
     let event: k8s_openapi::api::core::v1::Event = serde_json::from_value(event).unwrap();
     let events = kube::Api::namespaced(cluster.client.clone(), "default");
     events.create(&kube::api::PostParams::default(), &event).await.unwrap();
-    let told = cluster.has_event(&name, "RecyclerPod").await;
-    assert_eq!(told.message.as_deref(), Some("Recycler pod: server nowhere not found"));
-    assert_eq!(told.type_.as_deref(), Some("Warning"));
+    let reported = cluster.has_event(&name, "RecyclerPod").await;
+    assert_eq!(reported.message.as_deref(), Some("Recycler pod: server nowhere not found"));
+    assert_eq!(reported.type_.as_deref(), Some("Warning"));
     patch_status(&default, &recycler, json!({ "status": { "phase": "Succeeded" } })).await;
     until(&volumes, &name, |volume| volume_phase(volume) == "Available").await;
     loops.stop().await;

@@ -65,7 +65,7 @@ pub(super) fn plan(attachment: &VolumeAttachment, attaches: bool, finalizer: &st
     }
 }
 
-/// Whether a change calls for a look: errors, written by ourselves, and what we keep there do not.
+/// Whether a change needs a reconciliation: errors, written by ourselves, and what we keep there do not.
 pub(super) fn matters(before: &VolumeAttachment, after: &VolumeAttachment) -> bool {
     let attached =
         |attachment: &VolumeAttachment| attachment.status.as_ref().is_some_and(|status| status.attached);

@@ -16,7 +16,7 @@ use crate::driver::ControllerCapability;
 type Published = HashMap<String, HashSet<String>>;
 
 impl Attacher {
-    /// Asks at every interval, if the driver can tell.
+    /// Asks at every interval, if the driver can answer that.
     pub(super) async fn reconcile(&self) {
         loop {
             tokio::select! {

@@ -32,7 +32,7 @@ pub enum HealthCalls {
 }
 
 impl HealthCalls {
-    /// How a driver tells of its volumes' health, if it does: one call for all of them if possible.
+    /// How a driver reports its volumes' health, if it does: one call for all of them if possible.
     pub fn of(identity: &Identity) -> Option<Self> {
         let can = |capability| identity.can(capability);
         let condition = |capability| identity.tells_condition && identity.can(capability);
@@ -100,7 +100,7 @@ impl Driver {
     }
 }
 
-/// One sentence of all that is wrong, the same in whatever order the driver tells it.
+/// One sentence of all that is wrong, the same in whatever order the driver reports it.
 fn health_of(volume: &v1::VolumeHealth) -> Health {
     let mut sentences: Vec<String> = volume
         .health_statuses

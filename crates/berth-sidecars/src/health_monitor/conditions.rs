@@ -1,4 +1,4 @@
-//! What is worth telling of a volume's health: changes, and what Kubernetes is about to forget.
+//! Which events a volume's health needs: one for each change, and a repetition before an event expires.
 
 use berth_core::names::events;
 use std::collections::HashMap;
@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::Event;
 
 use crate::driver::Health;
 
-/// The event that tells what is wrong.
+/// The event that says what is wrong.
 pub(super) const ABNORMAL: &str = events::VOLUME_CONDITION_ABNORMAL;
-/// The event that tells that nothing is wrong any more.
+/// The event that says that nothing is wrong any more.
 pub(super) const NORMAL: &str = events::VOLUME_CONDITION_NORMAL;
-/// How long something wrong is told only once: Kubernetes keeps events for an hour, and who looks must find one.
+/// How long trouble has one event only: Kubernetes keeps events for an hour, and people must find one.
 const REMINDER: Duration = Duration::from_mins(50);
 
-/// What was last told of a claim as wrong, and when.
+/// The last event about trouble of a claim, and its time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct ReportedCondition {
     claim: Key,
@@ -66,12 +66,12 @@ impl Memory {
         }
     }
 
-    /// The claims of which something was told as wrong.
+    /// The claims that have an event about trouble.
     pub(super) fn ill(&self) -> Vec<Key> {
         self.reported.values().map(|reported| reported.claim.clone()).collect()
     }
 
-    /// Remembers how a claim's volume is, and says what is to be told of it.
+    /// Records how a claim's volume is, and returns the event that this needs.
     pub(super) fn observe(
         &mut self,
         uid: &str,
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changes_are_told_and_a_reminder_before_kubernetes_forgets() {
+    fn only_changes_are_recorded_and_a_reminder_before_events_expire() {
         let mut memory = Memory::default();
         let abnormal = |wrong: &str| Some(ConditionEvent::Abnormal(wrong.to_owned()));
         for (minute, health, expected) in [
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_successor_knows_from_the_events_what_was_told() {
+    fn a_successor_knows_from_the_events_what_was_recorded() {
         let event = |uid: &str, reason: &str, message: &str, minute: i64| {
             let mut event = Event { reason: Some(reason.to_owned()), ..Event::default() };
             event.involved_object.uid = Some(uid.to_owned());

@@ -1,4 +1,4 @@
-//! Nodes that fail: whose claims their pods use is told on the claims, and again when they recover.
+//! Nodes that fail: an event on each claim that their pods use, and another when they recover.
 
 use berth_core::names::events;
 use std::collections::{BTreeMap, HashSet};
@@ -64,7 +64,7 @@ fn plan(state: NodeState, reported: bool, now: Timestamp, patience: Duration) ->
     }
 }
 
-/// Tells of nodes until the cluster's shutdown.
+/// Records events of nodes that fail until the cluster's shutdown.
 pub(super) async fn run(monitor: Arc<Monitor>) {
     let nodes = monitor.cluster.cache::<Node>();
     let queue = monitor.cluster.queue("nodes", Backoff::default());

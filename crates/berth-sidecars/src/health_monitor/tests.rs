@@ -53,7 +53,7 @@ fn many_volumes_are_asked_about_less_often() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_wrong_is_told_once_on_the_claim_and_that_it_is_over_whichever_way_the_driver_tells() {
+async fn trouble_and_its_end_have_one_event_each_on_the_claim_by_every_call_of_the_driver() {
     for capabilities in [
         &[Capability::ListVolumeHealth, Capability::GetVolumeHealth][..],
         &[Capability::GetVolumeHealth],
@@ -78,12 +78,12 @@ async fn what_is_wrong_is_told_once_on_the_claim_and_that_it_is_over_whichever_w
         stage.rounds(5).await;
 
         let events = stage.events().await;
-        let told = of(&events, ABNORMAL);
-        let messages: Vec<_> = told.iter().filter_map(|event| event.message.as_deref()).collect();
+        let recorded = of(&events, ABNORMAL);
+        let messages: Vec<_> = recorded.iter().filter_map(|event| event.message.as_deref()).collect();
         assert_eq!(messages.len(), 2, "{capabilities:?}: {messages:?}");
         assert!(messages[0].ends_with("the disk is slow") && messages[1].ends_with("the disk is gone"));
-        for event in told {
-            assert_eq!((event.type_.as_deref(), event.count), (Some("Warning"), Some(1)), "told again");
+        for event in recorded {
+            assert_eq!((event.type_.as_deref(), event.count), (Some("Warning"), Some(1)), "recorded again");
             assert_eq!(event.involved_object.uid, claim.metadata.uid);
             let source = event.source.as_ref().and_then(|source| source.component.as_deref());
             assert_eq!(source, Some("csi-pv-monitor-controller-test.berth.dev"));
@@ -93,7 +93,7 @@ async fn what_is_wrong_is_told_once_on_the_claim_and_that_it_is_over_whichever_w
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_successor_repeats_nothing_and_tells_what_is_over() {
+async fn a_successor_repeats_no_event_and_records_what_is_over() {
     let stage = Stage::set(&[Capability::ListVolumeHealth, Capability::GetVolumeHealth]).await;
     stage.bound_claim("data").await;
     stage.ail("data", Some("the disk is slow"));
@@ -131,7 +131,7 @@ async fn rounds_cost_kubernetes_nothing_however_many_volumes_there_are() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_driver_that_refuses_to_tell_says_nothing_of_the_volume() {
+async fn a_driver_that_refuses_the_call_says_nothing_of_the_volume() {
     let stage = Stage::set(&[Capability::ListVolumeHealth, Capability::GetVolumeHealth]).await;
     stage.bound_claim("data").await;
     stage.ail("data", Some("the disk is slow"));
@@ -147,7 +147,7 @@ async fn a_driver_that_refuses_to_tell_says_nothing_of_the_volume() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_that_fails_is_told_on_the_claims_of_its_pods_and_so_is_that_it_recovers() {
+async fn a_node_that_fails_and_recovers_has_events_on_the_claims_of_its_pods() {
     let stage = Stage::set(&[Capability::ListVolumeHealth, Capability::GetVolumeHealth]).await;
     let ready = |status: &str| {
         let since = "2026-01-01T00:00:00Z";

@@ -71,8 +71,8 @@ async fn a_driver_whose_socket_file_was_removed_is_unwell_although_it_still_runs
 async fn a_registration_is_well_while_its_socket_answers_with_the_drivers_name() {
     let dir = tempfile::tempdir().unwrap();
     let path = registrar::socket(dir.path(), "a.example");
-    let look = || registration(dir.path(), "a.example", PATIENCE);
-    assert!(matches!(look().await, Err(Unwell::Gone(gone)) if gone == path));
+    let check = || registration(dir.path(), "a.example", PATIENCE);
+    assert!(matches!(check().await, Err(Unwell::Gone(gone)) if gone == path));
 
     let stop = CancellationToken::new();
     let options = registrar::Options {
@@ -82,7 +82,7 @@ async fn a_registration_is_well_while_its_socket_answers_with_the_drivers_name()
     };
     let serving = tokio::spawn(registrar::serve(options, stop.clone()));
     let answered = async {
-        while look().await.is_err() {
+        while check().await.is_err() {
             tokio::task::yield_now().await;
         }
     };
@@ -91,7 +91,7 @@ async fn a_registration_is_well_while_its_socket_answers_with_the_drivers_name()
     let other = registration(dir.path(), "b.example", PATIENCE).await;
     assert!(matches!(other, Err(Unwell::Stranger(name)) if name == "a.example"));
     std::fs::write(&path, "").unwrap();
-    assert!(matches!(look().await, Err(Unwell::NotASocket(_))));
+    assert!(matches!(check().await, Err(Unwell::NotASocket(_))));
     stop.cancel();
     serving.await.unwrap().unwrap();
 }

@@ -1,4 +1,4 @@
-//! Tells the scheduler how much room there is: CSIStorageCapacity objects, one per class and topology segment.
+//! Publishes for the scheduler how much room there is: CSIStorageCapacity objects, one per class and topology segment.
 //!
 //! Reads: StorageClass, CSINode and Node (drivers with topology), CSIDriver (if it is to decide), CSIStorageCapacity
 //! (one namespace, by labels), Pod and what it belongs to (once). Writes: CSIStorageCapacity.
@@ -38,13 +38,13 @@ pub use self::owner::Owner;
 pub(super) use self::plan::Room;
 
 /// The shortest time between two answers to the same question: a thousand volumes need no thousand updates.
-const REST: Duration = Duration::from_secs(1);
+const REFRESH_INTERVAL: Duration = Duration::from_secs(1);
 /// How long to wait before the owner is looked up again.
-const LOOK_UP: Duration = Duration::from_secs(5);
-/// After an object was gone that was to be written: look again.
-const GONE: Duration = Duration::from_millis(20);
+const OWNER_RETRY: Duration = Duration::from_secs(5);
+/// How long after an object that was to be written was gone it is tried again.
+const REWRITE_DELAY: Duration = Duration::from_millis(20);
 
-/// How capacity is told; the defaults are upstream's.
+/// How capacity is published; the defaults are upstream's.
 #[derive(Debug, Clone)]
 pub struct Capacity {
     /// Where the objects are.
@@ -83,7 +83,7 @@ enum TopologySource {
     Watched(Cache<CSINode>, Cache<Node>),
 }
 
-/// What to look at.
+/// What is reconciled: the set of objects, one question to the driver, or one object.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 enum Item {
     /// Which objects there should be.
@@ -205,9 +205,9 @@ impl Publisher {
                 Err(error) => {
                     tracing::warn!(
                         error = error.sentence(),
-                        "capacity is not told: its objects have no owner; looking again in {LOOK_UP:?}"
+                        "capacity is not published: its objects have no owner; trying again in {OWNER_RETRY:?}"
                     );
-                    tokio::time::sleep(LOOK_UP).await;
+                    tokio::time::sleep(OWNER_RETRY).await;
                 }
             }
         }
@@ -260,7 +260,7 @@ impl Publisher {
 
 /// Reasons to ask again.
 impl Publisher {
-    /// A volume was made or deleted at these places.
+    /// A volume was created or deleted in these segments.
     pub(super) fn refresh_topologies(&self, affinity: &VolumeNodeAffinity) {
         let goal = self.goal();
         for segment in goal::segments_of(affinity) {
@@ -336,7 +336,7 @@ impl Publisher {
         }
     }
 
-    /// Asks how much room there is, and tells it.
+    /// Asks how much room there is, and publishes it.
     async fn ask(&self, question: &Question) -> Result<Next, Failure> {
         if self.keys_answered_by(question).is_empty() {
             self.answered().remove(question);
@@ -344,7 +344,7 @@ impl Publisher {
         }
         let last = self.answered().get(question).copied();
         if let Some(rest) =
-            last.and_then(|last| REST.checked_sub(last.elapsed())).filter(|rest| !rest.is_zero())
+            last.and_then(|last| REFRESH_INTERVAL.checked_sub(last.elapsed())).filter(|rest| !rest.is_zero())
         {
             return Ok(Next::After(rest));
         }
@@ -360,7 +360,7 @@ impl Publisher {
         for capacity_key in self.keys_answered_by(question) {
             for write in self.frame().plan(&capacity_key, room, &self.objects.at(&capacity_key)) {
                 if !self.write(write, room).await? {
-                    return Ok(Next::After(GONE));
+                    return Ok(Next::After(REWRITE_DELAY));
                 }
             }
         }
@@ -425,7 +425,7 @@ impl Publisher {
     }
 
     fn frame(&self) -> &Frame {
-        self.frame.get().expect("items are looked at after everything was prepared")
+        self.frame.get().expect("items are reconciled after everything was prepared")
     }
 
     fn goal(&self) -> MutexGuard<'_, Option<Goal>> {

@@ -35,7 +35,7 @@ pub struct Options {
     pub prevent_volume_mode_conversion: bool,
     /// Sources may be in other namespaces, if these grant it (the gate CrossNamespaceVolumeDataSource).
     pub cross_namespace_sources: bool,
-    /// Whether and how the scheduler is told how much room there is.
+    /// Whether and how capacity is published for the scheduler.
     pub capacity: Option<Capacity>,
     /// The node, if every node has a provisioner of its own.
     pub per_node: Option<PerNode>,

@@ -1,7 +1,7 @@
 //! A provisioner beside the driver of one node, one on every node instead of one for all.
 //!
 //! A claim belongs to the node that is selected for it. For a class that waits for the first consumer the scheduler
-//! selects one; for others the provisioners do: each waits for a time of its own, looks whether its node has the room,
+//! selects one; for others the provisioners do: each waits for a time of its own, asks whether its node has the room,
 //! and writes its name, which one of them is the first to do. Who sees another's name before that gives up; who wrote
 //! its name and then fails takes it away again, and all begin anew.
 //!
@@ -81,7 +81,7 @@ struct Attempt {
 }
 
 impl OwnNode {
-    /// Asks the driver where it is until it tells.
+    /// Asks the driver for its topology until it answers.
     pub(super) async fn find(driver: &Driver, options: &PerNode, timeout: Duration) -> Self {
         let topology = NodeTopology::find(driver, timeout).await;
         Self { options: options.clone(), topology, attempts: Mutex::default() }
@@ -96,7 +96,7 @@ impl OwnNode {
         self.options.immediate
     }
 
-    /// The place, empty if the driver tells of none.
+    /// The topology, empty if the driver has none.
     pub(super) fn segment(&self) -> Segment {
         self.topology.0.clone().unwrap_or_default()
     }
@@ -117,7 +117,7 @@ impl OwnNode {
         )
     }
 
-    /// Whether a volume can be used here; one that says nothing of places can be everywhere.
+    /// Whether a volume can be used here; one without topology can be used everywhere.
     pub(super) fn reaches(&self, volume: &PersistentVolume) -> bool {
         self.topology.reaches(volume)
     }
@@ -169,7 +169,7 @@ impl Provisioner {
         match self.has_room(claim, class, identity).await {
             Ok(true) => {}
             Ok(false) => return Ok(Next::After(own_node.wait_again(&uid).max(CONFLICT_PAUSE))),
-            // Whoever is selected fails in the same way, and tells.
+            // The node that is selected fails in the same way, and records it.
             Err(failure) => tracing::debug!(error = failure.sentence(), "whether there is room is not known"),
         }
         let selected = self.cluster.update(claim, |claim| {
@@ -187,7 +187,7 @@ impl Provisioner {
         Ok(Next::Done)
     }
 
-    /// Whether a claim's volume would fit here, as far as the driver can tell.
+    /// Whether a claim's volume would fit here, as far as the driver knows.
     async fn has_room(
         &self,
         claim: &PersistentVolumeClaim,
@@ -201,11 +201,11 @@ impl Provisioner {
             return Ok(true);
         }
         let bytes = volume.bytes();
-        let places = topology.map(|topology| topology.requisite).unwrap_or_default();
+        let segments = topology.map(|topology| topology.requisite).unwrap_or_default();
         let request = GetCapacityRequest {
             volume_capabilities: volume.call.volume_capabilities,
             parameters: volume.call.parameters,
-            accessible_topology: places.into_iter().next(),
+            accessible_topology: segments.into_iter().next(),
         };
         let room = Room::from(self.driver.call(self.options.timeout, request).await?);
         Ok(room.fits(bytes))

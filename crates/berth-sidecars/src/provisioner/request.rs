@@ -131,7 +131,7 @@ impl VolumeRequest {
         })
     }
 
-    /// The object that tells Kubernetes of the volume; `provisioner` names this process in the volume's attributes.
+    /// The PersistentVolume of the volume; `provisioner` names this process in the volume's attributes.
     pub(super) fn persistent_volume(
         &self,
         claim: &PersistentVolumeClaim,
@@ -286,7 +286,7 @@ fn stripped(parameters: &BTreeMap<String, String>) -> Result<BTreeMap<String, St
     Ok(own)
 }
 
-/// The labels and annotations of a claim that the driver's parameters ask for; nobody is told any other.
+/// The labels and annotations of a claim that the driver's parameters ask for; no other is sent.
 fn claim_fields(
     parameters: &BTreeMap<String, String>,
     claim: &PersistentVolumeClaim,

@@ -23,8 +23,8 @@ use crate::size;
 use crate::snapshots::names::{ALLOW_MODE_CHANGE, GROUP as SNAPSHOT_GROUP};
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, served};
 
-/// How often a cluster without snapshots is looked at again.
-const KINDS: Duration = Duration::from_secs(30);
+/// How often a cluster without snapshots is asked for them again.
+const CRD_RETRY: Duration = Duration::from_secs(30);
 /// Where a claim's data comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) enum Source {
@@ -37,7 +37,7 @@ pub(super) enum Source {
 }
 
 impl Source {
-    /// The source that a claim may be made from; `elsewhere` tells whether it may be in another namespace.
+    /// The source that a claim may be made from; `elsewhere` says whether it may be in another namespace.
     pub(super) fn of(claim: &PersistentVolumeClaim, elsewhere: bool) -> Result<Option<Self>, Failure> {
         let Some(Reference { key, .. }) = Reference::of(claim) else { return Ok(None) };
         if !elsewhere && Some(&key.namespace) != claim.namespace().as_ref() {
@@ -258,7 +258,7 @@ fn is_deleted_clone_source(claim: &PersistentVolumeClaim) -> bool {
     claim.metadata.deletion_timestamp.is_some() && finalizers::has(claim, CLONING_PROTECTION)
 }
 
-/// The changes that lead to another look.
+/// The changes that lead to another reconciliation.
 impl Provisioner {
     /// Sources that a claim does not need any more, and claims that are deleted while they are one.
     pub(super) fn source_loop(&self) -> Loop<Source> {
@@ -266,8 +266,8 @@ impl Provisioner {
             .subscribe(&self.claims, |before, after| {
                 let needed = before.and_then(|before| Source::needed(before));
                 let needs = after.and_then(|after| Source::needed(after));
-                let let_go = needed.filter(|source| needs.as_ref() != Some(source));
-                let mut sources: Vec<Source> = let_go.into_iter().collect();
+                let released = needed.filter(|source| needs.as_ref() != Some(source));
+                let mut sources: Vec<Source> = released.into_iter().collect();
                 sources.extend(
                     after
                         .filter(|after| is_deleted_clone_source(after))
@@ -281,7 +281,7 @@ impl Provisioner {
     /// Follows snapshots, once there are any.
     pub(super) async fn follow_snapshots(&self, identity: &Identity) {
         if !identity.can(ControllerCapability::CreateDeleteSnapshot)
-            || !served::wait(&self.cluster, served::SNAPSHOTS, "provisioner", KINDS).await
+            || !served::wait(&self.cluster, served::SNAPSHOTS, "provisioner", CRD_RETRY).await
         {
             return;
         }

@@ -44,7 +44,7 @@ fn class(provisioner: &str, mode: &str) -> StorageClass {
 #[expect(clippy::too_many_lines, reason = "a table")]
 fn a_claim_is_provisioned_undone_or_left_alone() {
     let now = "2026-01-01T00:00:00Z";
-    let marked = || json!({ "metadata": { "finalizers": [creating(DRIVER)] } });
+    let with_finalizer = || json!({ "metadata": { "finalizers": [creating(DRIVER)] } });
     let with = |mut one: Value, other: Value| {
         json_merge(&mut one, other);
         one
@@ -101,29 +101,35 @@ fn a_claim_is_provisioned_undone_or_left_alone() {
             false,
             Plan::Provision,
         ),
-        ("marked, under way", marked(), ours.clone(), false, Plan::Provision),
-        ("marked, saved", marked(), ours.clone(), true, Plan::RemoveFinalizer),
+        ("with finalizer, under way", with_finalizer(), ours.clone(), false, Plan::Provision),
+        ("with finalizer, saved", with_finalizer(), ours.clone(), true, Plan::RemoveFinalizer),
         (
-            "marked, bound to its volume that is not seen yet",
-            with(marked(), json!({ "spec": { "volumeName": VOLUME } })),
+            "with finalizer, bound to its volume that is not seen yet",
+            with(with_finalizer(), json!({ "spec": { "volumeName": VOLUME } })),
             ours.clone(),
             false,
             Plan::RemoveFinalizer,
         ),
-        ("marked, deleted", with(marked(), deleted()), ours.clone(), false, Plan::Undo),
-        ("marked, deleted, class gone", with(marked(), deleted()), None, false, Plan::Undo),
-        ("marked, deleted, saved", with(marked(), deleted()), ours.clone(), true, Plan::RemoveFinalizer),
+        ("with finalizer, deleted", with(with_finalizer(), deleted()), ours.clone(), false, Plan::Undo),
+        ("with finalizer, deleted, class gone", with(with_finalizer(), deleted()), None, false, Plan::Undo),
         (
-            "marked, bound to another volume",
-            with(marked(), json!({ "spec": { "volumeName": "x" } })),
+            "with finalizer, deleted, saved",
+            with(with_finalizer(), deleted()),
+            ours.clone(),
+            true,
+            Plan::RemoveFinalizer,
+        ),
+        (
+            "with finalizer, bound to another volume",
+            with(with_finalizer(), json!({ "spec": { "volumeName": "x" } })),
             ours.clone(),
             false,
             Plan::Undo,
         ),
-        ("marked, its node taken back", marked(), waiting, false, Plan::Undo),
-        ("marked, class gone", marked(), None, false, Plan::Nothing),
+        ("with finalizer, its node taken back", with_finalizer(), waiting, false, Plan::Undo),
+        ("with finalizer, class gone", with_finalizer(), None, false, Plan::Nothing),
         (
-            "marked by another driver, deleted",
+            "with the finalizer of another driver, deleted",
             with(json!({ "metadata": { "finalizers": [creating("other")] } }), deleted()),
             ours,
             false,
@@ -170,10 +176,10 @@ fn every_code_of_create_volume_has_its_verdict_with_and_without_topology_and_nod
 
 #[test]
 fn a_node_provisions_claims_that_it_is_selected_for_and_tries_to_be_selected_for_free_ones() {
-    let node_mark = "creating.berth.dev/d.example.com_n";
+    let node_finalizer = "creating.berth.dev/d.example.com_n";
     let selected = |node: &str| json!({ "metadata": { "annotations": { SELECTED_NODE: node } } });
-    let marked = |mut change: Value| {
-        json_merge(&mut change, json!({ "metadata": { "finalizers": [node_mark] } }));
+    let with_finalizer = |mut change: Value| {
+        json_merge(&mut change, json!({ "metadata": { "finalizers": [node_finalizer] } }));
         change
     };
     let elsewhere = || json!({ "metadata": { "finalizers": ["creating.berth.dev/d.example.com_m"] } });
@@ -193,19 +199,28 @@ fn a_node_provisions_claims_that_it_is_selected_for_and_tries_to_be_selected_for
         ("selected, though free ones are not for the taking", selected("n"), now(), false, Plan::Provision),
         ("another was quicker", selected("m"), now(), true, Plan::Nothing),
         ("class gone", json!({}), None, true, Plan::Nothing),
-        ("begun here, under way", marked(selected("n")), late(), true, Plan::Provision),
-        ("begun here, then another selected", marked(selected("m")), late(), true, Plan::Undo),
-        ("begun here, then another selected, class gone", marked(selected("m")), None, true, Plan::Undo),
-        ("begun here, then given back", marked(json!({})), late(), true, Plan::Undo),
-        ("begun here, then free again", marked(json!({})), now(), true, Plan::Undo),
-        ("begun here, deleted", deleted(marked(selected("n"))), late(), true, Plan::Undo),
+        ("begun here, under way", with_finalizer(selected("n")), late(), true, Plan::Provision),
+        ("begun here, then another selected", with_finalizer(selected("m")), late(), true, Plan::Undo),
+        (
+            "begun here, then another selected, class gone",
+            with_finalizer(selected("m")),
+            None,
+            true,
+            Plan::Undo,
+        ),
+        ("begun here, then given back", with_finalizer(json!({})), late(), true, Plan::Undo),
+        ("begun here, then free again", with_finalizer(json!({})), now(), true, Plan::Undo),
+        ("begun here, deleted", deleted(with_finalizer(selected("n"))), late(), true, Plan::Undo),
         ("begun elsewhere, deleted", deleted(elsewhere()), now(), true, Plan::Nothing),
         ("begun elsewhere, free again", elsewhere(), now(), true, Plan::Select),
     ];
     for (row, change, class, immediate, expected) in rows {
-        let who = Scope { driver: DRIVER, claim_finalizer: node_mark, node: Some(("n", immediate)) };
+        let who = Scope { driver: DRIVER, claim_finalizer: node_finalizer, node: Some(("n", immediate)) };
         assert_eq!(plan(&claim(change), class.as_ref(), who, VOLUME, false), expected, "{row}");
     }
-    let who = Scope { driver: DRIVER, claim_finalizer: node_mark, node: Some(("n", true)) };
-    assert_eq!(plan(&claim(marked(json!({}))), now().as_ref(), who, VOLUME, true), Plan::RemoveFinalizer);
+    let who = Scope { driver: DRIVER, claim_finalizer: node_finalizer, node: Some(("n", true)) };
+    assert_eq!(
+        plan(&claim(with_finalizer(json!({}))), now().as_ref(), who, VOLUME, true),
+        Plan::RemoveFinalizer
+    );
 }

@@ -161,7 +161,7 @@ fn csi(terms: Vec<Segment>) -> Vec<Topology> {
     terms.into_iter().map(|segments| Topology { segments }).collect()
 }
 
-/// The place of a node, in the driver's keys.
+/// The topology of a node, in the driver's keys.
 fn segment_of(inputs: &TopologyInputs<'_>, name: &str) -> Result<Segment, TopologyError> {
     let csi_node = inputs
         .csi_nodes
@@ -197,7 +197,7 @@ pub(super) fn labels_of(node: &Node, keys: &BTreeSet<String>) -> Option<Segment>
     keys.iter().map(|key| Some((key.clone(), labels?.get(key)?.clone()))).collect()
 }
 
-/// The places of all nodes that have these keys, each once and in order.
+/// The topologies of all nodes that have these keys, each once and in order.
 fn aggregate(inputs: &TopologyInputs<'_>, keys: &BTreeSet<String>) -> Vec<Segment> {
     ordered(inputs.nodes.iter().filter_map(|node| labels_of(node, keys)).collect())
 }
@@ -249,7 +249,7 @@ fn spread(terms: Vec<Segment>, claim: &str) -> (Vec<Segment>, Vec<Segment>) {
     (terms, preferred)
 }
 
-/// Claims of one StatefulSet (`claim-set-3`) hash alike and differ by their number, so they go to different places.
+/// Claims of one StatefulSet (`claim-set-3`) hash alike and differ by their number, so they go to different segments.
 fn hash_and_offset(claim: &str) -> (u32, u32) {
     let numbered =
         claim.rsplit_once('-').and_then(|(rest, number)| Some((rest, number.parse::<u32>().ok()?)));

@@ -118,7 +118,7 @@ impl Provisioner {
         }
     }
 
-    /// Tells why a claim that is deleted, or given to another, stays as it is.
+    /// Records why a claim that is deleted, or given to another, stays as it is.
     fn not_undone(&self, claim: &PersistentVolumeClaim, what: &str, failure: Failure) -> Failure {
         let text = format!("{what}{}{}", failure.sentence(), failure.hint());
         self.recorder.warning(claim, events::PROVISIONING_FAILED, text);

@@ -130,7 +130,7 @@ pub(super) enum Plan {
     Attached,
 }
 
-/// What to do about a volume that is attached or not; `reached` tells whether it is for this provisioner to delete.
+/// What to do about a volume that is attached or not; `reached` says whether it is for this provisioner to delete.
 pub(super) fn plan(volume: &PersistentVolume, driver: &str, reached: bool, attached: bool) -> Plan {
     let Some(spec) = &volume.spec else { return Plan::Nothing };
     // Whoever made it says whose it is; of one that a person made, its driver.

@@ -384,7 +384,7 @@ impl Resizer {
         Ok(Next::Done)
     }
 
-    /// Changes the status as it is now; what cannot be written is told by the event anyway.
+    /// Changes the status as it is now; what cannot be written is in the event anyway.
     async fn edit_status(
         &self,
         claim: &PersistentVolumeClaim,

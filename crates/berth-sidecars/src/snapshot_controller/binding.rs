@@ -27,9 +27,9 @@ pub(super) enum Step<S> {
     Release(Vec<&'static str>),
     /// Create the content that it is to be bound to.
     Create,
-    /// Tell an existing content which object it belongs to.
+    /// Write into an existing content which object it belongs to.
     Bind,
-    /// Tell what has become of it.
+    /// Write the status.
     Status(S),
     /// Something between a group and its members.
     Group(GroupStep),
@@ -37,7 +37,7 @@ pub(super) enum Step<S> {
     Fail(&'static str, String),
     /// It cannot be deleted yet; the message.
     Pending(String),
-    /// Tell the content that its object is being deleted.
+    /// Annotate the content: its object is being deleted.
     MarkContent,
     /// Delete the content it is bound to.
     DeleteContent,
@@ -181,7 +181,7 @@ impl Controller {
         });
     }
 
-    /// One look at a snapshot or a group.
+    /// Reconciles a snapshot or a group.
     pub(super) async fn sync<B: Bindable>(&self, key: &Key) -> Result<Next, Failure> {
         let Some(Caches { objects, contents, .. }) = B::caches(self) else { return Ok(Next::Done) };
         let Some(mut object) = objects.get(key) else { return Ok(Next::Done) };
@@ -288,7 +288,7 @@ impl Controller {
         let (key, what) = (Key::of(object.as_ref()), B::WORDS.what);
         match self.cluster.create(&content).await {
             Ok(_) => {}
-            // Whose it is shows at the next look, which its own arrival in the cache brings.
+            // Whose it is shows at the next reconciliation, which its own arrival in the cache brings.
             Err(error) if error.is_already_exists() => {
                 self.cluster.fetch::<B::Content>(&Key::of(&content)).await?;
                 return Ok(None);
@@ -331,7 +331,7 @@ impl Controller {
         }
     }
 
-    /// Writes a new status, and tells what it means.
+    /// Writes a new status, and records the event that belongs to it.
     async fn write_status<B: Bindable>(&self, object: &Arc<B>, after: B::Status) -> Result<Arc<B>, Failure> {
         let written = self.cluster.update_status(object.as_ref(), |object| object.set_status(after)).await?;
         let (key, name) = (Key::of(object.as_ref()), B::WORDS.name);
@@ -346,7 +346,7 @@ impl Controller {
         Ok(written)
     }
 
-    /// Tells of what cannot go on: in the status, and once by an event. It is looked at again when something changes.
+    /// Reports what cannot go on: in the status, and once by an event. It is reconciled again when something changes.
     async fn fail<B: Bindable>(&self, object: &Arc<B>, reason: &str, message: &str) -> Result<(), Failure> {
         if object.error().and_then(|error| error.message.as_deref()) == Some(message) {
             return Ok(());
@@ -360,7 +360,7 @@ impl Controller {
         Ok(())
     }
 
-    /// One look at a content: checked, and kept for as long as something is bound to it.
+    /// Reconciles a content: checked, and kept for as long as something is bound to it.
     pub(super) async fn sync_content<B: Bindable>(&self, key: &Key) -> Result<Next, Failure> {
         let content = B::caches(self).and_then(|caches| caches.contents.get(key));
         let Some(content) = content else { return Ok(Next::Done) };

@@ -289,14 +289,14 @@ pub(super) fn member(
     let namespace = group.namespace();
     let spec = volume.and_then(|volume| volume.spec.as_ref());
     let handle = content.status.as_ref().and_then(|status| status.volume_group_snapshot_handle.clone());
-    let mut marks = BTreeMap::from([(names::GROUP_HANDLE.to_owned(), handle.unwrap_or_default())]);
+    let mut annotations = BTreeMap::from([(names::GROUP_HANDLE.to_owned(), handle.unwrap_or_default())]);
     // The group's secret is its members' too; it was named with the group's names, which a member has not.
     for (from, to) in [
         (names::GROUP_SECRET_NAME, names::SECRET_NAME),
         (names::GROUP_SECRET_NAMESPACE, names::SECRET_NAMESPACE),
     ] {
         if let Some(value) = content.annotations().get(from) {
-            marks.insert(to.to_owned(), value.clone());
+            annotations.insert(to.to_owned(), value.clone());
         }
     }
     let mut member = VolumeSnapshotContent::new(
@@ -318,7 +318,7 @@ pub(super) fn member(
             },
         },
     );
-    member.metadata.annotations = Some(marks);
+    member.metadata.annotations = Some(annotations);
     let claim = spec.and_then(|spec| spec.claim_ref.as_ref()?.name.clone()).unwrap_or_default();
     let source = VolumeSnapshotSource {
         persistent_volume_claim_name: Some(claim),

@@ -131,7 +131,7 @@ impl Groups {
             })
     }
 
-    /// Has members looked at when their group or its content changes, and those whose group went while nobody looked.
+    /// Has members reconciled when their group or its content changes, and those whose group went while this controller did not run.
     fn wake_members(&self, controller: &Controller) {
         let (snapshots, members) = (controller.snapshot_queue.clone(), controller.by_group.clone());
         self.cache.on_change(move |group| {
@@ -344,8 +344,8 @@ impl Controller {
         info: &VolumeSnapshotInfo,
         handle: &str,
     ) -> Result<(), Failure> {
-        let place = (content.spec.driver.clone(), info.volume_handle.clone());
-        let volumes = self.known_groups().volumes.get(&place);
+        let key = (content.spec.driver.clone(), info.volume_handle.clone());
+        let volumes = self.known_groups().volumes.get(&key);
         let volume = if volumes.len() == 1 { volumes.first() } else { None };
         let (mut its, snapshot) =
             creation::member(group, content, &info.volume_handle, volume.map(Arc::as_ref));

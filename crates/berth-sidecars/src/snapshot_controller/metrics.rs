@@ -1,6 +1,6 @@
 //! What Prometheus sees of snapshots: upstream's metrics of how long operations take, so that dashboards fit.
 //!
-//! An operation begins and ends with what the cache tells of the object, so nothing else has to think of it.
+//! An operation begins and ends with changes of the object in the cache, so no other code has to count it.
 
 use std::collections::HashMap;
 
@@ -178,7 +178,7 @@ mod tests {
     fn an_operation_is_counted_from_the_first_sight_to_the_end() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry);
-        let told = || {
+        let exposed = || {
             let mut text = String::new();
             prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
             text
@@ -188,11 +188,11 @@ mod tests {
                 "snapshot_controller_operation_total_seconds_count{{driver_name=\"{driver}\",\
                  operation_name=\"{operation}\",snapshot_type=\"dynamic\",operation_status=\"{status}\"}} 1"
             );
-            assert!(told().contains(&line), "{line} is not in\n{}", told());
+            assert!(exposed().contains(&line), "{line} is not in\n{}", exposed());
         };
         let in_flight = |count: i64| {
             let line = format!("snapshot_controller_operations_in_flight {count}\n");
-            assert!(told().contains(&line), "{line} is not in\n{}", told());
+            assert!(exposed().contains(&line), "{line} is not in\n{}", exposed());
         };
         let operations = Operations::new(&metrics, SNAPSHOT);
         operations.observe(&fresh("a"));

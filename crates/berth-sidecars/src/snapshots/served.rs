@@ -25,14 +25,14 @@ pub(crate) const GROUPS: CrdSet = CrdSet {
     plurals: &["volumegroupsnapshots", "volumegroupsnapshotcontents", "volumegroupsnapshotclasses"],
 };
 
-/// Waits until the cluster serves the crds, looking again after each `pause`; false when the shutdown came first.
+/// Waits until the cluster serves the CustomResourceDefinitions, asking again after each `pause`; false when the shutdown came first.
 pub(crate) async fn wait(cluster: &Cluster, crds: CrdSet, component: &str, pause: Duration) -> bool {
     let mut logged = false;
     while !are(cluster, crds).await {
         if !logged {
             tracing::info!(
                 component,
-                "this cluster has no {} of {}/v1; {component} waits until they are installed, looking every {pause:?}",
+                "this cluster has no {} of {}/v1; {component} waits until they are installed, asking every {pause:?}",
                 crds.plurals.join(", "),
                 crds.group
             );

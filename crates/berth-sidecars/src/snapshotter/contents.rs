@@ -25,7 +25,7 @@ impl Content for VolumeSnapshotContent {
     const WORDS: Words = Words {
         what: "snapshot",
         queue: "csi-snapshotter-content",
-        mark: names::BEING_CREATED,
+        annotation: names::BEING_CREATED,
         finalizer: names::CONTENT,
         secret: (names::SECRET_NAME, names::SECRET_NAMESPACE),
         take: "CreateSnapshot",
@@ -132,7 +132,7 @@ impl Content for VolumeSnapshotContent {
         Ok((made, remarks))
     }
 
-    /// A driver that cannot tell is believed to have it.
+    /// A driver that cannot answer that is believed to have it.
     async fn fetch_state(
         &self,
         context: &Context,

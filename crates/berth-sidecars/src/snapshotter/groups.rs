@@ -27,7 +27,7 @@ impl Content for VolumeGroupSnapshotContent {
     const WORDS: Words = Words {
         what: "group snapshot",
         queue: "csi-snapshotter-groupsnapshotcontent",
-        mark: names::GROUP_BEING_CREATED,
+        annotation: names::GROUP_BEING_CREATED,
         finalizer: names::GROUP_CONTENT,
         secret: (names::GROUP_SECRET_NAME, names::GROUP_SECRET_NAMESPACE),
         take: "CreateVolumeGroupSnapshot",

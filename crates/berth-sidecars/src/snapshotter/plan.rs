@@ -15,8 +15,8 @@ pub(super) enum Plan {
     Create,
     /// Ask the driver how a snapshot that exists is.
     Check,
-    /// All is saved: take the mark away.
-    Unmark,
+    /// All is saved: remove the annotation.
+    RemoveAnnotation,
     /// Delete the snapshot, then let the content go.
     Delete,
     /// Let the content go.
@@ -126,7 +126,7 @@ pub(super) fn plan(observed: ObservedContent) -> Plan {
         return Plan::Nothing;
     }
     if observed.ready {
-        return if observed.being_created { Plan::Unmark } else { Plan::Nothing };
+        return if observed.being_created { Plan::RemoveAnnotation } else { Plan::Nothing };
     }
     match observed.source {
         Source::Volume => Plan::Create,
@@ -136,23 +136,23 @@ pub(super) fn plan(observed: ObservedContent) -> Plan {
     }
 }
 
-/// Whether a change of a content calls for a look. Our own writes do not: the status (but a member of a group gets its
-/// handle from elsewhere), the finalizer, the mark.
+/// Whether a change of a content needs a reconciliation. Our own writes do not: the status (but a member of a group gets its
+/// handle from elsewhere), the finalizer, the annotation.
 pub(super) fn matters<K: ResourceExt>(
     before: (&K, ObservedContent),
     after: (&K, ObservedContent),
-    own_mark: &str,
+    own_annotation: &str,
 ) -> bool {
-    let marks = |object: &K| {
-        let mut marks = object.annotations().clone();
-        marks.remove(own_mark);
-        marks
+    let annotations = |object: &K| {
+        let mut annotations = object.annotations().clone();
+        annotations.remove(own_annotation);
+        annotations
     };
     let ((old, old_seen), (new, new_seen)) = (before, after);
     (old_seen.ours, old_seen.source, old_seen.bound, old_seen.delete)
         != (new_seen.ours, new_seen.source, new_seen.bound, new_seen.delete)
         || old_seen.deleting != new_seen.deleting
-        || marks(old) != marks(new)
+        || annotations(old) != annotations(new)
         || (!old_seen.ready && new_seen.ready)
         || (new_seen.source == Source::Member && !old_seen.has_handle && new_seen.has_handle)
 }

@@ -19,7 +19,7 @@ use super::{COMPONENT, Context, Options, poll, taken};
 use crate::failure::Failure;
 use crate::snapshots::SnapshotError;
 
-/// The reason of an event that tells how far something is.
+/// The reason of an event that says how far something is.
 const PROGRESS: &str = events::SNAPSHOT_PROGRESS;
 
 /// What a driver is given as secrets.
@@ -90,7 +90,7 @@ pub(super) struct Words {
     pub(super) what: &'static str,
     pub(super) queue: &'static str,
     /// The annotation of one that is being taken.
-    pub(super) mark: &'static str,
+    pub(super) annotation: &'static str,
     pub(super) finalizer: &'static str,
     /// The annotations that name the secret and its namespace.
     pub(super) secret: (&'static str, &'static str),
@@ -162,7 +162,7 @@ impl<C: Content> Worker<C> {
                     plan::matters(
                         (before.as_ref(), before.observe(&name)),
                         (after.as_ref(), observed),
-                        C::WORDS.mark,
+                        C::WORDS.annotation,
                     )
                 });
                 if observed.ours && changed { vec![Key::of(after.as_ref())] } else { Vec::new() }
@@ -178,8 +178,8 @@ impl<C: Content> Worker<C> {
         let Some(content) = self.contents.get(key) else { return Ok(Next::Done) };
         match plan::plan(content.observe(&self.context.name)) {
             Plan::Nothing => Ok(Next::Done),
-            Plan::Unmark => {
-                self.unmark(&content, &[]).await?;
+            Plan::RemoveAnnotation => {
+                self.remove_annotation(&content, &[]).await?;
                 // A deletion may have waited for this, and our own writes do not bring the content back.
                 Ok(Next::After(Duration::ZERO))
             }
@@ -211,14 +211,14 @@ impl<C: Content> Worker<C> {
             Ok(secrets) => secrets,
             Err(failure) => return self.failed(content, reason, &doing, failure).await,
         };
-        // The mark and the finalizer are one write, so what may be taken is never without a content that is kept.
-        let marked = self.context.cluster.edit(content.as_ref(), |content| {
-            content.annotations_mut().insert(C::WORDS.mark.to_owned(), "yes".to_owned());
+        // The annotation and the finalizer are one write, so what may be taken is never without a content that is kept.
+        let annotated = self.context.cluster.edit(content.as_ref(), |content| {
+            content.annotations_mut().insert(C::WORDS.annotation.to_owned(), "yes".to_owned());
             if content.meta().deletion_timestamp.is_none() {
                 finalizers::add(content, C::WORDS.finalizer);
             }
         });
-        let Some(content) = marked.await? else { return Ok(Next::Done) };
+        let Some(content) = annotated.await? else { return Ok(Next::Done) };
         let begun = Instant::now();
         let made = C::take(&self.context, request, secrets).await;
         trace_call(C::WORDS.take, volume.as_deref(), begun, made.as_ref().err());
@@ -237,7 +237,7 @@ impl<C: Content> Worker<C> {
             }
             Err(status) => {
                 if code::is_final(status.code()) {
-                    self.unmark(&content, &[]).await?;
+                    self.remove_annotation(&content, &[]).await?;
                 }
                 let doing = format!("{doing}: {}", content.taking());
                 self.failed(&content, reason, &doing, status.into()).await
@@ -281,8 +281,8 @@ impl<C: Content> Worker<C> {
         }
     }
 
-    /// Saves what the driver said, takes the mark away and says when to ask again. `taken_with` are the warnings of a
-    /// driver that has just taken it; they are written with the removal of the mark, so that none is lost in a crash.
+    /// Saves what the driver said, removes the annotation and says when to ask again. `taken_with` are the warnings of a
+    /// driver that has just taken it; they are written with the removal of the annotation, so that none is lost in a crash.
     async fn save(
         &self,
         content: &Arc<C>,
@@ -293,7 +293,7 @@ impl<C: Content> Worker<C> {
         let saved =
             self.context.cluster.edit_status(content.as_ref(), |content| content.save(said, just_taken, now));
         let Some(content) = saved.await? else { return Ok(Next::Done) };
-        self.unmark(&content, taken_with.unwrap_or_default()).await?;
+        self.remove_annotation(&content, taken_with.unwrap_or_default()).await?;
         if C::is_ready(said) {
             return Ok(Next::Done);
         }
@@ -338,7 +338,7 @@ impl<C: Content> Worker<C> {
         deleted
     }
 
-    /// Tells of something where people look first: on the snapshot or the group itself.
+    /// Records an event where people look first: on the snapshot or the group itself.
     fn record_for_owner(&self, content: &C, severity: Severity, reason: &str, message: String) {
         let owner = content.owner();
         if owner.uid.as_deref().is_some_and(|uid| !uid.is_empty()) {
@@ -346,13 +346,13 @@ impl<C: Content> Worker<C> {
         }
     }
 
-    /// Takes the mark away, and keeps what the driver warned of.
-    async fn unmark(&self, content: &Arc<C>, warnings: &[String]) -> Result<(), Failure> {
+    /// Removes the annotation, and keeps what the driver warned of.
+    async fn remove_annotation(&self, content: &Arc<C>, warnings: &[String]) -> Result<(), Failure> {
         self.context
             .cluster
             .edit(content.as_ref(), |content| {
-                if content.annotations().contains_key(C::WORDS.mark) {
-                    content.annotations_mut().remove(C::WORDS.mark);
+                if content.annotations().contains_key(C::WORDS.annotation) {
+                    content.annotations_mut().remove(C::WORDS.annotation);
                 }
                 if !warnings.is_empty() {
                     content.annotations_mut().insert(SNAPSHOT_WARNING.to_owned(), warnings.join("; "));
@@ -372,7 +372,7 @@ impl<C: Content> Worker<C> {
         Ok(Next::Done)
     }
 
-    /// Tells of a failure where people look: in the status, and once by an event.
+    /// Reports a failure where people look: in the status, and once by an event.
     async fn failed(
         &self,
         content: &Arc<C>,

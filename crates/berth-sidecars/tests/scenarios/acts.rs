@@ -144,7 +144,7 @@ impl Act {
         }
     }
 
-    /// Asks for it, and tells what is in the driver's names and ids of what it is asked for.
+    /// Asks for it, and returns what is in the driver's names and ids of what it is asked for.
     pub(crate) async fn asked(self, world: &World, subject: &str) -> String {
         let server = &world.server;
         let snapshot = async || server.snapshots().get(subject).await.unwrap().uid().unwrap();

@@ -134,12 +134,12 @@ impl Server {
 }
 
 /// Berth's local driver, with volumes in a directory.
-pub(crate) async fn local_driver(place: &Path, attach: bool) -> (Local, Driver) {
-    let mut config = local::Config::new(place.join("data"), NODE.parse().unwrap());
+pub(crate) async fn local_driver(directory: &Path, attach: bool) -> (Local, Driver) {
+    let mut config = local::Config::new(directory.join("data"), NODE.parse().unwrap());
     config.kind = Some(Kind::Dir);
     config.attachment = attach;
     let backend = Local::open(config).await.unwrap();
-    let driver = backend.driver(DRIVER, "test", Mode::Controller).open(Config::new(place)).unwrap();
+    let driver = backend.driver(DRIVER, "test", Mode::Controller).open(Config::new(directory)).unwrap();
     let calls = berth_csi::in_process(driver.routes(), &CallLayer::new(Metrics::unregistered(DRIVER), None));
     (backend, Driver::in_process(calls))
 }

@@ -27,12 +27,12 @@ const NEVER: Duration = Duration::from_secs(3600);
 const KEY: &str = "topology.berth.dev/node";
 
 /// Berth's local driver on a node, with pools of fixed sizes, so that nobody else's files count.
-pub(crate) async fn pools(place: &Path, node: &str, pools: &[(&str, u64)]) -> (Local, Driver) {
-    let mut config = local::Config::new(place.join("data"), node.parse().unwrap());
+pub(crate) async fn pools(directory: &Path, node: &str, pools: &[(&str, u64)]) -> (Local, Driver) {
+    let mut config = local::Config::new(directory.join("data"), node.parse().unwrap());
     config.kind = Some(Kind::Dir);
     config.pools = pools.iter().map(|(name, size)| ((*name).to_owned(), Size::mebibytes(*size))).collect();
     let backend = Local::open(config).await.unwrap();
-    let driver = backend.driver(DRIVER, "test", Mode::All).open(Config::new(place)).unwrap();
+    let driver = backend.driver(DRIVER, "test", Mode::All).open(Config::new(directory)).unwrap();
     let calls = berth_csi::in_process(driver.routes(), &CallLayer::new(Metrics::unregistered(DRIVER), None));
     (backend, Driver::in_process(calls))
 }
@@ -64,14 +64,14 @@ fn objects(server: &Server) -> Api<CSIStorageCapacity> {
     Api::namespaced(server.client.clone(), "default")
 }
 
-/// What an object tells: class, value of its topology, capacity.
+/// The values of an object: class, value of its topology, capacity.
 type PublishedCapacity = (String, String, String);
 
 pub(crate) fn published(class: &str, node: &str, capacity: &str) -> PublishedCapacity {
     (class.to_owned(), node.to_owned(), capacity.to_owned())
 }
 
-fn tells(object: &CSIStorageCapacity) -> PublishedCapacity {
+fn values_of(object: &CSIStorageCapacity) -> PublishedCapacity {
     let topology = object.node_topology.clone().unwrap_or_default().match_labels.unwrap_or_default();
     let capacity = object.capacity.clone().map(|size| size.0).unwrap_or_default();
     (object.storage_class_name.clone(), topology.into_values().collect(), capacity)
@@ -100,7 +100,7 @@ pub(crate) async fn until_published(
                 }
             }
             let ours = |object: &&CSIStorageCapacity| object.name_any().starts_with("csisc-");
-            let mut now: Vec<_> = there.values().filter(ours).map(tells).collect();
+            let mut now: Vec<_> = there.values().filter(ours).map(values_of).collect();
             now.sort();
             if listed && now == expected {
                 return;
@@ -108,7 +108,7 @@ pub(crate) async fn until_published(
         }
     };
     let in_time = tokio::time::timeout(PATIENCE, Box::pin(waiting)).await;
-    let now: Vec<_> = there.values().map(tells).collect();
+    let now: Vec<_> = there.values().map(values_of).collect();
     assert!(in_time.is_ok(), "never told {expected:?}, but {now:?}");
     there.into_values().collect()
 }
@@ -132,9 +132,9 @@ async fn make(server: &Server, object: Value) -> CSIStorageCapacity {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_class_that_waits_has_one_object_per_place_with_labels_owner_and_limit() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100), ("slow", 300)]).await;
+async fn each_class_that_waits_has_one_object_per_segment_with_labels_owner_and_limit() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100), ("slow", 300)]).await;
     let pod = json!({ "metadata": { "name": "driver-0" },
         "spec": { "containers": [{ "name": "c", "image": "i" }] } });
     let pods: Api<Pod> = Api::namespaced(server.client.clone(), "default");
@@ -181,9 +181,9 @@ async fn each_class_that_waits_has_one_object_per_place_with_labels_owner_and_li
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_for_the_clock() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+async fn a_volume_that_is_made_or_deleted_changes_what_is_published_without_waiting_for_the_clock() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     server.class("now", json!({ "volumeBindingMode": "Immediate", "parameters": { "kind": "fast" } })).await;
     let mut registry = Registry::default();
@@ -218,8 +218,8 @@ async fn a_volume_that_is_made_or_deleted_changes_what_is_told_without_waiting_f
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn classes_and_places_that_come_and_go_bring_and_take_their_objects() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     let running = start_provisioner(&server, &driver, |options| options.capacity = Some(capacity()));
     class(&server, "one", "fast", json!({})).await;
     until_published(&server, &[published("one", NODE, "100Mi")]).await;
@@ -245,8 +245,8 @@ async fn classes_and_places_that_come_and_go_bring_and_take_their_objects() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_predecessor_left_is_taken_over_and_what_is_too_much_is_deleted() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     let object = |name: &str, class: &str, manager: &str, topology: Value| {
         json!({
@@ -293,9 +293,9 @@ async fn what_a_predecessor_left_is_taken_over_and_what_is_too_much_is_deleted()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_class_that_the_driver_refuses_keeps_no_other_from_being_told() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+async fn a_class_that_the_driver_refuses_keeps_no_other_from_being_published() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     class(&server, "bad", "no-such-pool", json!({})).await;
     class(&server, "good", "fast", json!({})).await;
     let running = start_provisioner(&server, &driver, |options| options.capacity = Some(capacity()));
@@ -307,9 +307,9 @@ async fn a_class_that_the_driver_refuses_keeps_no_other_from_being_told() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_clock_finds_what_nobody_told_of() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+async fn a_refresh_finds_changes_without_an_event() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     let poll = Duration::from_millis(50);
     let running = start_provisioner(&server, &driver, |options| {
@@ -332,9 +332,9 @@ async fn the_clock_finds_what_nobody_told_of() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn if_the_driver_object_decides_capacity_is_told_while_it_says_so() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = pools(place.path(), NODE, &[("fast", 100)]).await;
+async fn if_the_driver_object_decides_capacity_is_published_while_it_says_so() {
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = pools(directory.path(), NODE, &[("fast", 100)]).await;
     class(&server, "late", "fast", json!({})).await;
     let object = json!({ "metadata": { "name": DRIVER }, "spec": { "storageCapacity": false } });
     server.create::<CSIDriver>(object).await;

@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::bench::{DRIVER, NODE, Server, connect};
 use crate::capacity::start_provisioner;
-use crate::faults::{MARK, settled};
+use crate::faults::{FINALIZER, settled};
 use crate::power::Power;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
@@ -95,7 +95,7 @@ async fn a_claim_whose_selected_node_is_gone_or_full_is_given_back_to_the_schedu
     assert_eq!(fake.count("CreateVolume"), 0);
     // One who was killed may have made it there: from the next node on, nobody would know.
     let annotations = json!({ SELECTED: "no-such-node" });
-    let begun = json!({ "metadata": { "annotations": annotations, "finalizers": [MARK] } });
+    let begun = json!({ "metadata": { "annotations": annotations, "finalizers": [FINALIZER] } });
     server.claim("begun", "late", begun).await;
     server.wait(server.claims(), "begun", "given back", given_back).await;
     assert_eq!([fake.count("CreateVolume"), fake.count("DeleteVolume")], [1, 1]);

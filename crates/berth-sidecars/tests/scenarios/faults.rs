@@ -14,10 +14,10 @@ use tonic::Code;
 use crate::bench::{DRIVER, Server, connect, start_components, start_components_with};
 use crate::power::Power;
 
-pub(crate) const MARK: &str = "creating.berth.dev/local.berth.dev";
+pub(crate) const FINALIZER: &str = "creating.berth.dev/local.berth.dev";
 
 fn is_marked(claim: &PersistentVolumeClaim) -> bool {
-    claim.finalizers().iter().any(|finalizer| finalizer == MARK)
+    claim.finalizers().iter().any(|finalizer| finalizer == FINALIZER)
 }
 
 /// Takes away what the protection controller would.
@@ -35,7 +35,7 @@ pub(crate) async fn unprotect(server: &Server, claim: &str) {
     }
 }
 
-/// Whether the volume is saved and the claim without its mark.
+/// Whether the volume is saved and the claim without its finalizer.
 pub(crate) async fn settled(server: &Server, claim: &PersistentVolumeClaim) -> PersistentVolume {
     let volume = server.provisioned(claim).await;
     let unmarked = |claim: Option<&PersistentVolumeClaim>| claim.is_some_and(|claim| !is_marked(claim));
@@ -152,7 +152,7 @@ async fn a_volume_made_behind_a_lost_answer_is_found_again_or_deleted_with_its_c
     let claim = server.claim("gone", "fast", json!({})).await;
     fake.until_called("CreateVolume", &claim.uid().unwrap(), 1).await;
     server
-        .wait(server.claims(), "gone", "marked", |claim: Option<&PersistentVolumeClaim>| {
+        .wait(server.claims(), "gone", "has its finalizer", |claim: Option<&PersistentVolumeClaim>| {
             claim.is_some_and(is_marked)
         })
         .await;
@@ -193,7 +193,7 @@ async fn a_volume_that_was_made_otherwise_than_it_is_asked_for_now_is_not_forgot
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_refusal_is_told_and_leaves_no_mark_and_a_volume_that_is_too_small_is_deleted() {
+async fn a_refusal_has_an_event_and_leaves_no_finalizer_and_a_volume_that_is_too_small_is_deleted() {
     let (server, fake) = (Server::start().await, FakeDriver::new(DRIVER));
     server.class("fast", json!({})).await;
     let power = Power::on();
@@ -201,8 +201,11 @@ async fn a_refusal_is_told_and_leaves_no_mark_and_a_volume_that_is_too_small_is_
     fake.fail("CreateVolume", "", FaultKind::Code(Code::OutOfRange), 1);
     fake.fail("CreateVolume", "", FaultKind::Lie(Lie::Small), 1);
     let claim = server.claim("data", "fast", json!({})).await;
-    let told = server.event("ProvisioningFailed", "code = OutOfRange").await.message.unwrap();
-    assert!(told.starts_with("failed to provision volume with StorageClass \"fast\": rpc error: "), "{told}");
+    let message = server.event("ProvisioningFailed", "code = OutOfRange").await.message.unwrap();
+    assert!(
+        message.starts_with("failed to provision volume with StorageClass \"fast\": rpc error: "),
+        "{message}"
+    );
     server.event("ProvisioningFailed", "less than requested capacity").await;
     settled(&server, &claim).await;
     assert_eq!(fake.count("DeleteVolume"), 1);

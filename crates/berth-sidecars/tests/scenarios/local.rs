@@ -20,8 +20,8 @@ fn unmarked(claim: Option<&PersistentVolumeClaim>) -> bool {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_gets_a_volume_and_its_release_deletes_it() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (backend, driver) = local_driver(directory.path(), false).await;
     let components = start_components(&server.client, &driver);
     server.class("fast", json!({ "mountOptions": ["noatime"] })).await;
     let claim = server.claim("data", "fast", json!({})).await;
@@ -55,8 +55,8 @@ async fn a_claim_gets_a_volume_and_its_release_deletes_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_volume_is_attached_and_detached_by_calls() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), true).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), true).await;
     let components = start_components(&server.client, &driver);
     server.class("fast", json!({})).await;
     let claim = server.claim("data", "fast", json!({})).await;
@@ -80,8 +80,8 @@ async fn a_volume_is_attached_and_detached_by_calls() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_driver_that_does_not_attach_has_its_attachments_called_attached() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     let components = start_components(&server.client, &driver);
     server.attachment("at", "any").await;
     let attached = server.wait(server.all(), "at", "attached", is_attached).await.unwrap();
@@ -93,8 +93,8 @@ async fn a_driver_that_does_not_attach_has_its_attachments_called_attached() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_that_asks_for_more_gets_more() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     let components = start_components(&server.client, &driver);
     server.class("fast", json!({ "allowVolumeExpansion": true })).await;
     let claim = server.claim("data", "fast", json!({})).await;

@@ -195,7 +195,7 @@ impl Trial {
     }
 
     /// Every failure is told, and tried again after growing pauses.
-    async fn tells_and_backs_off(&self) {
+    async fn records_an_event_and_backs_off(&self) {
         for row in self.rows.iter().filter(|row| row.said.is_some()) {
             let said = row.said.as_deref().unwrap();
             match self.call.report {
@@ -264,7 +264,7 @@ async fn misbehaves(call: Call) {
     let driver = connect(&trial.world.fake, &Power::on());
     let life = start_all(&trial.world.server.client, &driver, &settings());
     trial.serves_the_others().await;
-    trial.tells_and_backs_off().await;
+    trial.records_an_event_and_backs_off().await;
     trial.recovers(life).await;
 }
 
@@ -277,7 +277,7 @@ async fn crashes(call: Call) {
     let driver = Driver::connect(&socket.endpoint);
     let life = start_all(&trial.world.server.client, &driver, &settings());
     trial.serves_the_others().await;
-    trial.tells_and_backs_off().await;
+    trial.records_an_event_and_backs_off().await;
     trial.recovers(life).await;
 }
 

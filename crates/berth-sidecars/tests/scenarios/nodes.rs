@@ -17,7 +17,7 @@ use crate::capacity::{capacity, class, pools, published, start_provisioner, unti
 use crate::faults::unprotect;
 
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
-const MARK: &str = "creating.berth.dev/local.berth.dev_";
+const FINALIZER: &str = "creating.berth.dev/local.berth.dev_";
 
 /// A node with a driver of its own, and so much in its pool.
 struct NodeUnderTest {
@@ -29,9 +29,9 @@ struct NodeUnderTest {
 
 impl NodeUnderTest {
     async fn new(name: &'static str, mebibytes: u64) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let (backend, driver) = pools(place.path(), name, &[("fast", mebibytes)]).await;
-        Self { name, backend, driver, _directory: place }
+        let directory = tempfile::tempdir().unwrap();
+        let (backend, driver) = pools(directory.path(), name, &[("fast", mebibytes)]).await;
+        Self { name, backend, driver, _directory: directory }
     }
 
     fn start(&self, server: &Server, change: impl FnOnce(&mut PerNode)) -> Loops {
@@ -75,7 +75,7 @@ async fn the_node_that_the_scheduler_selects_provisions_and_deletes_alone() {
         NodeUnderTest::new("node-b", 100).await,
     );
     now_and_late(&server).await;
-    let running = [&a, &b].map(|place| place.start(&server, |_| {}));
+    let running = [&a, &b].map(|node| node.start(&server, |_| {}));
     let claim = server.claim("data", "late", selected("node-b")).await;
     let volume = server.provisioned(&claim).await;
     assert_eq!(node_of(&volume), "node-b");
@@ -94,8 +94,8 @@ async fn the_node_that_the_scheduler_selects_provisions_and_deletes_alone() {
     .await
     .iter()
     .for_each(|object| {
-        let place = object.node_topology.clone().unwrap().match_labels.unwrap().into_values().next().unwrap();
-        assert_eq!(object.labels()["csi.storage.k8s.io/managed-by"], format!("external-provisioner-{place}"));
+        let node = object.node_topology.clone().unwrap().match_labels.unwrap().into_values().next().unwrap();
+        assert_eq!(object.labels()["csi.storage.k8s.io/managed-by"], format!("external-provisioner-{node}"));
     });
 
     server.bind("data").await;
@@ -117,7 +117,7 @@ async fn a_claim_that_binds_at_once_is_provisioned_on_one_node_that_has_the_room
     );
     now_and_late(&server).await;
     let c = NodeUnderTest::new("node-c", 100).await;
-    let running = [&a, &b, &c].map(|place| place.start(&server, |_| {}));
+    let running = [&a, &b, &c].map(|node| node.start(&server, |_| {}));
     for number in 0..6 {
         let claim = server.claim(&format!("data-{number}"), "now", json!({})).await;
         let volume = server.provisioned(&claim).await;
@@ -159,8 +159,8 @@ async fn a_node_that_has_no_room_after_all_gives_the_claim_back_to_the_scheduler
     server.event("ProvisioningFailed", "code = ResourceExhausted").await;
     let given_back = |claim: Option<&PersistentVolumeClaim>| {
         claim.is_some_and(|claim| {
-            let marked = claim.finalizers().iter().any(|finalizer| finalizer.starts_with(MARK));
-            !claim.annotations().contains_key(SELECTED) && !marked
+            let has_finalizer = claim.finalizers().iter().any(|finalizer| finalizer.starts_with(FINALIZER));
+            !claim.annotations().contains_key(SELECTED) && !has_finalizer
         })
     };
     server.wait(server.claims(), "data", "given back", given_back).await;
@@ -168,7 +168,7 @@ async fn a_node_that_has_no_room_after_all_gives_the_claim_back_to_the_scheduler
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_node_leaves_claims_of_others_and_classes_that_bind_at_once_alone_if_told_so() {
+async fn a_node_leaves_claims_of_others_alone_and_classes_that_bind_at_once_if_configured_so() {
     let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 100).await);
     now_and_late(&server).await;
     let running = a.start(&server, |node| node.immediate = false);
@@ -195,7 +195,7 @@ async fn what_a_node_has_begun_is_undone_by_that_node_and_no_other() {
     now_and_late(&server).await;
     // Node b died after its call, and before it could tell.
     let mut begun = selected("node-b");
-    begun["metadata"]["finalizers"] = json!([format!("{MARK}node-b")]);
+    begun["metadata"]["finalizers"] = json!([format!("{FINALIZER}node-b")]);
     let claim = server.claim("data", "late", begun).await;
     let request = berth_csi::v1::CreateVolumeRequest {
         name: format!("pvc-{}", claim.uid().unwrap()),
@@ -215,7 +215,7 @@ async fn what_a_node_has_begun_is_undone_by_that_node_and_no_other() {
     let other = server.claim("other", "late", selected("node-a")).await;
     server.provisioned(&other).await;
     let kept = server.claims().get("data").await.unwrap();
-    assert_eq!(kept.finalizers(), [format!("{MARK}node-b")], "node a lets it be");
+    assert_eq!(kept.finalizers(), [format!("{FINALIZER}node-b")], "node a lets it be");
     assert_eq!(b.backend.volume_count(), 1);
     let on_b = b.start(&server, |_| {});
     server
@@ -224,5 +224,5 @@ async fn what_a_node_has_begun_is_undone_by_that_node_and_no_other() {
     assert_eq!((a.backend.volume_count(), b.backend.volume_count()), (1, 0));
     on_a.stop().await;
     on_b.stop().await;
-    assert_eq!(DRIVER, "local.berth.dev", "as the mark has it");
+    assert_eq!(DRIVER, "local.berth.dev", "as the finalizer has it");
 }

@@ -17,7 +17,7 @@ use crate::bench::{DRIVER, Server, connect};
 use crate::power::Power;
 use crate::snapshot_bench::{gone, start_snapshotting, start_snapshotting_with};
 
-const MARK: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
+const BEING_CREATED: &str = "snapshot.storage.kubernetes.io/volumesnapshot-being-created";
 
 pub(crate) const CODES: [Code; 16] = [
     Code::Cancelled,
@@ -57,7 +57,7 @@ async fn delete(server: &Server, name: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_away() {
+async fn every_code_is_reported_and_overcome_and_only_a_final_one_removes_the_annotation() {
     let (server, fake) = bench().await;
     let name = |code: Code| format!("snap-{}", code as i32);
     for code in CODES {
@@ -77,18 +77,18 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
         };
         let content = server.wait(server.all(), &content_of(&snapshot), "failed", failed).await.unwrap();
         let message = content.status.clone().unwrap().error.unwrap().message.unwrap();
-        let told = format!("rpc error: code = {} desc = {REFUSED}", berth_csi::code::go_name(code));
+        let reported = format!("rpc error: code = {} desc = {REFUSED}", berth_csi::code::go_name(code));
         assert!(
             message.starts_with("Failed to create snapshot: failed to take snapshot of the volume id-data: ")
         );
-        assert!(message.contains(&told), "{message}");
-        server.event("SnapshotCreationFailed", &told).await;
-        let marked = content.annotations().contains_key(MARK);
-        assert_eq!(marked, !berth_csi::code::is_final(code), "{code:?}");
-        let told = |snapshot: Option<&VolumeSnapshot>| {
+        assert!(message.contains(&reported), "{message}");
+        server.event("SnapshotCreationFailed", &reported).await;
+        let annotated = content.annotations().contains_key(BEING_CREATED);
+        assert_eq!(annotated, !berth_csi::code::is_final(code), "{code:?}");
+        let reported = |snapshot: Option<&VolumeSnapshot>| {
             snapshot.and_then(|snapshot| snapshot.status.as_ref()?.error.as_ref()).is_some()
         };
-        let snapshot = server.wait(server.snapshots(), &name, "told", told).await.unwrap();
+        let snapshot = server.wait(server.snapshots(), &name, "reported", reported).await.unwrap();
         assert_eq!(snapshot.status.unwrap().error.unwrap().message, Some(message));
     }
     assert_eq!(fake.count("CreateSnapshot"), CODES.len());
@@ -98,7 +98,7 @@ async fn every_code_is_told_and_overcome_and_only_a_final_one_takes_the_mark_awa
         let ready = server.ready(&name(code)).await;
         assert_eq!(ready.status.clone().unwrap().error, None, "{code:?}");
         let unmarked = |content: Option<&VolumeSnapshotContent>| {
-            content.is_some_and(|content| !content.annotations().contains_key(MARK))
+            content.is_some_and(|content| !content.annotations().contains_key(BEING_CREATED))
         };
         server.wait(server.all(), &content_of(&ready), "unmarked", unmarked).await;
     }
@@ -126,9 +126,9 @@ async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
     assert!(failures.iter().all(|event| !event.reason.as_ref().unwrap().contains("Failed")), "{failures:?}");
     // The same words again count up the event that is there.
     server.event("SnapshotProgress", "of many").await;
-    let told = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0].metadata.namespace.as_deref(), Some("default"));
+    let reported = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
+    assert_eq!(reported.len(), 1, "{reported:?}");
+    assert_eq!(reported[0].metadata.namespace.as_deref(), Some("default"));
     running.stop().await;
 
     // One that is ready at once has no progress.
@@ -136,8 +136,11 @@ async fn a_snapshot_that_is_not_ready_is_asked_for_again_and_is_no_failure() {
     server.snapshot("quick", "data").await;
     server.ready("quick").await;
     server.event("SnapshotReady", "default/quick").await;
-    let told = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
-    assert!(told.iter().all(|event| event.involved_object.name.as_deref() == Some("snap")), "{told:?}");
+    let reported = server.events_of("VolumeSnapshot", "SnapshotProgress").await;
+    assert!(
+        reported.iter().all(|event| event.involved_object.name.as_deref() == Some("snap")),
+        "{reported:?}"
+    );
     running.stop().await;
 }
 
@@ -154,7 +157,7 @@ async fn a_warning_beside_the_answer_becomes_an_event_and_an_annotation_that_sur
     let annotated = |content: Option<&VolumeSnapshotContent>| {
         let annotations = content.map(|content| content.annotations().clone()).unwrap_or_default();
         annotations.get(SNAPSHOT_WARNING).is_some_and(|text| text.contains("different moments"))
-            && !annotations.contains_key(MARK)
+            && !annotations.contains_key(BEING_CREATED)
     };
     server.wait(server.all(), &content_of(&ready), "annotated", annotated).await;
     running.stop().await;
@@ -194,11 +197,11 @@ async fn a_snapshot_behind_a_lost_answer_goes_with_its_object() {
     let running = start_snapshotting(&server.client, &connect(&fake, &Power::on()));
     fake.fail("CreateSnapshot", "", FaultKind::DoneBut(Code::DeadlineExceeded), u32::MAX);
     let snapshot = server.snapshot("snap", "data").await;
-    let marked = |content: Option<&VolumeSnapshotContent>| {
-        content.is_some_and(|content| content.annotations().contains_key(MARK))
+    let annotated = |content: Option<&VolumeSnapshotContent>| {
+        content.is_some_and(|content| content.annotations().contains_key(BEING_CREATED))
     };
     fake.until_called("CreateSnapshot", &snapshot.uid().unwrap(), 1).await;
-    server.wait(server.all(), &content_of(&snapshot), "marked", marked).await;
+    server.wait(server.all(), &content_of(&snapshot), "annotated", annotated).await;
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     fake.lift_faults();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
@@ -213,11 +216,11 @@ async fn a_content_that_is_still_marked_when_it_is_deleted_loses_the_mark_and_go
     let snapshot = server.snapshot("snap", "data").await;
     server.ready("snap").await;
     first.stop().await;
-    // As a life leaves it that ends between the answer and the mark, if the deletion comes before the next.
+    // As a life leaves it that ends between the answer and the removal of the annotation, if the deletion comes before the next.
     let content = content_of(&snapshot);
     let gone_soon = "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted";
-    let marks = json!({ "metadata": { "annotations": { MARK: "yes", gone_soon: "yes" } } });
-    patch(&server.all::<VolumeSnapshotContent>(), &content, marks).await;
+    let annotations = json!({ "metadata": { "annotations": { BEING_CREATED: "yes", gone_soon: "yes" } } });
+    patch(&server.all::<VolumeSnapshotContent>(), &content, annotations).await;
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     server.all::<VolumeSnapshotContent>().delete(&content, &DeleteParams::default()).await.unwrap();
     let second = start_snapshotting(&server.client, &connect(&fake, &Power::on()));
@@ -271,21 +274,21 @@ async fn a_secret_reaches_the_driver_and_nothing_else_and_its_loss_keeps_no_snap
     delete(&server, "snap").await;
     server.event("SnapshotDeleteError", "Failed to delete snapshot: rpc error: code = Internal").await;
     assert!(fake.storage.snapshots.lock().is_empty());
-    let told = format!("{:?} {:?}", server.events().await, server.contents().await);
-    assert!(!told.contains("swordfish"));
+    let reported = format!("{:?} {:?}", server.events().await, server.contents().await);
+    assert!(!reported.contains("swordfish"));
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_given_handle_that_the_driver_does_not_know_is_told() {
+async fn a_given_handle_that_the_driver_does_not_know_is_reported() {
     let (server, fake) = bench().await;
     let running = start_snapshotting(&server.client, &connect(&fake, &Power::on()));
     let back = json!({ "name": "snap", "namespace": "default" });
     let spec = json!({ "source": { "snapshotHandle": "id-late" }, "volumeSnapshotRef": back });
     server.content("given", spec).await;
     server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
-    let told = "can not find snapshot for snapshotID id-late";
-    server.event("SnapshotContentCheckandUpdateFailed", told).await;
+    let reported = "can not find snapshot for snapshotID id-late";
+    server.event("SnapshotContentCheckandUpdateFailed", reported).await;
     fake.storage.snapshots.lock().insert("late".to_owned(), "id-data".to_owned());
     let ready = server.ready("snap").await;
     assert_eq!(ready.status.unwrap().error, None);
@@ -321,8 +324,8 @@ async fn a_snapshot_that_was_not_asked_for_is_not_taken_for_the_one_that_was() {
     let spec = json!({ "source": { "snapshotHandle": "id-two" }, "volumeSnapshotRef": back });
     server.content("given", spec).await;
     server.snapshot_of("snap", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
-    let told = "can not find snapshot for snapshotID id-two";
-    server.event("SnapshotContentCheckandUpdateFailed", told).await;
+    let reported = "can not find snapshot for snapshotID id-two";
+    server.event("SnapshotContentCheckandUpdateFailed", reported).await;
     fake.lift_faults();
     server.ready("snap").await;
     delete(&server, "snap").await;

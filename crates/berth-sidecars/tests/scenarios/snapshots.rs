@@ -12,26 +12,26 @@ use crate::bench::{DRIVER, NODE, Server, local_driver};
 use crate::snapshot_bench::{from_snapshot, gone, start_snapshotting, start_snapshotting_with};
 
 /// The data directories of all volumes of the local driver.
-fn volumes(place: &Path) -> BTreeSet<PathBuf> {
-    let entries = std::fs::read_dir(place.join("data/volumes")).unwrap();
+fn volumes(directory: &Path) -> BTreeSet<PathBuf> {
+    let entries = std::fs::read_dir(directory.join("data/volumes")).unwrap();
     entries.map(|entry| entry.unwrap().path().join("data")).collect()
 }
 
 /// How many snapshots the local driver keeps.
-fn kept(place: &Path) -> usize {
-    std::fs::read_dir(place.join("data/snapshots")).map_or(0, Iterator::count)
+fn kept(directory: &Path) -> usize {
+    std::fs::read_dir(directory.join("data/snapshots")).map_or(0, Iterator::count)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({})).await;
     server.bound_claim("data", "fast", json!({})).await;
-    let first = volumes(place.path());
+    let first = volumes(directory.path());
     std::fs::write(first.first().unwrap().join("file"), "precious").unwrap();
 
     let snapshot = server.snapshot("snap", "data").await;
@@ -58,7 +58,7 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
     let content = server.all::<VolumeSnapshotContent>().get(&name).await.unwrap();
     assert_eq!(content.spec.source_volume_mode.as_deref(), Some("Filesystem"));
     assert_eq!(content.spec.volume_snapshot_ref.uid, snapshot.uid());
-    assert_eq!(kept(place.path()), 1);
+    assert_eq!(kept(directory.path()), 1);
     // The claim is not kept any longer than the snapshot takes.
     let free = |claim: Option<&k8s_openapi::api::core::v1::PersistentVolumeClaim>| {
         claim.is_some_and(|claim| {
@@ -69,7 +69,7 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
 
     let restored = server.claim("copy", "fast", from_snapshot("snap")).await;
     server.provisioned(&restored).await;
-    let all = volumes(place.path());
+    let all = volumes(directory.path());
     let copy = all.difference(&first).next().unwrap();
     assert_eq!(std::fs::read_to_string(copy.join("file")).unwrap(), "precious");
     server.bind("copy").await;
@@ -77,20 +77,20 @@ async fn a_snapshot_of_a_claim_is_taken_restored_by_content_and_deleted() {
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
     server.wait(server.all(), &name, "gone", gone::<VolumeSnapshotContent>).await;
-    assert_eq!(kept(place.path()), 0);
+    assert_eq!(kept(directory.path()), 0);
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({ "deletionPolicy": "Retain" })).await;
     server.bound_claim("data", "fast", json!({})).await;
-    std::fs::write(volumes(place.path()).first().unwrap().join("file"), "kept").unwrap();
+    std::fs::write(volumes(directory.path()).first().unwrap().join("file"), "kept").unwrap();
     server.snapshot("first", "data").await;
     let first = server.ready("first").await;
     assert!(!first.finalizers().iter().any(|finalizer| finalizer.contains("bound")), "nothing to wait for");
@@ -98,7 +98,7 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     server.wait(server.snapshots(), "first", "gone", gone::<VolumeSnapshot>).await;
     let old = server.contents().await.remove(0);
     assert_eq!(old.annotations()["snapshot.storage.kubernetes.io/volumesnapshot-being-deleted"], "yes");
-    assert_eq!(kept(place.path()), 1);
+    assert_eq!(kept(directory.path()), 1);
 
     // The snapshot comes before its content.
     server.snapshot_of("second", json!({ "source": { "volumeSnapshotContentName": "given" } })).await;
@@ -111,10 +111,10 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     assert_eq!(second.status.clone().unwrap().error, None);
     let content = server.all::<VolumeSnapshotContent>().get("given").await.unwrap();
     assert_eq!(content.spec.volume_snapshot_ref.uid, second.uid());
-    let before = volumes(place.path());
+    let before = volumes(directory.path());
     let restored = server.claim("copy", "fast", from_snapshot("second")).await;
     server.provisioned(&restored).await;
-    let all = volumes(place.path());
+    let all = volumes(directory.path());
     let copy = all.difference(&before).next().unwrap();
     assert_eq!(std::fs::read_to_string(copy.join("file")).unwrap(), "kept");
 
@@ -125,14 +125,14 @@ async fn a_retained_snapshot_outlives_its_object_and_is_given_to_another() {
     server.bind("copy").await;
     server.wait(server.snapshots(), "second", "gone", gone::<VolumeSnapshot>).await;
     server.wait(server.all(), "given", "gone", gone::<VolumeSnapshotContent>).await;
-    assert_eq!(kept(place.path()), 0);
+    assert_eq!(kept(directory.path()), 0);
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshot_waits_for_the_kinds_its_claim_and_its_class() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.define().await;
@@ -151,15 +151,15 @@ async fn a_snapshot_waits_for_the_kinds_its_claim_and_its_class() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_members() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     let running = start_snapshotting(&server.client, &driver);
     server.class("fast", json!({})).await;
     server.group_class("groups", json!({})).await;
     let labels = json!({ "metadata": { "labels": { "app": "db" } } });
     server.bound_claim("one", "fast", labels.clone()).await;
-    let one = volumes(place.path());
+    let one = volumes(directory.path());
     std::fs::write(one.first().unwrap().join("file"), "one").unwrap();
     server.bound_claim("two", "fast", labels).await;
     server.bound_claim("other", "fast", json!({})).await;
@@ -181,10 +181,10 @@ async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_member
         }
     }
     let first = first.unwrap();
-    let before = volumes(place.path());
+    let before = volumes(directory.path());
     let restored = server.claim("copy", "fast", from_snapshot(&first)).await;
     server.provisioned(&restored).await;
-    let all = volumes(place.path());
+    let all = volumes(directory.path());
     let copy = all.difference(&before).next().unwrap();
     assert_eq!(std::fs::read_to_string(copy.join("file")).unwrap(), "one");
     server.bind("copy").await;
@@ -199,15 +199,15 @@ async fn a_group_is_taken_at_once_restored_by_member_and_deleted_with_its_member
         server.wait(server.all(), &content.name_any(), "gone", gone::<VolumeSnapshotContent>).await;
     }
     assert!(server.group_contents().await.is_empty());
-    assert_eq!(kept(place.path()), 0);
+    assert_eq!(kept(directory.path()), 0);
     running.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node() {
     const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     let elsewhere = start_snapshotting_with(&server.client, &driver, |taking, binding| {
         taking.node = Some("node-z".to_owned());
@@ -237,13 +237,13 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
             "spec": spec,
         }))
         .await;
-    let looked_at = |content: Option<&VolumeSnapshotContent>| {
+    let is_observed = |content: Option<&VolumeSnapshotContent>| {
         content.and_then(|content| content.status.as_ref()).is_some_and(|status| status.error.is_some())
     };
-    server.wait(server.all(), "elsewhere", "looked at", looked_at).await;
+    server.wait(server.all(), "elsewhere", "looked at", is_observed).await;
     let untouched = server.all::<VolumeSnapshotContent>().get(&name).await.unwrap();
     assert_eq!(untouched.status, None);
-    assert!(kept(place.path()) == 0, "nobody has taken it");
+    assert!(kept(directory.path()) == 0, "nobody has taken it");
     elsewhere.stop().await;
 
     let here = start_snapshotting_with(&server.client, &driver, |taking, binding| {
@@ -253,15 +253,15 @@ async fn with_a_snapshotter_on_every_node_each_acts_on_the_contents_of_its_node(
     server.ready("snap").await;
     server.snapshots().delete("snap", &DeleteParams::default()).await.unwrap();
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
-    assert_eq!(kept(place.path()), 0);
+    assert_eq!(kept(directory.path()), 0);
     here.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_snapshotter_labels_the_contents_of_snapshots_that_its_node_has() {
     const MANAGED_BY: &str = "snapshot.storage.kubernetes.io/managed-by";
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     let running = start_snapshotting_with(&server.client, &driver, |taking, binding| {
         taking.node = Some(NODE.to_owned());

@@ -125,8 +125,8 @@ async fn a_clone_goes_on_when_its_source_is_bound_and_not_by_the_clock() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_restore_waits_for_its_snapshot_and_leaves_it_unprotected() {
-    let (server, place) = (Server::start().await, tempfile::tempdir().unwrap());
-    let (_backend, driver) = local_driver(place.path(), false).await;
+    let (server, directory) = (Server::start().await, tempfile::tempdir().unwrap());
+    let (_backend, driver) = local_driver(directory.path(), false).await;
     server.define().await;
     server.class("fast", json!({})).await;
     server.snapshot_class("snaps", json!({})).await;

@@ -1,4 +1,4 @@
-//! What is told of a recycler pod is told of its volume too, where people look.
+//! Repeats the events of a recycler pod on its volume, where people look for them.
 
 use berth_core::names::events;
 use std::collections::HashMap;
@@ -20,7 +20,7 @@ pub(in crate::persistent_volumes) struct RecyclerEvents {
 }
 
 impl RecyclerEvents {
-    /// Tells of the volume what is told of the pod, until the pod is gone.
+    /// Repeats the pod's events on the volume, until the pod is gone.
     pub(super) fn follow(
         &self,
         cluster: &Cluster,

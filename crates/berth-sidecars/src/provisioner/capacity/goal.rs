@@ -13,7 +13,7 @@ use crate::provisioner::topology::{self, Segment};
 /// What a class asks of the driver.
 pub(super) type Parameters = BTreeMap<String, String>;
 
-/// What one object tells of: the room for volumes of a class at a place.
+/// What one object is about: the room for volumes of a class in a topology segment.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct CapacityKey {
     pub(super) class: String,
@@ -21,7 +21,7 @@ pub(super) struct CapacityKey {
 }
 
 impl CapacityKey {
-    /// The place of an object; `None` if no class and place of ours could have it.
+    /// The class and segment of an object; `None` if no class and segment of this driver could have it.
     pub(super) fn of(object: &CSIStorageCapacity) -> Option<Self> {
         let topology = object.node_topology.as_ref()?;
         if topology.match_expressions.iter().flatten().next().is_some() {
@@ -39,7 +39,7 @@ pub(super) struct Question {
     pub(super) parameters: Parameters,
 }
 
-/// The classes and places of a driver.
+/// The classes and topology segments of a driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Goal {
     pub(super) segments: BTreeSet<Segment>,
@@ -65,7 +65,7 @@ impl Goal {
         })
     }
 
-    /// The question whose answer belongs to a place.
+    /// The question whose answer belongs to a class and segment.
     pub(super) fn question(&self, capacity_key: &CapacityKey) -> Option<Question> {
         let parameters = self.classes.get(&capacity_key.class)?.clone();
         self.segments
@@ -73,7 +73,7 @@ impl Goal {
             .then(|| Question { segment: capacity_key.segment.clone(), parameters })
     }
 
-    /// The places that an answer belongs to.
+    /// The classes and segments that an answer belongs to.
     pub(super) fn answered(&self, question: &Question) -> Vec<CapacityKey> {
         if !self.segments.contains(&question.segment) {
             return Vec::new();
@@ -85,7 +85,7 @@ impl Goal {
     }
 }
 
-/// The driver's classes that capacity is told of; those that bind at once only if asked for, as no scheduler reads it.
+/// The driver's classes that capacity is published for; those that bind at once only if asked for, as no scheduler reads it.
 pub(super) fn classes(
     all: &[Arc<StorageClass>],
     driver: &str,
@@ -102,7 +102,7 @@ pub(super) fn classes(
         .collect()
 }
 
-/// The places of the nodes that the driver runs on. One whose labels are still missing is left out until they come.
+/// The segments of the nodes that the driver runs on. One whose labels are still missing is left out until they come.
 pub(super) fn segments(csi_nodes: &[Arc<CSINode>], nodes: &[Arc<Node>], driver: &str) -> BTreeSet<Segment> {
     let by_name: HashMap<String, &Arc<Node>> = nodes.iter().map(|node| (node.name_any(), node)).collect();
     let segment = |csi_node: &Arc<CSINode>| {
@@ -112,7 +112,7 @@ pub(super) fn segments(csi_nodes: &[Arc<CSINode>], nodes: &[Arc<Node>], driver: 
     csi_nodes.iter().filter_map(segment).collect()
 }
 
-/// The places that a volume's affinity names, as far as it names places rather than rules.
+/// The segments that a volume's affinity names, as far as it names values rather than other rules.
 pub(super) fn segments_of(affinity: &VolumeNodeAffinity) -> Vec<Segment> {
     let terms = affinity.required.iter().flat_map(|required| &required.node_selector_terms);
     terms

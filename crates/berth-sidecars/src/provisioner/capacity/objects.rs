@@ -15,7 +15,7 @@ use tokio::sync::watch;
 
 use super::goal::CapacityKey;
 
-/// The objects, by name and by what they tell of.
+/// The objects, by name and by class and segment.
 pub(super) struct Objects {
     state: Mutex<State>,
     synced: watch::Sender<bool>,
@@ -25,7 +25,7 @@ pub(super) struct Objects {
 struct State {
     by_name: HashMap<String, Arc<CSIStorageCapacity>>,
     by_key: HashMap<CapacityKey, BTreeSet<String>>,
-    /// Up to here the watch has told everything.
+    /// Up to here the watch has delivered everything.
     seen: u64,
     /// What a list that is under way has brought so far.
     listed: Option<HashSet<String>>,
@@ -66,7 +66,7 @@ impl Objects {
         self.state().by_name.get(name).cloned()
     }
 
-    /// The objects that tell of one place.
+    /// The objects of one class and topology segment.
     pub(super) fn at(&self, capacity_key: &CapacityKey) -> Vec<Arc<CSIStorageCapacity>> {
         let state = self.state();
         let names = state.by_key.get(capacity_key).into_iter().flatten();
@@ -77,7 +77,7 @@ impl Objects {
         self.state().by_name.values().cloned().collect()
     }
 
-    /// Takes in the answer to a write, unless the watch has already told as much or more.
+    /// Takes in the answer to a write, unless the watch has already brought as much or more.
     pub(super) fn observe(&self, written: &Arc<CSIStorageCapacity>) {
         let mut state = self.state();
         if revision(written) > state.seen {
@@ -90,7 +90,7 @@ impl Objects {
         self.state().remove(name);
     }
 
-    /// Takes in what the watch tells; the objects that it was new for.
+    /// Takes in what the watch delivers; the objects that it was new for.
     fn take(&self, event: watcher::Event<CSIStorageCapacity>) -> Vec<Arc<CSIStorageCapacity>> {
         let mut state = self.state();
         match event {

@@ -39,7 +39,7 @@ impl Room {
 
 impl From<GetCapacityResponse> for Room {
     fn from(answer: GetCapacityResponse) -> Self {
-        // Kubernetes takes no negative capacity, which a driver may tell that has promised too much.
+        // Kubernetes takes no negative capacity, which a driver may answer that has promised too much.
         Self {
             available: answer.available_capacity.max(0),
             largest: answer.maximum_volume_size.map(|size| size.max(0)),
@@ -52,7 +52,7 @@ impl From<GetCapacityResponse> for Room {
 pub(super) enum Write {
     /// There is no object.
     Create(Box<CSIStorageCapacity>),
-    /// It tells something else, or lacks its owner.
+    /// It has other values, or lacks its owner.
     Update(Arc<CSIStorageCapacity>),
     /// There is another for the same.
     Delete(Arc<CSIStorageCapacity>),
@@ -64,7 +64,7 @@ impl Frame {
         format!("{CAPACITY_DRIVER}={},{CAPACITY_MANAGED_BY}={}", self.driver, self.manager)
     }
 
-    /// The writes after which there is exactly one object for the place, and it tells of this room.
+    /// The writes after which there is exactly one object for the class and segment, with this room.
     pub(super) fn plan(
         &self,
         capacity_key: &CapacityKey,
@@ -75,14 +75,14 @@ impl Frame {
             return vec![Write::Create(Box::new(self.object(capacity_key, room)))];
         };
         let same = self.is_owned(kept)
-            && tells(kept.capacity.as_ref(), Some(room.available))
-            && tells(kept.maximum_volume_size.as_ref(), room.largest);
+            && is_equal(kept.capacity.as_ref(), Some(room.available))
+            && is_equal(kept.maximum_volume_size.as_ref(), room.largest);
         let surplus = there.iter().filter(|object| object.name_any() != kept.name_any());
         let update = (!same).then(|| Write::Update(kept.clone()));
         surplus.cloned().map(Write::Delete).chain(update).collect()
     }
 
-    /// Makes an object tell of this room.
+    /// Writes this room into an object.
     pub(super) fn write_into(&self, object: &mut CSIStorageCapacity, room: Room) {
         object.capacity = Some(size::quantity(room.available));
         object.maximum_volume_size = room.largest.map(size::quantity);
@@ -128,15 +128,15 @@ impl Frame {
     }
 }
 
-/// Which of the objects for one place stays: the oldest.
+/// Which of the objects for one class and segment stays: the oldest.
 pub(super) fn kept(there: &[Arc<CSIStorageCapacity>]) -> Option<&Arc<CSIStorageCapacity>> {
     there.iter().min_by_key(|object| {
         (object.metadata.creation_timestamp.as_ref().map(|time| time.0), object.name_any())
     })
 }
 
-/// Whether a quantity is this many bytes, in whatever unit it tells so.
-fn tells(quantity: Option<&Quantity>, bytes: Option<i64>) -> bool {
+/// Whether a quantity is this many bytes, in whatever unit it is written.
+fn is_equal(quantity: Option<&Quantity>, bytes: Option<i64>) -> bool {
     match (quantity, bytes) {
         (Some(quantity), Some(bytes)) => size::bytes(quantity) == Some(bytes),
         (None, None) => true,

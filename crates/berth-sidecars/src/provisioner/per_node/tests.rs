@@ -32,10 +32,10 @@ fn each_node_marks_claims_with_a_finalizer_of_its_own() {
     assert_eq!(claim_finalizer("d.example.com", None), "creating.berth.dev/d.example.com");
     assert_eq!(claim_finalizer("d.example.com", Some("n1")), "creating.berth.dev/d.example.com_n1");
     let (one, other) = ("n".repeat(252) + "1", "n".repeat(252) + "2");
-    let marks = [&one, &other].map(|node| claim_finalizer("d.example.com", Some(node)));
-    assert_ne!(marks[0], marks[1]);
-    for mark in marks {
-        assert_eq!(mark.trim_start_matches("creating.berth.dev/").len(), LONGEST_NAME);
+    let finalizers = [&one, &other].map(|node| claim_finalizer("d.example.com", Some(node)));
+    assert_ne!(finalizers[0], finalizers[1]);
+    for finalizer in finalizers {
+        assert_eq!(finalizer.trim_start_matches("creating.berth.dev/").len(), LONGEST_NAME);
     }
 }
 
@@ -51,7 +51,7 @@ fn the_first_attempt_waits_up_to_the_base_delay_and_each_further_one_twice_as_lo
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_claim_waits_for_its_time_however_often_it_is_looked_at() {
+async fn a_claim_waits_for_its_time_however_often_it_is_reconciled() {
     let own_node = own_node(None);
     let first = own_node.rest("uid");
     assert!(first <= Duration::from_secs(20));
@@ -87,7 +87,10 @@ fn a_volume_is_reached_where_its_affinity_says() {
     let fields = json!({ "metadata": {}, "spec": { "nodeAffinity": fields } });
     assert!(!own_node.reaches(&serde_json::from_value(fields).unwrap()));
     assert!(own_node.reaches(&PersistentVolume::default()), "no affinity: anywhere");
-    assert!(super::tests::own_node(None).reaches(&on("In", &["n2"])), "a driver without places reaches all");
+    assert!(
+        super::tests::own_node(None).reaches(&on("In", &["n2"])),
+        "a driver without topology reaches all"
+    );
 }
 
 #[test]

@@ -82,24 +82,24 @@ fn parameters_of_kubernetes_are_not_the_drivers() {
     assert_eq!((plain.fs_type.as_str(), plain.bytes(), is_block(&plain)), ("xfs", 1 << 30, false));
     assert_eq!(plain.secrets[&Purpose::Provisioner].namespace.as_deref(), Some("ns"));
     let extra = Options { extra_create_metadata: true, ..Options::default() };
-    let told = asked(&json!({}), &parameters, &extra).unwrap().call.parameters;
-    assert_eq!(told["csi.storage.k8s.io/pvc/name"], "c");
-    assert_eq!(told["csi.storage.k8s.io/pvc/namespace"], "ns");
-    assert_eq!(told["csi.storage.k8s.io/pv/name"], "pvc-a-b-c");
+    let sent = asked(&json!({}), &parameters, &extra).unwrap().call.parameters;
+    assert_eq!(sent["csi.storage.k8s.io/pvc/name"], "c");
+    assert_eq!(sent["csi.storage.k8s.io/pvc/namespace"], "ns");
+    assert_eq!(sent["csi.storage.k8s.io/pv/name"], "pvc-a-b-c");
 }
 
 #[test]
-fn a_driver_is_told_the_labels_and_annotations_that_its_class_asks_for_and_no_others() {
+fn a_driver_gets_the_labels_and_annotations_that_its_class_asks_for_and_no_others() {
     let parameters = json!({
         "subDir": "${pvc.metadata.labels['app']}/${pvc.metadata.annotations['dir']}-${pvc.metadata.labels['none']}",
     });
-    let told = |options: &Options| {
+    let sent = |options: &Options| {
         let request = asked(&json!({}), &parameters, options).unwrap();
         let named = |key: &String| key.contains("/labels/") || key.contains("/annotations/");
         request.call.parameters.into_iter().filter(|(key, _)| named(key)).collect::<Vec<_>>()
     };
-    assert_eq!(told(&Options::default()), []);
-    let all = told(&Options { extra_create_metadata: true, ..Options::default() });
+    assert_eq!(sent(&Options::default()), []);
+    let all = sent(&Options { extra_create_metadata: true, ..Options::default() });
     let pair = |key: &str, value: &str| (format!("csi.storage.k8s.io/pvc/{key}"), value.to_owned());
     assert_eq!(all, [pair("annotations/dir", "x/y"), pair("labels/app", "web")]);
 }

@@ -139,14 +139,14 @@ fn a_source_is_needed_while_a_claim_waits_for_its_volume_or_may_have_one_in_the_
     let needed = |change: &[(&str, Value)]| Source::needed(&of(pending.clone(), change));
     let source = |namespace: &str| Some(Source::Claim(Key::new(namespace, "o")));
     let deleting = ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z"));
-    let marked = ("/metadata/finalizers", json!([berth_core::names::creating(DRIVER)]));
+    let with_finalizer = ("/metadata/finalizers", json!([berth_core::names::creating(DRIVER)]));
     let bound = ("/status/phase", json!("Bound"));
     assert_eq!(needed(&[]), source("ns"));
     assert_eq!(needed(&[("/status", Value::Null)]), source("ns"));
     assert_eq!(needed(std::slice::from_ref(&bound)), None);
     assert_eq!(needed(std::slice::from_ref(&deleting)), None);
-    assert_eq!(needed(&[deleting, marked.clone()]), source("ns"));
-    assert_eq!(needed(&[bound, marked]), source("ns"));
+    assert_eq!(needed(&[deleting, with_finalizer.clone()]), source("ns"));
+    assert_eq!(needed(&[bound, with_finalizer]), source("ns"));
     let elsewhere = json!({ "kind": "PersistentVolumeClaim", "name": "o", "namespace": "other" });
     assert_eq!(needed(&[("/spec/dataSourceRef", elsewhere)]), source("other"));
 }

@@ -48,7 +48,7 @@ fn ask_of(
     immediate: bool,
 ) -> Zones {
     let allowed = allowed(zones);
-    let places = TopologyInputs {
+    let inputs = TopologyInputs {
         driver: DRIVER,
         csi_nodes,
         nodes,
@@ -61,7 +61,7 @@ fn ask_of(
     let zone = |terms: Vec<Topology>| {
         terms.into_iter().map(|mut term| term.segments.remove("zone").unwrap()).collect()
     };
-    requirement(&places).map(|found| found.map(|found| (zone(found.requisite), zone(found.preferred))))
+    requirement(&inputs).map(|found| found.map(|found| (zone(found.requisite), zone(found.preferred))))
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "reads well in the rows")]
@@ -71,7 +71,7 @@ fn zones(requisite: &[&str], preferred: &[&str]) -> Zones {
 }
 
 #[test]
-fn first_consumer_strict_asks_for_the_nodes_place_alone() {
+fn first_consumer_strict_asks_for_the_nodes_topology_alone() {
     assert_eq!(asked(Some("b"), true, &[], true), zones(&["z2"], &["z2"]));
     assert_eq!(asked(Some("b"), true, &["z1", "z2"], true), zones(&["z2"], &["z2"]));
     let refused = asked(Some("b"), true, &["z1"], true).unwrap_err().to_string();
@@ -110,7 +110,7 @@ fn immediate_asks_for_all_places_or_for_nothing() {
 }
 
 #[test]
-fn without_keys_labels_or_nodes_there_is_no_place() {
+fn without_keys_labels_or_nodes_there_is_no_requirement() {
     let (nodes, csi) = ([node("a", "z1")], [csi_node("a", &["zone"])]);
     assert_eq!(
         ask_of(&nodes, &[], Some("a"), false, &[], true),
@@ -159,19 +159,19 @@ fn claims_of_one_stateful_set_go_round() {
         ["1", "2", "3"].iter().map(|zone| Segment::from([("z".into(), (*zone).into())])).collect();
     let firsts: BTreeSet<String> =
         (0..3).map(|number| spread(terms.clone(), &format!("data-web-{number}")).1[0]["z"].clone()).collect();
-    assert_eq!(firsts.len(), 3, "three claims, three places");
+    assert_eq!(firsts.len(), 3, "three claims, three segments");
 }
 
 #[test]
 fn a_volume_is_usable_where_its_places_are() {
-    let place = |pairs: &[(&str, &str)]| Topology {
+    let topology = |pairs: &[(&str, &str)]| Topology {
         segments: pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
     };
-    let terms = affinity(&[place(&[("zone", "a"), ("rack", "1")]), place(&[("zone", "b")])]).unwrap();
+    let terms = affinity(&[topology(&[("zone", "a"), ("rack", "1")]), topology(&[("zone", "b")])]).unwrap();
     let terms = terms.required.unwrap().node_selector_terms;
     let first = terms[0].match_expressions.as_ref().unwrap();
     assert_eq!((terms.len(), first.len()), (2, 2));
     assert_eq!((first[0].key.as_str(), first[0].operator.as_str()), ("rack", "In"));
     assert_eq!(affinity(&[]), None);
-    assert_eq!(affinity(&[place(&[])]), None);
+    assert_eq!(affinity(&[topology(&[])]), None);
 }

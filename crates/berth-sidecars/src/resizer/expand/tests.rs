@@ -77,7 +77,7 @@ fn conditions(status: &PersistentVolumeClaimStatus) -> Vec<&str> {
 }
 
 #[test]
-fn the_status_tells_each_step_and_keeps_conditions_of_others() {
+fn the_status_shows_each_step_and_keeps_conditions_of_others() {
     let mut status = PersistentVolumeClaimStatus::default();
     set_condition(&mut status, "Foreign", None);
     begun(&mut status, 1 << 30);

@@ -60,7 +60,7 @@ fn every_code_of_controller_modify_has_its_verdict() {
 }
 
 #[test]
-fn the_status_tells_each_step() {
+fn the_status_shows_each_step() {
     let mut status = PersistentVolumeClaimStatus::default();
     set(&mut status, IN_PROGRESS, "b");
     failed(&mut status, true, "InvalidArgument", "no");

@@ -192,6 +192,6 @@ fn where_there_is_a_snapshotter_on_every_node_a_content_is_labelled_with_one_tha
     };
     assert_eq!(label(affinity.clone(), Some(&nodes)).as_deref(), Some("n2"));
     assert_eq!(label(affinity.clone(), None), None, "not asked for");
-    assert_eq!(label(Value::Null, Some(&nodes)), None, "the volume is bound to no place");
+    assert_eq!(label(Value::Null, Some(&nodes)), None, "the volume has no topology");
     assert_eq!(label(affinity, Some(&nodes[1..2])), None, "no node is there");
 }

@@ -116,7 +116,7 @@ fn unready(observed: &ObservedSnapshot<'_>) -> Vec<Step> {
         steps.push(Step::Bind);
     }
     let group = match observed.content_group {
-        // The name of its group must not be missing in what is told as ready.
+        // The name of its group must not be missing in a status that is ready.
         Group::Unknown | Group::Leaving | Group::Gone => return steps,
         Group::Live(name) => Some(name),
         Group::None => None,
@@ -143,7 +143,7 @@ fn deleting(observed: &ObservedSnapshot<'_>) -> Vec<Step> {
     }
     match observed.group {
         Group::None | Group::Gone => {}
-        // The group's end brings the next look.
+        // The group's end brings the next reconciliation.
         Group::Unknown | Group::Leaving => return Vec::new(),
         Group::Live(group) => {
             let namespace = snapshot.namespace().unwrap_or_default();

@@ -16,17 +16,17 @@ fn content(status: &Value) -> VolumeSnapshotContent {
 }
 
 #[test]
-fn a_snapshot_tells_what_its_content_tells() {
+fn the_status_of_a_snapshot_follows_its_content() {
     let nothing = json!({ "boundVolumeSnapshotContentName": "c", "readyToUse": false });
     let taken = json!({ "snapshotHandle": "h", "creationTime": 7_900_000_000_i64, "restoreSize": 1024, "readyToUse": true });
-    let told = json!({
+    let status_of_content = json!({
         "boundVolumeSnapshotContentName": "c", "readyToUse": true,
         "creationTime": "1970-01-01T00:00:07Z", "restoreSize": "1Ki",
     });
     for (name, before, said, group, expected) in [
         ("nothing yet", json!(null), json!(null), None, nothing.clone()),
-        ("taken", json!(null), taken.clone(), None, told.clone()),
-        ("taken, once more", told.clone(), taken.clone(), None, told.clone()),
+        ("taken", json!(null), taken.clone(), None, status_of_content.clone()),
+        ("taken, once more", status_of_content.clone(), taken.clone(), None, status_of_content.clone()),
         (
             "failed",
             nothing.clone(),
@@ -42,14 +42,14 @@ fn a_snapshot_tells_what_its_content_tells() {
             json!({ "readyToUse": false, "error": { "message": "VolumeSnapshotContent is missing" } }),
             taken.clone(),
             None,
-            told.clone(),
+            status_of_content.clone(),
         ),
         (
             "a size of nothing is replaced",
             json!({ "boundVolumeSnapshotContentName": "c", "restoreSize": "0" }),
             taken.clone(),
             None,
-            told.clone(),
+            status_of_content.clone(),
         ),
         (
             "what is known stays",

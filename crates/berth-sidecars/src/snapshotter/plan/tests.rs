@@ -37,7 +37,11 @@ fn a_content_is_created_checked_or_left_alone_by_its_source_and_status() {
         ("unanswered", ObservedContent { being_created: true, ..observed() }, Plan::Create),
         ("taken, not ready", ObservedContent { has_handle: true, ..observed() }, Plan::Create),
         ("ready", taken(), Plan::Nothing),
-        ("ready and still marked", ObservedContent { being_created: true, ..taken() }, Plan::Unmark),
+        (
+            "ready and still annotated",
+            ObservedContent { being_created: true, ..taken() },
+            Plan::RemoveAnnotation,
+        ),
         ("given", given, Plan::Check),
         ("given and not bound", ObservedContent { bound: false, ..given }, Plan::Check),
         ("given and not ready", ObservedContent { has_handle: true, ..given }, Plan::Check),
@@ -83,7 +87,11 @@ fn a_content_is_deleted_only_when_its_snapshot_is_and_the_driver_has_finally_ans
             ObservedContent { being_created: true, has_handle: false, ready: false, ..wanted_gone },
             Plan::Create,
         ),
-        ("answered and still marked", ObservedContent { being_created: true, ..wanted_gone }, Plan::Unmark),
+        (
+            "answered and still annotated",
+            ObservedContent { being_created: true, ..wanted_gone },
+            Plan::RemoveAnnotation,
+        ),
         ("never taken", ObservedContent { has_handle: false, ready: false, ..wanted_gone }, Plan::Release),
         (
             "never taken, nothing to release",
@@ -100,7 +108,11 @@ fn a_content_is_deleted_only_when_its_snapshot_is_and_the_driver_has_finally_ans
         ("given and never bound, policy Delete", unbound, Plan::Delete),
         ("given and never bound, policy Retain", ObservedContent { delete: false, ..unbound }, Plan::Release),
         ("given and never bound, unchecked", ObservedContent { has_handle: false, ..unbound }, Plan::Release),
-        ("given and never bound, marked", ObservedContent { being_created: true, ..unbound }, Plan::Delete),
+        (
+            "given and never bound, annotated",
+            ObservedContent { being_created: true, ..unbound },
+            Plan::Delete,
+        ),
         ("given and bound, its snapshot lives", ObservedContent { bound: true, ..unbound }, Plan::Nothing),
         (
             "given and bound, its snapshot goes",
@@ -164,7 +176,7 @@ fn what_matters_is_read_from_the_objects() {
             ObservedContent { source: Source::Member, grouped: true, has_handle: true, ..bare },
         ),
         (
-            "marked",
+            "annotated",
             json!({ "metadata": { "annotations": {
                 "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
                 "snapshot.storage.kubernetes.io/volumesnapshot-being-deleted": "yes",
@@ -191,7 +203,7 @@ fn what_matters_is_read_from_the_objects() {
 
 #[test]
 fn own_writes_do_not_bring_a_content_back_into_the_queue() {
-    let marked = json!({ "metadata": { "annotations": {
+    let annotated = json!({ "metadata": { "annotations": {
         "snapshot.storage.kubernetes.io/volumesnapshot-being-created": "yes",
     } } });
     let unwanted = json!({ "metadata": { "annotations": {
@@ -205,8 +217,8 @@ fn own_writes_do_not_bring_a_content_back_into_the_queue() {
     };
     for (name, before, after, expected) in [
         ("nothing", json!({}), json!({}), false),
-        ("the mark set", json!({}), marked.clone(), false),
-        ("the mark removed", marked, json!({}), false),
+        ("the annotation set", json!({}), annotated.clone(), false),
+        ("the annotation removed", annotated, json!({}), false),
         ("an error told", json!({}), json!({ "status": { "error": { "message": "m" } } }), false),
         ("taken", json!({}), json!({ "status": { "snapshotHandle": "h", "readyToUse": false } }), false),
         (

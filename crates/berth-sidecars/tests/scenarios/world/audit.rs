@@ -1,5 +1,5 @@
 //! Who owns what: everything on the storage has exactly one object that knows it, every object has what it says, and
-//! nobody is kept by a mark that somebody forgot.
+//! no object is kept by a finalizer or an annotation that somebody forgot.
 
 use berth_sidecars::snapshots::{
     VolumeGroupSnapshot, VolumeGroupSnapshotContent, VolumeSnapshot, VolumeSnapshotContent,
@@ -57,7 +57,7 @@ impl ObservedWorld {
         }
     }
 
-    /// An object that stays has no mark of work under way.
+    /// An object that stays has no annotation of work under way.
     fn settled(&mut self, subject: &str, object: &impl ResourceExt) {
         let name = object.name_any();
         let leaving = object.meta().deletion_timestamp.is_some();
@@ -66,8 +66,8 @@ impl ObservedWorld {
             let usual = USUAL.iter().any(|usual| finalizer.starts_with(usual));
             self.expect(subject, usual, || format!("{name} is kept by {finalizer}"));
         }
-        let marked = object.annotations().keys().any(|key| key.contains("being-"));
-        self.expect(subject, !marked, || format!("{name} is marked: {:?}", object.annotations()));
+        let annotated = object.annotations().keys().any(|key| key.contains("being-"));
+        self.expect(subject, !annotated, || format!("{name} is annotated: {:?}", object.annotations()));
     }
 }
 
@@ -151,8 +151,10 @@ impl World {
             seen.expect(&whose, bound, || format!("{name} has no claim that is bound to it"));
             let stored = self.fake.storage.volumes.lock().get(&name).copied();
             let size = spec.capacity.unwrap()["storage"].0.clone();
-            let told = stored.map(|bytes| format!("{}Mi", bytes >> 20));
-            seen.expect(&whose, told.as_ref() == Some(&size), || format!("{name} has {told:?}, not {size}"));
+            let shown = stored.map(|bytes| format!("{}Mi", bytes >> 20));
+            seen.expect(&whose, shown.as_ref() == Some(&size), || {
+                format!("{name} has {shown:?}, not {size}")
+            });
             let level = self
                 .fake
                 .storage
@@ -172,8 +174,8 @@ impl World {
             seen.settled(subject(&name), &attachment);
             let status = attachment.status.clone().unwrap_or_default();
             let volume = attachment.spec.source.persistent_volume_name.clone().unwrap_or_default();
-            let place = (format!("id-{volume}"), attachment.spec.node_name.clone());
-            let really = self.fake.storage.attached.lock().contains(&place);
+            let attachment_key = (format!("id-{volume}"), attachment.spec.node_name.clone());
+            let really = self.fake.storage.attached.lock().contains(&attachment_key);
             let right = status.attached && really && status.attach_error.is_none();
             seen.expect(subject(&name), right, || format!("{name} really attached: {really}, {status:?}"));
         }

@@ -29,7 +29,7 @@ fn segment(pairs: &[(&str, &str)]) -> Segment {
 }
 
 #[test]
-fn every_place_that_the_driver_runs_at_is_there_once() {
+fn every_segment_that_the_driver_runs_in_is_there_once() {
     let zone = |name: &str, zone: &str| node(name, &json!({ "zone": zone }), &json!({ DRIVER: ["zone"] }));
     let z1 = || segment(&[("zone", "z1")]);
     let rows = [
@@ -115,7 +115,7 @@ fn the_driver_is_asked_with_its_own_parameters_and_once_for_classes_that_share_t
 }
 
 #[test]
-fn an_object_tells_of_a_place_by_its_labels_alone() {
+fn the_segment_of_an_object_is_in_its_labels_alone() {
     let of = |topology: Value| {
         let object = json!({ "metadata": {}, "storageClassName": "a", "nodeTopology": topology });
         CapacityKey::of(&read::<CSIStorageCapacity>(object)).map(|capacity_key| capacity_key.segment)

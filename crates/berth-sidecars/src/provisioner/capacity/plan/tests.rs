@@ -45,12 +45,12 @@ fn owner(uid: &str, controller: Option<bool>) -> Value {
 
 fn plan(frame: &Frame, room: Room, there: &[Arc<CSIStorageCapacity>]) -> Vec<String> {
     let writes = frame.plan(&capacity_key(), room, there);
-    let told = writes.into_iter().map(|write| match write {
+    let described = writes.into_iter().map(|write| match write {
         Write::Create(_) => "create".to_owned(),
         Write::Update(object) => format!("update {}", object.name_any()),
         Write::Delete(object) => format!("delete {}", object.name_any()),
     });
-    told.collect()
+    described.collect()
 }
 
 /// What there is, what the driver answers, and what is written.
@@ -68,10 +68,10 @@ fn what_is_missing_is_made_what_differs_is_updated_and_the_second_is_deleted() {
         ("the same", GIGABYTE, vec![gigabyte("a")], &[]),
         ("the same in other units", GIGABYTE, vec![object("a", Some("1024Mi"), None, &none())], &[]),
         ("more than there was", GIGABYTE, vec![object("a", Some("1Mi"), None, &none())], &["update a"]),
-        ("no capacity told", GIGABYTE, vec![object("a", None, None, &none())], &["update a"]),
+        ("no capacity described", GIGABYTE, vec![object("a", None, None, &none())], &["update a"]),
         ("nothing left", Room { available: 0, largest: None }, vec![gigabyte("a")], &["update a"]),
         (
-            "nothing left, as told",
+            "nothing left, as described",
             Room { available: 0, largest: None },
             vec![object("a", Some("0"), None, &none())],
             &[],

@@ -78,7 +78,7 @@ fn a_groups_content_names_all_volumes_and_its_members_share_its_secret() {
 }
 
 #[test]
-fn what_stands_in_the_way_of_a_group_is_told() {
+fn what_prevents_a_group_is_reported() {
     let bound = chosen("a", "Bound", &csi("d", "ha"));
     let created = "GroupSnapshotContentCreationFailed";
     for (name, class, claims, classes, expected) in [

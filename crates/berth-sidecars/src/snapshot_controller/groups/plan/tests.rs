@@ -54,7 +54,7 @@ fn planned(of: Value, its: Option<Value>, restoring: Option<&str>, has_members: 
 }
 
 #[test]
-fn groups_are_created_bound_and_told_after_their_members_are_made() {
+fn groups_are_created_bound_and_reported_after_their_members_are_made() {
     let given = json!({ "spec": { "source": { "selector": null, "volumeGroupSnapshotContentName": "groupsnapcontent-u" } } });
     let existing = json!({ "spec": {
         "source": { "volumeHandles": null, "groupSnapshotHandles": { "volumeGroupSnapshotHandle": "gh", "volumeSnapshotHandles": ["h"] } },
@@ -138,7 +138,7 @@ fn deletion_of_a_group_follows_its_contents_policy_and_takes_the_members_along()
 }
 
 #[test]
-fn a_content_is_looked_for_by_what_is_bound_given_or_would_be_made() {
+fn a_content_is_found_by_what_is_bound_given_or_would_be_made() {
     assert_eq!(content_name(&group(json!({}))), "groupsnapcontent-u");
     let given = json!({ "spec": { "source": { "volumeGroupSnapshotContentName": "x" } } });
     assert_eq!(content_name(&group(given)), "x");

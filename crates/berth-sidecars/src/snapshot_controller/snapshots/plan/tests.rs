@@ -89,8 +89,8 @@ fn planned(snapshot: Value, content_change: Option<Value>, group: Group<'_>, res
 }
 
 #[test]
-fn snapshots_of_claims_are_created_bound_and_told() {
-    let told =
+fn snapshots_of_claims_are_created_bound_and_reported() {
+    let written =
         json!({ "status": { "boundVolumeSnapshotContentName": "snapcontent-u", "readyToUse": false } });
     let ready =
         json!({ "status": { "boundVolumeSnapshotContentName": "snapcontent-u", "readyToUse": true } });
@@ -109,14 +109,19 @@ fn snapshots_of_claims_are_created_bound_and_told() {
             Some(json!({ "spec": { "deletionPolicy": "Retain" } })),
             vec!["status false"],
         ),
-        ("told, nothing new", told.clone(), Some(json!({})), vec![]),
+        ("written, nothing new", written.clone(), Some(json!({})), vec![]),
         (
             "taken",
-            told.clone(),
+            written.clone(),
             Some(json!({ "status": { "readyToUse": true, "snapshotHandle": "h" } })),
             vec!["status true"],
         ),
-        ("failed", told, Some(json!({ "status": { "error": { "message": "no" } } })), vec!["status false"]),
+        (
+            "failed",
+            written,
+            Some(json!({ "status": { "error": { "message": "no" } } })),
+            vec!["status false"],
+        ),
         ("ready", ready.clone(), Some(json!({})), vec![]),
         ("ready, its content gone", ready.clone(), None, vec!["fail SnapshotContentMissing"]),
         (
@@ -324,7 +329,7 @@ fn members_wait_for_their_group_and_go_with_it() {
 }
 
 #[test]
-fn a_content_is_looked_for_by_what_is_bound_given_or_would_be_made() {
+fn a_content_is_found_by_what_is_bound_given_or_would_be_made() {
     assert_eq!(content_name(&snapshot(json!({}))).as_deref(), Some("snapcontent-u"));
     assert_eq!(content_name(&snapshot(given())).as_deref(), Some("snapcontent-u"));
     let bound = json!({ "status": { "boundVolumeSnapshotContentName": "other" } });
