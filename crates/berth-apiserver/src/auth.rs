@@ -34,7 +34,7 @@ pub enum AuthError {
     /// A certificate cannot be made.
     #[error("cannot make the certificate for {name}")]
     Certificate {
-        /// Tells an operator which certificate or key was being made, such as `server` or `admin`.
+        /// Which certificate or key was being made, for an operator, such as `server` or `admin`.
         name: &'static str,
         /// What the library says.
         source: rcgen::Error,
@@ -140,7 +140,7 @@ impl Credentials {
 
     /// The administrator, if that is whose token it is.
     pub fn static_token(&self, token: &str) -> Option<Identity> {
-        // Hashes are compared, so that the time it takes tells nothing of the token.
+        // Hashes are compared, so that the time it takes reveals nothing about the token.
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         (hash == self.admin_token_hash).then(|| Identity::new("berth-admin", [MASTERS.to_owned()]))
     }

@@ -1,7 +1,7 @@
 //! Collects what nobody needs any more: objects whose owners are gone, the contents of namespaces that go, old events.
 //!
 //! Follows every collection of the store and reads live objects when it decides, so it never acts on what it merely
-//! remembers. What it remembers only says whom to look at; an owner that waits may not go before everything is
+//! remembers. What it remembers only says which objects to check; an owner that waits may not go before everything is
 //! known that happened until then. Acts through the API like any client, with the object's uid and resource
 //! version as preconditions.
 
@@ -101,7 +101,7 @@ struct Collector {
     graph: Graph,
     /// Those who wait in the foreground for their dependents to go, by uid.
     waiting: HashMap<String, Key>,
-    /// Objects with an owner of a kind that was not served when they were looked at.
+    /// Objects with an owner of a kind that was not served when they were checked.
     unknown: HashSet<Key>,
     /// What waits for observations that are on their way.
     unsettled: Vec<Work>,
@@ -219,7 +219,7 @@ impl Collector {
                 if is_again {
                     self.queue_everything();
                 }
-                // Nobody tells what went before the list.
+                // There is no event for what was deleted before the list.
                 if has_furniture(collection) {
                     for namespace in self.api.store().view(&Collection::new(NAMESPACES)).range(None, None) {
                         self.push(Work::NamespaceDefaults(namespace.key.name.clone()));
@@ -258,7 +258,7 @@ impl Collector {
         }
     }
 
-    /// Queues everything once more: no event told what was deleted before a list, nor what depended on it.
+    /// Queues everything once more: there is no event for what was deleted before a list, nor what depended on it.
     fn queue_everything(&mut self) {
         let items = self.graph.all().chain(self.waiting.values()).cloned().map(Work::Item);
         let namespaces = self.closing.iter().cloned().map(Work::Namespace);
@@ -318,7 +318,7 @@ impl Collector {
         if is_furniture(key) {
             self.push(Work::NamespaceDefaults(key.namespace.clone()));
         }
-        // With each that goes there may be many left; they are looked through when the last of a kind went.
+        // With each that goes there may be many left; they are checked when the last of a kind went.
         let is_last =
             || self.api.store().view(&key.collection).range(Some(&key.namespace), None).next().is_none();
         if self.closing.contains(&key.namespace) && is_last() {
@@ -525,7 +525,7 @@ fn again(step: &Step, outcome: Outcome) -> Option<Instant> {
     }
 }
 
-/// Tells everything that happens in a collection, starting with what is there.
+/// Delivers everything that happens in a collection, starting with what is there.
 async fn follow(store: Store, collection: Collection, sender: mpsc::Sender<Observation>) {
     loop {
         let view = store.view(&collection);

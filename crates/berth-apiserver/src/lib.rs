@@ -1,8 +1,8 @@
 //! The embedded Kubernetes API: a durable, versioned, watchable store, and the REST verbs over it.
 //!
-//! This is not a general Kubernetes: it serves the kinds that storage needs, and those so exactly that kubectl,
-//! kube-rs, client-go and Berth's own controllers cannot tell the difference. The known differences from
-//! kube-apiserver are listed in `DIFFERENCES.md`. An object is a JSON value from the wire to the disk; what its fields
+//! This is not a general Kubernetes: it serves the kinds that storage and workloads on one machine need, so exactly that
+//! kubectl, kube-rs, client-go and controllers of other projects work with it. The known differences from kube-apiserver
+//! are listed in `DIFFERENCES.md`. An object is a JSON value from the wire to the disk; what its fields
 //! are is known from one compact table ([`schema`]), which drives strict decoding, protobuf, strategic merge,
 //! server-side apply and OpenAPI alike.
 //!
@@ -36,7 +36,21 @@
 //! - Every request that comes over TLS is authenticated, but for health and version. Roles are stored, not enforced.
 //! - A difference from kube-apiserver that is not listed in `DIFFERENCES.md` fails `tests/server/differential.rs`.
 //!
-//! Start reading at `rest.rs` for the way of a request, at `store.rs` for what is guaranteed about data.
+//! Start reading at `rest.rs` for the way of a request, at `store.rs` for what is guaranteed about data. This is a whole
+//! server, used without a socket:
+//!
+//! ```no_run
+//! use berth_apiserver::{rest::{self, ApiServer}, store::{self, Store}};
+//! use k8s_openapi::api::core::v1::ConfigMap;
+//!
+//! # async fn run() -> Result<(), Box<dyn std::error::Error>> {
+//! let (store, _) = Store::open("/var/lib/objects".as_ref(), store::Options::default())?;
+//! let client = kube::Client::new(ApiServer::new(store, rest::Options::default()), "default");
+//! let maps = kube::Api::<ConfigMap>::default_namespaced(client).list(&Default::default()).await?;
+//! println!("{} ConfigMaps", maps.items.len());
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod auth;
 pub mod collect;

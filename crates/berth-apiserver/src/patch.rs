@@ -40,7 +40,7 @@ pub enum PatchError {
     /// A JSON patch has too many operations (413).
     #[error("The allowed maximum operations in a JSON patch is {max}, got {0}", max = MAX_OPERATIONS)]
     TooManyOperations(usize),
-    /// The operations of a JSON patch look at or move too many values (413).
+    /// The operations of a JSON patch read or move too many values (413).
     #[error("The operations of the JSON patch take too long on an object of this size")]
     TooMuchWork,
     /// The patch does not fit the object (422).

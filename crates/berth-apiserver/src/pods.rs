@@ -70,7 +70,7 @@ pub enum LogSource {
 
 /// What is to be run, and what of its input and output is wanted.
 ///
-/// `Debug` does not tell the command: it may have secrets among its arguments.
+/// `Debug` does not print the command: it may have secrets among its arguments.
 #[derive(Clone, Default, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a yes or no of its own in the API")]
 pub struct ExecOptions {

@@ -257,7 +257,7 @@ impl ApiServer {
         response
     }
 
-    /// The refusal of a path that leads nowhere: within a group it is told as that group tells its refusals.
+    /// The refusal of a path that leads nowhere: within a group it has the form of that group's refusals.
     fn lost(&self, path: &str) -> Failure {
         let mut parts = path.split('/').skip(1);
         let group = match parts.next() {
@@ -274,7 +274,7 @@ impl ApiServer {
 enum Route {
     /// `/` lists all paths that are served.
     Paths,
-    /// `/version` tells which version of Kubernetes is served.
+    /// `/version` says which version of Kubernetes is served.
     Version,
     /// `/healthz`, `/livez` or `/readyz`, perhaps with one check's name.
     Health { which: &'static str, check: Option<String> },

@@ -8,7 +8,7 @@
 //! - What [`Store::write`] returned is on the disk, and what readers and watchers see is on the disk too.
 //! - Revisions only grow, also over restarts, and every change has its own.
 //! - Readers and watchers never wait for the disk. A watcher is a cursor into the shared history: however slow, it
-//!   holds nothing, and when the history has moved on it is told so ([`Expired`]).
+//!   holds nothing, and when the history has moved on it gets [`Expired`].
 //!
 //! Assumes that keys contain no `/` in their collection and namespace.
 
@@ -131,7 +131,7 @@ impl Change {
         Self::Put(Box::new(contents))
     }
 
-    /// Removes the object, whose last state is told to those who watch.
+    /// Removes the object; those who watch get its last state.
     pub fn delete(contents: impl FnOnce(u64) -> Bytes + Send + 'static) -> Self {
         Self::Delete(Box::new(contents))
     }
@@ -273,7 +273,7 @@ pub enum WriteError {
     #[error("the disk is full: {0}")]
     Full(String),
     /// The newest record of the object is damaged, so it is neither known to exist nor to be absent.
-    #[error("the record of the object is damaged, so that its state is not known; /readyz tells what to do")]
+    #[error("the record of the object is damaged, so that its state is not known; /readyz says what to do")]
     Quarantined,
     /// The change could not be made durable and was not made.
     #[error("the change could not be stored: {0}")]

@@ -122,7 +122,7 @@ fn run(mut journal: Journal, queue: &mpsc::Receiver<Request>, directories: &[Dir
 
 fn answer(requests: impl IntoIterator<Item = Request>, outcome: &Result<(), Error>) {
     for request in requests {
-        // A caller that is gone has nothing to be told; its change is done all the same.
+        // A caller that is gone gets no answer; its change is made all the same.
         let _ = request.done.send(outcome.clone());
     }
 }

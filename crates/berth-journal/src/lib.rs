@@ -342,7 +342,7 @@ impl Journal {
     fn make_room(&mut self, needed: u64, from_reserve: bool) -> Result<(), Error> {
         if from_reserve {
             if self.length + needed > self.allocated {
-                // When this fails on a full disk, the write itself will tell.
+                // When this fails on a full disk, the write itself will fail.
                 let _ = self.allocate(self.length + needed);
             }
             return Ok(());
@@ -373,7 +373,7 @@ impl Journal {
             Err(error) if io::Error::from(error).kind() == io::ErrorKind::StorageFull => {
                 return Err(self.failed(&error.into()));
             }
-            // A filesystem without fallocate: the write itself will tell.
+            // A filesystem without fallocate: the write itself will fail.
             Err(_) => {}
         }
         Ok(())
@@ -536,7 +536,7 @@ impl Journal {
         }
         if !scan.unfinished.is_empty() {
             let name = format!("{}.unfinished", self.name);
-            // On a full disk it is lost; nobody was told that it was stored.
+            // On a full disk it is lost; no caller got the answer that it was stored.
             let _ = self.dir.write_atomically(&name, &scan.unfinished);
             tracing::info!(
                 journal = %self.name,

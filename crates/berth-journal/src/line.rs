@@ -2,7 +2,7 @@
 //!
 //! A record is `<crc> <number> <index> <previous> <key hash> ["<key>",<json>]`, all but the last in hexadecimal digits: the
 //! checksum of what follows it; the line's number, counted over the life of the journal; which line of its write it is; the
-//! checksum of the line with the number before; and a hash of the key, so that a line whose key was damaged still tells whose
+//! checksum of the line with the number before; and a hash of the key, so that a line whose key was damaged still says whose
 //! it was. Journals of earlier versions have lines without the four in the middle, which stay valid.
 //!
 //! A rewritten journal begins with a checkpoint, `<crc> {"number":…,"crc":…,"lines":…}`: how many lines were copied, and
@@ -145,7 +145,7 @@ fn hex(bytes: &[u8], start: usize, length: usize) -> Option<u64> {
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// What a damaged line still tells of its key: the key as it stands there, and the hash beside it. Either may be wrong.
+/// What a damaged line still says of its key: the key as it stands there, and the hash beside it. Either may be wrong.
 pub(super) fn legible_key(line: &[u8]) -> (Option<String>, Option<u64>) {
     let hash = hex(line, CHECKSUM + 29, 16);
     // Where the key belongs, or one byte before where the first byte of the line is gone.
@@ -161,8 +161,8 @@ pub(super) fn legible_key(line: &[u8]) -> (Option<String>, Option<u64>) {
 
 /// Where within `line` a whole line begins, whose line break before was damaged.
 pub(super) fn hidden_line(line: &[u8]) -> Option<usize> {
-    let looks_so = |start: &usize| line.get(start + 8) == Some(&b' ') && hex(line, *start, 8).is_some();
-    (1..line.len().saturating_sub(CHECKSUM)).filter(looks_so).find(|start| decode(&line[*start..]).is_some())
+    let may_begin = |start: &usize| line.get(start + 8) == Some(&b' ') && hex(line, *start, 8).is_some();
+    (1..line.len().saturating_sub(CHECKSUM)).filter(may_begin).find(|start| decode(&line[*start..]).is_some())
 }
 
 /// Splits what [`encode`] wrote for a key without escapes, and leaves the value unread: the checksum vouches for it.

@@ -1,11 +1,11 @@
 //! Reading a journal when it is opened: which records are live, and what is damaged or missing.
 //!
-//! A line that cannot be read is not skipped: its key, as far as it can still be told, has no value until it is written again,
+//! A line that cannot be read is not skipped: its key, as far as it can still be read, has no value until it is written again,
 //! because what an earlier line says of it is out of date. Numbers that are missing between lines, or between the last line and
 //! the high-water mark, are counted.
 //!
 //! A writer that was killed, or lost its power, in the middle of a write leaves the same traces at the end of the file: half a
-//! line, or lines of the last write with a hole before them. Nobody was told that these are stored, and the mark, which is
+//! line, or lines of the last write with a hole before them. No caller got the answer that these are stored, and the mark, which is
 //! moved after a sync, does not reach them. They are no damage.
 
 use std::{

@@ -297,8 +297,9 @@ fn no_changed_byte_brings_an_older_state_back() {
                     assert_eq!(whole().get(key), Some(value), "{what}: {key} of an older state");
                 }
                 // A key without an earlier line cannot be told if its only line is damaged where the key stands.
-                let is_told = is_rewritten || records.contains_key("a") || damage.quarantined.contains("a");
-                assert!(is_told, "{what}: a is not quarantined: {damage:?}");
+                let is_noticed =
+                    is_rewritten || records.contains_key("a") || damage.quarantined.contains("a");
+                assert!(is_noticed, "{what}: a is not quarantined: {damage:?}");
             }
         }
     }
@@ -408,7 +409,7 @@ fn a_journal_of_an_earlier_version_opens_and_is_guarded_from_then_on() {
 }
 
 #[test]
-fn a_quarantined_key_is_told_until_it_is_written_again() {
+fn a_quarantined_key_is_reported_until_it_is_written_again() {
     let dir = in_memory();
     let (mut journal, ..) = open(dir.path());
     for value in ["1", "2"] {

@@ -49,7 +49,7 @@ pub(super) enum OwnerState {
     Waiting,
     /// It is not there any more.
     Dangling,
-    /// Nobody can tell: its kind is not served, or its record may be lost.
+    /// It is not known: its kind is not served, or its record may be lost.
     Unknown,
 }
 

@@ -41,7 +41,7 @@ impl Graph {
         self.owners.is_empty()
     }
 
-    /// Notes an object's owners as they are now; tells whom it holds back no longer.
+    /// Notes an object's owners as they are now; returns whom it holds back no longer.
     pub(super) fn observe(&mut self, item: &Item) -> Vec<String> {
         let references: Vec<Reference> = item
             .owners
@@ -67,7 +67,7 @@ impl Graph {
         previous.into_iter().filter(|was| was.blocks && !blocks(&was.uid)).map(|was| was.uid).collect()
     }
 
-    /// Forgets an object that is gone or has no owners any more; tells whom it holds back no longer.
+    /// Forgets an object that is gone or has no owners any more; returns whom it holds back no longer.
     pub(super) fn forget(&mut self, key: &Key) -> Vec<String> {
         let previous = self.owners.remove(key).unwrap_or_default();
         for reference in &previous {

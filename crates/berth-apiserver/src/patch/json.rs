@@ -12,7 +12,7 @@ pub const MAX_OPERATIONS: usize = 10_000;
 
 /// The most bytes one patch may copy, all its operations together.
 const MAX_COPIED: usize = 3 * 1024 * 1024;
-/// The most values one patch may look at or move, all its operations together. Ten thousand operations on a list of half a
+/// The most values one patch may read or move, all its operations together. Ten thousand operations on a list of half a
 /// million items would otherwise take minutes.
 const MAX_STEPS: usize = 50_000_000;
 /// A patch nests values no deeper than this; it is about what can be stored.
@@ -39,7 +39,7 @@ struct Spent {
 }
 
 impl Spent {
-    /// Counts what an operation looks at or moves.
+    /// Counts what an operation reads or moves.
     fn steps(&mut self, steps: usize) -> Result<(), PatchError> {
         self.steps += steps;
         if self.steps > MAX_STEPS {

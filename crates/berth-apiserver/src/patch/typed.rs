@@ -279,7 +279,7 @@ fn compare_items(
     for (edge, _) in old.iter().chain(new) {
         let before = old_items.remove(edge.as_str()).unwrap_or_default();
         let after = new_items.remove(edge.as_str()).unwrap_or_default();
-        // All items of an edge are looked at when the first one comes.
+        // All items of an edge are compared when the first one comes.
         if before.is_empty() && after.is_empty() {
             continue;
         }

@@ -175,7 +175,7 @@ fn aggregated_resource(served: &Served) -> Value {
             .subresources
             .iter()
             .map(|&subresource| {
-                // Of built-in kinds, only one of another group is told with its group and version.
+                // Of built-in kinds, only one of another group is listed with its group and version.
                 let kind = match spoken(subresource) {
                     None => own.clone(),
                     Some(("", _, kind)) => kind_value("", "", kind),

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use crate::resource::{Cause, Resource};
 use crate::rules::Denied;
 
-/// A request that failed, ready to be told to the client.
+/// A request that failed, ready to be answered to the client.
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{message}")]
 pub struct Failure {

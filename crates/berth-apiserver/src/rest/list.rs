@@ -20,7 +20,7 @@ use crate::rules::{FieldSelector, LabelSelector, parse_field_selector, parse_lab
 use crate::store::{Object, View};
 
 /// How long a list waits for a version that is not there yet.
-const FRESH: Duration = Duration::from_secs(3);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(3);
 const EXPIRED: &str = "The provided continue parameter is too old to display a consistent list result. You can start a \
                        new list without the continue parameter, or use the continue token in this response to retrieve \
                        the remainder of the results. Continuing with the provided token results in an inconsistent list \
@@ -238,7 +238,7 @@ impl Call {
         let Some(version) = version else { return Ok(store.view(collection)) };
         let wanted = parse_version(version)
             .map_err(|why| Failure::bad_request(format!("invalid resource version: {why}")))?;
-        if wanted > store.revision() && !store.wait_for(wanted, FRESH).await {
+        if wanted > store.revision() && !store.wait_for(wanted, VERSION_TIMEOUT).await {
             return Err(Failure::too_large_version(wanted, store.revision()));
         }
         if matching == Some("Exact") {

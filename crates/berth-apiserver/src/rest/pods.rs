@@ -96,7 +96,7 @@ impl Call {
         tokio::spawn(async move {
             match upgrade.await {
                 Ok(upgraded) => {
-                    // Only now, so that nothing runs for a client that is gone; a failure is told on a channel.
+                    // Only now, so that nothing runs for a client that is gone; a failure is sent on a channel.
                     let session = pods.exec(&pod, options).await.map_err(Failure::from);
                     channels::serve(TokioIo::new(upgraded), protocol, session, &shutdown).await;
                 }

@@ -1,4 +1,4 @@
-//! What is served right now: the built-in resources, as discovery tells them, and those of the custom resource
+//! What is served right now: the built-in resources, as discovery lists them, and those of the custom resource
 //! definitions.
 
 use std::collections::BTreeMap;

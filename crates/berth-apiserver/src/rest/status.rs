@@ -74,7 +74,7 @@ impl ApiServer {
         Ok(content::respond(200, accept, &value))
     }
 
-    /// Liveness is told of the process, readiness also of the store: whoever waits for it learns that objects are missing.
+    /// Liveness is about the process, readiness about the store as well: whoever waits for it learns that objects are missing.
     fn health(&self, which: &str, check: Option<&str>, query: &Query) -> Answer<Response<Body>> {
         let damage = self.inner.store.damage().filter(|_| which == "readyz").map(ToString::to_string);
         let failed = |name: &str| damage.as_ref().filter(|_| name == "store");

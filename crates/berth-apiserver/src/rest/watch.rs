@@ -35,7 +35,7 @@ const SHORTEST: u64 = 1800;
 const LONGEST: u64 = 365 * 24 * 3600;
 /// Initial events are sent in pieces of about this size.
 const PIECE: usize = 256 * 1024;
-const FRESH: Duration = Duration::from_secs(3);
+const VERSION_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// All that a running watch needs.
 struct Stream {
@@ -63,7 +63,7 @@ enum Phase {
         after: Option<(Arc<str>, Arc<str>)>,
     },
     Live(Watch),
-    /// Why it cannot even begin, told as an event: clients list anew for that, but not for a plain refusal.
+    /// Why it cannot even begin, sent as an event: clients list anew for that, but not for a plain refusal.
     Refused(Failure),
     Over,
 }
@@ -118,10 +118,10 @@ impl Call {
         let initial = self.query.flag_if_given("sendInitialEvents");
         let wanted = version.map_or(Ok(0), parse_version).map_err(|why| Failure::plain(500, why))?;
         let patience = self.query.number("timeoutSeconds")?.and_then(|seconds| u64::try_from(seconds).ok());
-        let patience = patience.map_or(FRESH, Duration::from_secs);
-        if wanted > store.revision() && !store.wait_for(wanted, patience.min(FRESH)).await {
+        let patience = patience.map_or(VERSION_TIMEOUT, Duration::from_secs);
+        if wanted > store.revision() && !store.wait_for(wanted, patience.min(VERSION_TIMEOUT)).await {
             // The watch was over before its beginning came.
-            if patience < FRESH {
+            if patience < VERSION_TIMEOUT {
                 return Ok(Phase::Over);
             }
             return Err(Failure::too_large_version(wanted, store.revision()));

@@ -1,4 +1,4 @@
-//! StorageClass and VolumeAttributesClass.
+//! The rules of StorageClasses and VolumeAttributesClasses: defaults, validation, and the columns of tables.
 
 use berth_core::names::{BETA_DEFAULT_CLASS, DEFAULT_CLASS};
 use jiff::Timestamp;

@@ -1,4 +1,4 @@
-//! PersistentVolume.
+//! The rules of PersistentVolumes: defaults, validation, and the columns of tables.
 
 use berth_core::names::{BETA_MOUNT_OPTIONS, BETA_STORAGE_CLASS, RENAMED_NODE_LABELS};
 use jiff::Timestamp;

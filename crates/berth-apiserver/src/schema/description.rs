@@ -1,4 +1,4 @@
-//! What people are told about types and fields (`kubectl explain`): our own words, for the storage kinds.
+//! The descriptions of types and fields in `kubectl explain`, in our own words, for the storage kinds.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;

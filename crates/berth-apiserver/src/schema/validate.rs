@@ -106,7 +106,7 @@ fn earlier_items<'v>(list: &ListType, old: Option<&'v Value>) -> HashMap<Value, 
     }
 }
 
-/// What tells an item of a set or keyed list from the others.
+/// What distinguishes an item of a set or keyed list from the others.
 fn list_key(list: &ListType, item: &Value) -> Value {
     match list {
         ListType::Atomic => Value::Null,

@@ -73,7 +73,7 @@ impl Step {
             (None, What::Change(event)) => Ok(event.object.clone()),
             (None, What::Refusal(refusal)) => Err(refusal),
         };
-        // A caller that is gone has nothing to be told; its change is done all the same.
+        // A caller that is gone gets no answer; its change is made all the same.
         let _ = self.answer.send(answer);
     }
 }
@@ -299,7 +299,7 @@ impl Contents {
 /// What [`Published::publish`] leaves to be done when readers are no longer held up.
 #[derive(Debug, Default)]
 struct Aftermath {
-    /// Those to be told that their collection changed.
+    /// Those to be notified that their collection changed.
     changed: Vec<Arc<Notify>>,
     /// Events that fell out of the history, to be freed.
     forgotten: Vec<Arc<Event>>,
@@ -372,7 +372,7 @@ impl Published {
         if revision < oldest { Err(Expired { requested: revision, oldest }) } else { Ok(()) }
     }
 
-    /// Who tells that a collection has changed.
+    /// Notifies watchers that a collection has changed.
     pub(super) fn changes_of(&mut self, collection: &Collection) -> Arc<Notify> {
         self.collections.entry(collection.clone()).or_default().changed.clone()
     }
@@ -478,7 +478,7 @@ impl Drop for Committer {
         self.shared.commits.pending.lock().is_closing = true;
         self.shared.commits.arrived.notify_one();
         if let Some(thread) = self.thread.take() {
-            // A panic there was reported by itself, and the callers it left waiting were told.
+            // A panic there was reported by itself, and the callers it left waiting got an error.
             let _ = thread.join();
         }
     }

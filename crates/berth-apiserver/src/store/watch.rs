@@ -31,7 +31,7 @@ impl Watch {
     /// The next events, at least one. Whoever stops waiting for them misses none.
     pub async fn next(&mut self) -> Result<Vec<Arc<Event>>, Expired> {
         loop {
-            // Before the look: a change after it must not go unnoticed.
+            // Before the check: a change after it must not go unnoticed.
             let changed = self.changed.notified();
             let (events, up_to) =
                 self.store.shared.read().events_since(&self.collection, self.delivered, BATCH)?;

@@ -23,7 +23,7 @@ impl Schemas {
     pub(super) fn reference(&mut self, type_: &Type) -> Value {
         let name = published_name(&type_.name);
         if !self.found.contains_key(&name) {
-            // Types refer to each other in circles: the place is taken before the fields are looked at.
+            // Types refer to each other in circles: the name is entered before the fields are read.
             self.found.insert(name.clone(), Value::Null);
             let schema = self.object(type_);
             self.found.insert(name.clone(), schema);

@@ -87,9 +87,9 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         }
     };
     if let Some(status) = status {
-        let told = timeout(DELIVERY, sink.send(message(STATUS, status.to_string().as_bytes())));
+        let sent = timeout(DELIVERY, sink.send(message(STATUS, status.to_string().as_bytes())));
         tokio::select! {
-            told = told => match told {
+            sent = sent => match sent {
                 Ok(Ok(())) => {}
                 _ => return,
             },
@@ -111,7 +111,7 @@ fn message(channel: u8, bytes: &[u8]) -> Message {
     Message::Binary(message.freeze())
 }
 
-/// The `Status` that tells how a command ended.
+/// The `Status` that says how a command ended.
 fn outcome(ended: Result<i32, String>) -> Value {
     match ended {
         Ok(0) => json!({ "metadata": {}, "status": "Success" }),

@@ -1,4 +1,4 @@
-//! Tokens and reviews.
+//! TokenReview, SelfSubjectAccessReview and the tokens of service accounts.
 
 use super::*;
 

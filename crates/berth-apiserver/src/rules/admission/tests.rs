@@ -1,4 +1,4 @@
-//! Tests of admission.
+//! Admission of objects to namespaces, of claims, and of pods, case by case.
 
 use super::*;
 
