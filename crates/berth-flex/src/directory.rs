@@ -1,7 +1,7 @@
 //! The drivers of a plugin directory, as they come, change and go.
 //!
 //! A driver is `vendor~driver/driver`. Its directory must be a real one, the executable may be a link; names that begin
-//! with a dot are not looked at, so that a driver can be written under one and renamed. Each driver that comes, and each
+//! with a dot are ignored, so that a driver can be written under one and renamed. Each driver that comes, and each
 //! whose executable changed, is asked `init` again in the background: one that hangs keeps nobody waiting.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -149,7 +149,7 @@ impl Shared {
         loop {
             inotify.add(&self.directory)?;
             for name in directories(&self.directory)? {
-                // It may be gone again by now; then its parent tells.
+                // It may be gone again by now; then its parent has an event.
                 let _ = inotify.add(&self.directory.join(name.directory()));
             }
             // Only now, so that nothing can come unnoticed into a directory that was not watched yet.

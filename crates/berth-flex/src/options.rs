@@ -22,7 +22,7 @@ pub struct ReservedOption(String);
 /// What `mount` is given of the pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PodInfo {
-    /// The pod's name.
+    /// The name of the pod that uses the volume.
     pub name: String,
     /// The namespace that the pod is in.
     pub namespace: String,
@@ -73,7 +73,7 @@ impl Options {
         self
     }
 
-    /// Reads the document.
+    /// Reads the JSON document that call-outs get as their argument.
     pub fn parse(text: &str) -> Result<Self, serde_json::Error> {
         serde_json::from_str(text).map(Self)
     }

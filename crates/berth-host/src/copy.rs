@@ -123,7 +123,7 @@ pub fn file(source: &Path, destination: &Path) -> Result<Copied> {
     };
     let copied = copy();
     if copied.is_err() {
-        // The copy failed for a reason worth telling; that its rest stays behind too is not.
+        // The error of the copy is what the caller should get, not that its rest stays behind.
         let _ = fs::remove_file(destination);
     }
     copied.doing(&format!("copy {} to", source.display()), destination)

@@ -42,7 +42,7 @@ pub fn thaw(mount_point: &Path) -> Result<Change> {
 }
 
 impl Frozen {
-    /// Thaws the filesystem, and tells whether that failed.
+    /// Thaws the filesystem. Returns whether that failed.
     pub fn thaw(mut self) -> Result<()> {
         self.root
             .take()

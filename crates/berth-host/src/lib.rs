@@ -29,6 +29,19 @@
 //!   killed at its deadline.
 //!
 //! Start reading at `path.rs`, which most of the other modules use, then at `mount.rs`.
+//!
+//! ```
+//! use berth_host::{Change, path::Dir};
+//!
+//! # fn main() -> berth_host::Result<()> {
+//! # let scratch = tempfile::tempdir().expect("there is a temporary directory");
+//! let directory = Dir::open(scratch.path())?;
+//! assert_eq!(directory.make_dir("volumes", 0o700)?, Change::Made);
+//! directory.dir("volumes")?.write_atomically("state", b"1")?;
+//! assert!(directory.open_file("../etc/passwd", false).is_err(), "no path leads out of the directory");
+//! # Ok(())
+//! # }
+//! ```
 
 pub mod allocator;
 pub mod btrfs;

@@ -223,7 +223,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         chmod(&file, 0o600);
         assert_eq!(give_to_group(&top, GID).unwrap(), Change::AlreadyTrue);
-        assert_eq!(seen(&file).1, 0o600, "the root was right, so nothing below was looked at");
+        assert_eq!(seen(&file).1, 0o600, "the root was right, so nothing below was read");
 
         for wrong in [0o0770, 0o2750, 0o2550] {
             chmod(scratch.path(), wrong);

@@ -167,7 +167,7 @@ impl Dir {
 
     /// Whether there is an entry of that name below, be it a dangling symbolic link.
     pub fn exists(&self, relative: &str) -> Result<bool> {
-        Ok(self.kind_of(relative).doing("look for", self.child_path(relative))?.is_some())
+        Ok(self.kind_of(relative).doing("search", self.child_path(relative))?.is_some())
     }
 
     /// The entries, sorted by name.
@@ -249,7 +249,7 @@ impl Dir {
             rustix::fs::renameat(&self.fd, &temporary, &self.fd, name).map_err(io::Error::from)
         });
         if let Err(error) = written {
-            // The write failed for a reason worth telling; that the rest stays behind too is not.
+            // The error of the write is what the caller should get, not that its rest stays behind.
             let _ = self.remove_file(&temporary);
             return Err(error).doing("write", self.child_path(name));
         }

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_filesystem_without_project_quotas_is_told_how_to_get_them() {
+    fn the_error_of_a_filesystem_without_project_quotas_says_how_to_get_them() {
         let dir = tempfile::tempdir().unwrap();
         let error = check(&Dir::open(dir.path()).unwrap()).unwrap_err();
         assert!(error.to_string().contains("prjquota"), "{error}");

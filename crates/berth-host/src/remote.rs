@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_refuses_is_told() {
+    fn errors_of_the_kernel_are_answered() {
         let scratch = Scratch::new();
         let target = scratch.dir("target");
         let mounts = mounts();

@@ -1,4 +1,4 @@
-//! Long-lived child processes: a program that serves something until it is told to stop, or killed.
+//! Long-lived child processes: a program that serves something until it is stopped or killed.
 //!
 //! The process ends with this one, because a thread that lives as long as the child is its parent to the kernel. It leads a
 //! process group of its own, which ends with it when the [`Service`] is dropped.
@@ -39,7 +39,7 @@ pub struct Service {
 pub struct Start {
     /// The program, looked up in `PATH` if it has no slash.
     pub program: OsString,
-    /// Its arguments.
+    /// The arguments that the program is started with.
     pub args: Vec<OsString>,
     /// What is added to the environment of this process.
     pub environment: Vec<(OsString, OsString)>,
@@ -52,15 +52,15 @@ impl Service {
         let program = start.program.clone();
         let ended = Arc::new((Mutex::new(None), Condvar::new()));
         let (sender, started) = mpsc::channel();
-        let told = Arc::clone(&ended);
+        let notified = Arc::clone(&ended);
         let parent = thread::Builder::new().name("service".to_owned()).spawn(move || {
             let child = spawn(start, output);
             match child {
                 Ok(mut child) => {
                     let _ = sender.send(Ok(Pid::from_child(&child)));
                     let status = child.wait().unwrap_or_else(|_| ExitStatus::from_raw(-1));
-                    *told.0.lock() = Some(status);
-                    told.1.notify_all();
+                    *notified.0.lock() = Some(status);
+                    notified.1.notify_all();
                 }
                 Err(error) => drop(sender.send(Err(error))),
             }

@@ -6,7 +6,7 @@ use berth_core::hex;
 use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN, LOCAL_PLUGIN, NFS_PLUGIN};
 use sha2::{Digest, Sha256};
 
-/// Where kubelets keep everything unless told otherwise, which is what manifests of CSI drivers say.
+/// Where kubelets keep everything by default, which is what manifests of CSI drivers say.
 const KUBELET_DIRECTORY: &str = "/var/lib/kubelet";
 
 /// The kubelet's layout below one directory.

@@ -2,7 +2,7 @@
 //!
 //! Reads: its Node, its CSINode. Writes: Node (labels, annotations, status), the Lease of its name in `kube-node-lease`
 //! every 10 s if it holds for 40 s, CSINode. The status is written when it changes, and every 5 minutes; everything that waits to be written
-//! at the same time is one write. The node is ready once its CSINode exists: before that, nobody could tell that a
+//! at the same time is one write. The node is ready once its CSINode exists: before that, nobody could know that a
 //! volume's driver is missing here.
 
 mod csi_node;
@@ -34,7 +34,7 @@ const KUBELET_VERSION: &str = concat!("v1.36.0+berth.", env!("CARGO_PKG_VERSION"
 /// How often the status is written when nothing changes.
 const HEARTBEAT: Duration = Duration::from_secs(5 * 60);
 /// How long to wait after a write that failed.
-const AGAIN: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(10) };
+const WRITE_BACKOFF: Backoff = Backoff { first: Duration::from_millis(50), longest: Duration::from_secs(10) };
 /// The status is long when there are many volumes: what changes while it was written, and as long again but at most this,
 /// goes together.
 const LONGEST_REST: Duration = Duration::from_millis(50);
@@ -211,7 +211,7 @@ impl Machine {
         }
     }
 
-    /// Says that a volume is not in use here any more; told to Kubernetes with the next write, which this triggers.
+    /// Says that a volume is not in use here any more; reported to Kubernetes with the next write, which this triggers.
     pub fn not_in_use(&self, unique_name: &str) {
         let mut desired = self.desired();
         if desired.in_use.remove(unique_name) {
@@ -236,7 +236,7 @@ impl Machine {
         self.attached.borrow().contains(unique_name)
     }
 
-    /// Tells Kubernetes that a driver is registered here: Node annotation and labels, then CSINode.
+    /// Writes to Kubernetes that a driver is registered here: Node annotation and labels, then CSINode.
     pub async fn announce(&self, driver: &DriverInfo) -> Result<()> {
         let unfit = |source| Error::Driver { driver: driver.name.clone(), source };
         if driver.node_id.is_empty() {
@@ -269,7 +269,7 @@ impl Machine {
         .await
     }
 
-    /// Tells Kubernetes that a driver is not registered here any more.
+    /// Writes to Kubernetes that a driver is not registered here any more.
     pub async fn withdraw(&self, driver: &str) -> Result<()> {
         let _alone = self.announcing.lock().await;
         let node = self
@@ -420,7 +420,7 @@ impl Machine {
     async fn keep_status(self: Arc<Self>) {
         let mut failures = 0;
         loop {
-            let wait = if failures == 0 { HEARTBEAT } else { AGAIN.pause(failures) };
+            let wait = if failures == 0 { HEARTBEAT } else { WRITE_BACKOFF.pause(failures) };
             tokio::select! {
                 () = self.cluster.shutdown().cancelled() => return,
                 () = self.wake.notified() => {}
@@ -444,7 +444,7 @@ impl Machine {
         }
     }
 
-    /// Writes the status as it is wanted now, and tells those who wait for it.
+    /// Writes the status as it is wanted now, and wakes those who wait for it.
     async fn write_status(&self) -> Result<()> {
         let (in_use, version) = {
             let desired = self.desired();

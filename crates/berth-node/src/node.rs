@@ -122,8 +122,8 @@ impl Node {
         // What stands on disk is read with what these say.
         cluster.cache::<CSIDriver>().synced().await;
         let queue = pods::queue();
-        let place: Arc<OnceLock<Weak<Volumes>>> = Arc::default();
-        let told = queue.clone();
+        let manager: Arc<OnceLock<Weak<Volumes>>> = Arc::default();
+        let changed = queue.clone();
         let volumes = Volumes::new(volumes::Options {
             cluster: cluster.clone(),
             layout: layout.clone(),
@@ -135,14 +135,14 @@ impl Node {
                 &flex,
                 &recorder,
                 options.nfs,
-                &place,
+                &manager,
             ),
             node: machine.clone(),
             recorder: recorder.clone(),
-            changed: Box::new(move |uid| told.add(uid.to_owned())),
+            changed: Box::new(move |uid| changed.add(uid.to_owned())),
         });
         // Nobody has asked for a refresh yet: no pod is set up before `run`.
-        let _ = place.set(Arc::downgrade(&volumes));
+        let _ = manager.set(Arc::downgrade(&volumes));
         machine.only_in_use(volumes.devices());
         follow_attachments(&cluster, &options.name, &volumes);
         let usage = UsageReader::new(&cluster, &options.name, &drivers, &flex, &layout);
@@ -277,7 +277,7 @@ fn all_plugins(
     all
 }
 
-/// Tells the volume manager of every device that is attached or detached.
+/// Notifies the volume manager of every device that is attached or detached.
 fn follow_attachments(cluster: &Cluster, name: &str, volumes: &Arc<Volumes>) {
     fn attached(node: &NodeObject) -> HashSet<&str> {
         let status = node.status.as_ref().and_then(|status| status.volumes_attached.as_ref());

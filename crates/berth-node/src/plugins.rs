@@ -131,7 +131,7 @@ async fn give_to_group(pod: &Pod, target: &Path, group: u32) -> berth_host::Resu
 /// The component that the timeline names for what drivers do on this node.
 const COMPONENT: &str = "volume-manager";
 
-/// Tells the timeline of what a driver did to bring a volume.
+/// Records in the timeline what a driver did to set a volume up.
 fn record_step(
     node: &str,
     call: &str,
@@ -158,7 +158,7 @@ fn record_step(
     .ended(begun, failed.map(|failed| failed.message.as_str()));
 }
 
-/// Tells the timeline of what a driver did to take a volume away.
+/// Records in the timeline what a driver did to tear a volume down.
 fn record_undone_step(node: &str, call: &str, volume: &str, begun: Instant, failed: Option<&Failed>) {
     Step { component: COMPONENT, call, volume, node, ..Step::default() }
         .ended(begun, failed.map(|failed| failed.message.as_str()));

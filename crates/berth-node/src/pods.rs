@@ -1,6 +1,6 @@
-//! Pods: what each pod's containers and volumes should be by now, done, and told to Kubernetes.
+//! Pods: brings each pod's containers and volumes to what they should be, and reports their status to Kubernetes.
 //!
-//! Each pod has one worker at a time. It looks at the pod, its volumes and its containers, decides (a pure function),
+//! Each pod has one worker at a time. It observes the pod, its volumes and its containers, decides (a pure function),
 //! starts and stops what the decision says, and leaves the status to a second worker, so that a slow write delays
 //! neither containers nor volumes. A pod is driven by events alone: it changed, its volumes did, a container ended, a
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
@@ -61,9 +61,9 @@ pub(crate) struct Options {
     pub layout: Layout,
     /// The runtime that containers are started, stopped and found again with.
     pub runtime: Runtime,
-    /// The volume manager, which is told what each pod wants of volumes.
+    /// The volume manager, which gets the volumes that each pod wants.
     pub volumes: Arc<Volumes>,
-    /// Tells pods what happens.
+    /// Records events on pods.
     pub recorder: Recorder,
     /// Variables that every container gets unless it sets them itself.
     pub environment: Vec<(String, String)>,
@@ -73,7 +73,7 @@ pub(crate) struct Options {
     pub stand_ins: Vec<StandIn>,
     /// The program that has them all.
     pub program: PathBuf,
-    /// Pods to look at, by uid; whoever has something to tell about a pod adds it here.
+    /// Pods to reconcile, by uid; whoever changes something that concerns a pod adds it here.
     pub queue: Queue<String>,
 }
 
@@ -103,7 +103,7 @@ struct ObservedPod {
     misses: bool,
     /// What it lacks may have come.
     came: bool,
-    /// When it was found that the pod takes more of the disk than it may, and what is told of it.
+    /// When it was found that the pod takes more of the disk than it may, and the message about it.
     evicted: Option<(Timestamp, String)>,
 }
 
@@ -133,7 +133,7 @@ struct Work {
     is_over: bool,
     /// Why the node ends, or has ended, the pod.
     end: Option<End>,
-    /// When this process first looked at the pod.
+    /// When this process first observed the pod.
     first_observed: Option<Timestamp>,
 }
 
@@ -154,7 +154,7 @@ pub(crate) fn queue() -> Queue<String> {
 
 impl Pods {
     /// Takes up the pods that are there: those of the cluster, and what is left here of others. Returns when all of them
-    /// have told the volume manager what they want.
+    /// have passed what they want to the volume manager.
     pub(crate) async fn start(options: Options) -> Arc<Self> {
         let fields = format!("spec.nodeName={}", options.node);
         let cache = options.cluster.cache_where::<Pod>(&fields);
@@ -184,16 +184,16 @@ impl Pods {
     /// Works until the cluster's shutdown.
     pub(crate) async fn run(self: Arc<Self>) {
         let shutdown = self.options.cluster.shutdown().clone();
-        let (syncing, telling) = (self.clone(), self.clone());
+        let (syncing, reporting) = (self.clone(), self.clone());
         let sync = self.options.queue.run(usize::MAX, shutdown.clone(), move |uid: String| {
             let pods = syncing.clone();
             async move { pods.sync(&uid).await }
         });
-        let tell = self.statuses.run(usize::MAX, shutdown, move |uid: String| {
-            let pods = telling.clone();
+        let report = self.statuses.run(usize::MAX, shutdown, move |uid: String| {
+            let pods = reporting.clone();
             async move { pods.report(&uid).await }
         });
-        tokio::join!(sync, tell, self.clone().watch_storage());
+        tokio::join!(sync, report, self.clone().watch_storage());
     }
 
     /// The number of the latest run of a container, and whether it was ever started.
@@ -264,9 +264,9 @@ impl Pods {
                 pods.options.queue.add(uid);
             }
         });
-        let told = changed.clone();
+        let map_changed = changed.clone();
         let cluster = &self.options.cluster;
-        cluster.cache::<ConfigMap>().on_change(move |map| told(map.metadata.namespace.as_deref()));
+        cluster.cache::<ConfigMap>().on_change(move |map| map_changed(map.metadata.namespace.as_deref()));
         cluster.cache::<Secret>().on_change(move |secret| changed(secret.metadata.namespace.as_deref()));
     }
 
@@ -359,7 +359,7 @@ impl Pods {
         }
     }
 
-    /// Tells a pod why the node ends it: it is evicted for a reason, or its time is over.
+    /// Records on a pod why the node ends it: it is evicted for a reason, or its time is over.
     fn note_end(&self, pod: &Pod, evicted: Option<String>) -> End {
         let recorder = &self.options.recorder;
         if let Some(message) = evicted {
@@ -619,7 +619,7 @@ impl Entry {
         self.observed().pod.clone()
     }
 
-    /// Notes whether a container lacks something; whether that may have come since it was looked for.
+    /// Notes whether a container lacks something; returns whether that may have come since then.
     fn set_misses(&self, misses: bool) -> bool {
         let mut observed = self.observed();
         observed.misses = misses;
@@ -680,9 +680,9 @@ impl Work {
     /// When the node first saw the pod.
     fn first_observed(&mut self, pod: &Pod) -> Timestamp {
         let here = *self.first_observed.get_or_insert_with(Timestamp::now);
-        let told = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
+        let recorded = pod.status.as_ref().and_then(|status| status.start_time.as_ref()).map(|time| time.0);
         // The status has it from an earlier life of this process, or from this one without the part of a second.
-        told.filter(|told| *told != whole_seconds(here)).unwrap_or(here)
+        recorded.filter(|recorded| *recorded != whole_seconds(here)).unwrap_or(here)
     }
 
     fn any_running(&self) -> bool {

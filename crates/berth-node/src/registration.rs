@@ -122,7 +122,7 @@ impl Drivers {
         }
     }
 
-    /// Asks a driver for its limits again, and tells Kubernetes: something showed that they are not right.
+    /// Asks a driver for its limits again, and writes them to Kubernetes: something showed that they are not right.
     pub fn refresh(&self, name: &str) {
         if let Some(driver) = self.get(name) {
             driver.refresh.notify_one();

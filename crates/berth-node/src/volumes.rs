@@ -1,6 +1,6 @@
 //! The volume manager: makes what pods want of volumes and what is mounted the same.
 //!
-//! Pods say what they want ([`Volumes::want`]) and are told when that changed. A volume is first found (a claim is
+//! Pods say what they want ([`Volumes::want`]) and are queued when that changed. A volume is first found (a claim is
 //! followed to its PersistentVolume by live requests, the plugin names the device), then worked on in its group: a device
 //! with everything on it, or one volume without a device. A group has one worker at a time, which plans (a pure
 //! function), does what the plan says, and plans again until nothing is left to do; groups do not wait for each other.
@@ -65,7 +65,7 @@ pub(crate) struct Options {
     pub plugins: Vec<Arc<dyn Plugin>>,
     /// Where the devices in use are reported and attachments observed: the Node object.
     pub node: Arc<dyn Attachments>,
-    /// Tells pods and claims what happens.
+    /// Records events on pods and claims.
     pub recorder: Recorder,
     /// Called with a pod's uid when its volumes have become ready, or are gone.
     pub changed: Box<dyn Fn(&str) + Send + Sync>,
@@ -88,7 +88,7 @@ enum Work {
     Settle(Group),
 }
 
-/// Failures are told where they happen; the queue only has to come again.
+/// Failures are recorded where they happen; the queue only has to try again.
 #[derive(Debug)]
 struct Never;
 
@@ -107,14 +107,14 @@ const BACKOFF: Backoff = Backoff { first: Duration::from_millis(500), longest: D
 enum Outcome {
     /// It did what it should.
     Done,
-    /// It goes on when something else has changed; if nothing does, it is looked at again after this time.
+    /// It goes on when something else has changed; if nothing does, it is reconciled again after this time.
     Wait(Duration),
-    /// It failed, and was told of.
+    /// It failed, and the event is recorded.
     Failed,
 }
 
 /// As long as a kubelet lets a pod wait for its volumes before it complains.
-const PATIENCE: Duration = Duration::from_secs(123);
+const WAITING_EVENT_DELAY: Duration = Duration::from_secs(123);
 
 const IN_USE: &str = "volume uses the ReadWriteOncePod access mode and is already in use by another pod";
 
@@ -303,7 +303,7 @@ impl Volumes {
             let before = wish.problem.replace(problem.to_owned());
             (wishes.pod.clone(), before)
         };
-        // A pod may be here before the last write to its claim is; what is so at the second look is a problem.
+        // A pod may be here before the last write to its claim is; what is still so at the second attempt is a problem.
         if before.as_deref() != Some(problem) {
             return Next::Retry;
         }
@@ -338,7 +338,7 @@ impl Volumes {
                     Action::SetUp(placed) => self.set_up(placed).await,
                     Action::Refuse(placed) => {
                         self.problem(placed, "SetUp", "SetUpDevice", IN_USE);
-                        Outcome::Wait(PATIENCE)
+                        Outcome::Wait(WAITING_EVENT_DELAY)
                     }
                     Action::Expand(placed) => self.expand(placed).await,
                     Action::Unstage => self.unstage(group).await,
@@ -370,7 +370,7 @@ impl Volumes {
         wait.into_iter().chain(refresh).min().map_or(Next::Done, Next::After)
     }
 
-    /// Forgets what is gone, and tells the pods that have lost their last volume by that.
+    /// Forgets what is gone, and queues the pods that have lost their last volume by that.
     fn tidy(&self, group: &Group) {
         let gone = self.state().tidy(group);
         for uid in gone {
@@ -685,11 +685,11 @@ impl Volumes {
         Outcome::Done
     }
 
-    /// Attaching is others' work, who tell of their failures; only a long wait is worth a word.
+    /// Attaching is the work of others, who record their failures; only a long wait has an event.
     fn await_attachment(&self, group: &Group) -> Outcome {
         let now = Instant::now();
         let since = self.with_device(group, |entry| *entry.waiting.get_or_insert(now));
-        if since.is_some_and(|since| now - since >= PATIENCE) {
+        if since.is_some_and(|since| now - since >= WAITING_EVENT_DELAY) {
             let waiting: Vec<Placed> = {
                 let state = self.state();
                 let pod_mounts = state.groups.get(group).into_iter().flat_map(|members| &members.pod_mounts);
@@ -702,10 +702,10 @@ impl Volumes {
                 self.problem(&placed, "WaitForAttach", "WaitForAttach", "timed out waiting for the condition: the volume is not attached to this node; its VolumeAttachment says why");
             }
         }
-        Outcome::Wait(PATIENCE)
+        Outcome::Wait(WAITING_EVENT_DELAY)
     }
 
-    /// Notes and tells why a pod does not get its volume: `mount` and `map` name the step for filesystems and devices.
+    /// Records why a pod does not get its volume, and its event: `mount` and `map` name the step for filesystems and devices.
     fn problem(&self, placed: &Placed, mount: &str, map: &str, cause: &str) {
         let pod = {
             let mut state = self.state();

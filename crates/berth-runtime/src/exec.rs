@@ -64,7 +64,7 @@ impl Exec {
         }
     }
 
-    /// Tells the terminal its new size; without one there is nothing to tell.
+    /// Sets the new size of the terminal, if there is one.
     pub fn resize(&self, size: TerminalSize) -> Result<()> {
         let Some(terminal) = &self.terminal else { return Ok(()) };
         joiner::resize(terminal, size).map_err(|error| Error::Exec(error.sentence()))

@@ -87,7 +87,7 @@ pub(crate) enum Reply {
 impl Reply {
     /// Reads a whole reply from the front of what was received; `None` if more is needed.
     ///
-    /// The second value is how much of `bytes` it was. A failure is the last thing that is said: `ended` tells whether
+    /// The second value is how much of `bytes` it was. A failure is the last thing that is said: `ended` says whether
     /// everything has been received.
     pub(crate) fn parse(bytes: &[u8], ended: bool) -> Option<(Self, usize)> {
         match bytes {
@@ -101,7 +101,7 @@ impl Reply {
     }
 }
 
-/// What a joiner is told; goes over the control socket because command and environment may hold secrets.
+/// What a joiner has to do; goes over the control socket because command and environment may hold secrets.
 #[derive(Serialize, Deserialize)]
 struct Request {
     command: Vec<String>,
@@ -168,7 +168,7 @@ fn root_of(shim: &Shim) -> io::Result<OwnedFd> {
     Ok(root)
 }
 
-/// Gives a terminal another size; its processes are told.
+/// Gives a terminal another size; its processes get the signal.
 pub(crate) fn resize(terminal: impl AsFd, size: TerminalSize) -> Result<()> {
     set_size(terminal.as_fd(), size).map_err(|errno| Error::new("resize a terminal", errno))
 }

@@ -56,7 +56,7 @@ const KEEP_STDIN: u8 = 2;
 pub(crate) const MOST_FDS: usize = 6;
 const LONGEST_MESSAGE: usize = 4096;
 
-/// What a command without a `PATH` is looked for in.
+/// Where a command without a `PATH` is searched.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Passed on to the command.
@@ -89,7 +89,7 @@ impl Launcher {
 
     /// Starts the container of an existing directory in which nothing was started before.
     ///
-    /// What is returned is at its end when the command runs, or cannot: [`crate::status::read_status`] tells which.
+    /// What is returned is at its end when the command runs, or cannot: [`crate::status::read_status`] returns which.
     pub(crate) fn launch(&self, directory: &Path, spec: &ContainerSpec) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let state = rustix::fs::open(directory, flags, Mode::empty()).doing("open", directory)?;
@@ -300,7 +300,7 @@ pub(crate) fn run(job: Job) -> ! {
 struct Child {
     pid: Pid,
     signals: Signals,
-    /// Tells of failures on the way to the command, and ends with `exec`.
+    /// Reports failures on the way to the command, and ends with `exec`.
     channel: OwnedFd,
     _stdin: Option<OwnedFd>,
 }
@@ -450,7 +450,7 @@ impl Pump {
     /// Works until the command has ended.
     fn run(&mut self, child: &Child) -> WaitStatus {
         loop {
-            // The command may have ended before anybody looked at the signals.
+            // The command may have ended before the signals were read.
             if let Some(status) = child.deal_with_signals() {
                 return status;
             }

@@ -29,7 +29,7 @@
 //! - Paths inside a container never lead out of it (`root.rs`).
 //!
 //! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
-//! malice: it sees the files of the host, and unless told to be another user, its process is root of the host, with the
+//! malice: it sees the files of the host, and unless another user is asked for, its process is root of the host, with the
 //! capabilities of its [`Security`].
 //!
 //! Start reading at [`Runtime::start`] (`runtime.rs`), then `Launcher::launch` and `run` (`launcher.rs`).

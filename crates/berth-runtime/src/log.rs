@@ -79,7 +79,7 @@ impl Log {
         }
     }
 
-    // A log that cannot be written is lost; the container goes on, and there is nobody to tell.
+    // A log that cannot be written is lost; the container goes on, and there is nobody to report it to.
     fn flush(&mut self) {
         if self.file.write_all(&self.entries).is_ok() {
             self.size += self.entries.len() as u64;

@@ -46,7 +46,7 @@ const LINKS: [(&str, &str); 5] = [
     ("ptmx", "pts/ptmx"),
 ];
 
-/// Files of the kernel that tell of the whole machine or change it: a container finds them empty.
+/// Files of the kernel that show the whole machine or change it: a container finds them empty.
 const MASKED: [&str; 12] = [
     "/proc/acpi",
     "/proc/asound",
@@ -407,7 +407,7 @@ impl Root {
         self.attach(&pts, Path::new("/dev/pts"))
     }
 
-    /// Empties what tells of the whole machine, and makes read-only what changes it.
+    /// Empties what shows the whole machine, and makes read-only what changes it.
     fn mask_kernel_files(&self, scratch: &OwnedFd) -> Result<()> {
         for path in MASKED.map(Path::new) {
             let mask = || -> rustix::io::Result<()> {

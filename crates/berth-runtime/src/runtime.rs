@@ -33,7 +33,7 @@ use crate::{
     status::{self, Exit, Found, Shim, State},
 };
 
-/// How long a container may take to die of being killed in the polite way, in which it still tells its exit code.
+/// How long a container may take to end after its first process was asked to kill it, which still records the exit code.
 const KILL_PATIENCE: Duration = Duration::from_secs(2);
 
 /// What every function of this module returns.
@@ -103,7 +103,7 @@ struct Container {
     /// `None` while it is being started.
     state: watch::Sender<Option<State>>,
     shim: OnceLock<Arc<Shim>>,
-    /// Whether we have killed it in the way that does not let it tell how it ended.
+    /// Whether we have killed its first process, so that nothing records how it ended.
     killed: AtomicBool,
 }
 
@@ -111,7 +111,7 @@ impl Runtime {
     /// Opens the containers of a directory, which is made when it is missing; called in a tokio runtime.
     ///
     /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
-    /// An entry that cannot be understood is left alone, told of, and keeps nothing else from being there.
+    /// An entry that cannot be read is left alone and logged, and does not prevent the others.
     /// `program` is one whose `main` intercepts [`crate::LAUNCHER`].
     pub fn open(directory: &Path, program: &Path) -> Result<Self> {
         let doing = || format!("open the containers in {}", directory.display());
@@ -156,7 +156,7 @@ impl Runtime {
                 let launch = async move {
                     let (inner, new) = (Arc::clone(&runtime.0), Arc::clone(&container));
                     let launched = blocking(move || {
-                        // It may run although its start was told to have failed: for want of a descriptor to watch it
+                        // It may run although its start was reported as failed: for want of a descriptor to watch it
                         // with, say.
                         if new.take_up(true)? {
                             return Ok(None);

@@ -39,11 +39,11 @@ const LONGEST_TERMINATION_MESSAGE: u64 = 4096;
 const START_FAILED: i32 = 128;
 /// The exit code of what was killed.
 pub(crate) const KILLED: i32 = 128 + libc::SIGKILL;
-/// A container that was being started when its starter died tells its pid within microseconds.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// A container that was being started when its starter died writes its pid within microseconds.
+const PID_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(1);
 
-/// What a container has told about itself.
+/// What the first process of a container has written about it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Status {
     /// Its process 1, as the host counts.
@@ -92,7 +92,7 @@ pub enum Reason {
     Error,
     /// Before its command ran.
     StartError,
-    /// Without being able to tell.
+    /// It ended without being able to record how.
     ContainerStatusUnknown,
 }
 
@@ -109,7 +109,7 @@ impl Reason {
 }
 
 impl Exit {
-    /// An end that nobody can tell anything about but what is in the message.
+    /// An end of which nothing is known but what is in the message.
     pub(crate) fn unknown(message: String) -> Self {
         let reason = Reason::ContainerStatusUnknown;
         Self { code: KILLED, signal: None, reason, message, started: None, finished: Timestamp::now() }
@@ -130,7 +130,7 @@ impl Exit {
                 finished: Timestamp::now(),
             },
             None => {
-                let why = "The container ended without being able to tell its exit code";
+                let why = "The container ended without being able to record its exit code";
                 Self { started: status.started, ..Self::unknown(why.to_owned()) }
             }
         }
@@ -150,12 +150,12 @@ fn termination_message(directory: &Path) -> String {
     String::from_utf8_lossy(&read().unwrap_or_default()).into_owned()
 }
 
-/// A container as its directory tells.
+/// A container as read from its directory.
 #[derive(Debug)]
 pub enum Found {
     /// Process 1 of the container is alive.
     Running(Shim),
-    /// It lived; its status file tells how it ended, if it could say.
+    /// It has run; its status file says how it ended, if that was recorded.
     Ended,
     /// Whoever wanted to start it died before doing so.
     NeverStarted,
@@ -243,9 +243,9 @@ pub fn find(directory: &Path) -> Result<Found> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Found::NeverStarted),
         Err(error) => return Err(error).doing("open", &path),
     };
-    let deadline = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + PID_TIMEOUT;
     loop {
-        if is_free(&file).doing("look at the lock of", &path)? {
+        if is_free(&file).doing("try the lock of", &path)? {
             let status = read_status(directory)?;
             let lived = status.pid.is_some() || status.exit.is_some();
             return Ok(if lived { Found::Ended } else { Found::NeverStarted });
@@ -253,7 +253,7 @@ pub fn find(directory: &Path) -> Result<Found> {
         if let Some(pid) = read_status(directory)?.pid {
             match Shim::open(pid) {
                 // Still locked now means that the pid was the container's when it was opened.
-                Ok(shim) if !is_free(&file).doing("look at the lock of", &path)? => {
+                Ok(shim) if !is_free(&file).doing("try the lock of", &path)? => {
                     return Ok(Found::Running(shim));
                 }
                 Ok(_) | Err(Errno::SRCH) => {}
@@ -275,7 +275,7 @@ fn is_free(file: &File) -> rustix::io::Result<bool> {
     }
 }
 
-/// What the container of a directory has told so far.
+/// What was written about the container of a directory so far.
 pub(crate) fn read_status(directory: &Path) -> Result<Status> {
     let path = directory.join(STATUS_FILE);
     Ok(parse(&std::fs::read_to_string(&path).doing("read", &path)?))
@@ -320,7 +320,7 @@ impl Record {
         self.append(&format!("failed {} {message}\n", sys::now()));
     }
 
-    // A line that cannot be written is missing, which a reader understands; there is nobody to tell.
+    // A line that cannot be written is missing, which a reader understands; there is nobody to report it to.
     fn append(&mut self, line: &str) {
         let _ = self.0.write_all(line.as_bytes());
     }

@@ -63,7 +63,7 @@ pub fn quota_usage(subvolume: &Dir) -> Result<QuotaUsage> {
 pub fn remove_stale_qgroups(path: &Path) -> Result<usize> {
     let dir = Dir::open(path)?;
     let mut removed = 0;
-    for id in stale_qgroups(dir.as_fd()).doing("look for stale quota groups of", path)? {
+    for id in stale_qgroups(dir.as_fd()).doing("list stale quota groups of", path)? {
         removed += usize::from(remove_qgroup(&dir, id)? == Change::Made);
     }
     Ok(removed)

@@ -231,7 +231,7 @@ fn a_copy_of_a_tree_in_use_succeeds_and_says_what_changed() {
 }
 
 #[test]
-fn a_fingerprint_tells_every_change_and_nothing_else() {
+fn a_fingerprint_differs_after_every_change_and_nothing_else() {
     let holder = tempfile::tempdir().unwrap();
     let top = holder.path().join("top");
     fs::create_dir(&top).unwrap();

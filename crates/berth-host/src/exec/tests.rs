@@ -86,14 +86,14 @@ fn the_deadline_kills_the_child_and_its_children() {
         pids[0].display(),
         pids[1].display()
     );
-    let is_told = |pid: &PathBuf| fs::read_to_string(pid).is_ok_and(|pid| pid.ends_with('\n'));
+    let is_written = |pid: &PathBuf| fs::read_to_string(pid).is_ok_and(|pid| pid.ends_with('\n'));
     // Later each time, until both had told by then who they are.
     for seconds in [1, 4, 16, 64] {
         let start = Instant::now();
         let error = shell(&script, Duration::from_secs(seconds)).unwrap_err();
         assert_eq!(error.errno(), Some(libc::ETIMEDOUT), "{}", error.sentence());
         assert!(start.elapsed() < Duration::from_secs(seconds + 30));
-        if pids.iter().all(is_told) {
+        if pids.iter().all(is_written) {
             break;
         }
     }

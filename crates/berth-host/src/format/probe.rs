@@ -20,8 +20,8 @@ const CHUNK: usize = 1 << 20;
 /// A block device of this size is read from end to end.
 const READ_WHOLE: u64 = 4 << 30;
 /// A larger one at so many places, of so many bytes each.
-const PLACES: u64 = 4096;
-const PLACE: u64 = 64 << 10;
+const SAMPLES: u64 = 4096;
+const SAMPLE: u64 = 64 << 10;
 
 const EXT: usize = 1024;
 const EXT_MAGIC: [u8; 2] = [0x53, 0xEF];
@@ -137,7 +137,7 @@ fn signatures(head: &[u8]) -> Vec<Content> {
     found
 }
 
-/// Tells the members of the ext family apart by the features only the later ones have.
+/// Distinguishes the members of the ext family by the features only the later ones have.
 fn ext_variant(head: &[u8]) -> Content {
     let [compatible, incompatible, read_only] = [0x5C, 0x60, 0x64].map(|field| le32(head, EXT + field));
     // Journal device; then extents, 64bit, mmp, flex_bg, inline data and what came later.
@@ -159,7 +159,7 @@ fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
     }
     let mut buffers = (vec![0; CHUNK], vec![0; CHUNK]);
     if !sparse && end > READ_WHOLE {
-        for (start, stop) in telling_places(end) {
+        for (start, stop) in sampled_ranges(end) {
             if !is_zero_between(file, start, stop, &mut buffers)? {
                 return Ok(false);
             }
@@ -206,16 +206,16 @@ fn is_zero_between(
     Ok(true)
 }
 
-/// The parts of a large device that tell whether anything was ever made on it.
-fn telling_places(end: u64) -> impl Iterator<Item = (u64, u64)> {
+/// The ranges of a large device that are read to find out whether anything was ever made on it.
+fn sampled_ranges(end: u64) -> impl Iterator<Item = (u64, u64)> {
     const MIB: u64 = 1 << 20;
     let edges = [(0, 64 * MIB), (end - 64 * MIB, end)];
     // Copies of the superblocks of ext4 (128 MiB apart, with blocks of 4 KiB: 1, 3, 5, 7, 9 times), and of btrfs.
     let copies = [128 * MIB, 384 * MIB, 640 * MIB, 896 * MIB, 1152 * MIB, 256 << 30];
-    let step = (end / PLACES).next_multiple_of(4096);
-    let between = (1..PLACES).map(move |number| number * step);
-    let around = copies.into_iter().chain(between).filter(move |start| start + PLACE <= end);
-    edges.into_iter().chain(around.map(|start| (start, start + PLACE)))
+    let step = (end / SAMPLES).next_multiple_of(4096);
+    let between = (1..SAMPLES).map(move |number| number * step);
+    let around = copies.into_iter().chain(between).filter(move |start| start + SAMPLE <= end);
+    edges.into_iter().chain(around.map(|start| (start, start + SAMPLE)))
 }
 
 /// The first extent with data at or after `position`.

@@ -127,7 +127,7 @@ pub(crate) fn file_type(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// What tells one inode from all others of the machine.
+/// What distinguishes one inode from all others of the machine.
 pub(crate) fn identity(stat: &Statx) -> (u32, u32, u64) {
     (stat.stx_dev_major, stat.stx_dev_minor, stat.stx_ino)
 }

@@ -1,4 +1,4 @@
-//! Which CSI drivers this node has, as Kubernetes is told: the CSINode object, the Node's annotation and labels.
+//! Which CSI drivers this node has, as written to Kubernetes: the CSINode object, the Node's annotation and labels.
 
 use std::collections::BTreeMap;
 

@@ -16,7 +16,7 @@ pub(super) const DURATION: Duration = Duration::from_secs(40);
 /// How often it is renewed while it holds.
 const RENEWALS: u32 = 4;
 /// How soon a renewal that failed is tried again.
-const AGAIN: Duration = Duration::from_secs(1);
+const RENEWAL_RETRY: Duration = Duration::from_secs(1);
 
 /// Renews the lease, which holds for `duration`, until the cluster's shutdown.
 pub(super) async fn keep(cluster: Cluster, node: Arc<Node>, duration: Duration) {
@@ -30,9 +30,9 @@ pub(super) async fn keep(cluster: Cluster, node: Arc<Node>, duration: Duration) 
             Err(error) => {
                 tracing::warn!(
                     error = error.chain(),
-                    "the node's lease was not renewed; trying again in {AGAIN:?}"
+                    "the node's lease was not renewed; trying again in {RENEWAL_RETRY:?}"
                 );
-                AGAIN
+                RENEWAL_RETRY
             }
         };
         tokio::select! {

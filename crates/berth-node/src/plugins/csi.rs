@@ -47,7 +47,7 @@ use crate::tokens::Tokens;
 
 /// The name of the plugin, which is part of its paths and of the names of its devices.
 const NAME: &str = berth_core::names::CSI_PLUGIN;
-/// How often a volume is published again whose driver asks for it: as often as the kubelet looks at a pod.
+/// How often a volume is published again whose driver asks for it: as often as the kubelet syncs a pod.
 const REPUBLISH: Duration = Duration::from_secs(60);
 
 /// The plugin for all CSI drivers.

@@ -1,4 +1,4 @@
-//! What a pod can be told about itself: its fields, and the resources of its containers.
+//! What a pod can know of itself: its fields, and the resources of its containers.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,7 +12,7 @@ use super::objects::NodeFacts;
 /// Why there is no value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoValue {
-    /// There is no such field, or pods are not told of it.
+    /// There is no such field, or pods cannot ask for it.
     #[error("unsupported fieldPath: {0}")]
     Field(String),
     /// Only labels and annotations have keys.
@@ -21,7 +21,7 @@ pub(super) enum NoValue {
     /// There is no such container.
     #[error("container {0} not found")]
     Container(String),
-    /// Pods are not told of this resource.
+    /// Pods cannot ask for this resource.
     #[error("unsupported container resource : {0}")]
     Resource(String),
     /// The pod or the node has a number that is none.

@@ -35,7 +35,7 @@ use crate::volumes::names;
 
 /// The plugin's own name; directories and devices carry those of the drivers.
 const NAME: &str = berth_core::names::FLEX_PLUGIN;
-/// How long a call-out may take before the pod is told that it does.
+/// How long a call-out may take before there is an event about it on the pod.
 const SLOW: Duration = Duration::from_secs(60);
 
 /// The plugin for all FlexVolume drivers.
@@ -138,7 +138,7 @@ impl Flex {
         self.layout.flex_mounts(driver).join(spec_name)
     }
 
-    /// Has the driver do something for a pod's volume; the pod is told when that takes long.
+    /// Has the driver do something for a pod's volume; the pod has an event when that takes long.
     async fn call(
         &self,
         volume: &PodVolume,
@@ -236,7 +236,7 @@ impl Flex {
                 .map_err(|error: berth_flex::InvalidName| Failed::uncertain(error.to_string()))?;
             let driver = self.driver(&name)?;
             let known = self.devices.lock().get(unique).map(|device| device.options.clone());
-            // After a restart, as the kubelet does: the directories tell the driver and the name, and nothing else.
+            // After a restart, as the kubelet does: the directories say the driver and the name, and nothing else.
             let options = known.map_or_else(|| Options::new(&BTreeMap::new(), "", false, spec_name), Ok);
             let options = options.map_err(|error| Failed::uncertain(error.to_string()))?;
             self.check_name(&driver, &options).await?;
@@ -327,7 +327,7 @@ impl Flex {
         Ok(Ready { path: directory })
     }
 
-    /// Volumes that pods describe themselves are told apart by their names only, as the kubelet does; two that differ
+    /// Volumes that pods describe themselves are distinguished by their names only, as the kubelet does; two that differ
     /// in more would get each other's data.
     fn refuse_other_volume(&self, volume: &PodVolume, flex: &FlexVolume) -> Result<(), Failed> {
         if !matches!(volume.source, Source::Inline(_)) {

@@ -66,7 +66,12 @@ fn check(path: &Path, kind: &str) -> Result<(), String> {
     let found = match fs::metadata(path) {
         Ok(found) => Some(found.file_type()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-        Err(error) => return Err(format!("hostPath type check failed: look at {}: {error}", path.display())),
+        Err(error) => {
+            return Err(format!(
+                "hostPath type check failed: read the attributes of {}: {error}",
+                path.display()
+            ));
+        }
     };
     let (fits, noun) = match (kind, found) {
         ("", _) => return Ok(()),

@@ -87,7 +87,10 @@ impl Local {
             give_to_group(&volume.pod, target, group).await
         } else {
             let (at, name) = (target.to_owned(), volume.spec_name().to_owned());
-            let has = blocking(move || fs::metadata(&at).map(|seen| seen.gid()).doing("look at", &at)).await;
+            let has = blocking(move || {
+                fs::metadata(&at).map(|seen| seen.gid()).doing("read the attributes of", &at)
+            })
+            .await;
             has.map(|has| {
                 if has != group {
                     let message = format!(
@@ -125,7 +128,7 @@ impl Local {
 
     async fn set_up_volume(&self, volume: &PodVolume) -> Result<Ready, Failed> {
         let path = PathBuf::from(&spec(volume)?.path);
-        match (look(volume)?, volume.block) {
+        match (inspect(volume)?, volume.block) {
             (Found::BlockDevice, true) => self.map(volume, path).await,
             (Found::Directory, true) => Err(not_a_device(volume, &path)),
             (Found::BlockDevice, false) => self.bind(volume, self.staging(volume.spec_name())).await,
@@ -162,7 +165,7 @@ impl Plugin for Local {
     }
 
     fn device(&self, volume: &PodVolume) -> Result<Option<Device>, Failed> {
-        let stage = look(volume)? == Found::BlockDevice && !volume.block;
+        let stage = inspect(volume)? == Found::BlockDevice && !volume.block;
         Ok(Some(Device { unique_name: unique_name(volume.spec_name()), attach: false, stage }))
     }
 
@@ -250,7 +253,7 @@ fn options(volume: &PodVolume) -> mount::Options {
 }
 
 /// What is at the volume's path.
-fn look(volume: &PodVolume) -> Result<Found, Failed> {
+fn inspect(volume: &PodVolume) -> Result<Found, Failed> {
     let path = Path::new(&spec(volume)?.path);
     if path.components().any(|part| part == std::path::Component::ParentDir) {
         let path = path.display();
@@ -260,7 +263,7 @@ fn look(volume: &PodVolume) -> Result<Found, Failed> {
         let what = if error.kind() == io::ErrorKind::NotFound {
             format!("path {} does not exist", path.display())
         } else {
-            format!("look at {}: {error}", path.display())
+            format!("read the attributes of {}: {error}", path.display())
         };
         Failed::unchanged(what)
     })?;

@@ -1,4 +1,4 @@
-//! Directories at which volumes are mounted: made, looked for without touching what is mounted there, and removed.
+//! Directories at which volumes are mounted: made, found without touching what is mounted there, and removed.
 
 use std::io;
 use std::path::{Path, PathBuf};

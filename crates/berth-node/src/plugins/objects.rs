@@ -9,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::plugin::Failed;
 
-/// What pods are told of their node.
+/// What pods can know of their node.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct NodeFacts {
     /// The node's addresses, the internal ones first.

@@ -175,7 +175,7 @@ impl Plugin for Projected {
 }
 
 impl Shared {
-    /// The pod as it is now: its labels may have changed since the caller looked.
+    /// The pod as it is now: its labels may have changed since the caller read it.
     fn newest(&self, pod: &Arc<Pod>) -> Arc<Pod> {
         let known = self.pods.get(&Key::of(pod.as_ref()));
         known.filter(|known| known.metadata.uid == pod.metadata.uid).unwrap_or_else(|| pod.clone())

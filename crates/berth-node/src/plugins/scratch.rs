@@ -98,7 +98,7 @@ impl<'a> Scratch<'a> {
         }
     }
 
-    /// Removes it and its mark, whatever of them is there.
+    /// Removes it and its marker, whatever of them is there.
     pub(super) fn remove(&self) -> Result<()> {
         if let Some(marker) = open(&self.marker())? {
             marker.remove_file("ready")?;
@@ -129,7 +129,7 @@ impl<'a> Scratch<'a> {
         attach(&options).or_else(|_| attach(&options[..options.len() - 1]))
     }
 
-    /// The kubelet makes every such directory through emptyDir, and keeps the mark there.
+    /// The kubelet makes every such directory through emptyDir, and keeps the marker there.
     fn marker(&self) -> PathBuf {
         let name = if self.plugin == EMPTY_DIR_PLUGIN {
             self.name.to_owned()
@@ -158,5 +158,5 @@ fn remove_if_empty(path: &Path) -> Result<()> {
 }
 
 fn exists(path: &Path) -> Result<bool> {
-    path.try_exists().map_err(|error| Error::new(format!("look for {}", path.display()), error))
+    path.try_exists().map_err(|error| Error::new(format!("search {}", path.display()), error))
 }

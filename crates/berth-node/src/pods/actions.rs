@@ -29,7 +29,7 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Runs a command in the container; anything but exit code 0 is a failure, told by what it printed.
+    /// Runs a command in the container; anything but exit code 0 is a failure, whose message is what it printed.
     pub(super) async fn exec(&self, command: &[String]) -> Result<(), String> {
         let fixed = |name: &str| {
             let all = self.container.env.iter().flatten();

@@ -153,8 +153,8 @@ pub(super) fn decide(
     whole_name: &str,
 ) -> Decision {
     let nothing = ContainerRecord::default();
-    let look = |name: &str| known.get(name).unwrap_or(&nothing);
-    let begun = spec.containers.iter().any(|container| look(&container.name).run.is_some());
+    let record = |name: &str| known.get(name).unwrap_or(&nothing);
+    let begun = spec.containers.iter().any(|container| record(&container.name).run.is_some());
     let initial = if spec.init_containers.as_ref().is_some_and(|all| !all.is_empty()) {
         "PodInitializing"
     } else {
@@ -163,7 +163,7 @@ pub(super) fn decide(
     let mut decider = Decider { volumes_ready, now, whole_name, decision: Decision::new() };
     let mut failed = false;
     for container in spec.init_containers.iter().flatten() {
-        let (state, sidecar) = (look(&container.name), is_sidecar(container));
+        let (state, sidecar) = (record(&container.name), is_sidecar(container));
         let done = match &state.run {
             Some(State::Running { .. }) => sidecar && state.is_started(),
             Some(State::Exited(ended)) => !sidecar && (ended.code == 0 || begun),
@@ -181,7 +181,7 @@ pub(super) fn decide(
         }
     }
     for container in &spec.containers {
-        let state = look(&container.name);
+        let state = record(&container.name);
         if !decider.decision.initialized {
             decider.wait(container, "PodInitializing");
         } else if !state.is_running() && restarts(spec, container, state) {
@@ -303,8 +303,8 @@ impl Decision {
         known: &HashMap<String, ContainerRecord>,
         failed_to_initialize: bool,
     ) {
-        let look = |container: &Container| known.get(&container.name);
-        let ended = |container: &Container| look(container).and_then(ContainerRecord::ended);
+        let record = |container: &Container| known.get(&container.name);
+        let ended = |container: &Container| record(container).and_then(ContainerRecord::ended);
         let over = failed_to_initialize
             || spec
                 .containers
@@ -318,7 +318,7 @@ impl Decision {
             });
             let running = sidecars().chain(&spec.containers);
             let running =
-                running.filter(|container| look(container).is_some_and(ContainerRecord::is_running));
+                running.filter(|container| record(container).is_some_and(ContainerRecord::is_running));
             self.stop = running.map(|container| container.name.clone()).collect();
         }
         let all_good =
@@ -326,7 +326,7 @@ impl Decision {
         self.phase = if over && self.stop.is_empty() {
             if !failed_to_initialize && all_good() { Phase::Succeeded } else { Phase::Failed }
         } else if self.initialized
-            && spec.containers.iter().all(|c| look(c).is_some_and(|known| known.run.is_some()))
+            && spec.containers.iter().all(|c| record(c).is_some_and(|known| known.run.is_some()))
         {
             Phase::Running
         } else {

@@ -1,8 +1,8 @@
 //! Evicts pods that take more of the node's disk than they may: `sizeLimit` of emptyDir volumes, and limits of
 //! `ephemeral-storage`, which count emptyDir volumes on disk and logs.
 //!
-//! As the kubelet does it, the disk is looked at now and then, so that a pod may exceed its limit for a moment. Volumes in
-//! memory are not looked at: the kernel refuses what exceeds their size.
+//! As the kubelet does it, the disk is measured at intervals, so that a pod may exceed its limit for a moment. Volumes in
+//! memory are not measured: the kernel refuses what exceeds their size.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,7 +23,7 @@ use tokio::time::MissedTickBehavior;
 use super::Pods;
 use crate::layout::Layout;
 
-/// How often the disk is looked at, as by the kubelet.
+/// How often the disk is measured, as by the kubelet.
 const PERIOD: Duration = Duration::from_secs(10);
 /// How long the containers of a pod that is evicted have to end.
 pub(super) const GRACE: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Ends a pod: containers are stopped, volumes taken away, and at last Kubernetes told that nothing is left.
+//! Ends a pod: containers are stopped, volumes are unmounted, and at last the pod is removed from Kubernetes.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -91,7 +91,7 @@ impl Pods {
         true
     }
 
-    /// Stops a container in the background; the pod is looked at again when it has ended.
+    /// Stops a container in the background; the pod is reconciled again when it has ended.
     pub(super) fn stop(
         self: &Arc<Self>,
         entry: &Arc<Entry>,
@@ -152,7 +152,7 @@ impl Pods {
     }
 
     fn report_end(&self, entry: &Entry, work: &mut Work, pod: &Arc<Pod>, stopped: bool) {
-        // How a pod ended by itself is not told anew.
+        // How a pod ended by itself is not reported again.
         if is_over(pod) {
             self.statuses.add(entry.uid.clone());
             return;

@@ -252,7 +252,7 @@ fn mounts<'a>(
                 _ => Propagation::HostToContainer,
             },
         });
-        // A CSI driver is told the node's paths, and has to find them by these names, too.
+        // A CSI driver gets the node's paths, and has to find them by these names, too.
         if is_host_path && ready.path.starts_with(layout.root()) && ready.path.is_dir() {
             let same: Option<Mount> = mounts.last().cloned();
             by_node_path.extend(same.map(|same| Mount { target: ready.path.clone(), ..same }));

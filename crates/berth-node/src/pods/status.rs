@@ -278,8 +278,8 @@ impl Pods {
         let pod = self.cache.get(&Key::of(seen.as_ref())).filter(|pod| pod.uid().as_deref() == Some(uid));
         let Some(pod) = pod else { return Ok(Next::Done) };
         let (status, finished) = {
-            let told = entry.pending_report();
-            (told.status.clone(), told.finished)
+            let pending = entry.pending_report();
+            (pending.status.clone(), pending.finished)
         };
         if let Some(status) = status {
             let written = self.options.cluster.update_status(pod.as_ref(), |pod| put(pod, status)).await;

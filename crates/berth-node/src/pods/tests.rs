@@ -204,7 +204,7 @@ fn a_pod_whose_time_is_over_is_ended_whatever_it_does() {
 }
 
 #[test]
-fn a_pod_is_looked_at_again_when_its_time_is_over_and_not_ended_before() {
+fn a_pod_is_reconciled_when_its_deadline_passes_and_not_ended_before() {
     type Row<'a> = (&'a str, &'a [(&'a str, ContainerRecord)], i64, i64, Option<i64>, Phase);
     let up = [("init", ended(0)), ("side", running()), ("a", running()), ("b", running())];
     let down = [("init", ended(0)), ("side", ended(0)), ("a", ended(0)), ("b", ended(0))];

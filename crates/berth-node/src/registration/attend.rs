@@ -26,9 +26,11 @@ const INFO: Duration = Duration::from_secs(1);
 /// How long a plugin may take to hear what came of it.
 const NOTIFY: Duration = Duration::from_secs(5);
 /// How soon a socket is dialled again that is not listened on yet.
-const DIAL_AGAIN: Backoff = Backoff { first: Duration::from_millis(2), longest: Duration::from_millis(500) };
+const DIAL_BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(2), longest: Duration::from_millis(500) };
 /// How soon a registration that failed is tried again.
-const AGAIN: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(122) };
+const REGISTRATION_BACKOFF: Backoff =
+    Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(122) };
 
 /// What attending to a socket needs; cheap to clone.
 #[derive(Clone)]
@@ -104,7 +106,7 @@ impl Attendant {
                     if let Some(name) = name.as_deref() {
                         self.forget(name, path).await;
                     }
-                    tokio::time::sleep(AGAIN.pause(failures)).await;
+                    tokio::time::sleep(REGISTRATION_BACKOFF.pause(failures)).await;
                 }
             }
         }
@@ -117,11 +119,11 @@ impl Attendant {
             .await
             .map_err(|status| Refused::Info { path: path.to_owned(), status: Box::new(status) })?;
         let result = self.accept(path, info, name).await;
-        let told = match &result {
+        let status = match &result {
             Ok(_) => RegistrationStatus { plugin_registered: true, error: String::new() },
             Err(error) => RegistrationStatus { plugin_registered: false, error: error.to_string() },
         };
-        let notified = plugin.call(NOTIFY, told).await;
+        let notified = plugin.call(NOTIFY, status).await;
         let driver = result?;
         notified.map_err(|status| Refused::Notify { path: path.to_owned(), status: Box::new(status) })?;
         Ok(driver)
@@ -245,7 +247,7 @@ impl Attendant {
                 Err(error) => {
                     failures += 1;
                     tracing::warn!(driver = name, error = error.chain(), "a driver was not withdrawn");
-                    tokio::time::sleep(AGAIN.pause(failures)).await;
+                    tokio::time::sleep(REGISTRATION_BACKOFF.pause(failures)).await;
                 }
             }
         }
@@ -261,7 +263,7 @@ async fn dial(path: &Path) -> Result<Client, Refused> {
                 return;
             }
             attempts += 1;
-            tokio::time::sleep(DIAL_AGAIN.pause(attempts)).await;
+            tokio::time::sleep(DIAL_BACKOFF.pause(attempts)).await;
         }
     });
     let failed = |error: String| Refused::Dial { path: path.to_owned(), error };

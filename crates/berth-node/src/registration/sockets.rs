@@ -77,7 +77,7 @@ impl Sockets {
 
     fn take(&mut self, event: &Event, changes: &mut Vec<SocketChange>) {
         if event.flags.contains(ReadFlags::QUEUE_OVERFLOW) {
-            tracing::warn!(directory = %self.top.display(), "too many changes at once; looking at all of it again");
+            tracing::warn!(directory = %self.top.display(), "too many changes at once; reading the whole directory again");
             self.rescan(changes);
         } else if event.flags.intersects(ReadFlags::DELETE | ReadFlags::MOVED_FROM) {
             let gone: Vec<PathBuf> =
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn after_an_overflow_everything_is_looked_at_again() {
+    async fn after_an_overflow_the_directory_is_read_again() {
         let directory = tempfile::tempdir().unwrap();
         let top = directory.path();
         let _a = UnixListener::bind(top.join("a.sock")).unwrap();

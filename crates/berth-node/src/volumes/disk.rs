@@ -45,7 +45,7 @@ pub(super) fn reconstruct(layout: &Layout, plugins: &[Arc<dyn Plugin>], state: &
 /// What is left of its volumes is removed only where it is empty directories, and nothing below a mount point is.
 pub(crate) fn remove_pod(layout: &Layout, uid: &str) -> berth_host::Result<()> {
     let directory = layout.pod(uid);
-    if !directory.try_exists().doing("look for", &directory)? {
+    if !directory.try_exists().doing("search", &directory)? {
         return Ok(());
     }
     let pod = Dir::open(&directory)?;

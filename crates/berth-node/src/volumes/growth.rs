@@ -10,7 +10,7 @@ use super::state::{Growth, size};
 use super::{Outcome, Volumes};
 use crate::plugin::{Certainty, Failed, Placed, PodVolume, Source};
 
-/// The conditions of a claim that tell of its growth.
+/// The conditions of a claim that are about its growth.
 const RESIZE: [&str; 4] = ["Resizing", "FileSystemResizePending", "ControllerResizeError", "NodeResizeError"];
 
 /// What the driver's answer FAILED_PRECONDITION means for whoever waits.
@@ -37,7 +37,7 @@ impl Volumes {
         let claim = match self.options.cluster.update_status(claim.as_ref(), in_progress).await {
             Ok(claim) => claim,
             Err(error) => {
-                tracing::debug!(error = error.chain(), "not marked as growing; looking again");
+                tracing::debug!(error = error.chain(), "not marked as growing; trying again");
                 return self.resolve_again(placed);
             }
         };
@@ -54,7 +54,7 @@ impl Volumes {
                 if let Err(error) =
                     self.options.cluster.update_status(claim.as_ref(), |claim| finished(claim, size)).await
                 {
-                    tracing::debug!(error = error.chain(), "not marked as grown; looking again");
+                    tracing::debug!(error = error.chain(), "not marked as grown; trying again");
                     return self.resolve_again(placed);
                 }
                 let message = format!(

@@ -82,7 +82,7 @@ pub(super) struct PodMount {
     pub(super) plugin: Arc<dyn Plugin>,
     /// The volume, while the pod wants it.
     pub(super) volume: Option<PodVolume>,
-    /// The pod, as far as it is known, to tell it what happens.
+    /// The pod, as far as it is known, for events about it.
     pub(super) pod: Option<Arc<Pod>>,
     pub(super) state: Mount,
     /// Found on disk at the start.

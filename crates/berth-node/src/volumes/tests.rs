@@ -192,10 +192,10 @@ impl World {
         let found = async {
             loop {
                 let events = api.list(&ListParams::default()).await.unwrap();
-                let told = |event: &Event| {
+                let is_expected = |event: &Event| {
                     event.reason.as_deref() == Some(reason) && event.message.as_ref().unwrap().contains(part)
                 };
-                if events.items.iter().any(told) {
+                if events.items.iter().any(is_expected) {
                     return;
                 }
                 tokio::time::sleep(Duration::from_millis(5)).await;
@@ -257,7 +257,7 @@ async fn a_device_that_is_not_attached_is_waited_for_and_given_up_with_its_pod()
 }
 
 #[tokio::test]
-async fn each_failure_is_told_tried_again_and_undone_if_it_may_have_happened() {
+async fn each_failure_has_an_event_is_tried_again_and_undone_if_it_may_have_happened() {
     use Certainty::{Final, Uncertain, Unchanged};
     for (certainty, undone) in [(Final, false), (Unchanged, false), (Uncertain, true)] {
         let world = World::new(Fake::default()).await;
@@ -292,7 +292,7 @@ async fn a_stage_that_may_have_happened_is_undone_and_others_are_not() {
 }
 
 #[tokio::test]
-async fn a_pod_is_told_the_kind_of_a_volume_that_is_not_supported() {
+async fn an_event_names_the_kind_of_a_volume_that_is_not_supported() {
     let world = World::new(Fake::default()).await;
     world.run();
     let mut pod = pod("a").as_ref().clone();

@@ -70,7 +70,7 @@ async fn pods_that_went_while_the_node_was_away_are_removed_with_all_they_had() 
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_container_that_ended_while_the_node_was_away_is_told_with_its_exit_code() {
+async fn a_container_that_ended_while_the_node_was_away_is_reported_with_its_exit_code() {
     let mut world = World::new().await;
     let script = "while [ ! -e /e/go ]; do sleep 0.01; done; exit 7";
     let main = json!({

@@ -13,7 +13,7 @@ use berth_runtime::{Found, find};
 use crate::scratch::{Scratch, exit, mount, processes, program, texts, until, until_within};
 
 #[tokio::test]
-async fn an_exit_is_told_with_code_signal_message_and_times() {
+async fn an_exit_is_reported_with_code_signal_message_and_times() {
     let scratch = Scratch::new();
     let runtime = scratch.open();
     let ends = [

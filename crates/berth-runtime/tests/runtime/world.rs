@@ -77,7 +77,7 @@ async fn a_container_has_its_own_processes_names_and_environment() {
 }
 
 #[tokio::test]
-async fn a_container_runs_as_the_user_it_is_told() {
+async fn a_container_runs_as_the_user_that_is_asked_for() {
     let scratch = Scratch::new();
     let runtime = scratch.open();
     let mut spec =

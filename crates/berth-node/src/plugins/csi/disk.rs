@@ -84,7 +84,7 @@ impl NodePaths {
         }
     }
 
-    /// Whether there may be something for the driver to unstage. A block device's directory tells; that of a
+    /// Whether there may be something for the driver to unstage. A block device's directory shows that; that of a
     /// filesystem may be missing although the volume is staged, as drivers may remove it.
     pub(super) fn may_be_staged(&self) -> bool {
         self.device.is_none() || self.staging.exists()
@@ -156,7 +156,7 @@ impl PodPaths {
             let make = OpenOptions::new().write(true).create(true).truncate(false).mode(0o660).open(bound);
             make.map_err(|error| doing("make", bound, error))?;
             let device =
-                fs::canonicalize(&self.target).map_err(|error| doing("look at", &self.target, error))?;
+                fs::canonicalize(&self.target).map_err(|error| doing("resolve", &self.target, error))?;
             mount::bind(&device, bound, mount::Attributes::default()).map_err(|error| error.sentence())?;
         }
         if fs::read_link(link).is_ok_and(|known| known == self.target) {
@@ -206,7 +206,7 @@ pub(super) fn staged_of(
 ) -> Result<Vec<(NodePaths, VolData)>, String> {
     let mounted = NodePaths::mounted(layout, driver, handle);
     if let Some(data) = VolData::read(&mounted.data).map_err(|error| error.to_string())? {
-        // A volume is one or the other, and to look for the other is to read what all of them are.
+        // A volume is one or the other, and to search the other kind means to read all of them.
         return Ok(vec![(mounted, data)]);
     }
     // Nothing was staged before the file was written.
@@ -220,7 +220,7 @@ pub(super) fn staged_of(
     Ok(blocks.collect())
 }
 
-/// The block volumes that pods have or may have. The link in a pod's directory does not tell: it is made last.
+/// The block volumes that pods have or may have. The link in a pod's directory does not show that: it is made last.
 pub(super) fn placed_blocks(layout: &Layout) -> Vec<Placed> {
     let published = entries(&layout.csi_device("publish"));
     let published = published.into_iter().map(|volume| (name(&volume), entries(&volume)));

@@ -26,7 +26,7 @@ enum GroupRule {
 pub(super) struct Rules {
     /// Volumes are attached before use.
     pub(super) attach: bool,
-    /// The driver is told which pod gets the volume.
+    /// The driver gets the pod that uses the volume.
     pod_info: bool,
     /// Publishing is repeated while the pod runs.
     pub(super) republish: bool,
@@ -94,7 +94,7 @@ impl Rules {
         }
     }
 
-    /// What the driver is told about the pod.
+    /// What the driver gets about the pod.
     pub(super) fn pod_info(&self, pod: &Pod, mode: Mode) -> BTreeMap<String, String> {
         if !self.pod_info {
             return BTreeMap::new();

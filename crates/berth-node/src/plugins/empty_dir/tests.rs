@@ -87,7 +87,7 @@ async fn after_a_crash_before_the_mark_the_work_is_completed() {
         assert!(marker.exists());
         assert!(bench.mounted().len() <= 1, "nothing is mounted twice");
 
-        // A teardown that removed the mark, and maybe the mount, and then crashed.
+        // A teardown that removed the marker, and maybe the mount, and then crashed.
         fs::remove_file(&marker).unwrap();
         mount::unmount(&path).unwrap();
         bench.tear_down(&volume).await;

@@ -32,7 +32,7 @@ fn node() -> NodeFacts {
 }
 
 #[test]
-fn fields_are_told_as_the_kubelet_tells_them() {
+fn fields_have_the_values_that_the_kubelet_gives() {
     for (path, expected) in [
         ("metadata.name", "pod"),
         ("metadata.namespace", "ns"),

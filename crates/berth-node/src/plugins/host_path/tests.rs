@@ -25,16 +25,16 @@ async fn set_up(path: &Path, kind: &str) -> Result<PathBuf, String> {
 
 #[tokio::test]
 async fn each_type_takes_what_it_names_and_nothing_else() {
-    let place = tempfile::tempdir().unwrap();
+    let scratch = tempfile::tempdir().unwrap();
     let (directory, file, socket) =
-        (place.path().join("directory"), place.path().join("file"), place.path().join("socket"));
+        (scratch.path().join("directory"), scratch.path().join("file"), scratch.path().join("socket"));
     fs::create_dir(&directory).unwrap();
     fs::write(&file, "").unwrap();
     let _listener = UnixListener::bind(&socket).unwrap();
-    symlink(&directory, place.path().join("link")).unwrap();
+    symlink(&directory, scratch.path().join("link")).unwrap();
     let cases = [
         (directory.clone(), ["DirectoryOrCreate", "Directory"].as_slice()),
-        (place.path().join("link"), &["DirectoryOrCreate", "Directory"]),
+        (scratch.path().join("link"), &["DirectoryOrCreate", "Directory"]),
         (file, &["FileOrCreate", "File"]),
         (socket, &["Socket"]),
         ("/dev/null".into(), &["CharDevice"]),
@@ -62,13 +62,13 @@ async fn each_type_takes_what_it_names_and_nothing_else() {
 
 #[tokio::test]
 async fn what_is_missing_is_made_only_where_the_type_says_so() {
-    let place = tempfile::tempdir().unwrap();
-    let missing = place.path().join("a/b");
+    let scratch = tempfile::tempdir().unwrap();
+    let missing = scratch.path().join("a/b");
     for kind in ["Directory", "File", "Socket", "CharDevice", "BlockDevice"] {
         assert!(set_up(&missing, kind).await.is_err(), "{kind}");
     }
     assert_eq!(set_up(&missing, "").await, Ok(missing.clone()));
-    assert!(!place.path().join("a").exists());
+    assert!(!scratch.path().join("a").exists());
 
     let refused = set_up(&missing, "FileOrCreate").await.unwrap_err();
     assert!(refused.starts_with(&format!("make the file {}: No such file", missing.display())), "{refused}");
@@ -91,11 +91,11 @@ async fn a_way_back_is_refused() {
 
 #[tokio::test]
 async fn a_persistent_volume_of_the_host_serves_too_and_nothing_is_removed() {
-    let place = tempfile::tempdir().unwrap();
-    let volume = persistent(json!({ "hostPath": { "path": place.path(), "type": "Directory" } }));
+    let scratch = tempfile::tempdir().unwrap();
+    let volume = persistent(json!({ "hostPath": { "path": scratch.path(), "type": "Directory" } }));
     assert!(plugin().serves(&volume.source));
-    assert_eq!(plugin().set_up(&volume).await.unwrap().path, place.path());
-    fs::write(place.path().join("file"), "").unwrap();
+    assert_eq!(plugin().set_up(&volume).await.unwrap().path, scratch.path());
+    fs::write(scratch.path().join("file"), "").unwrap();
     let placed = Placed {
         plugin: plugin().name().to_owned(),
         pod_uid: volume.pod_uid().to_owned(),
@@ -103,7 +103,7 @@ async fn a_persistent_volume_of_the_host_serves_too_and_nothing_is_removed() {
         block: false,
     };
     plugin().tear_down(&placed).await.unwrap();
-    assert!(place.path().join("file").exists());
+    assert!(scratch.path().join("file").exists());
 }
 
 #[tokio::test]

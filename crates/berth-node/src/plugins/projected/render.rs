@@ -225,7 +225,7 @@ impl Rendering<'_> {
     fn token(&mut self, source: &ServiceAccountTokenProjection) -> Result<(), Unrendered> {
         let token = self.tokens.next().ok_or(Unrendered::Token)?;
         let owner = fs_user(self.pod);
-        // Whoever may read it is told by the owner, or by the group that is given to it later.
+        // Who may read it depends on the owner, or on the group that is given to it later.
         let private = owner.is_some() || fs_group(self.pod).is_some();
         let mode = if private { PRIVATE } else { self.mode };
         self.put(&source.path, token.token.clone().into_bytes(), mode, owner)

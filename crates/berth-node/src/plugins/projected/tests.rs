@@ -119,7 +119,7 @@ async fn a_change_of_an_object_reaches_the_running_pod() {
     bench.set_up(&volume).await;
     assert_eq!((text(&path.join("a")), text(&path.join("b"))), ("2".to_owned(), "1".to_owned()));
 
-    // Once torn down nobody is told any more: the next one told is the other pod.
+    // Once torn down nobody is changes any more: the next one changes is the other pod.
     bench.tear_down(&volume).await;
     let mut other = pod(json!({}));
     other.metadata.uid = Some("other".to_owned());
@@ -264,36 +264,36 @@ async fn a_token_that_is_due_is_asked_for_and_one_that_was_forgotten_is_not() {
 
 #[test]
 fn interest_follows_what_volumes_refer_to() {
-    let told = Arc::new(parking_lot::Mutex::new(Vec::new()));
-    let heard = told.clone();
+    let changes = Arc::new(parking_lot::Mutex::new(Vec::new()));
+    let heard = changes.clone();
     let interest = Interest::new(Arc::new(move |uid: &str| heard.lock().push(uid.to_owned())));
     let references = |names: &[&str]| References {
         config_maps: names.iter().map(|name| (*name).to_owned()).collect(),
         ..References::default()
     };
     let subject = |name: &str| Subject::ConfigMap { namespace: "ns".to_owned(), name: name.to_owned() };
-    let told_of = |name: &str| {
+    let changes_of = |name: &str| {
         interest.changed(&subject(name));
-        let mut told = std::mem::take(&mut *told.lock());
-        told.sort();
-        told
+        let mut changes = std::mem::take(&mut *changes.lock());
+        changes.sort();
+        changes
     };
     interest.register("1", "v", "ns", &references(&["a", "b"]));
     interest.register("1", "w", "ns", &references(&["b"]));
     interest.register("2", "v", "ns", &references(&["b"]));
     interest.register("3", "v", "elsewhere", &references(&["b"]));
     assert_eq!(
-        (told_of("a"), told_of("b"), told_of("c")),
+        (changes_of("a"), changes_of("b"), changes_of("c")),
         (vec!["1".to_owned()], vec!["1".into(), "2".into()], vec![])
     );
     interest.register("1", "v", "ns", &references(&["c"]));
-    assert_eq!((told_of("a").len(), told_of("b").len(), told_of("c").len()), (0, 2, 1));
+    assert_eq!((changes_of("a").len(), changes_of("b").len(), changes_of("c").len()), (0, 2, 1));
     interest.forget("1", "w");
-    assert_eq!(told_of("b"), ["2"]);
+    assert_eq!(changes_of("b"), ["2"]);
     interest.forget_pod("2");
     interest.forget_pod("2");
     interest.forget("2", "v");
-    assert_eq!(told_of("b"), [""; 0]);
+    assert_eq!(changes_of("b"), [""; 0]);
 }
 
 #[test]

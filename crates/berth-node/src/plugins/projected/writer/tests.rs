@@ -61,42 +61,42 @@ fn assert_holds(volume: &Path, tree: &Tree) {
 
 #[test]
 fn files_lie_behind_links_as_readers_expect() {
-    let place = tempfile::tempdir().unwrap();
-    let volume = Dir::open(place.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
     let files = tree(&[("a", "1"), ("dir/b", "2"), ("dir/deeper/c", "3")]);
     assert_eq!(write(&volume, &files, None).unwrap(), Change::Made);
-    assert_holds(place.path(), &files);
-    assert_eq!(fs::read_link(place.path().join("a")).unwrap(), Path::new("..data/a"));
-    assert_eq!(fs::read_link(place.path().join("dir")).unwrap(), Path::new("..data/dir"));
-    assert_eq!(mode(&place.path().join("..data/a")), 0o640);
-    assert_eq!(mode(&place.path().join("..data/dir/deeper")), 0o755);
-    assert_eq!(mode(&place.path().join(&inner(place.path())[0])), 0o755);
+    assert_holds(directory.path(), &files);
+    assert_eq!(fs::read_link(directory.path().join("a")).unwrap(), Path::new("..data/a"));
+    assert_eq!(fs::read_link(directory.path().join("dir")).unwrap(), Path::new("..data/dir"));
+    assert_eq!(mode(&directory.path().join("..data/a")), 0o640);
+    assert_eq!(mode(&directory.path().join("..data/dir/deeper")), 0o755);
+    assert_eq!(mode(&directory.path().join(&inner(directory.path())[0])), 0o755);
 
     let empty = Tree::new();
     write(&volume, &empty, None).unwrap();
-    assert_holds(place.path(), &empty);
+    assert_holds(directory.path(), &empty);
 }
 
 #[test]
 fn nothing_is_written_when_nothing_changed_but_links_are_repaired() {
-    let place = tempfile::tempdir().unwrap();
-    let volume = Dir::open(place.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
     let files = tree(&[("a", "1"), ("dir/b", "2")]);
     write(&volume, &files, None).unwrap();
-    let before = inner(place.path());
-    fs::remove_file(place.path().join("a")).unwrap();
-    fs::remove_file(place.path().join("dir")).unwrap();
-    symlink("/etc", place.path().join("dir")).unwrap();
-    symlink("..data/old", place.path().join("old")).unwrap();
+    let before = inner(directory.path());
+    fs::remove_file(directory.path().join("a")).unwrap();
+    fs::remove_file(directory.path().join("dir")).unwrap();
+    symlink("/etc", directory.path().join("dir")).unwrap();
+    symlink("..data/old", directory.path().join("old")).unwrap();
     assert_eq!(write(&volume, &files, None).unwrap(), Change::AlreadyTrue);
-    assert_eq!(inner(place.path()), before);
-    assert_holds(place.path(), &files);
+    assert_eq!(inner(directory.path()), before);
+    assert_holds(directory.path(), &files);
 
     for changed in
         [tree(&[("a", "2"), ("dir/b", "2")]), tree(&[("a", "2")]), tree(&[("a/b", "2")]), tree(&[("z", "")])]
     {
         assert_eq!(write(&volume, &changed, None).unwrap(), Change::Made);
-        assert_holds(place.path(), &changed);
+        assert_holds(directory.path(), &changed);
     }
 }
 
@@ -106,8 +106,8 @@ fn a_crash_after_any_step_leaves_one_version_whole_and_is_made_good() {
     let new = tree(&[("a", "new"), ("same/n", "new"), ("b", "new"), ("c/d", "new")]);
     for first in [None, Some(&old)] {
         for stop in 0.. {
-            let place = tempfile::tempdir().unwrap();
-            let volume = Dir::open(place.path()).unwrap();
+            let directory = tempfile::tempdir().unwrap();
+            let volume = Dir::open(directory.path()).unwrap();
             if let Some(first) = first {
                 write(&volume, first, None).unwrap();
             }
@@ -121,16 +121,16 @@ fn a_crash_after_any_step_leaves_one_version_whole_and_is_made_good() {
                 Ok(())
             });
             // Whoever reads through `..data` sees one version or the other.
-            let seen = match fs::read_to_string(place.path().join("..data/a")) {
+            let seen = match fs::read_to_string(directory.path().join("..data/a")) {
                 Ok(text) => {
                     let tree = if text == "old" { &old } else { &new };
-                    let version = Dir::open(&place.path().join(DATA)).unwrap();
+                    let version = Dir::open(&directory.path().join(DATA)).unwrap();
                     let mut found = BTreeSet::new();
                     list(&version, "", &mut found).unwrap();
                     assert!(found.iter().eq(tree.keys()), "after {at}: {found:?}");
                     for path in tree.keys() {
                         assert_eq!(
-                            fs::read_to_string(place.path().join(DATA).join(path)).unwrap(),
+                            fs::read_to_string(directory.path().join(DATA).join(path)).unwrap(),
                             text,
                             "after {at}"
                         );
@@ -143,7 +143,7 @@ fn a_crash_after_any_step_leaves_one_version_whole_and_is_made_good() {
             // Then the next call completes it, to whatever is wanted by then.
             for wanted in [&new, &old] {
                 write(&volume, wanted, None).unwrap();
-                assert_holds(place.path(), wanted);
+                assert_holds(directory.path(), wanted);
             }
             if result.is_ok() {
                 assert!(stop > 8, "the steps were counted");
@@ -155,8 +155,8 @@ fn a_crash_after_any_step_leaves_one_version_whole_and_is_made_good() {
 
 #[test]
 fn a_reader_never_sees_a_mix_of_two_versions() {
-    let place = tempfile::tempdir_in("/dev/shm").unwrap();
-    let volume = Dir::open(place.path()).unwrap();
+    let directory = tempfile::tempdir_in("/dev/shm").unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
     let names = ["a", "b/c", "b/d", "e"];
     let version = |number: usize| {
         tree(
@@ -189,7 +189,7 @@ fn a_reader_never_sees_a_mix_of_two_versions() {
                 assert!(number >= newest, "versions go forward only");
                 (reads, newest) = (reads + 1, number);
                 // And a name at the top always leads to a whole file.
-                let one = fs::read_to_string(place.path().join("a"));
+                let one = fs::read_to_string(directory.path().join("a"));
                 assert!(one.is_err() || !one.unwrap().is_empty());
             }
             newest
@@ -200,7 +200,7 @@ fn a_reader_never_sees_a_mix_of_two_versions() {
         done.store(true, Ordering::Relaxed);
         assert_eq!(reader.join().unwrap(), 1000);
     });
-    assert_holds(place.path(), &version(1000));
+    assert_holds(directory.path(), &version(1000));
 }
 
 #[test]
@@ -209,20 +209,20 @@ fn planted_links_lead_nothing_outside() {
     fs::write(outside.path().join("a"), "untouched").unwrap();
     let target = outside.path().to_str().unwrap();
     for planted in [DATA, NEXT_DATA, "a", "dir", "..2026_01_01_00_00_00.5"] {
-        let place = tempfile::tempdir().unwrap();
-        let volume = Dir::open(place.path()).unwrap();
-        symlink(target, place.path().join(planted)).unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let volume = Dir::open(directory.path()).unwrap();
+        symlink(target, directory.path().join(planted)).unwrap();
         let files = tree(&[("a", "1"), ("dir/a", "2")]);
         write(&volume, &files, None).unwrap();
-        assert_eq!(visible(place.path()), expected(&files), "{planted}");
+        assert_eq!(visible(directory.path()), expected(&files), "{planted}");
         assert_eq!(fs::read_to_string(outside.path().join("a")).unwrap(), "untouched");
         assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1, "{planted}");
     }
     // A link that looks like a version of ours but is one to elsewhere.
-    let place = tempfile::tempdir().unwrap();
-    let volume = Dir::open(place.path()).unwrap();
-    symlink(target, place.path().join("..2026_01_01_00_00_00.5")).unwrap();
-    symlink("..2026_01_01_00_00_00.5", place.path().join(DATA)).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
+    symlink(target, directory.path().join("..2026_01_01_00_00_00.5")).unwrap();
+    symlink("..2026_01_01_00_00_00.5", directory.path().join(DATA)).unwrap();
     let files = tree(&[("a", "1")]);
     let _ = write(&volume, &files, None);
     assert_eq!(fs::read_to_string(outside.path().join("a")).unwrap(), "untouched");
@@ -230,15 +230,15 @@ fn planted_links_lead_nothing_outside() {
 
 #[test]
 fn owner_and_group_are_there_before_anybody_sees_the_files() {
-    let place = tempfile::tempdir().unwrap();
-    let volume = Dir::open(place.path()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
     let mut files = tree(&[("a", "1")]);
     files.insert("token".to_owned(), File { bytes: b"t".to_vec(), mode: 0o600, owner: Some(1234) });
     for text in ["1", "2"] {
         files.insert("a".to_owned(), file(text));
         write_in_steps(&volume, &files, Some(4321), &mut |step| {
             if step == "next link" {
-                let version = place.path().join(fs::read_link(place.path().join(NEXT_DATA)).unwrap());
+                let version = directory.path().join(fs::read_link(directory.path().join(NEXT_DATA)).unwrap());
                 let stat = fs::metadata(version.join("token")).unwrap();
                 assert_eq!((stat.uid(), stat.gid(), stat.mode() & 0o7777), (1234, 4321, 0o640));
                 let stat = fs::metadata(version.join("a")).unwrap();
@@ -248,26 +248,26 @@ fn owner_and_group_are_there_before_anybody_sees_the_files() {
         })
         .unwrap();
     }
-    assert_eq!(fs::symlink_metadata(place.path().join("token")).unwrap().uid(), 1234);
-    assert_eq!(fs::metadata(place.path()).unwrap().gid(), 4321);
+    assert_eq!(fs::symlink_metadata(directory.path().join("token")).unwrap().uid(), 1234);
+    assert_eq!(fs::metadata(directory.path()).unwrap().gid(), 4321);
 }
 
 #[test]
 fn a_directory_for_another_volume_stays() {
-    let place = tempfile::tempdir().unwrap();
-    let volume = Dir::open(place.path()).unwrap();
-    fs::create_dir(place.path().join("nested")).unwrap();
-    fs::create_dir(place.path().join("..nested")).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let volume = Dir::open(directory.path()).unwrap();
+    fs::create_dir(directory.path().join("nested")).unwrap();
+    fs::create_dir(directory.path().join("..nested")).unwrap();
     write(&volume, &tree(&[("a", "1"), ("nested/b", "2")]), None).unwrap();
     write(&volume, &tree(&[("a", "2")]), None).unwrap();
-    assert!(place.path().join("nested").is_dir() && place.path().join("..nested").is_dir());
-    assert!(!place.path().join("nested").is_symlink());
+    assert!(directory.path().join("nested").is_dir() && directory.path().join("..nested").is_dir());
+    assert!(!directory.path().join("nested").is_symlink());
 }
 
 #[test]
 fn only_names_of_versions_are_versions() {
-    let place = tempfile::tempdir().unwrap();
-    let made = new_version(&Dir::open(place.path()).unwrap()).unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    let made = new_version(&Dir::open(directory.path()).unwrap()).unwrap();
     assert!(is_version(&made), "{made}");
     for name in [
         "..data",
