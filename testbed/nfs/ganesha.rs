@@ -61,7 +61,7 @@ impl Ganesha {
     }
 
     /// `stop`, `cont`, `kill`, `start`, `set key=value`.
-    pub(crate) fn tell(&mut self, command: &str) -> io::Result<()> {
+    pub(crate) fn send(&mut self, command: &str) -> io::Result<()> {
         writeln!(self.input.as_mut().ok_or(io::ErrorKind::BrokenPipe)?, "{command}")?;
         self.expect("ok")
     }

@@ -49,7 +49,7 @@ impl Server {
 
     /// Tells it to stop, cont, kill or start.
     pub fn control(&mut self, command: &str) -> Result<()> {
-        self.ganesha.tell(command).with_context(|| format!("tell the NFS server: {command}"))
+        self.ganesha.send(command).with_context(|| format!("command the NFS server: {command}"))
     }
 
     /// The directory that the server exports.

@@ -62,7 +62,7 @@ const NO_RIGHT_TO_GROW: &str =
 /// How a program is run.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The program.
+    /// The program that is run for each operation.
     pub program: PathBuf,
     /// The id of this node, which is the name of its Node object.
     pub node: NodeId,

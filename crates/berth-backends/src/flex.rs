@@ -14,7 +14,7 @@
 //! which `${volume.id}` stands for the volume's id. Where a class has the parameter `flex.berth.dev/directory`, a volume is that directory of
 //! what the driver mounts for the other options: it is made and removed by mounting that for a moment.
 //!
-//! FlexVolume tells the driver nothing but paths when something is taken away, and CSI tells us no options when a volume
+//! FlexVolume gives the driver nothing but paths when something is removed, and CSI gives no options when a volume
 //! grows, so what is mounted has a record, which is written before the driver is called. It holds no secret.
 
 mod plugin;

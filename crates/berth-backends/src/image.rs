@@ -98,7 +98,7 @@ pub(crate) fn choose_growth(range: &CapacityRange, now: u64) -> Result<Capacity>
 }
 
 /// Makes sure that the image holds a filesystem, and the one that is wanted if one is; formats it with `default` only
-/// if it is provably blank, and tells whether it did.
+/// if it is provably blank, and returns whether it did.
 pub(crate) fn prepare(
     image: &Path,
     default: Filesystem,

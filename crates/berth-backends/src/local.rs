@@ -6,7 +6,7 @@
 //! snapshots/<key>/{data | image}   a snapshot
 //! incoming/<key>                   being built; renamed into place when whole; emptied at start
 //! trash/                           being removed, in the background
-//! lost/                            data whose record was damaged: kept for a person to look at
+//! lost/                            data whose record was damaged: kept for a person to inspect
 //! state/volumes.journal            the records; what is not in it does not exist
 //! lock                             one driver per data directory
 //! ```
@@ -66,7 +66,7 @@ pub struct Config {
     pub node_expansion: bool,
     /// Volumes have mutable parameters.
     pub modification: bool,
-    /// Changed blocks of snapshots are told.
+    /// Changed blocks of snapshots can be asked for.
     pub changed_blocks: bool,
     /// How many volumes this node takes.
     pub max_volumes: Option<u32>,

@@ -57,9 +57,9 @@ pub struct Config {
     pub keep_archived: Option<Duration>,
     /// Snapshots become `.tar.gz`, else `.tar`.
     pub compress_snapshots: bool,
-    /// How long a caller waits for a snapshot before it is told that it is not ready yet.
+    /// How long a caller waits for a snapshot before the answer is that it is not ready yet.
     pub snapshot_patience: Duration,
-    /// How long a volume's usage is told again before it is measured again.
+    /// How long a measured usage of a volume is answered before it is measured again.
     pub usage_lifetime: Duration,
     /// What mounts shares on this node.
     pub mount_mode: MountMode,

@@ -48,7 +48,7 @@ impl Controller {
         };
         let parts = &self.parts;
         let (lists, attaches) = (parts.listing.is_some(), parts.attachment.is_some());
-        let (snapshots, places) = (parts.snapshots.is_some(), self.provisioner.places());
+        let (snapshots, has_topology) = (parts.snapshots.is_some(), self.provisioner.has_topology());
         for (composed, rpcs) in [
             (true, &[CreateDeleteVolume, GetVolume, SingleNodeMultiWriter][..]),
             (lists, &[ListVolumes]),
@@ -68,8 +68,8 @@ impl Controller {
             (true, Service::ControllerService),
             (parts.group_snapshots.is_some(), Service::GroupControllerService),
             (parts.changed_blocks.is_some(), Service::SnapshotMetadataService),
-            (places, Service::VolumeAccessibilityConstraints),
-            (places && snapshots, Service::SnapshotAccessibilityConstraints),
+            (has_topology, Service::VolumeAccessibilityConstraints),
+            (has_topology && snapshots, Service::SnapshotAccessibilityConstraints),
         ] {
             announced.services.extend(composed.then_some(service));
         }

@@ -66,7 +66,7 @@ pub(crate) trait AnyProvisioner: Send + Sync {
     fn check(&self, ctx: &Context, new: &NewVolume) -> Result<()>;
     fn agrees(&self, volume: &Volume, known: &Parameters, pair: (&str, &str)) -> bool;
     fn clones(&self) -> bool;
-    fn places(&self) -> bool;
+    fn has_topology(&self) -> bool;
 }
 
 impl<P: Send + Sync + 'static> AnyProvisioner for Provisioner<P> {
@@ -126,7 +126,7 @@ impl<P: Send + Sync + 'static> AnyProvisioner for Provisioner<P> {
         self.cloning.is_some()
     }
 
-    fn places(&self) -> bool {
+    fn has_topology(&self) -> bool {
         self.placement.is_some()
     }
 }
@@ -381,7 +381,7 @@ impl Driver {
     /// Refuses parts that contradict each other.
     pub(crate) fn check(&self) -> Result<()> {
         let (Some(controller), Some(node)) = (&self.controller, &self.node) else { return Ok(()) };
-        match (controller.provisioner.places(), node.topology.is_some()) {
+        match (controller.provisioner.has_topology(), node.topology.is_some()) {
             (true, false) => {
                 Err(Error::invalid("the controller places volumes, and the node has no topology"))
             }

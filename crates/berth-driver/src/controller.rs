@@ -60,7 +60,7 @@ impl NewVolume {
 pub struct Volume {
     /// What the driver calls it.
     pub id: VolumeId,
-    /// The size that the caller is told.
+    /// The size that the caller gets as the answer.
     pub capacity: Capacity,
     /// Filesystem or raw device; `None` where the storage does not remember it, as for disks of a cloud.
     pub access: Option<AccessKind>,

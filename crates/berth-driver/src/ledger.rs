@@ -1,7 +1,7 @@
 //! What is staged and published on this node.
 //!
 //! Written before and after each effect, without fsync: mounts do not survive a reboot either, and the boot id in
-//! the journal tells when there was one. A killed process finds its entries again, and by their [`Phase`] what it
+//! the boot id in the journal shows when there was one. A killed process finds its entries again, and by their [`Phase`] what it
 //! was in the middle of.
 
 pub(crate) mod record;
@@ -102,7 +102,7 @@ impl Ledger {
     }
 
     /// A path at which the volume is in use here, if there is one.
-    pub(crate) fn place_of(&self, id: &VolumeId) -> Option<PathBuf> {
+    pub(crate) fn path_of(&self, id: &VolumeId) -> Option<PathBuf> {
         let state = self.state();
         let here = state.volumes.get(id)?;
         here.published.keys().next().or(here.staged.as_ref().map(|staged| &staged.path)).cloned()
@@ -113,7 +113,7 @@ impl Ledger {
         self.state().handles.get(id).unwrap_or(id).clone()
     }
 
-    /// Everything, for a look at it after a restart.
+    /// Everything, for the recovery after a restart.
     pub(crate) fn everything(&self) -> (Vec<Staged>, Vec<Published>) {
         let state = self.state();
         let staged = state.volumes.values().filter_map(|here| here.staged.clone()).collect();

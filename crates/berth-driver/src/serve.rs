@@ -59,13 +59,13 @@ impl Driver {
         let stop = CancellationToken::new();
         let (mut terminate, mut interrupt) =
             (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-        let told = stop.clone();
+        let signalled = stop.clone();
         tokio::spawn(async move {
             tokio::select! {
                 _ = terminate.recv() => {}
                 _ = interrupt.recv() => {}
             }
-            told.cancel();
+            signalled.cancel();
         });
         if let (true, Some(directory), Endpoint::Unix(socket)) =
             (has_node, options.registration_dir, &options.endpoint)

@@ -57,8 +57,8 @@ pub(crate) struct Open {
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) body: Answer,
-    /// Files that the kernel is told of, to be taken back if it does not hear it.
-    pub(crate) told: Vec<u64>,
+    /// Files that the answer counts as looked up, to be uncounted if the kernel does not get the answer.
+    pub(crate) counted: Vec<u64>,
     /// The kernel has old attributes of this file.
     pub(crate) outdated: Option<u64>,
 }
@@ -148,12 +148,12 @@ impl Filesystem {
         self.files.lock().get(&number).cloned().ok_or(Errno::BADF)
     }
 
-    /// Tells the kernel of a file that was found or made in `dir`.
+    /// The answer for a file that was found or made in `dir`.
     fn entry_outcome(&self, dir: &Node, entry: &Entry) -> Outcome {
         let node = self.nodes.count(entry);
         let mut body = Answer::default();
         body.entry(node.id, &entry.attributes, validity(dir));
-        Outcome { body, told: vec![node.id], outdated: None }
+        Outcome { body, counted: vec![node.id], outdated: None }
     }
 }
 

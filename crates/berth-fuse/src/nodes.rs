@@ -126,7 +126,7 @@ impl Node {
         state.reported.replace(now).is_some_and(|before| before != now)
     }
 
-    /// Whether everybody may look for names in this directory, as far as its mode tells.
+    /// Whether everybody may look for names in this directory, as far as its mode says.
     pub(crate) fn is_open_to_all(&self) -> bool {
         self.state().mode & 0o111 == 0o111
     }

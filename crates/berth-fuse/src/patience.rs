@@ -17,7 +17,7 @@ const LONGEST_ATTEMPT: Duration = Duration::from_secs(10);
 pub(crate) struct Patience {
     /// For ever if `None`.
     limit: Option<Duration>,
-    /// What a caller is told then.
+    /// The error that a caller then gets.
     errno: Errno,
     attempt: Duration,
 }
@@ -117,7 +117,7 @@ pub(crate) fn is_absence(error: &Error) -> bool {
     matches!(error.kind(), Kind::Unreachable | Kind::Interrupted)
 }
 
-/// What a program is told.
+/// The error that a program gets.
 pub(crate) fn errno(error: &Error) -> Errno {
     match error.status() {
         Some(1) => return Errno::PERM,

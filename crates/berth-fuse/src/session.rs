@@ -32,7 +32,7 @@ const BACKGROUND: u16 = 64;
 const PAGE: u32 = 4096;
 /// How often a caller that got a signal is asked whether it is being killed.
 const WATCH: Duration = Duration::from_millis(100);
-/// A caller that nobody can look at is let go when it got a signal and has waited so long.
+/// A caller that cannot be inspected is released when it got a signal and has waited so long.
 const LET_GO: Duration = Duration::from_secs(5);
 
 mod flag {
@@ -144,7 +144,7 @@ impl Session {
     }
 
     /// Somebody who waits got a signal. As on any disk, only one that kills ends the wait; it may be yet to come, and
-    /// the kernel tells only of the first.
+    /// the kernel notifies only of the first.
     fn interrupt(self: &Arc<Self>, unique: u64, runtime: &runtime::Handle) {
         let this = self.clone();
         runtime.spawn(async move {
@@ -172,7 +172,7 @@ impl Session {
         let head = out_header(header.unique, errno, body.len());
         let sent = rustix::io::writev(&self.device, &[IoSlice::new(&head), IoSlice::new(body)]);
         if sent.is_err() {
-            for node in outcome.told {
+            for node in outcome.counted {
                 self.filesystem.forget(node, 1);
             }
         }

@@ -83,7 +83,7 @@ fn read_groups(pid: u32, gid: u32) -> Vec<u32> {
     line.split_whitespace().filter_map(|word| word.parse().ok()).filter(|group| *group != gid).collect()
 }
 
-/// Whether this thread is being killed; `None` if nobody can tell.
+/// Whether this thread is being killed; `None` if that is not known.
 pub(crate) fn is_killed(pid: u32) -> Option<bool> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let pending = status
@@ -95,7 +95,7 @@ pub(crate) fn is_killed(pid: u32) -> Option<bool> {
 
 /// Whether this thread is on its way out, so that nobody will see the answer.
 pub(crate) fn is_exiting(pid: u32) -> bool {
-    // Who ends has given its memory back before it closes its files. Its flags would tell, too, but /proc/PID/stat waits
+    // Who ends has given its memory back before it closes its files. Its flags would show that, too, but /proc/PID/stat waits
     // for a program that is being started, which closes files as well, and would wait for us.
     let memory = fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
     memory.split_whitespace().next() == Some("0")

@@ -132,7 +132,7 @@ impl Arguments {
 #[derive(Debug, Default)]
 pub(crate) struct Answer(Vec<u8>);
 
-/// How long the kernel may believe what it was told, in seconds.
+/// How long the kernel may cache an answer, in seconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Validity {
     pub(crate) entry: u64,
@@ -170,7 +170,7 @@ impl Answer {
         self.u64(node).u64(0).u64(valid.entry).u64(valid.attributes).u32(0).u32(0).attributes(attributes)
     }
 
-    /// `fuse_entry_out` for a name of which nothing else is told.
+    /// `fuse_entry_out` for a name without anything else.
     pub(crate) fn no_entry(&mut self) -> &mut Self {
         self.bytes(&[0; 128])
     }

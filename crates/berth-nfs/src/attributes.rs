@@ -1,4 +1,4 @@
-//! What a server tells about a file, and what can be changed.
+//! What a server says about a file, and what can be changed.
 
 use crate::xdr::Malformed;
 
@@ -54,7 +54,7 @@ pub struct Attributes {
     pub kind: FileKind,
     /// Permission bits, with setuid, setgid and sticky: at most 0o7777.
     pub mode: u32,
-    /// Owner. A server of version 4 that tells names is understood for `root` and numbers; others are 65534.
+    /// Owner. A server of version 4 that sends names is understood for `root` and numbers; others are 65534.
     pub uid: u32,
     /// Group, as for the owner.
     pub gid: u32,

@@ -48,7 +48,7 @@ pub enum Kind {
     Unsupported,
     /// The server's answer makes no sense.
     Protocol,
-    /// The server failed to read or write its disk, or for no reason that it told.
+    /// The server failed to read or write its disk, or for a reason that it did not give.
     Io,
 }
 

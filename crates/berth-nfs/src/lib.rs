@@ -4,12 +4,37 @@
 //! an exported directory: calls on it name files by [`Handle`], as NFS does, and never follow a symlink. [`tree`] adds
 //! paths and whole trees.
 //!
+//! ```text
+//!  Nfs::share ─► Share ──► v3: one procedure per call       ──┐
+//!                 │    └─► v4: COMPOUND, sessions (4.1, 4.2) ──┴─► rpc: one TCP connection, calls distinguished by xid
+//!                 └─ tree: paths, listing, copying, measuring and removing whole trees
+//! ```
+//!
+//! This lists the names in an exported directory:
+//! ```no_run
+//! use berth_nfs::{Cookie, Nfs, Target};
+//!
+//! # async fn list() -> Result<(), berth_nfs::Error> {
+//! let nfs = Nfs::new();
+//! let share = nfs.share(&Target::new("192.0.2.7", "/export")).await?;
+//! let mut next = Some(Cookie::default());
+//! while let Some(cookie) = next {
+//!     let page = share.read_dir(&share.root(), cookie).await?;
+//!     page.entries.iter().for_each(|entry| println!("{}", entry.name));
+//!     next = page.next;
+//! }
+//! # Ok(())
+//! # }
+//! ```
+//!
 //! Guarantees:
 //! - every call is bounded by the attempt's timeout, and may be dropped at any time: its answer is forgotten, and
 //!   nothing else happens;
 //! - what only asks, or can be done twice without harm, is tried again when the connection breaks; anything else
 //!   fails with [`Kind::Interrupted`];
 //! - whatever a server answers, nothing panics, and no length it names is believed before the bytes are there.
+//!
+//! Start reading at `share.rs`, then `share/attempt.rs` (what is tried again) and `rpc/connection.rs`.
 
 mod attributes;
 mod error;

@@ -138,7 +138,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Closes what was not used for long; tells whether anything is left.
+    /// Closes what was not used for long; returns whether anything is left.
     fn drop_idle(&self) -> bool {
         let v4 = self.v4.iter().filter(|connection| connection.drop_idle(IDLE)).count();
         self.v3.drop_idle(IDLE) || v4 > 0

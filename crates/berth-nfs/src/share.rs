@@ -71,7 +71,7 @@ pub struct Page {
 /// Where a file's next data is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NextData {
-    /// The server cannot tell.
+    /// The server does not know.
     Unknown,
     /// Only a hole follows, or the end.
     None,
@@ -257,7 +257,7 @@ impl Share {
         self.with_context(granted, || "ask for the rights to a file".to_owned())
     }
 
-    /// Changes what is to change, and tells what is known then.
+    /// Changes what is to change, and returns what is known then.
     pub async fn set_attributes(&self, of: &Handle, change: &Change) -> Result<Attributes> {
         if change.is_empty() {
             return self.attributes(of).await;

@@ -31,7 +31,7 @@ impl Share {
         Ok(at)
     }
 
-    /// Makes a directory with those above it, and tells whether it made the last one; only that one gets `change`,
+    /// Makes a directory with those above it, and returns whether it made the last one; only that one gets `change`,
     /// those above are made with mode 0755.
     pub async fn make_dirs(&self, path: &str, change: &Change) -> Result<(Entry, bool)> {
         let names = self.components(path)?;
@@ -52,7 +52,7 @@ impl Share {
         Ok((at, made))
     }
 
-    /// Makes a directory, or finds what has its name, and tells whether it is new.
+    /// Makes a directory, or finds what has its name, and returns whether it is new.
     async fn ensure_dir(&self, dir: &Handle, name: &Name, change: &Change) -> Result<(Entry, bool)> {
         let mut tries = 1;
         loop {

@@ -267,7 +267,7 @@ impl Fields {
             .with_capability(&volume.capability)
     }
 
-    /// The whole document.
+    /// The whole request document of an operation, as JSON.
     pub(super) fn document(&self, operation: Operation, ctx: &Context) -> Vec<u8> {
         let mut document = self.0.clone();
         document.insert("version".to_owned(), VERSION.into());

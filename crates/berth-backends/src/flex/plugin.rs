@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 
 use crate::{Error, Result, blocking};
 
-/// A driver's executable.
+/// A FlexVolume driver's executable, and how it is called.
 #[derive(Debug)]
 pub(super) struct Plugin {
     name: DriverName,

@@ -226,7 +226,7 @@ fn capture_subvolumes(captures: &[Capture], incoming: &Dir) -> Result<()> {
     Ok(())
 }
 
-/// Copies directories; tells whether nothing in them changed from before the first to after the last copy.
+/// Copies directories; returns whether nothing in them changed from before the first to after the last copy.
 fn capture_directories(captures: &[&Capture]) -> Result<bool> {
     if captures.is_empty() {
         return Ok(true);

@@ -266,7 +266,7 @@ fn ensure_image(image: &Path, size: Option<Capacity>, filesystem: Filesystem) ->
         (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
             Err(Error::NotFound { what: "image", id: image.display().to_string() })
         }
-        (Err(error), _) => Err(host("look at", image, error)),
+        (Err(error), _) => Err(host("read the attributes of", image, error)),
     }
 }
 
@@ -314,7 +314,8 @@ fn attached(image: &Path) -> Result<Option<LoopDevice>> {
 
 fn same_directory(directory: &Path, target: &Path) -> Result<()> {
     let identity = |path: &Path| {
-        let found = fs::symlink_metadata(path).map_err(|error| host("look at", path, error))?;
+        let found =
+            fs::symlink_metadata(path).map_err(|error| host("read the attributes of", path, error))?;
         Ok::<_, Error>((found.dev(), found.ino()))
     };
     if identity(directory)? == identity(target)? { Ok(()) } else { Err(taken(target)) }

@@ -171,7 +171,7 @@ fn keep_only(dir: &Dir, known: impl Fn(Key) -> bool, trash: &Trash, lost: &Dir, 
     Ok(())
 }
 
-/// Notes how much of its size each image occupies already. Directories tell only when someone counts their files.
+/// Notes how much of its size each image occupies already. The usage of directories is known only after their files were counted.
 fn note_use(state: &mut State, volumes: &Dir) {
     let images: Vec<Key> = state
         .volumes_after(None)

@@ -2,7 +2,7 @@
 //! [`Claim`] here is such a file, not a PersistentVolumeClaim.
 //!
 //! Kubernetes does not keep a volume that is not attached from being used on two nodes at once, ReadWriteOnce or not. So
-//! a node says first that it is going to use an image, and then looks who else does: of two that come at the same time
+//! a node says first that it is going to use an image, and then reads who else does: of two that come at the same time
 //! at least one sees the other. What a node has said stays until it has really let go. A node that is gone for good
 //! has to be unsaid by a person, who alone can know that it is.
 

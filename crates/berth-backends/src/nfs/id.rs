@@ -45,7 +45,7 @@ pub enum OnDelete {
     Archive,
 }
 
-/// A volume, as its id tells it.
+/// A volume, as read from its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct VolumeRef {
     pub(super) share: ShareName,
@@ -56,7 +56,7 @@ pub(super) struct VolumeRef {
     pub(super) on_delete: String,
 }
 
-/// A snapshot, as its id tells it.
+/// A snapshot, as read from its id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SnapshotRef {
     pub(super) share: ShareName,
@@ -172,7 +172,7 @@ impl SubPath {
         self.0.rsplit_once('/').map(|(parent, _)| Self(parent.to_owned()))
     }
 
-    /// Where its directory goes when it is archived; `attempt` tells apart those that had the same name.
+    /// Where its directory goes when it is archived; `attempt` distinguishes those that had the same name.
     pub(super) fn archived(&self, attempt: u32) -> Self {
         match attempt {
             0 => Self(format!("archived-{}", self.0)),
@@ -477,6 +477,6 @@ mod tests {
                 assert_eq!(SnapshotRef::parse(&snapshot.to_string()).unwrap(), snapshot, "{text:?}");
             }
         }
-        assert!(read > 1000, "only {read} texts were ids: the test looks at nothing");
+        assert!(read > 1000, "only {read} texts were ids: the test covers nothing");
     }
 }

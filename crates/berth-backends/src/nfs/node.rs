@@ -90,14 +90,15 @@ impl NfsNode {
         let Access::Mount { fs_type, .. } = &volume.capability.access else {
             return Err(Error::State("a raw device was checked to be a filesystem".to_owned()));
         };
-        let look = parameters::OwnerAndMode { mode: place.look.mode.or(self.0.permissions), ..place.look };
+        let ownership =
+            parameters::OwnerAndMode { mode: place.ownership.mode.or(self.0.permissions), ..place.ownership };
         let image = ImageVolume {
             options_without_secret: place.options(volume, &[], &self.0.default_options),
             share: place.share,
             dir: place.dir,
             fs_type: fs_type.clone(),
             read_only: volume.capability.mode.is_read_only(),
-            look,
+            ownership,
         };
         let image = self.0.images.acquire(image, options).await?;
         Ok(Source::directory(image.volume()).guarded_by(InUse::Image(image)))
@@ -127,7 +128,7 @@ impl Sources for NfsNode {
         }
         let share = self.0.shares.acquire(&place.share, &options).await?;
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
-        if let Some(mode) = place.look.mode.or(self.0.permissions).filter(|_| !volume.read_only) {
+        if let Some(mode) = place.ownership.mode.or(self.0.permissions).filter(|_| !volume.read_only) {
             let (shares, root, beneath) = (self.0.shares.clone(), share.root().to_owned(), below.clone());
             let changed =
                 blocking(move || Ok(shares.remote().ensure_mode(&root, &beneath, mode, LOOKUP))).await?;

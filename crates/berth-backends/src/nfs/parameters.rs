@@ -35,7 +35,7 @@ const VOLUME_NAME: &str = "pv/name";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum VolumeKind {
-    /// A directory, as csi-driver-nfs has them: its size is told and not enforced.
+    /// A directory, as csi-driver-nfs has them: its size is reported and not enforced.
     #[default]
     Directory,
     /// A file in a directory, with a filesystem in it: its size is enforced, and one node writes it at a time.
@@ -105,13 +105,13 @@ pub(super) struct Class {
     pub(super) kind: VolumeKind,
     /// Whether its volumes may use a directory that another volume uses.
     pub(super) shared: bool,
-    /// How the directory looks.
-    pub(super) look: OwnerAndMode,
+    /// Owner and mode of the directory.
+    pub(super) ownership: OwnerAndMode,
     /// How the share is reached.
     pub(super) mount_options: Vec<String>,
 }
 
-/// How a volume's directory looks; what is `None` is left as it is made.
+/// Owner and mode of a volume's directory; what is `None` is left as it is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub(super) struct OwnerAndMode {
     pub(super) mode: Option<u32>,
@@ -127,7 +127,7 @@ pub(super) struct ShareSubdirectory {
     pub(super) dir: Option<SubPath>,
     pub(super) mount_options: Vec<String>,
     pub(super) kind: VolumeKind,
-    pub(super) look: OwnerAndMode,
+    pub(super) ownership: OwnerAndMode,
 }
 
 impl Class {
@@ -143,9 +143,9 @@ impl Class {
                     OnDelete::parse(value)?;
                     class.on_delete.clone_from(value);
                 }
-                MOUNT_PERMISSIONS => class.look.mode = parse_mode(value)?,
-                UID => class.look.uid = parse_id(key, value)?,
-                GID => class.look.gid = parse_id(key, value)?,
+                MOUNT_PERMISSIONS => class.ownership.mode = parse_mode(value)?,
+                UID => class.ownership.uid = parse_id(key, value)?,
+                GID => class.ownership.gid = parse_id(key, value)?,
                 KIND => class.kind = VolumeKind::parse(value)?,
                 SHARED => class.shared = parse_bool(key, value)?,
                 MOUNT_OPTIONS => class.mount_options = options_in(value),
@@ -192,7 +192,7 @@ impl Class {
         Ok(VolumeRef { share, dir, uuid, on_delete: on_delete.to_owned() })
     }
 
-    /// What the node is told about the volume: all parameters, and the directory that came of them.
+    /// What the node gets about the volume: all parameters, and the directory that came of them.
     pub(super) fn context(parameters: &Parameters, volume: &VolumeRef) -> BTreeMap<String, String> {
         let mut context = parameters.clone();
         context.retain(|key, _| !ClaimField::is_parameter(key));
@@ -202,7 +202,7 @@ impl Class {
     }
 }
 
-/// What the node is told about a volume of which only the id is known.
+/// What the node gets about a volume of which only the id is known.
 pub(super) fn context_of(volume: &VolumeRef) -> BTreeMap<String, String> {
     BTreeMap::from([
         (SERVER.to_owned(), volume.share.server.clone()),
@@ -253,7 +253,7 @@ impl ShareSubdirectory {
         };
         let mount_options = get(MOUNT_OPTIONS).map(options_in).unwrap_or_default();
         let id_of = |key| get(key).map(|value| parse_id(key, value)).transpose().map(Option::flatten);
-        let look = OwnerAndMode {
+        let ownership = OwnerAndMode {
             mode: get(MOUNT_PERMISSIONS).map(parse_mode).transpose()?.flatten(),
             uid: id_of(UID)?,
             gid: id_of(GID)?,
@@ -265,7 +265,7 @@ impl ShareSubdirectory {
                     "volume_context: server is missing: give the name of the NFS server".to_owned(),
                 )
             })?;
-            return Ok(Self { share: volume.share, dir: Some(volume.dir), mount_options, kind, look });
+            return Ok(Self { share: volume.share, dir: Some(volume.dir), mount_options, kind, ownership });
         };
         let share = get(SHARE).ok_or_else(|| {
             Error::Invalid("volume_context: share is missing: give the exported directory".to_owned())
@@ -277,7 +277,7 @@ impl ShareSubdirectory {
                 Some(SubPath::new("volume_context: subDir", &expand(text, name, context)?)?)
             }
         };
-        Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, kind, look })
+        Ok(Self { share: ShareName::new(server, share)?, dir, mount_options, kind, ownership })
     }
 }
 
@@ -331,7 +331,7 @@ fn parse_bool(key: &str, text: &str) -> Result<bool> {
     }
 }
 
-/// Puts what Kubernetes told about the claim in the place of `${…}`.
+/// Replaces `${…}` by what Kubernetes says of the claim.
 fn expand(template: &str, volume: &str, parameters: &Parameters) -> Result<String> {
     let mut text = String::new();
     let mut rest = template;
@@ -482,8 +482,8 @@ mod tests {
     }
 
     #[test]
-    fn a_template_takes_what_kubernetes_told() {
-        let told = [
+    fn a_template_takes_the_values_of_kubernetes() {
+        let known = [
             ("server", "nfs"),
             ("share", "/e"),
             ("csi.storage.k8s.io/pvc/name", "data"),
@@ -492,7 +492,7 @@ mod tests {
             ("csi.storage.k8s.io/pvc/annotations/dir", "x.y"),
         ];
         let dir = |template: &'static str| {
-            let mut pairs = told.to_vec();
+            let mut pairs = known.to_vec();
             pairs.push(("subDir", template));
             made(&pairs).map(|volume| volume.dir.to_string())
         };
@@ -589,7 +589,7 @@ mod tests {
         assert_eq!((whole.share.path().as_str(), whole.dir), ("/", None));
         let listed =
             place("nfs#e#pvc-1##", &[("mountPermissions", "0770"), ("mountOptions", "vers=3")]).unwrap();
-        assert_eq!((listed.dir.unwrap().as_str(), listed.look.mode), ("pvc-1", Some(0o770)));
+        assert_eq!((listed.dir.unwrap().as_str(), listed.ownership.mode), ("pvc-1", Some(0o770)));
         assert_eq!(listed.mount_options, ["vers=3"]);
         for (id, pairs, word) in [
             ("static", &[][..], "server is missing"),

@@ -25,7 +25,7 @@ use super::{
 };
 use crate::{ContentSource, Error, Parameters, Result};
 
-/// How often a record is looked for that is replaced all the time.
+/// How often a record is read again that is replaced all the time.
 const TRIES: u32 = 10;
 /// Longer than any record.
 const MAX_RECORD: u32 = 64 << 10;
@@ -275,7 +275,7 @@ pub(super) async fn write_in<T: Serialize>(share: &Share, dir: &Handle, key: &st
     replace(share, dir, &format!("{key}{ENDING}"), &to_json(record)?).await
 }
 
-/// Writes a record unless there is one, and tells whether it did; of several who try at once, one does.
+/// Writes a record unless there is one, and returns whether it did; of several who try at once, one does.
 pub(super) async fn write_new<T: Serialize>(
     share: &Share,
     dir: &Handle,

@@ -75,7 +75,7 @@ struct KnownShare {
     reach: Reach,
     /// Whether it has answered, or was named at the start, so that it belongs to a listing.
     is_listed: bool,
-    /// Whether what an earlier process may have left there was looked at.
+    /// Whether what an earlier process may have left there was checked.
     swept: bool,
     /// Whether the index of directories is known to be complete.
     indexed: bool,
@@ -83,7 +83,7 @@ struct KnownShare {
     around: Option<Vec<(ShareName, SubPath)>>,
     /// Held by whoever decides about directories that volumes may share.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// When to look next for what is left there, since the server went away in the middle.
+    /// When to check next for what is left there, since the server went away in the middle.
     sweep_due: Option<Instant>,
 }
 
@@ -104,7 +104,7 @@ impl Shares {
         all
     }
 
-    /// Whether leftovers are to be looked for: the first time that it is asked, and after something was left.
+    /// Whether leftovers are to be searched for: the first time that it is asked, and after something was left.
     pub(super) fn is_to_be_swept(&self, share: &ShareName) -> bool {
         let mut known = self.known.lock();
         let known = known.entry(share.clone()).or_default();

@@ -163,9 +163,9 @@ async fn volumes_that_an_older_version_recorded_are_protected() {
     let second = backend.create_volume(claim(&server, "b", &shared)).await.unwrap();
     fs::write(server.export().join("team/file"), "precious").unwrap();
     // Older versions had no index. The server is stopped so that it remembers none of it.
-    server.tell("kill");
+    server.send("kill");
     fs::remove_dir_all(server.export().join(".berth/directories")).unwrap();
-    server.tell("start");
+    server.send("start");
     let backend = server.backend().await;
     assert_eq!(delete(&backend, &second.id).await.len(), 1);
     assert_eq!(fs::read_to_string(server.export().join("team/file")).unwrap(), "precious");

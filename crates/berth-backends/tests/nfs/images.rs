@@ -20,8 +20,8 @@ fn new_image(server: &Server, name: &str, more: &[(&str, &str)]) -> NewVolume {
 
 /// Lets a server see what was done behind its back.
 fn forget(server: &mut Server) {
-    server.tell("kill");
-    server.tell("start");
+    server.send("kill");
+    server.send("start");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -66,7 +66,7 @@ async fn an_image_is_sparse_and_made_whole_or_not_at_all() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_grows_and_its_loss_is_told() {
+async fn an_image_grows_and_its_loss_is_reported() {
     let mut server = Server::start("4.2", &[]);
     let backend = server.backend().await;
     let volume = backend.create_volume(new_image(&server, "pvc-1", &[])).await.unwrap();

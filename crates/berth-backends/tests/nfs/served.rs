@@ -39,7 +39,7 @@ impl Served {
         Self { driver, backend, socket, stop, serving }
     }
 
-    /// Serves no more, takes down what is published, and tells how much that was.
+    /// Serves no more, takes down what is published, and returns how much that was.
     pub(crate) async fn end(self) -> usize {
         let _ = self.stop.send(());
         self.serving.await.unwrap();

@@ -27,8 +27,8 @@ impl Server {
     }
 
     /// `stop`, `cont`, `kill`, `start`, `set key=value`.
-    pub(crate) fn tell(&mut self, command: &str) {
-        self.ganesha.tell(command).unwrap();
+    pub(crate) fn send(&mut self, command: &str) {
+        self.ganesha.send(command).unwrap();
     }
 
     /// What the server serves, as it is on the disk.

@@ -153,18 +153,18 @@ async fn an_archive_that_another_completed_meanwhile_stays_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_snapshot_that_takes_long_tells_how_far_it_is_until_it_is_ready() {
+async fn a_snapshot_that_takes_long_reports_its_progress_until_it_is_ready() {
     let server = Server::start("4.2", &[]);
     let (backend, source) = impatient(&server).await;
     let name = "snap-1".parse().unwrap();
     let mut snapshot = backend.create_snapshot(name, &source, &Parameters::new()).await.unwrap();
-    let mut told = Vec::new();
+    let mut reported = Vec::new();
     while !snapshot.ready {
-        told.extend(backend.snapshot_progress(&snapshot.id));
+        reported.extend(backend.snapshot_progress(&snapshot.id));
         snapshot = backend.snapshot(&snapshot.id).await.unwrap().unwrap();
     }
-    assert!(told.iter().all(|words| words.starts_with("copied ")), "{told:?}");
-    assert!(told.iter().any(|words| words.contains(" of 64 MiB (")), "{told:?}");
+    assert!(reported.iter().all(|words| words.starts_with("copied ")), "{reported:?}");
+    assert!(reported.iter().any(|words| words.contains(" of 64 MiB (")), "{reported:?}");
     // It is in its place a moment before its writer hears of that.
     while backend.snapshot_progress(&snapshot.id).is_some() {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -180,7 +180,7 @@ async fn an_unfinished_snapshot_whose_source_is_gone_is_deleted() {
     assert!(!begun.ready);
     backend.delete_volume(&source).await.unwrap();
     backend.drain(SOON).await;
-    // Nobody was told yet that it failed, and whoever deletes it need not care.
+    // No caller got the failure yet, and a deletion need not care.
     let driver = Served::start(&server.dir().join("served"), backend.clone()).await;
     let endpoint = Endpoint::Unix(driver.socket.clone());
     let mut controller = ControllerClient::new(berth_csi::connect(&endpoint));
@@ -191,7 +191,7 @@ async fn an_unfinished_snapshot_whose_source_is_gone_is_deleted() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn why_a_snapshot_failed_is_told_also_if_nobody_waited_for_it_then() {
+async fn the_reason_why_a_snapshot_failed_is_kept_for_callers_that_come_later() {
     let server = Server::start("4.2", &[]);
     let (backend, source) = impatient(&server).await;
     let (name, parameters) = ("snap-1".parse().unwrap(), Parameters::new());
@@ -201,8 +201,8 @@ async fn why_a_snapshot_failed_is_told_also_if_nobody_waited_for_it_then() {
     backend.drain(SOON).await;
     // From now on it could be taken.
     backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
-    let told = backend.snapshot(&begun.id).await;
-    assert!(told.is_err(), "{told:?}");
+    let reported = backend.snapshot(&begun.id).await;
+    assert!(reported.is_err(), "{reported:?}");
     let taken = take(&backend, "snap-1", &source).await;
     assert!(taken.ready && server.export().join("snap-1/pvc-1.tar").is_file());
 }

@@ -253,7 +253,7 @@ async fn a_link_on_the_share_leads_to_no_other_place() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn volumes_are_listed_page_by_page_and_the_share_tells_its_room() {
+async fn volumes_are_listed_page_by_page_and_the_share_reports_its_room() {
     let server = Server::start("4.2", &[]);
     let backend = server.backend().await;
     let mut made = Vec::new();
@@ -302,7 +302,7 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
     config.mount_options[0] += ",timeo=20,retrans=1";
     let (backend, other) = (Nfs::start(config).await.unwrap(), well.backend().await);
     let volume = backend.create_volume(frozen.new_volume("pvc-1", &[])).await.unwrap();
-    frozen.tell("stop");
+    frozen.send("stop");
     let begun = Instant::now();
     let failing = async {
         let failed = backend.create_volume(frozen.new_volume("pvc-2", &[])).await;
@@ -316,7 +316,7 @@ async fn a_server_that_is_frozen_fails_its_calls_and_no_others() {
     tokio::time::timeout(Duration::from_secs(60), both).await.unwrap();
     let health = backend.volume_health(&volume.id).await.unwrap();
     assert_eq!((health[0].severity, health[0].reason), (Severity::Inaccessible, "ServerUnreachable"));
-    frozen.tell("cont");
+    frozen.send("cont");
     backend.create_volume(frozen.new_volume("pvc-2", &[])).await.unwrap();
     assert!(backend.volume_health(&volume.id).await.unwrap().is_empty());
     fs::remove_dir(frozen.export().join("pvc-1")).unwrap();
@@ -353,20 +353,20 @@ fn server_id(server: &Server, round: u32) -> berth_core::VolumeId {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_that_comes_back_is_used_again_and_one_that_is_read_only_is_told() {
+async fn a_server_that_comes_back_is_used_again_and_a_read_only_one_is_reported() {
     for version in VERSIONS {
         let mut server = Server::start(version, &[]);
         let backend = server.backend().await;
         let volume = backend.create_volume(server.new_volume("pvc-1", &[])).await.unwrap();
-        server.tell("kill");
+        server.send("kill");
         let failed = backend.create_volume(server.new_volume("pvc-2", &[])).await;
         assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
-        server.tell("start");
+        server.send("start");
         backend.create_volume(server.new_volume("pvc-2", &[])).await.unwrap();
 
-        server.tell("kill");
-        server.tell("set access=RO");
-        server.tell("start");
+        server.send("kill");
+        server.send("set access=RO");
+        server.send("start");
         let refused = backend.create_volume(server.new_volume("pvc-3", &[])).await;
         assert!(matches!(refused, Err(Error::Precondition(_))), "{refused:?}");
         let health = backend.volume_health(&volume.id).await.unwrap();
@@ -399,10 +399,10 @@ async fn a_clone_that_is_tried_again_has_nothing_that_its_source_lost_meanwhile(
     let clone = NewVolume { source: Some(ContentSource::Volume(source)), ..server.new_volume("pvc-2", &[]) };
     assert!(backend.create_volume(clone.clone()).await.is_err());
     // So that the server remembers none of it.
-    server.tell("kill");
+    server.send("kill");
     fs::remove_file(dir.join("deleted")).unwrap();
     fs::rename(dir.join("renamed"), dir.join("with a new name")).unwrap();
-    server.tell("start");
+    server.send("start");
     backend.create_volume(clone).await.unwrap();
     assert_eq!(names(&server.export().join("pvc-2")), ["sub", "with a new name"]);
     assert_eq!(names(&server.export().join("pvc-2/sub")), ["last"]);

@@ -13,7 +13,7 @@ use crate::{
 const ONCE: AccessMode = AccessMode::SingleNodeWriter;
 const MIB: u64 = 1 << 20;
 
-/// Writes until there is no room, and tells how much there was.
+/// Writes until there is no room, and returns how much there was.
 fn fill(path: &Path) -> u64 {
     let mut file = fs::File::create(path).unwrap();
     let chunk = vec![7; 1 << 20];

@@ -83,7 +83,7 @@ impl Drop for Disk {
     }
 }
 
-/// Writes so many mebibytes as an ordinary user (root passes ext4's limits), and tells whether they fit.
+/// Writes so many mebibytes as an ordinary user (root passes ext4's limits), and returns whether they fit.
 fn fits(file: &Path, mebibytes: u64) -> bool {
     let (to, count) = (format!("of={}", file.display()), format!("count={mebibytes}"));
     let user = ["--reuid=1000", "--regid=1000", "--clear-groups"];
@@ -223,9 +223,9 @@ async fn a_place_without_quotas_or_another_place_is_refused() {
     // A driver that was not told cannot change what another has limited.
     let volume = disk.backend(scratch.path(), "4.2").await;
     let volume = volume.create_volume(new_volume("pvc-2", 16, MANY, disk.class("4.2"))).await.unwrap();
-    let untold = Nfs::start(config(scratch.path())).await.unwrap();
+    let unconfigured = Nfs::start(config(scratch.path())).await.unwrap();
     let range = CapacityRange::new(32 << 20, 0).unwrap();
-    let grown = untold.expand_volume(&volume.id, range).await;
+    let grown = unconfigured.expand_volume(&volume.id, range).await;
     let Err(Error::Precondition(sentence)) = grown else { panic!("{grown:?}") };
     assert!(sentence.contains("--export-root"), "{sentence}");
 }

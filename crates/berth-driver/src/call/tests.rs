@@ -155,17 +155,17 @@ fn a_source_has_to_name_something() {
 }
 
 #[test]
-fn places_are_any_of_those_named_and_none_is_everywhere() {
-    let place = |value: &str| v1::Topology { segments: BTreeMap::from([("node".into(), value.into())]) };
+fn a_topology_is_any_of_those_named_and_none_is_everywhere() {
+    let topology = |value: &str| v1::Topology { segments: BTreeMap::from([("node".into(), value.into())]) };
     let parsed = |requisite, preferred| {
         topology_requirement(Some(v1::TopologyRequirement { requisite, preferred })).unwrap()
     };
     assert_eq!(topology_requirement(None), Ok(None));
     assert_eq!(parsed(vec![], vec![]), None);
     let here = Topology::single("node", "a");
-    assert!(parsed(vec![place("b"), place("a")], vec![]).unwrap().accepts(Some(&here)));
-    assert!(parsed(vec![], vec![place("a")]).unwrap().accepts(Some(&here)));
-    let elsewhere = parsed(vec![place("b")], vec![place("c")]).unwrap();
+    assert!(parsed(vec![topology("b"), topology("a")], vec![]).unwrap().accepts(Some(&here)));
+    assert!(parsed(vec![], vec![topology("a")]).unwrap().accepts(Some(&here)));
+    let elsewhere = parsed(vec![topology("b")], vec![topology("c")]).unwrap();
     assert!(!elsewhere.accepts(Some(&here)) && elsewhere.accepts(None));
     assert_eq!(elsewhere.to_string(), "node=b or node=c");
 }

@@ -179,7 +179,7 @@ impl TryFrom<v1::GetCapacityRequest> for GetCapacity {
             parameters: map("parameters", request.parameters)?,
             topology: request
                 .accessible_topology
-                .map(|place| topology("accessible_topology", place))
+                .map(|segments| topology("accessible_topology", segments))
                 .transpose()?,
         })
     }

@@ -15,7 +15,7 @@ pub(crate) enum Phase {
     Mounted,
     /// The mount is being undone.
     Unmounting,
-    /// Taken down to be brought up again at once, wherever it is published: nobody was told that it is gone.
+    /// Taken down to be brought up again at once, wherever it is published: no caller got the answer that it is gone.
     Remounting,
 }
 

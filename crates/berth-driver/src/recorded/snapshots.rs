@@ -57,7 +57,7 @@ struct Record {
     state: State,
     source: String,
     block: bool,
-    /// Nanoseconds since 1970.
+    /// When it was taken, in nanoseconds since 1970.
     taken: u64,
     #[serde(default)]
     size: u64,

@@ -7,13 +7,13 @@ use berth_csi::v1;
 
 use crate::{Amounts, Condition, ContentSource, GroupSnapshot, Severity, Snapshot, Usage, Volume};
 
-pub(super) fn volume(volume: Volume, places: bool) -> v1::Volume {
+pub(super) fn volume(volume: Volume, has_topology: bool) -> v1::Volume {
     v1::Volume {
         capacity_bytes: volume.capacity.as_i64(),
         volume_id: volume.id.to_string(),
         volume_context: volume.context,
         content_source: volume.source.map(content_source),
-        accessible_topology: accessible(volume.topology.as_deref(), places),
+        accessible_topology: accessible(volume.topology.as_deref(), has_topology),
     }
 }
 
@@ -26,9 +26,9 @@ fn content_source(source: ContentSource) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(source) }
 }
 
-/// A driver that does not place volumes must not speak of topology.
-fn accessible(from: Option<&Topology>, places: bool) -> Vec<v1::Topology> {
-    from.filter(|_| places).map(topology).into_iter().collect()
+/// A driver without topology must not answer with one.
+fn accessible(from: Option<&Topology>, has_topology: bool) -> Vec<v1::Topology> {
+    from.filter(|_| has_topology).map(topology).into_iter().collect()
 }
 
 pub(super) fn topology(topology: &Topology) -> v1::Topology {
@@ -39,7 +39,7 @@ pub(super) fn nodes(volume: &Volume) -> Vec<String> {
     volume.attachments.iter().map(|attachment| attachment.node.to_string()).collect()
 }
 
-pub(super) fn snapshot(snapshot: Snapshot, places: bool) -> v1::Snapshot {
+pub(super) fn snapshot(snapshot: Snapshot, has_topology: bool) -> v1::Snapshot {
     v1::Snapshot {
         size_bytes: snapshot.size.as_i64(),
         snapshot_id: snapshot.id.to_string(),
@@ -47,16 +47,16 @@ pub(super) fn snapshot(snapshot: Snapshot, places: bool) -> v1::Snapshot {
         creation_time: Some(time(snapshot.created)),
         ready_to_use: snapshot.ready,
         group_snapshot_id: snapshot.group.map(|id| id.to_string()).unwrap_or_default(),
-        accessible_topology: accessible(snapshot.topology.as_deref(), places),
+        accessible_topology: accessible(snapshot.topology.as_deref(), has_topology),
     }
 }
 
-pub(super) fn group(group: GroupSnapshot, places: bool) -> v1::VolumeGroupSnapshot {
+pub(super) fn group(group: GroupSnapshot, has_topology: bool) -> v1::VolumeGroupSnapshot {
     v1::VolumeGroupSnapshot {
         group_snapshot_id: group.id.to_string(),
         creation_time: Some(time(group.created)),
         ready_to_use: group.snapshots.iter().all(|member| member.ready),
-        snapshots: group.snapshots.into_iter().map(|member| snapshot(member, places)).collect(),
+        snapshots: group.snapshots.into_iter().map(|member| snapshot(member, has_topology)).collect(),
     }
 }
 

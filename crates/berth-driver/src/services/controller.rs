@@ -1,4 +1,4 @@
-//! The Controller service.
+//! The Controller service: volumes, snapshots, attachment, growth and health.
 
 use berth_core::{CapacityRange, SnapshotId, Topology, VolumeCapability, VolumeId};
 use berth_csi::v1::{
@@ -38,8 +38,8 @@ impl Controller for Services {
     async fn create_volume(&self, request: Request<CreateVolumeRequest>) -> Reply<CreateVolumeResponse> {
         let controller = self.controller()?;
         let (ctx, mut call) = call::read::<_, CreateVolume>(request)?;
-        let places = controller.provisioner.places();
-        call.topology = call.topology.filter(|_| places);
+        let has_topology = controller.provisioner.has_topology();
+        call.topology = call.topology.filter(|_| has_topology);
         let source = call.source.clone().map(|source| match source {
             ContentSource::Snapshot(id) => (Key::Snapshot(id), Hold::Shared),
             ContentSource::Volume(id) => (Key::Volume(id), Hold::Shared),
@@ -60,7 +60,7 @@ impl Controller for Services {
                 return Err(Error::Conflict(sentence).into());
             }
         }
-        Ok(ctx.reply(CreateVolumeResponse { volume: Some(answer::volume(volume, places)) }))
+        Ok(ctx.reply(CreateVolumeResponse { volume: Some(answer::volume(volume, has_topology)) }))
     }
 
     async fn delete_volume(&self, request: Request<DeleteVolumeRequest>) -> Reply<DeleteVolumeResponse> {
@@ -144,7 +144,7 @@ impl Controller for Services {
         let page = self.gather(call, async |page| listing.list(&ctx, &page).await).await?;
         let entries = page.entries.into_iter().map(|volume| list_volumes_response::Entry {
             status: Some(list_volumes_response::VolumeStatus { published_node_ids: answer::nodes(&volume) }),
-            volume: Some(answer::volume(volume, controller.provisioner.places())),
+            volume: Some(answer::volume(volume, controller.provisioner.has_topology())),
         });
         let response =
             ListVolumesResponse { entries: entries.collect(), next_token: page.next.unwrap_or_default() };
@@ -184,7 +184,7 @@ impl Controller for Services {
         self.check_capabilities(controller, &capabilities, &Parameters::new())?;
         let new = unnamed(parameters, Parameters::new(), capabilities);
         controller.provisioner.check(&ctx, &new)?;
-        let topology = topology.filter(|_| controller.provisioner.places());
+        let topology = topology.filter(|_| controller.provisioner.has_topology());
         let found = capacity.available_capacity(&ctx, &new.parameters, topology.as_ref()).await?;
         Ok(Response::new(GetCapacityResponse {
             available_capacity: found.available.as_i64(),
@@ -204,9 +204,9 @@ impl Controller for Services {
         Ok(Response::new(ControllerGetCapabilitiesResponse { capabilities: capabilities.collect() }))
     }
 
-    /// A caller that named the snapshot's topology and no other is not told it again: the field is optional, and
+    /// A caller that named the snapshot's topology and no other does not get it again: the field is optional, and
     /// csi-sanity 5.6.0 compares it with the caller's by the inner state of its protobuf library, where two equal
-    /// topologies differ. GetSnapshot and ListSnapshots always tell.
+    /// topologies differ. GetSnapshot and ListSnapshots always answer with it.
     async fn create_snapshot(
         &self,
         request: Request<CreateSnapshotRequest>,
@@ -218,7 +218,7 @@ impl Controller for Services {
             (Key::SnapshotName(new.name.clone()), Hold::Exclusive),
             (Key::Volume(new.source.clone()), Hold::Exclusive),
         ])?;
-        let places = controller.provisioner.places();
+        let has_topology = controller.provisioner.has_topology();
         let mut snapshot = match snapshots.find_snapshot(&ctx, &new).await? {
             Some(existing) if existing.source == new.source => existing,
             Some(existing) => {
@@ -228,7 +228,7 @@ impl Controller for Services {
             }
             None => {
                 let volume = existing_volume(&ctx, controller, &new.source).await?;
-                if places {
+                if has_topology {
                     TopologyRequirement::check(topology.as_ref(), volume.topology.as_deref())?;
                 }
                 snapshots.take_snapshot(&ctx, new, &volume).await?
@@ -237,7 +237,7 @@ impl Controller for Services {
         let is_named = |own: &Topology| topology.as_ref().is_some_and(|wanted| wanted.names_only(own));
         snapshot.topology = snapshot.topology.filter(|own| !is_named(own));
         let progress = if snapshot.ready { None } else { snapshots.progress(&snapshot.id) };
-        let snapshot = answer::snapshot(snapshot, places);
+        let snapshot = answer::snapshot(snapshot, has_topology);
         let mut answer = ctx.reply(CreateSnapshotResponse { snapshot: Some(snapshot) });
         if let Some(words) = progress {
             berth_csi::remarks::set_progress(answer.metadata_mut(), &words);
@@ -281,7 +281,7 @@ impl Controller for Services {
             }
         };
         let entries = found.into_iter().map(|snapshot| list_snapshots_response::Entry {
-            snapshot: Some(answer::snapshot(snapshot, controller.provisioner.places())),
+            snapshot: Some(answer::snapshot(snapshot, controller.provisioner.has_topology())),
         });
         let response =
             ListSnapshotsResponse { entries: entries.collect(), next_token: next.unwrap_or_default() };
@@ -293,7 +293,7 @@ impl Controller for Services {
         let snapshots = self.part(controller.parts.snapshots.as_deref(), "snapshots")?;
         let (ctx, OneSnapshot { id }) = call::read(request)?;
         let snapshot = existing_snapshot(&ctx, snapshots, &id).await?;
-        let snapshot = answer::snapshot(snapshot, controller.provisioner.places());
+        let snapshot = answer::snapshot(snapshot, controller.provisioner.has_topology());
         Ok(Response::new(GetSnapshotResponse { snapshot: Some(snapshot) }))
     }
 
@@ -329,7 +329,7 @@ impl Controller for Services {
         let volume = existing_volume(&ctx, controller, &id).await?;
         let published_node_ids = answer::nodes(&volume);
         Ok(Response::new(ControllerGetVolumeResponse {
-            volume: Some(answer::volume(volume, controller.provisioner.places())),
+            volume: Some(answer::volume(volume, controller.provisioner.has_topology())),
             status: Some(controller_get_volume_response::VolumeStatus { published_node_ids }),
         }))
     }
@@ -367,7 +367,7 @@ impl Services {
     }
 
     fn check_unused_here(&self, id: &VolumeId) -> Result<()> {
-        match self.ledger.place_of(id) {
+        match self.ledger.path_of(id) {
             Some(path) => Err(Error::Precondition(format!("volume {id:?} is in use at {}", path.display()))),
             None => Ok(()),
         }

@@ -1,4 +1,4 @@
-//! The GroupController service.
+//! The GroupController service: snapshots of several volumes at one instant.
 
 use std::collections::BTreeSet;
 
@@ -47,7 +47,7 @@ impl GroupController for Services {
         let (controller, groups) = self.groups()?;
         let (ctx, call) = call::read(request)?;
         let group = self.ensure_group(&ctx, controller, groups, call).await?;
-        let group = answer::group(group, controller.provisioner.places());
+        let group = answer::group(group, controller.provisioner.has_topology());
         Ok(ctx.reply(CreateVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
     }
 
@@ -76,7 +76,7 @@ impl GroupController for Services {
         let found = groups.group(&ctx, &id).await?;
         let group = found.ok_or_else(|| Error::not_found("group snapshot", &id))?;
         check_members(&group, &members)?;
-        let group = answer::group(group, controller.provisioner.places());
+        let group = answer::group(group, controller.provisioner.has_topology());
         Ok(Response::new(GetVolumeGroupSnapshotResponse { group_snapshot: Some(group) }))
     }
 }

@@ -1,4 +1,4 @@
-//! The Identity service.
+//! The Identity service: the name of the driver, what it announces, and whether it is ready.
 
 use berth_csi::v1::{
     GetPluginCapabilitiesRequest, GetPluginCapabilitiesResponse, GetPluginInfoRequest, GetPluginInfoResponse,

@@ -450,7 +450,7 @@ fn file_type_at(target: &Path) -> Result<Option<FileType>> {
         Ok(found) if found.is_symlink() => Err(in_the_way(target, "it is a symbolic link")),
         Ok(found) => Ok(Some(found.file_type())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(host("look at the target", target, error)),
+        Err(error) => Err(host("read the attributes of the target", target, error)),
     }
 }
 
@@ -460,7 +460,8 @@ fn is_empty_directory(path: &Path) -> Result<bool> {
 }
 
 fn is_empty_file(path: &Path) -> Result<bool> {
-    let found = fs::symlink_metadata(path).map_err(|error| host("look at the target", path, error))?;
+    let found =
+        fs::symlink_metadata(path).map_err(|error| host("read the attributes of the target", path, error))?;
     Ok(found.len() == 0)
 }
 

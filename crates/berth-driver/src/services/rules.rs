@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_place_that_is_not_here_is_exhausted_and_no_place_is_anywhere() {
+    fn an_unreachable_topology_is_resource_exhausted_and_none_is_everywhere() {
         let here = Topology::single("node", "1");
         assert!(TopologyRequirement::check(None, Some(&here)).is_ok());
         assert!(TopologyRequirement::check(at("1").as_ref(), Some(&here)).is_ok());

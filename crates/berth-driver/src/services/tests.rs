@@ -37,7 +37,7 @@ const GIB: i64 = 1 << 30;
 
 /// A driver over a fake backend, in a directory whose mounts go away with it.
 struct Bench {
-    place: tempfile::TempDir,
+    directory: tempfile::TempDir,
     fake: Arc<Fake>,
     driver: Arc<Services>,
 }
@@ -48,14 +48,14 @@ impl Bench {
     }
 
     fn with(fake: impl FnOnce(&mut Fake), config: impl FnOnce(&mut Config)) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let mut backend = Fake::new(place.path().join("storage"));
+        let directory = tempfile::tempdir().unwrap();
+        let mut backend = Fake::new(directory.path().join("storage"));
         fake(&mut backend);
         let fake = Arc::new(backend);
-        let mut settings = settings(place.path());
+        let mut settings = settings(directory.path());
         config(&mut settings);
         let driver = driver(&fake, Mode::All).open(settings).unwrap();
-        Self { place, fake, driver }
+        Self { directory, fake, driver }
     }
 
     /// With a driver that is composed of less than everything.
@@ -73,14 +73,14 @@ impl Bench {
     }
 
     fn path(&self, name: &str) -> String {
-        self.place.path().join(name).to_str().unwrap().to_owned()
+        self.directory.path().join(name).to_str().unwrap().to_owned()
     }
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
         let mounts = berth_host::mount::mounts().unwrap();
-        for mount in mounts.iter().rev().filter(|mount| mount.target.starts_with(self.place.path())) {
+        for mount in mounts.iter().rev().filter(|mount| mount.target.starts_with(self.directory.path())) {
             let _ = berth_host::mount::unmount_lazily(&mount.target);
         }
     }
@@ -125,10 +125,10 @@ fn bare_node(fake: &Arc<Fake>) -> Node {
     Node::binding("here".parse().unwrap(), fake).inline_volumes(fake)
 }
 
-fn settings(place: &Path) -> Config {
+fn settings(directory: &Path) -> Config {
     Config {
-        state_dir: place.join("state"),
-        private_dir: place.join("private"),
+        state_dir: directory.join("state"),
+        private_dir: directory.join("private"),
         default_page: 3,
         longest_listing: None,
         check_volume_lifecycle: false,
@@ -158,8 +158,8 @@ fn pairs(pairs: &[(&str, &str)]) -> std::collections::BTreeMap<String, String> {
 }
 
 fn places(node: &str) -> Option<v1::TopologyRequirement> {
-    let place = v1::Topology { segments: pairs(&[("topology.test/node", node)]) };
-    Some(v1::TopologyRequirement { requisite: vec![place], preferred: vec![] })
+    let topology = v1::Topology { segments: pairs(&[("topology.test/node", node)]) };
+    Some(v1::TopologyRequirement { requisite: vec![topology], preferred: vec![] })
 }
 
 fn create(name: &str) -> v1::CreateVolumeRequest {

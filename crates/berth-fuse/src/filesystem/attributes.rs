@@ -164,8 +164,8 @@ impl Wish {
         let (uid, gid) = (from.u32()?, from.u32()?);
         let has = |bit: u32| valid & bit != 0;
         let time = |at: u32, now: u32, seconds: u64, nanoseconds: u32| {
-            let told = TimeChange::At(Time { seconds: seconds.cast_signed(), nanoseconds });
-            has(at).then_some(if has(now) { TimeChange::Now } else { told })
+            let given = TimeChange::At(Time { seconds: seconds.cast_signed(), nanoseconds });
+            has(at).then_some(if has(now) { TimeChange::Now } else { given })
         };
         let change = Change {
             mode: has(MODE).then_some(mode & 0o7777),

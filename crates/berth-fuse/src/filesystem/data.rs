@@ -53,7 +53,7 @@ impl Filesystem {
         let outdated = node.note_attributes(&attributes).then_some(node.id);
         let mut body = Answer::default();
         body.opened(self.keep(node, user, flags));
-        Ok(Outcome { body, told: Vec::new(), outdated })
+        Ok(Outcome { body, counted: Vec::new(), outdated })
     }
 
     pub(super) async fn read(&self, from: &mut Arguments) -> Result<Outcome> {
@@ -106,7 +106,7 @@ impl Filesystem {
         Ok(())
     }
 
-    /// Keeps what was written, and tells whether that is enough.
+    /// Keeps what was written, and returns whether that is enough.
     fn remember(&self, node: &Node, part: Part) -> bool {
         let length = part.data.len();
         let mut unsaved = node.unsaved();
@@ -116,7 +116,7 @@ impl Filesystem {
         own > MOST_OF_ONE || unsaved.len() > MOST_PARTS || all > MOST_OF_ALL
     }
 
-    /// Brings what was written to the server's disk; an error is told once, and what it is about is lost.
+    /// Brings what was written to the server's disk; an error is returned once, and the data it is about is lost.
     pub(super) async fn commit(&self, node: &Node) -> Result<()> {
         if node.unsaved().is_empty() {
             return Ok(());

@@ -112,9 +112,9 @@ impl Filesystem {
                     Some(found) => {
                         let (handle, attributes) = *found;
                         let entry = Entry { handle, attributes };
-                        let told = self.nodes.count(&entry);
-                        outcome.body.entry(told.id, &entry.attributes, validity(&node));
-                        outcome.told.push(told.id);
+                        let counted = self.nodes.count(&entry);
+                        outcome.body.entry(counted.id, &entry.attributes, validity(&node));
+                        outcome.counted.push(counted.id);
                     }
                     None => drop(outcome.body.no_entry()),
                 }

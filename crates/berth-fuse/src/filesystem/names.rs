@@ -103,7 +103,7 @@ impl Filesystem {
             made => made?,
         };
         let mut outcome = self.entry_outcome(&dir, &entry);
-        let node = self.nodes.get(outcome.told[0])?;
+        let node = self.nodes.get(outcome.counted[0])?;
         outcome.body.opened(self.keep(node, user, flags));
         Ok(outcome)
     }
@@ -190,7 +190,7 @@ impl Filesystem {
     }
 
     /// A server of NFS knows no open files, so one that is to lose its name while it is open here gets another one,
-    /// which goes away at the last close. Tells whether that was necessary.
+    /// which goes away at the last close. Returns whether that was necessary.
     async fn hide(&self, user: &Arc<User>, dir: &Node, name: &Bytes) -> Result<bool> {
         if self.files.lock().is_empty() {
             return Ok(false);

@@ -30,12 +30,12 @@ fn a_soft_mount_gives_up_on_a_server_that_is_silent() {
         let mut server = Server::start(&[]);
         fs::write(server.export().join("file"), "content").unwrap();
         let mounted = server.mount(version, &format!("{option},timeo=20,retrans=1"));
-        server.tell("stop");
+        server.send("stop");
         let begun = Instant::now();
         let error = fs::write(mounted.path("other"), "").unwrap_err();
         assert_eq!(error.raw_os_error(), Some(errno.raw_os_error()), "{error}");
         assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-        server.tell("cont");
+        server.send("cont");
         until("the server is back", || {
             fs::read_to_string(mounted.path("file")).is_ok_and(|text| text == "content")
         });
@@ -48,7 +48,7 @@ fn whoever_waits_for_a_silent_server_can_be_killed_and_by_nothing_less() {
     let mounted = server.mount("4.1", "hard,timeo=10");
     let path = mounted.path("file");
     fs::write(&path, "content").unwrap();
-    server.tell("stop");
+    server.send("stop");
     // Ignores a signal, says so, and asks the server.
     let script = r#"trap 'echo caught' USR1; echo begun; read -r line <"$0"; echo "$line""#;
     let mut reader = command("bash").args(["-c", script]).arg(&path).stdout(Stdio::piped()).spawn().unwrap();
@@ -58,14 +58,14 @@ fn whoever_waits_for_a_silent_server_can_be_killed_and_by_nothing_less() {
     assert_eq!(line, "begun\n");
     let pid = Pid::from_child(&reader);
     kill_process(pid, Signal::USR1).unwrap();
-    server.tell("cont");
+    server.send("cont");
     line.clear();
     output.read_to_string(&mut line).unwrap();
     // The signal has neither ended the wait nor been lost.
     assert!(line.contains("content") && line.contains("caught"), "{line}");
     assert!(reader.wait().unwrap().success());
 
-    server.tell("stop");
+    server.send("stop");
     let mut reader = command("cat").arg(&path).stdout(Stdio::null()).spawn().unwrap();
     let begun = Instant::now();
     let pid = Pid::from_child(&reader);
@@ -73,7 +73,7 @@ fn whoever_waits_for_a_silent_server_can_be_killed_and_by_nothing_less() {
     reader.kill().unwrap();
     reader.wait().unwrap();
     assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
-    server.tell("cont");
+    server.send("cont");
     assert_eq!(fs::read_to_string(&path).unwrap(), "content");
 }
 
@@ -84,10 +84,10 @@ fn what_was_written_survives_a_server_that_dies_before_it_is_on_disk() {
         let mounted = server.mount(version, "hard");
         let mut file = OpenOptions::new().write(true).create_new(true).open(mounted.path("file")).unwrap();
         file.write_all(&vec![b'a'; 300_000]).unwrap();
-        server.tell("kill");
+        server.send("kill");
         // As if the server had lost what was in its memory.
         OpenOptions::new().write(true).open(server.export().join("file")).unwrap().set_len(0).unwrap();
-        server.tell("start");
+        server.send("start");
         file.write_all_at(&vec![b'b'; 100_000], 300_000).unwrap();
         file.sync_all().unwrap();
         let there = fs::read(server.export().join("file")).unwrap();
@@ -102,14 +102,14 @@ fn a_hard_mount_waits_for_a_server_that_comes_back() {
         let mut server = Server::start(&[]);
         let mounted = server.mount(version, "hard,timeo=10");
         fs::create_dir(mounted.path("dir")).unwrap();
-        server.tell("kill");
+        server.send("kill");
         let dir = mounted.path("dir");
         let writing = std::thread::spawn(move || {
             for number in 0..20 {
                 fs::write(dir.join(format!("file {number}")), vec![b'x'; 10_000]).unwrap();
             }
         });
-        server.tell("start");
+        server.send("start");
         let deadline = Instant::now() + PATIENCE;
         while !writing.is_finished() {
             assert!(Instant::now() < deadline, "it hangs");

@@ -39,9 +39,9 @@ fn a_program_is_started_while_a_file_is_open() {
         // Not handed down, it is closed by the kernel in the middle of the start.
         let mut open = File::create(mounted.path("file")).unwrap();
         open.write_all(b"content").unwrap();
-        let (tell, told) = std::sync::mpsc::channel();
+        let (tell, reported) = std::sync::mpsc::channel();
         std::thread::spawn(move || tell.send(command("true").status()));
-        assert!(told.recv_timeout(PATIENCE).expect("it starts").unwrap().success());
+        assert!(reported.recv_timeout(PATIENCE).expect("it starts").unwrap().success());
     });
 }
 

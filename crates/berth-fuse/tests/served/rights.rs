@@ -7,7 +7,7 @@ use std::{
 
 use crate::world::{Mounted, Server, command};
 
-/// Runs a shell as this user; tells whether it succeeded.
+/// Runs a shell as this user; returns whether it succeeded.
 fn shell(mounted: &Mounted, user: u32, groups: &str, script: &str) -> bool {
     let user = user.to_string();
     let groups = if groups.is_empty() { "--clear-groups".to_owned() } else { format!("--groups={groups}") };

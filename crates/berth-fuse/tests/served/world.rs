@@ -36,8 +36,8 @@ impl Server {
     }
 
     /// `stop`, `cont`, `kill`, `start`, `set key=value`.
-    pub(crate) fn tell(&mut self, command: &str) {
-        self.0.tell(command).unwrap();
+    pub(crate) fn send(&mut self, command: &str) {
+        self.0.send(command).unwrap();
     }
 
     /// What the server serves, as it is on the disk.

@@ -1,4 +1,4 @@
-//! One TCP connection: many calls in flight, told apart by xid.
+//! One TCP connection: many calls in flight, distinguished by xid.
 //!
 //! Two tasks own the socket, so a call that is dropped leaves neither half a request nor an answer in the way: its xid
 //! is forgotten, and the answer is dropped when it comes.
@@ -34,9 +34,9 @@ const LONGEST_RECORD: usize = (1 << 20) + (64 << 10);
 /// Requests that wait to be sent, beyond which callers wait.
 const QUEUE: usize = 64;
 /// A server that sends something, though not our answer, gets so many timeouts.
-const PATIENCE: u32 = 6;
+const MOST_TIMEOUTS: u32 = 6;
 /// How long what has arrived may take to be read.
-const TURN: Duration = Duration::from_millis(50);
+const READ_TIMEOUT: Duration = Duration::from_millis(50);
 const LAST_FRAGMENT: u32 = 1 << 31;
 /// Pieces up to this size are sent together.
 const SMALL: usize = 16 << 10;
@@ -189,12 +189,12 @@ impl Pending {
     /// Waits for the results. May be called again when a previous wait was dropped.
     pub(crate) async fn results(&mut self) -> Result<Decoder, Fault> {
         let answers = self.shared.answers.load(Ordering::Relaxed);
-        for round in 1..=PATIENCE {
+        for round in 1..=MOST_TIMEOUTS {
             let before = self.shared.received.load(Ordering::Relaxed);
             let mut answer = timeout(self.timeout, &mut self.answer).await;
             if answer.is_err() && self.shared.received.load(Ordering::Relaxed) == before {
                 // This process itself may have stood still, with the answer here: whoever reads it has a turn first.
-                answer = timeout(TURN, &mut self.answer).await;
+                answer = timeout(READ_TIMEOUT, &mut self.answer).await;
             }
             match answer {
                 Ok(Ok(answer)) => return results(Decoder::new(answer)),
@@ -210,7 +210,7 @@ impl Pending {
                 Err(_) => {}
             }
         }
-        let silent = Fault::Silent(self.timeout * PATIENCE);
+        let silent = Fault::Silent(self.timeout * MOST_TIMEOUTS);
         // All this time one answer was on its way, and more would wait behind it.
         if self.shared.answers.load(Ordering::Relaxed) == answers {
             self.shared.give_up(silent.clone());

@@ -30,7 +30,7 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Connects, and tells whether our port is a reserved one.
+    /// Connects, and returns whether our port is a reserved one.
     pub(super) async fn dial(&self) -> Result<(TcpStream, bool), Fault> {
         match timeout(self.timeout, self.dial_any()).await {
             Ok(Ok(dialled)) => Ok(dialled),

@@ -75,7 +75,7 @@ impl<T: Idle + Send + Sync + 'static> SharedConnection<T> {
         making
     }
 
-    /// Drops what was not used for so long; tells whether anything stands here still.
+    /// Drops what was not used for so long; returns whether anything stands here still.
     pub(crate) fn drop_idle(&self, longest: Duration) -> bool {
         let mut slot = self.slot.lock();
         let is_idle = match &*slot {

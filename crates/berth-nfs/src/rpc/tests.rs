@@ -121,7 +121,7 @@ async fn a_record_of_impossible_length_ends_the_connection() {
 }
 
 #[tokio::test]
-async fn refusals_are_told_apart() {
+async fn refusals_are_distinguished() {
     let denied = |words: &'static [u32]| {
         served(async move |mut socket| {
             let (xid, _) = request_of(&mut socket).await;

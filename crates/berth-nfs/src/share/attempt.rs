@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep};
 use crate::{status::Fault, v3, v4};
 
 /// How long a server may ask us to come again later.
-const PATIENCE: Duration = Duration::from_secs(60);
+const DELAY_TIMEOUT: Duration = Duration::from_secs(60);
 /// So often a connection or a session is made anew for one request.
 const TRIES: u32 = 3;
 /// The pauses after a server asked us to come again later.
@@ -29,7 +29,7 @@ pub(crate) enum Wire {
 }
 
 impl v4::Session {
-    /// Passes on a result, after looking whether it is the end of this session.
+    /// Passes on a result, after checking whether it is the end of this session.
     pub(crate) fn heard<T>(&self, result: Result<T, Fault>) -> Result<T, Fault> {
         if let Err(Fault::Status(status)) = &result
             && status.lost_session()
@@ -76,7 +76,7 @@ impl Attempts {
             Fault::Broken(_) if self.again == Again::Yes && may_connect => self.connections += 1,
             Fault::Closed if may_connect => self.connections += 1,
             Fault::Status(status) if status.lost_session() && may_connect => self.connections += 1,
-            Fault::Status(status) if status.later() && self.begun.elapsed() < PATIENCE => {
+            Fault::Status(status) if status.later() && self.begun.elapsed() < DELAY_TIMEOUT => {
                 self.delays += 1;
                 sleep(BACKOFF.pause(self.delays)).await;
             }

@@ -8,7 +8,7 @@ use crate::{Handle, Kind, Reason, Result, status::Fault};
 /// What was written to a file and not yet committed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Unstable {
-    /// The server is the same for all of it, as far as its verifier tells.
+    /// The server is the same for all of it, as far as its verifier shows.
     On([u8; 8]),
     /// The server restarted between two writes.
     Lost,
@@ -30,14 +30,14 @@ impl Drop for Committing<'_> {
 }
 
 impl Share {
-    /// Reads at most `length` bytes, perhaps less, and tells whether the file ends there.
+    /// Reads at most `length` bytes, perhaps less, and returns whether the file ends there.
     pub async fn read(&self, of: &Handle, offset: u64, length: u32) -> Result<(Bytes, bool)> {
         let length = length.min(self.inner.limits.read);
         let data = ask!(self, Yes, read(of, offset, length));
         self.with_context(data, || "read a file".to_owned())
     }
 
-    /// Writes the beginning of `data`, and tells how much; not on disk before [`commit`](Self::commit) unless
+    /// Writes the beginning of `data`, and returns how much; not on disk before [`commit`](Self::commit) unless
     /// `durable`.
     pub async fn write(&self, of: &Handle, offset: u64, mut data: Bytes, durable: bool) -> Result<u32> {
         data.truncate(self.inner.limits.write as usize);

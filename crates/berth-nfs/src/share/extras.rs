@@ -8,7 +8,7 @@ use super::{NextData, Share, attempt::ask_v4, if_supported, not_these};
 use crate::{Handle, Name, Result, Version, status::Fault};
 
 impl Share {
-    /// Copies on the server, sharing blocks where it can, and tells how much; `None` where the server cannot.
+    /// Copies on the server, sharing blocks where it can, and returns how much; `None` where the server cannot.
     pub async fn copy_range(
         &self,
         from: &Handle,

@@ -182,7 +182,7 @@ impl Copy<'_> {
         Ok(None)
     }
 
-    /// Makes a directory, and tells whether it is new.
+    /// Makes a directory, and returns whether it is new.
     async fn copy_dir(&self, to: &Handle, name: &Name) -> Result<(Handle, bool)> {
         loop {
             let (entry, is_new) = self.to.ensure_dir(to, name, &Change::mode(0o700)).await?;

@@ -1,4 +1,4 @@
-//! Removing a tree.
+//! Removes a tree of files and directories from a server.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 

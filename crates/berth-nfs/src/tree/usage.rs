@@ -1,4 +1,4 @@
-//! Measuring a tree.
+//! Measures how much space a tree of files and directories takes.
 
 use std::collections::HashSet;
 

@@ -16,7 +16,7 @@ pub(super) trait Visitor {
     /// All that has to be known about one.
     type Dir;
 
-    /// Treats a directory, and tells which directories below it are to be visited.
+    /// Treats a directory, and returns which directories below it are to be visited.
     async fn enter(&self, dir: &Self::Dir) -> Result<Vec<Self::Dir>>;
 
     /// Finishes a directory after all that are below; `false` enters it once more.

@@ -95,7 +95,7 @@ impl Client {
         }
     }
 
-    /// Does what makes a new entry, and finds it if the server does not tell.
+    /// Does what makes a new entry, and finds it if the server does not answer with it.
     async fn make(&self, number: u32, arguments: Encoder, dir: &Handle, name: &[u8]) -> Result<Entry, Fault> {
         let mut answer = self.ask(number, arguments).await?;
         let handle = wire::optional(&mut answer, wire::handle)?;

@@ -105,7 +105,7 @@ pub(super) const ROOT: Bitmap = Bitmap(FILE.0 | Bitmap::of(&[MAXREAD, MAXWRITE])
 pub(super) const SPACE: Bitmap =
     Bitmap::of(&[FILES_AVAIL, FILES_FREE, FILES_TOTAL, SPACE_AVAIL, SPACE_FREE, SPACE_TOTAL]);
 
-/// What a server told of those that were asked for.
+/// What a server answered of those that were asked for.
 #[derive(Debug, Default)]
 pub(super) struct ReceivedAttributes {
     kind: Option<FileKind>,
@@ -133,14 +133,14 @@ impl ReceivedAttributes {
     pub(super) fn read(from: &mut Decoder, asked: Bitmap) -> Result<Self, Malformed> {
         let present = Bitmap::read(from)?;
         if present.0 & !asked.0 != 0 {
-            return Err(Malformed("it tells attributes that nobody asked for"));
+            return Err(Malformed("it has attributes that nobody asked for"));
         }
         let mut values = Decoder::new(from.opaque(usize::MAX)?);
-        let mut told = Self::default();
+        let mut attributes = Self::default();
         for number in (0..128).filter(|number| present.has(*number)) {
-            told.take(number, &mut values)?;
+            attributes.take(number, &mut values)?;
         }
-        Ok(told)
+        Ok(attributes)
     }
 
     fn take(&mut self, number: u32, from: &mut Decoder) -> Result<(), Malformed> {
@@ -168,14 +168,14 @@ impl ReceivedAttributes {
             TIME_ACCESS => self.accessed = time(from)?,
             TIME_METADATA => self.changed = time(from)?,
             TIME_MODIFY => self.modified = time(from)?,
-            _ => return Err(Malformed("it tells attributes that nobody asked for")),
+            _ => return Err(Malformed("it has attributes that nobody asked for")),
         }
         Ok(())
     }
 
     pub(super) fn attributes(self) -> Result<Attributes, Fault> {
         Ok(Attributes {
-            kind: self.kind.ok_or(Fault::Malformed("it does not tell what kind of file this is"))?,
+            kind: self.kind.ok_or(Fault::Malformed("it does not say what kind of file this is"))?,
             mode: self.mode,
             uid: self.uid.unwrap_or(NOBODY),
             gid: self.gid.unwrap_or(NOBODY),

@@ -8,7 +8,7 @@ use crate::{
 };
 
 pub(super) mod op {
-    //! Numbers of operations.
+    //! The numbers of the operations of a COMPOUND.
     pub(in crate::v4) const ACCESS: u32 = 3;
     pub(in crate::v4) const CLOSE: u32 = 4;
     pub(in crate::v4) const COMMIT: u32 = 5;

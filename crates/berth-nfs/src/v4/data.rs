@@ -1,4 +1,4 @@
-//! Reading and writing.
+//! Reads and writes the data of files by NFS 4.
 
 use bytes::Bytes;
 

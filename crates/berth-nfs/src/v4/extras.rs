@@ -48,7 +48,7 @@ impl Session {
         answer.take(op::CLONE).map(drop)
     }
 
-    /// Lets the server copy, and tells how much it did.
+    /// Lets the server copy, and returns how much it did.
     pub(crate) async fn copy_range(
         &self,
         from: &Handle,

@@ -50,15 +50,15 @@ impl Session {
                 answer.take(op::LOOKUP)?;
             }
             let handle = attributes::handle(answer.take(op::GETFH)?)?;
-            let told = answer.received_attributes(attributes::ROOT)?;
+            let received = answer.received_attributes(attributes::ROOT)?;
             if chunks.len() > 0 {
                 at = Some(handle);
                 continue;
             }
             let (request, response) = self.room();
-            let read = told.max_read.unwrap_or(u64::MAX).min(response);
-            let write = told.max_write.unwrap_or(u64::MAX).min(request);
-            return Ok((Entry { handle, attributes: told.attributes()? }, Limits::new(read, write)));
+            let read = received.max_read.unwrap_or(u64::MAX).min(response);
+            let write = received.max_write.unwrap_or(u64::MAX).min(request);
+            return Ok((Entry { handle, attributes: received.attributes()? }, Limits::new(read, write)));
         }
     }
 
@@ -90,7 +90,7 @@ impl Session {
         let mut answer = self.call(compound).await?;
         answer.take(op::PUTFH)?;
         let results = answer.take(op::ACCESS)?;
-        // What the server cannot tell is not refused.
+        // What the server does not know is not refused.
         let supported = results.u32()?;
         Ok((results.u32()? | !supported) & wanted)
     }
@@ -236,13 +236,13 @@ impl Session {
         while results.bool()? {
             position = results.u64()?;
             let name = results.opaque(LONGEST_NAME)?;
-            let told = ReceivedAttributes::read(results, attributes::ENTRY)?;
+            let received = ReceivedAttributes::read(results, attributes::ENTRY)?;
             // They do not belong here, but servers have been seen to list them.
             if matches!(name.as_ref(), b"." | b"..") {
                 continue;
             }
             let name = Name::new(&name).map_err(|_| Malformed("a directory holds an impossible name"))?;
-            listing.entries.push(listed(name, told)?);
+            listing.entries.push(listed(name, received)?);
         }
         if !results.bool()? {
             if position == 0 {
@@ -254,10 +254,12 @@ impl Session {
     }
 }
 
-fn listed(name: Name, mut told: ReceivedAttributes) -> Result<Listed, Fault> {
-    match (told.error, told.handle.take()) {
-        (None, Some(handle)) => Ok(Listed::Whole(DirEntry { name, handle, attributes: told.attributes()? })),
-        // It went away while the server was reading; looking it up will tell.
+fn listed(name: Name, mut received: ReceivedAttributes) -> Result<Listed, Fault> {
+    match (received.error, received.handle.take()) {
+        (None, Some(handle)) => {
+            Ok(Listed::Whole(DirEntry { name, handle, attributes: received.attributes()? }))
+        }
+        // It went away while the server was reading; the lookup that follows will show it.
         (Some(Status::NO_ENTRY) | None, _) => Ok(Listed::Named(name)),
         (Some(error), _) => Err(Fault::Status(error)),
     }

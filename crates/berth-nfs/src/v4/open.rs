@@ -120,7 +120,7 @@ fn read_open(answer: &mut Answer) -> Result<Opened, Fault> {
     match results.u32()? {
         NO_DELEGATION => {}
         NO_DELEGATION_BECAUSE => {
-            // Contention and shortage of resources tell whether they will be over.
+            // Whether contention or a shortage of resources will end is in the answer.
             if matches!(results.u32()?, 1 | 2) {
                 results.bool()?;
             }

@@ -48,7 +48,7 @@ async fn a_frozen_server_fails_its_own_calls_in_time_and_nobody_elses() {
         let share = impatient_share(&nfs, &frozen, version).await;
         let patient = nfs.share(&frozen.target(version)).await.unwrap();
         let other = nfs.share(&healthy.target(version)).await.unwrap();
-        frozen.tell("stop");
+        frozen.send("stop");
         let calls =
             |share: &Share| {
                 join_all((0..100).map(|n| {
@@ -78,7 +78,7 @@ async fn a_frozen_server_fails_its_own_calls_in_time_and_nobody_elses() {
         assert!(begun.elapsed() < AT_ONCE, "{version}: {:?}", begun.elapsed());
         let error = nfs.share(&impatient(&frozen, version)).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Unreachable, "{}", chain(&error));
-        frozen.tell("cont");
+        frozen.send("cont");
         // Thawed, it first does what was asked long ago.
         let thawed = Nfs::new().share(&frozen.target(version)).await;
         thawed.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));
@@ -92,12 +92,12 @@ async fn a_share_survives_the_death_and_return_of_its_server() {
     for version in Version::ALL {
         let share = server.share(version).await;
         let dir = share.make_dirs(&format!("{version}/x"), &Change::default()).await.unwrap().0;
-        server.tell("kill");
+        server.send("kill");
         let begun = Instant::now();
         let error = share.attributes(&dir.handle).await.unwrap_err();
         assert!(away(&error), "{version}: {}", chain(&error));
         assert!(begun.elapsed() < AT_ONCE);
-        server.tell("start");
+        server.send("start");
         let is = share.attributes(&dir.handle).await.unwrap_or_else(|e| panic!("{version}: {}", chain(&e)));
         assert_eq!(is.fileid, dir.attributes.fileid);
         let file = share.create(&dir.handle, "file", Create::New, &Change::default()).await;
@@ -113,10 +113,10 @@ async fn a_server_that_comes_back_with_other_handles_is_found_again() {
     for version in Version::ALL {
         let (nfs, target) = (Nfs::new(), server.target(version));
         let old = nfs.share(&target).await.unwrap();
-        server.tell("kill");
+        server.send("kill");
         fs::remove_dir_all(server.export()).unwrap();
         fs::create_dir(server.export()).unwrap();
-        server.tell("start");
+        server.send("start");
         let error = old.make_dirs("x", &Change::default()).await.unwrap_err();
         assert_eq!(error.kind(), Kind::Stale, "{version}: {}", chain(&error));
         let new = nfs.share(&target).await.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));
@@ -133,8 +133,8 @@ async fn what_the_server_forgot_before_it_was_on_disk_is_noticed() {
         let name = format!("file {version}");
         let file = share.create(&share.root(), &name, Create::New, &Change::default()).await.unwrap().handle;
         share.write(&file, 0, Bytes::from_static(b"perhaps"), false).await.unwrap();
-        server.tell("kill");
-        server.tell("start");
+        server.send("kill");
+        server.send("start");
         let lost = share.commit(&file).await.unwrap_err();
         assert_eq!(lost.kind(), Kind::Interrupted, "{version}: {}", chain(&lost));
         share.write(&file, 0, Bytes::from_static(b"surely!"), false).await.unwrap();
@@ -150,14 +150,14 @@ async fn a_commit_that_failed_or_was_dropped_is_still_to_be_done() {
         let name = format!("file {version}");
         let file = share.create(&share.root(), &name, Create::New, &Change::default()).await.unwrap().handle;
         share.write(&file, 0, Bytes::from_static(b"perhaps"), false).await.unwrap();
-        server.tell("stop");
+        server.send("stop");
         // The clock jumps to whatever is waited for next, as the server will not answer.
         tokio::time::pause();
         assert!(timeout(Duration::from_millis(100), share.commit(&file)).await.is_err());
         assert_eq!(share.commit(&file).await.unwrap_err().kind(), Kind::Unreachable);
         tokio::time::resume();
-        server.tell("kill");
-        server.tell("start");
+        server.send("kill");
+        server.send("start");
         let lost = share.commit(&file).await.unwrap_err();
         assert_eq!(lost.kind(), Kind::Interrupted, "{version}: {}", chain(&lost));
         share.commit(&file).await.unwrap();
@@ -195,8 +195,8 @@ async fn work_goes_on_through_repeated_crashes_of_the_server() {
     let crashes = async {
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_millis(100)).await;
-            tokio::task::block_in_place(|| server.tell("kill"));
-            tokio::task::block_in_place(|| server.tell("start"));
+            tokio::task::block_in_place(|| server.send("kill"));
+            tokio::task::block_in_place(|| server.send("start"));
         }
     };
     timeout(Duration::from_secs(60), async { tokio::join!(all, crashes) }).await.expect("it converges");
@@ -212,7 +212,7 @@ async fn dropped_calls_leave_nothing_in_the_way_of_others() {
     for version in Version::ALL {
         let share = server.share(version).await;
         // More than a session has slots.
-        server.tell("stop");
+        server.send("stop");
         let calls = join_all((0..300).map(|n| {
             let share = &share;
             async move {
@@ -220,7 +220,7 @@ async fn dropped_calls_leave_nothing_in_the_way_of_others() {
             }
         }));
         assert!(timeout(Duration::from_millis(200), calls).await.is_err());
-        server.tell("cont");
+        server.send("cont");
         let calls =
             (0..300).map(|n| {
                 let share = &share;
@@ -289,7 +289,7 @@ async fn servers_that_refuse_are_understood() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_told_at_once() {
+async fn a_server_that_is_not_there_is_reported_at_once() {
     let server = Server::start();
     let mut target = server.target(Version::V4_1);
     drop(server);
@@ -323,8 +323,8 @@ async fn a_server_in_its_grace_period_is_waited_for() {
     let mut server = Server::with(&["grace=4"]);
     for version in [Version::V4_0, Version::V4_1] {
         let share = server.share(version).await;
-        server.tell("kill");
-        server.tell("start");
+        server.send("kill");
+        server.send("start");
         share.attributes(&share.root()).await.unwrap();
         let made = share.create(&share.root(), format!("{version}"), Create::New, &Change::default()).await;
         made.unwrap_or_else(|error| panic!("{version}: {}", chain(&error)));

@@ -14,14 +14,14 @@ const INSIDE: &str = "BERTH_NFS_INSIDE_NETWORK";
 /// The portmapper has one port for the whole machine, so the test runs once more in a network of its own.
 #[test]
 #[expect(clippy::disallowed_methods, reason = "the test starts itself again")]
-fn ports_that_nobody_tells_are_asked_of_the_portmapper() {
+fn ports_that_are_not_given_are_asked_of_the_portmapper() {
     if env::var_os(INSIDE).is_some() {
         return inside();
     }
     let output = Command::new("unshare")
         .args(["--net", "sh", "-c", r#"ip link set lo up && exec "$0" --exact "$1" --nocapture"#])
         .arg(env::current_exe().unwrap())
-        .arg("portmapper::ports_that_nobody_tells_are_asked_of_the_portmapper")
+        .arg("portmapper::ports_that_are_not_given_are_asked_of_the_portmapper")
         .env(INSIDE, "1")
         .stdin(Stdio::null())
         .output()

@@ -36,9 +36,9 @@ impl Server {
     }
 
     /// `stop`, `cont`, `kill`, `start`, `set key=value`.
-    pub(crate) fn tell(&mut self, command: &str) {
+    pub(crate) fn send(&mut self, command: &str) {
         match self {
-            Self::Ganesha(ganesha) => ganesha.tell(command).unwrap(),
+            Self::Ganesha(ganesha) => ganesha.send(command).unwrap(),
             Self::Kernel(_) => panic!("only Ganesha can be told what to do"),
         }
     }

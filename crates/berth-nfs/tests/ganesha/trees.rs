@@ -1,4 +1,4 @@
-//! Whole trees.
+//! Whole trees are measured, copied and removed.
 
 use std::{
     fs,

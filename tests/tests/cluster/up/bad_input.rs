@@ -63,8 +63,8 @@ fn a_claim_that_nothing_can_satisfy_says_why() -> Result<()> {
         pod("huge", "huge", "exec sleep 1000000"),
     ]))?;
     machine.until("it is told why", || {
-        let told = machine.describe("pvc/huge")? + &machine.describe("pod/huge")?;
-        Ok((told.contains("ProvisioningFailed") || told.contains("FailedScheduling")).then_some(()))
+        let reported = machine.describe("pvc/huge")? + &machine.describe("pod/huge")?;
+        Ok((reported.contains("ProvisioningFailed") || reported.contains("FailedScheduling")).then_some(()))
     })?;
     let explained = machine.explain("pvc/huge")?;
     says(&explained, "Stuck: ")?;
@@ -107,8 +107,8 @@ fn a_volume_deleted_behind_its_back_is_told_and_can_be_deleted() -> Result<()> {
     }
     machine.apply(&pod("two", "data", "exec sleep 1000000"))?;
     machine.until("it is told why", || {
-        let told = machine.describe("pod/two")?;
-        Ok((told.contains("FailedMount") || told.contains("FailedAttachVolume")).then_some(()))
+        let reported = machine.describe("pod/two")?;
+        Ok((reported.contains("FailedMount") || reported.contains("FailedAttachVolume")).then_some(()))
     })?;
     let explained = machine.explain("pod/two")?;
     says(&explained, "Stuck: ")?;
@@ -141,10 +141,10 @@ fn a_full_disk_is_told_and_everything_goes_on_when_there_is_room() -> Result<()>
         }
         Ok(()) => {
             machine.until("it is told why", || {
-                let told = machine.describe("pvc/during")? + &machine.describe("pod/during")?;
+                let reported = machine.describe("pvc/during")? + &machine.describe("pod/during")?;
                 Ok(["ProvisioningFailed", "FailedScheduling", "FailedMount"]
                     .iter()
-                    .any(|reason| told.contains(reason))
+                    .any(|reason| reported.contains(reason))
                     .then_some(()))
             })?;
         }

@@ -99,9 +99,9 @@ fn with_steps(machine: &Machine, error: anyhow::Error) -> anyhow::Error {
         .find(|line| line.contains("CreateVolume") && line.contains(&format!("/{claim}\"")))
         .and_then(|line| serde_json::from_str::<serde_json::Value>(line).ok())
         .map_or_else(|| claim.clone(), |step| crate::up::text(&step, "/volume").to_owned());
-    let told: Vec<&str> =
+    let reported: Vec<&str> =
         steps.lines().filter(|line| line.contains(&claim) || line.contains(&volume)).collect();
-    error.context(format!("its steps:\n{}", told.join("\n")))
+    error.context(format!("its steps:\n{}", reported.join("\n")))
 }
 
 /// The pod that must not notice anything.

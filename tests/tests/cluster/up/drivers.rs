@@ -137,8 +137,8 @@ async fn register(machine: &Machine, driver: &str, socket: &str) -> RegisteredDr
 
 fn until_told_why(machine: &Machine, name: &str) -> Result<()> {
     machine.until(&format!("{name} is told why"), || {
-        let told = machine.describe(&format!("pod/{name}"))?;
-        Ok((told.contains("FailedMount") && told.contains(REFUSED)).then_some(()))
+        let reported = machine.describe(&format!("pod/{name}"))?;
+        Ok((reported.contains("FailedMount") && reported.contains(REFUSED)).then_some(()))
     })?;
     let explained = machine.explain(&format!("pod/{name}"))?;
     says(&explained, &format!("Stuck: pod {name}: "))?;

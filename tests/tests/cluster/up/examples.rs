@@ -140,13 +140,13 @@ fn a_class_that_waits_gives_the_volume_to_the_pods_node() -> Result<()> {
     let annotations = &claim["metadata"]["annotations"];
     ensure!(annotations["volume.kubernetes.io/selected-node"] == NODE, "{annotations}");
 
-    let told = machine.describe("pod/writer")?;
+    let reported = machine.describe("pod/writer")?;
     for reason in ["Scheduled", "SuccessfulAttachVolume", "not pulled", "Created", "Started"] {
-        says(&told, reason)?;
+        says(&reported, reason)?;
     }
-    let told = machine.describe("pvc/data")?;
+    let reported = machine.describe("pvc/data")?;
     for reason in ["WaitForFirstConsumer", "Provisioning", "ProvisioningSucceeded"] {
-        says(&told, reason)?;
+        says(&reported, reason)?;
     }
     let explained = machine.explain("pvc/data")?;
     for step in ["CREATED", "NODE_READY", "VOL_READY", "PUBLISHED", "No problems found"] {

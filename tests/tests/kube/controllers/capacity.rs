@@ -14,12 +14,12 @@ const KEY: &str = "topology.berth.dev/node";
 
 /// The object that tells of a node.
 fn of<'a>(all: &'a [Value], node: &str) -> Option<&'a Value> {
-    all.iter().find(|told| told["nodeTopology"]["matchLabels"][KEY] == node)
+    all.iter().find(|reported| reported["nodeTopology"]["matchLabels"][KEY] == node)
 }
 
 /// The room that an object tells of, if it can tell.
-fn room(told: &Value) -> Option<u64> {
-    let text = told["capacity"].as_str()?;
+fn room(reported: &Value) -> Option<u64> {
+    let text = reported["capacity"].as_str()?;
     let (digits, factor) = match text.strip_suffix("Ki") {
         Some(digits) => (digits, 1 << 10),
         None => text.strip_suffix("Mi").map_or((text, 1), |digits| (digits, 1 << 20)),
@@ -46,11 +46,11 @@ async fn pods_go_where_there_is_room_for_their_volumes() -> Result<()> {
     let both = |all: &[Value]| {
         of(all, &names[0]).and_then(room).is_some() && of(all, &names[1]).and_then(room).is_some()
     };
-    let told = cluster.until_all("both nodes tell their room", CAPACITY, both).await?;
-    ensure!(told.len() == 2, "{told:#?}");
-    let before = of(&told, &names[0]).and_then(room).context("the small node tells nothing")?;
+    let reported = cluster.until_all("both nodes tell their room", CAPACITY, both).await?;
+    ensure!(reported.len() == 2, "{reported:#?}");
+    let before = of(&reported, &names[0]).and_then(room).context("the small node tells nothing")?;
     ensure!(before > 32 << 20 && before <= 64 << 20, "a disk of 64 MiB has room for {before} bytes");
-    ensure!(of(&told, &names[1]).and_then(room).is_some_and(|room| room > 1 << 30), "{told:#?}");
+    ensure!(of(&reported, &names[1]).and_then(room).is_some_and(|room| room > 1 << 30), "{reported:#?}");
 
     // Both would rather be on the small node.
     let expressions = json!([{"key": KEY, "operator": "In", "values": [names[0]]}]);

@@ -109,8 +109,8 @@ async fn a_volume_follows_its_attributes_class() -> Result<()> {
     let infeasible = |claim: &Value| claim["status"]["modifyVolumeStatus"]["status"] == "Infeasible";
     let claim = cluster.until(CLAIM, "data", "cannot be of the wrong class", infeasible).await?;
     ensure!(claim["status"]["currentVolumeAttributesClassName"] == json!(gold), "{claim:#}");
-    let told = cluster.event("data", "VolumeModifyFailed").await?;
-    ensure!(told.contains("readAheadKb must be a number of KiB"), "{told}");
+    let reported = cluster.event("data", "VolumeModifyFailed").await?;
+    ensure!(reported.contains("readAheadKb must be a number of KiB"), "{reported}");
     choose(&cluster, &silver).await?;
     cluster.until(CLAIM, "data", "is of the silver class", current(&silver)).await?;
     ensure!(read_ahead(&cluster)? == "64");

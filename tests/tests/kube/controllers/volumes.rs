@@ -20,8 +20,8 @@ async fn a_claim_gets_a_volume_and_takes_it_along() -> Result<()> {
     ensure!(annotations["pv.kubernetes.io/provisioned-by"] == json!(cluster.driver), "{annotations:#}");
     ensure!(text(&volume, "/spec/capacity/storage") == "16Mi", "{volume:#}");
     ensure!(cluster.csi(&cluster.name)?.volumes().await?.len() == 1);
-    let told = cluster.event("data", "ProvisioningSucceeded").await?;
-    ensure!(told.contains(&format!("pvc-{uid}")), "{told}");
+    let reported = cluster.event("data", "ProvisioningSucceeded").await?;
+    ensure!(reported.contains(&format!("pvc-{uid}")), "{reported}");
     // The mark of a volume that comes into being is gone when it is there.
     let finalizers = cluster.get(CLAIM, "data").await?["metadata"]["finalizers"].clone();
     ensure!(finalizers == json!(["kubernetes.io/pvc-protection"]), "{finalizers}");

@@ -7,7 +7,7 @@ use std::sync::{
 
 use berth_core::Capacity;
 
-/// Bytes of files that are copied, of how many; whoever copies counts, and anybody may look.
+/// Bytes of files that are copied, of how many; the copy counts them, and anybody may read them.
 #[derive(Debug, Default)]
 pub(super) struct Progress {
     done: AtomicU64,
@@ -20,7 +20,7 @@ impl Progress {
         self.done.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So much there is in all, as far as that can be told while files change.
+    /// How much there is in all, as far as that can be known while files change.
     pub(super) fn set_total(&self, bytes: u64) {
         self.total.get_or_init(|| bytes);
     }
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn progress_is_told_with_the_share_of_all_as_soon_as_that_is_known() {
+    fn progress_is_reported_with_its_percentage_as_soon_as_the_total_is_known() {
         let progress = Progress::default();
         progress.add(3 << 29);
         assert_eq!(progress.words(), "copied 1.5 GiB so far");

@@ -224,11 +224,11 @@ impl NfsController {
 /// Proves that a directory is what the server gives as a share: a new file of the one is in the other.
 async fn confirm(export: &Export, share: &Share, name: &ShareName) -> Result<()> {
     let (private, _) = share.make_dirs(PRIVATE, &Change::mode(0o700)).await.map_err(failed)?;
-    let mark = format!("here-{}", nonce());
-    share.create(&private.handle, &mark, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
-    let path = format!("{PRIVATE}/{mark}");
+    let file = format!("here-{}", nonce());
+    share.create(&private.handle, &file, Create::New, &Change::mode(0o600)).await.map_err(failed)?;
+    let path = format!("{PRIVATE}/{file}");
     let seen = export.on("", move |dir| Ok(dir.exists(&path).unwrap_or(false))).await;
-    match share.remove(&private.handle, &mark).await {
+    match share.remove(&private.handle, &file).await {
         Err(error) if error.kind() != Kind::NotFound => return Err(failed(error)),
         _ => {}
     }

@@ -156,8 +156,9 @@ struct Tree<'a> {
     share: &'a Share,
     /// By path, as far as they are known; the root is the empty path.
     directories: HashMap<Vec<u8>, Handle>,
-    /// What directories look like is set last: filling one changes it, and may need leave that it does not give.
-    looks: Vec<(Handle, Header)>,
+    /// The attributes of directories, which are set last: filling a directory changes them, and may need permissions that
+    /// they do not give.
+    attributes: Vec<(Handle, Header)>,
     file: Option<(Handle, Header)>,
     sent: FuturesUnordered<BoxFuture<'static, Result<()>>>,
     /// Whether the server lets us give files away.
@@ -170,7 +171,7 @@ impl<'a> Tree<'a> {
         Self {
             share,
             directories: HashMap::from([(Vec::new(), root.clone())]),
-            looks: Vec::new(),
+            attributes: Vec::new(),
             file: None,
             sent: FuturesUnordered::new(),
             may_give: true,
@@ -199,14 +200,14 @@ impl<'a> Tree<'a> {
         let Some((name, above)) = names.split_last() else {
             // The directory itself.
             let root = self.directories[&Vec::new()].clone();
-            self.looks.push((root, header));
+            self.attributes.push((root, header));
             return Ok(());
         };
         let parent = self.directory(above, true).await?;
         match header.kind {
             EntryKind::Directory => {
                 let made = self.directory(&names, true).await?;
-                self.looks.push((made, header));
+                self.attributes.push((made, header));
                 return Ok(());
             }
             EntryKind::File => {
@@ -221,7 +222,7 @@ impl<'a> Tree<'a> {
                 let share = self.share;
                 let attempt = || share.symlink(&parent, *name, &header.link, &NOTHING);
                 let made = anew(share, &parent, name, attempt).await?;
-                return self.dress(&made.handle, &header).await;
+                return self.set_attributes(&made.handle, &header).await;
             }
             EntryKind::Character | EntryKind::Block | EntryKind::Fifo => {}
         }
@@ -233,7 +234,7 @@ impl<'a> Tree<'a> {
         let share = self.share;
         let attempt = || share.make_node(&parent, *name, node, PRIVATE_FILE);
         match anew(share, &parent, name, attempt).await {
-            Ok(made) => self.dress(&made.handle, &header).await,
+            Ok(made) => self.set_attributes(&made.handle, &header).await,
             Err(Error::Denied(why)) => {
                 tracing::warn!("a device of a snapshot is left out: {why}");
                 Ok(())
@@ -297,11 +298,11 @@ impl<'a> Tree<'a> {
         if has_data {
             self.share.commit(&file).await.map_err(failed)?;
         }
-        self.dress(&file, &header).await
+        self.set_attributes(&file, &header).await
     }
 
     /// Sets owner, mode, time and extended attributes.
-    async fn dress(&mut self, file: &Handle, header: &Header) -> Result<()> {
+    async fn set_attributes(&mut self, file: &Handle, header: &Header) -> Result<()> {
         for (name, value) in &header.xattrs {
             let Some(name) = name.strip_prefix(b"user.").and_then(|name| Name::new(name).ok()) else {
                 continue;
@@ -340,9 +341,9 @@ impl<'a> Tree<'a> {
     }
 
     async fn finish(mut self) -> Result<()> {
-        // The innermost first, whose looks change those above no more.
-        for (directory, header) in std::mem::take(&mut self.looks).into_iter().rev() {
-            self.dress(&directory, &header).await?;
+        // The innermost first, so that setting one does not change those above it again.
+        for (directory, header) in std::mem::take(&mut self.attributes).into_iter().rev() {
+            self.set_attributes(&directory, &header).await?;
         }
         Ok(())
     }

@@ -55,7 +55,7 @@ impl Building {
         self.0.lock()
     }
 
-    /// Lets go of one that has failed and has told so: whoever asks next begins anew.
+    /// Forgets one that has failed once its failure was answered: the next call begins anew.
     fn forget(&self, key: &str, build: &Arc<Build>) {
         let mut builds = self.map();
         if builds.get(key).is_some_and(|known| Arc::ptr_eq(known, build)) {
@@ -82,7 +82,7 @@ impl SnapshotPlan {
 
 impl Snapshots for NfsController {
     async fn find_snapshot(&self, ctx: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
-        // A volume that cannot be is told as missing, by whoever looks for it next.
+        // A volume with an impossible id is reported as missing by the lookup that follows.
         let Ok(volume) = VolumeRef::parse(new.source.as_str()) else { return Ok(None) };
         let plan = SnapshotPlan::new(ctx, new, &volume)?;
         let (share, snapshot) = (self.visit(&plan.snapshot.share, &plan.reach).await?, plan.snapshot);
@@ -278,14 +278,14 @@ impl NfsController {
         });
         building.insert(key(snapshot), build.clone());
         let (this, share, snapshot) = (self.clone(), share.clone(), snapshot.clone());
-        let (record, source, told) = (record.clone(), source.clone(), build.clone());
+        let (record, source, begun) = (record.clone(), source.clone(), build.clone());
         let task = self.0.tasks.spawn(async move {
-            match this.write_archive(&share, &snapshot, record, &source, &told.progress).await {
-                Ok(()) => this.0.building.forget(&key(&snapshot), &told),
-                // It stays until somebody has been told, however late the failure came.
+            match this.write_archive(&share, &snapshot, record, &source, &begun.progress).await {
+                Ok(()) => this.0.building.forget(&key(&snapshot), &begun),
+                // It stays until a caller got the failure, however late that came.
                 Err(error) => {
                     tracing::warn!(snapshot.id = %snapshot, %error, "a snapshot's archive could not be written");
-                    *told.failure.lock() = Some(error);
+                    *begun.failure.lock() = Some(error);
                 }
             }
             end.send_replace(true);
@@ -302,7 +302,7 @@ impl NfsController {
         source: &Reach,
         progress: &Progress,
     ) -> Result<()> {
-        // Whoever began this has looked before, and another may have ended meanwhile. What is told to be ready stays as it is.
+        // The caller has checked before, and another may have ended meanwhile. What was answered as ready stays as it is.
         if find_archive(share, snapshot).await?.is_some() {
             return Ok(());
         }

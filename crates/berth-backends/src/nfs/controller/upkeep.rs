@@ -104,7 +104,7 @@ impl NfsController {
         Ok(())
     }
 
-    /// Gives a volume's directory the name of an archive; tells why it has to keep its own, if it has to.
+    /// Gives a volume's directory the name of an archive; returns why it has to keep its own, if it has to.
     pub(super) async fn archive(
         &self,
         share: &Share,

@@ -36,7 +36,7 @@ pub struct VolumePlan {
     kind: VolumeKind,
     /// Whether other volumes may use its directory too.
     shared: bool,
-    look: OwnerAndMode,
+    ownership: OwnerAndMode,
     range: CapacityRange,
     capabilities: Vec<VolumeCapability>,
     parameters: Parameters,
@@ -60,7 +60,10 @@ impl Volumes for NfsController {
             kind: class.kind,
             // An image belongs to one volume alone.
             shared: class.shared && class.kind == VolumeKind::Directory,
-            look: OwnerAndMode { mode: class.look.mode.or(self.0.config.mount_permissions), ..class.look },
+            ownership: OwnerAndMode {
+                mode: class.ownership.mode.or(self.0.config.mount_permissions),
+                ..class.ownership
+            },
             range: new.range,
             capabilities: new.capabilities.clone(),
             parameters: new.parameters.clone(),
@@ -269,7 +272,7 @@ impl NfsController {
         };
         record::write(share, RecordDir::Volumes, &key(volume), &record).await?;
         match built {
-            None => make_directory(share, volume, plan.look).await?,
+            None => make_directory(share, volume, plan.ownership).await?,
             Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await?,
         }
         self.limit(share, volume, volume.dir.as_str(), &record).await?;
@@ -305,7 +308,7 @@ impl NfsController {
         record: &VolumeRecord,
     ) -> Result<Handle> {
         let (incoming, copy) = self.copy(plan, share, source, Some(record)).await?;
-        apply(share, &copy, plan.look, None).await?;
+        apply(share, &copy, plan.ownership, None).await?;
         Ok(incoming)
     }
 
@@ -545,8 +548,8 @@ async fn new_directory(share: &Share, parent: &Handle, name: &str) -> Result<Ent
     share.make_dir(parent, name, &Change::mode(0o700)).await.map_err(failed)
 }
 
-async fn make_directory(share: &Share, volume: &VolumeRef, look: OwnerAndMode) -> Result<()> {
-    let mode = look.mode.unwrap_or(DEFAULT_MODE);
+async fn make_directory(share: &Share, volume: &VolumeRef, ownership: OwnerAndMode) -> Result<()> {
+    let mode = ownership.mode.unwrap_or(DEFAULT_MODE);
     for attempt in 1.. {
         match share.make_dirs(volume.dir.as_str(), &Change::mode(mode)).await {
             Ok((directory, is_new)) => {
@@ -558,7 +561,7 @@ async fn make_directory(share: &Share, volume: &VolumeRef, look: OwnerAndMode) -
                     )));
                 }
                 // Setting it again, because a server applies its own umask.
-                return apply(share, &directory, look, is_new.then_some(mode)).await;
+                return apply(share, &directory, ownership, is_new.then_some(mode)).await;
             }
             // The last volume beside it was deleted, and the directory above with it.
             Err(error) if matches!(error.kind(), Kind::NotFound | Kind::Stale) && attempt < ATTEMPTS => {}
@@ -568,16 +571,21 @@ async fn make_directory(share: &Share, volume: &VolumeRef, look: OwnerAndMode) -
     unreachable!("the attempts end in a return")
 }
 
-/// Gives a directory the look it shall have, as far as it has not.
-async fn apply(share: &Share, directory: &Entry, look: OwnerAndMode, made_with: Option<u32>) -> Result<()> {
+/// Gives a directory the owner and mode that it should have, as far as it has others.
+async fn apply(
+    share: &Share,
+    directory: &Entry,
+    ownership: OwnerAndMode,
+    made_with: Option<u32>,
+) -> Result<()> {
     let now = &directory.attributes;
     // A mode that the class gives is set as it is; the usual one leaves an inherited setgid bit.
-    let made_with = made_with.filter(|_| look.mode.is_none()).map(Change::mode);
+    let made_with = made_with.filter(|_| ownership.mode.is_none()).map(Change::mode);
     let made_with = made_with.and_then(|change| change.remaining(now)).and_then(|change| change.mode);
     let change = Change {
-        mode: look.mode.filter(|mode| *mode != now.mode).or(made_with),
-        uid: look.uid.filter(|uid| *uid != now.uid),
-        gid: look.gid.filter(|gid| *gid != now.gid),
+        mode: ownership.mode.filter(|mode| *mode != now.mode).or(made_with),
+        uid: ownership.uid.filter(|uid| *uid != now.uid),
+        gid: ownership.gid.filter(|gid| *gid != now.gid),
         ..Change::default()
     };
     if !change.is_empty() {

@@ -137,7 +137,7 @@ impl DirectMounts {
         };
         let attributes = parse_options(&flags).attributes;
         let read_only = attributes.read_only || volume.read_only;
-        let mode = place.look.mode.or(self.permissions).filter(|_| !read_only);
+        let mode = place.ownership.mode.or(self.permissions).filter(|_| !read_only);
         let below = PathBuf::from(place.dir.as_ref().map_or("", |dir| dir.as_str()));
         let (remote, share) = (self.mounter.remote.clone(), place.share.clone());
         let (root, target) = (root.to_owned(), target.to_owned());

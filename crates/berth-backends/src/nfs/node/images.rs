@@ -7,7 +7,7 @@
 //! ```
 //! The first publication brings all that up, the last unpublication takes it down. What cannot be taken down yet,
 //! because the server is gone or a pod's own mount namespace still holds it, is tried again until it can, and until then
-//! the server is not told that it is free.
+//! its claim on the server is not removed.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -69,7 +69,7 @@ pub(super) struct Home {
     dir: PathBuf,
 }
 
-/// What has to be known to tell the server that an image is free again.
+/// What has to be known to remove the claim on an image from the server.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     /// The share that the image is on, as `server:/path`.
@@ -122,7 +122,7 @@ pub(super) struct Images {
 struct Entry {
     /// One at a time brings the image up, binds it or takes it down.
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// Somebody wanted to take the image down while it was held: who holds it looks again afterwards.
+    /// Somebody wanted to take the image down while it was held: who holds it checks that afterwards.
     release_wanted: AtomicBool,
 }
 
@@ -136,7 +136,7 @@ pub(super) struct ImageVolume {
     pub(super) options_without_secret: Vec<String>,
     pub(super) fs_type: String,
     pub(super) read_only: bool,
-    pub(super) look: OwnerAndMode,
+    pub(super) ownership: OwnerAndMode,
 }
 
 /// An image whose filesystem stays mounted while this is held. If it was not kept in use by then, it is taken down after.
@@ -163,7 +163,7 @@ impl ImageInUse {
 
 impl Drop for ImageInUse {
     fn drop(&mut self) {
-        // Before the look, so that whoever cannot have the image from now on is seen by it.
+        // Before the check, so that it sees everybody who cannot have the image from now on.
         self.turn = None;
         if self.entry.release_wanted.swap(false, Ordering::AcqRel) || !self.kept.load(Ordering::Relaxed) {
             let (images, home) = (self.images.clone(), self.home.clone());
@@ -248,7 +248,7 @@ impl Images {
             at: home.volume(),
             fs_type: image.fs_type,
             read_only: image.read_only,
-            look: image.look,
+            ownership: image.ownership,
         };
         let note = Note { share: image.share.to_string(), dir, options: image.options_without_secret, claim };
         let target = target(&image.share, options)?;
@@ -340,7 +340,7 @@ impl Images {
         }
     }
 
-    /// Nothing tells when a server is back, or when somebody else's mount namespace is gone: it is tried again.
+    /// There is no event when a server is back, or when somebody else's mount namespace is gone: it is tried again.
     fn settle_later(self: &Arc<Self>, home: &Home) {
         if !self.settling.lock().insert(home.key.clone()) {
             return;
@@ -359,15 +359,15 @@ impl Images {
         });
     }
 
-    /// Takes an image down and tells the server, unless some target has it; whoever calls it has its turn.
+    /// Unmounts an image and removes its claim from the server, unless some target has it; the caller holds its lock.
     async fn settle(self: &Arc<Self>, home: &Home) -> Result<ReleaseState> {
         let (this, at) = (self.clone(), home.clone());
-        let (standing, share) = blocking(move || this.unmount_unused(&at)).await?;
+        let (state, share) = blocking(move || this.unmount_unused(&at)).await?;
         if let Some(share) = share {
             self.shares.release(share.device).await?;
         }
-        if standing != ReleaseState::Gone {
-            return Ok(standing);
+        if state != ReleaseState::Gone {
+            return Ok(state);
         }
         if let Some(note) = home.note() {
             let share = parse_share(&note.share)?;

@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_nfs_is_told_with_the_way_out() {
+    fn the_error_of_a_kernel_without_nfs_names_the_alternative() {
         let error = berth_host::Error::new("mount nfs.svc:/export", Errno::NODEV);
         let Error::Precondition(sentence) = refused(&error) else { panic!("{error:?}") };
         assert!(sentence.contains("--mount-mode fuse"), "{sentence}");

@@ -46,7 +46,7 @@ pub(super) const LOOKUP: Duration = Duration::from_secs(30);
 /// When, and why, a share could not be mounted last.
 type LastFailure = Option<(Instant, String)>;
 
-/// When a share was looked at last, and what was found: its standing, or why it did not answer.
+/// When a share was last checked, and the result: the state of its mount, or why it did not answer.
 type LastProbe = Option<(Instant, std::result::Result<MountState, String>)>;
 
 /// The shares mounted on this node.
@@ -66,7 +66,7 @@ struct Entry {
     /// One at a time mounts or unmounts the share, and nobody meanwhile uses it.
     turn: Arc<RwLock<LastFailure>>,
     probe: tokio::sync::Mutex<LastProbe>,
-    /// Somebody wanted to unmount the share while it was held: who holds it looks again afterwards.
+    /// Somebody wanted to unmount the share while it was held: who holds it checks that afterwards.
     release_wanted: AtomicBool,
 }
 
@@ -112,7 +112,7 @@ impl ShareInUse {
 
 impl Drop for ShareInUse {
     fn drop(&mut self) {
-        // Before the look, so that whoever cannot have the share from now on is seen by it.
+        // Before the check, so that it sees everybody who cannot have the share from now on.
         self.stays = None;
         if self.entry.release_wanted.swap(false, Ordering::AcqRel) || !self.kept.load(Ordering::Relaxed) {
             let (shares, root) = (self.shares.clone(), std::mem::take(&mut self.root));
@@ -157,7 +157,7 @@ impl MountedShares {
         };
         let asked = Instant::now();
         let stays = entry.turn.clone().read_owned().await;
-        if self.standing(asked, &entry, &root, share).await? == MountState::Usable {
+        if self.mount_state(asked, &entry, &root, share).await? == MountState::Usable {
             return Ok(in_use(stays));
         }
         drop(stays);
@@ -183,7 +183,7 @@ impl MountedShares {
         share: &ShareName,
         options: &[String],
     ) -> Result<()> {
-        match self.standing(Instant::now(), entry, root, share).await? {
+        match self.mount_state(Instant::now(), entry, root, share).await? {
             MountState::Usable => return Ok(()),
             MountState::Stale => {
                 let (remote, root) = (self.mounter.remote.clone(), root.to_owned());
@@ -198,7 +198,7 @@ impl MountedShares {
 
     /// Whether the share is mounted and of use; a server that does not answer is an error. Of many who ask at once one
     /// probes it, for all that had `asked` before it began.
-    async fn standing(
+    async fn mount_state(
         self: &Arc<Self>,
         asked: Instant,
         entry: &Entry,
@@ -223,7 +223,7 @@ impl MountedShares {
             Err(error) => Err(refused_by(share, &error)),
         };
         *last = match &found {
-            Ok(standing) => Some((begun, Ok(*standing))),
+            Ok(mount_state) => Some((begun, Ok(*mount_state))),
             Err(Error::Unavailable(why)) => Some((begun, Err(why.clone()))),
             Err(_) => None,
         };

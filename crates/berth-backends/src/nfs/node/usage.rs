@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{Amounts, Context, Error, Result, Stats, Usage};
 
-/// How long a server may take to tell its space.
+/// How long a server may take to answer with its space.
 pub(super) const SPACE: Duration = Duration::from_secs(3);
 /// How long what is in a volume may be counted; what takes longer is not tried again for a while.
 const COUNT: Duration = Duration::from_secs(3);
@@ -30,7 +30,7 @@ const TOO_LARGE: Duration = Duration::from_secs(60 * 60);
 /// What was measured, so that it is not measured for everybody who asks.
 #[derive(Debug)]
 pub(super) struct Usages {
-    /// How long a measurement is told again before it is made again.
+    /// How long a measurement is answered before it is made again.
     lifetime: Duration,
     known: Mutex<HashMap<VolumeId, (Instant, Usage)>>,
     /// Volumes that are too large to be counted, and since when.
@@ -119,11 +119,11 @@ impl NfsNode {
             });
         }
         let share = parse_share(&found.source)?;
-        let told = found.super_options.split(',').filter(|option| {
+        let connection = found.super_options.split(',').filter(|option| {
             ["vers=", "port=", "mountport="].iter().any(|key| option.starts_with(key))
                 && !option.ends_with("=0")
         });
-        let options = Options::parse(told).map_err(|error| Error::State(error.to_string()))?;
+        let options = Options::parse(connection).map_err(|error| Error::State(error.to_string()))?;
         let target = Target { server: share.server.clone(), path: share.path(), options };
         let unheard = |error: berth_nfs::Error| {
             Unmeasured::new(matches!(error.kind(), Kind::Unreachable | Kind::Interrupted), failed(error))
@@ -139,7 +139,7 @@ impl NfsNode {
             bytes: amounts(space.bytes_total, space.bytes_free, space.bytes_available),
             inodes: Some(amounts(space.files_total, space.files_free, space.files_available)),
         };
-        // The kernel tells which directory of the share is mounted there, so the share found by it is the volume.
+        // The kernel says which directory of the share is mounted there, so the share found by it is the volume.
         let Some(counted) = self.count(id, &share).await else { return Ok(whole) };
         let files = counted.files + counted.directories;
         Ok(Usage {
@@ -166,7 +166,7 @@ fn amounts(total: u64, free: u64, available: u64) -> Amounts {
     Amounts { total, used: total.saturating_sub(free), available }
 }
 
-/// The server's space as its mount tells it.
+/// The server's space as its mount reports it.
 pub(super) fn usage_of(space: &Space) -> Usage {
     Usage {
         bytes: amounts(space.total, space.free, space.available),

@@ -37,8 +37,8 @@ pub(super) enum Work {
         /// As the capability has it.
         fs_type: String,
         read_only: bool,
-        /// How the filesystem's own directory is to look.
-        look: OwnerAndMode,
+        /// Owner and mode of the root directory of the filesystem.
+        ownership: OwnerAndMode,
     },
     /// Let a mounted filesystem have all of its image.
     Grow {
@@ -131,19 +131,27 @@ impl ImageWorkers {
 impl Work {
     fn perform(&self) -> Result<()> {
         match self {
-            Self::Mount { share, at, fs_type, read_only, look } => {
-                mount_image(share, at, fs_type, *read_only, *look)
+            Self::Mount { share, at, fs_type, read_only, ownership } => {
+                mount_image(share, at, fs_type, *read_only, *ownership)
             }
             Self::Grow { share, at, size } => grow(share, at, *size),
         }
     }
 }
 
-fn mount_image(share: &Path, at: &Path, fs_type: &str, read_only: bool, look: OwnerAndMode) -> Result<()> {
+fn mount_image(
+    share: &Path,
+    at: &Path,
+    fs_type: &str,
+    read_only: bool,
+    ownership: OwnerAndMode,
+) -> Result<()> {
     let image = share.join(IMAGE);
     match fs::symlink_metadata(&image) {
         Ok(found) if found.is_file() => {}
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(host("look at", &image, error)),
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            return Err(host("read the attributes of", &image, error));
+        }
         _ => return Err(Error::Precondition("the volume's image is gone from its directory".to_owned())),
     }
     let wanted = image::parse_filesystem(fs_type)?;
@@ -154,7 +162,7 @@ fn mount_image(share: &Path, at: &Path, fs_type: &str, read_only: bool, look: Ow
     let (found, formatted) = image::prepare(&image, wanted.unwrap_or(Filesystem::Ext4), wanted)?;
     own_copy(share, &image, found)?;
     attach(&image, at, found, read_only)?;
-    let finished = grow_fresh(&image, at, found).and_then(|()| dress(at, look, formatted));
+    let finished = grow_fresh(&image, at, found).and_then(|()| apply_ownership(at, ownership, formatted));
     if finished.is_err() {
         mount::unmount(at)?;
     }
@@ -163,13 +171,13 @@ fn mount_image(share: &Path, at: &Path, fs_type: &str, read_only: bool, look: Ow
 
 /// Makes a copied filesystem one that can be mounted beside its original.
 fn own_copy(share: &Path, image: &Path, found: Filesystem) -> Result<()> {
-    let mark = share.join(COPIED);
-    match fs::symlink_metadata(&mark) {
+    let marker = share.join(COPIED);
+    match fs::symlink_metadata(&marker) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        seen => seen.map_err(|error| host("look at", &mark, error))?,
+        seen => seen.map_err(|error| host("read the attributes of", &marker, error))?,
     };
     format::renew_identity(found, image, TOOL_DEADLINE)?;
-    fs::remove_file(&mark).map_err(|error| host("remove", &mark, error))
+    fs::remove_file(&marker).map_err(|error| host("remove", &marker, error))
 }
 
 /// Mounts the image. It goes to the device that it is on, if somebody else's mount namespace has kept it there.
@@ -206,13 +214,13 @@ fn grow_fresh(image: &Path, at: &Path, filesystem: Filesystem) -> Result<()> {
 }
 
 /// Gives the filesystem's own directory its mode, and its owner if it was just made.
-fn dress(at: &Path, look: OwnerAndMode, formatted: Change) -> Result<()> {
-    let now = fs::metadata(at).map_err(|error| host("look at", at, error))?;
-    if formatted == Change::Made && (look.uid.is_some() || look.gid.is_some()) {
-        chown(at, look.uid, look.gid).map_err(|error| host("give away", at, error))?;
+fn apply_ownership(at: &Path, ownership: OwnerAndMode, formatted: Change) -> Result<()> {
+    let now = fs::metadata(at).map_err(|error| host("read the attributes of", at, error))?;
+    if formatted == Change::Made && (ownership.uid.is_some() || ownership.gid.is_some()) {
+        chown(at, ownership.uid, ownership.gid).map_err(|error| host("give away", at, error))?;
     }
     // The setgid bit is the kubelet's, for `fsGroup`.
-    match look.mode.map(|mode| mode | now.mode() & 0o2000) {
+    match ownership.mode.map(|mode| mode | now.mode() & 0o2000) {
         Some(mode) if mode != now.mode() & 0o7777 => {
             let mode = fs::Permissions::from_mode(mode);
             fs::set_permissions(at, mode).map_err(|error| host("set the mode of", at, error))
@@ -226,7 +234,7 @@ fn grow(share: &Path, at: &Path, size: u64) -> Result<()> {
     // Opened anew, it is as long as the server says.
     let image = fs::OpenOptions::new().read(true).write(true).open(&path);
     let image = image.map_err(|error| host("open", &path, error))?;
-    let length = image.metadata().map_err(|error| host("look at", &path, error))?.len();
+    let length = image.metadata().map_err(|error| host("read the attributes of", &path, error))?.len();
     if length < size {
         // The controller has made it longer, while it was replaced by its formatted self.
         image.set_len(size).and_then(|()| image.sync_all()).map_err(|error| host("grow", &path, error))?;

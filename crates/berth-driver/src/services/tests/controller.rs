@@ -100,7 +100,7 @@ async fn create_volume_answers_the_rows_of_its_error_table() {
             "limit_bytes",
         ),
         (
-            "another place",
+            "another topology",
             |r| r.accessibility_requirements = places("there"),
             Code::ResourceExhausted,
             "there",
@@ -202,7 +202,7 @@ async fn a_source_that_the_driver_does_not_have_is_refused() {
     let mut request = create("clone");
     request.volume_content_source = from_volume(&volume);
     refused("no cloning", bench.driver.create_volume(of(request)).await, Code::InvalidArgument);
-    // Without a placement, places are neither wanted nor told.
+    // Without a placement, topology is neither asked for nor answered.
     let mut request = create("anywhere");
     request.accessibility_requirements = places("there");
     let made = ok(bench.driver.create_volume(of(request)).await).volume.unwrap();
@@ -376,7 +376,7 @@ async fn a_volume_is_got_with_its_nodes() {
 }
 
 #[tokio::test]
-async fn health_is_asked_of_the_backend_and_told_once_per_reason() {
+async fn health_is_asked_of_the_backend_and_answered_once_per_reason() {
     let bench = Bench::new();
     let get = |id: &str| {
         let request = ControllerGetVolumeHealthRequest { volume_id: id.into(), ..Default::default() };

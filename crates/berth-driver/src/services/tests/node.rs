@@ -367,7 +367,7 @@ async fn what_is_in_use_here_is_not_deleted_whatever_the_lifecycle_check_says() 
 }
 
 #[tokio::test]
-async fn stats_are_told_where_the_volume_is_and_nowhere_else() {
+async fn stats_are_answered_where_the_volume_is_published_and_nowhere_else() {
     let bench = Bench::new();
     let id = bench.staged("v").await;
     bench.publish(&id, "target").await;
@@ -384,14 +384,14 @@ async fn stats_are_told_where_the_volume_is_and_nowhere_else() {
     refused("volume unknown", stats("no", "some/path").await, Code::NotFound);
     refused("not at this path", stats(&id, "some/path").await, Code::NotFound);
     refused("another's path", stats("no", &bench.path("target")).await, Code::NotFound);
-    for place in ["target", "target/", "staging"] {
-        let usage = ok(stats(&id, &bench.path(place)).await).usage;
-        assert_eq!((usage[0].total, usage[1].total), (100, i64::MAX), "{place}");
+    for path in ["target", "target/", "staging"] {
+        let usage = ok(stats(&id, &bench.path(path)).await).usage;
+        assert_eq!((usage[0].total, usage[1].total), (100, i64::MAX), "{path}");
     }
 }
 
 #[tokio::test]
-async fn health_on_the_node_is_told_for_volumes_that_exist() {
+async fn health_on_the_node_is_answered_for_volumes_that_exist() {
     let bench = Bench::new();
     let id = bench.volume(create("v")).await;
     let health = |id: &str| {
@@ -406,7 +406,7 @@ async fn health_on_the_node_is_told_for_volumes_that_exist() {
 }
 
 #[tokio::test]
-async fn the_node_tells_its_id_limit_and_place() {
+async fn the_node_answers_with_its_id_limit_and_topology() {
     let bench = Bench::with(|fake| fake.max_volumes = Some(7), |_| {});
     let info = ok(bench.driver.node_get_info(of(NodeGetInfoRequest {})).await);
     assert_eq!((info.node_id.as_str(), info.max_volumes_per_node), ("here", 7));
@@ -430,8 +430,8 @@ async fn node_expand_answers_the_rows_of_its_error_table() {
     let device =
         NodeExpandVolumeRequest { volume_capability: Some(raw(SNW)), ..grow(&id, &bench.path("target")) };
     refused("the other access", expand(device).await, Code::InvalidArgument);
-    for place in ["target", "staging"] {
-        assert_eq!(ok(expand(grow(&id, &bench.path(place))).await).capacity_bytes, GIB);
+    for path in ["target", "staging"] {
+        assert_eq!(ok(expand(grow(&id, &bench.path(path))).await).capacity_bytes, GIB);
     }
     bench.fake.fail("expand_on_node", || Error::OutOfRange("no".into()));
     refused("out of range", expand(grow(&id, &bench.path("target"))).await, Code::OutOfRange);
@@ -544,7 +544,7 @@ async fn an_inline_volume_that_names_existing_storage_is_neither_made_nor_remove
     });
     let id = bench.volume(create("existing")).await;
     ok(bench.driver.node_publish_volume(of(bench.inline_request(&id, "target"))).await);
-    fs::write(bench.place.path().join("target/file"), "precious").unwrap();
+    fs::write(bench.directory.path().join("target/file"), "precious").unwrap();
     assert_eq!(bench.fake.state().volumes.len(), 1);
     ok(bench.driver.node_unpublish_volume(of(bench.unpublish_request(&id, "target"))).await);
     assert_eq!(bench.fake.state().volumes.len(), 1);

@@ -30,7 +30,7 @@ async fn create_snapshot_answers_the_rows_of_its_error_table() {
     refused("no source", snapshot(take("s", "")).await, Code::InvalidArgument);
     refused("source unknown", snapshot(take("s", "no")).await, Code::NotFound);
     let elsewhere = CreateSnapshotRequest { accessibility_requirements: places("there"), ..take("s", &one) };
-    refused("another place", snapshot(elsewhere).await, Code::ResourceExhausted);
+    refused("another topology", snapshot(elsewhere).await, Code::ResourceExhausted);
     let first = ok(snapshot(take("s", &one)).await);
     assert_eq!(ok(snapshot(take("s", &one)).await), first);
     let message = refused("of another volume", snapshot(take("s", &other)).await, Code::AlreadyExists);
@@ -41,7 +41,7 @@ async fn create_snapshot_answers_the_rows_of_its_error_table() {
 }
 
 #[tokio::test]
-async fn a_snapshots_place_is_told_unless_the_caller_named_it_and_no_other() {
+async fn a_snapshot_is_answered_with_its_topology_unless_the_caller_named_another() {
     let bench = Bench::new();
     let volume = bench.volume(create("v")).await;
     let mut either = places("here").unwrap();

@@ -179,7 +179,7 @@ async fn the_driver_says_who_it_is_and_whether_it_works() {
 
 #[test]
 fn a_driver_needs_a_name_that_kubernetes_takes() {
-    let place = tempfile::tempdir().unwrap();
+    let directory = tempfile::tempdir().unwrap();
     let long = "x".repeat(64);
     for (name, fits) in [
         ("local.berth.dev", true),
@@ -193,6 +193,6 @@ fn a_driver_needs_a_name_that_kubernetes_takes() {
         (long.as_str(), false),
         (&long[1..], true),
     ] {
-        assert_eq!(Driver::new(name, "1").open(settings(place.path())).is_ok(), fits, "{name:?}");
+        assert_eq!(Driver::new(name, "1").open(settings(directory.path())).is_ok(), fits, "{name:?}");
     }
 }

@@ -160,7 +160,7 @@ fn put(records: &mut Vec<u8>, key: &[u8], value: &[u8]) {
     records.push(b'\n');
 }
 
-/// How many pieces, and where each is; an empty one at the end tells that the file ends with a hole.
+/// How many pieces, and where each is; an empty one at the end says that the file ends with a hole.
 fn map_of(pieces: &[std::ops::Range<u64>], size: u64) -> Vec<u8> {
     use std::io::Write as _;
     let tail = pieces.last().is_none_or(|last| last.end < size).then_some(size..size);

@@ -41,7 +41,7 @@ const SMALL: u64 = 64 << 10;
 const AT_ONCE: usize = 8;
 /// So often a file is packed again because it was replaced meanwhile.
 const REPLACED: u32 = 16;
-/// Holes are looked for in pieces of this length where the server does not tell them.
+/// Holes are searched in pieces of this length where the server does not report them.
 const GRAIN: usize = 4096;
 
 /// What is known of an archive when it is whole.
@@ -198,7 +198,7 @@ impl Packer<'_> {
 
     async fn large(&mut self, mut header: Header, place: &TreeEntry) -> Result<Option<TreeEntry>> {
         let (from, file, attributes) = (self.from, place.handle(), place.attributes());
-        // What takes as much as it is long has no holes worth a look.
+        // A file that takes as much space as it is long has no holes.
         if attributes.used < attributes.size {
             header.pieces = match pieces_of(from, file, header.size).await {
                 Ok(pieces) => pieces,
@@ -398,7 +398,7 @@ async fn pieces_of(share: &Share, file: &Handle, size: u64) -> berth_nfs::Result
     Ok(Some(pieces).filter(|pieces| !is_whole(pieces, size)))
 }
 
-/// As [`pieces_of`], by a look at the bytes.
+/// As [`pieces_of`], by reading the bytes.
 async fn scanned(share: &Share, file: &Handle, size: u64) -> berth_nfs::Result<Option<Vec<Range<u64>>>> {
     let mut pieces = Vec::new();
     let mut read = stream::iter(chunks(0..size))
