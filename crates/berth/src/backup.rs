@@ -334,7 +334,7 @@ mod tests {
         store.write(key(name), Expect::Absent, Change::put(contents)).await.unwrap();
     }
 
-    fn place(path: &Path) -> machine::DataDirArg {
+    fn data_dir(path: &Path) -> machine::DataDirArg {
         machine::DataDirArg { data_dir: path.to_owned() }
     }
 
@@ -362,14 +362,14 @@ mod tests {
                 }
             }
         });
-        let args = BackupArgs { directory: place(old.path()), file: file.clone() };
+        let args = BackupArgs { directory: data_dir(old.path()), file: file.clone() };
         tokio::task::spawn_blocking(move || backup(&args)).await.unwrap().unwrap();
         writer.await.unwrap();
         assert_eq!(std::fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
-        let again = BackupArgs { directory: place(old.path()), file: file.clone() };
+        let again = BackupArgs { directory: data_dir(old.path()), file: file.clone() };
         assert!(backup(&again).is_err(), "a backup is never overwritten");
 
-        let args = RestoreArgs { directory: place(new.path()), file: file.clone(), driver_records: false };
+        let args = RestoreArgs { directory: data_dir(new.path()), file: file.clone(), driver_records: false };
         restore(&args).unwrap();
         assert_eq!(std::fs::read(new.path().join("apiserver/pki/ca.key")).unwrap(), b"secret");
         assert_eq!(driver_records(new.path())["vol-1"]["size"], 1);

@@ -58,7 +58,7 @@ impl CallRecorder {
         let mut fields = Fields::default();
         event.record(&mut fields);
         let mut text = |name: &str| fields.texts.remove(name).unwrap_or_default();
-        // A driver of this machine tells the same call again.
+        // A driver of this machine emits the same call again.
         if text("side") != "caller" {
             return;
         }
@@ -181,13 +181,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let keeper = TimelineRecorder::new();
         keeper.keep_in(dir.path()).unwrap();
-        let tell = |side: &str, request: &str| {
+        let emit = |side: &str, request: &str| {
             tracing::debug!(target: berth_csi::full::TARGET, side, driver = "a", method = "/csi.v1.Controller/DeleteVolume", request, response = "", code = "OK", error = "", duration_us = 1500_u64);
         };
         tracing::subscriber::with_default(tracing_subscriber::registry().with(keeper.clone()), || {
-            tell("caller", "DeleteVolumeRequest { volume_id: \"one\" }");
-            tell("caller", "DeleteVolumeRequest { volume_id: \"one-more\" }");
-            tell("driver", "DeleteVolumeRequest { volume_id: \"one\" }");
+            emit("caller", "DeleteVolumeRequest { volume_id: \"one\" }");
+            emit("caller", "DeleteVolumeRequest { volume_id: \"one-more\" }");
+            emit("driver", "DeleteVolumeRequest { volume_id: \"one\" }");
         });
         let calls: Vec<CallRecord> = read_lines(dir.path().join(CALLS)).collect();
         assert_eq!(calls.len(), 2);

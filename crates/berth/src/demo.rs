@@ -24,7 +24,7 @@ use crate::timeline::{Step, TimelineRecorder};
 use crate::{logging, machine};
 
 /// How long any one step may take before the walk is given up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STEP_TIMEOUT: Duration = Duration::from_secs(60);
 const CLAIM: &str = "demo";
 const POD: &str = "demo";
 const NAMESPACE: &str = "default";
@@ -224,7 +224,7 @@ async fn until_logged(pods: &Api<Pod>) -> anyhow::Result<String> {
     let mut lines = futures_util::AsyncBufReadExt::lines(pods.log_stream(POD, &parameters).await?);
     let mut text = String::new();
     for _ in 0..2 {
-        let line = tokio::time::timeout(PATIENCE, lines.next()).await.context("the pod wrote nothing")?;
+        let line = tokio::time::timeout(STEP_TIMEOUT, lines.next()).await.context("the pod wrote nothing")?;
         text.push_str(&line.context("the log ended")??);
         text.push_str("; ");
     }
@@ -254,9 +254,9 @@ async fn until<K: Kind>(
             let _ = changes.changed().await;
         }
     };
-    match tokio::time::timeout(PATIENCE, wait).await {
+    match tokio::time::timeout(STEP_TIMEOUT, wait).await {
         Ok(object) => Ok(object),
-        Err(_) => bail!("{} {key} is not as it should be after {PATIENCE:?}", K::kind(&())),
+        Err(_) => bail!("{} {key} is not as it should be after {STEP_TIMEOUT:?}", K::kind(&())),
     }
 }
 

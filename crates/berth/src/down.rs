@@ -15,7 +15,7 @@ use crate::machine::{self, DataDirArg, Running};
 use crate::stack;
 
 /// How long a stop may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+const STOP_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Stop pods, take their volumes away, and stop everything; objects and data stay.
 #[derive(Debug, ClapArgs)]
@@ -82,7 +82,7 @@ async fn stop(running: &Running, data_dir: &Path) -> anyhow::Result<()> {
     let begun = Instant::now();
     // It lets go of the directory a little before it ends.
     while Running::is_locked(data_dir)? || !has_ended(&process)? {
-        if begun.elapsed() > PATIENCE {
+        if begun.elapsed() > STOP_TIMEOUT {
             bail!(
                 "process {} does not stop; kill it (kill -9 {}) and run `berth down` again",
                 running.pid,

@@ -3,12 +3,16 @@
 //! ```text
 //! main -> Tables::parse -> Tables::run -+- up, demo           -> stack: all roles in one process
 //!                                       +- down               -> stops a stack and cleans up after a kill
-//!                                       +- status, explain    -> read the API and the timeline
+//!                                       +- status, explain, logs -> read the API, the timeline and the log
+//!                                       +- nodes, resize, adopt  -> change nodes, claims and volumes of a cluster
+//!                                       +- backup, restore    -> the records of a machine, as one file
 //!                                       +- doctor, ui, replay -> examine or show any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
 //!                                       +- certify            -> tests any driver (berth-certify)
 //!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- new                -> writes the sources of a driver
+//!                                       +- cloud              -> serves a cloud's API on this machine (berth-cloud)
+//!                                       +- apiserver          -> serves the Kubernetes API alone
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
 //! ```
 //!

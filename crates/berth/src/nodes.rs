@@ -21,7 +21,7 @@ use crate::machine::{self, ClusterArgs};
 use crate::stack::nodes::{OFF, ON};
 
 /// How long a node may take to stop or to start.
-const PATIENCE: Duration = Duration::from_secs(90);
+const NODE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Where nodes renew their leases.
 const LEASES: &str = "kube-node-lease";
 
@@ -129,7 +129,7 @@ async fn list(cluster: &Cluster) -> anyhow::Result<String> {
             node.annotations().get(NODE_POWERED).cloned().unwrap_or_else(|| "-".to_owned()),
             if machine::is_ready(node) { "yes" } else { "no" }.to_owned(),
             on_node.to_string(),
-            volumes.iter().filter(|volume| lost.is_only_place_of(volume)).count().to_string(),
+            volumes.iter().filter(|volume| lost.is_only_node_of(volume)).count().to_string(),
             if taints.is_empty() { "-".to_owned() } else { taints.join(",") },
         ]);
     }
@@ -170,8 +170,8 @@ async fn switch(cluster: &Cluster, name: &str, wanted: &str) -> anyhow::Result<N
             return Ok((*node).clone());
         }
         ensure!(
-            begun.elapsed() < PATIENCE,
-            "node {name} is not {wanted} after {PATIENCE:?}; does `berth up` run, with as many --nodes as before?"
+            begun.elapsed() < NODE_TIMEOUT,
+            "node {name} is not {wanted} after {NODE_TIMEOUT:?}; does `berth up` run, with as many --nodes as before?"
         );
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
@@ -205,7 +205,7 @@ impl<'a> Lost<'a> {
             && !self.others.iter().any(|node| chooses(&node.name_any(), node.labels()))
     }
 
-    fn is_only_place_of(&self, volume: &PersistentVolume) -> bool {
+    fn is_only_node_of(&self, volume: &PersistentVolume) -> bool {
         let affinity = volume.spec.as_ref().and_then(|spec| spec.node_affinity.as_ref());
         let required = affinity.and_then(|affinity| affinity.required.as_ref());
         required.is_some_and(|required| {
@@ -238,7 +238,7 @@ async fn forget(cluster: &Cluster, name: &str, delete_claims: bool, dry_run: boo
     let volumes: Vec<PersistentVolume> = cluster.fetch_all("").await.context("list the volumes")?;
     let attachments: Vec<VolumeAttachment> = cluster.fetch_all("").await.context("list the attachments")?;
     let capacities: Vec<CSIStorageCapacity> = cluster.fetch_all("").await.context("list the capacities")?;
-    let volumes: Vec<_> = volumes.iter().filter(|volume| lost.is_only_place_of(volume)).collect();
+    let volumes: Vec<_> = volumes.iter().filter(|volume| lost.is_only_node_of(volume)).collect();
     let remover = Remover { cluster, dry_run };
     for attachment in attachments.iter().filter(|attachment| attachment.spec.node_name == name) {
         remover.remove(attachment).await?;
@@ -329,16 +329,16 @@ mod tests {
     fn only_what_no_other_node_can_use_goes_with_a_lost_node() {
         let nodes = [node("a", "x"), node("b", "x"), node("c", "y")];
         let a = Lost::new("a", Some(&nodes[0]), &nodes);
-        assert!(a.is_only_place_of(&volume("topology.berth.dev/node", &["a"])));
-        assert!(!a.is_only_place_of(&volume("topology.berth.dev/node", &["b"])));
-        assert!(!a.is_only_place_of(&volume("topology.berth.dev/node", &["a", "b"])));
-        assert!(!a.is_only_place_of(&volume("zone", &["x"])), "b is in the zone, too");
-        assert!(!a.is_only_place_of(&PersistentVolume::default()));
-        assert!(Lost::new("c", Some(&nodes[2]), &nodes).is_only_place_of(&volume("zone", &["y"])));
+        assert!(a.is_only_node_of(&volume("topology.berth.dev/node", &["a"])));
+        assert!(!a.is_only_node_of(&volume("topology.berth.dev/node", &["b"])));
+        assert!(!a.is_only_node_of(&volume("topology.berth.dev/node", &["a", "b"])));
+        assert!(!a.is_only_node_of(&volume("zone", &["x"])), "b is in the zone, too");
+        assert!(!a.is_only_node_of(&PersistentVolume::default()));
+        assert!(Lost::new("c", Some(&nodes[2]), &nodes).is_only_node_of(&volume("zone", &["y"])));
         // Its Node is gone already.
         let gone = Lost::new("gone", None, &nodes);
-        assert!(gone.is_only_place_of(&volume("topology.berth.dev/node", &["gone"])));
-        assert!(gone.is_only_place_of(&volume("kubernetes.io/hostname", &["gone"])));
-        assert!(!gone.is_only_place_of(&volume("zone", &["x"])));
+        assert!(gone.is_only_node_of(&volume("topology.berth.dev/node", &["gone"])));
+        assert!(gone.is_only_node_of(&volume("kubernetes.io/hostname", &["gone"])));
+        assert!(!gone.is_only_node_of(&volume("zone", &["x"])));
     }
 }

@@ -27,8 +27,8 @@ use tokio::time::Instant;
 
 use crate::machine::ClusterArgs;
 
-/// How often the claims are looked at.
-const LOOK_EVERY: Duration = Duration::from_millis(500);
+/// How often the sizes of the claims are read.
+const POLL_INTERVAL: Duration = Duration::from_millis(500);
 /// The key of the set in its ConfigMap.
 const SET: &str = "statefulset.json";
 
@@ -140,7 +140,7 @@ impl<'a> Resize<'a> {
             self.create(&set).await?;
             println!("statefulset/{} created again: an earlier run was interrupted", self.name);
         }
-        // A set that is still there was not deleted yet; it is looked at anew.
+        // A set that is still there was not deleted yet; it is read anew.
         self.forget().await
     }
 
@@ -264,7 +264,7 @@ impl<'a> Resize<'a> {
                         self.args.namespace
                     );
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
+                tokio::time::sleep(POLL_INTERVAL).await;
             }
         }
         Ok(())

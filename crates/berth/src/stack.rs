@@ -64,7 +64,7 @@ pub(crate) const CONTROLLER_SOCKET: &str = "csi.sock";
 /// How long pods get to end when everything stops; what does not obey is killed.
 const GRACE: Duration = Duration::from_secs(5);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CALL_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 /// How the sidecars run here: as upstream's defaults have it, but that drivers get the claims' names, and that
 /// capacity is published while the CSIDriver says that the scheduler is to read it.
 const SIDECARS: [&str; 5] = [
@@ -230,7 +230,7 @@ impl Stack {
                 let _ = task.await;
             }
         };
-        if timeout(PATIENCE, ended).await.is_err() {
+        if timeout(CALL_DRAIN_TIMEOUT, ended).await.is_err() {
             tracing::warn!("a driver does not answer; stopping without its answer");
         }
         let halted = self.nodes.into_iter().map(async |node| match node.await {

@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_a_loop_tells_can_be_read_back() {
+    fn steps_that_a_loop_emits_can_be_read_back() {
         let dir = tempfile::tempdir().unwrap();
         let keeper = TimelineRecorder::new();
         keeper.keep_in(dir.path()).unwrap();

@@ -29,7 +29,7 @@ pub(crate) const LOG: &str = "up.log";
 /// In `--driver`: only drivers that pods bring.
 const NO_DRIVER: &str = "none";
 /// How long a detached start may take until its API answers.
-const PATIENCE: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Kubernetes storage on this machine: API server, control loops, driver, and a node that runs pods.
 #[derive(Debug, ClapArgs)]
@@ -281,8 +281,8 @@ async fn detach(args: &Args) -> anyhow::Result<()> {
             let said = std::fs::read_to_string(&log).unwrap_or_default();
             bail!("it ended at once ({status}):\n{}", said.trim_end());
         }
-        if begun.elapsed() > PATIENCE {
-            bail!("it is not ready after {PATIENCE:?}; see {}", log.display());
+        if begun.elapsed() > START_TIMEOUT {
+            bail!("it is not ready after {START_TIMEOUT:?}; see {}", log.display());
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -330,7 +330,7 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
     )
 }
 
-/// Where the page is. The link with the token is for a person who looks, and not for a log.
+/// Where the page is. The link with the token is for a terminal, and not for a log.
 fn page(running: &Running, data_dir: &Path) -> String {
     let Some(address) = running.ui else { return String::new() };
     let link = ui::link(data_dir, address).filter(|_| std::io::stdout().is_terminal());

@@ -45,7 +45,7 @@ struct Args {
     #[arg(long)]
     stays: bool,
 
-    /// How many processes of a program that stays there are at most; each does one operation at a time
+    /// The most processes of a program that is kept running; each does one operation at a time
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64), value_name = "COUNT")]
     processes: u8,
 

@@ -68,7 +68,7 @@ struct Volumes {
     #[arg(long, alias = "drivername", default_value = names::LOCAL_DRIVER, value_name = "NAME")]
     driver_name: String,
 
-    /// Keep books of which volume is attached to which node (ControllerPublishVolume)
+    /// Record which volume is attached to which node (ControllerPublishVolume)
     #[arg(long, alias = "enable-attach", default_value = "false", default_missing_value = "true",
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
     attach: bool,
@@ -77,7 +77,7 @@ struct Volumes {
     #[arg(long, alias = "maxvolumespernode", default_value_t = 0, value_name = "COUNT")]
     max_volumes_per_node: u32,
 
-    /// How many times the disk may be promised to volumes
+    /// How many times its size the disk may be promised to volumes
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
     overcommit: f64,
 

@@ -4,7 +4,7 @@
 //! claim, by its UID. The claim is `Lost` for the moment in between and bound again after it; its data is not touched.
 //!
 //! ```text
-//! look -> plan (pure) -> for each volume that is not attached:
+//! observe -> plan (pure) -> for each volume that is not attached:
 //!   1. a ConfigMap with the new object                       from here on a repeated run can finish
 //!   2. delete the volume; remove the protection's finalizer
 //!   3. create the new object; remove the ConfigMap

@@ -81,7 +81,7 @@ impl Locked {
     }
 
     /// Replaces the record as a whole. Nothing waits for the disk: a record has to survive this process, and not the machine, whose
-    /// mounts it tells of.
+    /// mounts that it names.
     pub(super) fn write(&self, record: &Record) -> Result<(), Failure> {
         let text = serde_json::to_vec(record).expect("a record always becomes JSON");
         let (name, file) = (self.file_name(), self.dir.child_path(&self.file_name()));

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_told_under_the_usual_names() {
+    fn this_process_has_the_usual_names_of_metrics() {
         let mut registry = prometheus_client::registry::Registry::default();
         registry.register_collector(Box::new(Process));
         let mut text = String::new();

@@ -23,7 +23,7 @@ fn sidecars_that_share_a_lease_stand_back_for_the_holders_of_upstreams() {
 }
 
 #[tokio::test]
-async fn a_role_that_panics_or_ends_is_started_again_until_it_is_told_to_stop() {
+async fn a_role_that_panics_or_ends_is_started_again_until_the_shutdown() {
     let (starts, shutdown) = (AtomicUsize::new(0), CancellationToken::new());
     let backoff = Backoff { first: Duration::from_millis(1), longest: Duration::from_millis(4) };
     supervise(backoff, "test", shutdown.clone(), || async {

@@ -160,7 +160,7 @@ pub(crate) struct Work {
     #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
     retry_interval_start: Duration,
 
-    /// How long to wait at most
+    /// The longest wait between two attempts
     #[arg(long, default_value = "5m", value_parser = go::positive_duration, value_name = "DURATION")]
     retry_interval_max: Duration,
 }
@@ -223,7 +223,7 @@ pub(crate) struct Klog {
     #[arg(short = 'v', long = "v", value_name = "LEVEL")]
     verbosity: Option<u8>,
 
-    /// How: text or json
+    /// The format of the log: text or json
     #[arg(long, default_value = "text", value_parser = ["text", "json"], value_name = "FORMAT")]
     logging_format: String,
 

@@ -44,12 +44,12 @@ pub(super) struct Flags {
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     immediate_topology: bool,
 
-    /// What volumes' names begin with
+    /// The prefix of volumes' names
     #[arg(long, default_value = "pvc", value_parser = clap::builder::NonEmptyStringValueParser::new(),
           value_name = "PREFIX")]
     volume_name_prefix: String,
 
-    /// How much of the claim's UID follows; all of it if -1
+    /// How many characters of the claim's UID follow the prefix; -1 for all
     #[arg(long, default_value = "-1", value_parser = go::uid_length, allow_negative_numbers = true,
           value_name = "LENGTH")]
     volume_name_uuid_length: go::UidLength,
@@ -82,22 +82,22 @@ struct Capacity {
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     enable_capacity: bool,
 
-    /// How often to ask the driver how much room there is although nothing is known to have happened
+    /// How often to ask the driver for its capacity when no event gives a reason to
     #[arg(long, default_value = "1m", value_parser = go::positive_duration, value_name = "DURATION")]
     capacity_poll_interval: Duration,
 
-    /// Also for classes that bind at once
+    /// Publish capacity for classes that bind immediately, too
     #[arg(long, default_value = "false", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     capacity_for_immediate_binding: bool,
 
-    /// With what these objects go: 0 is the pod (its name in the environment variable POD_NAME), 1 its StatefulSet or
-    /// DaemonSet, 2 its Deployment, -1 nothing
+    /// The owner of these objects: 0 is the pod (its name in the environment variable POD_NAME), 1 its StatefulSet or
+    /// DaemonSet, 2 its Deployment, -1 none
     #[arg(long, default_value = "1", allow_negative_numbers = true,
           value_parser = clap::value_parser!(i8).range(-1..=2), value_name = "LEVEL")]
     capacity_ownerref_level: i8,
 
-    /// How many questions for room are asked at a time
+    /// How many GetCapacity calls are made at a time
     #[arg(long, default_value = "1", value_parser = go::workers, value_name = "COUNT")]
     capacity_threads: usize,
 
@@ -112,16 +112,16 @@ struct PerNode {
     #[command(flatten)]
     _node_deployment: NodeDeployment,
 
-    /// On every node: also for classes that bind at once, for which the nodes select one of them
+    /// With --node-deployment: provision for classes that bind immediately, too; the nodes select one of them
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     node_deployment_immediate_binding: bool,
 
-    /// How long a node waits at most before it tries to be selected; twice as long after each vain attempt
+    /// How long a node waits at most before it tries to be selected; twice as long after each failed attempt
     #[arg(long, default_value = "20s", value_parser = go::duration, value_name = "DURATION")]
     node_deployment_base_delay: Duration,
 
-    /// How long a node waits at most
+    /// The longest that a node waits before it tries to be selected
     #[arg(long, default_value = "60s", value_parser = go::duration, value_name = "DURATION")]
     node_deployment_max_delay: Duration,
 }

@@ -31,7 +31,7 @@ pub(super) const SIDECAR: Sidecar = Sidecar {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Resizer")]
 pub(super) struct Flags {
-    /// Do not try again to grow a volume that the driver refused in use while a pod uses it
+    /// Do not retry a volume that the driver refused to grow in use, while a pod uses it
     #[arg(long, default_value = "true", default_missing_value = "true", value_parser = go::switch,
           num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, value_name = "BOOL")]
     handle_volume_inuse_error: bool,

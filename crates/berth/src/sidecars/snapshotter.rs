@@ -29,22 +29,22 @@ pub(super) const SIDECAR: Sidecar = Sidecar {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Snapshotter")]
 pub(super) struct Flags {
-    /// What snapshots' names begin with
+    /// The prefix of snapshots' names
     #[arg(long, default_value = "snapshot", value_parser = clap::builder::NonEmptyStringValueParser::new(),
           value_name = "PREFIX")]
     snapshot_name_prefix: String,
 
-    /// How much of the snapshot's UID follows; all of it if -1
+    /// How many characters of the snapshot's UID follow the prefix; -1 for all
     #[arg(long, default_value = "-1", value_parser = go::uid_length, allow_negative_numbers = true,
           value_name = "LENGTH")]
     snapshot_name_uuid_length: go::UidLength,
 
-    /// What groups' names begin with
+    /// The prefix of group snapshots' names
     #[arg(long, default_value = "groupsnapshot", value_parser = clap::builder::NonEmptyStringValueParser::new(),
           value_name = "PREFIX")]
     groupsnapshot_name_prefix: String,
 
-    /// How much of the group's UID follows; all of it if -1
+    /// How many characters of the group snapshot's UID follow the prefix; -1 for all
     #[arg(long, default_value = "-1", value_parser = go::uid_length, allow_negative_numbers = true,
           value_name = "LENGTH")]
     groupsnapshot_name_uuid_length: go::UidLength,

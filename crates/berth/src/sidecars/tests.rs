@@ -238,7 +238,7 @@ fn pod() -> Surroundings {
 }
 
 #[test]
-fn capacity_is_told_in_the_pods_namespace_and_goes_with_what_the_level_says() {
+fn capacity_is_published_in_the_pods_namespace_and_owned_by_what_the_level_says() {
     assert!(provisioner(&["--enable-capacity=false"], &pod()).unwrap().capacity.is_none());
     let capacity = provisioner(&["--enable-capacity"], &pod()).unwrap().capacity.unwrap();
     assert_eq!((capacity.namespace.as_str(), capacity.poll), ("storage", Duration::from_mins(1)));

@@ -27,7 +27,7 @@ use crate::metrics::Telemetry;
 use crate::sidecars::Sidecar;
 
 /// How long the start waits to see whether a driver is there; the driver itself may come at any time.
-const START: Duration = Duration::from_secs(1);
+const FIRST_ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a driver that is ready gets to register with the node by itself.
 const OWN_REGISTRATION: Duration = Duration::from_secs(1);
 /// How long a question about the node may take.
@@ -62,7 +62,7 @@ pub(super) async fn serve(
     let mut tasks = Vec::new();
     for socket in sockets {
         let driver = Foreign::new(socket, host.clone());
-        report(&match driver.identity_within(START).await {
+        report(&match driver.identity_within(FIRST_ANSWER_TIMEOUT).await {
             Some(identity) => format!("driver {} at {}", identity.name, socket.display()),
             None => format!("waiting for a driver at {}", socket.display()),
         });
@@ -198,7 +198,7 @@ impl Foreign {
         }
     }
 
-    /// Returns when the driver is another one than `known`; tells the node of each restart.
+    /// Returns when the driver is another one than `known`; notifies the node of each restart.
     async fn changed(&self, known: &Identity) {
         let mut unchanged = 0;
         loop {

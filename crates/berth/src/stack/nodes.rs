@@ -49,9 +49,9 @@ pub(crate) const NODES: &str = "nodes";
 pub(crate) const OFF: &str = "off";
 pub(crate) const ON: &str = "on";
 /// How long the node and the driver may take to find each other.
-const START: Duration = Duration::from_secs(60);
+const REGISTRATION_TIMEOUT: Duration = Duration::from_secs(60);
 /// How long calls under way get to end; a driver that hangs must not keep everything from stopping.
-const PATIENCE: Duration = Duration::from_secs(5);
+const CALL_DRAIN_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Where nodes lie in a data directory: that of the first, and of every further one that there has been.
 pub(crate) fn roots(data_dir: &Path) -> Vec<PathBuf> {
@@ -203,7 +203,7 @@ impl RunningNode {
             }
             machine.pods.ended(&self.name).await;
         };
-        if timeout(PATIENCE, ended).await.is_err() {
+        if timeout(CALL_DRAIN_TIMEOUT, ended).await.is_err() {
             tracing::warn!(node = self.name, "a driver does not answer; stopping without its answer");
         }
         machine.telemetry.forget_node(&self.name);
@@ -384,14 +384,16 @@ async fn all_ready(
     registered: &Drivers,
     drivers: &[String],
 ) -> anyhow::Result<()> {
-    timeout(START, node_ready(cluster, node)).await.context("the node does not get ready")?;
+    timeout(REGISTRATION_TIMEOUT, node_ready(cluster, node)).await.context("the node does not get ready")?;
     for driver in drivers {
         // By both: what the object says may be of an earlier life.
         let taken = async {
             registered.wait(driver).await;
             driver_registered(cluster, node, driver).await;
         };
-        timeout(START, taken).await.with_context(|| format!("the node does not take the driver {driver}"))?;
+        timeout(REGISTRATION_TIMEOUT, taken)
+            .await
+            .with_context(|| format!("the node does not take the driver {driver}"))?;
     }
     Ok(())
 }
