@@ -3,13 +3,18 @@
 //! ```text
 //!  digitalocean/, aliyun/           the provider's calls, and what CSI makes of them
 //!       │ controller                     │ node
-//!  http.rs      one request          node.rs      format, mount, grow, measure
+//!  client.rs    what is sent again   node.rs      format, mount, grow, measure
 //!  limiter.rs   when it may go       device.rs    which block device a disk is
+//!  http.rs      one request
+//!  failure.rs   what went wrong
 //!  lookup.rs    many as one
 //!  queue.rs     one instance at a time
+//!  wait.rs      when to look again
 //! ```
 
+mod client;
 mod device;
+mod failure;
 mod http;
 mod limiter;
 mod lookup;
@@ -21,14 +26,17 @@ pub(crate) mod scripted;
 mod size;
 mod wait;
 
+pub use self::client::Secret;
 pub(crate) use self::{
+    client::{AGENT, Client, Message, Protocol, Verdict, null_is_default, parse},
     device::{DiskNames, Finder, Identity},
+    failure::{Failure, Outcome, Refusal, is_final},
     http::{Answer, Endpoint, Http},
     limiter::Limiter,
-    lookup::Lookups,
+    lookup::{Found, Lookups, look_up},
     node::{DiskNode, Disks},
     page::page_of,
     queue::Queues,
     size::{GIB, Sizes},
-    wait::{Deadline, Pace},
+    wait::{Deadline, Pace, Waiting, repeat_while_used},
 };

@@ -20,14 +20,15 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 use berth_core::{NodeId, Topology};
 use hyper::Method;
 
-pub use self::api::Token;
 use self::{account::Account, api::Api, names::CREATED_BY};
 use crate::{
     Controller, Driver, Error, Node, NodeVolume, Result,
-    cloud::{Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity},
+    cloud::{Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity, Secret},
     services::Mode,
 };
 
+/// What the provider is called in errors.
+const PROVIDER: &str = "DigitalOcean";
 /// The key of the region in a topology, as upstream's driver has it.
 const REGION: &str = "region";
 /// The names under which upstream's driver is known; a volume says with them that its disk must not be formatted.
@@ -45,7 +46,7 @@ pub struct Config {
     /// The base of the API's addresses.
     pub url: String,
     /// The account's token, which only a controller needs.
-    pub token: Option<Token>,
+    pub token: Option<Secret>,
     /// At most so many requests a second; as many as the provider takes if 0.
     pub rate: f64,
     /// The region; that of this droplet if `None`.

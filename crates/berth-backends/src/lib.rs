@@ -44,3 +44,5 @@ pub mod nfs;
 mod records;
 
 pub use berth_driver::*;
+
+pub use self::cloud::Secret;

@@ -22,6 +22,8 @@ const CONNECT: Duration = Duration::from_secs(10);
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     base: String,
+    /// The host, with the port if the URL has one.
+    host: String,
     is_plain: bool,
 }
 
@@ -50,7 +52,19 @@ impl Endpoint {
         if !base.ends_with('/') {
             base.push('/');
         }
-        Ok(Self { base, is_plain })
+        let host = uri.authority().map(ToString::to_string).unwrap_or_default();
+        Ok(Self { base, host, is_plain })
+    }
+
+    /// The host that requests name, with the port if the URL has one.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The path that the URL has, `/` if none.
+    pub(crate) fn path(&self) -> &str {
+        let after = self.base.split_once("://").map_or("", |(_, rest)| rest);
+        &after[self.host.len()..]
     }
 
     /// The URL of a path below, which may have a query.
@@ -231,5 +245,6 @@ mod tests {
         assert!(Endpoint::parse("--url", "http://169.254.169.254/", &[]).is_err());
         let endpoint = parse("https://api.example.com:444/base").unwrap();
         assert_eq!(endpoint.join("v2/x?y=z"), "https://api.example.com:444/base/v2/x?y=z");
+        assert_eq!((endpoint.host(), endpoint.path()), ("api.example.com:444", "/base/"));
     }
 }

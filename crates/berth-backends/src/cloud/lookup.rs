@@ -10,6 +10,11 @@ use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
+use super::{Deadline, Failure, Outcome};
+
+/// Lookups at a provider, where one key may fail on its own.
+pub(crate) type Found<K, V> = Lookups<K, Outcome<V>, Failure>;
+
 /// What fetches some things at once; a key that is not in the answer does not exist.
 type Fetch<K, V, E> = dyn Fn(Vec<K>) -> BoxFuture<'static, Result<HashMap<K, V>, E>> + Send + Sync;
 /// Somebody who waits for a key.
@@ -92,6 +97,26 @@ where
                 }
             }
         }
+    }
+}
+
+/// The thing of that key, as the provider has it now; a failure if it does not say so before the deadline.
+pub(crate) async fn look_up<K, V>(
+    lookups: &Found<K, V>,
+    provider: &str,
+    key: K,
+    until: Deadline,
+) -> Outcome<Option<V>>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    let unclear = |why: &str| Failure::Unclear(format!("a lookup at {provider} {why}"));
+    match tokio::time::timeout_at(until.instant(), lookups.get(key)).await {
+        Err(_) => Err(unclear("did not end before the call's deadline")),
+        Ok(Err(None)) => Err(unclear("broke off")),
+        Ok(Err(Some(failure))) => Err(failure),
+        Ok(Ok(found)) => found.transpose(),
     }
 }
 

@@ -1,8 +1,15 @@
 //! How long a call may take, and when to look again at what is under way.
 
-use std::time::Duration;
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 
 use crate::Context;
 
@@ -78,6 +85,47 @@ impl Pace {
         tokio::time::sleep_until(at).await;
         true
     }
+}
+
+/// Somebody who waits for what is under way, counted.
+pub(crate) struct Waiting<'a>(&'a AtomicUsize);
+
+impl<'a> Waiting<'a> {
+    /// One more waits, until this is dropped.
+    pub(crate) fn new(count: &'a AtomicUsize) -> Self {
+        count.fetch_add(1, Ordering::Relaxed);
+        Self(count)
+    }
+
+    /// How many others wait.
+    pub(crate) fn others(&self) -> usize {
+        self.0.load(Ordering::Relaxed).saturating_sub(1)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// Does this work now and after each pause, for as long as `what` is in use and the handle is kept.
+pub(crate) fn repeat_while_used<T, F>(
+    what: &Arc<T>,
+    pause: Duration,
+    work: impl Fn(Arc<T>) -> F + Send + 'static,
+) -> AbortOnDropHandle<()>
+where
+    T: Send + Sync + 'static,
+    F: Future<Output = ()> + Send,
+{
+    let weak = Arc::downgrade(what);
+    AbortOnDropHandle::new(tokio::spawn(async move {
+        while let Some(used) = weak.upgrade() {
+            work(used).await;
+            tokio::time::sleep(pause).await;
+        }
+    }))
 }
 
 /// The next multiple of `length` since this process first asked.

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -13,14 +13,16 @@ use berth_core::Topology;
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 
+use tokio_util::task::AbortOnDropHandle;
+
 use super::{
-    Config, REGION,
-    api::{Action, Api, DoSnapshot, DoVolume, Droplet, Failure, Outcome},
+    Config, PROVIDER, REGION,
+    api::{Action, Api, DoSnapshot, DoVolume, Droplet, is_missing},
     names::CLONE_PREFIX,
 };
 use crate::{
     Error, Result,
-    cloud::{Deadline, Lookups, Pace, Queues, Sizes},
+    cloud::{Deadline, Found, Lookups, Outcome, Pace, Queues, Sizes, Waiting, look_up, repeat_while_used},
 };
 
 /// What the API takes; upstream's driver makes volumes of 16 GiB where no size is asked for.
@@ -52,8 +54,6 @@ pub(super) struct ObservedVolume {
     pub(super) cloned_by: Option<String>,
 }
 
-type Found<K, V> = Lookups<K, Outcome<V>, Failure>;
-
 /// The volumes of an account in a region.
 #[derive(Debug)]
 pub(super) struct Account {
@@ -73,7 +73,7 @@ pub(super) struct Account {
     waiting: AtomicUsize,
     /// What does not change of the volumes that were seen, by their ids, for calls that come right after.
     pub(super) seen: Mutex<HashMap<String, ObservedVolume>>,
-    cleaning: Mutex<Option<tokio::task::AbortHandle>>,
+    cleaning: OnceLock<AbortOnDropHandle<()>>,
 }
 
 impl Account {
@@ -93,7 +93,7 @@ impl Account {
             queues: Queues::default(),
             waiting: AtomicUsize::new(0),
             seen: Mutex::default(),
-            cleaning: Mutex::default(),
+            cleaning: OnceLock::new(),
         });
         match account.check(Deadline::after(Duration::from_secs(10))).await {
             Err(Error::Denied(why)) => {
@@ -104,17 +104,14 @@ impl Account {
             }
             Ok(()) => {}
         }
-        let (weak, age) = (Arc::downgrade(&account), config.leftover_age);
-        let task = tokio::spawn(async move {
-            while let Some(account) = weak.upgrade() {
-                if let Err(error) = account.clean(age).await {
-                    tracing::warn!(%error, "snapshots that clones were made of could not be looked for");
-                }
-                drop(account);
-                tokio::time::sleep(CLEANING.min(age.max(Duration::from_secs(1)))).await;
+        let age = config.leftover_age;
+        let pause = CLEANING.min(age.max(Duration::from_secs(1)));
+        let cleaning = repeat_while_used(&account, pause, move |account: Arc<Self>| async move {
+            if let Err(error) = account.clean(age).await {
+                tracing::warn!(%error, "snapshots that clones were made of could not be looked for");
             }
         });
-        *account.cleaning.lock() = Some(task.abort_handle());
+        account.cleaning.get_or_init(|| cleaning);
         Ok(account)
     }
 
@@ -125,17 +122,17 @@ impl Account {
 
     /// The volume, as it is now.
     pub(super) async fn volume(&self, by: By, until: Deadline) -> Outcome<Option<Arc<DoVolume>>> {
-        look_up(&self.volumes, by, until).await
+        look_up(&self.volumes, PROVIDER, by, until).await
     }
 
     /// The snapshot, as it is now.
     pub(super) async fn do_snapshot(&self, by: By, until: Deadline) -> Outcome<Option<Arc<DoSnapshot>>> {
-        look_up(&self.snapshots, by, until).await
+        look_up(&self.snapshots, PROVIDER, by, until).await
     }
 
     /// The droplet, as it is now.
     pub(super) async fn droplet(&self, id: u64, until: Deadline) -> Outcome<Option<Arc<Droplet>>> {
-        look_up(&self.droplets, id, until).await
+        look_up(&self.droplets, PROVIDER, id, until).await
     }
 
     /// Waits until an action is completed, or the volume shows that it is; an action that fails is an error at once.
@@ -173,7 +170,7 @@ impl Account {
                 Ok(now) if now.status == "errored" => return Err(failed()),
                 Ok(_) => {}
                 // It is no longer known: the volume itself says what became of it.
-                Err(error) if error.is_missing() => {
+                Err(error) if is_missing(&error) => {
                     return match self.volume(By::Id(volume.to_owned()), until).await? {
                         Some(found) if is_done(&found) => Ok(()),
                         _ => Err(failed()),
@@ -203,54 +200,12 @@ impl Account {
     }
 }
 
-impl Drop for Account {
-    fn drop(&mut self) {
-        if let Some(task) = self.cleaning.lock().take() {
-            task.abort();
-        }
-    }
-}
-
 /// When a snapshot was taken.
 pub(super) fn created(snapshot: &DoSnapshot) -> Result<std::time::SystemTime> {
     let at: jiff::Timestamp = snapshot.created_at.parse().map_err(|error| {
         Error::Unavailable(format!("snapshot {}: created_at {:?}: {error}", snapshot.id, snapshot.created_at))
     })?;
     Ok(at.into())
-}
-
-/// Somebody who waits for an action, counted.
-struct Waiting<'a>(&'a AtomicUsize);
-
-impl<'a> Waiting<'a> {
-    fn new(count: &'a AtomicUsize) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(count)
-    }
-
-    fn others(&self) -> usize {
-        self.0.load(Ordering::Relaxed).saturating_sub(1)
-    }
-}
-
-impl Drop for Waiting<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-async fn look_up<K, V>(lookups: &Found<K, V>, key: K, until: Deadline) -> Outcome<Option<V>>
-where
-    K: Clone + Eq + std::hash::Hash + Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-{
-    let unclear = |why: &str| Failure::Unclear(format!("a lookup at DigitalOcean {why}"));
-    match tokio::time::timeout_at(until.instant(), lookups.get(key)).await {
-        Err(_) => Err(unclear("did not end before the call's deadline")),
-        Ok(Err(None)) => Err(unclear("broke off")),
-        Ok(Err(Some(failure))) => Err(failure),
-        Ok(Ok(found)) => found.transpose(),
-    }
 }
 
 fn volume_lookups(api: Arc<Api>, region: String) -> Found<By, Arc<DoVolume>> {

@@ -3,9 +3,8 @@
 //! What is retried here is what cannot do harm twice: reading, deleting, and what the account's limit of requests refused.
 //! A request that may or may not have been carried out is an [`Failure::Unclear`], and its caller looks what became of it.
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-use berth_core::Backoff;
 use hyper::{
     Method, StatusCode,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderName, USER_AGENT},
@@ -13,106 +12,24 @@ use hyper::{
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
-    Error, Result,
-    cloud::{Answer, Deadline, Endpoint, Http, Limiter},
+    Result,
+    cloud::{
+        AGENT, Answer, Client, Deadline, Endpoint, Failure, Limiter, Message, Outcome, Protocol, Refusal,
+        Secret, Verdict, null_is_default, parse,
+    },
 };
 
 /// The most entries that a page may have.
 const PAGE: u64 = 200;
-/// How long one request may take.
-const REQUEST: Duration = Duration::from_secs(30);
-/// How often a request is sent that can be repeated without harm.
-const ATTEMPTS: u32 = 4;
-const BACKOFF: Backoff = Backoff { first: Duration::from_millis(250), longest: Duration::from_secs(4) };
 /// Where the provider refuses a request and does not say for how long.
 const PAUSE: Duration = Duration::from_secs(5);
 /// After a refusal: the account's 250 requests a minute, less some for others who use the account.
 const CAREFUL_RATE: f64 = 3.5;
 
-/// A token of the API. It is sent, and never formatted.
-#[derive(Clone)]
-pub struct Token(String);
-
-impl Token {
-    /// The token without the white space around it; an error if it cannot be one.
-    pub fn new(token: &str) -> Result<Self> {
-        let token = token.trim();
-        if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(Error::invalid("the token is empty, or has characters that no token has"));
-        }
-        Ok(Self(token.to_owned()))
-    }
+/// Whether what was asked for is not there.
+pub(super) fn is_missing(failure: &Failure) -> bool {
+    failure.status() == Some(404)
 }
-
-impl fmt::Debug for Token {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Token")
-    }
-}
-
-/// Why a call of the API did not succeed.
-#[derive(Debug, Clone)]
-pub(super) enum Failure {
-    /// The provider answered, and nothing was done.
-    Refused {
-        status: u16,
-        /// The request and the provider's words, with the number of the request.
-        said: String,
-    },
-    /// Whether anything was done is not known.
-    Unclear(String),
-    /// Nothing was sent, because the account may not send any more before the call's end.
-    Held(String),
-}
-
-impl Failure {
-    pub(super) fn status(&self) -> Option<u16> {
-        match self {
-            Self::Refused { status, .. } => Some(*status),
-            Self::Unclear(_) | Self::Held(_) => None,
-        }
-    }
-
-    pub(super) fn is_missing(&self) -> bool {
-        self.status() == Some(404)
-    }
-
-    /// Whether the provider's words contain these, in whatever case.
-    pub(super) fn says(&self, words: &str) -> bool {
-        matches!(self, Self::Refused { said, .. } if said.to_lowercase().contains(words))
-    }
-
-    /// Whether an event of the same droplet or volume is under way, so that this one has to wait.
-    pub(super) fn is_pending(&self) -> bool {
-        self.says("pending event") || self.says("in progress") || self.says("being processed")
-    }
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Refused { said, .. } | Self::Unclear(said) | Self::Held(said) => f.write_str(said),
-        }
-    }
-}
-
-impl From<Failure> for Error {
-    fn from(failure: Failure) -> Self {
-        let said = failure.to_string();
-        match failure.status() {
-            None => Self::Unavailable(said),
-            Some(_) if failure.says("limit exceeded") || failure.says("cannot attach more") => {
-                Self::Exhausted(said)
-            }
-            Some(_) if failure.is_pending() => Self::Busy(said),
-            Some(401 | 403) => Self::Denied(said),
-            Some(400) => Self::Invalid(said),
-            Some(_) => Self::Precondition(said),
-        }
-    }
-}
-
-pub(super) type Outcome<T> = std::result::Result<T, Failure>;
 
 /// A volume as the API has it.
 #[derive(Debug, Clone, Deserialize)]
@@ -192,19 +109,59 @@ pub(super) enum Do<'a> {
     Resize { size_gigabytes: u64, region: &'a str },
 }
 
-fn null_is_default<'de, D: serde::Deserializer<'de>, T: Deserialize<'de> + Default>(
-    deserializer: D,
-) -> std::result::Result<T, D::Error> {
-    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
-}
-
 /// The API of one account.
 #[derive(Debug)]
-pub(super) struct Api {
-    http: Http,
-    endpoint: Endpoint,
-    token: Token,
-    limiter: Limiter,
+pub(super) struct Api(Client<Bearer>);
+
+/// Requests with the account's token.
+#[derive(Debug)]
+struct Bearer(Secret);
+
+/// One request.
+struct Asked {
+    method: Method,
+    /// The path with its query.
+    path: String,
+    body: Option<Vec<u8>>,
+}
+
+impl Asked {
+    fn name(&self) -> String {
+        format!("{} {}", self.method, self.path.split('?').next().unwrap_or_default())
+    }
+}
+
+impl Protocol for Bearer {
+    const PROVIDER: &'static str = super::PROVIDER;
+
+    type Request = Asked;
+
+    fn name(&self, request: &Asked) -> String {
+        request.name()
+    }
+
+    fn message(&self, request: &Asked, _: &Endpoint) -> Message {
+        let mut headers: Vec<(HeaderName, String)> =
+            vec![(AUTHORIZATION, format!("Bearer {}", self.0.reveal())), (USER_AGENT, AGENT.to_owned())];
+        if request.body.is_some() {
+            headers.push((CONTENT_TYPE, "application/json".to_owned()));
+        }
+        let (method, path) = (request.method.clone(), request.path.clone());
+        Message { method, path, headers, body: request.body.clone() }
+    }
+
+    fn judge(&self, what: &str, answer: &Answer, limiter: &Limiter) -> Verdict {
+        if answer.status == StatusCode::TOO_MANY_REQUESTS {
+            let pause = answer.number("retry-after").map_or(PAUSE, Duration::from_secs);
+            return Verdict::Pause(pause.max(Duration::from_millis(250)));
+        }
+        if let (Some(remaining), Some(reset)) =
+            (answer.number("ratelimit-remaining"), answer.number("ratelimit-reset"))
+        {
+            limiter.told(remaining, reset);
+        }
+        if answer.status.is_success() { Verdict::Done } else { Verdict::Failed(refusal(what, answer)) }
+    }
 }
 
 #[derive(Deserialize)]
@@ -262,8 +219,8 @@ struct Meta {
 
 impl Api {
     /// At most `rate` requests a second, if that is not 0.
-    pub(super) fn new(endpoint: Endpoint, token: Token, rate: f64) -> Result<Self> {
-        Ok(Self { http: Http::new(&endpoint)?, endpoint, token, limiter: Limiter::new(rate, CAREFUL_RATE) })
+    pub(super) fn new(endpoint: Endpoint, token: Secret, rate: f64) -> Result<Self> {
+        Ok(Self(Client::new(Bearer(token), endpoint, Limiter::new(rate, CAREFUL_RATE))?))
     }
 
     pub(super) async fn account(&self, until: Deadline) -> Outcome<Account> {
@@ -310,7 +267,12 @@ impl Api {
     /// Begins an action; `None` if the provider says that there is nothing to wait for.
     pub(super) async fn act(&self, volume: &str, what: &Do<'_>, until: Deadline) -> Outcome<Option<Action>> {
         if !is_plain(volume) {
-            return Err(Failure::Refused { status: 404, said: format!("there is no volume {volume:?}") });
+            return Err(Failure::Refused {
+                meaning: Refusal::Precondition,
+                status: 404,
+                code: "not_found".to_owned(),
+                said: format!("there is no volume {volume:?}"),
+            });
         }
         Ok(self.write::<MaybeAction>(&format!("v2/volumes/{volume}/actions"), what, until).await?.action)
     }
@@ -372,18 +334,16 @@ impl Api {
             "resources": [{ "resource_id": volume, "resource_type": "volume" }],
         });
         let path = format!("v2/tags/{tag}/resources");
-        match self.request(Method::POST, &path, Some(body(&resources)), until).await {
-            Err(failure) if failure.is_missing() => {}
+        match self.0.once(&post(&path, &resources), until).await {
+            Err(failure) if is_missing(&failure) => {}
             tagged => return tagged.map(drop),
         }
-        let made =
-            self.request(Method::POST, "v2/tags", Some(body(&serde_json::json!({ "name": tag }))), until);
-        match made.await {
+        match self.0.once(&post("v2/tags", &serde_json::json!({ "name": tag })), until).await {
             // Somebody else made it at the same time.
             Err(failure) if matches!(failure.status(), Some(409 | 422)) => {}
             made => drop(made?),
         }
-        self.request(Method::POST, &path, Some(body(&resources)), until).await.map(drop)
+        self.0.once(&post(&path, &resources), until).await.map(drop)
     }
 
     /// All pages of a listing.
@@ -403,15 +363,17 @@ impl Api {
     }
 
     async fn read<T: DeserializeOwned>(&self, path: &str, until: Deadline) -> Outcome<T> {
-        parse("GET", path, &self.repeated(Method::GET, path, until).await?)
+        let asked = Asked { method: Method::GET, path: path.to_owned(), body: None };
+        parse(&asked.name(), &self.0.repeated(&asked, until).await?)
     }
 
     async fn delete(&self, path: &str, id: &str, until: Deadline) -> Outcome<()> {
         if !is_plain(id) {
             return Ok(());
         }
-        match self.repeated(Method::DELETE, path, until).await {
-            Err(failure) if failure.is_missing() => Ok(()),
+        let asked = Asked { method: Method::DELETE, path: path.to_owned(), body: None };
+        match self.0.repeated(&asked, until).await {
+            Err(failure) if is_missing(&failure) => Ok(()),
             deleted => deleted.map(drop),
         }
     }
@@ -422,80 +384,8 @@ impl Api {
         content: &(impl Serialize + Sync),
         until: Deadline,
     ) -> Outcome<T> {
-        parse("POST", path, &self.request(Method::POST, path, Some(body(content)), until).await?)
-    }
-
-    /// Sends a request that does the same if it is sent twice, again if need be.
-    async fn repeated(&self, method: Method, path: &str, until: Deadline) -> Outcome<Answer> {
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            match self.request(method.clone(), path, None, until).await {
-                Err(Failure::Unclear(why)) if attempt < ATTEMPTS => {
-                    let pause = BACKOFF.pause(attempt);
-                    if until.left(pause) < pause {
-                        return Err(Failure::Unclear(why));
-                    }
-                    tracing::debug!(%why, "asking DigitalOcean again");
-                    tokio::time::sleep(pause).await;
-                }
-                outcome => return outcome,
-            }
-        }
-    }
-
-    /// Sends a request once it is its turn, and again only if the provider did not take it.
-    async fn request(
-        &self,
-        method: Method,
-        path: &str,
-        body: Option<Vec<u8>>,
-        until: Deadline,
-    ) -> Outcome<Answer> {
-        let what = format!("{method} {}", path.split('?').next().unwrap_or_default());
-        let mut headers: Vec<(HeaderName, String)> = vec![
-            (AUTHORIZATION, format!("Bearer {}", self.token.0)),
-            (USER_AGENT, concat!("berth/", env!("CARGO_PKG_VERSION")).to_owned()),
-        ];
-        if body.is_some() {
-            headers.push((CONTENT_TYPE, "application/json".to_owned()));
-        }
-        let url = self.endpoint.join(path);
-        let mut attempt = 0;
-        loop {
-            attempt += 1;
-            if !self.limiter.turn(until.instant()).await {
-                return Err(Failure::Held(format!(
-                    "{what}: DigitalOcean takes no more requests of this account for now"
-                )));
-            }
-            let time = until.left(REQUEST).max(Duration::from_secs(1));
-            let answer = match self.http.send(method.clone(), &url, &headers, body.clone(), time).await {
-                Ok(answer) => answer,
-                // The API is out of reach for a moment, perhaps.
-                Err(unsent) if !unsent.maybe_sent && attempt < ATTEMPTS && !until.is_over() => {
-                    tokio::time::sleep(until.left(BACKOFF.pause(attempt))).await;
-                    continue;
-                }
-                Err(unsent) => return Err(Failure::Unclear(format!("{what}: {}", unsent.why))),
-            };
-            if let (Some(remaining), Some(reset)) =
-                (answer.number("ratelimit-remaining"), answer.number("ratelimit-reset"))
-                && answer.status != StatusCode::TOO_MANY_REQUESTS
-            {
-                self.limiter.told(remaining, reset);
-            }
-            if answer.status == StatusCode::TOO_MANY_REQUESTS {
-                let pause = answer.number("retry-after").map_or(PAUSE, Duration::from_secs);
-                self.limiter.complained(pause.max(Duration::from_millis(250)));
-                tracing::debug!(?pause, what, "DigitalOcean asks for a pause");
-                continue;
-            }
-            if answer.status.is_success() {
-                return Ok(answer);
-            }
-            return Err(refusal(&what, &answer));
-        }
+        let asked = post(path, content);
+        parse(&asked.name(), &self.0.once(&asked, until).await?)
     }
 }
 
@@ -507,25 +397,37 @@ fn refusal(what: &str, answer: &Answer) -> Failure {
         .and_then(|complaint| complaint.request_id.clone())
         .or_else(|| answer.header("x-request-id").map(ToOwned::to_owned));
     let number = number.map_or_else(String::new, |number| format!(" (request {number})"));
-    let words = match complaint {
+    let words = match &complaint {
         Some(complaint) if !complaint.id.is_empty() => format!("{}: {}", complaint.id, complaint.message),
         _ => String::from_utf8_lossy(&answer.body).chars().take(200).collect(),
     };
     let status = answer.status.as_u16();
     let said = format!("{what}: {status} {words}{number}");
     // A server that failed may have done the work before.
-    if status >= 500 || status == 408 { Failure::Unclear(said) } else { Failure::Refused { status, said } }
+    if status >= 500 || status == 408 {
+        return Failure::Unclear(said);
+    }
+    let lower = said.to_lowercase();
+    let says = |any: &[&str]| any.iter().any(|words| lower.contains(words));
+    let meaning = match status {
+        _ if says(&["limit exceeded", "cannot attach more"]) => Refusal::Exhausted,
+        // An event of the same droplet or volume is under way.
+        _ if says(&["pending event", "in progress", "being processed"]) => Refusal::Busy,
+        401 | 403 => Refusal::Denied,
+        400 => Refusal::Invalid,
+        _ => Refusal::Precondition,
+    };
+    Failure::Refused {
+        meaning,
+        status,
+        code: complaint.map(|complaint| complaint.id).unwrap_or_default(),
+        said,
+    }
 }
 
-fn parse<T: DeserializeOwned>(method: &str, path: &str, answer: &Answer) -> Outcome<T> {
-    serde_json::from_slice(&answer.body).map_err(|error| {
-        let path = path.split('?').next().unwrap_or_default();
-        Failure::Unclear(format!("{method} {path}: the answer cannot be understood: {error}"))
-    })
-}
-
-fn body(content: &impl Serialize) -> Vec<u8> {
-    serde_json::to_vec(content).expect("a request always becomes JSON")
+fn post(path: &str, content: &impl Serialize) -> Asked {
+    let body = serde_json::to_vec(content).expect("a request always becomes JSON");
+    Asked { method: Method::POST, path: path.to_owned(), body: Some(body) }
 }
 
 /// Whether an id can stand in a path as it is; the provider has no other ids.
@@ -535,7 +437,7 @@ fn is_plain(id: &str) -> bool {
 
 fn missing_is_none<T>(outcome: Outcome<T>) -> Outcome<Option<T>> {
     match outcome {
-        Err(failure) if failure.is_missing() => Ok(None),
+        Err(failure) if is_missing(&failure) => Ok(None),
         outcome => outcome.map(Some),
     }
 }

@@ -6,10 +6,13 @@ use berth_core::{Backoff, NodeId, VolumeCapability, VolumeId};
 
 use super::{
     account::{Account, By, ObservedVolume},
-    api::{Action, Do, Failure, Outcome},
+    api::{Action, Do, is_missing},
     name_key,
 };
-use crate::{Attachment, Context, Error, Result, Volume, cloud::Deadline};
+use crate::{
+    Attachment, Context, Error, Result, Volume,
+    cloud::{Deadline, Failure, Outcome, Refusal},
+};
 
 /// How often is asked again while something else is done to the droplet.
 const BUSY: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(5) };
@@ -97,7 +100,7 @@ impl Account {
         let is_gone = |found: &super::api::DoVolume| !found.droplet_ids.contains(&droplet);
         match self.act(id, &what, until).await {
             Ok(action) => self.settle(id, action, "detach", until, is_gone).await,
-            Err(failure) if failure.is_missing() || failure.says("attachment not found") => Ok(()),
+            Err(failure) if is_missing(&failure) || failure.says("attachment not found") => Ok(()),
             Err(failure) => match self.volume(By::Id(id.to_owned()), until).await? {
                 Some(found) if !is_gone(&found) => Err(failure.into()),
                 // It was done and the answer was lost, or there was nothing to do.
@@ -111,7 +114,7 @@ impl Account {
         let mut attempt = 0;
         loop {
             match self.api.act(id, what, until).await {
-                Err(failure) if failure.is_pending() => {
+                Err(failure) if failure.means(Refusal::Busy) => {
                     let pause = BUSY.pause(attempt);
                     if until.left(pause) < pause {
                         return Err(failure);
@@ -127,7 +130,7 @@ impl Account {
     /// Why a volume could not be attached; nothing if it was, and only the answer was lost.
     async fn explain_attach(&self, id: &str, droplet: u64, failure: Failure, until: Deadline) -> Result<()> {
         let is_telling =
-            failure.is_missing() || failure.says("already attached") || failure.status().is_none();
+            is_missing(&failure) || failure.says("already attached") || failure.status().is_none();
         if !is_telling {
             return Err(failure.into());
         }
@@ -140,7 +143,7 @@ impl Account {
             let sentence = format!("volume {id:?} is attached to node \"{other}\"; detach it there first");
             return Err(Error::Precondition(sentence));
         }
-        if failure.is_missing() {
+        if is_missing(&failure) {
             return Err(Error::not_found("node", droplet));
         }
         Err(failure.into())

@@ -6,13 +6,13 @@ use berth_core::{Capacity, SnapshotId, VolumeId};
 
 use super::{
     account::{Account, By, created},
-    api::{DoSnapshot, Failure},
+    api::{DoSnapshot, is_missing},
     names::{self, CLONE_PREFIX, From},
     volumes::Plan,
 };
 use crate::{
     Context, Error, FromParameters as _, NewSnapshot, Page, PageRequest, Result, Snapshot, Snapshots, Volume,
-    cloud::{Deadline, GIB, page_of},
+    cloud::{Deadline, Failure, GIB, page_of},
 };
 
 impl Snapshots for Account {
@@ -72,7 +72,7 @@ impl Account {
     ) -> Result<Arc<DoSnapshot>> {
         let failure = match self.api.create_snapshot(volume, name, tags, until).await {
             Ok(taken) => return Ok(Arc::new(taken)),
-            Err(failure) if failure.is_missing() => return Err(Error::not_found("volume", volume)),
+            Err(failure) if is_missing(&failure) => return Err(Error::not_found("volume", volume)),
             Err(failure) if failure.status() == Some(409) || matches!(failure, Failure::Unclear(_)) => {
                 failure
             }

@@ -245,7 +245,7 @@ fn config(url: &str, directory: &std::path::Path) -> Config {
     Config {
         driver_name: "dobs.csi.digitalocean.com".to_owned(),
         url: url.to_owned(),
-        token: Some(Token::new(TOKEN).unwrap()),
+        token: Some(Secret::new("token", TOKEN).unwrap()),
         rate: 0.0,
         region: Some("nyc3".to_owned()),
         node_id: Some("7".parse().unwrap()),
@@ -570,6 +570,6 @@ async fn the_token_is_in_no_error_and_a_wrong_one_ends_the_start() {
     let error = DigitalOcean::open(none, Mode::Controller).await.unwrap_err().to_string();
     assert!(error.contains("--token"), "{error}");
     for wrong in ["", " ", "a b", "a\nb", "träger"] {
-        assert!(Token::new(wrong).is_err(), "{wrong:?}");
+        assert!(Secret::new("token", wrong).is_err(), "{wrong:?}");
     }
 }

@@ -6,14 +6,14 @@ use berth_core::{Capacity, CapacityRange, Topology, VolumeId};
 
 use super::{
     account::{Account, By, ObservedVolume, SIZES},
-    api::{Do, DoVolume, Failure, NewDoVolume},
+    api::{Do, DoVolume, NewDoVolume},
     names::{self, CREATED_BY, From, Origin},
 };
 use crate::{
     Attached, AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion,
     FromParameters as _, Listing, NewVolume, Page, PageRequest, Parameters, Placement, Result, Supports,
     TopologyRequirement, Volume, Volumes,
-    cloud::{Deadline, GIB, page_of},
+    cloud::{Deadline, Failure, GIB, is_final, page_of},
     image,
 };
 
@@ -290,9 +290,4 @@ impl Account {
             ..Volume::new(id, Capacity::gibibytes(volume.size_gigabytes))
         })
     }
-}
-
-/// Whether whoever gets this error takes it that nothing was made.
-fn is_final(error: &Error) -> bool {
-    !matches!(error, Error::Unavailable(_) | Error::Busy(_))
 }

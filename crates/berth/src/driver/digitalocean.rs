@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use berth_backends::digitalocean::{Config, DigitalOcean, Token};
-use berth_backends::services;
+use berth_backends::digitalocean::{Config, DigitalOcean};
+use berth_backends::{Secret, services};
 use berth_core::{NodeId, names};
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 use k8s_openapi::Resource as _;
@@ -164,7 +164,8 @@ fn embedded(_: &ArgMatches, directory: &Path, _: &str) -> Vec<OsString> {
 async fn open(args: Args, mode: services::Mode) -> anyhow::Result<Opened> {
     let Args { volumes, upstream } = args;
     let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
-    let token = given(&upstream.token).map(|token| Token::new(&token).context("--token")).transpose()?;
+    let token =
+        given(&upstream.token).map(|token| Secret::new("token", &token).context("--token")).transpose()?;
     let state_dir = std::path::absolute(&volumes.state_dir)?;
     let config = Config {
         driver_name: upstream.driver_name,
