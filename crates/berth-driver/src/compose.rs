@@ -67,6 +67,8 @@ pub(crate) trait AnyProvisioner: Send + Sync {
     fn agrees(&self, volume: &Volume, known: &Parameters, pair: (&str, &str)) -> bool;
     fn clones(&self) -> bool;
     fn has_topology(&self) -> bool;
+    /// The topology in the keys of volumes; `None` where volumes are not placed, and topologies mean nothing.
+    fn canonical(&self, topology: Topology) -> Option<Topology>;
 }
 
 impl<P: Send + Sync + 'static> AnyProvisioner for Provisioner<P> {
@@ -128,6 +130,19 @@ impl<P: Send + Sync + 'static> AnyProvisioner for Provisioner<P> {
 
     fn has_topology(&self) -> bool {
         self.placement.is_some()
+    }
+
+    fn canonical(&self, topology: Topology) -> Option<Topology> {
+        self.placement.as_ref().map(|placement| placement.canonical(topology))
+    }
+}
+
+impl dyn AnyProvisioner {
+    /// What a caller wants, in the keys of volumes; `None` where volumes are not placed.
+    pub(crate) fn wanted(&self, wanted: Option<TopologyRequirement>) -> Option<TopologyRequirement> {
+        let all = |all: Vec<Topology>| all.into_iter().map(|one| self.canonical(one)).collect::<Option<_>>();
+        let TopologyRequirement { requisite, preferred } = wanted?;
+        Some(TopologyRequirement { requisite: all(requisite)?, preferred: all(preferred)? })
     }
 }
 

@@ -178,9 +178,11 @@ impl TopologyRequirement {
         self.requisite.iter().chain(&self.preferred)
     }
 
-    /// Whether a thing with that topology is where the caller wants it; a thing without one is everywhere.
+    /// Whether a thing with that topology is where the caller wants it; a thing without one is everywhere. One that a whole
+    /// zone reaches is reached by each node of the zone, so either may say more than the other.
     pub fn accepts(&self, topology: Option<&Topology>) -> bool {
-        topology.is_none_or(|topology| self.all().any(|wanted| topology.satisfies(wanted)))
+        let fits = |own: &Topology, wanted: &Topology| own.satisfies(wanted) || wanted.satisfies(own);
+        topology.is_none_or(|own| self.all().any(|wanted| fits(own, wanted)))
     }
 
     /// Whether this topology is named and no other.
@@ -267,6 +269,11 @@ pub trait Listing: Send + Sync + 'static {
 
 /// Volumes are accessible only from some topologies.
 pub trait Placement: Volumes {
+    /// The same topology in the keys that the topologies of volumes have, where a caller may use others for the same.
+    fn canonical(&self, topology: Topology) -> Topology {
+        topology
+    }
+
     /// Chooses a topology that the caller accepts and notes it in the plan; [`Error::Exhausted`] if there is none.
     /// Called only for a volume that is to be made.
     fn place(

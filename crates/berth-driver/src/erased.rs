@@ -90,6 +90,7 @@ twin! { DynRestoring<P> = Snapshots {
 } }
 twin! { DynPlacement<P> = Placement {
     async place(ctx: &'a Context, plan: &'a mut P, wanted: Option<&'a TopologyRequirement>) -> Topology;
+    plain canonical(topology: Topology) -> Topology;
 } }
 twin! { DynListing = Listing {
     async list(ctx: &'a Context, page: &'a PageRequest) -> Page<Volume>;

@@ -39,7 +39,7 @@ impl Controller for Services {
         let controller = self.controller()?;
         let (ctx, mut call) = call::read::<_, CreateVolume>(request)?;
         let has_topology = controller.provisioner.has_topology();
-        call.topology = call.topology.filter(|_| has_topology);
+        call.topology = controller.provisioner.wanted(call.topology);
         let source = call.source.clone().map(|source| match source {
             ContentSource::Snapshot(id) => (Key::Snapshot(id), Hold::Shared),
             ContentSource::Volume(id) => (Key::Volume(id), Hold::Shared),
@@ -184,7 +184,7 @@ impl Controller for Services {
         self.check_capabilities(controller, &capabilities, &Parameters::new())?;
         let new = unnamed(parameters, Parameters::new(), capabilities);
         controller.provisioner.check(&ctx, &new)?;
-        let topology = topology.filter(|_| controller.provisioner.has_topology());
+        let topology = topology.and_then(|topology| controller.provisioner.canonical(topology));
         let found = capacity.available_capacity(&ctx, &new.parameters, topology.as_ref()).await?;
         Ok(Response::new(GetCapacityResponse {
             available_capacity: found.available.as_i64(),
@@ -214,6 +214,7 @@ impl Controller for Services {
         let controller = self.controller()?;
         let snapshots = self.part(controller.parts.snapshots.as_deref(), "snapshots")?;
         let (ctx, CreateSnapshot { new, topology }) = call::read(request)?;
+        let topology = controller.provisioner.wanted(topology);
         let _guard = self.lock([
             (Key::SnapshotName(new.name.clone()), Hold::Exclusive),
             (Key::Volume(new.source.clone()), Hold::Exclusive),
@@ -228,9 +229,7 @@ impl Controller for Services {
             }
             None => {
                 let volume = existing_volume(&ctx, controller, &new.source).await?;
-                if has_topology {
-                    TopologyRequirement::check(topology.as_ref(), volume.topology.as_deref())?;
-                }
+                TopologyRequirement::check(topology.as_ref(), volume.topology.as_deref())?;
                 snapshots.take_snapshot(&ctx, new, &volume).await?
             }
         };

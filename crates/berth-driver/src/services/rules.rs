@@ -253,6 +253,14 @@ mod tests {
         assert!(TopologyRequirement::check(None, Some(&here)).is_ok());
         assert!(TopologyRequirement::check(at("1").as_ref(), Some(&here)).is_ok());
         assert!(TopologyRequirement::check(at("2").as_ref(), None).is_ok());
+        // A volume that a zone reaches is reached from a node of the zone, and not from one of another.
+        let of = |zone: &str| Topology::single("zone", zone);
+        let wanted = TopologyRequirement {
+            requisite: vec![Topology(map(&[("zone", "a"), ("node", "1")]))],
+            preferred: vec![],
+        };
+        assert!(wanted.accepts(Some(&of("a"))) && !wanted.accepts(Some(&of("b"))));
+        assert!(wanted.accepts(Some(&here)) && !wanted.accepts(Some(&Topology::single("rack", "1"))));
         let Err(Error::Exhausted(sentence)) = TopologyRequirement::check(at("2").as_ref(), Some(&here))
         else {
             panic!()
