@@ -1,5 +1,6 @@
-//! Berth's own storage: volumes on this machine's disk ([`local`]), on NFS servers ([`nfs`]) and of DigitalOcean
-//! ([`digitalocean`]), any FlexVolume driver ([`flex`]), and any program that speaks a simple interface ([`exec`]).
+//! Berth's own storage: volumes on this machine's disk ([`local`]), on NFS servers ([`nfs`]), of DigitalOcean
+//! ([`digitalocean`]) and of Alibaba Cloud ([`aliyun`]), any FlexVolume driver ([`flex`]), and any program that speaks a simple
+//! interface ([`exec`]).
 //!
 //! Each backend implements the traits of [`berth_driver`], which is re-exported here, and composes itself into a
 //! [`Driver`]; it sees neither CSI nor Kubernetes. This is a whole driver for local volumes:
@@ -18,7 +19,7 @@
 //!       │ Volumes, Snapshots, Expansion, …          │ Sources, Staging, Stats, …
 //!  local/volumes.rs, snapshots.rs              local/node.rs           one process: the disk is here
 //!  nfs/controller/                             nfs/node/               apart: any replica, any node
-//!  digitalocean/, cloud/                       cloud/node.rs           apart, and only the controller has credentials
+//!  digitalocean/, aliyun/, cloud/              cloud/node.rs           apart, and only the controller has credentials
 //!       │                                           │
 //!  berth-journal, berth-host                   berth-host, berth-fuse
 //! ```
@@ -34,6 +35,7 @@
 //! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
 //! `place` and `make` are CreateVolume.
 
+pub mod aliyun;
 mod cloud;
 pub mod digitalocean;
 pub mod exec;

@@ -26,6 +26,8 @@ pub const TOPOLOGY_NODE: &str = "topology.berth.dev/node";
 pub const HOSTPATH_DRIVER: &str = "hostpath.csi.k8s.io";
 /// The driver of DigitalOcean's block storage, as upstream's driver is called.
 pub const DIGITALOCEAN_DRIVER: &str = "dobs.csi.digitalocean.com";
+/// The driver of Alibaba Cloud's disks, as upstream's driver is called.
+pub const ALIYUN_DRIVER: &str = "diskplugin.csi.alibabacloud.com";
 /// The topology key of the host-path example driver.
 pub const HOSTPATH_TOPOLOGY_NODE: &str = "topology.hostpath.csi/node";
 /// In a publish call's volume context: "true" for an inline ephemeral volume.
