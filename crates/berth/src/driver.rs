@@ -5,6 +5,7 @@
 //! registration in the same process. `berth up` ([`crate::stack`]) serves the same rows, each started by the command
 //! line that [`Backend::embedded`] makes.
 
+pub(crate) mod aliyun;
 pub(crate) mod digitalocean;
 pub(crate) mod exec;
 pub(crate) mod flex;
@@ -39,7 +40,7 @@ const DRAIN: Duration = Duration::from_secs(5);
 
 /// Every backend that there is.
 pub(crate) const BACKENDS: &[Backend] =
-    &[local::BACKEND, nfs::BACKEND, flex::BACKEND, exec::BACKEND, digitalocean::BACKEND];
+    &[local::BACKEND, nfs::BACKEND, flex::BACKEND, exec::BACKEND, digitalocean::BACKEND, aliyun::BACKEND];
 
 /// One kind of storage: its name, its flags, and how it is opened.
 #[derive(Clone, Copy)]
