@@ -14,7 +14,7 @@ use crate::deploy::cluster::Cluster;
 const NOT_SERVED: &str = "PodDisruptionBudget";
 
 /// The directories that a person applies.
-pub(crate) const DRIVERS: [&str; 3] = ["local", "nfs", "digitalocean"];
+pub(crate) const DRIVERS: [&str; 4] = ["local", "nfs", "digitalocean", "aliyun"];
 
 /// Objects in the order in which they are applied.
 pub(crate) struct Manifests(Vec<Value>);
@@ -70,7 +70,7 @@ async fn every_object_is_taken_by_the_api_server_with_no_field_unknown() {
 
 #[test]
 fn what_the_embedded_api_server_does_not_serve_has_only_fields_that_its_kind_has() {
-    for (driver, count) in [("local", 1), ("nfs", 2), ("digitalocean", 2)] {
+    for (driver, count) in [("local", 1), ("nfs", 2), ("digitalocean", 2), ("aliyun", 2)] {
         let manifests = Manifests::build(driver);
         let budgets: Vec<&Value> = manifests.of_kind(NOT_SERVED).collect();
         assert_eq!(budgets.len(), count, "{driver}");

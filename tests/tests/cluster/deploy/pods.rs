@@ -71,8 +71,10 @@ fn all_pods_but_the_drivers_fit_restricted_pod_security() {
         }
     }
     let twice = "berth-snapshot-controller";
-    assert_eq!(restricted, [twice, "berth-nfs-controller", twice, "berth-digitalocean-controller", twice]);
-    assert_eq!(privileged, ["berth-local", "berth-nfs-node", "berth-digitalocean-node"]);
+    let [nfs, digitalocean, aliyun] =
+        ["berth-nfs-controller", "berth-digitalocean-controller", "berth-aliyun-controller"];
+    assert_eq!(restricted, [twice, nfs, twice, digitalocean, twice, aliyun, twice]);
+    assert_eq!(privileged, ["berth-local", "berth-nfs-node", "berth-digitalocean-node", "berth-aliyun-node"]);
 }
 
 #[test]
