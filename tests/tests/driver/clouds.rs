@@ -84,8 +84,20 @@ impl Bench {
         let berth = driver::binary()?;
         let path = |name: &str| dir.path().join(name).display().to_string();
         let data = path("cloud");
-        let words =
-            ["cloud", provider.name, "--listen", "127.0.0.1:0", "--data-dir", &data, "--rate-limit", "none"];
+        let mut words = vec![
+            "cloud",
+            provider.name,
+            "--listen",
+            "127.0.0.1:0",
+            "--data-dir",
+            &data,
+            "--rate-limit",
+            "none",
+        ];
+        // The suite does hundreds of things, one after the other.
+        for delay in ["attach=10ms", "detach=10ms", "resize=10ms", "snapshot=10ms", "modify=10ms"] {
+            words.extend(["--delay", delay]);
+        }
         let mut cloud = Program::start(&berth, &words, &[], dir.path().join("cloud.log"))?;
         cloud.says("http://127.0.0.1:").await?;
         let running = dir.path().join("cloud/cloud.json");
