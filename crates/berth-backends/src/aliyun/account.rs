@@ -129,8 +129,8 @@ impl Account {
         loop {
             let found = look_up(&self.disks, PROVIDER, by.clone(), until).await?;
             if let Some(disk) = &found {
-                self.observed.lock().insert(disk.disk_id.clone(), disk.clone());
-                self.recent.lock().remove(&disk.disk_id);
+                self.observed.lock().insert(disk.id.clone(), disk.clone());
+                self.recent.lock().remove(&disk.id);
                 return Ok(found);
             }
             let By::Id(id) = &by else { return Ok(None) };
@@ -158,8 +158,8 @@ impl Account {
     pub(super) fn made(&self, disk: &Arc<Disk>) {
         let mut recent = self.recent.lock();
         recent.retain(|_, since| since.elapsed() < LAG);
-        recent.insert(disk.disk_id.clone(), Instant::now());
-        self.observed.lock().insert(disk.disk_id.clone(), disk.clone());
+        recent.insert(disk.id.clone(), Instant::now());
+        self.observed.lock().insert(disk.id.clone(), disk.clone());
     }
 
     /// Forgets a disk that was removed.
@@ -263,7 +263,7 @@ trait Described: Send + Sync + Sized + 'static {
 
 impl Described for Disk {
     fn id(&self) -> &str {
-        &self.disk_id
+        &self.id
     }
 
     fn name(&self) -> Option<&str> {
@@ -328,14 +328,16 @@ fn lookups<T: Described>(api: Arc<Api>) -> Found<By, Arc<T>> {
                     Ok(all) => all.into_iter().for_each(|one| note(By::Id(one.id().to_owned()), Ok(one))),
                     // A batch that failed is the failure of each of its ids.
                     Err(failure) => {
-                        batch.iter().for_each(|id| note(By::Id((*id).to_owned()), Err(failure.clone())));
+                        for id in batch {
+                            note(By::Id((*id).to_owned()), Err(failure.clone()));
+                        }
                     }
                 }
             }
             let pages = count.load(Ordering::Relaxed) / BATCH as u64 + 1;
             if names.len() as u64 <= pages {
-                let named = names.iter().map(|name| T::of_name(&api, name, until));
-                for (name, answer) in names.iter().zip(join_all(named).await) {
+                let answers = join_all(names.iter().map(|name| T::of_name(&api, name, until))).await;
+                for (name, answer) in names.iter().zip(answers) {
                     if let Some(one) = answer.map(|mut all| all.pop()).transpose() {
                         note(By::Name((*name).to_owned()), one);
                     }

@@ -73,8 +73,8 @@ struct DiskAttachment {
 #[derive(Debug, Clone, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(super) struct Disk {
-    #[serde(deserialize_with = "null_is_default")]
-    pub(super) disk_id: String,
+    #[serde(rename = "DiskId", deserialize_with = "null_is_default")]
+    pub(super) id: String,
     #[serde(deserialize_with = "null_is_default")]
     pub(super) zone_id: String,
     /// `Available`, `In_use`, `Attaching`, `Detaching`, `Creating` and others.

@@ -146,7 +146,7 @@ fn is_unclear(failure: &Failure) -> bool {
 }
 
 fn elsewhere(disk: &Disk) -> Error {
-    let (id, other) = (&disk.disk_id, disk.instances().first().copied().unwrap_or("unknown"));
+    let (id, other) = (&disk.id, disk.instances().first().copied().unwrap_or("unknown"));
     Error::Precondition(format!("volume {id:?} is attached to node {other:?}; detach it there first"))
 }
 

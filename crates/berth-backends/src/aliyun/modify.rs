@@ -61,12 +61,9 @@ impl Account {
                 Ok(would) => return Ok(would),
                 Err(failure) => failure,
             };
-            let task = match is_changing(&failure) {
-                true => self.api.last_task_of(id, until).await?.filter(|task| !is_over(task)),
-                false => None,
-            };
+            let task = if is_changing(&failure) { self.api.last_task_of(id, until).await? } else { None };
             // Whoever began it, this program before it was killed perhaps.
-            match task {
+            match task.filter(|task| !is_over(task)) {
                 Some(task) => self.finish(id, &task.task_id, until).await?,
                 None => return Err(explain(id, failure)),
             }

@@ -79,18 +79,18 @@ pub(super) fn sign(
 
     // In the order of their names, as the signature wants them.
     let mut headers = vec![(HOST, host.to_owned())];
-    let named = |name: &'static str, value: &str| (HeaderName::from_static(name), value.to_owned());
+    let header = |name: &'static str, value: &str| (HeaderName::from_static(name), value.to_owned());
     if key.security_token.is_some() {
-        headers.push(named("x-acs-accesskey-id", &key.id));
+        headers.push(header("x-acs-accesskey-id", &key.id));
     }
-    headers.push(named("x-acs-action", action));
-    headers.push(named("x-acs-content-sha256", &nothing));
-    headers.push(named("x-acs-date", &stamp.date));
+    headers.push(header("x-acs-action", action));
+    headers.push(header("x-acs-content-sha256", &nothing));
+    headers.push(header("x-acs-date", &stamp.date));
     if let Some(token) = &key.security_token {
-        headers.push(named("x-acs-security-token", token.reveal()));
+        headers.push(header("x-acs-security-token", token.reveal()));
     }
-    headers.push(named("x-acs-signature-nonce", &stamp.nonce));
-    headers.push(named("x-acs-version", VERSION));
+    headers.push(header("x-acs-signature-nonce", &stamp.nonce));
+    headers.push(header("x-acs-version", VERSION));
 
     let lines: Vec<_> = headers.iter().map(|(name, value)| format!("{name}:{value}\n")).collect();
     let names: Vec<_> = headers.iter().map(|(name, _)| name.as_str()).collect();

@@ -136,7 +136,7 @@ impl Account {
                 Err(failure) => return Err(failure.into()),
             };
             match self.wait_until_cut(&id, new, until).await? {
-                Some(taken) => return Ok(taken),
+                Some(snapshot) => return Ok(snapshot),
                 None => generation += 1,
             }
         }

@@ -377,7 +377,7 @@ impl Account {
             tagged => tagged?,
         }
         let disk = Arc::new(Disk {
-            disk_id: id.to_owned(),
+            id: id.to_owned(),
             zone_id: plan.zone.clone().unwrap_or_default(),
             category: attempt.category.name.to_owned(),
             performance_level: attempt.level.clone().unwrap_or_default(),
@@ -422,7 +422,7 @@ impl Account {
             return Ok(());
         }
         if disk.status == "Creating" {
-            self.settle(&disk.disk_id, "clone", until, |disk| match disk.status.as_str() {
+            self.settle(&disk.id, "clone", until, |disk| match disk.status.as_str() {
                 "Creating" => Progress::UnderWay,
                 _ => Progress::Done,
             })
@@ -441,7 +441,7 @@ impl Account {
     }
 
     async fn resize(&self, disk: &Disk, size: u64, until: Deadline) -> Result<()> {
-        let (id, is_attached) = (disk.disk_id.as_str(), disk.status == "In_use");
+        let (id, is_attached) = (disk.id.as_str(), disk.status == "In_use");
         let mut pace = Pace::new();
         loop {
             match self.api.resize_disk(id, size, is_attached, until).await {
@@ -467,9 +467,9 @@ impl Account {
     /// A disk in the words of the framework.
     pub(super) fn describe(&self, disk: &Disk) -> Result<Volume> {
         let unreadable = |error: &dyn std::fmt::Display| {
-            Error::Unavailable(format!("disk {:?} cannot be understood: {error}", disk.disk_id))
+            Error::Unavailable(format!("disk {:?} cannot be understood: {error}", disk.id))
         };
-        let id: VolumeId = disk.disk_id.parse().map_err(|error| unreadable(&error))?;
+        let id: VolumeId = disk.id.parse().map_err(|error| unreadable(&error))?;
         let source = match (disk.tag(CLONE_TAG), disk.source_snapshot_id.as_str()) {
             (Some(of), _) => Some(ContentSource::Volume(of.parse().map_err(|error| unreadable(&error))?)),
             (None, "") => None,
