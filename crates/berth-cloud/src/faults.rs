@@ -17,6 +17,8 @@ enum Effect {
     After(u16),
     DropBefore,
     DropAfter,
+    HangBefore,
+    HangAfter,
     Throttle,
     Slow(Duration),
     Errored,
@@ -41,6 +43,8 @@ pub(crate) enum Answer {
     Status(u16),
     /// The connection is closed without an answer.
     Drop,
+    /// The connection stays open without an answer, until the caller closes it.
+    Hang,
     Throttled,
 }
 
@@ -92,6 +96,8 @@ impl Fault {
             "after" => Effect::After(status()?),
             "drop-before" => Effect::DropBefore,
             "drop-after" => Effect::DropAfter,
+            "hang-before" => Effect::HangBefore,
+            "hang-after" => Effect::HangAfter,
             "throttle" => Effect::Throttle,
             "slow" => Effect::Slow(parse_duration(value)?),
             "errored" => Effect::Errored,
@@ -100,8 +106,8 @@ impl Fault {
             "other-name" => Effect::OtherName,
             _ => {
                 return Err(wrong(format!(
-                    "has an unknown effect `{name}` (known: before:STATUS, after:STATUS, drop-before, drop-after, throttle, \
-                     slow:DURATION, errored, no-device, late-device:DURATION, other-name)"
+                    "has an unknown effect `{name}` (known: before:STATUS, after:STATUS, drop-before, drop-after, hang-before, \
+                     hang-after, throttle, slow:DURATION, errored, no-device, late-device:DURATION, other-name)"
                 )));
             }
         };
@@ -169,6 +175,8 @@ impl Faults {
                 Effect::After(status) => effects.after = Some(Answer::Status(*status)),
                 Effect::DropBefore => effects.before = Some(Answer::Drop),
                 Effect::DropAfter => effects.after = Some(Answer::Drop),
+                Effect::HangBefore => effects.before = Some(Answer::Hang),
+                Effect::HangAfter => effects.after = Some(Answer::Hang),
                 Effect::Throttle => effects.before = Some(Answer::Throttled),
                 Effect::Slow(by) => effects.slow += *by,
                 Effect::Errored => effects.errored = true,

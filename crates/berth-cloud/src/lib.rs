@@ -32,4 +32,4 @@ mod server;
 
 pub use self::account::{Delays, Quotas};
 pub use self::limits::RateLimit;
-pub use self::server::{Error, InstanceOptions, Options, Provider, Twin, purge};
+pub use self::server::{Error, InstanceOptions, Options, Provider, Twin, purge, release};

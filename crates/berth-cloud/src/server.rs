@@ -25,7 +25,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::account::{Account, Delays, Quotas, uuid};
+use crate::account::{Account, Delays, Quotas, Refusal, uuid};
 use crate::admin;
 use crate::aliyun::Aliyun;
 use crate::digitalocean::DigitalOcean;
@@ -37,6 +37,8 @@ use crate::records::Instance;
 /// The file that says where a twin listens.
 const RUNNING: &str = "cloud.json";
 const LOCK: &str = "cloud.lock";
+/// The file with the address of the last start.
+const ADDRESS: &str = "address";
 /// No request of these APIs is larger.
 const LARGEST_BODY: usize = 1 << 20;
 /// How long until a connection is accepted after one could not be.
@@ -83,7 +85,7 @@ pub struct Options {
     pub provider: Provider,
     /// The region of the account.
     pub region: String,
-    /// Where it listens; a loopback address.
+    /// Where it listens; a loopback address. Port 0 takes that of the last start if it is free, and any other one if not.
     pub listen: SocketAddr,
     /// Where everything is kept.
     pub data_dir: PathBuf,
@@ -334,8 +336,9 @@ impl Twin {
             }
         }
         let listener =
-            TcpListener::bind(options.listen).await.map_err(|error| Error::Listen(options.listen, error))?;
+            listen(options.listen, &data).await.map_err(|error| Error::Listen(options.listen, error))?;
         let address = listener.local_addr().map_err(|error| Error::Listen(options.listen, error))?;
+        data.write_atomically(ADDRESS, address.to_string().as_bytes())?;
         let first_instance = options.instances.first().map(|one| one.id.clone());
         let first_instance =
             first_instance.or_else(|| account.records().instances.keys().next().cloned()).unwrap_or_default();
@@ -367,6 +370,15 @@ impl Twin {
     /// Where an instance finds the devices of its disks by id.
     pub fn devices_of(&self, instance: &str) -> PathBuf {
         self.account.devices_of(instance)
+    }
+
+    /// Switches a server on or off, as a power cut does: one without power has no devices.
+    pub fn set_power(&self, instance: &str, on: bool) -> Result<(), Error> {
+        match self.account.set_power(instance, on) {
+            Ok(_) => Ok(()),
+            Err(Refusal::NoInstance) => Err(Error::Options(format!("there is no instance {instance}"))),
+            Err(refusal) => Err(Error::Data(format!("{refusal:?}"))),
+        }
     }
 
     /// Serves until `stop`; devices that nobody uses are taken away then, and made again at the next start.
@@ -406,7 +418,7 @@ impl Twin {
         let twin = self.clone();
         let service = hyper::service::service_fn(move |request| {
             let twin = twin.clone();
-            async move { twin.respond(request).await.ok_or(Dropped) }
+            async move { twin.respond(request).await }
         });
         let connection =
             hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
@@ -425,10 +437,10 @@ impl Twin {
     async fn respond(
         self: Arc<Self>,
         request: http::Request<Incoming>,
-    ) -> Option<http::Response<Full<Bytes>>> {
+    ) -> Result<http::Response<Full<Bytes>>, NoAnswer> {
         let (parts, body) = request.into_parts();
         let Ok(body) = Limited::new(body, LARGEST_BODY).collect().await else {
-            return Some(Reply::text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large").into_response());
+            return Ok(Reply::text(StatusCode::PAYLOAD_TOO_LARGE, "the body is too large").into_response());
         };
         let call = Call {
             method: parts.method,
@@ -442,19 +454,21 @@ impl Twin {
         // The work goes on when the caller hangs up.
         let answered = tokio::spawn(async move { self.answer(&call).await });
         let reply = match answered.await {
+            // Until the caller closes the connection, or the twin ends.
+            Ok(Err(NoAnswer::Hangs)) => std::future::pending().await,
             Ok(reply) => reply?,
             Err(error) => {
                 tracing::error!(%error, "a call panicked");
                 Reply::empty(StatusCode::INTERNAL_SERVER_ERROR)
             }
         };
-        Some(reply.into_response())
+        Ok(reply.into_response())
     }
 
-    async fn answer(&self, call: &Call) -> Option<Reply> {
+    async fn answer(&self, call: &Call) -> Answered {
         let segments = call.segments();
         match segments.as_slice() {
-            ["_twin", rest @ ..] => return Some(admin::answer(self, call, rest)),
+            ["_twin", rest @ ..] => return Ok(admin::answer(self, call, rest)),
             ["_node", instance, rest @ ..] => return self.answer_metadata(call, instance, rest).await,
             ["metadata" | "latest", ..] => {
                 return self.answer_metadata(call, &self.first_instance, &segments).await;
@@ -465,34 +479,35 @@ impl Twin {
         self.count(&kind, false);
         let mut allowance = None;
         let reply = if let Err(refused) = self.api.authenticate(call) {
-            Some(refused)
+            refused
         } else {
             allowance = self.limiter.take(&self.api.limited_by(&kind), Timestamp::now());
             match allowance.and_then(|allowance| allowance.retry_after) {
                 Some(after) => {
                     self.count(&kind, true);
-                    Some(self.api.throttled(call, after))
+                    self.api.throttled(call, after)
                 }
-                None => self.answer_with_faults(call, &kind).await,
+                None => self.answer_with_faults(call, &kind).await?,
             }
         };
-        let reply = self.api.decorate(call, reply?, allowance.as_ref());
+        let reply = self.api.decorate(call, reply, allowance.as_ref());
         tracing::debug!(%kind, status = reply.status.as_u16(), request = call.request_id, "answered");
-        Some(reply)
+        Ok(reply)
     }
 
-    async fn answer_with_faults(&self, call: &Call, kind: &str) -> Option<Reply> {
+    async fn answer_with_faults(&self, call: &Call, kind: &str) -> Answered {
         let effects = self.faults.strike(kind);
         tokio::time::sleep(effects.slow).await;
         let instead = |answer| match answer {
-            Answer::Drop => None,
+            Answer::Drop => Err(NoAnswer::Dropped),
+            Answer::Hang => Err(NoAnswer::Hangs),
             Answer::Status(status) => {
                 let status = StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-                Some(self.api.failure(call, status))
+                Ok(self.api.failure(call, status))
             }
             Answer::Throttled => {
                 self.count(kind, true);
-                Some(self.api.throttled(call, Duration::from_secs(1)))
+                Ok(self.api.throttled(call, Duration::from_secs(1)))
             }
         };
         if let Some(answer) = effects.before {
@@ -501,26 +516,27 @@ impl Twin {
         let reply = self.api.answer(self, call, &effects).await;
         match effects.after {
             Some(answer) => instead(answer),
-            None => Some(reply),
+            None => Ok(reply),
         }
     }
 
-    async fn answer_metadata(&self, call: &Call, instance: &str, rest: &[&str]) -> Option<Reply> {
+    async fn answer_metadata(&self, call: &Call, instance: &str, rest: &[&str]) -> Answered {
         self.count("metadata", false);
         let effects = self.faults.strike("metadata");
         tokio::time::sleep(effects.slow).await;
         match effects.before.or(effects.after) {
-            Some(Answer::Drop) => return None,
-            Some(Answer::Throttled) => return Some(Reply::empty(StatusCode::TOO_MANY_REQUESTS)),
+            Some(Answer::Drop) => return Err(NoAnswer::Dropped),
+            Some(Answer::Hang) => return Err(NoAnswer::Hangs),
+            Some(Answer::Throttled) => return Ok(Reply::empty(StatusCode::TOO_MANY_REQUESTS)),
             Some(Answer::Status(status)) => {
-                return Some(Reply::empty(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)));
+                return Ok(Reply::empty(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)));
             }
             None => {}
         }
         let Some(instance) = self.account.records().instances.get(instance).cloned() else {
-            return Some(Reply::text(StatusCode::NOT_FOUND, "not found"));
+            return Ok(Reply::text(StatusCode::NOT_FOUND, "not found"));
         };
-        Some(self.api.metadata(&instance, &rest.join("/"), call))
+        Ok(self.api.metadata(&instance, &rest.join("/"), call))
     }
 
     fn count(&self, kind: &str, throttled: bool) {
@@ -534,10 +550,16 @@ impl Twin {
     }
 }
 
-/// Closes the connection: there is no answer to this request.
+type Answered = Result<Reply, NoAnswer>;
+
+/// Why there is no answer to a request: a fault asks for it.
 #[derive(Debug, thiserror::Error)]
-#[error("no answer, as a fault asks for")]
-struct Dropped;
+enum NoAnswer {
+    #[error("the connection is closed, as a fault asks for")]
+    Dropped,
+    #[error("nothing is answered, as a fault asks for")]
+    Hangs,
+}
 
 fn take(data_dir: &Path) -> Result<(Dir, std::fs::File), Error> {
     let data = Dir::ensure(data_dir, 0o700)?;
@@ -547,6 +569,32 @@ fn take(data_dir: &Path) -> Result<(Dir, std::fs::File), Error> {
         }
         lock => Ok((data, lock?)),
     }
+}
+
+/// Listens; where any port will do, at that of the last start, where drivers still expect the twin.
+async fn listen(address: SocketAddr, data: &Dir) -> std::io::Result<TcpListener> {
+    let last = std::fs::read_to_string(data.path().join(ADDRESS)).ok();
+    let last = last.and_then(|text| text.trim().parse::<SocketAddr>().ok());
+    if address.port() == 0
+        && let Some(last) = last.filter(|last| last.ip() == address.ip())
+        && let Ok(listener) = TcpListener::bind(last).await
+    {
+        return Ok(listener);
+    }
+    TcpListener::bind(address).await
+}
+
+/// Takes the devices of a twin away that was killed; its disks stay, and the next start makes their devices again.
+///
+/// A device that is in use goes away when its last user does.
+pub fn release(data_dir: &Path) -> Result<(), Error> {
+    if !data_dir.join(LOCK).exists() {
+        return Ok(());
+    }
+    let (_, lock) = take(data_dir)?;
+    media::detach_all(data_dir)?;
+    drop(lock);
+    Ok(())
 }
 
 /// Removes everything of a twin that does not run: devices, links, disks and records.

@@ -2,7 +2,9 @@
 
 use std::fs::{self, OpenOptions};
 use std::io::{Read as _, Seek as _, SeekFrom, Write as _};
+use std::net::TcpStream;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use berth_cloud::Provider;
 use serde_json::{Value, json};
@@ -292,6 +294,43 @@ fn a_killed_twin_goes_on_where_it_was() {
     assert!(!directory.path().exists());
     let disks = directory.path().join("disks");
     assert_eq!(berth_host::loopdev::attached_below(&disks).unwrap(), []);
+}
+
+#[test]
+fn a_call_that_hangs_is_carried_out_or_not_and_never_answered() {
+    let directory = Directory::new();
+    let twin = start(&directory);
+    let address = twin.twin.url().strip_prefix("http://").unwrap().to_owned();
+    for (effect, made) in [("hang-before", 0), ("hang-after", 1)] {
+        twin.admin("POST", "faults", &format!("volumes.create={effect}"));
+        let body = json!({"region": "nyc3", "name": effect, "size_gigabytes": 1}).to_string();
+        let mut stream = TcpStream::connect(&address).unwrap();
+        let length = body.len();
+        let head = "POST /v2/volumes HTTP/1.1\r\nhost: x\r\nauthorization: Bearer secret\r\ncontent-length:";
+        write!(stream, "{head} {length}\r\n\r\n{body}").unwrap();
+        eventually("the fault happens", || (twin.admin("GET", "faults", "")[0]["left"] == 0).then_some(()));
+        eventually("the volume is made, or not", || {
+            (get(&twin, "/v2/volumes")["meta"]["total"] == made).then_some(())
+        });
+        stream.set_read_timeout(Some(Duration::from_millis(100))).unwrap();
+        let read = stream.read(&mut [0]);
+        assert_eq!(read.unwrap_err().kind(), std::io::ErrorKind::WouldBlock, "{effect}");
+        twin.admin("DELETE", "faults", "");
+    }
+}
+
+#[test]
+fn a_twin_is_found_at_the_same_address_again() {
+    let directory = Directory::new();
+    let twin = start(&directory);
+    let url = twin.twin.url().to_owned();
+    twin.kill();
+    let twin = start(&directory);
+    assert_eq!(twin.twin.url(), url);
+    drop(twin);
+    // Unless somebody else has taken it.
+    let _other = std::net::TcpListener::bind(url.strip_prefix("http://").unwrap()).unwrap();
+    assert_ne!(start(&directory).twin.url(), url);
 }
 
 #[test]
