@@ -474,10 +474,12 @@ impl Pods {
         if attempt == 0 {
             match launch::stand_in(&self.options.stand_ins, container) {
                 Some(stand_in) => {
+                    let image = container.image.as_deref().unwrap_or_default();
+                    let (words, last) = (stand_in.words.join(" "), stand_in.last_words.join(" "));
+                    let more = if last.is_empty() { String::new() } else { format!(" and {last}") };
                     let message = format!(
-                        "The image {} is not pulled: `berth {}` runs in its place, with the container's arguments",
-                        container.image.as_deref().unwrap_or_default(),
-                        stand_in.words.join(" ")
+                        "The image {image} is not pulled: `berth {words}` runs in its place, with the container's \
+                         arguments{more}"
                     );
                     self.emit(pod, &container.name, Severity::Normal, "ImageStandIn", message);
                 }

@@ -19,12 +19,29 @@ const TERMINATION_LOG: &str = "/dev/termination-log";
 const STAND_IN: &str = "/usr/local/bin/berth";
 
 /// A program that runs in the place of an image, for containers that leave the command to their image.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StandIn {
     /// The name of the image, without registry, path and tag.
     pub image: String,
     /// The first words of its command line, behind the program's name; the container's arguments follow.
     pub words: Vec<String>,
+    /// The last words of its command line, which win over the container's arguments.
+    pub last_words: Vec<String>,
+    /// Directories of this machine that it finds at their own paths.
+    pub directories: Vec<PathBuf>,
+}
+
+/// A file or directory of this machine at a path of the container, to be read.
+fn shown(source: &Path, target: &Path) -> Mount {
+    Mount {
+        source: source.to_owned(),
+        sub_path: None,
+        target: target.to_owned(),
+        read_only: true,
+        recursive_read_only: false,
+        restricted: false,
+        propagation: Propagation::None,
+    }
 }
 
 /// What runs in the place of a container's image, if the container names no command and there is such a program.
@@ -61,17 +78,11 @@ pub(super) async fn container_spec(
     let command = if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
         words.map(|word| expand(word, known)).collect()
     } else if let Some(stand_in) = stand_in {
-        mounts.push(Mount {
-            source: options.program.clone(),
-            sub_path: None,
-            target: STAND_IN.into(),
-            read_only: true,
-            recursive_read_only: false,
-            restricted: false,
-            propagation: Propagation::None,
-        });
-        let own = stand_in.words.iter().cloned();
-        std::iter::once(STAND_IN.to_owned()).chain(own).chain(words.map(|word| expand(word, known))).collect()
+        mounts.push(shown(&options.program, Path::new(STAND_IN)));
+        mounts.extend(stand_in.directories.iter().map(|directory| shown(directory, directory)));
+        let program = std::iter::once(STAND_IN.to_owned()).chain(stand_in.words.iter().cloned());
+        let arguments = words.map(|word| expand(word, known));
+        program.chain(arguments).chain(stand_in.last_words.iter().cloned()).collect()
     } else {
         // Arguments alone are for an image's own command.
         Vec::new()
