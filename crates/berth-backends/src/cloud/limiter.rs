@@ -2,9 +2,10 @@
 //!
 //! An account has one limiter. It holds requests back for as long as the provider asks, lets them go in the order in which
 //! they came, and spaces them for a while after the provider complained: many that waited would otherwise go at once,
-//! and be refused again.
+//! and be refused again. Where the provider's limit is known ([`Limiter::within`]), it is kept before anybody complains.
 
 use std::{
+    collections::VecDeque,
     fmt,
     time::{Duration, SystemTime},
 };
@@ -25,11 +26,17 @@ pub(crate) struct Limiter {
     least: Duration,
     /// And after a complaint.
     careful: Duration,
+    /// At most so many requests in that time.
+    most: Option<(usize, Duration)>,
     state: Mutex<State>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug)]
 struct State {
+    /// When the last requests were, or will be, sent: as many as `most` says.
+    sent: VecDeque<Instant>,
+    /// The provider speaks of a limit, so it has one.
+    is_limited: bool,
     /// The earliest time for the next request.
     next: Instant,
     /// The time between requests until `careful_until`.
@@ -52,8 +59,21 @@ impl Limiter {
         Self {
             least: spacing(rate),
             careful: spacing(careful),
-            state: Mutex::new(State { next: now, spacing: Duration::ZERO, careful_until: now }),
+            most: None,
+            state: Mutex::new(State {
+                sent: VecDeque::new(),
+                is_limited: false,
+                next: now,
+                spacing: Duration::ZERO,
+                careful_until: now,
+            }),
         }
+    }
+
+    /// And never more than `count` requests in any `time`, once the provider said that it counts them.
+    pub(crate) fn within(mut self, count: usize, time: Duration) -> Self {
+        self.most = Some((count, time));
+        self
     }
 
     /// Waits for this request's turn; false, at once, if that comes after `until`.
@@ -61,9 +81,22 @@ impl Limiter {
         let at = {
             let mut state = self.state.lock();
             let now = Instant::now();
-            let at = state.next.max(now);
+            let mut at = state.next.max(now);
+            if let Some((count, time)) = self.most
+                && state.is_limited
+                && state.sent.len() >= count
+                && let Some(first) = state.sent.front()
+            {
+                at = at.max(*first + time);
+            }
             if at > until {
                 return false;
+            }
+            if let Some((count, _)) = self.most {
+                state.sent.push_back(at);
+                while state.sent.len() > count {
+                    state.sent.pop_front();
+                }
             }
             let spacing = if at < state.careful_until { state.spacing.max(self.least) } else { self.least };
             state.next = at + spacing;
@@ -84,6 +117,7 @@ impl Limiter {
 
     /// The provider says how many requests are left until a time (seconds of Unix time).
     pub(crate) fn told(&self, remaining: u64, reset: u64) {
+        self.state.lock().is_limited = true;
         if remaining >= FEW {
             return;
         }
@@ -144,6 +178,28 @@ mod tests {
         assert!(start.elapsed() >= Duration::from_secs(9), "{:?}", start.elapsed());
         limiter.told(0, unix + 200);
         assert!(!limiter.turn(in_one_second()).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_limit_that_is_known_is_never_reached() {
+        let limiter = Limiter::new(0.0, 4.0).within(3, Duration::from_secs(60));
+        for _ in 0..10 {
+            assert!(limiter.turn(in_one_second()).await, "there may be none");
+        }
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        limiter.told(5000, unix + 3600);
+        let (start, mut sent) = (Instant::now(), Vec::new());
+        for _ in 0..7 {
+            assert!(limiter.turn(start + Duration::from_secs(300)).await);
+            sent.push(start.elapsed().as_secs());
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+        assert_eq!(sent, [0, 1, 2, 60, 61, 62, 120]);
+        assert!(
+            !limiter.turn(Instant::now() + Duration::from_millis(1)).await,
+            "nobody waits beyond his deadline"
+        );
     }
 
     #[tokio::test(start_paused = true)]

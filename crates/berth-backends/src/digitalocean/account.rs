@@ -29,8 +29,8 @@ use crate::{
 pub(super) const SIZES: Sizes = Sizes { least: 1, most: 16384, default: 16 };
 /// How many entries a page of a listing has, to see whether listing all is cheaper than asking for each.
 const PAGE: u64 = 200;
-/// A lookup ends within this time, whoever waits for it.
-const LOOKUP: Duration = Duration::from_secs(60);
+/// A lookup ends within this time, whoever waits for it; it may have to wait for a minute that has requests left.
+const LOOKUP: Duration = Duration::from_secs(180);
 /// From so many operations under way on, the volumes are listed instead of asking for each action.
 const MANY: usize = 3;
 /// Every so many looks the action itself is asked for, which says whether it failed.

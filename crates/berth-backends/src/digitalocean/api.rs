@@ -23,7 +23,8 @@ use crate::{
 const PAGE: u64 = 200;
 /// Where the provider refuses a request and does not say for how long.
 const PAUSE: Duration = Duration::from_secs(5);
-/// After a refusal: the account's 250 requests a minute, less some for others who use the account.
+/// The account's 250 requests a minute, less some for others who use the account: always, and evenly spaced after a refusal.
+const MOST_A_MINUTE: usize = 225;
 const CAREFUL_RATE: f64 = 3.5;
 
 /// Whether what was asked for is not there.
@@ -220,7 +221,8 @@ struct Meta {
 impl Api {
     /// At most `rate` requests a second, if that is not 0.
     pub(super) fn new(endpoint: Endpoint, token: Secret, rate: f64) -> Result<Self> {
-        Ok(Self(Client::new(Bearer(token), endpoint, Limiter::new(rate, CAREFUL_RATE))?))
+        let limiter = Limiter::new(rate, CAREFUL_RATE).within(MOST_A_MINUTE, Duration::from_secs(60));
+        Ok(Self(Client::new(Bearer(token), endpoint, limiter)?))
     }
 
     pub(super) async fn account(&self, until: Deadline) -> Outcome<Account> {
