@@ -79,6 +79,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         ui: crate::ui::UpArgs::off(),
         record: None,
         drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
+        clouds: Vec::new(),
         foreign_drivers: Vec::new(),
         sidecars: SIDECARS.to_vec(),
         flags: crate::up::default_flags()?,

@@ -110,6 +110,7 @@ async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
         }
     }
     left += machine::take_volumes_away(data_dir).await?;
+    stack::clouds::release(data_dir)?;
     Ok(left)
 }
 

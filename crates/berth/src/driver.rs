@@ -80,10 +80,17 @@ impl Backend {
         command.about(self.about).long_about(None)
     }
 
-    /// Its command line in `berth up`, read: the flags of that, if any, its directory, and the node's name.
-    pub(crate) fn embed(&self, up: &ArgMatches, directory: &Path, node: &str) -> anyhow::Result<ArgMatches> {
+    /// Its command line in `berth up`, read: the flags of that, if any, its directory, the node's name, and `more` flags of
+    /// its own.
+    pub(crate) fn embed(
+        &self,
+        up: &ArgMatches,
+        directory: &Path,
+        node: &str,
+        more: Vec<OsString>,
+    ) -> anyhow::Result<ArgMatches> {
         let words = [OsString::from(self.name)].into_iter().chain((self.embedded)(up, directory, node));
-        Ok(self.command().try_get_matches_from(words)?)
+        Ok(self.command().try_get_matches_from(words.chain(more))?)
     }
 }
 

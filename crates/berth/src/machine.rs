@@ -1,5 +1,6 @@
 //! What the commands of the embedded machine share: where it is, and how to talk to it.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -142,6 +143,9 @@ pub(crate) struct Running {
     /// Where the page is, if it is served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ui: Option<SocketAddr>,
+    /// Where the API of each cloud is whose twin runs here.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) clouds: BTreeMap<String, String>,
     /// Everything is there: what the API says of the node may be of an earlier life.
     #[serde(default)]
     pub(crate) ready: bool,

@@ -7,6 +7,7 @@
 //! | `apiserver/` | objects, certificates, kubeconfig |
 //! | `local/` | the local driver's volumes and snapshots |
 //! | `nfs/` | what the NFS driver has mounted |
+//! | `cloud/NAME/` | the twin of a cloud (`--cloud`): its account, and the disks |
 //! | `node/` | the kubelet's layout: pods, plugins, registration sockets, logs |
 //! | `nodes/NAME/` | a further node (`--nodes`): its `node/`, and the directories of its drivers |
 //! | `controllers/` | with several nodes: the controllers of drivers whose volumes every node reaches |
@@ -14,12 +15,14 @@
 //! | `timeline.jsonl` | the steps of every volume |
 //! | `ui.json` | the token and address of the page |
 
+pub(crate) mod clouds;
 mod foreign;
 mod nfs;
 pub(crate) mod nodes;
 pub(crate) mod objects;
 mod pods;
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,10 +46,12 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use self::clouds::Clouds;
 use self::nodes::RunningNode;
 use self::pods::NodePods;
 use crate::apiserver::{self, EmptyStore};
 use crate::backup;
+use crate::cloud::Cloud;
 use crate::driver::{BACKENDS, Backend, Served};
 use crate::launch::{Choice, RESTART, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
@@ -99,6 +104,8 @@ pub(crate) struct Options {
     /// Where to keep everything that happens, if anywhere.
     pub(crate) record: Option<PathBuf>,
     pub(crate) drivers: Vec<Backend>,
+    /// The providers of which a twin runs here.
+    pub(crate) clouds: Vec<&'static Cloud>,
     /// The sockets of drivers that somebody else runs.
     pub(crate) foreign_drivers: Vec<PathBuf>,
     pub(crate) sidecars: Vec<Sidecar>,
@@ -160,6 +167,7 @@ impl Stack {
             node: options.node_name.clone(),
             started: jiff::Timestamp::now(),
             ui: None,
+            clouds: BTreeMap::new(),
             ready: false,
         };
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
@@ -183,7 +191,13 @@ impl Stack {
         // The driver needs none of them.
         let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
-        let controllers = start_controllers(&options, &data_dir, &serving, &telemetry).await?;
+        let names = nodes::names(&options.node_name, options.nodes);
+        let clouds = Clouds::start(&options.clouds, &data_dir, names).await?;
+        running.clouds = clouds.addresses();
+        for (name, address) in &running.clouds {
+            progress(&format!("cloud {name} on {address}"));
+        }
+        let controllers = start_controllers(&options, &data_dir, &clouds, &serving, &telemetry).await?;
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
         // It watches snapshots, whose definitions are there now.
@@ -200,6 +214,7 @@ impl Stack {
             queues,
             telemetry,
             pods,
+            clouds,
             volume_plugins,
         });
         let started = start_nodes(&machine, &progress).await?;
@@ -249,6 +264,7 @@ impl Stack {
             }
         }
         machine::take_volumes_away(self.data.path()).await?;
+        self.machine.clouds.stop().await;
         let _ = self.data.remove_file(RUNNING);
         Ok(())
     }
@@ -289,7 +305,8 @@ fn start_control_loops(
 /// The objects of all drivers.
 fn driver_objects(options: &Options, data_dir: &Path) -> anyhow::Result<Vec<objects::Objects>> {
     let of_driver = |backend: &Backend| {
-        let line = backend.embed(&options.flags, &data_dir.join(backend.name), &options.node_name)?;
+        let directory = data_dir.join(backend.name);
+        let line = backend.embed(&options.flags, &directory, &options.node_name, Vec::new())?;
         Ok((backend.objects)(&(backend.driver_name)(&line)))
     };
     options.drivers.iter().map(of_driver).collect()
@@ -318,6 +335,7 @@ async fn start_nodes(
 async fn start_controllers(
     options: &Options,
     data_dir: &Path,
+    clouds: &Clouds,
     serving: &CancellationToken,
     telemetry: &Telemetry,
 ) -> anyhow::Result<Vec<Served>> {
@@ -325,7 +343,8 @@ async fn start_controllers(
     for backend in options.drivers.iter().filter(|backend| backend.separable && options.nodes > 1) {
         let directory = data_dir.join(CONTROLLERS).join(backend.name);
         Dir::ensure(&directory, 0o700)?;
-        let line = backend.embed(&options.flags, &directory, &options.node_name)?;
+        let twin = clouds.flags(backend.name, &options.node_name);
+        let line = backend.embed(&options.flags, &directory, &options.node_name, twin)?;
         let opened = (backend.open)(line, Mode::Controller).await?;
         let socket = Endpoint::Unix(directory.join(CONTROLLER_SOCKET));
         let mut registry = Registry::with_labels([("node".into(), "".into())].into_iter());
@@ -450,8 +469,13 @@ pub(crate) async fn take_root_away(root: &Path) -> anyhow::Result<usize> {
     for backend in BACKENDS {
         let directory = root.join(backend.name);
         if directory.exists() {
-            let line = backend.embed(&crate::up::default_flags()?, &directory, "berth")?;
-            let opened = (backend.open)(line, Mode::All).await?;
+            // The node of a cloud's driver needs no account for this.
+            let (mode, more) = match Cloud::find(backend.name) {
+                Some(cloud) => (Mode::Node, cloud.offline_flags.iter().map(Into::into).collect()),
+                None => (Mode::All, Vec::new()),
+            };
+            let line = backend.embed(&crate::up::default_flags()?, &directory, "berth", more)?;
+            let opened = (backend.open)(line, mode).await?;
             let away = opened.driver.take_down().await;
             taken += away.with_context(|| format!("take the volumes of driver {} away", backend.name))?;
         }

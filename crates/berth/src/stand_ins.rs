@@ -20,6 +20,8 @@ const STAND_INS: &[Row] = &[
     Row("csi-node-driver-registrar", &["csi-node-driver-registrar"]),
     Row("driver-registrar", &["csi-node-driver-registrar"]),
     Row("nfsplugin", &["driver", "nfs"]),
+    // Where its manifests have the directory of the plugin.
+    Row("do-csi-plugin", &["driver", "digitalocean", "--state-dir=/csi/state"]),
     Row(
         "hostpathplugin",
         &["driver", "local", "--driver-name=hostpath.csi.k8s.io", "--data-dir=/csi-data-dir"],
@@ -31,7 +33,11 @@ pub(crate) fn table() -> Vec<StandIn> {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     STAND_INS
         .iter()
-        .map(|Row(image, words)| StandIn { image: (*image).to_owned(), words: owned(words) })
+        .map(|Row(image, words)| StandIn {
+            image: (*image).to_owned(),
+            words: owned(words),
+            ..StandIn::default()
+        })
         .collect()
 }
 

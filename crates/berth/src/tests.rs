@@ -373,7 +373,7 @@ mod more_rows {
 
         let shelf = Backend { name: "shelf", about: "Volumes on a shelf", ..BACKENDS[0] };
         let line = shelf
-            .embed(&up::default_flags().unwrap(), &api_server.directory().join(shelf.name), "n")
+            .embed(&up::default_flags().unwrap(), &api_server.directory().join(shelf.name), "n", Vec::new())
             .unwrap();
         let opened = (shelf.open)(line, berth_backends::services::Mode::All).await.unwrap();
         let endpoint = Endpoint::Unix(api_server.directory().join("csi.sock"));

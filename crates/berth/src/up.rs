@@ -18,6 +18,7 @@ use kube::ResourceExt as _;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::apiserver::EmptyStore;
+use crate::cloud::{CLOUDS, Cloud};
 use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::{Sidecar, go};
@@ -59,6 +60,11 @@ pub(crate) struct Args {
     /// A driver to run, or none; may be given several times
     #[arg(long = "driver", default_values_t = ["local".to_owned()], value_name = "BACKEND")]
     drivers: Vec<String>,
+
+    /// Also run a twin of this cloud's block storage, and the driver for its disks unless --driver is none; may be given several
+    /// times
+    #[arg(long = "cloud", value_parser = PossibleValuesParser::new(CLOUDS.iter().map(|cloud| cloud.name)), value_name = "PROVIDER")]
+    clouds: Vec<String>,
 
     /// The socket of a CSI driver that you run yourself: it gets sidecars and is registered; may be given several times
     #[arg(long, value_parser = foreign_socket, value_name = "URL")]
@@ -185,10 +191,18 @@ fn foreign_socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The backends that are asked for, each once.
-fn chosen(backends: &[Backend], names: &[String]) -> Vec<Backend> {
-    let asked = |backend: &&Backend| names.iter().any(|name| name == backend.name);
-    backends.iter().filter(asked).copied().collect()
+/// The backends that are asked for, each once, with those of the clouds.
+fn chosen(backends: &[Backend], names: &[String], clouds: &[String]) -> anyhow::Result<Vec<Backend>> {
+    let is_wanted = !names.iter().any(|name| name == NO_DRIVER);
+    let missing = |cloud: &&String| !backends.iter().any(|backend| backend.name == **cloud);
+    if let Some(cloud) = clouds.iter().filter(|_| is_wanted).find(missing) {
+        bail!("there is no driver for the cloud {cloud} here; give --driver none to run its twin alone");
+    }
+    let asked = |backend: &&Backend| {
+        let of_cloud = is_wanted && clouds.iter().any(|name| name == backend.name);
+        of_cloud || names.iter().any(|name| name == backend.name)
+    };
+    Ok(backends.iter().filter(asked).copied().collect())
 }
 
 /// Runs until SIGTERM or SIGINT; detached, returns when everything is ready.
@@ -220,7 +234,8 @@ pub(crate) async fn run(
         empty_store: args.empty_store,
         ui: args.ui.clone(),
         record: args.record.as_deref().map(std::path::absolute).transpose()?,
-        drivers: chosen(backends, &args.drivers),
+        drivers: chosen(backends, &args.drivers, &args.clouds)?,
+        clouds: CLOUDS.iter().filter(|cloud| args.clouds.iter().any(|name| name == cloud.name)).collect(),
         foreign_drivers: args.driver_endpoint.clone(),
         sidecars: sidecars.to_vec(),
         flags: matches.clone(),
@@ -313,7 +328,10 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
     } else {
         classes.join(", ")
     };
-    let example = if has_default {
+    let of_cloud = running.clouds.keys().find_map(|name| Cloud::find(name)?.example);
+    let example = if let Some((file, claim)) = of_cloud.filter(|_| !classes.is_empty()) {
+        format!("\n  kubectl apply -f {file}\n  berth explain{} {claim}", of_directory(data_dir))
+    } else if has_default {
         format!(
             "\n  kubectl apply -f examples/local.yaml\n  berth explain{} pvc/data",
             of_directory(data_dir)
@@ -322,12 +340,22 @@ fn screen(running: &Running, data_dir: &Path, classes: &[String]) -> String {
         "\n  kubectl apply -f examples/nfs/class.yaml".to_owned()
     };
     format!(
-        "\n  API         https://{address}\n{page}  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
+        "\n  API         https://{address}\n{page}{clouds}  kubeconfig  {kubeconfig}\n  class       {class}\n\nTry:\n  \
          export KUBECONFIG={kubeconfig}\n  kubectl get nodes,sc{example}\n  berth down{of_directory}\n",
         address = running.address,
         page = page(running, data_dir),
+        clouds = clouds(running),
         of_directory = of_directory(data_dir),
     )
+}
+
+/// Where the APIs of clouds are, and how their twins are used.
+fn clouds(running: &Running) -> String {
+    let line = |(name, address): (&String, &String)| {
+        let credentials = Cloud::find(name).map(|cloud| cloud.credentials).unwrap_or_default();
+        format!("  cloud       {name} at {address}/  ({credentials})\n")
+    };
+    running.clouds.iter().map(line).collect()
 }
 
 /// Where the page is. The link with the token is for a terminal, and not for a log.
@@ -352,4 +380,24 @@ fn tick() -> &'static str {
 
 fn faint(text: &str) -> String {
     if std::io::stdout().is_terminal() { format!("\x1b[2m{text}\x1b[0m") } else { text.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cloud_brings_its_driver_unless_none_is_asked_for() {
+        let chosen = |drivers: &[&str], clouds: &[&str]| {
+            let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
+            let found = chosen(BACKENDS, &owned(drivers), &owned(clouds));
+            found.map(|found| found.iter().map(|backend| backend.name).collect::<Vec<_>>())
+        };
+        assert_eq!(chosen(&["local"], &[]).unwrap(), ["local"]);
+        assert_eq!(chosen(&["local"], &["digitalocean"]).unwrap(), ["local", "digitalocean"]);
+        assert_eq!(chosen(&["digitalocean"], &["digitalocean"]).unwrap(), ["digitalocean"]);
+        assert!(chosen(&[NO_DRIVER], &["digitalocean"]).unwrap().is_empty());
+        let refused = chosen(&["local"], &["another"]).unwrap_err().to_string();
+        assert!(refused.contains("--driver none"), "{refused}");
+    }
 }

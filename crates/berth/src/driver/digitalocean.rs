@@ -104,7 +104,7 @@ struct Volumes {
 #[command(next_help_heading = "Flags of csi-digitalocean")]
 struct Upstream {
     /// A token of the API, with the right to read and write block storage, snapshots, tags and to read droplets and the
-    /// account; a node needs none
+    /// account; without one only the calls for this node are served
     #[arg(
         long,
         env = "DIGITALOCEAN_ACCESS_TOKEN",
@@ -166,6 +166,13 @@ async fn open(args: Args, mode: services::Mode) -> anyhow::Result<Opened> {
     let given = |text: &str| Some(text.to_owned()).filter(|text| !text.is_empty());
     let token =
         given(&upstream.token).map(|token| Secret::new("token", &token).context("--token")).transpose()?;
+    // As in csi-digitalocean, whose pods on nodes have no token.
+    let mode = if token.is_none() && mode == services::Mode::All {
+        tracing::info!("there is no token: only the calls for this node are served");
+        services::Mode::Node
+    } else {
+        mode
+    };
     let state_dir = std::path::absolute(&volumes.state_dir)?;
     let config = Config {
         driver_name: upstream.driver_name,

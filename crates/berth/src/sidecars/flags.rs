@@ -281,6 +281,7 @@ const ACCEPTED: &[(&str, bool, &str)] = &[
     ("provisioner", false, "the driver says its name itself"),
     ("dummy", true, DEPRECATED),
     ("driver-requires-attachment", true, "the CSIDriver object says it"),
+    ("pod-info-mount-version", false, "the CSIDriver object says it"),
 ];
 
 impl Args for Accepted {

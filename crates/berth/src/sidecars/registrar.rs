@@ -37,8 +37,9 @@ pub(crate) struct Args {
     #[arg(long, default_value = "1s", value_parser = go::positive_duration, value_name = "DURATION")]
     timeout: Duration,
 
-    /// Deprecated: registration, or kubelet-registration-probe, which has nothing left to do
-    #[arg(long, default_value = "registration", hide = true, value_parser = ["registration", PROBE])]
+    /// Deprecated: registration, which driver-registrar called node-register, or kubelet-registration-probe, which has
+    /// nothing left to do
+    #[arg(long, default_value = "registration", hide = true, value_parser = ["registration", "node-register", PROBE])]
     mode: String,
 
     /// Serve /healthz here, such as :9809

@@ -36,6 +36,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
+use super::clouds::Clouds;
 use super::pods::NodePods;
 use super::{NODE, Options, foreign, start_driver_sidecars, take_root_away};
 use crate::driver::{Backend, Served};
@@ -82,6 +83,7 @@ pub(super) struct Machine {
     pub(super) api: SocketAddr,
     pub(super) telemetry: Telemetry,
     pub(super) pods: Arc<NodePods>,
+    pub(super) clouds: Clouds,
     /// Where FlexVolume drivers are installed, for all nodes.
     pub(super) volume_plugins: PathBuf,
 }
@@ -149,13 +151,15 @@ impl RunningNode {
         } else {
             machine.cluster.clone()
         };
+        machine.clouds.set_power(name, true).await?;
         let root = machine.root(name);
         let layout = Layout::new(root.join(NODE));
         let mut drivers = Vec::new();
         for backend in &machine.options.drivers {
             let directory = root.join(backend.name);
             Dir::ensure(&directory, 0o700)?;
-            let line = backend.embed(&machine.options.flags, &directory, name)?;
+            let twin = machine.clouds.flags(backend.name, name);
+            let line = backend.embed(&machine.options.flags, &directory, name, twin)?;
             let mode = if several && backend.separable { Mode::Node } else { Mode::All };
             let mut registry = machine.registry(name);
             let driver = start_driver(backend, line, mode, &layout, &mut registry, serving).await?;
@@ -246,6 +250,9 @@ pub(super) async fn keep(
                 }
             },
             (false, Some(node)) => {
+                if let Err(error) = machine.clouds.set_power(&name, false).await {
+                    tracing::error!(node = name, "the node keeps devices of a cloud: {error:#}");
+                }
                 if let Err(error) = node.halt(&machine, Duration::ZERO).await {
                     tracing::error!(node = name, "the node is off, and left something mounted: {error:#}");
                 }
@@ -364,7 +371,7 @@ async fn start_node(
             ("KUBERNETES_SERVICE_PORT".to_owned(), api.port().to_string()),
         ],
         hidden: vec![machine.data_dir.clone()],
-        stand_ins: options.stand_ins.clone(),
+        stand_ins: machine.clouds.stand_ins(&options.stand_ins, name),
         volume_plugins: Some(machine.volume_plugins.clone()),
         volume_plugin_timeouts: options.volume_plugin_timeouts,
         nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mounts)?)),
