@@ -143,7 +143,7 @@ pub fn from_volume(id: &str) -> v1::VolumeContentSource {
     v1::VolumeContentSource { r#type: Some(volume_content_source::Type::Volume(source)) }
 }
 
-/// No call may take longer, also not one that got lost when the driver was killed.
+/// No call may take longer that does not say how long, also not one that got lost when the driver was killed.
 const LONGEST_CALL: Duration = Duration::from_secs(60);
 
 /// A channel on which no call takes for ever.
@@ -151,7 +151,10 @@ pub type Bounded = InterceptedService<Channel, fn(Request<()>) -> Result<Request
 
 #[expect(clippy::unnecessary_wraps, reason = "an interceptor may refuse")]
 fn bounded(mut request: Request<()>) -> Result<Request<()>, Status> {
-    request.set_timeout(LONGEST_CALL);
+    // A call that has a deadline of its own keeps it.
+    if !request.metadata().contains_key("grpc-timeout") {
+        request.set_timeout(LONGEST_CALL);
+    }
     Ok(request)
 }
 

@@ -5,6 +5,7 @@
 //! done here independently of the driver's own code, so that a mistake there cannot hide itself.
 
 pub mod browser;
+pub mod cloud;
 pub mod content;
 pub mod crash;
 pub mod csi;

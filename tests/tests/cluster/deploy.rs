@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
 mod cluster;
+mod digitalocean;
 mod door;
 mod manifests;
 mod nfs;

@@ -14,6 +14,9 @@ use crate::deploy::manifests::Manifests;
 use crate::deploy::roles::Allowed;
 use crate::deploy::scenario;
 
+/// What every Secret of these clusters holds.
+pub(crate) const SECRET: &str = "berth";
+
 /// The nodes of the cluster.
 pub(crate) const NODES: [&str; 2] = ["node-1", "node-2"];
 
@@ -46,12 +49,14 @@ pub(crate) fn start(cluster: &Cluster, workload: &Value, node: &str, door: &Door
     let kubeconfig = cluster.path(&format!("{name}.kubeconfig"));
     write_kubeconfig(&kubeconfig, &format!("http://{}", door.address));
     let mut environment = vec![("KUBECONFIG".to_owned(), kubeconfig.display().to_string())];
-    for variable in container["env"].as_array().unwrap() {
-        let value = match variable["valueFrom"]["fieldRef"]["fieldPath"].as_str().unwrap() {
-            "spec.nodeName" => node.to_owned(),
-            "metadata.name" => name.clone(),
-            "metadata.namespace" => "berth-system".to_owned(),
-            other => panic!("the kubelet would know {other}"),
+    for variable in container["env"].as_array().into_iter().flatten() {
+        let from = &variable["valueFrom"];
+        let value = match from["fieldRef"]["fieldPath"].as_str() {
+            Some("spec.nodeName") => node.to_owned(),
+            Some("metadata.name") => name.clone(),
+            Some("metadata.namespace") => "berth-system".to_owned(),
+            None if from["secretKeyRef"].is_object() => SECRET.to_owned(),
+            _ => panic!("the kubelet would know {from}"),
         };
         environment.push((variable["name"].as_str().unwrap().to_owned(), value));
     }
