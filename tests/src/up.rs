@@ -52,6 +52,13 @@ impl Machine {
         Self::run(machine)
     }
 
+    /// The same with further words on its command line.
+    pub fn start_in_with(data: PathBuf, args: &[&str]) -> Result<Self> {
+        let mut machine = Self::new_with(args)?;
+        machine.data = data;
+        Self::run(machine)
+    }
+
     /// A machine with further words on its command line.
     pub fn start_with(args: &[&str]) -> Result<Self> {
         Self::run(Self::new_with(args)?)

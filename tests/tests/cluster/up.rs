@@ -1,6 +1,7 @@
 //! `berth up` as a person meets it: kubectl, the examples, drivers that join, mistakes, kills, and what is left.
 
 mod bad_input;
+mod clouds;
 mod commands;
 mod crash;
 mod drivers;

@@ -11,10 +11,10 @@ const MYCSI: &str = include_str!("../../../manifests/mycsi.yaml");
 const HOSTPATH: &str = include_str!("../../../manifests/csi-hostpath.yaml");
 
 /// A directory on a shared mount, as a machine's root is wherever a kubelet runs.
-struct Shared(tempfile::TempDir);
+pub(super) struct Shared(tempfile::TempDir);
 
 impl Shared {
-    fn new() -> Result<Self> {
+    pub(super) fn new() -> Result<Self> {
         let shared = Self(tempfile::tempdir()?);
         let path = shared.path().display().to_string();
         machine::run("mount", &["--bind", &path, &path])?;
@@ -26,7 +26,7 @@ impl Shared {
         self.0.path()
     }
 
-    fn data(&self) -> PathBuf {
+    pub(super) fn data(&self) -> PathBuf {
         self.path().join("data")
     }
 }
@@ -38,7 +38,7 @@ impl Drop for Shared {
 }
 
 /// Waits until every container of a pod is ready.
-fn all_ready(machine: &Machine, name: &str, containers: usize) -> Result<()> {
+pub(super) fn all_ready(machine: &Machine, name: &str, containers: usize) -> Result<()> {
     machine.until(&format!("{containers} containers of {name} are ready"), || {
         let Ok(found) = machine.get(&format!("pod/{name}")) else { return Ok(None) };
         let statuses = found["status"]["containerStatuses"].as_array().cloned().unwrap_or_default();
