@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-flex bench-sidecars bench-see bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -91,7 +91,7 @@ test-e2e: ## Kubernetes' own end-to-end specs of storage (External.Storage) on r
 	$(AS_ROOT) env $(if $(FOCUS),FOCUS='$(FOCUS)') $(if $(SKIP),SKIP='$(SKIP)') $(if $(PROCS),PROCS=$(PROCS)) HOME=$(HOME) \
 		BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth testbed/kube/e2e.sh $(DRIVER)
 
-test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, and of the sidecars at every step; SEED to repeat one
+test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, of a cloud's driver at every call of its API, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth
 	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture crash::
@@ -99,6 +99,10 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::crash::nothing_is_lost_or_left_by_kills
 	BERTH_RANDOM_OPERATIONS=$(or $(OPERATIONS),1000) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture --ignored up::random::
+	BERTH_CLOUD_KILLS=0 $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
+		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture cloud_faults::a_driver_killed
+	BERTH_CLOUD_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
+		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::clouds::a_driver_killed
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture killed_at_any_step
 
@@ -128,6 +132,9 @@ bench-nfs: deps ## measure the NFS driver in the virtual machine, beside mountin
 
 bench-flex: deps build ## measure call-outs of `berth flex` beside a driver in bash and jq: calls per second, CPU; CALLS for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_flex
+
+bench-cloud: deps build ## count the API calls of 500 cloud disks created, attached to 100 servers, detached and deleted at once on a twin with DigitalOcean's limits, beside csi-digitalocean's pattern (10 minutes); VOLUMES, SERVERS and ACTION for less
+	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_cloud
 
 bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less
 	@testbed/deps.sh kube
