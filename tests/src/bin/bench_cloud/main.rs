@@ -1,9 +1,11 @@
 //! Counts the calls that many cloud disks cost: created, attached to simulated servers, detached and deleted, all at once, on a twin
 //! that limits requests as the provider does, beside the calls that csi-digitalocean's pattern would make for the same work.
 //!
-//! Upstream's calls are counted from what its driver does for each CSI call (see [`upstream`]), not measured. An operation that fails
+//! Upstream's calls are counted from what its driver does for each CSI call ([`upstream`]), not measured. An operation that fails
 //! ends the bench; a number that is too large does not: it is for reading. `VOLUMES` (500), `SERVERS` (100) and `ACTION` (seconds that an
 //! attachment takes, 5) choose how much is done. With 500 volumes it takes about ten minutes, because of the limit.
+
+mod upstream;
 
 use std::env;
 use std::process::ExitCode;
@@ -17,10 +19,13 @@ use berth_e2e::table::{Table, count};
 use futures_util::future::try_join_all;
 use tonic::Status;
 
+use self::upstream::Pattern;
+
 /// How long a call may take: it waits for its turn among all others.
 const CALL: Duration = Duration::from_secs(600);
 /// The provider's limits, as the twin has them by default.
 const LIMIT: &str = "250/m,5000/h";
+const LIMIT_A_MINUTE: u64 = 250;
 /// The id of the first simulated server.
 const FIRST_SERVER: usize = 1000;
 
@@ -86,17 +91,19 @@ async fn measure() -> Result<()> {
     }
     let (csi, mut phases) = (bench.csi()?, Vec::new());
     let server = |number: usize| (FIRST_SERVER + number % servers).to_string();
-    let (many, per_server) = (volumes as u64, volumes.div_ceil(servers) as u64);
-    let actions = upstream(per_server, action as u64) * servers as u64;
+    let upstream =
+        |calls, action, workers| Pattern { calls, action, workers }.count(volumes, servers, LIMIT_A_MINUTE);
+    // GET volume, GET droplet and POST action, by csi-attacher.
+    let actions = upstream(3, Some(action as u64), 10);
 
     let all = try_join_all((0..volumes).map(|number| create(&csi, number)));
-    let ids = phase(&bench, &mut phases, "create", 2 * many, all).await?;
+    let ids = phase(&bench, &mut phases, "create", upstream(2, None, 100), all).await?;
     let all = try_join_all(ids.iter().enumerate().map(|(number, id)| attach(&csi, id, server(number))));
     phase(&bench, &mut phases, "attach", actions, all).await?;
     let all = try_join_all(ids.iter().enumerate().map(|(number, id)| detach(&csi, id, server(number))));
     phase(&bench, &mut phases, "detach", actions, all).await?;
     let all = try_join_all(ids.iter().map(|id| delete(&csi, id)));
-    phase(&bench, &mut phases, "delete", many, all).await?;
+    phase(&bench, &mut phases, "delete", upstream(1, None, 100), all).await?;
     show(&phases, volumes, servers, action);
     bench.finish().await
 }
@@ -129,29 +136,6 @@ fn show(phases: &[Phase], volumes: usize, servers: usize, action: usize) {
     let time = phases.iter().map(|phase| phase.time).sum();
     row("all", time, sum(|one| one.calls), 4 * needed, sum(|one| one.throttled), sum(|one| one.upstream));
     println!("{table}");
-}
-
-/// How many calls csi-digitalocean makes to attach (or detach) so many volumes of one droplet, asked for at once.
-///
-/// Each attempt is GET volume, GET droplet and POST action. The droplet does one thing at a time: an attempt that comes meanwhile is
-/// refused with "pending event", and csi-attacher repeats it after 1, 2, 4 and more seconds. An action that was begun is asked for every
-/// second until it is completed.
-fn upstream(volumes: u64, action: u64) -> u64 {
-    let (mut calls, mut free) = (0, 0);
-    // When each volume is tried next, and how long it waits if it is refused then.
-    let mut waiting: Vec<(u64, u64)> = vec![(0, 1); usize::try_from(volumes).unwrap_or_default()];
-    while let Some(next) = (0..waiting.len()).min_by_key(|one| waiting[*one].0) {
-        let (now, pause) = waiting[next];
-        calls += 3;
-        if now < free {
-            waiting[next] = (now + pause, (pause * 2).min(300));
-        } else {
-            free = now + action;
-            calls += action.max(1);
-            waiting.remove(next);
-        }
-    }
-    calls
 }
 
 async fn create(csi: &Csi, number: usize) -> Result<String, Status> {
