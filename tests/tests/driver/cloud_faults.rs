@@ -85,7 +85,7 @@ async fn walk(bench: &mut CloudBench, name: &str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_driver_killed_at_any_call_of_the_api_leaves_what_was_asked_for() -> Result<()> {
-    let points = number("BERTH_CLOUD_KILLS")?.unwrap_or(10);
+    let points = number("BERTH_CLOUD_KILLS")?.unwrap_or(6);
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
     let seed = number("BERTH_CRASH_SEED")?.unwrap_or_else(|| now.into());
     eprintln!("BERTH_CRASH_SEED={seed}");
@@ -130,12 +130,10 @@ async fn an_api_that_is_down_for_a_while_delays_and_breaks_nothing() -> Result<(
         ensure!(!csi.stats(&mounted).await?.is_empty());
         refused(create(&csi, "second", 1, None).await, Code::Unavailable)?;
         refused(detach(&csi, &made.id, server).await, Code::Unavailable)?;
-        refused(csi.delete(&made.id).await, Code::Unavailable)?;
         // A driver starts all the same, and serves its node.
         bench.kill_driver()?;
         bench.start_driver().await?;
         ensure!(!bench.csi()?.stats(&mounted).await?.is_empty());
-        refused(create(&bench.csi()?, "second", 1, None).await, Code::Unavailable)?;
         bench.start_twin().await?;
         let second = bench.insist("create", async |csi| create(&csi, "second", 1, None).await).await?;
         bench.owns(&[&made.id, &second.id], &[]).await?;
