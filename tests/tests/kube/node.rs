@@ -1,6 +1,7 @@
 //! Berth's volumes in pods that a real kubelet runs.
 
 mod deployment;
+mod digitalocean;
 mod flex;
 mod image;
 mod manifests;

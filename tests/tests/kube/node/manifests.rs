@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, merged};
 use crate::kinds::{CLAIM, CLASS, POD, SNAPSHOT, SNAPSHOT_CONTENT, text};
 
 /// What the image of the drivers has beside the program.
-const TOOLS: [&str; 5] = ["mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"];
+pub(super) const TOOLS: [&str; 5] = ["mkfs.ext4", "e2fsck", "resize2fs", "mkfs.xfs", "mkfs.btrfs"];
 const DRIVERS: &str = "app.kubernetes.io/name=berth-local";
 
 /// A directory of `deploy/` in the cluster; it is taken away when this is dropped.
@@ -79,6 +79,20 @@ impl Drop for Applied {
             eprintln!("could not take the manifests away: {error:#}");
         }
     }
+}
+
+/// Manifests with further lines, each behind the lines that contain a text, and with their indentation.
+pub(super) fn with_lines(manifests: &str, behind: &[(&str, String)]) -> String {
+    let mut edited = String::new();
+    for line in manifests.lines() {
+        edited.extend([line, "\n"]);
+        for (there, new) in behind {
+            if let Some((indentation, _)) = line.split_once(there) {
+                edited.extend([indentation, new, "\n"]);
+            }
+        }
+    }
+    edited
 }
 
 #[tokio::test]

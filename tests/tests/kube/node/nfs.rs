@@ -9,7 +9,7 @@ use berth_e2e::nfs::Server;
 use serde_json::{Value, json};
 
 use super::deployment::HERE;
-use super::manifests::Applied;
+use super::manifests::{Applied, with_lines};
 use super::{exec, image, ready, running};
 use crate::cluster::{Cluster, merged};
 use crate::kinds::{CLAIM, CLASS, NODE, POD, SNAPSHOT, SNAPSHOT_CONTENT, VOLUME, text};
@@ -18,26 +18,17 @@ const WORKLOADS: &[&str] =
     &["daemonset/berth-nfs-node", "deployment/berth-nfs-controller", "deployment/berth-snapshot-controller"];
 const CONTROLLERS: &str = "app.kubernetes.io/name=berth-nfs-controller";
 
-/// The manifests with the arguments for FUSE, and for a server on a port of its own, beside arguments that are there.
+/// The manifests with the arguments for FUSE, and for a server on a port of its own.
 fn edited(manifests: &str, options: &str) -> String {
     let beside = [
         ("--state-dir=", "--mount-mode=fuse".to_owned()),
         ("--extra-create-metadata", format!("--default-mount-options={options}")),
     ];
-    let mut edited = String::new();
-    for line in manifests.lines() {
-        edited.extend([line, "\n"]);
-        for (there, new) in &beside {
-            if let Some((indentation, _)) = line.split_once(there) {
-                edited.extend([indentation, new, "\n"]);
-            }
-        }
-    }
-    edited
+    with_lines(manifests, &beside)
 }
 
 /// The container of a pod, on whichever node there is.
-fn anywhere(script: &str) -> Value {
+pub(super) fn anywhere(script: &str) -> Value {
     merged(running(script), json!({"nodeSelector": {}}))
 }
 
