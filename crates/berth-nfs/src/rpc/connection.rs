@@ -16,30 +16,30 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::AsyncWriteExt,
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
     sync::{mpsc, oneshot},
     task::JoinHandle,
     time::{Instant, timeout},
 };
 
-use super::{Credential, Endpoint, Idle, Procedure, dial::random, request, results};
+use super::{
+    Credential, Endpoint, Idle, Procedure,
+    dial::random,
+    message::{request, results},
+    record::{LAST_FRAGMENT, SMALL, receive_record},
+};
 use crate::{
     status::Fault,
     xdr::{Decoder, Encoder},
 };
 
-/// No answer is longer: we never ask for more than 1 MiB of anything.
-const LONGEST_RECORD: usize = (1 << 20) + (64 << 10);
 /// Requests that wait to be sent, beyond which callers wait.
 const QUEUE: usize = 64;
 /// A server that sends something, though not our answer, gets so many timeouts.
 const MOST_TIMEOUTS: u32 = 6;
 /// How long what has arrived may take to be read.
 const READ_TIMEOUT: Duration = Duration::from_millis(50);
-const LAST_FRAGMENT: u32 = 1 << 31;
-/// Pieces up to this size are sent together.
-const SMALL: usize = 16 << 10;
 
 /// A connection to one service of a server.
 #[derive(Debug)]
@@ -266,44 +266,4 @@ async fn receive(mut socket: OwnedReadHalf, shared: Arc<Shared>) {
             let _ = waiting.send(record);
         }
     }
-}
-
-async fn receive_record(
-    socket: &mut OwnedReadHalf,
-    buffer: &mut BytesMut,
-    received: &AtomicU64,
-) -> Result<Bytes, Fault> {
-    let mut record = Bytes::new();
-    loop {
-        fill(socket, buffer, 4, received).await?;
-        let header = buffer.get_u32();
-        let length = (header & !LAST_FRAGMENT) as usize;
-        if length + record.len() > LONGEST_RECORD {
-            return Err(Fault::Malformed("it is longer than anything we ask for"));
-        }
-        fill(socket, buffer, length, received).await?;
-        let fragment = buffer.split_to(length).freeze();
-        record = if record.is_empty() { fragment } else { [record, fragment].concat().into() };
-        if header & LAST_FRAGMENT != 0 {
-            return Ok(record);
-        }
-    }
-}
-
-/// Reads until the buffer holds this much.
-async fn fill(
-    socket: &mut OwnedReadHalf,
-    buffer: &mut BytesMut,
-    length: usize,
-    received: &AtomicU64,
-) -> Result<(), Fault> {
-    while buffer.len() < length {
-        buffer.reserve((length - buffer.len()).max(SMALL));
-        match socket.read_buf(buffer).await {
-            Ok(0) => return Err(Fault::Broken("the server closed it".to_owned())),
-            Ok(_) => received.fetch_add(1, Ordering::Relaxed),
-            Err(error) => return Err(Fault::Broken(error.to_string())),
-        };
-    }
-    Ok(())
 }

@@ -16,7 +16,11 @@ use tokio::{
     time::Instant,
 };
 
-use super::*;
+use super::{message::REPLY, *};
+use crate::{
+    status::{Fault, Refusal},
+    xdr::Encoder,
+};
 
 const NULL: Procedure = Procedure { program: 1, version: 1, number: 0 };
 const LAST: u32 = 1 << 31;
