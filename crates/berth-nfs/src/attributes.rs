@@ -24,7 +24,7 @@ pub enum FileKind {
 impl FileKind {
     /// Reads the number that stands for a kind in all versions of NFS. Those that version 4 has besides, named attributes
     /// and their directories, never turn up, since nobody opens them.
-    pub(crate) fn from_number(number: u32) -> Result<Self, Malformed> {
+    pub fn from_number(number: u32) -> Result<Self, Malformed> {
         Ok(match number {
             1 => Self::File,
             2 => Self::Directory,
@@ -35,6 +35,19 @@ impl FileKind {
             7 => Self::Fifo,
             _ => return Err(Malformed("there is no such kind of file")),
         })
+    }
+
+    /// The number that stands for this kind in all versions of NFS.
+    pub fn number(self) -> u32 {
+        match self {
+            Self::File => 1,
+            Self::Directory => 2,
+            Self::Block => 3,
+            Self::Character => 4,
+            Self::Symlink => 5,
+            Self::Socket => 6,
+            Self::Fifo => 7,
+        }
     }
 }
 
@@ -174,6 +187,8 @@ pub mod access {
     pub const MODIFY: u32 = 4;
     /// Adding to what is there.
     pub const EXTEND: u32 = 8;
+    /// Removing names from a directory.
+    pub const DELETE: u32 = 0x10;
     /// The right to run a file.
     pub const EXECUTE: u32 = 0x20;
 }

@@ -2,7 +2,7 @@
 //!
 //! [`Nfs`] keeps one connection per server, made when needed, made again when broken, closed when idle. A [`Share`] is
 //! an exported directory: calls on it name files by [`Handle`], as NFS does, and never follow a symlink. [`tree`] adds
-//! paths and whole trees.
+//! paths and whole trees. The forms of messages ([`xdr`], [`rpc`], [`v3`]) are public, for berth-nfsd, which is a server.
 //!
 //! ```text
 //!  Nfs::share ─► Share ──► v3: one procedure per call       ──┐
@@ -40,14 +40,14 @@ mod attributes;
 mod error;
 mod name;
 mod options;
-mod rpc;
+pub mod rpc;
 mod server;
 mod share;
 mod status;
 pub mod tree;
-mod v3;
+pub mod v3;
 mod v4;
-mod xdr;
+pub mod xdr;
 
 pub use self::{
     attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange, access},

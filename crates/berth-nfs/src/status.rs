@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use crate::{Kind, Reason, xdr::Malformed};
+use crate::{Kind, Reason, rpc::record, xdr::Malformed};
 
 /// `nfsstat3` and `nfsstat4`: one table, since version 4 kept the numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,13 +125,29 @@ pub(crate) enum Fault {
 
 /// Why a server's RPC layer refuses a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub enum Refusal {
+    /// There is no such service.
     Program,
+    /// The service, or RPC itself, is not spoken in this version.
     Version,
+    /// The service has no such procedure.
     Procedure,
+    /// The arguments cannot be read.
     Arguments,
+    /// The server failed before it could try.
     System,
+    /// The credential is not accepted, for the reason of this number.
     Authentication(u32),
+}
+
+impl From<record::Failure> for Fault {
+    fn from(failure: record::Failure) -> Self {
+        match failure {
+            record::Failure::Closed => Self::Broken("the server closed it".to_owned()),
+            record::Failure::Broken(error) => Self::Broken(error.to_string()),
+            record::Failure::TooLong => Self::Malformed("it is longer than anything we ask for"),
+        }
+    }
 }
 
 impl From<Malformed> for Fault {

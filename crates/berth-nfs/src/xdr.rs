@@ -1,4 +1,4 @@
-//! XDR (RFC 4506): writing requests, and reading answers that nobody vouches for.
+//! XDR (RFC 4506): writing messages, and reading those of others, which nobody vouches for.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
@@ -7,43 +7,46 @@ const WORTH_SHARING: usize = 4096;
 
 /// An answer that is not what the protocol says: names what was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Malformed(pub(crate) &'static str);
+pub struct Malformed(pub &'static str);
 
 /// Encodes the values of a message, one after the other.
 #[derive(Debug, Default)]
-pub(crate) struct Encoder {
+pub struct Encoder {
     done: Vec<Bytes>,
     current: BytesMut,
 }
 
 impl Encoder {
-    pub(crate) fn u32(&mut self, value: u32) -> &mut Self {
+    /// A number of 32 bits.
+    pub fn u32(&mut self, value: u32) -> &mut Self {
         self.current.put_u32(value);
         self
     }
 
-    pub(crate) fn u64(&mut self, value: u64) -> &mut Self {
+    /// A number of 64 bits.
+    pub fn u64(&mut self, value: u64) -> &mut Self {
         self.current.put_u64(value);
         self
     }
 
-    pub(crate) fn bool(&mut self, value: bool) -> &mut Self {
+    /// A truth value, 0 or 1.
+    pub fn bool(&mut self, value: bool) -> &mut Self {
         self.u32(value.into())
     }
 
     /// Bytes whose number both sides know.
-    pub(crate) fn fixed(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn fixed(&mut self, bytes: &[u8]) -> &mut Self {
         self.current.put_slice(bytes);
         self.pad(bytes.len())
     }
 
     /// Bytes with their number in front; strings too.
-    pub(crate) fn opaque(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn opaque(&mut self, bytes: &[u8]) -> &mut Self {
         self.length(bytes.len()).fixed(bytes)
     }
 
     /// As [`opaque`](Self::opaque), without copying.
-    pub(crate) fn data(&mut self, data: Bytes) -> &mut Self {
+    pub fn data(&mut self, data: Bytes) -> &mut Self {
         if data.len() < WORTH_SHARING {
             return self.opaque(&data);
         }
@@ -55,7 +58,7 @@ impl Encoder {
     }
 
     /// Appends what another encoder wrote.
-    pub(crate) fn append(&mut self, mut other: Self) -> &mut Self {
+    pub fn append(&mut self, mut other: Self) -> &mut Self {
         if other.done.is_empty() {
             self.current.put_slice(&other.current);
         } else {
@@ -66,7 +69,8 @@ impl Encoder {
         self
     }
 
-    pub(crate) fn length(&mut self, length: usize) -> &mut Self {
+    /// The number of bytes or things that follow.
+    pub fn length(&mut self, length: usize) -> &mut Self {
         self.u32(u32::try_from(length).expect("nobody sends 4 GiB in one message"))
     }
 
@@ -76,12 +80,17 @@ impl Encoder {
     }
 
     /// How many bytes were written.
-    pub(crate) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.done.iter().map(Bytes::len).sum::<usize>() + self.current.len()
     }
 
+    /// Whether nothing was written yet.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// The message in pieces.
-    pub(crate) fn finish(mut self) -> Vec<Bytes> {
+    pub fn finish(mut self) -> Vec<Bytes> {
         if !self.current.is_empty() {
             self.done.push(self.current.freeze());
         }
@@ -91,24 +100,28 @@ impl Encoder {
 
 /// Reads a message; what it hands out shares the message's memory.
 #[derive(Debug, Clone)]
-pub(crate) struct Decoder {
+pub struct Decoder {
     rest: Bytes,
 }
 
 impl Decoder {
-    pub(crate) fn new(message: Bytes) -> Self {
+    /// Reads a message from its beginning.
+    pub fn new(message: Bytes) -> Self {
         Self { rest: message }
     }
 
-    pub(crate) fn u32(&mut self) -> Result<u32, Malformed> {
+    /// A number of 32 bits.
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
         self.rest.try_get_u32().map_err(|_| Malformed("it ends early"))
     }
 
-    pub(crate) fn u64(&mut self) -> Result<u64, Malformed> {
+    /// A number of 64 bits.
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
         self.rest.try_get_u64().map_err(|_| Malformed("it ends early"))
     }
 
-    pub(crate) fn bool(&mut self) -> Result<bool, Malformed> {
+    /// A truth value, 0 or 1.
+    pub fn bool(&mut self) -> Result<bool, Malformed> {
         match self.u32()? {
             0 => Ok(false),
             1 => Ok(true),
@@ -116,13 +129,14 @@ impl Decoder {
         }
     }
 
-    pub(crate) fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+    /// Bytes whose number both sides know.
+    pub fn fixed<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
         let bytes = self.bytes(N)?;
         Ok(bytes.as_ref().try_into().expect("that many bytes were taken"))
     }
 
     /// Bytes with their number in front, of which there are at most `most`.
-    pub(crate) fn opaque(&mut self, most: usize) -> Result<Bytes, Malformed> {
+    pub fn opaque(&mut self, most: usize) -> Result<Bytes, Malformed> {
         let length = self.u32()? as usize;
         if length > most {
             return Err(Malformed("something in it is longer than the protocol allows"));
@@ -131,7 +145,7 @@ impl Decoder {
     }
 
     /// The number of things that follow, each of at least `size` bytes.
-    pub(crate) fn count(&mut self, size: usize) -> Result<usize, Malformed> {
+    pub fn count(&mut self, size: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
         if count > self.rest.len() / size {
             return Err(Malformed("it ends early"));
@@ -149,8 +163,8 @@ impl Decoder {
         Ok(taken)
     }
 
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
+    /// Whether all of it was read.
+    pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 }

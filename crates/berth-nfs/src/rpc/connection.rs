@@ -5,7 +5,6 @@
 
 use std::{
     collections::HashMap,
-    io,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,7 +15,6 @@ use std::{
 use bytes::{Buf, Bytes, BytesMut};
 use parking_lot::Mutex;
 use tokio::{
-    io::AsyncWriteExt,
     net::tcp::{OwnedReadHalf, OwnedWriteHalf},
     sync::{mpsc, oneshot},
     task::JoinHandle,
@@ -27,7 +25,7 @@ use super::{
     Credential, Endpoint, Idle, Procedure,
     dial::random,
     message::{request, results},
-    record::{LAST_FRAGMENT, SMALL, receive_record},
+    record,
 };
 use crate::{
     status::Fault,
@@ -151,10 +149,7 @@ impl Connection {
             xid
         };
         let message = request(xid, procedure, credential, arguments);
-        let length = u32::try_from(message.len()).expect("nobody sends 4 GiB in one message");
-        let mut record = vec![Bytes::copy_from_slice(&(length | LAST_FRAGMENT).to_be_bytes())];
-        record.append(&mut message.finish());
-        room.send(record);
+        room.send(record::framed(message));
         Ok(Pending { shared: self.shared.clone(), xid, answer, timeout: self.timeout })
     }
 }
@@ -228,35 +223,23 @@ impl Drop for Pending {
 async fn send(mut socket: OwnedWriteHalf, mut requests: mpsc::Receiver<Vec<Bytes>>, shared: Arc<Shared>) {
     let mut batch = Vec::new();
     while requests.recv_many(&mut batch, QUEUE).await > 0 {
-        if let Err(error) = send_all(&mut socket, batch.drain(..).flatten()).await {
+        if let Err(error) = record::send(&mut socket, batch.drain(..).flatten()).await {
             return shared.give_up(Fault::Broken(error.to_string()));
         }
     }
 }
 
-async fn send_all(socket: &mut OwnedWriteHalf, pieces: impl Iterator<Item = Bytes>) -> io::Result<()> {
-    let mut together = BytesMut::new();
-    for piece in pieces {
-        if piece.len() <= SMALL {
-            together.extend_from_slice(&piece);
-            continue;
-        }
-        socket.write_all(&together).await?;
-        together.clear();
-        socket.write_all(&piece).await?;
-    }
-    socket.write_all(&together).await
-}
-
 async fn receive(mut socket: OwnedReadHalf, shared: Arc<Shared>) {
     let mut buffer = BytesMut::new();
     loop {
-        let record = match receive_record(&mut socket, &mut buffer, &shared.received).await {
+        let arrived = || {
+            shared.received.fetch_add(1, Ordering::Relaxed);
+        };
+        let mut record = match record::receive(&mut socket, &mut buffer, arrived).await {
             Ok(record) => record,
-            Err(fault) => return shared.give_up(fault),
+            Err(failure) => return shared.give_up(failure.into()),
         };
         shared.answers.fetch_add(1, Ordering::Relaxed);
-        let mut record = record;
         let Ok(xid) = record.try_get_u32() else {
             return shared.give_up(Fault::Malformed("a record is too short for an answer"));
         };

@@ -110,6 +110,6 @@ fn no_port(error: &io::Error) -> bool {
 }
 
 /// A number that nobody can foretell.
-pub(crate) fn random() -> u64 {
+pub fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }

@@ -17,10 +17,7 @@ use tokio::{
 };
 
 use super::{message::REPLY, *};
-use crate::{
-    status::{Fault, Refusal},
-    xdr::Encoder,
-};
+use crate::{status::Fault, xdr::Encoder};
 
 const NULL: Procedure = Procedure { program: 1, version: 1, number: 0 };
 const LAST: u32 = 1 << 31;

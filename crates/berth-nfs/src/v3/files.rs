@@ -2,34 +2,13 @@
 
 use bytes::Bytes;
 
-use super::{Client, wire};
+use super::{Client, procedure, wire};
 use crate::{
     Attributes, Change, Cookie, Create, DirEntry, Entry, Handle, Node, Space,
     share::{Limits, Listed, Listing, Written},
     status::Fault,
     xdr::{Decoder, Encoder, Malformed},
 };
-
-const GETATTR: u32 = 1;
-const SETATTR: u32 = 2;
-const LOOKUP: u32 = 3;
-const ACCESS: u32 = 4;
-const READLINK: u32 = 5;
-const READ: u32 = 6;
-const WRITE: u32 = 7;
-const CREATE: u32 = 8;
-const MKDIR: u32 = 9;
-const SYMLINK: u32 = 10;
-const MKNOD: u32 = 11;
-const REMOVE: u32 = 12;
-const RMDIR: u32 = 13;
-const RENAME: u32 = 14;
-const LINK: u32 = 15;
-const READDIR: u32 = 16;
-const READDIRPLUS: u32 = 17;
-const FSSTAT: u32 = 18;
-const FSINFO: u32 = 19;
-const COMMIT: u32 = 21;
 
 /// Names in the answers of servers; [`crate::Name`] has the last word.
 const LONGEST_NAME: usize = 1024;
@@ -49,7 +28,7 @@ fn named(dir: &Handle, name: &[u8]) -> Encoder {
 
 impl Client {
     pub(crate) async fn limits(&self, root: &Handle) -> Result<Limits, Fault> {
-        let mut answer = self.ask(FSINFO, of(root)).await?;
+        let mut answer = self.ask(procedure::FSINFO, of(root)).await?;
         wire::maybe_attributes(&mut answer)?;
         let read = answer.u32()?;
         answer.u64()?;
@@ -58,7 +37,7 @@ impl Client {
     }
 
     pub(crate) async fn lookup(&self, dir: &Handle, name: &[u8]) -> Result<Entry, Fault> {
-        let mut answer = self.ask(LOOKUP, named(dir, name)).await?;
+        let mut answer = self.ask(procedure::LOOKUP, named(dir, name)).await?;
         let handle = wire::handle(&mut answer)?;
         let attributes = wire::maybe_attributes(&mut answer)?;
         self.complete(handle, attributes).await
@@ -73,13 +52,13 @@ impl Client {
     }
 
     pub(crate) async fn attributes(&self, file: &Handle) -> Result<Attributes, Fault> {
-        Ok(wire::attributes(&mut self.ask(GETATTR, of(file)).await?)?)
+        Ok(wire::attributes(&mut self.ask(procedure::GETATTR, of(file)).await?)?)
     }
 
     pub(crate) async fn access(&self, file: &Handle, wanted: u32) -> Result<u32, Fault> {
         let mut arguments = of(file);
         arguments.u32(wanted);
-        let mut answer = self.ask(ACCESS, arguments).await?;
+        let mut answer = self.ask(procedure::ACCESS, arguments).await?;
         wire::maybe_attributes(&mut answer)?;
         Ok(answer.u32()? & wanted)
     }
@@ -88,7 +67,7 @@ impl Client {
         let mut arguments = of(file);
         wire::change(&mut arguments, change);
         arguments.bool(false);
-        let mut answer = self.ask(SETATTR, arguments).await?;
+        let mut answer = self.ask(procedure::SETATTR, arguments).await?;
         match wire::after_change(&mut answer)? {
             Some(attributes) => Ok(attributes),
             None => self.attributes(file).await,
@@ -109,7 +88,7 @@ impl Client {
     pub(crate) async fn make_dir(&self, dir: &Handle, name: &[u8], change: &Change) -> Result<Entry, Fault> {
         let mut arguments = named(dir, name);
         wire::change(&mut arguments, change);
-        self.make(MKDIR, arguments, dir, name).await
+        self.make(procedure::MKDIR, arguments, dir, name).await
     }
 
     pub(crate) async fn create(
@@ -125,7 +104,7 @@ impl Client {
             Create::New => 1,
         });
         wire::change(&mut arguments, &Change { size: Some(change.size.unwrap_or(0)), ..change.clone() });
-        self.make(CREATE, arguments, dir, name).await
+        self.make(procedure::CREATE, arguments, dir, name).await
     }
 
     pub(crate) async fn symlink(
@@ -138,7 +117,7 @@ impl Client {
         let mut arguments = named(dir, name);
         wire::change(&mut arguments, change);
         arguments.opaque(to);
-        self.make(SYMLINK, arguments, dir, name).await
+        self.make(procedure::SYMLINK, arguments, dir, name).await
     }
 
     pub(crate) async fn make_node(
@@ -158,27 +137,27 @@ impl Client {
         arguments.u32(kind);
         wire::change(&mut arguments, change);
         device.map(|(major, minor)| arguments.u32(major).u32(minor));
-        self.make(MKNOD, arguments, dir, name).await
+        self.make(procedure::MKNOD, arguments, dir, name).await
     }
 
     pub(crate) async fn link(&self, file: &Handle, dir: &Handle, name: &[u8]) -> Result<(), Fault> {
         let mut arguments = of(file);
         arguments.append(named(dir, name));
-        self.ask(LINK, arguments).await.map(drop)
+        self.ask(procedure::LINK, arguments).await.map(drop)
     }
 
     pub(crate) async fn read_link(&self, link: &Handle) -> Result<Bytes, Fault> {
-        let mut answer = self.ask(READLINK, of(link)).await?;
+        let mut answer = self.ask(procedure::READLINK, of(link)).await?;
         wire::maybe_attributes(&mut answer)?;
         Ok(Bytes::copy_from_slice(&answer.opaque(LONGEST_LINK)?))
     }
 
     pub(crate) async fn remove(&self, dir: &Handle, name: &[u8]) -> Result<(), Fault> {
-        self.ask(REMOVE, named(dir, name)).await.map(drop)
+        self.ask(procedure::REMOVE, named(dir, name)).await.map(drop)
     }
 
     pub(crate) async fn remove_dir(&self, dir: &Handle, name: &[u8]) -> Result<(), Fault> {
-        self.ask(RMDIR, named(dir, name)).await.map(drop)
+        self.ask(procedure::RMDIR, named(dir, name)).await.map(drop)
     }
 
     pub(crate) async fn rename(
@@ -190,13 +169,13 @@ impl Client {
     ) -> Result<(), Fault> {
         let mut arguments = named(from, name);
         arguments.append(named(to, new_name));
-        self.ask(RENAME, arguments).await.map(drop)
+        self.ask(procedure::RENAME, arguments).await.map(drop)
     }
 
     pub(crate) async fn read(&self, file: &Handle, offset: u64, length: u32) -> Result<(Bytes, bool), Fault> {
         let mut arguments = of(file);
         arguments.u64(offset).u32(length);
-        let mut answer = self.ask(READ, arguments).await?;
+        let mut answer = self.ask(procedure::READ, arguments).await?;
         wire::maybe_attributes(&mut answer)?;
         let count = answer.u32()? as usize;
         let end = answer.bool()?;
@@ -215,7 +194,7 @@ impl Client {
         let mut arguments = of(file);
         let length = data.len();
         arguments.u64(offset).length(length).u32(if durable { 2 } else { 0 }).data(data);
-        let mut answer = self.ask(WRITE, arguments).await?;
+        let mut answer = self.ask(procedure::WRITE, arguments).await?;
         wire::after_change(&mut answer)?;
         Written::read(&mut answer, length)
     }
@@ -223,7 +202,7 @@ impl Client {
     pub(crate) async fn commit(&self, file: &Handle) -> Result<[u8; 8], Fault> {
         let mut arguments = of(file);
         arguments.u64(0).u32(0);
-        let mut answer = self.ask(COMMIT, arguments).await?;
+        let mut answer = self.ask(procedure::COMMIT, arguments).await?;
         wire::after_change(&mut answer)?;
         Ok(answer.fixed()?)
     }
@@ -231,7 +210,7 @@ impl Client {
     pub(crate) async fn read_dir(&self, dir: &Handle, cookie: Cookie, size: u32) -> Result<Listing, Fault> {
         let mut arguments = of(dir);
         arguments.u64(cookie.position).fixed(&cookie.verifier).u32(size).u32(size);
-        match self.ask(READDIRPLUS, arguments).await {
+        match self.ask(procedure::READDIRPLUS, arguments).await {
             Ok(answer) => Ok(listing(answer, true)?),
             Err(fault) if fault.unsupported() => self.read_names(dir, cookie, size).await,
             Err(fault) => Err(fault),
@@ -241,11 +220,11 @@ impl Client {
     async fn read_names(&self, dir: &Handle, cookie: Cookie, size: u32) -> Result<Listing, Fault> {
         let mut arguments = of(dir);
         arguments.u64(cookie.position).fixed(&cookie.verifier).u32(size);
-        Ok(listing(self.ask(READDIR, arguments).await?, false)?)
+        Ok(listing(self.ask(procedure::READDIR, arguments).await?, false)?)
     }
 
     pub(crate) async fn space(&self, file: &Handle) -> Result<Space, Fault> {
-        let mut answer = self.ask(FSSTAT, of(file)).await?;
+        let mut answer = self.ask(procedure::FSSTAT, of(file)).await?;
         wire::maybe_attributes(&mut answer)?;
         Ok(Space {
             bytes_total: answer.u64()?,

@@ -1,6 +1,6 @@
 //! What version 3 needs beside NFS itself: the portmapper (RFC 1833) and MOUNT (RFC 1813, appendix I).
 
-use super::wire;
+use super::{MOUNT_PROGRAM as MOUNT, PROGRAM as NFS, wire};
 use crate::{
     Handle, Kind, Reason, Target,
     rpc::{Connection, Credential, Endpoint, Procedure},
@@ -9,8 +9,6 @@ use crate::{
 };
 
 const PORTMAPPER: u16 = 111;
-const NFS: u32 = 100_003;
-const MOUNT: u32 = 100_005;
 const TCP: u32 = 6;
 const MOST_FLAVORS: usize = 64;
 const AUTH_SYS: u32 = 1;
