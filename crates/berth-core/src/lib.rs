@@ -26,6 +26,7 @@
 //! | [`Access`], [`AccessMode`], [`VolumeCapability`] | how a volume is used |
 //! | [`Topology`] | from where a volume can be reached |
 //! | [`Backoff`] | growing pauses between attempts |
+//! | [`Network`] | addresses that begin with the same bits |
 //! | [`names`] | annotations, labels, finalizers, event reasons: the only crate with a literal `kubernetes.io/` |
 //!
 //! Invariants: no I/O, no async, no dependency on another crate of Berth. Start reading at `id.rs`, the pattern that the
@@ -39,6 +40,7 @@ mod error_chain;
 mod hex;
 mod id;
 pub mod names;
+mod network;
 mod quantity;
 mod topology;
 
@@ -49,5 +51,6 @@ pub use claim_field::ClaimField;
 pub use error_chain::error_chain;
 pub use hex::hex;
 pub use id::{GroupSnapshotId, InvalidId, Name, NodeId, SnapshotId, VolumeId};
+pub use network::{InvalidNetwork, Network};
 pub use quantity::{InvalidQuantity, Quantity};
 pub use topology::Topology;

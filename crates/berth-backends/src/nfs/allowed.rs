@@ -7,6 +7,8 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
+use berth_core::Network;
+
 use crate::{Error, Result};
 
 /// The servers that the driver may speak to; by default all.
@@ -16,7 +18,7 @@ pub struct AllowedServers(Vec<AllowedServer>);
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum AllowedServer {
     /// Addresses whose first bits are these.
-    Network(IpAddr, u8),
+    Network(Network),
     /// A name, in lower case.
     Name(String),
     /// Every name below this one, in lower case.
@@ -37,10 +39,10 @@ impl AllowedServers {
             return Ok(());
         }
         let name = server.trim_start_matches('[').trim_end_matches(']');
-        let address = name.parse::<IpAddr>().ok().map(|address| address.to_canonical());
+        let address = name.parse::<IpAddr>().ok();
         let name = name.trim_end_matches('.').to_ascii_lowercase();
         let is_allowed = self.0.iter().any(|allowed| match (allowed, address) {
-            (AllowedServer::Network(network, bits), Some(address)) => contains(*network, *bits, address),
+            (AllowedServer::Network(network), Some(address)) => network.contains(address),
             (AllowedServer::Name(allowed), None) => *allowed == name,
             (AllowedServer::Below(suffix), None) => {
                 name.strip_suffix(suffix.as_str()).is_some_and(|rest| rest.ends_with('.') && rest.len() > 1)
@@ -64,18 +66,6 @@ impl AllowedServers {
     }
 }
 
-/// Whether an address begins with the bits of a network.
-fn contains(network: IpAddr, bits: u8, address: IpAddr) -> bool {
-    let differ = match (network, address) {
-        (IpAddr::V4(network), IpAddr::V4(address)) => {
-            u128::from(network.to_bits() ^ address.to_bits()) << (u128::BITS - u32::BITS)
-        }
-        (IpAddr::V6(network), IpAddr::V6(address)) => network.to_bits() ^ address.to_bits(),
-        _ => return false,
-    };
-    differ.leading_zeros() >= u32::from(bits)
-}
-
 impl FromStr for AllowedServer {
     type Err = Error;
 
@@ -86,16 +76,8 @@ impl FromStr for AllowedServer {
                  network (10.0.0.0/8)"
             ))
         };
-        let bare = text.trim_start_matches('[').trim_end_matches(']');
-        if let Ok(address) = bare.parse::<IpAddr>() {
-            let address = address.to_canonical();
-            return Ok(Self::Network(address, if address.is_ipv4() { 32 } else { 128 }));
-        }
-        if let Some((network, bits)) = text.split_once('/') {
-            let network: IpAddr = network.parse().map_err(|_| invalid())?;
-            let bits: u8 = bits.parse().map_err(|_| invalid())?;
-            let is_network = bits <= if network.is_ipv4() { 32 } else { 128 };
-            return if is_network { Ok(Self::Network(network, bits)) } else { Err(invalid()) };
+        if let Ok(network) = text.parse() {
+            return Ok(Self::Network(network));
         }
         let (name, below) = text.strip_prefix("*.").map_or((text, false), |name| (name, true));
         let name = name.trim_end_matches('.').to_ascii_lowercase();
@@ -117,7 +99,7 @@ impl fmt::Display for AllowedServers {
                 f.write_str(", ")?;
             }
             match allowed {
-                AllowedServer::Network(network, bits) => write!(f, "{network}/{bits}")?,
+                AllowedServer::Network(network) => write!(f, "{network}")?,
                 AllowedServer::Name(name) => f.write_str(name)?,
                 AllowedServer::Below(name) => write!(f, "*.{name}")?,
             }
