@@ -17,6 +17,7 @@
 //! | [`loopdev`], [`mod@format`], [`freeze`], [`extents`] | image files as devices, their filesystems and extents |
 //! | [`btrfs`], [`quota`], [`usage`], [`io_limit`] | subvolumes and snapshots, limits to space and I/O, and usage |
 //! | [`copy`], [`ownership`], [`files`] | copies of trees and images, fsGroup, small private files |
+//! | [`acting`], [`file_handle`] | acting on files as another user, and names of files that outlive a process |
 //! | [`exec`], [`service`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
 //! | [`allocator`], [`limits`] | this process itself: its memory and its open files |
 //!
@@ -43,12 +44,14 @@
 //! # }
 //! ```
 
+pub mod acting;
 pub mod allocator;
 pub mod btrfs;
 pub mod copy;
 mod error;
 pub mod exec;
 pub mod extents;
+pub mod file_handle;
 pub mod files;
 pub mod format;
 pub mod freeze;
