@@ -22,6 +22,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-flex", &["berth-core", "berth-host"]),
     ("berth-nfs", &["berth-core"]),
     ("berth-fuse", &["berth-core", "berth-host", "berth-nfs"]),
+    ("berth-nfsd", &["berth-core", "berth-host", "berth-nfs"]),
     ("berth-driver", &["berth-core", "berth-csi", "berth-host", "berth-journal"]),
     (
         "berth-backends",
@@ -55,6 +56,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "berth-host",
             "berth-journal",
             "berth-nfs",
+            "berth-nfsd",
             "berth-driver",
             "berth-backends",
             "berth-certify",
