@@ -21,8 +21,7 @@ fn shell(mounted: &Mounted, user: u32, groups: &str, script: &str) -> bool {
 
 #[test]
 fn each_process_has_its_own_rights() {
-    let server = Server::start(&[]);
-    for version in ["3", "4.1"] {
+    for (server, version) in [(Server::start(&[]), "3"), (Server::start(&[]), "4.1"), (Server::own(), "3")] {
         let mounted = server.mount(version, "");
         fs::set_permissions(server.export(), Permissions::from_mode(0o755)).unwrap();
         for (name, mode, owner, group) in
@@ -69,8 +68,8 @@ fn a_server_that_makes_everybody_one_user_is_heeded() {
 
 #[test]
 fn a_new_directory_inherits_setgid_and_group() {
-    let server = Server::start(&[]);
-    for version in ["3", "4.0", "4.1", "4.2"] {
+    let ganesha = ["3", "4.0", "4.1", "4.2"].map(|version| (Server::start(&[]), version));
+    for (server, version) in ganesha.into_iter().chain([(Server::own(), "3")]) {
         let mounted = server.mount(version, "");
         // As the kubelet prepares a volume for a pod with an fsGroup.
         let top = mounted.path("volume");
