@@ -87,6 +87,7 @@ fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
         volume_plugins: None,
         volume_plugin_timeouts: berth_flex::Timeouts::default(),
         nfs_mounts: Vec::new(),
+        nfs_server: crate::nfs::ServerArgs::off(),
     })
 }
 

@@ -46,6 +46,7 @@ mod logging;
 mod machine;
 mod metrics;
 mod new;
+mod nfs;
 mod nodes;
 mod record;
 mod resize;
@@ -158,6 +159,10 @@ enum Command {
     #[command(display_order = 9)]
     Cloud(Box<cloud::Args>),
 
+    /// Serve a directory by NFS, for trying and testing.
+    #[command(display_order = 9)]
+    Nfs(Box<nfs::Args>),
+
     /// Serve the Kubernetes API for the resources that storage needs, alone.
     #[command(display_order = 9)]
     Apiserver(apiserver::Args),
@@ -255,7 +260,7 @@ impl Tables<'_> {
             let group = match name {
                 _ if sidecars.contains(&name) => continue,
                 "status" | "explain" | "doctor" | "logs" | "ui" | "replay" => 3,
-                "new" | "certify" | "cloud" => 2,
+                "new" | "certify" | "cloud" | "nfs" => 2,
                 "flex" | "sidecars" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
                 _ => 0,
@@ -322,6 +327,7 @@ impl Tables<'_> {
                 Command::New(args) => return new::run(&args),
                 Command::Flex(args) => flex::run(*args).await?,
                 Command::Cloud(args) => cloud::run(*args).await?,
+                Command::Nfs(args) => nfs::run(*args).await?,
                 Command::Apiserver(args) => apiserver::run(args).await?,
                 Command::Livenessprobe(args) => liveness::run(*args).await?,
                 Command::CsiNodeDriverRegistrar(args) => registrar::run(*args).await?,

@@ -8,6 +8,7 @@
 //! | `local/` | the local driver's volumes and snapshots |
 //! | `nfs/` | what the NFS driver has mounted |
 //! | `cloud/NAME/` | the twin of a cloud (`--cloud`): its account, and the disks |
+//! | `nfs-server/` | the key of the NFS server (`--nfs-export`) |
 //! | `node/` | the kubelet's layout: pods, plugins, registration sockets, logs |
 //! | `nodes/NAME/` | a further node (`--nodes`): its `node/`, and the directories of its drivers |
 //! | `controllers/` | with several nodes: the controllers of drivers whose volumes every node reaches |
@@ -56,6 +57,7 @@ use crate::driver::{BACKENDS, Backend, Served};
 use crate::launch::{Choice, RESTART, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
 use crate::metrics::Telemetry;
+use crate::nfs as nfs_server;
 use crate::record;
 use crate::sidecars::{self, Scope, Sidecar};
 use crate::timeline::TimelineRecorder;
@@ -119,6 +121,8 @@ pub(crate) struct Options {
     pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
     /// Mount options of `nfs` volumes that have none.
     pub(crate) nfs_mounts: Vec<String>,
+    /// Whether and where an NFS server runs.
+    pub(crate) nfs_server: nfs_server::ServerArgs,
 }
 
 /// All roles of one machine, running.
@@ -134,6 +138,7 @@ pub(crate) struct Stack {
     serving: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
     server: JoinHandle<()>,
+    nfs_server: Option<nfs_server::Started>,
     data: Dir,
     _lock: std::fs::File,
 }
@@ -172,6 +177,9 @@ impl Stack {
         };
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"));
+        // Mounts that a predecessor left wait for it.
+        let nfs_server = options.nfs_server.start(&data_dir).await?;
+        nfs_server.iter().for_each(|started| progress(&started.remark));
 
         let client = kube::Client::new(api.clone(), "default");
         let mut registry = Registry::default();
@@ -232,6 +240,7 @@ impl Stack {
             serving,
             tasks,
             server,
+            nfs_server,
             data,
             _lock: lock,
         })
@@ -264,6 +273,10 @@ impl Stack {
             }
         }
         machine::take_volumes_away(self.data.path()).await?;
+        // Nothing is mounted from it any more.
+        if let Some(server) = self.nfs_server {
+            server.stop().await;
+        }
         self.machine.clouds.stop().await;
         let _ = self.data.remove_file(RUNNING);
         Ok(())
@@ -307,7 +320,12 @@ fn driver_objects(options: &Options, data_dir: &Path) -> anyhow::Result<Vec<obje
     let of_driver = |backend: &Backend| {
         let directory = data_dir.join(backend.name);
         let line = backend.embed(&options.flags, &directory, &options.node_name, Vec::new())?;
-        Ok((backend.objects)(&(backend.driver_name)(&line)))
+        let name = (backend.driver_name)(&line);
+        let mut objects = (backend.objects)(&name);
+        if backend.name == "nfs" {
+            objects.classes.extend(options.nfs_server.class(&name));
+        }
+        Ok(objects)
     };
     options.drivers.iter().map(of_driver).collect()
 }

@@ -23,7 +23,7 @@ use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::{Sidecar, go};
 use crate::stack::{self, Stack};
-use crate::{launch, logging, stand_ins, ui};
+use crate::{launch, logging, nfs, stand_ins, ui};
 
 /// Where detached output goes, in the data directory.
 pub(crate) const LOG: &str = "up.log";
@@ -93,6 +93,9 @@ pub(crate) struct Args {
     /// Return when everything is ready, and go on in the background
     #[arg(long, short = 'd')]
     detach: bool,
+
+    #[command(flatten)]
+    nfs: nfs::ServerArgs,
 
     #[command(flatten)]
     ui: ui::UpArgs,
@@ -191,8 +194,13 @@ fn foreign_socket(text: &str) -> Result<PathBuf, String> {
     }
 }
 
-/// The backends that are asked for, each once, with those of the clouds.
-fn chosen(backends: &[Backend], names: &[String], clouds: &[String]) -> anyhow::Result<Vec<Backend>> {
+/// The backends that are asked for, each once, with those of the clouds and of the NFS server.
+fn chosen(
+    backends: &[Backend],
+    names: &[String],
+    clouds: &[String],
+    has_nfs_server: bool,
+) -> anyhow::Result<Vec<Backend>> {
     let is_wanted = !names.iter().any(|name| name == NO_DRIVER);
     let missing = |cloud: &&String| !backends.iter().any(|backend| backend.name == **cloud);
     if let Some(cloud) = clouds.iter().filter(|_| is_wanted).find(missing) {
@@ -200,7 +208,8 @@ fn chosen(backends: &[Backend], names: &[String], clouds: &[String]) -> anyhow::
     }
     let asked = |backend: &&Backend| {
         let of_cloud = is_wanted && clouds.iter().any(|name| name == backend.name);
-        of_cloud || names.iter().any(|name| name == backend.name)
+        let of_server = is_wanted && has_nfs_server && backend.name == "nfs";
+        of_cloud || of_server || names.iter().any(|name| name == backend.name)
     };
     Ok(backends.iter().filter(asked).copied().collect())
 }
@@ -234,7 +243,7 @@ pub(crate) async fn run(
         empty_store: args.empty_store,
         ui: args.ui.clone(),
         record: args.record.as_deref().map(std::path::absolute).transpose()?,
-        drivers: chosen(backends, &args.drivers, &args.clouds)?,
+        drivers: chosen(backends, &args.drivers, &args.clouds, args.nfs.is_on())?,
         clouds: CLOUDS.iter().filter(|cloud| args.clouds.iter().any(|name| name == cloud.name)).collect(),
         foreign_drivers: args.driver_endpoint.clone(),
         sidecars: sidecars.to_vec(),
@@ -245,7 +254,11 @@ pub(crate) async fn run(
             call: args.volume_plugin_timeout,
             init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),
         },
-        nfs_mounts: args.nfs_mount_options.clone(),
+        nfs_mounts: match args.nfs.mount_options() {
+            Some(options) if args.nfs_mount_options.is_empty() => vec![options],
+            _ => args.nfs_mount_options.clone(),
+        },
+        nfs_server: args.nfs.clone(),
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
     let starting = Stack::start(options, &timeline, |what, after| {

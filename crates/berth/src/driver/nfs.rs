@@ -74,6 +74,9 @@ fn embedded(up: &ArgMatches, directory: &Path, node: &str) -> Vec<OsString> {
     {
         words.extend(up.get_one::<String>(id).map(|value| format!("{flag}={value}").into()));
     }
+    if up.get_one::<String>("default_mount_options").is_none() {
+        words.extend(crate::nfs::driver_flag(up));
+    }
     words
 }
 
