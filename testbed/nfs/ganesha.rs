@@ -122,7 +122,8 @@ fn script() -> io::Result<PathBuf> {
     found.ok_or_else(|| io::Error::other("there is no testbed above this crate"))
 }
 
-fn free_port() -> io::Result<u16> {
+/// A port that nobody listens on, and that the kernel gives to nobody by itself.
+pub(crate) fn free_port() -> io::Result<u16> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let (first, count) = (u32::from(PORTS.start), u32::from(PORTS.end - PORTS.start));
     // Not all processes look at the same place first.

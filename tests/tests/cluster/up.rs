@@ -11,6 +11,7 @@ mod manifests;
 mod monitoring;
 mod mycsi;
 mod nfs;
+mod nfs_export;
 mod nodes;
 mod page;
 mod pods;

@@ -11,8 +11,7 @@ use berth_e2e::sanity;
 use self::cannot::CANNOT;
 use crate::world::{Part, Server};
 
-async fn conforms(version: &'static str) -> Result<()> {
-    let server = Server::start(version)?;
+async fn conforms(server: Server, by: &str) -> Result<()> {
     let (controller, node) = (server.drive(Part::Controller).await?, server.drive(Part::Node).await?);
     let dir = server.dir();
     let yaml: Vec<String> =
@@ -29,7 +28,7 @@ async fn conforms(version: &'static str) -> Result<()> {
     ];
     let home = dir.clone();
     let outcome = tokio::task::spawn_blocking(move || sanity::run(&home, &args)).await??;
-    writeln!(std::io::stderr(), "csi-sanity, NFS {version}: {outcome}; skipped: {:#?}", outcome.skipped)?;
+    writeln!(std::io::stderr(), "csi-sanity, NFS {by}: {outcome}; skipped: {:#?}", outcome.skipped)?;
     ensure!(outcome.failures.is_empty(), "csi-sanity failed:\n{}", outcome.failures.join("\n"));
     let unexpected: Vec<_> = outcome
         .skipped
@@ -52,10 +51,15 @@ async fn conforms(version: &'static str) -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_driver_conforms_by_version_3() -> Result<()> {
-    conforms("3").await
+    conforms(Server::start("3")?, "3").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_driver_conforms_by_version_4() -> Result<()> {
-    conforms("4.1").await
+    conforms(Server::start("4.1")?, "4.1").await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_conforms_on_the_server_of_berth() -> Result<()> {
+    conforms(Server::start_own()?, "3 of berth nfs serve").await
 }

@@ -37,6 +37,11 @@ impl Server {
         Ok(Self { nfs: nfs::Server::start(&[])?, version })
     }
 
+    /// Starts `berth nfs serve`, which speaks version 3.
+    pub(crate) fn start_own() -> Result<Self> {
+        Ok(Self { nfs: nfs::Server::start_own()?, version: "3" })
+    }
+
     /// As [`Server::start`], serving a filesystem of its own, of so many MiB.
     pub(crate) fn start_on_disk(version: &'static str, mib: u64) -> Result<Self> {
         Ok(Self { nfs: nfs::Server::start_on_disk(&[], mib)?, version })

@@ -1,5 +1,8 @@
 //! FlexVolume drivers with the kernel's NFS client and server, on `berth up`: the tutorial's script as a driver of somebody
-//! else's, the same through the adapter, and Berth's own. Runs in the virtual machine of `testbed/vm`.
+//! else's, the same through the adapter, and Berth's own; and the kernel's client with Berth's own server. Runs in the virtual machine
+//! of `testbed/vm`.
+
+mod own_server;
 
 use std::fs;
 use std::path::{Path, PathBuf};
