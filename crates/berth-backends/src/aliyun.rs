@@ -20,7 +20,10 @@ mod volumes;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use berth_core::{NodeId, Topology};
+use berth_core::{
+    NodeId, Topology,
+    names::{REGION as KUBERNETES_REGION, ZONE as KUBERNETES_ZONE},
+};
 use hyper::{Method, StatusCode, header::HeaderName};
 use serde::Deserialize;
 
@@ -43,8 +46,6 @@ const SERIAL: &str = "serialNumber";
 /// The keys of topologies: upstream's own, which volumes have, and those of Kubernetes.
 const OWN_ZONE: &str = "topology.diskplugin.csi.alibabacloud.com/zone";
 const OWN_REGION: &str = "topology.diskplugin.csi.alibabacloud.com/region";
-const KUBERNETES_ZONE: &str = "topology.kubernetes.io/zone";
-const KUBERNETES_REGION: &str = "topology.kubernetes.io/region";
 const INSTANCE: &str = "alibabacloud.com/ecs-instance-id";
 /// Keys of a volume's context by which upstream's driver puts a cache before the disk, where data may be.
 const CACHE: [&str; 2] = ["dataCacheSize", "dataCacheMode"];
@@ -135,7 +136,7 @@ impl TopologyKeys {
     }
 }
 
-/// Alibaba Cloud's disks.
+/// The disks of Alibaba Cloud in one region.
 #[derive(Debug)]
 pub struct Aliyun {
     config: Config,

@@ -28,6 +28,8 @@ pub const HOSTPATH_DRIVER: &str = "hostpath.csi.k8s.io";
 pub const DIGITALOCEAN_DRIVER: &str = "dobs.csi.digitalocean.com";
 /// The driver of Alibaba Cloud's disks, as upstream's driver is called.
 pub const ALIYUN_DRIVER: &str = "diskplugin.csi.alibabacloud.com";
+/// The prefix of a cloud disk's tags that say for which claim and volume it was made: `pvc/name`, `pvc/namespace`, `pv/name`.
+pub const CREATED_FOR_PREFIX: &str = "kubernetes.io/created-for/";
 /// The topology key of the host-path example driver.
 pub const HOSTPATH_TOPOLOGY_NODE: &str = "topology.hostpath.csi/node";
 /// In a publish call's volume context: "true" for an inline ephemeral volume.

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use berth_core::{Capacity, CapacityRange, Topology, VolumeId};
+use berth_core::{Capacity, CapacityRange, Topology, VolumeId, names::CREATED_FOR_PREFIX};
 
 use super::{
     account::{Account, By, Progress},
@@ -70,7 +70,7 @@ impl Volumes for Account {
                 [("pvc/name", &claim.name), ("pvc/namespace", &claim.namespace), ("pv/name", &claim.volume)]
             {
                 if !value.is_empty() {
-                    tags.insert(format!("kubernetes.io/created-for/{key}"), value.clone());
+                    tags.insert(format!("{CREATED_FOR_PREFIX}{key}"), value.clone());
                 }
             }
         }

@@ -62,7 +62,7 @@ fn storage_class(driver: &str, (name, types, waits): &(&str, &str, bool)) -> ser
     })
 }
 
-/// Alibaba Cloud's disks.
+/// Disks of Alibaba Cloud's ECS.
 #[derive(ClapArgs)]
 struct Args {
     #[command(flatten)]
