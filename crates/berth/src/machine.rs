@@ -152,6 +152,20 @@ pub(crate) struct Running {
 }
 
 impl Running {
+    /// This process, with an API and nothing else yet.
+    pub(crate) fn new(address: SocketAddr, kubeconfig: PathBuf, node: &str) -> Self {
+        Self {
+            pid: std::process::id(),
+            address,
+            kubeconfig,
+            node: node.to_owned(),
+            started: jiff::Timestamp::now(),
+            ui: None,
+            clouds: BTreeMap::new(),
+            ready: false,
+        }
+    }
+
     /// The process that runs in this data directory, if one does. An error means that the directory cannot be read, and
     /// so says nothing of what runs there.
     pub(crate) fn find(data_dir: &Path) -> io::Result<Option<Self>> {

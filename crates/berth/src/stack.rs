@@ -23,7 +23,6 @@ pub(crate) mod nodes;
 pub(crate) mod objects;
 mod pods;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -165,16 +164,7 @@ impl Stack {
             serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry).await?;
         let address = server.address();
         let server = tokio::spawn(server.run(serving.clone()));
-        let mut running = Running {
-            pid: std::process::id(),
-            address,
-            kubeconfig,
-            node: options.node_name.clone(),
-            started: jiff::Timestamp::now(),
-            ui: None,
-            clouds: BTreeMap::new(),
-            ready: false,
-        };
+        let mut running = Running::new(address, kubeconfig, &options.node_name);
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"));
         // Mounts that a predecessor left wait for it.
@@ -199,12 +189,7 @@ impl Stack {
         // The driver needs none of them.
         let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
-        let names = nodes::names(&options.node_name, options.nodes);
-        let clouds = Clouds::start(&options.clouds, &data_dir, names).await?;
-        running.clouds = clouds.addresses();
-        for (name, address) in &running.clouds {
-            progress(&format!("cloud {name} on {address}"));
-        }
+        let clouds = start_clouds(&options, &data_dir, &mut running, &progress).await?;
         let controllers = start_controllers(&options, &data_dir, &clouds, &serving, &telemetry).await?;
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
@@ -349,6 +334,22 @@ async fn start_nodes(
     futures_util::future::try_join_all(starts).await
 }
 
+/// Starts the twins of clouds, in which every node is a server, and says where they are.
+async fn start_clouds(
+    options: &Options,
+    data_dir: &Path,
+    running: &mut Running,
+    progress: &(dyn Fn(&str) + Sync),
+) -> anyhow::Result<Clouds> {
+    let names = nodes::names(&options.node_name, options.nodes);
+    let clouds = Clouds::start(&options.clouds, data_dir, names).await?;
+    running.clouds = clouds.addresses();
+    for (name, address) in &running.clouds {
+        progress(&format!("cloud {name} on {address}"));
+    }
+    Ok(clouds)
+}
+
 /// With several nodes: the drivers whose volumes every node reaches have one controller for all.
 async fn start_controllers(
     options: &Options,
@@ -488,11 +489,11 @@ pub(crate) async fn take_root_away(root: &Path) -> anyhow::Result<usize> {
         let directory = root.join(backend.name);
         if directory.exists() {
             // The node of a cloud's driver needs no account for this.
-            let (mode, more) = match Cloud::find(backend.name) {
+            let (mode, flags) = match Cloud::find(backend.name) {
                 Some(cloud) => (Mode::Node, cloud.offline_flags.iter().map(Into::into).collect()),
                 None => (Mode::All, Vec::new()),
             };
-            let line = backend.embed(&crate::up::default_flags()?, &directory, "berth", more)?;
+            let line = backend.embed(&crate::up::default_flags()?, &directory, "berth", flags)?;
             let opened = (backend.open)(line, mode).await?;
             let away = opened.driver.take_down().await;
             taken += away.with_context(|| format!("take the volumes of driver {} away", backend.name))?;

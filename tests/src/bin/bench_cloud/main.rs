@@ -116,7 +116,8 @@ fn show(phases: &[Phase], volumes: usize, servers: usize, action: usize) {
     let mut table = Table::new(title, &header);
     let whole = |number: u64| count(usize::try_from(number).unwrap_or(usize::MAX));
     let mut row = |name: &str, time: Duration, calls: u64, needed: u64, refused: u64, upstream: u64| {
-        let share = format!("{:.1} %", calls as f64 * 100.0 / upstream as f64);
+        let thousandths = calls * 1000 / upstream.max(1);
+        let share = format!("{}.{} %", thousandths / 10, thousandths % 10);
         let time = format!("{:.0} s", time.as_secs_f64());
         table.add(vec![
             name.into(),
