@@ -46,17 +46,17 @@ pub struct Provider {
 /// The names of a provider's calls.
 #[derive(Debug)]
 pub struct Calls {
-    /// Makes a disk.
+    /// The call that makes a disk.
     pub create: &'static str,
-    /// Attaches a disk to a server.
+    /// The call that attaches a disk to a server.
     pub attach: &'static str,
-    /// Detaches it.
+    /// The call that detaches a disk from its server.
     pub detach: &'static str,
-    /// Grows a disk.
+    /// The call that grows a disk.
     pub resize: &'static str,
-    /// Takes a snapshot.
+    /// The call that takes a snapshot.
     pub snapshot: &'static str,
-    /// Removes a disk.
+    /// The call that removes a disk.
     pub delete: &'static str,
 }
 
@@ -161,7 +161,7 @@ pub struct CloudVolume {
 /// A twin and a driver.
 #[derive(Debug)]
 pub struct CloudBench {
-    /// Whose.
+    /// The provider whose twin and driver these are.
     pub provider: &'static Provider,
     /// What the twin says.
     pub account: Account,

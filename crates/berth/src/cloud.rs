@@ -147,7 +147,7 @@ pub(crate) const ALIYUN_REGION: &str = "cn-hangzhou";
 pub(crate) const ALIYUN_INSTANCE: &str = "i-berth1";
 const ALIYUN_RATE_LIMIT: &str = "1000/m";
 const ALIYUN_ATTACH_LIMIT: u64 = 16;
-/// What both have.
+/// What the twin of every provider has where nothing else is said.
 const VOLUME_LIMIT: u64 = 100;
 const CAPACITY_GIB: u64 = 102_400;
 const SNAPSHOTS_PER_DISK: u64 = 256;
