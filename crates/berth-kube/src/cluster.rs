@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::fmt::Debug;
 use std::hash::Hash;
 use std::sync::Arc;
+use std::time::Duration;
 
 use kube::{Client, ResourceExt};
 use parking_lot::Mutex;
@@ -14,6 +15,7 @@ use crate::cache::Cache;
 use crate::kind::Kind;
 use crate::metrics::Metrics;
 use crate::queue::Queue;
+use crate::recorder::Writers;
 use crate::watch::{Sink, Watch};
 use berth_core::{Backoff, names::LAST_APPLIED};
 
@@ -28,6 +30,7 @@ pub struct Cluster {
     /// Whether memory counts for more than the time to read an object.
     compressed: bool,
     shutdown: CancellationToken,
+    pub(crate) writers: Writers,
 }
 
 /// Which objects of a kind; all if both are empty.
@@ -41,7 +44,8 @@ impl Cluster {
     /// A cluster behind a client; its watches end with `shutdown`.
     pub fn new(client: Client, shutdown: CancellationToken) -> Self {
         let (caches, component) = (Arc::default(), "berth".into());
-        Self { client, component, caches, metrics: None, compressed: false, shutdown }
+        let writers = Writers::default();
+        Self { client, component, caches, metrics: None, compressed: false, shutdown, writers }
     }
 
     /// The same cluster, whose caches made from now on keep objects that have not changed lately in little room.
@@ -80,6 +84,14 @@ impl Cluster {
     /// Cancelled when the loops must end.
     pub fn shutdown(&self) -> &CancellationToken {
         &self.shutdown
+    }
+
+    /// Writes the events, and the counts of events, that wait in the recorders of this cluster, for at most `limit`. For the
+    /// end of a process, after its loops: what is recorded later may be lost.
+    pub async fn finish_events(&self, limit: Duration) {
+        if !self.writers.finish(limit).await {
+            tracing::warn!("the API server did not take all events in {limit:?}; the last ones are lost");
+        }
     }
 
     /// The process's one cache of a kind; its watch starts with the first call.

@@ -11,7 +11,7 @@
 //!
 //! Unlike there, nothing is lost because many objects have news at once: up to [`WAITING`] events wait to be written, by
 //! several requests at a time, and are kept while the API server is away. What is lost is counted and logged once a
-//! minute.
+//! minute. A process that ends has what waits written first, by [`Cluster::finish_events`].
 
 mod correlator;
 
@@ -27,7 +27,9 @@ use kube::Client;
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use self::correlator::{Correlator, CountUp, Creation, Occurrence, Outcome, Request};
 use crate::cluster::Cluster;
@@ -66,6 +68,23 @@ struct Outbox {
     changed: Notify,
 }
 
+/// The tasks that write the events of all recorders of a cluster.
+#[derive(Clone, Default)]
+pub(crate) struct Writers {
+    tasks: TaskTracker,
+    /// Cancelled when the process ends: what waits is written at once.
+    end: CancellationToken,
+}
+
+impl Writers {
+    /// Has everything written that was recorded, for at most `limit`; false if that was not enough.
+    pub(crate) async fn finish(&self, limit: Duration) -> bool {
+        self.end.cancel();
+        self.tasks.close();
+        timeout(limit, self.tasks.wait()).await.is_ok()
+    }
+}
+
 /// The recorders' side of the outbox: when the last recorder goes, the writer finishes and ends.
 struct Handle(Arc<Outbox>);
 
@@ -91,7 +110,8 @@ impl Recorder {
             component: Some(component.to_owned()),
             host: (!host.is_empty()).then(|| host.to_owned()),
         };
-        tokio::spawn(write(cluster.client().clone(), source, outbox.clone()));
+        let writers = &cluster.writers;
+        writers.tasks.spawn(write(cluster.client().clone(), source, outbox.clone(), writers.end.clone()));
         Self { handle: Arc::new(Handle(outbox)) }
     }
 
@@ -140,15 +160,18 @@ pub fn reference<K: Kind>(object: &K) -> ObjectReference {
     }
 }
 
-/// Writes events until the last recorder is gone and everything is written.
-async fn write(client: Client, source: EventSource, outbox: Arc<Outbox>) {
+/// Writes events until the last recorder is gone, or the process ends, and everything is written.
+async fn write(client: Client, source: EventSource, outbox: Arc<Outbox>, end: CancellationToken) {
     let mut writing = FuturesUnordered::new();
     let mut logged: Option<Instant> = None;
     loop {
         let now = Instant::now();
         let mut wake = None;
-        {
+        let ends = {
             let mut events = outbox.events.lock();
+            if end.is_cancelled() {
+                events.close();
+            }
             while writing.len() < WRITERS {
                 match events.next(now) {
                     Ok((key, request)) => {
@@ -179,7 +202,8 @@ async fn write(client: Client, source: EventSource, outbox: Arc<Outbox>) {
             if events.is_closed() && writing.is_empty() && wake.is_none() {
                 return;
             }
-        }
+            events.is_closed()
+        };
         let woken = async {
             match wake {
                 Some(wake) => sleep_until(wake).await,
@@ -191,6 +215,7 @@ async fn write(client: Client, source: EventSource, outbox: Arc<Outbox>) {
                 outbox.events.lock().finish(Instant::now(), key, outcome);
             }
             () = outbox.changed.notified() => {}
+            () = end.cancelled(), if !ends => {}
             () = woken => {}
         }
     }

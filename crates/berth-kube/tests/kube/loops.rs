@@ -347,6 +347,37 @@ async fn the_last_count_of_an_event_that_is_repeated_within_a_second_is_written(
     while count().await < 5 {}
 }
 
+#[tokio::test]
+async fn counts_that_wait_are_written_before_the_process_ends() {
+    let running = running().await;
+    let cluster = running.cluster.named("tester");
+    let recorder = Recorder::new(&cluster, "tester", "");
+    let about = running.cluster.create(&config("a", "1")).await.unwrap();
+    let events: Api<Event> = Api::namespaced(running.cluster.client().clone(), "default");
+    recorder.normal(about.as_ref(), "Fine", "all is well");
+    let first = async || events.list(&ListParams::default()).await.unwrap().items.into_iter().next();
+    let written = async {
+        while first().await.is_none() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, written).await.unwrap();
+    // A count waits for a second after the last one, and an object that has many events for minutes.
+    for _ in 0..4 {
+        recorder.normal(about.as_ref(), "Fine", "all is well");
+    }
+    running.cluster.finish_events(PATIENCE).await;
+    assert_eq!(first().await.unwrap().count, Some(5));
+    // It is not waited for an API server that is gone.
+    let nobody = tower::service_fn(|_: http::Request<kube::client::Body>| {
+        std::future::pending::<Result<http::Response<kube::client::Body>, tower::BoxError>>()
+    });
+    let cluster = Cluster::new(kube::Client::new(nobody, "default"), CancellationToken::new());
+    let recorder = Recorder::new(&cluster, "tester", "");
+    recorder.normal(about.as_ref(), "Fine", "all is well");
+    cluster.finish_events(Duration::from_millis(10)).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_measured_queue_tells_what_waits_what_is_worked_on_and_how_long() {
     let mut registry = prometheus_client::registry::Registry::default();
