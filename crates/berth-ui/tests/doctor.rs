@@ -269,6 +269,8 @@ fn claims() -> Vec<Row> {
     held["metadata"]["finalizers"] = json!(["kubernetes.io/pvc-protection"]);
     let mut protected = bound("p", "pv-p", "fast");
     protected["metadata"]["finalizers"] = json!(["example.com/mine"]);
+    let mut taken_up = claim("c", "fast");
+    taken_up["metadata"]["finalizers"] = json!(["creating.berth.dev/a.csi"]);
     let mut named = claim("c", "fast");
     named["spec"]["volumeName"] = "nowhere".into();
     let mut lost = bound("c", "nowhere", "fast");
@@ -298,6 +300,13 @@ fn claims() -> Vec<Row> {
         (
             "the provisioner is silent",
             vec![claim("c", "fast"), said("PersistentVolumeClaim", "c", "Provisioning", "began")],
+            Trouble::ProvisioningSilent,
+            "PersistentVolumeClaim default/c",
+            "neither a volume nor a failure",
+        ),
+        (
+            "the provisioner is silent, and its event is gone",
+            vec![taken_up],
             Trouble::ProvisioningSilent,
             "PersistentVolumeClaim default/c",
             "neither a volume nor a failure",
@@ -799,6 +808,23 @@ async fn troubles_of_snapshots_are_found_with_their_cause() {
 #[tokio::test]
 async fn troubles_of_drivers_and_nodes_are_found_with_their_cause() {
     every_row_is_found(drivers()).await;
+}
+
+#[tokio::test]
+async fn a_missing_provisioner_is_not_concluded_from_an_event_that_may_have_expired() {
+    let patient = Patient::healthy().await;
+    patient.plant(claim("c", "fast")).await;
+    let of_claim = async |after| {
+        let findings = patient.findings(after).await;
+        findings
+            .into_iter()
+            .find(|finding| finding.object.to_string() == "PersistentVolumeClaim default/c")
+            .unwrap()
+    };
+    assert_eq!(of_claim(AFTER).await.trouble, Trouble::NoProvisioner);
+    let later = of_claim(SignedDuration::from_hours(2)).await;
+    assert_eq!(later.trouble, Trouble::ProvisioningSilent);
+    assert!(later.cause.contains("not kept"), "{later:#?}");
 }
 
 #[tokio::test]

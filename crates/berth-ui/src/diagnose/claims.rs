@@ -13,6 +13,9 @@ use crate::finding::{Finding, Fix, ObjectName, Severity, Trouble};
 /// How long a claim that no pod uses goes unmentioned.
 const UNUSED: std::time::Duration = std::time::Duration::from_secs(24 * 3600);
 
+/// How long Kubernetes keeps events.
+const EVENTS_KEPT: std::time::Duration = std::time::Duration::from_secs(3600);
+
 pub(super) fn diagnose(observed: &Observed<'_>, findings: &mut Vec<Finding>) {
     for claim in observed.state.claims.iter() {
         if claim.metadata.deletion_timestamp.is_some() {
@@ -315,8 +318,12 @@ fn not_provisioned(
         );
     }
     let events = observed.state.events.about(claim);
-    // A provisioner records this event before it calls the driver: without it, none has taken up the claim.
-    if events.iter().any(|event| event.reason.as_deref() == Some("Provisioning")) {
+    // A provisioner records this event before it calls the driver, and Berth's adds a finalizer: without them, none has taken
+    // up the claim.
+    let begun = names::creating(driver);
+    if events.iter().any(|event| event.reason.as_deref() == Some(names::events::PROVISIONING))
+        || claim.finalizers().iter().any(|finalizer| finalizer.starts_with(&begun))
+    {
         let cause = format!(
             "the provisioner of {driver} has taken up the claim, and has recorded neither a volume nor a failure"
         );
@@ -326,11 +333,25 @@ fn not_provisioned(
     }
     let registered = observed.state.nodes_with(driver);
     let also = if registered.is_empty() { ", and the driver is registered on no node" } else { "" };
+    let age = observed.state.age(claim.metadata.creation_timestamp.as_ref().map(|time| time.0));
+    if age >= EVENTS_KEPT && !registered.is_empty() {
+        // The event may have been there.
+        let cause = format!(
+            "there is no volume for the claim, and no provisioner of {driver} has said anything about it in the last hour; what \
+             was said before is not kept"
+        );
+        return Some(
+            finding(Severity::Error, Trouble::ProvisioningSilent, claim, cause)
+                .evidence([format!("pending for {}", span(age))])
+                .advise("see whether a provisioner runs for the driver, and the logs of both")
+                .command(describe(claim)),
+        );
+    }
     let cause = format!(
         "no provisioner is running for the driver {driver} of the class {}: none has taken up the claim{also}",
         class.name_any()
     );
-    let since = span(observed.state.age(claim.metadata.creation_timestamp.as_ref().map(|time| time.0)));
+    let since = span(age);
     Some(
         finding(Severity::Error, Trouble::NoProvisioner, claim, cause)
             .evidence([format!("pending for {since}"), format!("{driver} is registered on: {}", super::names(registered.iter().copied()))])
