@@ -101,10 +101,12 @@ impl Groups {
         }
     }
 
-    /// Groups, when they, their contents, classes, claims, or the claims that are restored from their members change.
+    /// Groups, when they, their contents, classes, claims or volumes, or the claims that are restored from their members
+    /// change.
     fn group_loop(&self, controller: &Controller) -> Loop<Key> {
         let (by_content, snapshots) = (self.by_content.clone(), controller.snapshots.clone());
-        let (open, unbound, members) = (self.open.clone(), self.open.clone(), controller.by_group.clone());
+        let (open, unbound, waiting) = (self.open.clone(), self.open.clone(), self.open.clone());
+        let members = controller.by_group.clone();
         let keys = |groups: Vec<Arc<VolumeGroupSnapshot>>| {
             groups.iter().map(|group| Key::of(group.as_ref())).collect::<Vec<_>>()
         };
@@ -129,6 +131,13 @@ impl Groups {
                 }
                 groups
             })
+            // A claim may be seen to be bound before its volume is.
+            .subscribe(&controller.volumes, move |_, after| {
+                let claim = after.and_then(|volume| volume.spec.as_ref()?.claim_ref.as_ref());
+                let namespace = claim.and_then(|claim| claim.namespace.as_deref());
+                namespace.map_or_else(Vec::new, |namespace| keys(waiting.get(namespace)))
+            })
+            .reads(&controller.snapshots)
     }
 
     /// Has members reconciled when their group or its content changes, and those whose group went while this controller did not run.

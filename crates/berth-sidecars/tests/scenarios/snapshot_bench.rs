@@ -9,8 +9,9 @@ use berth_sidecars::snapshots::{
 };
 use berth_sidecars::{provisioner, snapshot_controller, snapshotter};
 use berth_testkit::{Loops, merge, patch_status};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, PostParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
 use crate::bench::{DRIVER, RETRY, Server};
@@ -191,6 +192,12 @@ pub(crate) fn from_snapshot(name: &str) -> Value {
 impl Server {
     /// A claim with a volume, both made by hand and bound.
     pub(crate) async fn made_claim(&self, name: &str) {
+        let claim = self.made_claim_without_volume(name).await;
+        self.made_volume(&claim).await;
+    }
+
+    /// A claim, made by hand, that says that it is bound to a volume which is not there.
+    pub(crate) async fn made_claim_without_volume(&self, name: &str) -> PersistentVolumeClaim {
         let claim = json!({
             "metadata": { "name": name, "labels": { "app": "db" } },
             "spec": {
@@ -201,17 +208,22 @@ impl Server {
             },
         });
         let claim = serde_json::from_value(claim).unwrap();
-        let claim = self.claims().create(&PostParams::default(), &claim).await.unwrap();
-        self.create::<k8s_openapi::api::core::v1::PersistentVolume>(json!({
+        self.claims().create(&PostParams::default(), &claim).await.unwrap();
+        patch_status(&self.claims(), name, json!({ "status": { "phase": "Bound" } })).await
+    }
+
+    /// The volume that a claim made by hand says that it is bound to.
+    pub(crate) async fn made_volume(&self, claim: &PersistentVolumeClaim) {
+        let name = claim.name_any();
+        self.create::<PersistentVolume>(json!({
             "metadata": { "name": format!("pv-{name}") },
             "spec": {
                 "accessModes": ["ReadWriteOnce"],
                 "capacity": { "storage": "1Mi" },
-                "claimRef": { "name": name, "namespace": "default", "uid": claim.metadata.uid },
+                "claimRef": { "name": name, "namespace": "default", "uid": claim.uid() },
                 "csi": { "driver": DRIVER, "volumeHandle": format!("id-{name}") },
             },
         }))
         .await;
-        patch_status(&self.claims(), name, json!({ "status": { "phase": "Bound" } })).await;
     }
 }

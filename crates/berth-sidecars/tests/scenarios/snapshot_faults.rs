@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use berth_core::names::SNAPSHOT_WARNING;
 use berth_csi::v1;
-use berth_sidecars::snapshots::{VolumeSnapshot, VolumeSnapshotContent};
+use berth_sidecars::snapshots::{VolumeGroupSnapshot, VolumeSnapshot, VolumeSnapshotContent};
 use berth_testkit::{FakeDriver, FaultKind, Lie, REFUSED, patch};
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Api, DeleteParams, PostParams};
@@ -353,4 +353,23 @@ async fn a_given_snapshot_goes_with_its_object_though_its_content_was_not_kept_y
     server.wait(server.snapshots(), "snap", "gone", gone::<VolumeSnapshot>).await;
     assert!(fake.storage.snapshots.lock().is_empty() && server.contents().await.is_empty());
     second.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_goes_on_as_soon_as_the_volume_of_its_claim_is_seen() {
+    let (server, fake) = (Server::start().await, FakeDriver::new(DRIVER));
+    server.define().await;
+    server.group_class("groups", json!({})).await;
+    let running = start_snapshotting(&server.client, &connect(&fake, &Power::on()));
+    let claim = server.made_claim_without_volume("data").await;
+    server.group("all", json!({ "source": { "selector": { "matchLabels": { "app": "db" } } } })).await;
+    let missing = "the PersistentVolume of the PVC data does not exist";
+    let failed = |group: Option<&VolumeGroupSnapshot>| {
+        let error = group.and_then(|group| group.status.as_ref()?.error.as_ref()?.message.clone());
+        error.is_some_and(|error| error.contains(missing))
+    };
+    server.wait(server.groups(), "all", missing, failed).await;
+    server.made_volume(&claim).await;
+    server.group_ready("all").await;
+    running.stop().await;
 }
