@@ -226,7 +226,13 @@ fn answer(message: &[u8], fds: Vec<OwnedFd>, host: &OwnedFd) {
             let Ok([status, started, state, log_directory]) = <[OwnedFd; 4]>::try_from(fds) else { return };
             let log_name = OsString::from_vec(log_name.to_vec());
             let mut record = Record::new(status);
-            match sys::clone(Kind::Container) {
+            // Who reads the pid may send a signal before the new process listens for signals.
+            sys::block_signals();
+            let cloned = sys::clone(Kind::Container);
+            if !matches!(cloned, Ok(None)) {
+                sys::unblock_signals();
+            }
+            match cloned {
                 Ok(Some(pid)) => record.pid(pid),
                 Ok(None) => {
                     let Some(host) = leave_launcher(host) else { sys::exit(1) };
@@ -316,7 +322,7 @@ impl Child {
     ) -> Result<(Self, [OwnedFd; 2])> {
         let prepare = |errno: Errno| Error::new("prepare to start the command", errno);
         let _ = rustix::process::setsid();
-        sys::reset_signals();
+        sys::default_signals();
         let wanted: Vec<i32> = FORWARDED.into_iter().chain([libc::SIGCHLD, KILL_ALL]).collect();
         let signals = Signals::take(&wanted).map_err(|error| Error::new("listen for signals", error))?;
         let (channel, theirs) =

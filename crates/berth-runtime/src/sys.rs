@@ -68,10 +68,30 @@ pub(crate) fn close_inherited() {
 
 /// Every signal does again what it does by default, and none is blocked.
 pub(crate) fn reset_signals() {
+    default_signals();
+    unblock_signals();
+}
+
+/// Every signal does again what it does by default. Those that are blocked stay blocked, and wait.
+pub(crate) fn default_signals() {
     for signal in 1..=64 {
         // SAFETY: SIG_DFL runs no code of ours. Signals that cannot be set are refused, which is as well.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
     }
+}
+
+/// Blocks every signal: what arrives waits, also in a process 1, which would lose it otherwise.
+pub(crate) fn block_signals() {
+    // SAFETY: the set is initialized by sigfillset before it is used.
+    unsafe {
+        let mut all: libc::sigset_t = mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
+    }
+}
+
+/// Blocks no signal any more.
+pub(crate) fn unblock_signals() {
     // SAFETY: the set is initialized by sigemptyset before it is used.
     unsafe {
         let mut none: libc::sigset_t = mem::zeroed();
@@ -92,15 +112,14 @@ pub(crate) struct Signals(OwnedFd);
 impl Signals {
     /// Blocks every signal; `wanted` can be read.
     pub(crate) fn take(wanted: &[i32]) -> io::Result<Self> {
-        // SAFETY: both sets are initialized before they are used; the new descriptor is ours alone.
+        block_signals();
+        // SAFETY: the set is initialized before it is used; the new descriptor is ours alone.
         unsafe {
-            let (mut all, mut set): (libc::sigset_t, libc::sigset_t) = (mem::zeroed(), mem::zeroed());
-            libc::sigfillset(&raw mut all);
+            let mut set: libc::sigset_t = mem::zeroed();
             libc::sigemptyset(&raw mut set);
             for signal in wanted {
                 libc::sigaddset(&raw mut set, *signal);
             }
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const all, ptr::null_mut());
             match libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) {
                 -1 => Err(io::Error::last_os_error()),
                 fd => Ok(Self(OwnedFd::from_raw_fd(fd))),

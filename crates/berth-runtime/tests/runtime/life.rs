@@ -190,6 +190,26 @@ fn kill_shim(scratch: &Scratch, id: &ContainerId) {
 }
 
 #[tokio::test]
+async fn a_signal_that_comes_before_the_command_runs_reaches_it() {
+    let scratch = Scratch::new();
+    let spec = scratch.spec(&["sleep", "1000"]);
+    // A container opens its log before it listens for signals, and a fifo is not open before somebody reads it.
+    assert!(Command::new("mkfifo").arg(&spec.log).status().unwrap().success());
+    let (log, id) =
+        (spec.log.clone(), ContainerId { pod_uid: spec.pod_uid.clone(), name: "main".into(), attempt: 0 });
+    let directory = scratch.state().join(format!("{}_main_0", spec.pod_uid));
+    let starter = scratch.open();
+    let starting = tokio::spawn(async move { starter.start(spec).await });
+    until("it has told its pid", || matches!(find(&directory), Ok(Found::Running(_)))).await;
+    let adopter = scratch.open();
+    adopter.signal(&id, 15).unwrap();
+    let reader = tokio::task::spawn_blocking(move || fs::read(log));
+    assert_eq!(exit(&adopter, &id).await.signal, Some(15), "it was not lost");
+    starting.await.unwrap().unwrap();
+    reader.await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn a_launcher_that_is_killed_is_replaced() {
     let scratch = Scratch::new();
     let own = scratch.path("own-launcher");
