@@ -102,6 +102,7 @@ async fn walk(options: &stack::Options, timeline: &TimelineRecorder, no_pause: b
         outcome = life(&stack.cluster, &printer, &mut steps) => outcome,
         _ = interrupt.recv() => Err(anyhow::anyhow!("interrupted")),
         _ = terminate.recv() => Err(anyhow::anyhow!("stopped by a signal")),
+        failure = stack.failed() => Err(anyhow::anyhow!(failure)),
     };
     let stopped = stack.stop().await;
     outcome.and(stopped)

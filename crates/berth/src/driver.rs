@@ -30,7 +30,7 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::http::{Ready, Site, Unwell};
-use crate::launch::{self, Choice, Health, PROBE_TIMEOUT, Sidecars, Surroundings, stop_on_signal};
+use crate::launch::{self, Choice, Health, PROBE_TIMEOUT, Servers, Sidecars, Surroundings, stop_on_signal};
 use crate::logging;
 use crate::sidecars::{self, Sidecar, flags::CsiTls, is_set, liveness};
 use crate::stack::objects::Objects;
@@ -113,12 +113,13 @@ pub(crate) struct Served {
 }
 
 impl Served {
-    /// Undoes what a crash left half done, and serves the driver until `stop`.
+    /// Undoes what a crash left half done, and serves the driver until `stop`; `servers` hears if it ends before.
     pub(crate) async fn start(
         opened: Opened,
         endpoint: &Endpoint,
         max_call: Option<Duration>,
         registry: &mut Registry,
+        servers: &Servers,
         stop: CancellationToken,
     ) -> anyhow::Result<Self> {
         let name = opened.driver.name().to_owned();
@@ -127,8 +128,9 @@ impl Served {
         let listener = Listener::bind(endpoint).await.context("listen for CSI calls")?;
         let endpoint = listener.endpoint().clone();
         let (routes, measured) = (opened.driver.routes(), layer.clone());
-        let server = tokio::spawn(async move {
-            berth_csi::serve(listener, routes, measured, stop.cancelled_owned()).await.context("serve CSI")
+        let serving = stop.clone().cancelled_owned();
+        let server = servers.spawn(format!("the driver {name} on {endpoint}"), stop, async move {
+            berth_csi::serve(listener, routes, measured, serving).await.context("serve CSI")
         });
         Ok(Self { name, endpoint, opened, layer, server })
     }
@@ -265,10 +267,10 @@ pub(crate) async fn run(
         (ModeArg::Node, _) => Mode::Node,
     };
     let opened = (backend.open)(matches.clone(), mode).await?;
-    let (stop, serving) = (stop_on_signal()?, CancellationToken::new());
+    let (stop, serving, servers) = (stop_on_signal()?, CancellationToken::new(), Servers::new());
     let driver = opened.driver.clone();
     let max_call = common.max_call_seconds.map(Duration::from_secs);
-    let mut served = Served::start(opened, &endpoint, max_call, &mut registry, serving.clone()).await?;
+    let served = Served::start(opened, &endpoint, max_call, &mut registry, &servers, serving.clone()).await?;
     let health = Health::register(&mut registry);
     let client = sidecars.is_some().then(|| served.client());
     if let Some(client) = &client {
@@ -312,7 +314,7 @@ pub(crate) async fn run(
     // Sidecars and registration call the driver until they are done, so the driver ends after them.
     let outcome = tokio::select! {
         outcome = others => outcome,
-        _ = &mut served.server => bail!("the driver stopped serving {}", served.endpoint),
+        failure = servers.failed() => bail!(failure),
     };
     serving.cancel();
     served.ended().await?;

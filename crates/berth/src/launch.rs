@@ -2,8 +2,10 @@
 //!
 //! [`run`] is `berth sidecars` and each sidecar alone; `berth controller` and `berth node` ([`crate::driver`]) run
 //! [`Sidecars`] over the driver in their own process, and so does `berth up` ([`crate::stack`]), in a cluster of its own.
-//! Sidecars and control loops are [`supervise`]d; a driver's server is not: `berth driver`, `controller` and `node` end with it.
+//! Sidecars and control loops are [`supervise`]d; what listens for calls is not started again: the process ends with it
+//! ([`Servers`]).
 
+use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ use kube::{Client, Config};
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 
 use crate::http::{Ready, Site, Unwell};
@@ -31,6 +33,8 @@ use crate::sidecars::{self, Run, Scope, Sidecar, is_set, liveness};
 
 /// How long a probe of the driver may take before it counts as dead.
 pub(crate) const PROBE_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long the last events may take to be written.
+pub(crate) const EVENTS: Duration = Duration::from_secs(2);
 /// How long a role that failed rests before it is started again.
 pub(crate) const RESTART: Backoff =
     Backoff { first: Duration::from_secs(1), longest: Duration::from_mins(1) };
@@ -173,7 +177,9 @@ impl Sidecars {
         let cluster = |stop| Cluster::new(client.clone(), stop).compressed().measured(&health.loops);
         let Some((name, needed)) = self.needed(driver.as_ref(), stop).await? else { return Ok(()) };
         if !self.setting.election.leader_election {
-            run_all(&needed, cluster(stop.clone()), driver).await;
+            let cluster = cluster(stop.clone());
+            run_all(&needed, cluster.clone(), driver).await;
+            cluster.finish_events(EVENTS).await;
             return Ok(());
         }
         let mut groups: Vec<(String, Vec<(Sidecar, Run)>)> = Vec::new();
@@ -199,7 +205,9 @@ impl Sidecars {
             elector.run(stop.clone(), move |term| async move {
                 // Watches end with the term, also when its work is dropped.
                 let _watching = term.clone().drop_guard();
-                run_all(group, cluster(term), driver.clone()).await;
+                let cluster = cluster(term);
+                run_all(group, cluster.clone(), driver.clone()).await;
+                cluster.finish_events(EVENTS).await;
             })
         });
         futures_util::future::join_all(runs).await;
@@ -316,9 +324,7 @@ pub(crate) async fn supervise<R>(
         match ended {
             Ok(()) => tracing::error!(role = name, "ended unasked; starting it again in {pause:?}"),
             Err(panic) => {
-                let text = panic.downcast_ref::<&str>().copied();
-                let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-                let text = text.unwrap_or("for a reason that is no text");
+                let text = panic_text(panic.as_ref());
                 tracing::error!(role = name, "panicked: {text}; starting it again in {pause:?}");
             }
         }
@@ -326,6 +332,60 @@ pub(crate) async fn supervise<R>(
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(pause) => {}
         }
+    }
+}
+
+/// What a panic says.
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    text.unwrap_or("for a reason that is no text")
+}
+
+/// The tasks of a process that it cannot do without and that are not started again: the API server, drivers' servers, and
+/// nodes. Whoever runs them ends when one of them does.
+#[derive(Clone)]
+pub(crate) struct Servers {
+    failure: watch::Sender<Option<String>>,
+}
+
+impl Servers {
+    pub(crate) fn new() -> Self {
+        Self { failure: watch::Sender::new(None) }
+    }
+
+    /// Runs a server in a task of its own. If it ends or panics before `shutdown`, that is logged, and [`Servers::failed`]
+    /// returns it.
+    pub(crate) fn spawn<T: Send + 'static>(
+        &self,
+        name: String,
+        shutdown: CancellationToken,
+        server: impl Future<Output = anyhow::Result<T>> + Send + 'static,
+    ) -> JoinHandle<anyhow::Result<T>> {
+        let failure = self.failure.clone();
+        tokio::spawn(async move {
+            let outcome = AssertUnwindSafe(server).catch_unwind().await;
+            let outcome = outcome
+                .unwrap_or_else(|panic| Err(anyhow::anyhow!("it panicked: {}", panic_text(panic.as_ref()))));
+            if !shutdown.is_cancelled() {
+                let why = outcome.as_ref().err().map_or_else(String::new, |error| format!(": {error:#}"));
+                let text = format!("{name} ended unasked{why}");
+                tracing::error!("{text}");
+                failure.send_if_modified(|known| {
+                    let first = known.is_none();
+                    known.get_or_insert(text);
+                    first
+                });
+            }
+            outcome
+        })
+    }
+
+    /// Returns, when a server has ended without being asked to, which one and why.
+    pub(crate) async fn failed(&self) -> String {
+        let mut failure = self.failure.subscribe();
+        let failed = failure.wait_for(Option::is_some).await;
+        failed.expect("the sender is borrowed").clone().unwrap_or_default()
     }
 }
 

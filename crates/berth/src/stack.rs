@@ -53,7 +53,7 @@ use crate::apiserver::{self, EmptyStore};
 use crate::backup;
 use crate::cloud::Cloud;
 use crate::driver::{BACKENDS, Backend, Served};
-use crate::launch::{Choice, RESTART, Sidecars, Surroundings, supervise};
+use crate::launch::{Choice, EVENTS, RESTART, Servers, Sidecars, Surroundings, supervise};
 use crate::machine::{self, RUNNING, Running};
 use crate::metrics::Telemetry;
 use crate::nfs as nfs_server;
@@ -130,13 +130,14 @@ pub(crate) struct Stack {
     pub(crate) cluster: Cluster,
     machine: Arc<nodes::Machine>,
     /// Each gives its node back when it ends, if that is on.
-    nodes: Vec<JoinHandle<Option<RunningNode>>>,
+    nodes: Vec<JoinHandle<anyhow::Result<Option<RunningNode>>>>,
     /// The controllers of drivers that run once for all nodes.
     controllers: Vec<Served>,
     loops: CancellationToken,
     serving: CancellationToken,
     tasks: Vec<JoinHandle<()>>,
-    server: JoinHandle<()>,
+    servers: Servers,
+    server: JoinHandle<anyhow::Result<()>>,
     nfs_server: Option<nfs_server::Started>,
     data: Dir,
     _lock: std::fs::File,
@@ -163,7 +164,13 @@ impl Stack {
         let (api, server, kubeconfig) =
             serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry).await?;
         let address = server.address();
-        let server = tokio::spawn(server.run(serving.clone()));
+        let servers = Servers::new();
+        let until = serving.clone();
+        let server =
+            servers.spawn(format!("the API server on https://{address}"), serving.clone(), async move {
+                server.run(until).await;
+                Ok(())
+            });
         let mut running = Running::new(address, kubeconfig, &options.node_name);
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"));
@@ -190,7 +197,8 @@ impl Stack {
         let objects = tokio::spawn(objects::ensure(client, driver_objects(&options, &data_dir)?));
         progress("control loops: volumes, claims, scheduler, attach-detach, nodes, workloads");
         let clouds = start_clouds(&options, &data_dir, &mut running, &progress).await?;
-        let controllers = start_controllers(&options, &data_dir, &clouds, &serving, &telemetry).await?;
+        let controllers =
+            start_controllers(&options, &data_dir, &clouds, &servers, &serving, &telemetry).await?;
         // Who waits for a node that is ready finds the classes, too.
         objects.await.expect("creating objects does not panic").context("create the classes")?;
         // It watches snapshots, whose definitions are there now.
@@ -209,9 +217,13 @@ impl Stack {
             pods,
             clouds,
             volume_plugins,
+            servers: servers.clone(),
         });
         let started = start_nodes(&machine, &progress).await?;
-        let keep = |(name, node)| tokio::spawn(nodes::keep(machine.clone(), name, node));
+        let keep = |(name, node): (String, Option<RunningNode>)| {
+            let kept = nodes::keep(machine.clone(), name.clone(), node);
+            servers.spawn(format!("node {name}"), loops.clone(), async move { Ok(kept.await) })
+        };
         let nodes = started.into_iter().map(keep).collect();
         running.ready = true;
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
@@ -224,11 +236,18 @@ impl Stack {
             loops,
             serving,
             tasks,
+            servers,
             server,
             nfs_server,
             data,
             _lock: lock,
         })
+    }
+
+    /// Returns, when the API server, a driver or a node has ended without being asked to, which one and why. Nothing can be
+    /// relied on then: the caller is to [`Stack::stop`] the rest.
+    pub(crate) async fn failed(&self) -> String {
+        self.servers.failed().await
     }
 
     /// Stops pods, takes their volumes away, then stops everything. Objects stay, and the next start runs the pods again.
@@ -242,14 +261,15 @@ impl Stack {
         if timeout(CALL_DRAIN_TIMEOUT, ended).await.is_err() {
             tracing::warn!("a driver does not answer; stopping without its answer");
         }
-        let halted = self.nodes.into_iter().map(async |node| match node.await {
+        let halted = self.nodes.into_iter().map(async |node| match node.await? {
             Ok(Some(node)) => node.halt(&self.machine, GRACE).await,
             Ok(None) => Ok(()),
-            Err(panic) => Err(panic).context("the task of a node panicked"),
+            Err(error) => Err(error).context("a node cannot be stopped"),
         });
         for halted in futures_util::future::join_all(halted).await {
             halted?;
         }
+        self.cluster.finish_events(EVENTS).await;
         self.serving.cancel();
         let _ = self.server.await;
         for driver in self.controllers {
@@ -355,6 +375,7 @@ async fn start_controllers(
     options: &Options,
     data_dir: &Path,
     clouds: &Clouds,
+    servers: &Servers,
     serving: &CancellationToken,
     telemetry: &Telemetry,
 ) -> anyhow::Result<Vec<Served>> {
@@ -367,7 +388,7 @@ async fn start_controllers(
         let opened = (backend.open)(line, Mode::Controller).await?;
         let socket = Endpoint::Unix(directory.join(CONTROLLER_SOCKET));
         let mut registry = Registry::with_labels([("node".into(), "".into())].into_iter());
-        let served = Served::start(opened, &socket, None, &mut registry, serving.clone()).await?;
+        let served = Served::start(opened, &socket, None, &mut registry, servers, serving.clone()).await?;
         telemetry.add(registry);
         controllers.push(served);
     }

@@ -378,7 +378,9 @@ mod more_rows {
         let opened = (shelf.open)(line, berth_backends::services::Mode::All).await.unwrap();
         let endpoint = Endpoint::Unix(api_server.directory().join("csi.sock"));
         let mut registry = Registry::default();
-        let served = Served::start(opened, &endpoint, None, &mut registry, serving.clone()).await.unwrap();
+        let servers = crate::launch::Servers::new();
+        let served =
+            Served::start(opened, &endpoint, None, &mut registry, &servers, serving.clone()).await.unwrap();
 
         let table: Vec<_> = SIDECARS.iter().copied().chain([COUNTER]).collect();
         let started = stack::start_driver_sidecars(

@@ -271,14 +271,21 @@ pub(crate) async fn run(
     };
     print!("{}", screen(&stack.running, &args.directory.data_dir, &classes(&stack.cluster).await?));
     std::io::stdout().flush()?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
+    let failure = tokio::select! {
+        _ = terminate.recv() => None,
+        _ = interrupt.recv() => None,
+        failure = stack.failed() => Some(failure),
+    };
+    if let Some(failure) = &failure {
+        println!("\n{failure}");
     }
     println!("\nStopping pods and unmounting their volumes …");
     tokio::select! {
         stopped = stack.stop() => stopped?,
         _ = interrupt.recv() => bail!("stopped at once; `berth down` cleans up what is left"),
+    }
+    if let Some(failure) = failure {
+        bail!("{failure}; everything else was stopped, and `berth up` goes on where this ended");
     }
     println!("Stopped. `berth up` goes on where this ended.");
     Ok(())

@@ -54,3 +54,40 @@ async fn the_pause_grows_with_every_failure_in_a_row() {
     }
     assert_eq!(pauses.len(), 3);
 }
+
+#[tokio::test]
+async fn a_server_that_ends_unasked_is_named_with_the_reason_and_one_that_is_asked_to_is_not() {
+    let (servers, shutdown) = (Servers::new(), CancellationToken::new());
+    let waits = shutdown.clone();
+    let obedient = servers.spawn("the obedient".to_owned(), shutdown.clone(), async move {
+        waits.cancelled().await;
+        anyhow::Ok("asked")
+    });
+    let running = CancellationToken::new();
+    let ended = servers.spawn("the API server".to_owned(), running.clone(), async {
+        Err::<(), _>(anyhow::anyhow!("the socket is gone").context("serve"))
+    });
+    assert_eq!(servers.failed().await, "the API server ended unasked: serve: the socket is gone");
+    assert!(ended.await.unwrap().is_err());
+    // The first is what the others follow from.
+    let quiet = servers.spawn("another".to_owned(), running, async { anyhow::Ok(()) });
+    quiet.await.unwrap().unwrap();
+    assert!(servers.failed().await.starts_with("the API server"));
+    shutdown.cancel();
+    assert_eq!(obedient.await.unwrap().unwrap(), "asked");
+}
+
+#[tokio::test]
+async fn a_server_that_panics_or_returns_is_named() {
+    for (panics, expected) in
+        [(true, "driver x ended unasked: it panicked: a mistake"), (false, "driver x ended unasked")]
+    {
+        let servers = Servers::new();
+        let server = servers.spawn("driver x".to_owned(), CancellationToken::new(), async move {
+            assert!(!panics, "a mistake");
+            anyhow::Ok(())
+        });
+        assert_eq!(servers.failed().await, expected);
+        assert_eq!(server.await.unwrap().is_err(), panics);
+    }
+}

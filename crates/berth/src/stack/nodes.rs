@@ -25,7 +25,6 @@ use berth_node::layout::Layout;
 use berth_node::node::{self, Node};
 use berth_runtime::Runtime;
 use berth_sidecars::registrar;
-use clap::ArgMatches;
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use k8s_openapi::api::storage::v1::CSINode;
 use kube::ResourceExt as _;
@@ -38,9 +37,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::clouds::Clouds;
 use super::pods::NodePods;
-use super::{NODE, Options, foreign, start_driver_sidecars, take_root_away};
+use super::{NODE, Options, foreign, role, start_driver_sidecars, take_root_away};
 use crate::driver::{Backend, Served};
-use crate::launch::RESTART;
+use crate::launch::{EVENTS, RESTART, Servers};
 use crate::machine;
 use crate::metrics::Telemetry;
 
@@ -86,6 +85,8 @@ pub(super) struct Machine {
     pub(super) clouds: Clouds,
     /// Where FlexVolume drivers are installed, for all nodes.
     pub(super) volume_plugins: PathBuf,
+    /// Hears if a driver of a node ends.
+    pub(super) servers: Servers,
 }
 
 impl Machine {
@@ -101,9 +102,28 @@ impl Machine {
         self.data_dir.join(NODES).join(name)
     }
 
-    fn registry(&self, node: &str) -> Registry {
+    /// Serves a backend for a node: all of it, or without its controller if that runs once for all nodes.
+    async fn start_driver(
+        &self,
+        backend: &Backend,
+        node: &str,
+        layout: &Layout,
+        serving: &CancellationToken,
+    ) -> anyhow::Result<Served> {
+        let directory = self.root(node).join(backend.name);
+        Dir::ensure(&directory, 0o700)?;
+        let twin = self.clouds.flags(backend.name, node);
+        let line = backend.embed(&self.options.flags, &directory, node, twin)?;
+        let mode = if self.has_several() && backend.separable { Mode::Node } else { Mode::All };
+        let opened = (backend.open)(line, mode).await?;
+        let socket = socket(layout, opened.driver.name());
+        Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
         let of_node = self.has_several().then(|| ("node".into(), node.to_owned().into()));
-        Registry::with_labels(of_node.into_iter())
+        let mut registry = Registry::with_labels(of_node.into_iter());
+        let (endpoint, stop) = (Endpoint::Unix(socket), serving.clone());
+        let served = Served::start(opened, &endpoint, None, &mut registry, &self.servers, stop).await?;
+        self.telemetry.add_of_node(node, registry);
+        Ok(served)
     }
 }
 
@@ -111,6 +131,8 @@ impl Machine {
 pub(super) struct RunningNode {
     name: String,
     root: PathBuf,
+    /// Its own view of the cluster among several nodes.
+    cluster: Cluster,
     runtime: Runtime,
     drivers: Vec<Served>,
     /// Its loops and sidecars.
@@ -156,14 +178,7 @@ impl RunningNode {
         let layout = Layout::new(root.join(NODE));
         let mut drivers = Vec::new();
         for backend in &machine.options.drivers {
-            let directory = root.join(backend.name);
-            Dir::ensure(&directory, 0o700)?;
-            let twin = machine.clouds.flags(backend.name, name);
-            let line = backend.embed(&machine.options.flags, &directory, name, twin)?;
-            let mode = if several && backend.separable { Mode::Node } else { Mode::All };
-            let mut registry = machine.registry(name);
-            let driver = start_driver(backend, line, mode, &layout, &mut registry, serving).await?;
-            machine.telemetry.add_of_node(name, registry);
+            let driver = machine.start_driver(backend, name, &layout, serving).await?;
             progress(&format!("driver {}: {}", driver.name, driver.remark()));
             drivers.push(driver);
         }
@@ -178,7 +193,10 @@ impl RunningNode {
                 driver: driver.name.clone(),
                 endpoint: socket(&layout, &driver.name),
             };
-            tasks.push(tokio::spawn(registrar::keep_registered(registration, loops.clone())));
+            let until = loops.clone();
+            tasks.push(role("driver-registrar", loops, move || {
+                registrar::keep_registered(registration.clone(), until.clone())
+            }));
             if several && backend.separable {
                 // These run once, beside the driver's controller.
                 continue;
@@ -195,7 +213,7 @@ impl RunningNode {
         }
         progress(&format!("node {name} is ready"));
         let (loops, serving) = (loops.clone(), serving.clone());
-        Ok(Self { name: name.to_owned(), root, runtime, drivers, loops, serving, tasks })
+        Ok(Self { name: name.to_owned(), root, cluster, runtime, drivers, loops, serving, tasks })
     }
 
     /// Ends everything of the node, containers after `grace`, and takes away what it has mounted.
@@ -212,6 +230,10 @@ impl RunningNode {
         }
         machine.telemetry.forget_node(&self.name);
         machine::stop_containers(&self.runtime, grace).await;
+        // After a power cut nobody writes any more.
+        if machine.has_several() && !grace.is_zero() {
+            self.cluster.finish_events(EVENTS).await;
+        }
         self.serving.cancel();
         for driver in self.drivers {
             if let Err(error) = driver.ended().await {
@@ -333,20 +355,6 @@ fn foreign_host(
 /// Where a driver of a node listens.
 fn socket(layout: &Layout, driver: &str) -> PathBuf {
     layout.plugins().join(driver).join("csi.sock")
-}
-
-async fn start_driver(
-    backend: &Backend,
-    line: ArgMatches,
-    mode: Mode,
-    layout: &Layout,
-    registry: &mut Registry,
-    serving: &CancellationToken,
-) -> anyhow::Result<Served> {
-    let opened = (backend.open)(line, mode).await?;
-    let socket = socket(layout, opened.driver.name());
-    Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
-    Served::start(opened, &Endpoint::Unix(socket), None, registry, serving.clone()).await
 }
 
 async fn start_node(
