@@ -40,7 +40,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("berth-cloud", &["berth-core", "berth-host", "berth-journal"]),
     ("berth-apiserver", &["berth-core", "berth-host", "berth-journal"]),
     ("berth-kube", &["berth-core"]),
-    ("berth-controllers", &["berth-core", "berth-flex", "berth-kube"]),
+    ("berth-controllers", &["berth-core", "berth-flex", "berth-host", "berth-kube"]),
     ("berth-sidecars", &["berth-core", "berth-csi", "berth-kube"]),
     ("berth-node", &["berth-core", "berth-csi", "berth-flex", "berth-host", "berth-kube", "berth-runtime"]),
     ("berth-ui", &["berth-core", "berth-kube"]),

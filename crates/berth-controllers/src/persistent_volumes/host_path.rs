@@ -62,7 +62,7 @@ impl Controller {
     }
 }
 
-/// Removes a directory with all that is in it; one that is gone is fine.
+/// Removes a directory with all that is in it, also what is immutable (`chattr +i`); one that is gone is fine.
 fn remove(root: &Path, path: &str) -> Result<(), String> {
     let refused = || format!("host_path deleter only supports /tmp/.+ but received provided {path}");
     let Some(target) = below(root, Path::new(path)) else { return Err(refused()) };
@@ -76,17 +76,9 @@ fn remove(root: &Path, path: &str) -> Result<(), String> {
     };
     let root = root.canonicalize().map_err(|error| format!("resolve {}: {error}", root.display()))?;
     let Some(name) = target.file_name().filter(|_| parent.starts_with(&root)) else { return Err(refused()) };
-    let target = parent.join(name);
-    let kind = match target.symlink_metadata() {
-        Ok(kind) => kind,
-        Err(error) if gone(&error) => return Ok(()),
-        Err(error) => return Err(format!("read the attributes of {path}: {error}")),
-    };
-    let removed =
-        if kind.is_dir() { std::fs::remove_dir_all(&target) } else { std::fs::remove_file(&target) };
-    match removed {
-        Err(error) if !gone(&error) => Err(format!("remove {path}: {error}")),
-        _ => Ok(()),
+    match berth_host::path::remove_tree(&parent.join(name)) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("remove {path}: {}", error.sentence())),
     }
 }
 
@@ -138,5 +130,20 @@ mod tests {
         assert!(kept.exists());
         remove(root.path(), at("link").to_str().unwrap()).unwrap();
         assert!(kept.exists() && !at("link").exists());
+    }
+
+    #[test]
+    fn what_is_immutable_is_removed_as_well() {
+        let root = tempfile::tempdir().unwrap();
+        let volume = root.path().join("volume");
+        std::fs::create_dir_all(volume.join("deep")).unwrap();
+        std::fs::write(volume.join("deep/file"), "x").unwrap();
+        for name in ["deep/file", "deep"] {
+            let arguments =
+                [std::ffi::OsStr::new("+i"), volume.join(name).as_os_str()].map(ToOwned::to_owned);
+            berth_host::exec::run("chattr", arguments, std::time::Duration::from_secs(10)).unwrap();
+        }
+        remove(root.path(), volume.to_str().unwrap()).unwrap();
+        assert!(!volume.exists());
     }
 }
