@@ -97,6 +97,18 @@ impl Error {
         internal => State;
     }
 
+    /// The same error of a call that left something behind which could not be taken back.
+    ///
+    /// Provisioners take most codes for the end of a creation, and then forget what was asked for when its claim is deleted:
+    /// what is left would be nobody's. After UNAVAILABLE they repeat the call, which finds it.
+    #[must_use]
+    pub fn unfinished(self, left: &Self) -> Self {
+        match self {
+            Self::Busy(_) | Self::Unavailable(_) => self,
+            error => Self::Unavailable(format!("{error}; what was made cannot be taken back yet: {left}")),
+        }
+    }
+
     /// A volume, snapshot, group or node that does not exist.
     pub fn not_found(what: &'static str, id: impl std::fmt::Display) -> Self {
         Self::NotFound { what, id: id.to_string() }

@@ -155,17 +155,21 @@ impl<B: Provision> Recorded<B> {
         .parse()
         .map_err(|error| Error::internal(format!("make an id of the name {:?}: {error}", new.name)))?;
         let record = self.write(stem, Record::begun(&id, new, source)).await?;
-        match work(&id, &plan).await {
-            Ok(made) => self.write(stem, record.created(&made)).await?.volume(),
+        let made = match work(&id, &plan).await {
+            Ok(made) => self.write(stem, record.created(&made)).await.and_then(Record::volume),
             // It goes on, and the same call will find it.
-            Err(error @ Error::Busy(_)) => Err(error),
-            Err(error) => {
-                // No caller got it as an answer. What cannot be undone keeps its record, and a repeated call goes on.
-                if let Ok(()) = self.backend.delete(ctx, &id, &plan.class).await {
-                    self.forget(stem).await?;
-                }
-                Err(error)
-            }
+            Err(error @ Error::Busy(_)) => return Err(error),
+            Err(error) => Err(error),
+        };
+        let Err(error) = made else { return made };
+        // No caller got it as an answer. What cannot be taken back keeps its record, and a repeated call goes on.
+        let taken_back = async {
+            self.backend.delete(ctx, &id, &plan.class).await?;
+            self.forget(stem).await
+        };
+        match taken_back.await {
+            Ok(()) => Err(error),
+            Err(left) => Err(error.unfinished(&left)),
         }
     }
 }
@@ -445,11 +449,14 @@ mod tests {
 
     use super::*;
 
-    /// Volumes that are entries of a list; making one may fail.
+    /// Volumes that are entries of a list; making one may fail, and so may taking it back.
     #[derive(Default)]
     struct List {
         made: Mutex<Vec<VolumeId>>,
         fault: Mutex<Option<fn() -> Error>>,
+        stuck: Mutex<bool>,
+        /// Removed while a volume is made.
+        removed: Mutex<Option<std::path::PathBuf>>,
     }
 
     impl Provision for List {
@@ -457,6 +464,9 @@ mod tests {
 
         async fn create(&self, _: &Context, id: &VolumeId, new: &NewVolume, (): &()) -> Result<Volume> {
             self.made.lock().push(id.clone());
+            if let Some(removed) = self.removed.lock().take() {
+                std::fs::remove_dir_all(removed).unwrap();
+            }
             match *self.fault.lock() {
                 Some(fault) => Err(fault()),
                 None => Ok(Volume::new(id.clone(), new.range.choose(Capacity::gibibytes(1)))),
@@ -464,6 +474,9 @@ mod tests {
         }
 
         async fn delete(&self, _: &Context, id: &VolumeId, (): &()) -> Result<()> {
+            if *self.stuck.lock() {
+                return Err(Error::internal("stuck"));
+            }
             self.made.lock().retain(|made| made != id);
             Ok(())
         }
@@ -527,5 +540,35 @@ mod tests {
         assert!(volumes.get(&ctx, &begun).await.unwrap().is_none(), "not before it is done");
         *list.fault.lock() = None;
         assert_eq!(create().await.unwrap().id, begun);
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_taken_back_is_asked_for_again_and_not_forgotten() {
+        let (dir, ctx, list) = (tempfile::tempdir().unwrap(), Context::default(), Arc::new(List::default()));
+        let volumes = Recorded::open(&list, dir.path()).unwrap();
+        let create = || volumes.create(&ctx, volumes.plan(&ctx, &named("v")).unwrap());
+        for fault in [|| Error::internal("half way"), || Error::exhausted("full")] {
+            (*list.fault.lock(), *list.stuck.lock()) = (Some(fault), true);
+            let failed = create().await;
+            assert!(
+                matches!(&failed, Err(Error::Unavailable(why)) if why.ends_with("taken back yet: stuck")),
+                "{failed:?}"
+            );
+        }
+        let begun = list.made.lock().pop().unwrap();
+        list.made.lock().clear();
+        (*list.fault.lock(), *list.stuck.lock()) = (None, false);
+        assert_eq!(create().await.unwrap().id, begun, "its record was kept");
+    }
+
+    #[tokio::test]
+    async fn a_volume_that_cannot_be_recorded_is_taken_back() {
+        let (dir, ctx, list) = (tempfile::tempdir().unwrap(), Context::default(), Arc::new(List::default()));
+        let records = dir.path().join("records");
+        let volumes = Recorded::open(&list, &records).unwrap();
+        *list.removed.lock() = Some(records);
+        let failed = volumes.create(&ctx, volumes.plan(&ctx, &named("v")).unwrap()).await;
+        assert!(failed.is_err(), "{failed:?}");
+        assert!(list.made.lock().is_empty());
     }
 }

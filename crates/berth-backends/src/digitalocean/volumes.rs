@@ -47,7 +47,8 @@ impl Volumes for Account {
     async fn find(&self, ctx: &Context, plan: &Plan) -> Result<Option<Volume>> {
         let until = Deadline::of(ctx);
         let Some(found) = self.volume(By::Name(plan.name.clone()), until).await? else { return Ok(None) };
-        let found = self.complete(&found, until).await?;
+        let is_there = |error: Error| error.unfinished(&Error::State("the volume is there".to_owned()));
+        let found = self.complete(&found, until).await.map_err(is_there)?;
         Ok(Some(self.describe(&found)?))
     }
 
@@ -145,8 +146,10 @@ impl Cloning for Account {
         match self.make_of(&plan, &snapshot, size, from, until).await {
             Err(error) if is_final(&error) => {
                 // The caller will not ask again, so nothing may be left.
-                self.api.delete_snapshot(&snapshot, until).await?;
-                Err(error)
+                Err(match self.api.delete_snapshot(&snapshot, until).await {
+                    Ok(()) => error,
+                    Err(left) => error.unfinished(&left.into()),
+                })
             }
             Err(error) => Err(error),
             Ok(made) => self.describe(&made),
@@ -219,8 +222,10 @@ impl Account {
         match self.complete(&Arc::new(made.clone()), until).await {
             Err(error) if is_final(&error) => {
                 // As in `clone_volume`.
-                self.api.delete_volume(&made.id, until).await?;
-                Err(error)
+                Err(match self.api.delete_volume(&made.id, until).await {
+                    Ok(()) => error,
+                    Err(left) => error.unfinished(&left.into()),
+                })
             }
             completed => completed,
         }

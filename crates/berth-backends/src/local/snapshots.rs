@@ -10,8 +10,6 @@ use std::{
 use berth_core::{Capacity, GroupSnapshotId, Name, SnapshotId, VolumeId, names::KUBERNETES_PARAMETER_PREFIX};
 use berth_host::extents::{self, Range};
 
-use berth_journal as journal;
-
 use super::{
     Inner, Local,
     content::{self, Capture, Copied},
@@ -58,7 +56,7 @@ impl Snapshots for Local {
         let record = SnapshotRecord { torn, ..new_record(&new.name, source, &volume, now()) };
         let recorded =
             self.0.journal.put(format!("{SNAPSHOT}-{key}"), to_json(&record), super::SNAPSHOTS).await;
-        self.undo_if_full(recorded, vec![key]).await?;
+        self.undo_unrecorded(recorded, move |inner| inner.discard_snapshots(&[key])).await?;
         let record = self.0.state().put_snapshot(key, record);
         Ok(self.0.describe_snapshot(key, &record))
     }
@@ -151,7 +149,7 @@ impl GroupSnapshots for Local {
         let record = GroupRecord { name: name.as_str().into(), created, members };
         let recorded =
             self.0.journal.put(format!("{GROUP}-{group}"), to_json(&record), super::SNAPSHOTS).await;
-        self.undo_if_full(recorded, keys).await?;
+        self.undo_unrecorded(recorded, move |inner| inner.discard_snapshots(&keys)).await?;
         let record = self.0.state().put_group(group, record);
         Ok(self.0.describe_group(group, &record))
     }
@@ -190,24 +188,6 @@ impl ChangedBlocks for Local {
             Ok(inner.blocks(record.length(), from, extents::changed(&base, &target, from)?))
         })
         .await
-    }
-}
-
-impl Local {
-    /// A snapshot that could not be recorded for want of room is taken back; after any other failure the record may
-    /// be on disk, and the next start sees what is there.
-    async fn undo_if_full(
-        &self,
-        recorded: std::result::Result<(), journal::Error>,
-        keys: Vec<Key>,
-    ) -> Result<()> {
-        if let Err(error) = recorded {
-            if matches!(error, journal::Error::Full(_)) {
-                self.blocking(move |inner| inner.discard_snapshots(&keys)).await?;
-            }
-            return Err(error.into());
-        }
-        Ok(())
     }
 }
 

@@ -282,18 +282,32 @@ impl Local {
             ctx.warn(content::TORN);
         }
         let recorded = self.0.journal.put(volume_key(key), to_json(&record), super::VOLUMES).await;
-        if let Err(error) = recorded {
-            if matches!(error, journal::Error::Full(_)) {
-                self.blocking(move |inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?))
-                    .await?;
-            }
-            return Err(error.into());
-        }
+        let discard = move |inner: &Inner| Ok(inner.trash.discard(&inner.volumes, &key.to_string())?);
+        self.undo_unrecorded(recorded, discard).await?;
         let mut state = self.0.state();
         let record = state.put_volume(key, record);
         drop(state);
         drop(reservation);
         Ok(self.0.describe_volume(key, &record))
+    }
+
+    /// Has `discard` take back what could not be recorded for want of room. After any other failure the record may be on the
+    /// disk, and the next start sees what is there: the caller has to ask again, and not to forget it.
+    pub(super) async fn undo_unrecorded(
+        &self,
+        recorded: std::result::Result<(), journal::Error>,
+        discard: impl FnOnce(&Inner) -> Result<()> + Send + 'static,
+    ) -> Result<()> {
+        let Err(error) = recorded else { return Ok(()) };
+        let left = match &error {
+            journal::Error::Full(_) => self.blocking(discard).await.err(),
+            journal::Error::Broken(_) => Some(Error::State("its record may have been written".to_owned())),
+        };
+        let error = Error::from(error);
+        Err(match left {
+            Some(left) => error.unfinished(&left),
+            None => error,
+        })
     }
 
     async fn note_attached(

@@ -136,19 +136,22 @@ impl<B: ProvisionSnapshots> Snapshots for Recorded<B> {
         };
         let id = record.clone().snapshot()?.id;
         self.write_snapshot(&stem, &record).await?;
-        match self.backend.take(ctx, &id, source, &new.parameters).await {
+        let taken = match self.backend.take(ctx, &id, source, &new.parameters).await {
             Ok(size) => {
                 let record = Record { state: State::Created, size: size.bytes(), ..record };
-                self.write_snapshot(&stem, &record).await?;
-                record.snapshot()
+                self.write_snapshot(&stem, &record).await.and_then(|()| record.snapshot())
             }
-            Err(error @ Error::Busy(_)) => Err(error),
-            Err(error) => {
-                if let Ok(()) = self.backend.remove(ctx, &id, &source.id).await {
-                    self.forget_snapshot(&stem).await?;
-                }
-                Err(error)
-            }
+            Err(error @ Error::Busy(_)) => return Err(error),
+            Err(error) => Err(error),
+        };
+        let Err(error) = taken else { return taken };
+        let taken_back = async {
+            self.backend.remove(ctx, &id, &source.id).await?;
+            self.forget_snapshot(&stem).await
+        };
+        match taken_back.await {
+            Ok(()) => Err(error),
+            Err(left) => Err(error.unfinished(&left)),
         }
     }
 
