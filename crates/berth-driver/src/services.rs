@@ -91,6 +91,7 @@ pub struct Services {
     config: Config,
     locks: Arc<Locks>,
     ledger: Arc<Ledger>,
+    held: node::Held,
 }
 
 impl Services {
@@ -116,6 +117,7 @@ impl Services {
             config,
             locks: Locks::new(),
             ledger: Arc::new(ledger),
+            held: node::Held::default(),
         }))
     }
 

@@ -32,6 +32,7 @@ use berth_host::{
 };
 use tonic::{Request, Response, Status};
 
+pub(super) use self::expand::Held;
 use super::{Reply, Services, answer, rules};
 use crate::{
     Context, Error, NodeVolume, Result, Source,
@@ -75,6 +76,7 @@ impl Node for Services {
             return Err(Error::Precondition(sentence).into());
         }
         self.unstage(&ctx, staging, &id, &path).await?;
+        self.held.forget(&id);
         Ok(Response::new(NodeUnstageVolumeResponse {}))
     }
 
@@ -315,6 +317,7 @@ impl Services {
         target: &Path,
     ) -> Result<()> {
         if let Some(known) = known {
+            self.held.forget(&known.volume);
             let noted = Published { phase: Phase::Unmounting, ..known };
             if let Err(error) = self.blocking(move |ledger| ledger.note_published(noted)).await {
                 // Only speeds up a restart; a full disk must not keep a pod from ending.

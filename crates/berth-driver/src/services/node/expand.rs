@@ -1,9 +1,15 @@
 //! What growing a volume on its node takes.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use berth_core::{Capacity, VolumeCapability, VolumeId};
 use berth_host::mount;
+use parking_lot::Mutex;
 use rustix::io::Errno;
 
 use super::bind_target;
@@ -14,6 +20,9 @@ use crate::{
     erased::{DynNodeExpansion, DynStaging},
     ledger::{Phase, Published, Staged},
 };
+
+/// How long a filesystem that a mount elsewhere held is left mounted before that is tried again.
+const REMOUNT_AGAIN_AFTER: Duration = Duration::from_mins(5);
 
 impl Services {
     /// Makes sure that what is on the volume has the volume's size.
@@ -41,12 +50,18 @@ impl Services {
         match (expanded, &node.parts.staging, staged) {
             (NodeExpanded::Done(capacity), ..) => Ok(capacity),
             (NodeExpanded::NeedsRemount, Some(staging), Some(staged)) => {
+                if staged.phase == Phase::Mounted && self.held.is_likely(id) {
+                    return Err(only_unmounted());
+                }
                 self.remount(ctx, node, &**staging, &staged).await?;
                 // A pod's own mount, in a namespace of its own, may have kept the filesystem mounted all the time; then
                 // it has not grown, and an OK would have the caller record a size that the pod does not have.
                 match expansion.expand_on_node(ctx, id, &staged.path, call.range).await? {
                     NodeExpanded::Done(capacity) => Ok(capacity),
-                    NodeExpanded::NeedsRemount => Err(only_unmounted()),
+                    NodeExpanded::NeedsRemount => {
+                        self.held.note(id);
+                        Err(only_unmounted())
+                    }
                 }
             }
             (NodeExpanded::NeedsRemount, ..) => Err(only_unmounted()),
@@ -107,6 +122,29 @@ impl Services {
             }
         }
         Ok(())
+    }
+}
+
+/// Volumes that were unmounted and mounted again in vain, because a mount elsewhere held their filesystem, and when.
+///
+/// Callers repeat an expansion that fails. A container that starts while the volume is unmounted would get an empty directory,
+/// so it is not tried again before something has changed or some time has passed.
+#[derive(Default)]
+pub(in crate::services) struct Held(Mutex<HashMap<VolumeId, Instant>>);
+
+impl Held {
+    fn note(&self, id: &VolumeId) {
+        self.0.lock().insert(id.clone(), Instant::now());
+    }
+
+    /// Whether the filesystem is probably still held.
+    fn is_likely(&self, id: &VolumeId) -> bool {
+        self.0.lock().get(id).is_some_and(|since| since.elapsed() < REMOUNT_AGAIN_AFTER)
+    }
+
+    /// To be told when the volume was unpublished or unstaged: whoever held it may be gone.
+    pub(super) fn forget(&self, id: &VolumeId) {
+        self.0.lock().remove(id);
     }
 }
 

@@ -481,6 +481,17 @@ async fn growth_is_not_confirmed_while_a_mount_elsewhere_prevents_it() {
     let expand = || bench.driver.node_expand_volume(of(grow(&id, &bench.path("a"))));
     refused("held elsewhere", expand().await, Code::FailedPrecondition);
     assert!(is_mounted(&bench.path("a")), "whoever uses it keeps it");
+    // A caller that asks again and again does not have it unmounted each time.
+    let before = bench.fake.state().stagings;
+    refused("held elsewhere", expand().await, Code::FailedPrecondition);
+    assert_eq!(bench.fake.state().stagings, before);
+    // Somebody who may have held it is gone.
+    bench.publish(&id, "b").await;
+    bench.unpublish(&id, "b").await;
+    refused("held elsewhere", expand().await, Code::FailedPrecondition);
+    assert_eq!(bench.fake.state().stagings, before + 1);
+    bench.publish(&id, "b").await;
+    bench.unpublish(&id, "b").await;
     bench.fake.state().held_elsewhere = false;
     ok(expand().await);
 }
