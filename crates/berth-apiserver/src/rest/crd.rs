@@ -22,6 +22,16 @@ pub(crate) const CLEANUP: &str = "customresourcecleanup.apiextensions.k8s.io";
 
 /// The resources of a definition, one per served version.
 pub(crate) fn served(definition: &Value) -> Vec<Served> {
+    with_flag(definition, "served")
+}
+
+/// The resource of a definition in the version that is stored, whether or not that is served.
+pub(crate) fn stored(definition: &Value) -> Option<Served> {
+    with_flag(definition, "storage").into_iter().next()
+}
+
+/// The resources of the versions that have a flag.
+fn with_flag(definition: &Value, flag: &str) -> Vec<Served> {
     let versions = read::items(definition, &["spec", "versions"]);
     let storage = versions.iter().find(|version| read::flag(version, &["storage"]));
     let group = read::text(definition, &["spec", "group"]);
@@ -29,7 +39,7 @@ pub(crate) fn served(definition: &Value) -> Vec<Served> {
     let storage = format!("{group}/{}", read::text(storage, &["name"]));
     versions
         .iter()
-        .filter(|version| read::flag(version, &["served"]))
+        .filter(|version| read::flag(version, &[flag]))
         .map(|version| one(definition, version, &storage))
         .collect()
 }

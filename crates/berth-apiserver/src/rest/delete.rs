@@ -355,14 +355,9 @@ impl super::ApiServer {
         // Only what is stored says that all the objects are to go.
         let stored = self.inner.store.get(&Key::new(crd::definitions(), "", definition));
         let stored = stored.and_then(|object| serde_json::from_slice::<Value>(&object.bytes).ok());
-        if !stored.is_some_and(|definition| object::is_deleting(&definition)) {
-            return Ok(());
-        }
-        let registry = self.registry();
-        let of = |served: &&Arc<super::Served>| {
-            served.definition.as_ref().is_some_and(|have| have.name == definition)
-        };
-        let Some(served) = registry.all().find(of).cloned() else {
+        let Some(stored) = stored.filter(object::is_deleting) else { return Ok(()) };
+        // Not from the registry: there may be no version that is served.
+        let Some(served) = crd::stored(&stored).map(Arc::new) else {
             return self.finish_definition(definition).await;
         };
         let objects: Vec<Arc<Object>> =

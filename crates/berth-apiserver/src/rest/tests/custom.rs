@@ -155,6 +155,23 @@ async fn a_definition_goes_with_its_objects_once_they_let_it() {
 }
 
 #[tokio::test]
+async fn a_definition_without_a_served_version_goes_with_its_objects() {
+    let api = defined().await;
+    api.post(SNAPS, &snap("a")).await;
+    let path = format!("{DEFINITIONS}/snaps.example.com");
+    let mut versions = definition()["spec"]["versions"].clone();
+    for version in versions.as_array_mut().unwrap() {
+        version["served"] = json!(false);
+    }
+    api.merge(&path, &json!({ "spec": { "versions": versions } })).await;
+    assert_eq!(api.get(SNAPS).await.0, 404, "it is not served");
+    assert_eq!(api.delete(&path).await.0, 200);
+    assert_eq!(api.get(&path).await.0, 404);
+    api.post(DEFINITIONS, &definition()).await;
+    assert_eq!(api.get(SNAPS).await.1["items"], json!([]));
+}
+
+#[tokio::test]
 async fn a_dry_run_changes_neither_definitions_nor_their_objects() {
     let api = Api::new().await;
     assert_eq!(api.send(Method::POST, &format!("{DEFINITIONS}?dryRun=All"), &definition()).await.0, 201);
