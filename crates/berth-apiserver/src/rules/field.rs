@@ -1,6 +1,6 @@
 //! Paths of fields and the causes that name them, in the words of Kubernetes' validation errors.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 
 use serde_json::Value;
 
@@ -130,16 +130,35 @@ pub(crate) fn quote(text: &str) -> String {
     quoted
 }
 
-/// The unified difference of two values' indented JSON, for the refusals that show what may not change.
+/// The unified difference of two values' indented JSON, for the refusals that show what may not change. A spec is small; of one
+/// that is not, the beginning is shown, because nobody reads more, and an answer names it twice.
 pub(super) fn difference(old: &Value, new: &Value) -> String {
-    /// A spec is small; one that is not would make a message nobody reads.
-    const LINES: usize = 2000;
-    let pretty = |value: &Value| -> String {
+    /// How many lines are compared, how many of the difference are shown, and how many bytes of each.
+    const COMPARED: usize = 2000;
+    const SHOWN: usize = 100;
+    const LONGEST: usize = 200;
+    let lines = |value: &Value| -> Vec<String> {
         let text = serde_json::to_string_pretty(value).unwrap_or_default().replace("  ", " ");
-        text.lines().take(LINES).fold(String::new(), |text, line| text + line + "\n")
+        text.lines().map(|line| format!("{line}\n")).collect()
     };
-    let (old, new) = (pretty(old), pretty(new));
-    similar::TextDiff::from_lines(&old, &new).unified_diff().context_radius(3).to_string()
+    let (old, new) = (lines(old), lines(new));
+    // What both begin with needs no comparing, but for what is shown around a change.
+    let equal = old.iter().zip(&new).take_while(|(old, new)| old == new).count().saturating_sub(3);
+    let equal = if old.len().max(new.len()) > COMPARED { equal } else { 0 };
+    let part = |lines: &[String]| lines.iter().skip(equal).take(COMPARED).cloned().collect::<String>();
+    let (old, new) = (part(&old), part(&new));
+    let difference = similar::TextDiff::from_lines(&old, &new).unified_diff().context_radius(3).to_string();
+    let mut shown = String::new();
+    for line in difference.lines().take(SHOWN) {
+        let end = (0..=LONGEST.min(line.len())).rev().find(|end| line.is_char_boundary(*end)).unwrap_or(0);
+        shown.push_str(&line[..end]);
+        shown.push_str(if end < line.len() { "…\n" } else { "\n" });
+    }
+    let left_out = difference.lines().count().saturating_sub(SHOWN);
+    if left_out > 0 {
+        let _ = writeln!(shown, "… and {left_out} more lines");
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -180,5 +199,19 @@ mod tests {
             "@@ -3,6 +3,6 @@\n  \"b\": 2,\n  \"c\": 3,\n  \"d\": 4,\n- \"e\": 5,\n+ \"e\": 7,\n  \"f\": 6\n }\n"
         );
         assert_eq!(difference(&old, &old), "");
+    }
+
+    #[test]
+    fn a_large_difference_is_cut_and_a_late_one_is_found() {
+        let (old, long) = (json!({"a": "ü".repeat(700_000)}), json!({"a": "ö".repeat(700_000)}));
+        let shown = difference(&old, &long);
+        assert!(shown.len() < 1000 && shown.contains("- \"a\": \"ü") && shown.contains('…'), "{shown}");
+        let numbers = |from: u32| json!((from..from + 5000).collect::<Vec<_>>());
+        let shown = difference(&numbers(0), &numbers(10_000));
+        assert!(shown.len() < 4000 && shown.ends_with("more lines\n"), "{shown}");
+        let mut late = numbers(0);
+        late[4000] = json!(1);
+        let shown = difference(&numbers(0), &late);
+        assert!(shown.contains("- 4000,\n+ 1,\n"), "{shown}");
     }
 }
