@@ -163,15 +163,9 @@ impl Stack {
         let telemetry = Telemetry::default();
         let (api, server, kubeconfig) =
             serve_api(&data_dir, &options, &serving, pods.clone(), &telemetry).await?;
-        let address = server.address();
         let servers = Servers::new();
-        let until = serving.clone();
-        let server =
-            servers.spawn(format!("the API server on https://{address}"), serving.clone(), async move {
-                server.run(until).await;
-                Ok(())
-            });
-        let mut running = Running::new(address, kubeconfig, &options.node_name);
+        let mut running = Running::new(server.address(), kubeconfig, &options.node_name);
+        let (address, server) = (server.address(), run_api(&servers, server, &serving));
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"));
         // Mounts that a predecessor left wait for it.
@@ -526,6 +520,15 @@ pub(crate) async fn take_root_away(root: &Path) -> anyhow::Result<usize> {
         taken += berth_host::mount::unmount_below(&node).context("unmount what is left")?;
     }
     Ok(taken)
+}
+
+/// Has the API server answer until `serving` is cancelled.
+fn run_api(servers: &Servers, server: Server, serving: &CancellationToken) -> JoinHandle<anyhow::Result<()>> {
+    let (name, until) = (format!("the API server on https://{}", server.address()), serving.clone());
+    servers.spawn(name, serving.clone(), async move {
+        server.run(until).await;
+        Ok(())
+    })
 }
 
 async fn serve_api(
