@@ -43,6 +43,8 @@ pub(crate) enum Asked {
     Lookup,
     Read,
     ReadLink,
+    Rename,
+    SetAttributes,
     Other,
 }
 
@@ -72,11 +74,13 @@ impl Request<'_> {
         let mut at = self.arguments()?;
         if self.word(16)? == 3 {
             let asked = match self.word(20)? {
+                2 => Asked::SetAttributes,
                 3 => Asked::Lookup,
                 5 => Asked::ReadLink,
                 6 => Asked::Read,
                 8 => Asked::Create,
                 9..=11 => Asked::Make,
+                14 => Asked::Rename,
                 15 => Asked::Link,
                 _ => Asked::Other,
             };
@@ -107,6 +111,8 @@ impl Request<'_> {
                 // A state comes before the offset.
                 25 => return Some((Asked::Read, at + 16)),
                 27 => Asked::ReadLink,
+                29 => Asked::Rename,
+                34 => Asked::SetAttributes,
                 _ => Asked::Other,
             };
             return Some((asked, at));

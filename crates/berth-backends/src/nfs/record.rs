@@ -245,6 +245,13 @@ pub(super) async fn read_in<T: DeserializeOwned>(
     }
 }
 
+/// When a record was written, in seconds since 1970 by the server's clock, if it is there.
+pub(super) async fn written(share: &Share, drawer: RecordDir, key: &str) -> Result<Option<i64>> {
+    let Some(drawer) = drawer.find(share).await? else { return Ok(None) };
+    let file = found(share.lookup(&drawer.handle, format!("{key}{ENDING}")).await)?;
+    Ok(file.map(|file| file.attributes.modified.seconds))
+}
+
 async fn content(share: &Share, file: &Handle) -> berth_nfs::Result<Vec<u8>> {
     let mut text = Vec::new();
     loop {

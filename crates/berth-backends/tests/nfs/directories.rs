@@ -280,3 +280,59 @@ async fn the_caller_of_delete_volume_is_warned_beside_the_answer() {
     assert!(warnings[0].contains("größe") && warnings[0].contains("claim shop/a"), "{warnings:?}");
     driver.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_directory_somebody_else_removed_does_not_keep_the_directory() {
+    let server = Server::start("4.2", &[]);
+    let backend = server.backend().await;
+    let template = [("subDir", "team/app")];
+    backend.create_volume(claim(&server, "old", &template)).await.unwrap();
+    fs::remove_dir_all(server.export().join("team")).unwrap();
+    // One that has just been recorded may be about to get its directory.
+    let sentence = refusal(server.backend().await.create_volume(claim(&server, "new", &template)).await);
+    assert!(sentence.contains("claim shop/old"), "{sentence}");
+    let drawer = server.export().join(".berth/volumes");
+    let long_ago = std::time::SystemTime::now() - Duration::from_hours(2);
+    for record in fs::read_dir(&drawer).unwrap() {
+        let record = fs::File::options().write(true).open(record.unwrap().path()).unwrap();
+        record.set_modified(long_ago).unwrap();
+    }
+    let backend = server.backend().await;
+    let volume = backend.create_volume(claim(&server, "new", &template)).await.unwrap();
+    assert!(server.export().join("team/app").is_dir());
+    assert_eq!(fs::read_dir(&drawer).unwrap().count(), 1);
+    assert_eq!(delete(&backend, &volume.id).await, Vec::<String>::new());
+    backend.drain(DEADLINE).await;
+    assert!(!server.export().join("team").exists(), "nobody else uses it");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn of_two_volumes_of_nested_shares_that_are_made_at_once_at_most_one_gets_the_directory() {
+    let server = Server::start("4.2", &[]);
+    fs::create_dir_all(server.export().join("team")).unwrap();
+    let inner_share = format!("{}/team", server.new_volume("x", &[]).parameters["share"]);
+    let backend = server.backend().await;
+    // Both shares are known.
+    let inner = |name: &str, dir: &str| {
+        let mut new = claim(&server, name, &[("subDir", dir)]);
+        new.parameters.insert("share".to_owned(), inner_share.clone());
+        new
+    };
+    backend.create_volume(inner("first", "first")).await.unwrap();
+    for round in 0..10 {
+        let dir = format!("app-{round}");
+        let outer = claim(&server, &format!("outer-{round}"), &[("subDir", &format!("team/{dir}"))]);
+        let inner = inner(&format!("inner-{round}"), &dir);
+        let (one, other) = tokio::join!(backend.create_volume(outer), backend.create_volume(inner));
+        match (one, other) {
+            (Ok(_), Ok(_)) => panic!("round {round}: two claims got one directory"),
+            (made, Err(refused)) | (Err(refused), made) => {
+                // Who finds a directory gone that the other removes just then is to ask again.
+                assert!(matches!(refused, Error::Precondition(_) | Error::Unavailable(_)), "{refused:?}");
+                if let Ok(volume) = made {
+                    delete(&backend, &volume.id).await;
+                }
+            }
+        }
+    }
+}

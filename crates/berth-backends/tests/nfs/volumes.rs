@@ -15,7 +15,7 @@ use berth_backends::{
 use berth_core::CapacityRange;
 
 use crate::{
-    between::Fate,
+    between::{Asked, Fate},
     calls::{Calls as _, NewVolume},
     server::{Server, VERSIONS},
 };
@@ -406,4 +406,46 @@ async fn a_clone_that_is_tried_again_has_nothing_that_its_source_lost_meanwhile(
     backend.create_volume(clone).await.unwrap();
     assert_eq!(names(&server.export().join("pvc-2")), ["sub", "with a new name"]);
     assert_eq!(names(&server.export().join("pvc-2/sub")), ["last"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_cannot_be_finished_leaves_nothing_or_is_asked_for_again() {
+    const DENIED: u32 = 13;
+    let server = Server::start("3", &[]);
+    let owned = [("uid", "4242")];
+    let backend = server
+        .meddled(|request| match request.asked() {
+            Asked::SetAttributes => request.failed(DENIED),
+            _ => Fate::Passed,
+        })
+        .await;
+    let refused = backend.create_volume(server.new_volume("pvc-1", &owned)).await;
+    assert!(matches!(refused, Err(Error::Denied(_))), "{refused:?}");
+    backend.drain(SOON).await;
+    assert_eq!(names(&server.export()), Vec::<String>::new(), "nobody may ever ask for it again");
+    assert_eq!(listed(&server.backend().await).await, Vec::<String>::new());
+
+    // One that cannot be taken back is not forgotten by whoever asked for it.
+    let denied = std::sync::atomic::AtomicBool::new(false);
+    let backend = server
+        .meddled(move |request| {
+            use std::sync::atomic::Ordering::SeqCst;
+            match request.asked() {
+                Asked::SetAttributes => {
+                    denied.store(true, SeqCst);
+                    request.failed(DENIED)
+                }
+                Asked::Rename if denied.load(SeqCst) => request.failed(DENIED),
+                _ => Fate::Passed,
+            }
+        })
+        .await;
+    let unclear = backend.create_volume(server.new_volume("pvc-2", &owned)).await;
+    assert!(matches!(&unclear, Err(Error::Unavailable(why)) if why.contains("taken back")), "{unclear:?}");
+    let (backend, again) = (server.backend().await, server.new_volume("pvc-2", &owned));
+    let made = backend.create_volume(again).await.unwrap();
+    assert_eq!(fs::metadata(server.export().join("pvc-2")).unwrap().uid(), 4242);
+    backend.delete_volume(&made.id).await.unwrap();
+    backend.drain(SOON).await;
+    assert_eq!(names(&server.export()), Vec::<String>::new());
 }

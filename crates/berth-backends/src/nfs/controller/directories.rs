@@ -16,7 +16,8 @@
 //!   csi-driver-nfs made, may use it.
 //!
 //! An entry is written before anything is made, and removed after everything else, so that a crash leaves at most an
-//! entry of a volume that its caller makes or deletes again.
+//! entry of a volume that its caller makes or deletes again. An entry whose directory is gone, because csi-driver-nfs deleted
+//! the volume, is removed when another volume asks for the directory.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -38,6 +39,9 @@ use crate::{Error, Parameters, Result};
 const COMPLETE: &str = "complete";
 /// How many records are read at once.
 const AT_ONCE: usize = 16;
+/// A record without a directory is of a volume that is being made, or else, after this many seconds, of one whose directory
+/// somebody removed who writes no records.
+const MAKING: i64 = 3600;
 
 /// An entry of the index: a volume uses a directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,6 +67,8 @@ struct CompleteRecord {
 pub(super) struct DirectoryUsers {
     own: Option<DirectoryUse>,
     others: Vec<DirectoryUse>,
+    /// Whether there are shares around this one, or in it near the directory.
+    nested: bool,
 }
 
 impl DirectoryUse {
@@ -114,28 +120,29 @@ impl DirectoryUsers {
 
 impl NfsController {
     /// Enters a volume that is to be made as a user of its directory. One that overlaps with another's is refused unless
-    /// `shared`.
+    /// `shared`. True if shares lie in each other here: their volumes have no turn in common, so [`Self::confirm_directory`]
+    /// has to look again once the volume has a record, which the others see.
     pub(super) async fn enter_directory(
         &self,
         share: &Share,
         volume: &VolumeRef,
         parameters: &Parameters,
         shared: bool,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         if !has_template(volume) {
-            let users = self.directory_users(share, volume).await?;
+            let mut users = self.directory_users(share, volume).await?;
             if !users.others.is_empty() {
-                refuse_unless(shared, volume, &users)?;
+                self.refuse_unless(shared, share, volume, &mut users).await?;
                 enter(share, &volume.dir, &key(volume), &DirectoryUse::new(&volume.to_string(), parameters))
                     .await?;
             }
-            return Ok(());
+            return Ok(users.nested);
         }
         let _turn = self.0.shares.take_turn(&volume.share).await;
-        let users = self.directory_users(share, volume).await?;
-        refuse_unless(shared, volume, &users)?;
+        let mut users = self.directory_users(share, volume).await?;
+        self.refuse_unless(shared, share, volume, &mut users).await?;
         if users.own.is_some() {
-            return Ok(());
+            return Ok(users.nested);
         }
         let mut entry = DirectoryUse::new(&volume.to_string(), parameters);
         let made_by = |other: &DirectoryUse| {
@@ -150,7 +157,70 @@ impl NfsController {
         for other in users.others.iter().filter(|other| other.is_on(&volume.share)) {
             enter(share, &volume.dir, &key_of(&other.id), other).await?;
         }
-        enter(share, &volume.dir, &key(volume), &entry).await
+        enter(share, &volume.dir, &key(volume), &entry).await?;
+        Ok(users.nested)
+    }
+
+    /// Refuses a directory that a volume of another share has got meanwhile. Of two that are made at once each has written
+    /// its record before it looks here, so at least one finds the other.
+    pub(super) async fn confirm_directory(
+        &self,
+        share: &Share,
+        volume: &VolumeRef,
+        shared: bool,
+    ) -> Result<()> {
+        let mut users = self.directory_users(share, volume).await?;
+        users.others.retain(|other| !other.is_on(&volume.share));
+        self.refuse_unless(shared, share, volume, &mut users).await
+    }
+
+    /// Refuses a directory that others use, unless it is to be shared. Users whose own directory is gone are forgotten.
+    async fn refuse_unless(
+        &self,
+        shared: bool,
+        share: &Share,
+        volume: &VolumeRef,
+        users: &mut DirectoryUsers,
+    ) -> Result<()> {
+        if shared || users.others.is_empty() {
+            return Ok(());
+        }
+        let mut others = Vec::new();
+        for other in std::mem::take(&mut users.others) {
+            if !self.forget_removed(share, &volume.share, &other).await? {
+                others.push(other);
+            }
+        }
+        users.others = others;
+        if users.others.is_empty() {
+            return Ok(());
+        }
+        Err(Error::Precondition(format!(
+            "directory {:?} on {} overlaps with that of {}: give each volume a directory of its own, such as subDir: \
+             ${{pvc.metadata.namespace}}/${{pvc.metadata.name}}, or say shared: \"true\" in the class",
+            volume.dir.as_str(),
+            volume.share,
+            users.others()
+        )))
+    }
+
+    /// Removes the record and the entry of a volume whose directory is gone, if it is not just being made; false if it stays.
+    async fn forget_removed(&self, share: &Share, name: &ShareName, other: &DirectoryUse) -> Result<bool> {
+        let Ok(gone) = VolumeRef::parse(&other.id) else { return Ok(false) };
+        if gone.share != *name || find_dir(share, gone.dir.as_str()).await?.is_some() {
+            return Ok(false);
+        }
+        let latest = i64::try_from(now()).unwrap_or(i64::MAX).saturating_sub(MAKING);
+        let written = record::written(share, RecordDir::Volumes, &key(&gone)).await?;
+        if written.is_none_or(|written| written > latest) {
+            return Ok(false);
+        }
+        tracing::info!(volume.id = other.id, "a volume whose directory somebody removed is forgotten");
+        self.free_project(share, &gone).await?;
+        record::remove(share, RecordDir::Volumes, &key(&gone)).await?;
+        let entry = DirectoryUsers { own: Some(other.clone()), ..DirectoryUsers::default() };
+        self.leave_directory(share, &gone, &entry).await?;
+        Ok(true)
     }
 
     /// Removes a volume's entry.
@@ -207,7 +277,9 @@ impl NfsController {
                 users.others.push(entry);
             }
         }
-        users.others.extend(self.users_in_nested_shares(share, name, dir).await?);
+        let (nested, in_nested) = self.users_in_nested_shares(share, name, dir).await?;
+        users.nested = nested;
+        users.others.extend(in_nested);
         // A directory without entries may be that of a volume without `subDir`, which needs none by itself.
         let is_another = own.is_none_or(has_template);
         if is_another && !is_known && find_dir(share, dir.first()).await?.is_some() {
@@ -221,17 +293,22 @@ impl NfsController {
     }
 
     /// The volumes of shares that lie in each other with this one, whose directories overlap with `dir`. Each share has its records in
-    /// its root: those of a share below are reached through this one, those of a share around it through that one.
+    /// its root: those of a share below are reached through this one, those of a share around it through that one. Also whether
+    /// there are such shares.
     async fn users_in_nested_shares(
         &self,
         share: &Share,
         name: &ShareName,
         dir: &SubPath,
-    ) -> Result<Vec<DirectoryUse>> {
+    ) -> Result<(bool, Vec<DirectoryUse>)> {
         let mut users = Vec::new();
-        let known = self.0.shares.below(name).into_iter().filter(|root| root != dir && dir.contains(root));
+        let below = self.0.shares.below(name);
+        let mut nested = below.iter().any(|root| root.overlaps(dir));
+        let known = below.into_iter().filter(|root| root != dir && dir.contains(root));
         for root in dir.with_parents().into_iter().chain(known) {
-            for (_, other, parameters) in records(share, Some(&root)).await? {
+            let found = records(share, Some(&root)).await?;
+            nested |= !found.is_empty();
+            for (_, other, parameters) in found {
                 if root.join(&other.dir).overlaps(dir) {
                     users.push(DirectoryUse::new(&other.to_string(), &parameters));
                 }
@@ -239,6 +316,7 @@ impl NfsController {
         }
         for (outer, below) in self.0.shares.around(name).await {
             let Some(around) = self.0.shares.open_around(&outer, name).await? else { continue };
+            nested = true;
             let dir = below.join(dir);
             for (_, other, parameters) in records(&around, None).await? {
                 if other.dir.overlaps(&dir) {
@@ -246,7 +324,7 @@ impl NfsController {
                 }
             }
         }
-        Ok(users)
+        Ok((nested, users))
     }
 
     /// Makes the entries of volumes that were made before there was an index.
@@ -277,19 +355,6 @@ impl NfsController {
 /// Whether the class gave the volume's directory a name, so that others may have the same.
 fn has_template(volume: &VolumeRef) -> bool {
     !volume.uuid.is_empty()
-}
-
-fn refuse_unless(shared: bool, volume: &VolumeRef, users: &DirectoryUsers) -> Result<()> {
-    if shared || users.others.is_empty() {
-        return Ok(());
-    }
-    Err(Error::Precondition(format!(
-        "directory {:?} on {} overlaps with that of {}: give each volume a directory of its own, such as subDir: \
-         ${{pvc.metadata.namespace}}/${{pvc.metadata.name}}, or say shared: \"true\" in the class",
-        volume.dir.as_str(),
-        volume.share,
-        users.others()
-    )))
 }
 
 /// Where the entries of directories are that begin as this one does.

@@ -89,11 +89,12 @@ impl Volumes for NfsController {
         else {
             return Ok(None);
         };
-        if find_dir(share, volume.dir.as_str()).await?.is_none() {
-            return Ok(None);
+        let Some(directory) = find_dir(share, volume.dir.as_str()).await? else { return Ok(None) };
+        // Whoever made it may have been killed before it got its owner and its limit.
+        if record.parameters == plan.parameters && plan.kind == VolumeKind::Directory {
+            apply(share, &directory, plan.ownership, None).await.map_err(is_there)?;
         }
-        // Whoever made it may have been killed before it got its limit.
-        self.limit(share, volume, volume.dir.as_str(), &record).await?;
+        self.limit(share, volume, volume.dir.as_str(), &record).await.map_err(is_there)?;
         Ok(Some(describe(parse_id(volume), volume, Some(record))))
     }
 
@@ -231,6 +232,25 @@ impl CapacityInfo for NfsController {
     }
 }
 
+/// The error of a call that found the volume: its caller must not take it that there is none.
+fn is_there(error: Error) -> Error {
+    error.unfinished(&Error::State("the volume is there".to_owned()))
+}
+
+/// How far the creation of a volume has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// The volume is entered as a user of its directory.
+    Entered {
+        /// Volumes of other shares may have come to use it since.
+        nested: bool,
+    },
+    /// Its record was written.
+    Recorded,
+    /// Its directory was made.
+    Made,
+}
+
 impl NfsController {
     /// The share that a plan is about; it is reached once for all steps of a call.
     async fn share_of<'a>(&self, plan: &'a VolumePlan) -> Result<&'a Share> {
@@ -240,15 +260,20 @@ impl NfsController {
     /// Makes a volume, empty or with the content of its source.
     pub(super) async fn make(&self, plan: VolumePlan, source: Option<ContentSource>) -> Result<Volume> {
         let (volume, share) = (&plan.volume, self.share_of(&plan).await?);
-        self.enter_directory(share, volume, &plan.parameters, plan.shared).await?;
-        let made = self.make_entered(&plan, source).await;
-        if let Err(error) = &made {
-            self.forget_unmade(share, volume, error).await;
+        let nested = self.enter_directory(share, volume, &plan.parameters, plan.shared).await?;
+        let mut progress = Progress::Entered { nested };
+        match self.make_entered(&plan, source, &mut progress).await {
+            Ok(made) => Ok(made),
+            Err(error) => Err(self.take_back(share, volume, progress, error).await),
         }
-        made
     }
 
-    async fn make_entered(&self, plan: &VolumePlan, source: Option<ContentSource>) -> Result<Volume> {
+    async fn make_entered(
+        &self,
+        plan: &VolumePlan,
+        source: Option<ContentSource>,
+        progress: &mut Progress,
+    ) -> Result<Volume> {
         let (volume, share) = (&plan.volume, self.share_of(plan).await?);
         let mut record = VolumeRecord {
             id: volume.to_string(),
@@ -270,32 +295,60 @@ impl NfsController {
                 Some(self.build_image(plan, share, source.as_ref(), &mut record.capacity).await?)
             }
         };
+        let nested = *progress == Progress::Entered { nested: true };
         record::write(share, RecordDir::Volumes, &key(volume), &record).await?;
+        *progress = Progress::Recorded;
+        if nested {
+            self.confirm_directory(share, volume, plan.shared).await?;
+        }
         match built {
-            None => make_directory(share, volume, plan.ownership).await?,
-            Some(incoming) => put_in_place(share, &incoming, &key(volume), &volume.dir).await?,
+            None => make_directory(share, volume, plan.ownership, progress).await?,
+            Some(incoming) => {
+                put_in_place(share, &incoming, &key(volume), &volume.dir).await?;
+                *progress = Progress::Made;
+            }
         }
         self.limit(share, volume, volume.dir.as_str(), &record).await?;
         Ok(describe(parse_id(volume), volume, Some(record)))
     }
 
-    /// Removes the record of a volume that could not be made: nobody may ever ask for it again. A server that went away
-    /// cannot be asked now, but its caller repeats the call.
-    async fn forget_unmade(&self, share: &Share, volume: &VolumeRef, why: &Error) {
-        let forget = async || {
-            if find_dir(share, volume.dir.as_str()).await?.is_none() {
+    /// Takes back what there is of a volume that could not be made, because nobody may ever ask for it again; returns the
+    /// error to answer with. A server that went away cannot be asked now, but its caller repeats the call, and so does one
+    /// who hears that something is left.
+    async fn take_back(&self, share: &Share, volume: &VolumeRef, progress: Progress, error: Error) -> Error {
+        if matches!(error, Error::Unavailable(_) | Error::Busy(_)) {
+            return error;
+        }
+        let take_back = async || {
+            let users = self.directory_users(share, volume).await?;
+            if progress == Progress::Made
+                && users.reason_to_keep().is_none()
+                && let Some(parent) = parent_of(share, &volume.dir).await?
+            {
+                self.discard(share, volume, &parent, volume.dir.name()).await?;
+                prune(share, &volume.dir).await;
+            }
+            if !matches!(progress, Progress::Entered { .. })
+                || find_dir(share, volume.dir.as_str()).await?.is_none()
+            {
+                self.free_project(share, volume).await?;
                 record::remove(share, RecordDir::Volumes, &key(volume)).await?;
             }
             // Another replica may have made it meanwhile.
             if record::read::<VolumeRecord>(share, RecordDir::Volumes, &key(volume)).await?.is_none() {
-                self.leave_directory(share, volume, &self.directory_users(share, volume).await?).await?;
+                self.leave_directory(share, volume, &users).await?;
             }
             Ok::<_, Error>(())
         };
-        if !matches!(why, Error::Unavailable(_))
-            && let Err(error) = forget().await
-        {
-            tracing::warn!(volume.id = %volume, %error, "a record of no volume stays");
+        match take_back().await {
+            Ok(()) => error,
+            Err(left) => {
+                tracing::warn!(volume.id = %volume, error = %left, "a part of a volume that was not made stays");
+                match progress {
+                    Progress::Entered { .. } => error,
+                    Progress::Recorded | Progress::Made => error.unfinished(&left),
+                }
+            }
         }
     }
 
@@ -548,7 +601,12 @@ async fn new_directory(share: &Share, parent: &Handle, name: &str) -> Result<Ent
     share.make_dir(parent, name, &Change::mode(0o700)).await.map_err(failed)
 }
 
-async fn make_directory(share: &Share, volume: &VolumeRef, ownership: OwnerAndMode) -> Result<()> {
+async fn make_directory(
+    share: &Share,
+    volume: &VolumeRef,
+    ownership: OwnerAndMode,
+    progress: &mut Progress,
+) -> Result<()> {
     let mode = ownership.mode.unwrap_or(DEFAULT_MODE);
     for attempt in 1.. {
         match share.make_dirs(volume.dir.as_str(), &Change::mode(mode)).await {
@@ -559,6 +617,9 @@ async fn make_directory(share: &Share, volume: &VolumeRef, ownership: OwnerAndMo
                         "directory {dir:?} on {} is that of a snapshot",
                         volume.share
                     )));
+                }
+                if is_new {
+                    *progress = Progress::Made;
                 }
                 // Setting it again, because a server applies its own umask.
                 return apply(share, &directory, ownership, is_new.then_some(mode)).await;
