@@ -374,6 +374,29 @@ async fn a_killed_driver_keeps_what_pods_have_and_lets_go_of_the_rest() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_image_whose_target_somebody_else_unmounted_is_released_by_its_unpublish() -> Result<()> {
+    let server = Server::start("4.1")?;
+    let node = server.drive(Part::Node).await?;
+    let csi = Csi::connect(&server.endpoint(Part::Node))?;
+    let (kept, left) = (
+        make(&csi, request(&server, "kept", "ext4", 32 * MIB)).await?,
+        make(&csi, request(&server, "left", "ext4", 32 * MIB)).await?,
+    );
+    let (here, gone) = (target(&server, "here"), target(&server, "gone"));
+    kept.publish(&csi, &here).await?;
+    left.publish(&csi, &gone).await?;
+    machine::run("umount", &[&gone.display().to_string()])?;
+    csi.unpublish(&left.id, &gone).await?;
+    wait_until_released(&server, "left", "another node may have it").await?;
+    ensure!(claims(&server, "kept")? == 1, "what a pod has is kept");
+    csi.unpublish(&kept.id, &here).await?;
+    csi.delete(&kept.id).await?;
+    csi.delete(&left.id).await?;
+    server.nothing_left().await?;
+    node.stop().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_server_holds_no_call_and_gets_all_that_was_written() -> Result<()> {
     let mut server = Server::start("4.1")?;
     let node = server.drive(Part::Node).await?;

@@ -65,10 +65,7 @@ impl NfsNode {
     pub(super) async fn start(config: &Config, controller: NfsController) -> Self {
         let shares = Arc::new(MountedShares::new(config.mount_dir.clone(), Mounter::new(config)));
         let images = Arc::new(Images::new(config, shares.clone()));
-        if let Err(error) = shares.release_unused().await {
-            tracing::warn!(%error, "a share stays mounted that nobody uses");
-        }
-        images.release_unused();
+        release_unused(&shares, &images).await;
         Self(Arc::new(State {
             permissions: config.mount_permissions,
             default_options: config.mount_options.clone(),
@@ -184,6 +181,11 @@ impl TargetMounts for NfsNode {
             Ok(taken)
         })
         .await?;
+        if taken.is_empty() {
+            // Somebody else may have taken it away, and what it was the last user of is not known any more.
+            let (shares, images) = (self.0.shares.clone(), self.0.images.clone());
+            self.0.shares.runtime().spawn(async move { release_unused(&shares, &images).await });
+        }
         for found in taken {
             let released = match self.0.shares.release(found.device).await {
                 Ok(()) => self.0.images.release_mounted(&found).await,
@@ -194,6 +196,16 @@ impl TargetMounts for NfsNode {
             }
         }
         Ok(())
+    }
+}
+
+/// Takes down the shares that are at no target, and begins to take down such images.
+async fn release_unused(shares: &Arc<MountedShares>, images: &Arc<Images>) {
+    if let Err(error) = shares.release_unused().await {
+        tracing::warn!(%error, "a share stays mounted that nobody uses");
+    }
+    if let Err(error) = images.release_unused().await {
+        tracing::warn!(%error, "an image stays claimed that nobody uses");
     }
 }
 

@@ -412,14 +412,35 @@ impl Images {
         Ok((ReleaseState::Gone, Some(found)))
     }
 
-    /// Begins to take down what a driver left that was killed.
-    pub(super) fn release_unused(self: &Arc<Self>) {
-        let Ok(homes) = std::fs::read_dir(&self.dir) else { return };
-        for entry in homes.flatten() {
-            let Some(key) = entry.file_name().to_str().map(str::to_owned) else { continue };
-            let (this, home) = (self.clone(), Home { dir: self.dir.join(&key), key });
+    /// Begins to take down what no target has: what a driver left that was killed, and what somebody else unmounted at a target.
+    pub(super) async fn release_unused(self: &Arc<Self>) -> Result<()> {
+        let this = self.clone();
+        for home in blocking(move || this.unused_homes()).await? {
+            let this = self.clone();
             self.shares.runtime().spawn(async move { this.release(&home).await });
         }
+        Ok(())
+    }
+
+    /// The images that are at no target, or not mounted at all.
+    fn unused_homes(&self) -> Result<Vec<Home>> {
+        let Ok(entries) = std::fs::read_dir(&self.dir) else { return Ok(Vec::new()) };
+        let images = std::fs::canonicalize(&self.dir).unwrap_or_else(|_| self.dir.clone());
+        let mounts = mount::mounts()?;
+        let is_used = |home: &Home| {
+            let volume = images.join(&home.key).join("volume");
+            let own = mounts.iter().find(|mount| mount.target == volume);
+            own.is_some_and(|own| {
+                let outside =
+                    |mount: &MountInfo| mount.device == own.device && !mount.target.starts_with(&images);
+                mounts.iter().any(outside)
+            })
+        };
+        let homes = entries.flatten().filter_map(|entry| {
+            let key = entry.file_name().to_str()?.to_owned();
+            Some(Home { dir: self.dir.join(&key), key })
+        });
+        Ok(homes.filter(|home| !is_used(home)).collect())
     }
 
     /// The use of the filesystem at a path, if it is an image's.
