@@ -7,6 +7,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use anyhow::{Context as _, Result};
 use berth_e2e::content::Random;
 use berth_e2e::up::Machine;
+use serde_json::Value;
 
 use super::crash::number;
 use super::{text, until_empty};
@@ -78,14 +79,13 @@ fn step(machine: &mut Machine, model: &mut Model, random: &mut Random) -> Result
             let replicas = random.below(4);
             machine.apply(&manifest(set, replicas))?;
             model.sets.insert(set, replicas);
-            model.claims.extend((0..replicas).map(|ordinal| format!("data-{set}-{ordinal}")));
+            let claims: Vec<String> = (0..replicas).map(|ordinal| format!("data-{set}-{ordinal}")).collect();
+            model.claims.extend(claims.iter().cloned());
+            wake_holders(machine, model, set, &claims)?;
             // What its pods use may not have been made yet when they are to go again.
-            for ordinal in 0..replicas {
-                let claim = format!("data-{set}-{ordinal}");
-                machine.until(&format!("{claim} is there"), || {
-                    let claim = machine.get(&format!("pvc/{claim}"));
-                    Ok(claim.ok().filter(|claim| claim["metadata"]["deletionTimestamp"].is_null()).map(drop))
-                })?;
+            for claim in claims {
+                machine
+                    .until(&format!("{claim} is there"), || Ok(is_there(machine, &claim)?.then_some(())))?;
             }
             format!("{set} has {replicas}")
         }
@@ -128,11 +128,52 @@ fn step(machine: &mut Machine, model: &mut Model, random: &mut Random) -> Result
                 return Ok("nothing".to_owned());
             }
             let claim = random.pick(&unused).clone();
+            // Whoever deletes a claim under a pod that stays keeps both for ever: the set may want the pod again before the
+            // controller has deleted it.
+            machine.until(&format!("no pod that stays uses {claim}"), || {
+                let pods = machine.all("pods")?;
+                let stays = |pod: &Value| is_user(pod, &claim) && !is_going(pod);
+                Ok((!pods.iter().any(stays)).then_some(()))
+            })?;
             machine.kubectl(&["delete", "pvc", &claim, "--wait=false"])?;
             model.claims.remove(&claim);
             format!("{claim} deleted")
         }
     })
+}
+
+/// Whether a claim exists and is to stay.
+fn is_there(machine: &Machine, claim: &str) -> Result<bool> {
+    let claims = machine.all("pvc")?;
+    Ok(claims.iter().any(|found| text(found, "/metadata/name") == claim && !is_going(found)))
+}
+
+fn is_going(object: &Value) -> bool {
+    !object["metadata"]["deletionTimestamp"].is_null()
+}
+
+/// Whether a pod is the one that uses a claim.
+fn is_user(pod: &Value, claim: &str) -> bool {
+    claim.strip_prefix("data-") == Some(text(pod, "/metadata/name"))
+}
+
+/// Starts the nodes that a set's claims wait for. A pod of a node that is off stays until the node says that it has ended, as
+/// in Kubernetes, even if its set is gone: until then its claim cannot go, and no other pod can have its name. A set whose
+/// pod of that name is refused makes no further claims, either.
+fn wake_holders(machine: &Machine, model: &mut Model, set: &str, claims: &[String]) -> Result<()> {
+    let there = claims.iter().map(|claim| is_there(machine, claim)).collect::<Result<Vec<_>>>()?;
+    if there.iter().all(|there| *there) {
+        return Ok(());
+    }
+    let pods = machine.all("pods")?;
+    let holds = |pod: &&Value| text(pod, "/metadata/labels/app") == set;
+    let holders: BTreeSet<&str> = pods.iter().filter(holds).map(|pod| text(pod, "/spec/nodeName")).collect();
+    for node in NODES.iter().filter(|node| holders.contains(*node)) {
+        if model.off.remove(node) {
+            machine.says(&["nodes", "start", node])?;
+        }
+    }
+    Ok(())
 }
 
 /// Switches everything on, waits until all is as the model says, and looks into every volume.
@@ -146,12 +187,12 @@ fn compare(machine: &Machine, model: &mut Model, round: u64) -> Result<()> {
     let mut seen = String::new();
     let settled = machine.until("pods and claims are those of the model", || {
         let pods = machine.all("pods")?;
-        let is_ready = |pod: &&serde_json::Value| {
+        let is_ready = |pod: &&Value| {
             let conditions = pod["status"]["conditions"].as_array().map(Vec::as_slice).unwrap_or_default();
             conditions.iter().any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-                && pod["metadata"]["deletionTimestamp"].is_null()
+                && !is_going(pod)
         };
-        let name = |object: &serde_json::Value| text(object, "/metadata/name").to_owned();
+        let name = |object: &Value| text(object, "/metadata/name").to_owned();
         let ready: BTreeSet<String> = pods.iter().filter(is_ready).map(name).collect();
         let claims: BTreeSet<String> = machine.all("pvc")?.iter().map(name).collect();
         let all: BTreeSet<String> = pods.iter().map(name).collect();
