@@ -27,6 +27,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_kube::provisionable::largest_volume;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cluster, Key, Loop, Next, Queue, Recorder, Result};
 use k8s_openapi::api::core::v1::Pod;
@@ -294,8 +295,8 @@ impl Scheduler {
                 of_csi_node.waiting(if changed { &[Plugin::VolumeLimits] } else { &[] })
             })
             .subscribe(&caches.capacities, move |before, after| {
-                let grown = after.and_then(|after| volumes::limit(after))
-                    > before.and_then(|before| volumes::limit(before));
+                let grown = after.and_then(|after| largest_volume(after))
+                    > before.and_then(|before| largest_volume(before));
                 of_capacity.waiting(if grown { &[Plugin::VolumeBinding] } else { &[] })
             })
             .subscribe(&caches.attachments, move |_, after| {

@@ -62,6 +62,7 @@ mod kind;
 pub mod leader;
 mod metrics;
 mod objects;
+pub mod provisionable;
 mod queue;
 mod recorder;
 pub mod selectors;

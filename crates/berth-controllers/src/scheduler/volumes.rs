@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use berth_kube::Key;
 use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
-use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::ResourceExt as _;
 
 use super::board::Board;
 use super::unfit::{Plugin, Why};
 use super::world::World;
-use berth_core::names::{self, NO_PROVISIONER};
-use berth_kube::selectors::{label_selector, labels, topology, volume_on_node};
+use berth_core::names;
+use berth_kube::provisionable::{Refusal, reports_capacity};
+use berth_kube::selectors::{label_selector, labels, volume_on_node};
 use berth_kube::storage;
 
 pub(super) const BIND_CONFLICT: &str = "node(s) didn't find available persistent volumes to bind";
@@ -331,34 +331,20 @@ fn provisionable(
     node: &Node,
 ) -> Result<Option<i128>, &'static str> {
     let class = world.class(storage::class_of_claim(claim)).ok_or(BIND_CONFLICT)?;
-    if class.provisioner.is_empty() || class.provisioner == NO_PROVISIONER {
-        return Err(BIND_CONFLICT);
-    }
-    let labels = labels(node.metadata.labels.as_ref());
-    if !topology(class.allowed_topologies.as_deref().unwrap_or_default(), labels) {
-        return Err(BIND_CONFLICT);
-    }
-    let tracked =
-        world.driver(&class.provisioner).is_some_and(|driver| driver.spec.storage_capacity == Some(true));
-    if !tracked {
-        return Ok(None);
-    }
-    let asked = storage::requested(claim);
-    world
-        .capacities(&class.name_any())
-        .iter()
-        .filter(|capacity| {
-            // One without a topology is not available anywhere.
-            capacity.node_topology.as_ref().is_some_and(|topology| label_selector(topology, labels))
-        })
-        .find(|capacity| limit(capacity).is_some_and(|limit| limit >= asked))
-        .map(|capacity| Some(capacity.capacity.as_ref().map_or(0, storage::units)))
-        .ok_or(NO_SPACE)
-}
-
-/// The largest volume that can be made.
-pub(super) fn limit(capacity: &CSIStorageCapacity) -> Option<i128> {
-    capacity.maximum_volume_size.as_ref().or(capacity.capacity.as_ref()).map(storage::units)
+    let driver = world.driver(&class.provisioner);
+    let reported = driver.as_deref().is_some_and(reports_capacity);
+    let capacities = if reported { world.capacities(&class.name_any()) } else { Vec::new() };
+    let found = berth_kube::provisionable::provisionable(
+        &class,
+        driver.as_deref(),
+        capacities.iter().map(AsRef::as_ref),
+        node,
+        storage::requested(claim),
+    );
+    found.map_err(|refusal| match refusal {
+        Refusal::NoProvisioner | Refusal::Topology => BIND_CONFLICT,
+        Refusal::NoSpace => NO_SPACE,
+    })
 }
 
 /// Whether a node may have as many volumes of each driver as it then would.
