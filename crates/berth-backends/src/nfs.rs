@@ -128,7 +128,8 @@ impl Nfs {
             let node = Node::binding(self.node_id.clone(), nfs).mounts(nfs).inline_by_reference();
             driver = driver.node(node.stats(nfs).expansion(nfs).health(nfs));
         }
-        driver
+        let metrics = self.controller.metrics().clone();
+        driver.metrics(move |registry| metrics.register(registry))
     }
 
     /// Waits until deleted data is really gone and snapshots are whole, at most this long; the rest is left to whoever

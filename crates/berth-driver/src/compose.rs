@@ -20,6 +20,7 @@
 use std::sync::Arc;
 
 use berth_core::{NodeId, Topology, VolumeId};
+use prometheus_client::registry::Registry;
 
 use crate::{
     Attachment, CapacityInfo, ChangedBlocks, Cloning, Context, Error, Expansion, GroupSnapshots, Health,
@@ -362,12 +363,23 @@ pub struct Driver {
     pub(crate) controller: Option<Controller>,
     pub(crate) node: Option<Node>,
     pub(crate) readiness: Option<Arc<dyn DynReadiness>>,
+    pub(crate) metrics: Option<RegisterMetrics>,
 }
+
+/// Registers the metrics of a backend.
+pub(crate) type RegisterMetrics = Box<dyn Fn(&mut Registry) + Send + Sync>;
 
 impl Driver {
     /// A driver that can do nothing yet. The name is what StorageClass.provisioner says.
     pub fn new(name: impl Into<String>, version: impl Into<String>) -> Self {
-        Self { name: name.into(), version: version.into(), controller: None, node: None, readiness: None }
+        Self {
+            name: name.into(),
+            version: version.into(),
+            controller: None,
+            node: None,
+            readiness: None,
+            metrics: None,
+        }
     }
 
     /// With this controller part.
@@ -385,6 +397,12 @@ impl Driver {
     /// Whether the storage can be used now is asked here; it always can be otherwise.
     pub fn readiness(mut self, part: &Arc<impl Readiness>) -> Self {
         self.readiness = Some(part.clone());
+        self
+    }
+
+    /// With metrics of the backend's own, beside those of the calls; `register` is called for each registry that shows them.
+    pub fn metrics(mut self, register: impl Fn(&mut Registry) + Send + Sync + 'static) -> Self {
+        self.metrics = Some(Box::new(register));
         self
     }
 

@@ -23,12 +23,13 @@ use berth_csi::v1::{
     snapshot_metadata_server::SnapshotMetadataServer,
 };
 use berth_host::path::Dir;
+use prometheus_client::registry::Registry;
 use tonic::{Response, Status, service::Routes};
 
 use crate::{
     Announced, Error, Page, PageRequest, Result,
     call::Listing,
-    compose::{Controller, Driver, Node},
+    compose::{Controller, Driver, Node, RegisterMetrics},
     erased::DynReadiness,
     ledger::Ledger,
     locks::{Guard, Hold, Key, Locks},
@@ -88,6 +89,7 @@ pub struct Services {
     controller: Option<Controller>,
     node: Option<Node>,
     readiness: Option<Arc<dyn DynReadiness>>,
+    metrics: Option<RegisterMetrics>,
     config: Config,
     locks: Arc<Locks>,
     ledger: Arc<Ledger>,
@@ -106,7 +108,7 @@ impl Services {
             Ledger::in_memory()
         };
         let announced = driver.announces();
-        let Driver { name, version, controller, node, readiness } = driver;
+        let Driver { name, version, controller, node, readiness, metrics } = driver;
         Ok(Arc::new(Self {
             name,
             version,
@@ -114,6 +116,7 @@ impl Services {
             controller,
             node,
             readiness,
+            metrics,
             config,
             locks: Locks::new(),
             ledger: Arc::new(ledger),
@@ -124,6 +127,13 @@ impl Services {
     /// The driver's name, as StorageClass.provisioner and GetPluginInfo say it.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Shows the metrics that the backend has of its own.
+    pub fn register_metrics(&self, registry: &mut Registry) {
+        if let Some(register) = &self.metrics {
+            register(registry);
+        }
     }
 
     /// What the driver announces.

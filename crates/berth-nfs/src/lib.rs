@@ -38,6 +38,7 @@
 
 mod attributes;
 mod error;
+mod metrics;
 mod name;
 mod options;
 pub mod rpc;
@@ -52,6 +53,7 @@ pub mod xdr;
 pub use self::{
     attributes::{Attributes, Change, Create, FileKind, Node, Space, Time, TimeChange, access},
     error::{Error, Kind, Reason, Result},
+    metrics::Metrics,
     name::{Handle, InvalidName, Name},
     options::{InvalidOption, InvalidTarget, Options, Target, Version},
     server::Nfs,

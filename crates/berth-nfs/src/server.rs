@@ -13,7 +13,8 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{runtime, time::sleep};
 
 use crate::{
-    Entry, Error, Handle, Kind, Reason, Result, Share, Target, Version,
+    Entry, Error, Handle, Kind, Metrics, Reason, Result, Share, Target, Version,
+    metrics::Meter,
     rpc::{Credential, Endpoint, Groups, SharedConnection, random},
     share::{
         Limits,
@@ -34,6 +35,7 @@ pub struct Nfs {
 
 #[derive(Debug, Default)]
 struct Pool {
+    metrics: Metrics,
     servers: Mutex<HashMap<Key, Arc<Server>>>,
     tidied: AtomicBool,
 }
@@ -49,6 +51,16 @@ impl Nfs {
     /// Makes a client without connections; each is made when it is first needed.
     pub fn new() -> Self {
         Self::default()
+    }
+
+    /// The same, with metrics that others share.
+    pub fn with_metrics(metrics: Metrics) -> Self {
+        Self { pool: Arc::new(Pool { metrics, ..Pool::default() }) }
+    }
+
+    /// Its metrics, shared.
+    pub fn metrics(&self) -> &Metrics {
+        &self.pool.metrics
     }
 
     /// Finds a share: connects if necessary, and makes sure that the share's root is there.
@@ -82,7 +94,8 @@ impl Nfs {
             credential: credential(target),
         };
         let mut servers = self.pool.servers();
-        servers.entry(key).or_default().clone()
+        let make = || Arc::new(Server { meter: self.pool.metrics.of(target.host()), ..Server::default() });
+        servers.entry(key).or_insert_with(make).clone()
     }
 
     /// Starts what closes idle connections, once.
@@ -126,6 +139,7 @@ fn credential(target: &Target) -> Credential {
 /// One server, as one user.
 #[derive(Debug, Default)]
 pub(crate) struct Server {
+    pub(crate) meter: Meter,
     v3: SharedConnection<v3::Client>,
     /// The session of each minor version of NFS 4.
     v4: [SharedConnection<v4::Session>; 3],
@@ -148,17 +162,19 @@ impl Server {
     pub(crate) async fn wire(&self, target: &Target, version: Version) -> std::result::Result<Wire, Fault> {
         if let Some(minor) = version.minor() {
             let make = || {
-                let (endpoint, credential) = (endpoint(target), credential(target));
+                let (endpoint, credential, meter) =
+                    (endpoint(target), credential(target), self.meter.clone());
                 let name = format!("berth {} {:016x}", std::process::id(), random());
-                async move { v4::Session::open(&endpoint, credential, minor, &name).await }
+                async move { v4::Session::open(&endpoint, credential, minor, &name, &meter).await }
             };
             return Ok(Wire::V4(self.v4[minor as usize].get(make).await?));
         }
         let make = || {
             let (target, endpoint, credential) = (target.clone(), endpoint(target), credential(target));
+            let meter = self.meter.clone();
             async move {
                 let port = v3::mount::nfs_port(&target, &endpoint, credential).await?;
-                v3::Client::open(&Endpoint { port, ..endpoint }, credential).await
+                v3::Client::open(&Endpoint { port, ..endpoint }, credential, &meter).await
             }
         };
         Ok(Wire::V3(self.v3.get(make).await?))
@@ -208,7 +224,7 @@ impl Server {
         target: &Target,
         version: Version,
     ) -> std::result::Result<(Entry, Limits), Fault> {
-        persist(Again::Yes, || async {
+        persist(Again::Yes, &self.meter, || async {
             match self.wire(target, version).await? {
                 Wire::V3(client) => {
                     self.reserved_port.store(client.on_reserved_port(), Ordering::Relaxed);

@@ -21,6 +21,7 @@ use self::{
 };
 use crate::{
     Attributes, Change, Create, Error, Handle, Kind, Name, Node, Reason, Result, Space, Target, Version,
+    metrics::Meter,
     server::Server,
     status::{Fault, Status},
     xdr::Decoder,
@@ -204,6 +205,10 @@ impl Share {
         let mut target = self.inner.target.clone();
         let server = server(&mut target);
         Self::new(server, target, self.inner.version, (self.root_entry(), self.inner.limits))
+    }
+
+    fn meter(&self) -> &Meter {
+        &self.inner.server.meter
     }
 
     async fn wire(&self) -> std::result::Result<Wire, Fault> {

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use self::wire::status;
 use crate::{
+    metrics::Meter,
     rpc::{Connection, Credential, Endpoint, Idle, Procedure},
     status::Fault,
     xdr::{Decoder, Encoder},
@@ -54,8 +55,12 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) async fn open(endpoint: &Endpoint, credential: Credential) -> Result<Self, Fault> {
-        Ok(Self { connection: Connection::open(endpoint).await?, credential })
+    pub(crate) async fn open(
+        endpoint: &Endpoint,
+        credential: Credential,
+        meter: &Meter,
+    ) -> Result<Self, Fault> {
+        Ok(Self { connection: Connection::open(endpoint, meter).await?, credential })
     }
 
     pub(crate) fn on_reserved_port(&self) -> bool {

@@ -125,6 +125,7 @@ impl Served {
         let name = opened.driver.name().to_owned();
         opened.driver.recover().await.context("undo what a crash left half done")?;
         let layer = CallLayer::new(Metrics::register(registry, &name), max_call);
+        opened.driver.register_metrics(registry);
         let listener = Listener::bind(endpoint).await.context("listen for CSI calls")?;
         let endpoint = listener.endpoint().clone();
         let (routes, measured) = (opened.driver.routes(), layer.clone());

@@ -16,6 +16,7 @@ mod volumes;
 use std::{sync::Arc, time::Duration};
 
 use berth_core::Capacity;
+use berth_nfs::Metrics;
 use tokio_util::task::TaskTracker;
 
 pub(super) use self::content::COPIED;
@@ -49,6 +50,11 @@ impl NfsController {
             tasks: TaskTracker::new(),
             config,
         })))
+    }
+
+    /// How the servers answer.
+    pub(super) fn metrics(&self) -> &Metrics {
+        self.0.shares.metrics()
     }
 
     /// Waits until deleted data is really gone and snapshots are whole, at most this long; the rest is left to whoever

@@ -63,7 +63,10 @@ struct State {
 impl NfsNode {
     /// Takes down what an earlier process left mounted and nobody uses.
     pub(super) async fn start(config: &Config, controller: NfsController) -> Self {
-        let shares = Arc::new(MountedShares::new(config.mount_dir.clone(), Mounter::new(config)));
+        let shares = Arc::new(MountedShares::new(
+            config.mount_dir.clone(),
+            Mounter::new(config, controller.metrics().clone()),
+        ));
         let images = Arc::new(Images::new(config, shares.clone()));
         release_unused(&shares, &images).await;
         Self(Arc::new(State {

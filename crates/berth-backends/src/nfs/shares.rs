@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_nfs::{Entry, Kind, Nfs, Options, Share, Target};
+use berth_nfs::{Entry, Kind, Metrics, Nfs, Options, Share, Target};
 use parking_lot::Mutex;
 use tokio::sync::OwnedMutexGuard;
 
@@ -93,6 +93,11 @@ impl Shares {
         let listed = || KnownShare { is_listed: true, ..KnownShare::default() };
         let known = shares.iter().map(|share| (share.clone(), listed())).collect();
         Self { nfs: Nfs::new(), default_options, allowed, known: Mutex::new(known) }
+    }
+
+    /// How the servers answer.
+    pub(super) fn metrics(&self) -> &Metrics {
+        self.nfs.metrics()
     }
 
     /// Every share there is, in an order that stays the same when more of them become known.

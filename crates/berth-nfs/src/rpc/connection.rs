@@ -28,6 +28,7 @@ use super::{
     record,
 };
 use crate::{
+    metrics::Meter,
     status::Fault,
     xdr::{Decoder, Encoder},
 };
@@ -52,6 +53,7 @@ pub(crate) struct Connection {
 #[derive(Debug)]
 struct Shared {
     calls: Mutex<Calls>,
+    meter: Meter,
     /// How often something came, and how often it completed an answer.
     received: AtomicU64,
     answers: AtomicU64,
@@ -79,8 +81,9 @@ impl Shared {
 }
 
 impl Connection {
-    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Self, Fault> {
-        let (stream, reserved_port) = endpoint.dial().await?;
+    pub(crate) async fn open(endpoint: &Endpoint, meter: &Meter) -> Result<Self, Fault> {
+        let (stream, reserved_port) = endpoint.dial().await.inspect_err(|_| meter.unanswered())?;
+        meter.connected();
         let (read, write) = stream.into_split();
         let calls = Calls {
             waiting: HashMap::new(),
@@ -90,6 +93,7 @@ impl Connection {
         };
         let shared = Arc::new(Shared {
             calls: Mutex::new(calls),
+            meter: meter.clone(),
             received: AtomicU64::new(0),
             answers: AtomicU64::new(0),
         });
@@ -150,7 +154,8 @@ impl Connection {
         };
         let message = request(xid, procedure, credential, arguments);
         room.send(record::framed(message));
-        Ok(Pending { shared: self.shared.clone(), xid, answer, timeout: self.timeout })
+        let (shared, begun) = (self.shared.clone(), Instant::now());
+        Ok(Pending { shared, xid, answer, timeout: self.timeout, begun })
     }
 }
 
@@ -167,6 +172,7 @@ impl Idle for Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.shared.meter.disconnected();
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 }
@@ -178,6 +184,7 @@ pub(crate) struct Pending {
     xid: u32,
     answer: oneshot::Receiver<Bytes>,
     timeout: Duration,
+    begun: Instant,
 }
 
 impl Pending {
@@ -192,12 +199,16 @@ impl Pending {
                 answer = timeout(READ_TIMEOUT, &mut self.answer).await;
             }
             match answer {
-                Ok(Ok(answer)) => return results(Decoder::new(answer)),
+                Ok(Ok(answer)) => {
+                    self.shared.meter.answered(self.begun.elapsed());
+                    return results(Decoder::new(answer));
+                }
                 Ok(Err(_)) => {
                     let broken = self.shared.calls().broken.clone();
                     return Err(broken.unwrap_or_else(|| Fault::Broken("it was closed".to_owned())));
                 }
                 Err(_) if self.shared.received.load(Ordering::Relaxed) == before => {
+                    self.shared.meter.unanswered();
                     let silent = Fault::Silent(self.timeout * round);
                     self.shared.give_up(silent.clone());
                     return Err(silent);
@@ -205,6 +216,7 @@ impl Pending {
                 Err(_) => {}
             }
         }
+        self.shared.meter.unanswered();
         let silent = Fault::Silent(self.timeout * MOST_TIMEOUTS);
         // All this time one answer was on its way, and more would wait behind it.
         if self.shared.answers.load(Ordering::Relaxed) == answers {

@@ -17,7 +17,7 @@ use tokio::{
 };
 
 use super::{message::REPLY, *};
-use crate::{status::Fault, xdr::Encoder};
+use crate::{metrics::Meter, status::Fault, xdr::Encoder};
 
 const NULL: Procedure = Procedure { program: 1, version: 1, number: 0 };
 const LAST: u32 = 1 << 31;
@@ -35,7 +35,7 @@ async fn served<F: Future<Output = ()> + Send + 'static>(serve: impl FnOnce(TcpS
         reserved: Some(false),
         timeout: Duration::from_secs(10),
     };
-    let connection = Connection::open(&endpoint).await.unwrap();
+    let connection = Connection::open(&endpoint, &Meter::default()).await.unwrap();
     tokio::spawn(serve(listener.accept().await.unwrap().0));
     connection
 }

@@ -5,7 +5,7 @@ use std::{future::Future, sync::Arc, time::Duration};
 use berth_core::Backoff;
 use tokio::time::{Instant, sleep};
 
-use crate::{status::Fault, v3, v4};
+use crate::{metrics::Meter, status::Fault, v3, v4};
 
 /// How long a server may ask us to come again later.
 const DELAY_TIMEOUT: Duration = Duration::from_secs(60);
@@ -41,7 +41,11 @@ impl v4::Session {
 }
 
 /// Makes attempts while there is hope.
-pub(crate) async fn persist<T, F>(again: Again, mut attempt: impl FnMut() -> F) -> Result<T, Fault>
+pub(crate) async fn persist<T, F>(
+    again: Again,
+    meter: &Meter,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, Fault>
 where
     F: Future<Output = Result<T, Fault>>,
 {
@@ -51,6 +55,7 @@ where
             Ok(done) => return Ok(done),
             Err(fault) => attempts.wait_for_next(fault).await?,
         }
+        meter.repeated();
     }
 }
 
@@ -89,7 +94,7 @@ impl Attempts {
 /// Asks by a method that the clients of both versions have.
 macro_rules! ask {
     ($share:expr, $again:ident, $method:ident($($argument:expr),*)) => {
-        $crate::share::attempt::persist($crate::share::attempt::Again::$again, || async {
+        $crate::share::attempt::persist($crate::share::attempt::Again::$again, $share.meter(), || async {
             match $share.wire().await? {
                 $crate::share::attempt::Wire::V3(client) => client.$method($($argument),*).await,
                 $crate::share::attempt::Wire::V4(session) => session.heard(session.$method($($argument),*).await),
@@ -102,7 +107,7 @@ macro_rules! ask {
 /// Asks by a method that only version 4 has.
 macro_rules! ask_v4 {
     ($share:expr, $again:ident, $method:ident($($argument:expr),*)) => {
-        $crate::share::attempt::persist($crate::share::attempt::Again::$again, || async {
+        $crate::share::attempt::persist($crate::share::attempt::Again::$again, $share.meter(), || async {
             match $share.wire().await? {
                 $crate::share::attempt::Wire::V3(_) => Err($crate::status::Fault::Status($crate::status::Status::NOT_SUPPORTED)),
                 $crate::share::attempt::Wire::V4(session) => session.heard(session.$method($($argument),*).await),

@@ -3,6 +3,7 @@
 use super::{MOUNT_PROGRAM as MOUNT, PROGRAM as NFS, wire};
 use crate::{
     Handle, Kind, Reason, Target,
+    metrics::Meter,
     rpc::{Connection, Credential, Endpoint, Procedure},
     status::{Fault, Status},
     xdr::Encoder,
@@ -45,7 +46,7 @@ pub(crate) async fn mount(
             Err(fault) => return Err(fault),
         },
     };
-    let connection = Connection::open(&Endpoint { port, ..endpoint.clone() }).await?;
+    let connection = Connection::open(&Endpoint { port, ..endpoint.clone() }, &Meter::default()).await?;
     let mut arguments = Encoder::default();
     arguments.opaque(target.absolute().as_bytes());
     let procedure = Procedure { program: MOUNT, version: 3, number: 1 };
@@ -75,7 +76,7 @@ pub(crate) async fn mount(
 async fn port_of(program: u32, endpoint: &Endpoint, credential: Credential) -> Result<u16, Fault> {
     // No portmapper cares for our port.
     let endpoint = Endpoint { port: PORTMAPPER, reserved: Some(false), ..endpoint.clone() };
-    let connection = Connection::open(&endpoint).await?;
+    let connection = Connection::open(&endpoint, &Meter::default()).await?;
     let mut arguments = Encoder::default();
     arguments.u32(program).u32(3).u32(TCP).u32(0);
     let procedure = Procedure { program: 100_000, version: 2, number: 3 };

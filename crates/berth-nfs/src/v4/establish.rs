@@ -10,6 +10,7 @@ use super::{
     session::{Session, Slot, Slots, call},
 };
 use crate::{
+    metrics::Meter,
     rpc::{Connection, Credential, Endpoint, random},
     status::{Fault, Status},
     xdr::{Decoder, Encoder},
@@ -33,8 +34,9 @@ impl Session {
         credential: Credential,
         minor: u32,
         name: &str,
+        meter: &Meter,
     ) -> Result<Self, Fault> {
-        let connection = Arc::new(Connection::open(endpoint).await?);
+        let connection = Arc::new(Connection::open(endpoint, meter).await?);
         let mut session = Self {
             connection,
             credential,

@@ -274,7 +274,8 @@ mod tests {
             reserved: Some(false),
             timeout: Duration::from_secs(20),
         };
-        let connection = Arc::new(Connection::open(&endpoint).await.unwrap());
+        let connection =
+            Arc::new(Connection::open(&endpoint, &crate::metrics::Meter::default()).await.unwrap());
         let credential = Credential { uid: 0, gid: 0, groups: Groups::new(&[]) };
         let slots = Arc::new(Slots {
             session: [0; 16],

@@ -12,6 +12,7 @@ use berth_host::{
     mount::{Attributes, parse_options},
     remote,
 };
+use berth_nfs::Metrics;
 use sha2::{Digest as _, Sha256};
 
 use super::{
@@ -36,7 +37,7 @@ impl DirectMounts {
     /// As the configuration says; of the directory for mounts nothing is used but what this type made.
     pub fn new(config: &Config) -> Self {
         Self {
-            mounter: Mounter::new(config),
+            mounter: Mounter::new(config, Metrics::default()),
             default_options: config.mount_options.clone(),
             allowed: config.allowed_servers.clone(),
             permissions: config.mount_permissions,

@@ -11,7 +11,7 @@ use berth_host::{
     path::Dir,
     remote::{Filesystem, RemoteMounts},
 };
-use berth_nfs::{Nfs, Options, Target, Version};
+use berth_nfs::{Metrics, Nfs, Options, Target, Version};
 use rustix::io::Errno;
 
 use super::{Config, blocking, connections::failed, id::ShareName};
@@ -105,12 +105,12 @@ pub(super) struct Mounter {
 }
 
 impl Mounter {
-    pub(super) fn new(config: &Config) -> Self {
+    pub(super) fn new(config: &Config, metrics: Metrics) -> Self {
         Self {
             mode: config.mount_mode,
             program: config.program.clone(),
             timeout: config.mount_timeout,
-            nfs: Nfs::new(),
+            nfs: Nfs::with_metrics(metrics),
             remote: Arc::new(RemoteMounts::new(&config.program)),
         }
     }
