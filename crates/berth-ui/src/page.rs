@@ -1,7 +1,7 @@
 //! The web page: one static bundle, a stream of what changes, and answers about one volume, for any cluster or for a recording.
 //!
 //! ```text
-//!  caches ──change──▶ Page::run ──▶ ClusterState ──▶ judge ──▶ rows, sections ──what differs──▶ every open page (/api/live)
+//!  WatchedCluster ──change──▶ ClusterState ──▶ judge ──▶ rows, sections ──what differs──▶ every open page (/api/live)
 //!  files of berth up ─┘                                       └▶ /api/volume, /api/flow, /api/landing: made when asked for
 //! ```
 //!
@@ -9,25 +9,20 @@
 //! rows and sections that differ from what was sent before, at most a few times a second. Everything goes through `security`.
 
 mod actions;
-mod calls;
 mod changes;
 mod flow;
-mod history;
 mod landing;
 mod life;
 mod recording;
-mod rows;
 mod sections;
 mod security;
 mod volume;
-mod watched;
-mod words;
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
@@ -44,35 +39,24 @@ use parking_lot::Mutex;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, broadcast, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::sync::{broadcast, watch};
 use tokio_util::sync::CancellationToken;
 
 use self::changes::Changes;
-use self::history::History;
 pub use self::recording::Recording;
-use self::rows::{Row, Table};
 use self::security::Gate;
 pub use self::security::Token;
 use self::volume::{Kept, Parts};
-use self::watched::{Caches, WatchedEvents};
+use crate::calls::CallCounts;
 use crate::diagnose::{Observed, judge};
 use crate::finding::Finding;
-use crate::records::{CALLS, CallRecord, STEPS, Step, Tail, read_lines_with};
-use crate::state::{ClusterState, Unreadable, Usage};
+use crate::records::{CALLS, CallRecord, STEPS, Step, read_lines_with};
+use crate::rows::{self, Row, Table};
+use crate::state::ClusterState;
+use crate::watched::WatchedCluster;
 
-use self::calls::CallCounts;
-
-/// What is collected before it is sent, at least.
-const COLLECT: Duration = Duration::from_millis(200);
 /// How often is looked again without a change: what only time can show is a finding after a while.
 const LOOK: Duration = Duration::from_secs(20);
-/// How often nodes are asked how full volumes are: kubelets measure once a minute.
-const MEASURE: Duration = Duration::from_secs(30);
-/// How often is tried whether the API server still answers.
-const PROBE: Duration = Duration::from_secs(10);
-/// How much of the account of calls is read at the start, in bytes.
-const CALLS_READ: u64 = 4 << 20;
 
 /// How a page is served.
 #[derive(Debug, Clone)]
@@ -96,43 +80,18 @@ pub struct Page {
 }
 
 enum Source {
-    Watched(Box<Watched>),
+    Watched(Arc<WatchedCluster>),
     Recorded(Arc<ClusterState>),
-}
-
-/// A cluster whose kinds are watched when somebody looks for the first time.
-struct Watched {
-    cluster: Cluster,
-    unreadable: Vec<Unreadable>,
-    caches: OnceLock<Caches>,
-}
-
-impl Watched {
-    fn caches(&self) -> &Caches {
-        self.caches.get_or_init(|| Caches::of(&self.cluster, self.unreadable.clone()))
-    }
 }
 
 struct Inner {
     source: Source,
     options: Options,
-    changed: Arc<Notify>,
     changes: Arc<Mutex<Changes>>,
-    events: Mutex<Option<WatchedEvents>>,
-    measured: Mutex<Measured>,
-    calls: Mutex<(CallCounts, Option<Tail>)>,
-    lost: Mutex<Option<(Timestamp, String)>>,
+    calls: Mutex<CallCounts>,
     viewers: watch::Sender<usize>,
     published: Mutex<Published>,
     updates: broadcast::Sender<Arc<Update>>,
-}
-
-/// How full volumes are and were.
-#[derive(Default)]
-struct Measured {
-    usage: BTreeMap<Key, Usage>,
-    unreadable: Option<Unreadable>,
-    history: History,
 }
 
 /// What every open page has.
@@ -159,12 +118,10 @@ impl Page {
     /// The page of a cluster, whose objects are watched from now on. Kinds that may not be read are left out and named; `probe` finds
     /// out which these are, and fails if the API server does not answer.
     pub async fn watch(cluster: &Cluster, options: Options, probe: bool) -> berth_kube::Result<Self> {
-        let unreadable = if probe { ClusterState::read(cluster, None).await?.unreadable } else { Vec::new() };
+        let watched = WatchedCluster::new(cluster, probe).await?;
         let changes = Arc::default();
-        watched::note_changes(cluster, &unreadable, &changes);
-        let watched = Watched { cluster: cluster.clone(), unreadable, caches: OnceLock::new() };
-        let page = Self::new(Source::Watched(Box::new(watched)), options, changes);
-        Ok(page)
+        changes::note_changes(cluster, watched.unreadable(), &changes);
+        Ok(Self::new(Source::Watched(Arc::new(watched)), options, changes))
     }
 
     /// The page of a recording.
@@ -177,17 +134,12 @@ impl Page {
     }
 
     fn new(source: Source, options: Options, changes: Arc<Mutex<Changes>>) -> Self {
-        let tail = options.records.as_ref().map(|directory| Tail::new(directory.join(CALLS), CALLS_READ));
-        let counts = CallCounts::new(tail.is_some());
+        let calls = CallCounts::follow(options.records.as_deref());
         let inner = Inner {
             source,
             options,
-            changed: Arc::default(),
             changes,
-            events: Mutex::default(),
-            measured: Mutex::default(),
-            calls: Mutex::new((counts, tail)),
-            lost: Mutex::default(),
+            calls: Mutex::new(calls),
             viewers: watch::channel(0).0,
             published: Mutex::default(),
             updates: broadcast::channel(64).0,
@@ -232,89 +184,54 @@ impl Page {
         served
     }
 
-    /// Looks at the cluster while somebody looks at the page.
+    /// Publishes what changes while somebody looks at the page.
     async fn run(self, shutdown: CancellationToken) {
         let mut viewers = self.inner.viewers.subscribe();
-        let mut subscribed = false;
         while !shutdown.is_cancelled() {
             tokio::select! {
                 seen = viewers.wait_for(|count| *count > 0) => if seen.is_err() { return },
                 () = shutdown.cancelled() => return,
             }
-            if let Source::Watched(watched) = &self.inner.source {
-                let (cluster, caches) = (&watched.cluster, watched.caches());
-                if !subscribed {
-                    caches.on_change(&self.inner.changed);
-                    subscribed = true;
-                }
-                if !self.inner.events_may_not_be_read() {
-                    *self.inner.events.lock() = Some(WatchedEvents::begin(cluster, &self.inner.changed));
-                }
-                self.inner.load(caches, &shutdown).await;
+            tokio::select! {
+                () = self.publish_changes() => {}
+                _ = viewers.wait_for(|count| *count == 0) => {}
+                () = shutdown.cancelled() => return,
             }
-            self.look(&mut viewers, &shutdown).await;
-            self.inner.events.lock().take();
+            if let Source::Watched(watched) = &self.inner.source {
+                watched.pause();
+            }
         }
     }
 
-    /// Publishes what changes, until nobody looks any more.
-    async fn look(&self, viewers: &mut watch::Receiver<usize>, shutdown: &CancellationToken) {
-        let (mut measured, mut probed) = (None::<Instant>, Instant::now());
-        while !shutdown.is_cancelled() && *viewers.borrow_and_update() > 0 {
-            if measured.is_none_or(|at| at.elapsed() >= MEASURE) {
-                measured = Some(Instant::now());
-                tokio::spawn(self.inner.clone().measure());
+    async fn publish_changes(&self) {
+        let inner = self.inner.clone();
+        match &self.inner.source {
+            Source::Watched(watched) => {
+                watched.resume(|progress| self.inner.loading(&progress)).await;
+                watched.follow(LOOK, move || inner.refresh()).await;
             }
-            if probed.elapsed() >= PROBE {
-                probed = Instant::now();
-                tokio::spawn(self.inner.clone().probe());
-            }
-            let begun = Instant::now();
-            let inner = self.inner.clone();
-            let _ = tokio::task::spawn_blocking(move || inner.refresh()).await;
-            // A large cluster is looked at less often, so that this never takes more than a tenth of a core.
-            sleep((begun.elapsed() * 9).clamp(COLLECT, Duration::from_secs(10))).await;
-            tokio::select! {
-                () = self.inner.changed.notified() => {}
-                () = sleep(LOOK.min(PROBE)) => {}
-                _ = viewers.changed() => {}
-                () = shutdown.cancelled() => {}
+            Source::Recorded(_) => {
+                let _ = tokio::task::spawn_blocking(move || inner.refresh()).await;
+                std::future::pending::<()>().await;
             }
         }
     }
 }
 
 impl Inner {
-    fn events_may_not_be_read(&self) -> bool {
-        matches!(&self.source, Source::Watched(watched) if watched.unreadable.iter().any(|known| known.kind == "Event"))
-    }
-
-    /// Tells how far the first lists are, until all are complete.
-    async fn load(&self, caches: &Caches, shutdown: &CancellationToken) {
-        while !caches.are_synced() && !shutdown.is_cancelled() {
-            let text =
-                json!({ "loading": caches.progress(), "now": Timestamp::now().as_millisecond() }).to_string();
-            let version = self.published.lock().version;
-            let _ = self.updates.send(Arc::new(Update { version: version + 1, text }));
-            sleep(COLLECT).await;
-        }
+    /// Tells how far the first lists are.
+    fn loading(&self, progress: &[(String, bool, usize)]) {
+        let text = json!({ "loading": progress, "now": Timestamp::now().as_millisecond() }).to_string();
+        let version = self.published.lock().version;
+        let _ = self.updates.send(Arc::new(Update { version: version + 1, text }));
     }
 
     /// The cluster as it is now.
     fn state(&self) -> ClusterState {
-        let mut state = match &self.source {
-            Source::Watched(watched) => watched.caches().state(),
+        match &self.source {
+            Source::Watched(watched) => watched.state(),
             Source::Recorded(state) => ClusterState::clone(state),
-        };
-        if let Some(events) = &*self.events.lock() {
-            state.events = events.list().into_iter().collect();
         }
-        let measured = self.measured.lock();
-        if !measured.usage.is_empty() {
-            state.usage.clone_from(&measured.usage);
-        }
-        state.unreadable.extend(measured.unreadable.clone());
-        state
     }
 
     fn judged(observed: &Observed<'_>) -> Judged {
@@ -330,16 +247,16 @@ impl Inner {
         let Judged { findings, table } = Self::judged(&observed);
         let mut sections = {
             let mut calls = self.calls.lock();
-            let (counts, tail) = &mut *calls;
-            if let Some(tail) = tail {
-                counts.take(&tail.next::<CallRecord>());
-            }
-            sections::all(&observed, &findings, &table, counts)
+            calls.read_on();
+            sections::all(&observed, &findings, &table, &calls)
         };
         sections.insert("about", self.about(&state));
         sections.insert("flows", self.flows(&table.rows));
         sections.insert("recent", recent(&self.changes.lock()));
-        let lost = self.lost.lock().clone();
+        let lost = match &self.source {
+            Source::Watched(watched) => watched.lost(),
+            Source::Recorded(_) => None,
+        };
         sections.insert(
             "lost",
             json!(lost.map(|(since, why)| json!({ "since": since.as_millisecond(), "why": why }))),
@@ -405,7 +322,7 @@ impl Inner {
         let rows: Vec<&str> = published.rows.values().map(|row| &**row).collect();
         if published.version == 0 {
             let progress = match &self.source {
-                Source::Watched(watched) => watched.caches().progress(),
+                Source::Watched(watched) => watched.progress(),
                 Source::Recorded(_) => Vec::new(),
             };
             let text = json!({ "loading": progress, "now": Timestamp::now().as_millisecond() }).to_string();
@@ -422,42 +339,6 @@ impl Inner {
         match &self.source {
             Source::Recorded(state) => state.now,
             Source::Watched(_) => Timestamp::now(),
-        }
-    }
-
-    async fn measure(self: Arc<Self>) {
-        let Source::Watched(watched) = &self.source else { return };
-        let (cluster, caches) = (&watched.cluster, watched.caches());
-        let state = caches.state();
-        let ready = state.nodes.iter().filter(|node| crate::diagnose::is_ready(node));
-        let names: Vec<String> = ready.map(|node| kube::ResourceExt::name_any(&**node)).collect();
-        let (usage, unreadable) = crate::usage::read(cluster, names).await;
-        let mut measured = self.measured.lock();
-        let measured = &mut *measured;
-        measured.history.keep(|key| state.claims.get(key).is_some());
-        measured.history.take(Timestamp::now(), usage.iter());
-        (measured.usage, measured.unreadable) = (usage, unreadable);
-        self.changed.notify_one();
-    }
-
-    async fn probe(self: Arc<Self>) {
-        let Source::Watched(watched) = &self.source else { return };
-        let cluster = &watched.cluster;
-        let answer = timeout(Duration::from_secs(5), cluster.client().apiserver_version()).await;
-        let why = match answer {
-            Ok(Ok(_)) => None,
-            Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some("no answer within 5 s".to_owned()),
-        };
-        let mut lost = self.lost.lock();
-        let had = lost.is_some();
-        match why {
-            None => *lost = None,
-            Some(why) if !had => *lost = Some((Timestamp::now(), why)),
-            Some(_) => {}
-        }
-        if had != lost.is_some() {
-            self.changed.notify_one();
         }
     }
 
@@ -490,9 +371,12 @@ impl Inner {
         let mut detail = volume::detail(&observed, &findings, row, &parts, &self.kept(&parts));
         let (namespace, name) = id.split_once('/').unwrap_or_default();
         let key = Key::new(namespace, name);
-        let measured = self.measured.lock();
-        detail["usage"] = measured.history.of(&key);
-        detail["rate"] = json!(measured.history.rate(&key));
+        let (usage, rate) = match &self.source {
+            Source::Watched(watched) => watched.history(&key),
+            Source::Recorded(_) => (json!([]), None),
+        };
+        detail["usage"] = usage;
+        detail["rate"] = json!(rate);
         detail["now"] = json!(state.now.as_millisecond());
         Some(detail)
     }

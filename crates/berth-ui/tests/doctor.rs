@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use berth_kube::Cluster;
 use berth_testkit::TestCluster;
-use berth_ui::{ClusterState, Finding, Severity, Trouble, diagnose, fix};
+use berth_ui::{ClusterState, Finding, Severity, Trouble, Usage, diagnose, fix};
 use jiff::SignedDuration;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ fn path(kind: &str) -> (&'static str, &'static str, bool) {
         "PersistentVolume" => ("/api/v1", "persistentvolumes", false),
         "Node" => ("/api/v1", "nodes", false),
         "StorageClass" => (storage, "storageclasses", false),
+        "VolumeAttributesClass" => (storage, "volumeattributesclasses", false),
         "CSIDriver" => (storage, "csidrivers", false),
         "CSINode" => (storage, "csinodes", false),
         "CSIStorageCapacity" => (storage, "csistoragecapacities", true),
@@ -407,6 +408,41 @@ fn claims() -> Vec<Row> {
             "PersistentVolumeClaim default/data",
             "the node n1",
         ),
+        (
+            "a modification that the driver refuses",
+            vec![
+                json!({"kind": "VolumeAttributesClass", "metadata": {"name": "gold"}, "driverName": "a.csi", "parameters": {"tier": "gold"}}),
+                change(
+                    "PersistentVolumeClaim",
+                    "data",
+                    &json!({"spec": {"volumeAttributesClassName": "gold"}}),
+                ),
+                change_status(
+                    "PersistentVolumeClaim",
+                    "data",
+                    &json!({"modifyVolumeStatus": {"targetVolumeAttributesClassName": "gold", "status": "Infeasible"}}),
+                ),
+                said("PersistentVolumeClaim", "data", "VolumeModifyFailed", "there is no tier gold"),
+            ],
+            Trouble::ModifyFailed,
+            "PersistentVolumeClaim default/data",
+            "there is no tier gold",
+        ),
+        (
+            "no class, and none is the default",
+            vec![
+                change(
+                    "StorageClass",
+                    "fast",
+                    &json!({"metadata": {"annotations": {"storageclass.kubernetes.io/is-default-class": "false"}}}),
+                ),
+                json!({"kind": "PersistentVolumeClaim", "metadata": {"name": "c"},
+                    "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}}),
+            ],
+            Trouble::NoClass,
+            "PersistentVolumeClaim default/c",
+            "default",
+        ),
     ]
 }
 
@@ -416,6 +452,10 @@ fn pods() -> Vec<Row> {
         pod["status"]["conditions"] = json!([{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}]);
         pod
     };
+    let mut ephemeral = pod("p", "", "n1", "Pending");
+    let template =
+        json!({"spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}}});
+    ephemeral["spec"]["volumes"] = json!([{"name": "v", "ephemeral": {"volumeClaimTemplate": template}}]);
     vec![
         (
             "a claim that is not there",
@@ -471,6 +511,13 @@ fn pods() -> Vec<Row> {
             Trouble::PodStuckOnNode,
             "Pod default/p",
             "which does not exist",
+        ),
+        (
+            "a claim that somebody else made",
+            vec![volume("pv-v", "p-v", "Bound"), bound("p-v", "pv-v", "fast"), ephemeral],
+            Trouble::PodClaimForeign,
+            "Pod default/p",
+            "the claim p-v was not made for this pod",
         ),
     ]
 }
@@ -845,25 +892,38 @@ async fn claims_that_no_pod_uses_are_noted_after_a_day() {
     assert!(patient.findings(AFTER).await.is_empty());
 }
 
+#[tokio::test]
+async fn volumes_that_are_full_of_bytes_or_inodes_are_found() {
+    let patient = Patient::healthy().await;
+    for (usage, severity, cause) in [
+        ([99, 100, 1, 100], Some(Severity::Error), "99 % full (bytes)"),
+        ([91, 100, 1, 100], Some(Severity::Warning), "91 % full (bytes)"),
+        ([50, 100, 99, 100], Some(Severity::Error), "99 % full (inodes)"),
+        ([50, 100, 0, 0], None, ""),
+    ] {
+        let [used, capacity, inodes_used, inodes] = usage;
+        let mut state = ClusterState::read(&patient.client(), None).await.unwrap();
+        let usage = Usage { used, capacity, inodes_used, inodes };
+        state.usage.insert(berth_kube::Key::new("default", "data"), usage);
+        let findings = diagnose(&state);
+        let found = findings.iter().find(|finding| finding.trouble == Trouble::VolumeFull);
+        assert_eq!(found.map(|finding| finding.severity), severity, "{findings:#?}");
+        assert!(found.is_none_or(|finding| finding.cause.contains(cause)), "{found:#?}");
+    }
+}
+
 #[test]
 fn every_trouble_but_those_named_here_is_planted() {
     let rows = [claims(), pods(), volumes(), attachments(), snapshots(), drivers()].concat();
     let planted: BTreeSet<Trouble> = rows.iter().map(|row| row.2).collect();
-    let elsewhere = [
-        // Found in a cluster without a default class, by a driver that refuses a modification, in a namespace of ephemeral volumes, and by
-        // what nodes report: each has its own test or needs more than objects.
-        Trouble::NoClass,
-        Trouble::ModifyFailed,
-        Trouble::PodClaimForeign,
-        Trouble::ClaimUnused,
-        Trouble::VolumeFull,
-    ];
+    // By what nodes report, and by time: each has a test of its own.
+    let elsewhere = [Trouble::VolumeFull, Trouble::ClaimUnused];
     let left: Vec<_> = Trouble::ALL
         .iter()
         .filter(|trouble| !planted.contains(trouble) && !elsewhere.contains(trouble))
         .collect();
     assert!(left.is_empty(), "nobody plants {left:?}");
-    assert!(rows.len() >= 20);
+    assert!(planted.len() >= 40 && rows.len() >= 50, "{} rows of {} troubles", rows.len(), planted.len());
 }
 
 #[tokio::test]

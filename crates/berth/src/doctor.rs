@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use berth_ui::fix::{self, Outcome};
-use berth_ui::{ClusterState, Finding, Severity, diagnose};
+use berth_ui::{ClusterState, Finding, Severity, diagnose, printable};
 use clap::Args as ClapArgs;
 use serde_json::json;
 
@@ -131,5 +131,6 @@ fn text(state: &ClusterState, findings: &[Finding], repaired: &[String]) -> Stri
         format!("{errors} errors, {warnings} warnings, {notes} notes; {examined}.")
     });
     lines.push(String::new());
-    lines.join("\n")
+    // Messages of others must not change the terminal.
+    lines.iter().map(|line| printable(line)).collect::<Vec<_>>().join("\n")
 }

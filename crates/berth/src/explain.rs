@@ -42,7 +42,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let Some(explanation) = subject.explain(&state) else { bail!("{}", missing(&subject, &state)) };
     let steps =
         data_dir.map_or_else(Vec::new, |dir| timeline::read(&dir, |step| concerns(&explanation, step)));
-    print!("{}", text(&explanation, &steps));
+    for line in text(&explanation, &steps).lines() {
+        // Messages of others must not change the terminal.
+        println!("{}", berth_ui::printable(line));
+    }
     Ok(if berth_ui::diagnose::needs_a_person(&explanation.findings) {
         ExitCode::from(STUCK)
     } else {

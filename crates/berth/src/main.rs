@@ -6,7 +6,7 @@
 //!                                       +- status, explain, logs -> read the API, the timeline and the log
 //!                                       +- nodes, resize, adopt  -> change nodes, claims and volumes of a cluster
 //!                                       +- backup, restore    -> the records of a machine, as one file
-//!                                       +- doctor, ui, replay -> examine or show any cluster (berth-ui)
+//!                                       +- doctor, ui, top, replay -> examine or show any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
 //!                                       +- certify            -> tests any driver (berth-certify)
 //!                                       +- flex               -> installs FlexVolume drivers
@@ -55,6 +55,7 @@ mod stack;
 mod stand_ins;
 mod status;
 mod timeline;
+mod top;
 mod ui;
 mod up;
 
@@ -114,6 +115,10 @@ enum Command {
     /// Show the storage of any cluster in the browser: what is full, what is stuck and why.
     #[command(display_order = 5)]
     Ui(ui::Args),
+
+    /// Show the storage of any cluster in the terminal: usage, what is stuck, calls per second.
+    #[command(display_order = 5)]
+    Top(top::Args),
 
     /// Show a recording of `berth up --record` in the browser.
     #[command(display_order = 5)]
@@ -259,7 +264,7 @@ impl Tables<'_> {
             let name = command.get_name();
             let group = match name {
                 _ if sidecars.contains(&name) => continue,
-                "status" | "explain" | "doctor" | "logs" | "ui" | "replay" => 3,
+                "status" | "explain" | "doctor" | "logs" | "ui" | "top" | "replay" => 3,
                 "new" | "certify" | "cloud" | "nfs" => 2,
                 "flex" | "sidecars" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
@@ -317,6 +322,7 @@ impl Tables<'_> {
                 Command::Doctor(args) => return doctor::run(args).await,
                 Command::Certify(args) => return certify::run(*args).await,
                 Command::Ui(args) => ui::run(args).await?,
+                Command::Top(args) => top::run(args).await?,
                 Command::Replay(args) => ui::replay(args).await?,
                 Command::Logs(args) => calls::run(args).await?,
                 Command::Backup(args) => backup::backup(&args)?,

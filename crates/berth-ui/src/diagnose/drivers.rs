@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use berth_core::names;
 use berth_kube::Key;
+use berth_kube::provisionable::reports_capacity;
 use berth_kube::storage::csi_source;
 use k8s_openapi::api::core::v1::{ContainerStatus, Node, Pod};
 use kube::ResourceExt;
@@ -359,10 +360,7 @@ fn capacities(observed: &Observed<'_>, findings: &mut Vec<Finding>) {
         return;
     }
     for class in state.classes.iter() {
-        let tracked = state
-            .drivers
-            .named(&class.provisioner)
-            .is_some_and(|driver| driver.spec.storage_capacity == Some(true));
+        let tracked = state.drivers.named(&class.provisioner).is_some_and(|driver| reports_capacity(driver));
         let delayed = class.volume_binding_mode.as_deref() == Some("WaitForFirstConsumer");
         let name = class.name_any();
         if !tracked || !delayed || published.contains(name.as_str()) || !state.is_late(class.as_ref()) {

@@ -4,17 +4,20 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use berth_core::names::SELECTED_NODE;
-use berth_kube::Key;
 use berth_kube::storage::{
     capacity, claim_of_volume, claims_of_pod, class_of_claim, csi_source, node_of_pod, phase_of_pod,
     requested, volume_name,
 };
+use berth_kube::{Cluster, Key, Kind};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::ResourceExt as _;
+use parking_lot::Mutex;
 
-use super::landing::gib;
+use crate::state::Unreadable;
+use crate::watched::may_read;
+use crate::words::gib;
 
 /// How many changes are remembered.
 const REMEMBERED: usize = 4096;
@@ -71,6 +74,33 @@ impl Changes {
         };
         self.all.iter().filter(is).cloned().collect()
     }
+}
+
+/// Notes what happens to claims, volumes, attachments and pods from now on, as far as these may be read.
+pub(super) fn note_changes(cluster: &Cluster, unreadable: &[Unreadable], noted: &Arc<Mutex<Changes>>) {
+    note(cluster, unreadable, noted, of_claim);
+    note(cluster, unreadable, noted, of_volume);
+    note(cluster, unreadable, noted, of_attachment);
+    note(cluster, unreadable, noted, of_pod);
+}
+
+fn note<K: Kind>(
+    cluster: &Cluster,
+    unreadable: &[Unreadable],
+    noted: &Arc<Mutex<Changes>>,
+    of: fn(Timestamp, Option<&K>, Option<&K>) -> Vec<Change>,
+) {
+    if !may_read::<K>(unreadable) {
+        return;
+    }
+    let cache = cluster.cache::<K>();
+    let noted = noted.clone();
+    cache.subscribe(move |before, after| {
+        let now = Timestamp::now();
+        if is_news(now, before, after) {
+            noted.lock().note(of(now, before.map(|object| &**object), after.map(|object| &**object)));
+        }
+    });
 }
 
 fn change(

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeSet;
 
-use berth_kube::selectors::{label_selector, labels};
+use berth_kube::provisionable::{Refusal, holds_for, provisionable, reports_capacity};
+use berth_kube::selectors::labels;
 use berth_kube::storage::units;
 use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::sections::volumes_on;
 use crate::diagnose::{Observed, is_ready};
+use crate::inventory::volumes_on;
+use crate::words::gib;
 
 /// What a viewer asks for: a class and a size.
 pub(super) struct Question<'a> {
@@ -39,17 +41,14 @@ pub(super) fn answer(observed: &Observed<'_>, question: &Question<'_>) -> Value 
     let Some(class) = state.classes.named(question.class) else {
         return json!({ "good": false, "rows": [], "answer": format!("There is no class {}: the claim would stay Pending.", question.class) });
     };
-    let reports = state
-        .drivers
-        .named(&class.provisioner)
-        .is_some_and(|driver| driver.spec.storage_capacity == Some(true));
+    let reports = state.drivers.named(&class.provisioner).is_some_and(|driver| reports_capacity(driver));
     let volumes = volumes_on(observed);
     let places: Vec<NodeFit> = state
         .nodes
         .iter()
         .map(|node| {
             let count = volumes.get(&(node.name_any(), class.provisioner.clone())).map_or(0, BTreeSet::len);
-            look(observed, question, class, node, reports, count)
+            fit(observed, question, class, node, reports, count)
         })
         .collect();
     let good: Vec<&NodeFit> = places.iter().filter(|place| place.why.is_empty()).collect();
@@ -76,7 +75,7 @@ pub(super) fn answer(observed: &Observed<'_>, question: &Question<'_>) -> Value 
     json!({ "good": !good.is_empty(), "answer": answer, "rows": rows, "hasBest": best.is_some(), "denied": reports && !state.capacities.are_known() })
 }
 
-fn look(
+fn fit(
     observed: &Observed<'_>,
     question: &Question<'_>,
     class: &StorageClass,
@@ -91,31 +90,20 @@ fn look(
         node.spec.drivers.iter().find(|driver| driver.name == class.provisioner)?.allocatable.as_ref()?.count
     });
     let own = labels(node.metadata.labels.as_ref());
-    let here: Vec<_> = state
-        .capacities
-        .iter()
-        .filter(|known| known.storage_class_name == question.class)
-        .filter(|known| known.node_topology.as_ref().is_some_and(|topology| label_selector(topology, own)))
-        .collect();
-    let room = here.iter().filter_map(|known| known.capacity.as_ref().map(units)).max();
-    let largest = |known: &&std::sync::Arc<k8s_openapi::api::storage::v1::CSIStorageCapacity>| {
-        known.maximum_volume_size.as_ref().or(known.capacity.as_ref()).map(units)
+    let of_class = || {
+        state.capacities.iter().map(AsRef::as_ref).filter(|known| known.storage_class_name == question.class)
     };
-    let fits = (reports && state.capacities.are_known())
-        .then(|| here.iter().filter_map(largest).any(|largest| largest >= question.size));
+    let here = of_class().filter(|known| holds_for(known, own));
+    let room = here.filter_map(|known| known.capacity.as_ref().map(units)).max();
+    let driver = state.drivers.named(&class.provisioner).map(AsRef::as_ref);
+    let made = provisionable(class, driver, of_class(), node, question.size);
+    let fits = (reports && state.capacities.are_known()).then_some(made != Err(Refusal::NoSpace));
     let spec = node.spec.as_ref();
     let refused = spec
         .and_then(|spec| spec.taints.as_ref())
         .into_iter()
         .flatten()
         .find(|taint| matches!(taint.effect.as_str(), "NoSchedule" | "NoExecute"));
-    let allowed = class.allowed_topologies.as_ref().is_none_or(|terms| {
-        terms.iter().any(|term| {
-            term.match_label_expressions.iter().flatten().all(|expression| {
-                own.get(&expression.key).is_some_and(|value| expression.values.contains(value))
-            })
-        })
-    });
     let ready = is_ready(node);
     let full = limit.is_some_and(|limit| usize::try_from(limit).is_ok_and(|limit| taken >= limit));
     let why = if !ready {
@@ -124,9 +112,11 @@ fn look(
         "The node is cordoned.".to_owned()
     } else if let Some(taint) = refused {
         format!("The node has the taint {}, which a pod has to tolerate.", taint.key)
+    } else if made == Err(Refusal::NoProvisioner) {
+        "The class has no provisioner: only a volume that is there already can be bound.".to_owned()
     } else if registered == Some(false) {
         "The driver is not registered there.".to_owned()
-    } else if !allowed {
+    } else if made == Err(Refusal::Topology) {
         "The class does not allow volumes there (allowedTopologies).".to_owned()
     } else if full {
         format!("It has {taken} of {} volumes attached.", limit.unwrap_or_default())
@@ -183,16 +173,4 @@ fn sentence(
         (true, true) => format!("It would be made where its first pod goes: {which} can take it."),
         (true, false) => format!("It would be made at once, and a pod could use it on {which}."),
     }
-}
-
-/// A size as people read it.
-pub(super) fn gib(bytes: i128) -> String {
-    #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
-    let (value, unit) = match bytes {
-        bytes if bytes >= 1 << 40 => (bytes as f64 / f64::from(1 << 20) / f64::from(1 << 20), "TiB"),
-        bytes if bytes >= 1 << 30 => (bytes as f64 / f64::from(1 << 30), "GiB"),
-        bytes => (bytes as f64 / f64::from(1 << 20), "MiB"),
-    };
-    let text = format!("{value:.1}");
-    format!("{}\u{a0}{unit}", text.strip_suffix(".0").unwrap_or(&text))
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use jiff::Timestamp;
 use serde::Serialize;
 
-use super::calls::micros;
+use crate::calls::micros;
 use crate::records::{CallRecord, Step};
 
 /// What is reached on the way to a mounted volume, in order.

@@ -3,19 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use berth_kube::Key;
-use berth_kube::storage::{
-    capacity, claims_of_pod, class_of_volume, csi_source, is_over, node_of_pod, units, volume_name,
-};
+use berth_kube::provisionable::{holds_for, largest_volume};
+use berth_kube::storage::{capacity, class_of_volume, units, volume_name};
 use k8s_openapi::api::storage::v1::CSIStorageCapacity;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::calls::CallCounts;
-use super::rows::{Row, Table, Verdict};
-use super::words;
-use crate::diagnose::{Observed, is_ready};
+use crate::calls::CallCounts;
+use crate::diagnose::Observed;
 use crate::finding::{Finding, Trouble};
+use crate::inventory::{drivers, nodes};
+use crate::rows::{Row, Table, Verdict, attention};
 use crate::state::ClusterState;
+use crate::words;
 
 /// Set on the class that claims without one get.
 const DEFAULT_CLASS: &str = berth_core::names::DEFAULT_CLASS;
@@ -29,52 +29,16 @@ pub(super) fn all(
 ) -> BTreeMap<&'static str, Value> {
     let state = observed.state;
     BTreeMap::from([
-        ("attention", attention(state, findings, table)),
+        ("attention", json!(attention(state, findings, table))),
         ("classes", classes(state, &table.rows)),
-        ("nodes", nodes(observed)),
-        ("drivers", drivers(state, calls)),
+        ("nodes", json!(nodes(observed))),
+        ("drivers", json!(drivers(state, calls))),
         ("capacities", capacities(state)),
         ("leaks", leaks(state, findings)),
         ("calls", calls.per_minute(state.now)),
         ("unreadable", json!(state.unreadable)),
         ("snapshots", json!(state.snapshots.len())),
     ])
-}
-
-/// What needs a person, the worst first: one entry per finding that is somebody's verdict, or about no volume at all.
-fn attention(state: &ClusterState, findings: &[Finding], table: &Table) -> Value {
-    let entry = |(number, finding): (usize, &Finding)| {
-        let judged = table.judged.get(&number);
-        let about_volumes = matches!(
-            finding.object.kind.as_str(),
-            "PersistentVolumeClaim" | "PersistentVolume" | "VolumeAttachment" | "Pod"
-        );
-        // What is wrong with a volume in a second way is told on its own page.
-        let hidden = judged.is_none()
-            && about_volumes
-            && table.judged.values().flatten().count() > 0
-            && is_told(finding, state, table);
-        if hidden {
-            return None;
-        }
-        let mut entry = json!(Verdict::of(finding, state));
-        let one = judged.filter(|ids| ids.len() == 1).and_then(|ids| ids.first());
-        entry["name"] = json!(one.cloned().unwrap_or_else(|| finding.object.to_string()));
-        entry["id"] = json!(judged.and_then(|ids| ids.first()));
-        entry["to"] = json!(match finding.object.kind.as_str() {
-            "Node" | "CSINode" | "CSIDriver" | "CSIStorageCapacity" | "StorageClass" => "nodes",
-            _ => "leaks",
-        });
-        Some(entry)
-    };
-    let needing = findings.iter().enumerate().filter(|(_, finding)| finding.severity.needs_a_person());
-    Value::Array(needing.filter_map(entry).collect())
-}
-
-/// Whether all volumes that a finding is about have a verdict already.
-fn is_told(finding: &Finding, state: &ClusterState, table: &Table) -> bool {
-    let ids = super::rows::concerned(finding, state);
-    !ids.is_empty() && ids.iter().all(|id| table.judged.values().flatten().any(|known| known == id))
 }
 
 fn classes(state: &ClusterState, rows: &[Row]) -> Value {
@@ -110,107 +74,6 @@ fn classes(state: &ClusterState, rows: &[Row]) -> Value {
     Value::Array(names.into_iter().map(class).collect())
 }
 
-/// The volumes of each driver on each node: those that are attached, and those that its pods have mounted.
-pub(super) fn volumes_on(observed: &Observed<'_>) -> BTreeMap<(String, String), BTreeSet<String>> {
-    let state = observed.state;
-    let mut found: BTreeMap<(String, String), BTreeSet<String>> = BTreeMap::new();
-    let mut add = |node: &str, volume: &str| {
-        if let Some(csi) = state.volumes.named(volume).and_then(|volume| csi_source(volume)) {
-            found.entry((node.to_owned(), csi.driver.clone())).or_default().insert(volume.to_owned());
-        }
-    };
-    for attachment in state.attachments.iter() {
-        if let Some(volume) = attachment.spec.source.persistent_volume_name.as_deref() {
-            add(&attachment.spec.node_name, volume);
-        }
-    }
-    for pod in state.pods.iter().filter(|pod| !is_over(pod) && !node_of_pod(pod).is_empty()) {
-        for claim in claims_of_pod(pod).iter().filter_map(|used| state.claims.get(&used.key)) {
-            add(node_of_pod(pod), volume_name(claim));
-        }
-    }
-    found
-}
-
-fn nodes(observed: &Observed<'_>) -> Value {
-    let state = observed.state;
-    let volumes = volumes_on(observed);
-    let node = |node: &std::sync::Arc<k8s_openapi::api::core::v1::Node>| {
-        let name = node.name_any();
-        let registered = state.csi_nodes.named(&name);
-        let mut drivers = serde_json::Map::new();
-        for driver in registered.map(|node| node.spec.drivers.as_slice()).unwrap_or_default() {
-            drivers.insert(
-                driver.name.clone(),
-                json!({ "on": true, "limit": driver.allocatable.as_ref().and_then(|all| all.count) }),
-            );
-        }
-        for ((_, driver), found) in volumes.iter().filter(|((on, _), _)| *on == name) {
-            let known =
-                drivers.entry(driver.clone()).or_insert_with(|| json!({ "on": false, "limit": null }));
-            known["count"] = json!(found.len());
-        }
-        let kubelet =
-            node.status.as_ref().and_then(|status| Some(status.node_info.as_ref()?.kubelet_version.clone()));
-        json!({
-            "name": name,
-            "ready": is_ready(node),
-            "zone": node.labels().get(berth_core::names::ZONE),
-            "kubelet": kubelet,
-            "drivers": drivers,
-            "volumes": volumes.iter().filter(|((on, _), _)| *on == name).map(|(_, found)| found.len()).sum::<usize>(),
-        })
-    };
-    Value::Array(state.nodes.iter().map(node).collect())
-}
-
-fn drivers(state: &ClusterState, calls: &CallCounts) -> Value {
-    let mut names: BTreeSet<String> = state.drivers.iter().map(|driver| driver.name_any()).collect();
-    names.extend(
-        state.csi_nodes.iter().flat_map(|node| node.spec.drivers.iter().map(|driver| driver.name.clone())),
-    );
-    names.extend(state.volumes.iter().filter_map(|volume| csi_source(volume).map(|csi| csi.driver.clone())));
-    let all = if state.nodes.are_known() { state.nodes.len() } else { state.csi_nodes.len() };
-    let driver = |name: &String| {
-        let spec = state.drivers.named(name).map(|driver| &driver.spec);
-        let mut can = Vec::new();
-        if let Some(spec) = spec {
-            can.extend((spec.attach_required != Some(false)).then_some("attach"));
-            can.extend((spec.storage_capacity == Some(true)).then_some("capacity"));
-            can.extend(
-                spec.volume_lifecycle_modes
-                    .iter()
-                    .flatten()
-                    .any(|mode| mode == "Ephemeral")
-                    .then_some("ephemeral volumes"),
-            );
-        }
-        let of =
-            |class: &&std::sync::Arc<k8s_openapi::api::storage::v1::StorageClass>| class.provisioner == *name;
-        can.extend(
-            state
-                .classes
-                .iter()
-                .filter(of)
-                .any(|class| class.allow_volume_expansion == Some(true))
-                .then_some("expand"),
-        );
-        can.extend(state.snapshot_classes.iter().any(|class| class.driver == *name).then_some("snapshot"));
-        let told = calls.of(name, state.now);
-        json!({
-            "name": name,
-            "declared": spec.is_some(),
-            "on": state.nodes_with(name).len(),
-            "all": all,
-            "attach": spec.is_none_or(|spec| spec.attach_required != Some(false)),
-            "can": can.join(", "),
-            "volumes": state.volumes.iter().filter(|volume| csi_source(volume).is_some_and(|csi| csi.driver == *name)).count(),
-            "calls": told,
-        })
-    };
-    Value::Array(names.iter().map(driver).collect())
-}
-
 /// Where a capacity holds, in words.
 pub(super) fn place(known: &CSIStorageCapacity) -> String {
     let Some(topology) = &known.node_topology else { return "nowhere".to_owned() };
@@ -235,12 +98,7 @@ fn capacities(state: &ClusterState) -> Value {
         .capacities
         .iter()
         .map(|known| {
-            let chooses = |node: &str| {
-                known
-                    .node_topology
-                    .as_ref()
-                    .is_some_and(|topology| berth_kube::selectors::label_selector(topology, &labels(node)))
-            };
+            let chooses = |node: &str| holds_for(known, &labels(node));
             // What is taken where the capacity holds, as far as volumes say where they are.
             let taken: i128 = state
                 .volumes
@@ -257,7 +115,7 @@ fn capacities(state: &ClusterState) -> Value {
                 "cls": known.storage_class_name,
                 "place": place(known),
                 "free": known.capacity.as_ref().map(units),
-                "max": known.maximum_volume_size.as_ref().or(known.capacity.as_ref()).map(units),
+                "max": largest_volume(known),
                 "taken": taken,
             })
         })

@@ -11,15 +11,14 @@ use k8s_openapi::api::storage::v1::VolumeAttachment;
 use kube::ResourceExt as _;
 use serde_json::{Value, json};
 
-use super::calls::micros;
-use super::landing::gib;
 use super::life::{About, episodes, millis};
-use super::rows::{Row, shown_pod};
-use super::words;
+use crate::calls::micros;
 use crate::diagnose::Observed;
 use crate::finding::{Finding, Trouble};
 use crate::records::{CallRecord, Step};
+use crate::rows::{Row, shown_pod};
 use crate::state::{ClusterState, time_of};
+use crate::words::{self, gib};
 
 /// How many calls and events are shown.
 const SHOWN: usize = 200;

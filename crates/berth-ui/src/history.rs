@@ -13,13 +13,13 @@ const POINTS: usize = 240;
 
 /// The usage of all volumes over time.
 #[derive(Debug, Default)]
-pub(super) struct History {
+pub(crate) struct History {
     volumes: HashMap<Key, Vec<(i64, u64)>>,
 }
 
 impl History {
     /// Takes in a measurement of all volumes. A volume that did not change gets no point, but its last one moves on.
-    pub(super) fn take<'a>(&mut self, now: Timestamp, all: impl Iterator<Item = (&'a Key, &'a Usage)>) {
+    pub(crate) fn take<'a>(&mut self, now: Timestamp, all: impl Iterator<Item = (&'a Key, &'a Usage)>) {
         for (key, usage) in all {
             let points = self.volumes.entry(key.clone()).or_default();
             let still =
@@ -36,17 +36,17 @@ impl History {
     }
 
     /// Forgets volumes that are gone.
-    pub(super) fn keep(&mut self, exists: impl Fn(&Key) -> bool) {
+    pub(crate) fn keep(&mut self, exists: impl Fn(&Key) -> bool) {
         self.volumes.retain(|key, _| exists(key));
     }
 
     /// Time in milliseconds and bytes, oldest first.
-    pub(super) fn of(&self, key: &Key) -> Value {
+    pub(crate) fn of(&self, key: &Key) -> Value {
         json!(self.volumes.get(key).map(Vec::as_slice).unwrap_or_default())
     }
 
     /// How many bytes more there are every hour, by what was measured over at least ten minutes; `None` if that is not known.
-    pub(super) fn rate(&self, key: &Key) -> Option<f64> {
+    pub(crate) fn rate(&self, key: &Key) -> Option<f64> {
         let points = self.volumes.get(key)?;
         let ((begin, before), (end, after)) = (points.first()?, points.last()?);
         let hours = f64::from(i32::try_from((end - begin) / 1000).ok()?) / 3600.0;

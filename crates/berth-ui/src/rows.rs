@@ -1,6 +1,6 @@
 //! The volumes of a cluster, one row each: every claim, and every volume that belongs to none.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use berth_kube::Key;
 use berth_kube::storage::{
@@ -11,61 +11,61 @@ use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt as _;
 use serde::Serialize;
 
-use super::words;
 use crate::diagnose::Observed;
 use crate::finding::{Finding, Trouble};
 use crate::state::{ClusterState, time_of};
+use crate::words;
 
 /// One row of the table of volumes.
 #[derive(Debug, Clone, Default, Serialize)]
-pub(super) struct Row {
+pub(crate) struct Row {
     /// `namespace/name` of the claim, or `/name` of a volume without one.
-    pub(super) id: String,
-    pub(super) ns: String,
-    pub(super) claim: String,
-    pub(super) pv: String,
-    pub(super) pod: String,
-    pub(super) pods: usize,
-    pub(super) node: String,
-    pub(super) cls: String,
-    pub(super) driver: String,
-    pub(super) size: i128,
-    pub(super) used: Option<u64>,
-    pub(super) cap: Option<u64>,
+    pub(crate) id: String,
+    pub(crate) ns: String,
+    pub(crate) claim: String,
+    pub(crate) pv: String,
+    pub(crate) pod: String,
+    pub(crate) pods: usize,
+    pub(crate) node: String,
+    pub(crate) cls: String,
+    pub(crate) driver: String,
+    pub(crate) size: i128,
+    pub(crate) used: Option<u64>,
+    pub(crate) cap: Option<u64>,
     #[serde(rename = "inodesUsed")]
-    pub(super) inodes_used: Option<u64>,
-    pub(super) inodes: Option<u64>,
-    pub(super) phase: String,
+    pub(crate) inodes_used: Option<u64>,
+    pub(crate) inodes: Option<u64>,
+    pub(crate) phase: String,
     /// When it was made, in milliseconds.
-    pub(super) created: i64,
-    pub(super) mode: String,
-    pub(super) reclaim: String,
+    pub(crate) created: i64,
+    pub(crate) mode: String,
+    pub(crate) reclaim: String,
     /// A shape and a word.
-    pub(super) state: (&'static str, String),
+    pub(crate) state: (&'static str, String),
     /// How bad it is among the others; smaller is worse.
-    pub(super) rank: usize,
-    pub(super) trouble: Option<Verdict>,
+    pub(crate) rank: usize,
+    pub(crate) trouble: Option<Verdict>,
     /// What it waits for, without being stuck, or why nobody uses it.
-    pub(super) wait: Option<String>,
-    pub(super) unused: bool,
+    pub(crate) wait: Option<String>,
+    pub(crate) unused: bool,
 }
 
 /// What is wrong, in the words of the diagnosis.
 #[derive(Debug, Clone, Serialize)]
-pub(super) struct Verdict {
-    pub(super) state: &'static str,
-    pub(super) word: String,
-    pub(super) code: &'static str,
-    pub(super) why: String,
-    pub(super) todo: String,
-    pub(super) cmd: Vec<String>,
-    pub(super) evidence: String,
+pub(crate) struct Verdict {
+    pub(crate) state: &'static str,
+    pub(crate) word: String,
+    pub(crate) code: &'static str,
+    pub(crate) why: String,
+    pub(crate) todo: String,
+    pub(crate) cmd: Vec<String>,
+    pub(crate) evidence: String,
     /// Since when, in milliseconds; 0 if nobody knows.
-    pub(super) since: i64,
+    pub(crate) since: i64,
 }
 
 impl Verdict {
-    pub(super) fn of(finding: &Finding, state: &ClusterState) -> Self {
+    pub(crate) fn of(finding: &Finding, state: &ClusterState) -> Self {
         let full = || {
             let key = Key::new(finding.object.namespace.clone(), finding.object.name.clone());
             let usage = state.usage.get(&key).copied().unwrap_or_default();
@@ -123,14 +123,14 @@ fn since(finding: &Finding, state: &ClusterState) -> i64 {
 }
 
 /// The rows, and for each finding the claims that it is about.
-pub(super) struct Table {
-    pub(super) rows: Vec<Row>,
+pub(crate) struct Table {
+    pub(crate) rows: Vec<Row>,
     /// By finding: the ids of the rows whose verdict it is.
-    pub(super) judged: HashMap<usize, Vec<String>>,
+    pub(crate) judged: HashMap<usize, Vec<String>>,
 }
 
 /// All rows with their verdicts.
-pub(super) fn table(observed: &Observed<'_>, findings: &[Finding]) -> Table {
+pub(crate) fn table(observed: &Observed<'_>, findings: &[Finding]) -> Table {
     let state = observed.state;
     let mut worst: HashMap<String, usize> = HashMap::new();
     for (number, finding) in findings.iter().enumerate() {
@@ -176,7 +176,7 @@ fn quiet(row: &Row) -> (&'static str, String) {
 }
 
 /// The rows that a finding is about.
-pub(super) fn concerned(finding: &Finding, state: &ClusterState) -> Vec<String> {
+pub(crate) fn concerned(finding: &Finding, state: &ClusterState) -> Vec<String> {
     let key = Key::new(finding.object.namespace.clone(), finding.object.name.clone());
     let of_volume = |name: &str| {
         let volume = state.volumes.named(name)?;
@@ -208,8 +208,48 @@ pub(super) fn concerned(finding: &Finding, state: &ClusterState) -> Vec<String> 
     }
 }
 
+/// One thing that needs a person: a finding that is somebody's verdict, or about no volume at all.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Attention {
+    #[serde(flatten)]
+    pub(crate) verdict: Verdict,
+    /// What it is about: the id of a row, or an object.
+    pub(crate) name: String,
+    /// The row that it is about, if it is about one.
+    pub(crate) id: Option<String>,
+    /// The view of the page that shows the object.
+    pub(crate) to: &'static str,
+}
+
+/// What needs a person, the worst first.
+pub(crate) fn attention(state: &ClusterState, findings: &[Finding], table: &Table) -> Vec<Attention> {
+    let told: HashSet<&String> = table.judged.values().flatten().collect();
+    let entry = |(number, finding): (usize, &Finding)| {
+        let judged = table.judged.get(&number);
+        if judged.is_none() {
+            // What is wrong with a volume in a second way is told on its own page.
+            let ids = concerned(finding, state);
+            if !ids.is_empty() && ids.iter().all(|id| told.contains(id)) {
+                return None;
+            }
+        }
+        let one = judged.filter(|ids| ids.len() == 1).and_then(|ids| ids.first());
+        Some(Attention {
+            verdict: Verdict::of(finding, state),
+            name: one.cloned().unwrap_or_else(|| finding.object.to_string()),
+            id: judged.and_then(|ids| ids.first()).cloned(),
+            to: match finding.object.kind.as_str() {
+                "Node" | "CSINode" | "CSIDriver" | "CSIStorageCapacity" | "StorageClass" => "nodes",
+                _ => "leaks",
+            },
+        })
+    };
+    let needing = findings.iter().enumerate().filter(|(_, finding)| finding.severity.needs_a_person());
+    needing.filter_map(entry).collect()
+}
+
 /// The pod that is shown for a claim: one that is on a node, before one that waits.
-pub(super) fn shown_pod<'a>(pods: &[&'a Pod]) -> Option<&'a Pod> {
+pub(crate) fn shown_pod<'a>(pods: &[&'a Pod]) -> Option<&'a Pod> {
     pods.iter().copied().min_by_key(|pod| (node_of_pod(pod).is_empty(), pod.name_any()))
 }
 

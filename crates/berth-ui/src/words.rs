@@ -1,9 +1,9 @@
-//! The words of the page: one or two per trouble, from a closed set, and sentences.
+//! The words of the views: one or two per trouble, from a closed set, and sentences.
 
 use crate::finding::{Severity, Trouble};
 
 /// The state that a shape stands for.
-pub(super) fn state(severity: Severity) -> &'static str {
+pub(crate) fn state(severity: Severity) -> &'static str {
     match severity {
         Severity::Error => "bad",
         Severity::Warning => "warn",
@@ -75,6 +75,23 @@ pub(crate) fn sentence(text: &str) -> String {
     out
 }
 
+/// A text that somebody else wrote, for a terminal: control characters, which could change it, become spaces.
+pub fn printable(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// A size as people read it.
+pub(crate) fn gib(bytes: i128) -> String {
+    #[expect(clippy::cast_precision_loss, reason = "it is shown with one digit")]
+    let (value, unit) = match bytes {
+        bytes if bytes >= 1 << 40 => (bytes as f64 / f64::from(1 << 20) / f64::from(1 << 20), "TiB"),
+        bytes if bytes >= 1 << 30 => (bytes as f64 / f64::from(1 << 30), "GiB"),
+        bytes => (bytes as f64 / f64::from(1 << 20), "MiB"),
+    };
+    let text = format!("{value:.1}");
+    format!("{}\u{a0}{unit}", text.strip_suffix(".0").unwrap_or(&text))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +101,11 @@ mod tests {
         assert_eq!(sentence("no pod uses the claim"), "No pod uses the claim.");
         assert_eq!(sentence("berth-local is gone."), "berth-local is gone.");
         assert_eq!(sentence(""), "");
+    }
+
+    #[test]
+    fn what_could_change_a_terminal_is_not_printed() {
+        assert_eq!(printable("no\u{1b}[2J room\n\u{9b}x"), "no [2J room  x");
     }
 
     #[test]
