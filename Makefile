@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -112,6 +112,10 @@ demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its l
 	@echo "those of an unoptimised program, two to three times what the release (make build) takes."
 	cargo build --locked --profile demo -p berth
 	@$(AS_ROOT) $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/demo/berth demo
+
+screenshots: deps ## make the pictures of the documentation anew, from a running `berth up`: docs/images
+	cargo build --locked -p berth
+	$(CARGO) run --locked -p berth-e2e --bin screenshots -- docs/images
 
 bench: deps build ## measure the release binary
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench

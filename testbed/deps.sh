@@ -38,7 +38,7 @@ needs() { [[ " $needs " = *" $1 "* ]]; }
 wanted=(cc:gcc make:make /usr/include/stdio.h:libc6-dev)
 ! needs release || wanted+=(musl-gcc:musl-tools)
 ! needs test || wanted+=(losetup:mount mkfs.ext4:e2fsprogs mkfs.xfs:xfsprogs mkfs.btrfs:btrfs-progs setfacl:acl setfattr:attr ip:iproute2
-    rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs jq:jq promtool:prometheus shellcheck:shellcheck chromium:chromium chromedriver:chromium-driver)
+    rpcbind:rpcbind ganesha.nfsd:nfs-ganesha ganesha.nfsd:nfs-ganesha-vfs jq:jq promtool:prometheus shellcheck:shellcheck chromium:chromium chromedriver:chromium-driver tmux:tmux)
 missing=()
 for pair in "${wanted[@]}"; do
     [ -e "${pair%%:*}" ] || command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -8,6 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+use base64::Engine as _;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -15,6 +16,13 @@ use crate::machine;
 
 /// How long anything on the page may take to appear: the browser shares the machine with everything else.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Keys without a character, as WebDriver names them.
+pub const ENTER: &str = "\u{e007}";
+/// The key that closes a dialog.
+pub const ESCAPE: &str = "\u{e00c}";
+/// The arrow that points down.
+pub const DOWN: &str = "\u{e015}";
 
 /// A browser without a window; it ends when this is dropped.
 #[derive(Debug)]
@@ -98,6 +106,55 @@ impl Browser {
     /// Runs a script in the page; gives what it returns.
     pub fn run(&self, script: &str) -> Result<Value> {
         self.of_session("/execute/sync", &json!({ "script": script, "args": [] }))
+    }
+
+    /// Presses keys one after the other, as a person would: characters, or the names of [`ENTER`] and its like.
+    pub fn press(&self, keys: &[&str]) -> Result<()> {
+        let presses: Vec<Value> = keys
+            .iter()
+            .flat_map(|key| ["keyDown", "keyUp"].map(|kind| json!({ "type": kind, "value": key })))
+            .collect();
+        let actions = json!({ "actions": [{ "type": "key", "id": "keyboard", "actions": presses }] });
+        self.of_session("/actions", &actions).map(|_| ())
+    }
+
+    /// One command of the Chrome DevTools Protocol.
+    pub fn devtools(&self, command: &str, parameters: &Value) -> Result<Value> {
+        self.of_session("/goog/cdp/execute", &json!({ "cmd": command, "params": parameters }))
+    }
+
+    /// Makes the page this wide and high.
+    pub fn resize(&self, width: u32, height: u32) -> Result<()> {
+        let size = json!({ "width": width, "height": height, "deviceScaleFactor": 1, "mobile": false });
+        self.devtools("Emulation.setDeviceMetricsOverride", &size).map(|_| ())
+    }
+
+    /// Asks for dark or light colours, as the settings of a system do.
+    pub fn prefer(&self, scheme: &str) -> Result<()> {
+        let features = json!({ "features": [
+            { "name": "prefers-color-scheme", "value": scheme },
+            { "name": "prefers-reduced-motion", "value": "reduce" },
+        ] });
+        self.devtools("Emulation.setEmulatedMedia", &features).map(|_| ())
+    }
+
+    /// A picture of what is in sight, as a PNG.
+    pub fn picture(&self) -> Result<Vec<u8>> {
+        let answer =
+            self.devtools("Page.captureScreenshot", &json!({ "format": "png", "optimizeForSpeed": false }))?;
+        let text = answer["data"].as_str().context("a picture")?;
+        Ok(base64::engine::general_purpose::STANDARD.decode(text)?)
+    }
+
+    /// What a screen reader finds in the page: role and name of everything that it tells, as the browser computes them.
+    pub fn accessible_names(&self) -> Result<Vec<(String, String)>> {
+        let tree = self.devtools("Accessibility.getFullAXTree", &json!({}))?;
+        let nodes = tree["nodes"].as_array().context("a tree")?;
+        let names = nodes.iter().filter(|node| node["ignored"] != true).map(|node| {
+            let text = |field: &str| node[field]["value"].as_str().unwrap_or_default().to_owned();
+            (text("role"), text("name"))
+        });
+        Ok(names.collect())
     }
 
     /// What the view shows, as text.

@@ -19,6 +19,7 @@ pub mod program;
 pub mod sanity;
 pub mod slow;
 pub mod table;
+pub mod terminal;
 mod testbed;
 pub mod times;
 pub mod up;

@@ -12,3 +12,4 @@ mod pods;
 mod roles;
 mod scenario;
 mod used;
+mod viewers;

@@ -19,6 +19,7 @@ mod random;
 mod seeds;
 mod stateful;
 mod strangers;
+mod top;
 mod volumes;
 
 use anyhow::{Result, ensure};

@@ -5,6 +5,7 @@ mod capacity;
 mod change;
 mod distributed;
 mod groups;
+mod see;
 mod snapshots;
 mod topology;
 mod volumes;

@@ -93,7 +93,7 @@ impl Shared {
         let (path, query) = (parts.uri.path().to_owned(), parts.uri.query().unwrap_or_default().to_owned());
         let Some(asked) = Asked::read(&parts.method, &path, &query) else {
             // Everybody may ask what there is.
-            if parts.method != Method::GET || !path.starts_with("/api") {
+            if parts.method != Method::GET || !(path.starts_with("/api") || path == "/version") {
                 return self.refuse(format!("{} {path}", parts.method));
             }
             return self.forward(parts, body).await;

@@ -109,6 +109,11 @@ impl Allowed {
         all
     }
 
+    /// All that a ClusterRole allows whoever is bound to it in the whole cluster.
+    pub(crate) fn in_role(role: &Value) -> Vec<Self> {
+        role["rules"].as_array().unwrap().iter().flat_map(|rule| Self::by(rule, "")).collect()
+    }
+
     /// All that a rule allows in a namespace, or everywhere.
     fn by(rule: &Value, namespace: &str) -> Vec<Self> {
         let words = |field: &str| -> Vec<String> {

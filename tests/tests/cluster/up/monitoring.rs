@@ -6,6 +6,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use berth_e2e::machine::{command, run};
+use berth_e2e::nfs::Server;
 use berth_e2e::up::Machine;
 use serde_json::{Value, json};
 
@@ -103,12 +104,26 @@ fn boards() -> Result<Vec<(String, String)>> {
     Ok(queries)
 }
 
+/// A class on the NFS server of this machine.
+const SHARED: &str = "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {name: shared}\nprovisioner: nfs.csi.k8s.io\n\
+    parameters: {server: 127.0.0.1, share: /export}\n";
+
 #[test]
 fn every_query_of_every_board_and_rule_has_an_answer() -> Result<()> {
-    let machine = Machine::start()?;
+    let server = Server::start(&[])?;
+    let options = ["--default-mount-options", &server.options, "--mount-mode=fuse"];
+    let machine = Machine::start_with(&[&["--driver=local", "--driver=nfs"], &options[..]].concat())?;
     let stuck = claim("stuck").replace("spec:\n", "spec:\n  storageClassName: absent\n");
-    machine.apply(&together(&[claim("data"), pod("one", "data", "exec sleep 1000000"), stuck]))?;
+    let shared = claim("shared").replace("spec:\n", "spec:\n  storageClassName: shared\n");
+    machine.apply(&together(&[
+        SHARED.to_owned(),
+        claim("data"),
+        pod("one", "data", "exec sleep 1000000"),
+        stuck,
+        shared,
+    ]))?;
     machine.ready("one")?;
+    machine.wait("pvc/shared", "jsonpath={.status.phase}=Bound")?;
     let running: Value = serde_json::from_slice(&fs::read(machine.data().join("running.json"))?)?;
     let directory = machine.dir().join("prometheus");
     fs::create_dir(&directory)?;
