@@ -5,6 +5,7 @@
 //! snapshot is missing, a snapshot with a clone, and a volume that was kept for nobody.
 
 mod ansi;
+mod png;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -98,10 +99,7 @@ fn prepare(machine: &Machine) -> Result<()> {
     machine.apply(
         &(claim("orders-test", "128Mi", source) + &pod("orders-trial", "orders-test", "sleep 1000000")),
     )?;
-    machine.wait("-n shop pod/orders-trial", "condition=Ready")?;
-    let larger = r#"{"spec":{"resources":{"requests":{"storage":"64Mi"}}}}"#;
-    machine.kubectl(&["patch", "-n", "shop", "pvc/cache", "-p", larger])?;
-    machine.wait("-n shop pvc/cache", "jsonpath={.status.capacity.storage}=64Mi")
+    machine.wait("-n shop pod/orders-trial", "condition=Ready")
 }
 
 /// One picture: its name, the view, what it must show, and how large and in which colours it is.
@@ -142,7 +140,7 @@ const SHOTS: &[Shot] = &[
     Shot {
         name: "nodes",
         view: "#/nodes?size=1",
-        shows: "It would land on",
+        shows: "It would be made",
         size: (1280, 900),
         scheme: "light",
     },
@@ -164,7 +162,7 @@ fn take(browser: &Browser, shot: &Shot, directory: &Path) -> Result<()> {
     // The heading has the focus after a change of the view.
     browser.run("document.activeElement?.blur(); scrollTo(0, 0)")?;
     browser.holds("return document.getAnimations().length === 0")?;
-    std::fs::write(directory.join(format!("{}.png", shot.name)), browser.picture()?)?;
+    std::fs::write(directory.join(format!("{}.png", shot.name)), png::with_palette(&browser.picture()?)?)?;
     Ok(())
 }
 
@@ -181,7 +179,7 @@ fn main() -> Result<()> {
     browser.view("#/volume/shop/orders")?;
     browser.holds("return document.querySelector('.chart') !== null")?;
     // A chart wants some points, and usage is measured twice a minute.
-    std::thread::sleep(Duration::from_secs(100));
+    std::thread::sleep(Duration::from_secs(60));
     for shot in SHOTS {
         take(&browser, shot, &directory)?;
     }
@@ -191,7 +189,7 @@ fn main() -> Result<()> {
     terminal.shows("% full")?;
     browser.resize(1072, 520)?;
     browser.open(&ansi::page(&terminal.coloured_screen()?))?;
-    std::fs::write(directory.join("top.png"), browser.picture()?)?;
+    std::fs::write(directory.join("top.png"), png::with_palette(&browser.picture()?)?)?;
     drop(terminal);
 
     let mut whole = 0;
