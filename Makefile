@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -139,6 +139,9 @@ bench-flex: deps build ## measure call-outs of `berth flex` beside a driver in b
 
 bench-cloud: deps build ## count the API calls of 500 cloud disks created, attached to 100 servers, detached and deleted at once on a twin with DigitalOcean's limits, beside csi-digitalocean's pattern (10 minutes); VOLUMES, SERVERS and ACTION for less
 	BERTH_BIN=$(CURDIR)/target/$(STATIC)/release/berth $(CARGO) run --profile quick --locked -p berth-e2e --bin bench_cloud
+
+bench-dev: ## measure what the proxy of `berth dev` adds to a call; CALLS for less
+	$(CARGO) run --profile quick --locked -p berth-dev --example bench_proxy
 
 bench-sidecars: build ## measure `berth controller` on real Kubernetes: claims per second with and without kube-controller-manager's limits, memory; CLAIMS, FILLED, FULL and FEW for less
 	@testbed/deps.sh kube

@@ -8,12 +8,15 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use berth_csi::{Client, Endpoint, v1};
 use berth_host::mount::{self, MountInfo};
 use berth_host::service::{Service, Start};
 use parking_lot::Mutex;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
+use tokio::io::unix::AsyncFd;
 use tokio::net::UnixStream;
 
 /// How long a driver may take until it answers after its start.
@@ -46,7 +49,7 @@ impl DriverProcess {
     /// Starts the driver, or finds the one that runs, and waits until it answers.
     ///
     /// In the arguments of a program `{endpoint}`, `{node}` and `{dir}` are replaced; its socket and its log lie in `directory`.
-    pub async fn open(launch: &Launch, directory: &Path) -> io::Result<Self> {
+    pub async fn open(launch: &Launch, directory: &Path, node: &str) -> io::Result<Self> {
         let process = match launch {
             Launch::Endpoint(endpoint) => Self {
                 endpoint: endpoint.clone(),
@@ -58,7 +61,7 @@ impl DriverProcess {
             Launch::Program(start) => {
                 let endpoint = Endpoint::Unix(directory.join("csi.sock"));
                 Self {
-                    start: Some(prepared(start, &endpoint, directory)),
+                    start: Some(prepared(start, &endpoint, directory, node)),
                     endpoint,
                     log: Some(directory.join("driver.log")),
                     service: Mutex::default(),
@@ -123,12 +126,38 @@ impl DriverProcess {
         Ok(())
     }
 
-    /// Kills the program with SIGKILL; does nothing to a driver that was not started here.
-    pub fn kill(&self) -> io::Result<()> {
-        match self.service.lock().as_ref() {
-            Some(service) => service.kill().map_err(io::Error::other),
-            None => Ok(()),
+    /// Returns how the program ended, when it has; never for a driver that was not started here.
+    pub async fn ended(&self) -> ExitStatus {
+        loop {
+            let running = self.service.lock().as_ref().map(|service| (service.pid(), service.ended()));
+            let pid = match running {
+                Some((_, Some(status))) => return status,
+                Some((pid, None)) => pid,
+                None => std::future::pending().await,
+            };
+            let exit = i32::try_from(pid).ok().and_then(Pid::from_raw);
+            let exit = exit.and_then(|pid| pidfd_open(pid, PidfdFlags::NONBLOCK).ok());
+            #[expect(
+                deprecated,
+                reason = "its successor is unsafe for types that could give up their descriptor; OwnedFd cannot"
+            )]
+            if let Some(Ok(exit)) = exit.map(AsyncFd::new) {
+                let _ = exit.readable().await;
+            }
+            // The thread that waits for the process learns its status a moment later.
+            tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+
+    /// Kills the program with SIGKILL, also one that a script started in its place; does nothing to a driver that was not started here.
+    pub fn kill(&self) -> io::Result<()> {
+        let service = self.service.lock();
+        let Some(service) = service.as_ref().filter(|service| service.ended().is_none()) else { return Ok(()) };
+        let peer = self.peer.lock().filter(|pid| *pid != service.pid());
+        if let Some(pid) = peer.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
+            let _ = rustix::process::kill_process(pid, Signal::KILL);
+        }
+        service.kill().map_err(io::Error::other)
     }
 
     /// Ends the program, if it was started here.
@@ -217,8 +246,8 @@ fn processes() -> Vec<(u32, u32)> {
     entries.filter_map(|entry| parent(entry.file_name().to_str()?.parse().ok()?)).collect()
 }
 
-fn prepared(start: &Start, endpoint: &Endpoint, directory: &Path) -> Start {
-    let (endpoint, node) = (endpoint.to_string(), "certify-node");
+fn prepared(start: &Start, endpoint: &Endpoint, directory: &Path, node: &str) -> Start {
+    let endpoint = endpoint.to_string();
     let directory = directory.display().to_string();
     let filled = |argument: &OsString| match argument.to_str() {
         Some(text) => {

@@ -235,8 +235,8 @@ fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     !needle.is_empty() && haystack.windows(needle.len()).any(|window| window == needle)
 }
 
-/// The secrets of a request that are long enough to be recognised.
-fn secrets_of(method: &str, request: &[u8]) -> BTreeMap<String, String> {
+/// The secrets of a request that are long enough to be recognised, by the name of its method, such as `CreateVolume`.
+pub fn secrets_of(method: &str, request: &[u8]) -> BTreeMap<String, String> {
     macro_rules! secrets {
         ($($message:ident)*) => {
             match method {

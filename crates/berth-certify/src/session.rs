@@ -27,6 +27,8 @@ const TEXT_KEPT: usize = 4000;
 /// How long a call that is answered ABORTED or UNAVAILABLE is repeated.
 const RETRY: Duration = Duration::from_secs(20);
 const RETRY_PAUSE: Duration = Duration::from_millis(50);
+/// The node that a driver is started with.
+const NODE: &str = "certify-node";
 /// The key of the secret that every call carries.
 const CANARY_KEY: &str = "berth-certify-canary";
 
@@ -170,7 +172,7 @@ pub(crate) struct Session {
 impl Session {
     pub(crate) async fn open(options: Options) -> io::Result<Self> {
         fs::create_dir_all(&options.directory)?;
-        let driver = DriverProcess::open(&options.launch, &options.directory).await?;
+        let driver = DriverProcess::open(&options.launch, &options.directory, NODE).await?;
         let client = Client::connect(driver.endpoint());
         let timeout = options.timeout;
         let identity = client.identify(timeout).await.map_err(|status| {

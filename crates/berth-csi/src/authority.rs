@@ -30,7 +30,7 @@ const AUTHORITY: usize = 1;
 
 /// A connection on which the authority of every call is one.
 #[derive(Debug)]
-pub(crate) struct Lenient<I> {
+pub struct Lenient<I> {
     inner: I,
     held: BytesMut,
     /// How much of what is held can be read.
@@ -40,7 +40,8 @@ pub(crate) struct Lenient<I> {
 }
 
 impl<I> Lenient<I> {
-    pub(crate) fn new(inner: I) -> Self {
+    /// Reads a connection of which nothing was read yet.
+    pub fn new(inner: I) -> Self {
         Self { inner, held: BytesMut::new(), ready: 0, passing: PREFACE }
     }
 

@@ -72,7 +72,7 @@ pub(crate) fn emit(
 
 /// Request and answer of a unary call as text, from their frames; `None` for methods that are not of CSI, and for frames that are not
 /// whole.
-pub(crate) fn described(method: &str, request: &Bytes, response: Option<&Bytes>) -> Option<(String, String)> {
+pub fn described(method: &str, request: &Bytes, response: Option<&Bytes>) -> Option<(String, String)> {
     macro_rules! by_method {
         ($($request:ident)*) => {
             $(if method == <v1::$request as Call>::METHOD {

@@ -59,6 +59,7 @@ mod tls;
 mod transport;
 pub mod v1;
 
+pub use authority::Lenient;
 pub use call_layer::{CallLayer, Calls, Deadline};
 pub use client::{
     AsBytes, Call, Client, ControllerCapability, GroupCapability, Identity, NodeCapability, PluginService,

@@ -16,7 +16,6 @@ use std::fmt;
 #[rustfmt::skip]
 mod generated;
 
-pub(crate) use self::generated::METHODS;
 pub use self::generated::*;
 
 /// Stands in for a map of secrets in `Debug`: says whether there are any, never which.

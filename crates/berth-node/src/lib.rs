@@ -51,6 +51,7 @@
 //!         hidden: Vec::new(),
 //!         stand_ins: Vec::new(),
 //!         volume_plugins: None,
+//!         csi_timeout: None,
 //!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
 //!         nfs: None,
 //!     })

@@ -55,6 +55,8 @@ pub struct Options {
     pub stand_ins: Vec<StandIn>,
     /// Where FlexVolume drivers are installed; below the node's directory if `None`.
     pub volume_plugins: Option<PathBuf>,
+    /// How long a CSI driver may take for a call; as long as with the kubelet if `None`.
+    pub csi_timeout: Option<Duration>,
     /// How long FlexVolume drivers may take.
     pub volume_plugin_timeouts: berth_flex::Timeouts,
     /// What mounts `nfs` volumes; pods that have one are refused if `None`.
@@ -112,7 +114,12 @@ impl Node {
         };
         let runtime = Runtime::open(&layout.containers(), &options.program).map_err(Error::Runtime)?;
         let machine = Machine::start(cluster.clone(), presented).await?;
-        let drivers = registration::start(&cluster, machine.clone(), &layout.registry())?;
+        let drivers = registration::start(
+            &cluster,
+            machine.clone(),
+            &layout.registry(),
+            options.csi_timeout.unwrap_or(registration::CALL),
+        )?;
         let recorder = Recorder::new(&cluster, "kubelet", &options.name);
         let flex = berth_flex::Drivers::watch(
             options.volume_plugins.unwrap_or_else(|| layout.volume_plugins()),

@@ -28,7 +28,7 @@ use crate::layout::Layout;
 use crate::machine::Machine;
 
 /// How long a driver may take for one call, as with the kubelet.
-const CALL: Duration = Duration::from_secs(2 * 60);
+pub(crate) const CALL: Duration = Duration::from_secs(2 * 60);
 
 /// Why drivers cannot join.
 #[derive(Debug, thiserror::Error)]
@@ -49,6 +49,8 @@ pub struct Driver {
     /// The name that the driver registered under.
     pub name: String,
     client: Client,
+    /// How long it may take for one call.
+    timeout: Duration,
     /// What its node service can do, asked when it registered: a driver that changes is registered anew.
     capabilities: Arc<HashSet<NodeCapability>>,
     version: Version,
@@ -74,7 +76,7 @@ impl Driver {
 
     /// Calls it, for as long as a driver may take.
     pub(crate) async fn call<C: Call>(&self, request: C) -> Result<C::Answer, Status> {
-        self.client.call(CALL, request).await
+        self.client.call(self.timeout, request).await
     }
 }
 
@@ -154,8 +156,14 @@ impl Drivers {
     }
 }
 
-/// Watches `directory` for drivers until the cluster's shutdown; those already there register at once.
-pub(crate) fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) -> Result<Drivers, Error> {
+/// Watches `directory` for drivers until the cluster's shutdown; those already there register at once. Each call of a driver may
+/// take `timeout`.
+pub(crate) fn start(
+    cluster: &Cluster,
+    machine: Arc<Machine>,
+    directory: &Path,
+    timeout: Duration,
+) -> Result<Drivers, Error> {
     let failed = |source| Error::Watch { path: directory.to_owned(), source };
     std::fs::create_dir_all(directory).map_err(failed)?;
     let (sockets, seen) = Sockets::watch(directory).map_err(failed)?;
@@ -175,6 +183,7 @@ pub(crate) fn start(cluster: &Cluster, machine: Arc<Machine>, directory: &Path) 
         drivers: drivers.clone(),
         objects,
         changed,
+        timeout,
         shutdown: cluster.shutdown().clone(),
     };
     tokio::spawn(follow(sockets, seen, attendant));

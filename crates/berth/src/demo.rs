@@ -3,11 +3,10 @@
 use std::future::Future;
 use std::io::{IsTerminal as _, Write as _};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use berth_kube::{Cluster, Key, Kind, storage};
+use berth_kube::{Cluster, Key, storage};
 use clap::Args as ClapArgs;
 use futures_util::StreamExt as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
@@ -15,10 +14,9 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use kube::api::{Api, LogParams};
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
 use crate::driver::BACKENDS;
-use crate::sidecars::SIDECARS;
 use crate::stack::{self, Stack};
 use crate::timeline::{Step, TimelineRecorder};
 use crate::{logging, machine};
@@ -55,7 +53,10 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         Some(path) => path.clone(),
         None => std::env::temp_dir().join(format!("berth-demo-{}", std::process::id())),
     };
-    let options = options_in(&directory)?;
+    let options = stack::Options {
+        drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
+        ..stack::Options::temporary(&directory)?
+    };
     let outcome = walk(&options, &timeline, args.no_pause).await;
     let cleaned = crate::down::remove(&directory).await;
     outcome?;
@@ -64,31 +65,6 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
         "Everything was removed: mounts, processes and files. `berth up` runs the same on this machine until you stop it."
     );
     Ok(())
-}
-
-fn options_in(directory: &std::path::Path) -> anyhow::Result<stack::Options> {
-    Ok(stack::Options {
-        data_dir: directory.to_owned(),
-        listen: "127.0.0.1:0".parse().context("parse a constant")?,
-        kubeconfig: None,
-        node_name: "berth".to_owned(),
-        nodes: 1,
-        controllers: berth_controllers::Options::default(),
-        toleration_seconds: berth_apiserver::rest::TolerationSeconds::default(),
-        empty_store: crate::apiserver::EmptyStore::default(),
-        ui: crate::ui::UpArgs::off(),
-        record: None,
-        drivers: BACKENDS.iter().filter(|backend| backend.name == "local").copied().collect(),
-        clouds: Vec::new(),
-        foreign_drivers: Vec::new(),
-        sidecars: SIDECARS.to_vec(),
-        flags: crate::up::default_flags()?,
-        stand_ins: Vec::new(),
-        volume_plugins: None,
-        volume_plugin_timeouts: berth_flex::Timeouts::default(),
-        nfs_mounts: Vec::new(),
-        nfs_server: crate::nfs::ServerArgs::off(),
-    })
 }
 
 async fn walk(options: &stack::Options, timeline: &TimelineRecorder, no_pause: bool) -> anyhow::Result<()> {
@@ -130,7 +106,7 @@ async fn life(
     let pod = cluster.create(&pod).await?;
     printer.line("demo", &format!("create Pod {POD}"), None);
     let is_running = |pod: Option<&Pod>| pod.is_some_and(|pod| storage::phase_of_pod(pod) == "Running");
-    let running = until(cluster, Key::of(pod.as_ref()), is_running);
+    let running = machine::until(cluster, STEP_TIMEOUT, Key::of(pod.as_ref()), is_running);
     let pod = follow(running, steps, printer).await?.context("the pod was deleted")?;
     let node = storage::node_of_pod(&pod);
     printer.line("node", &format!("the pod runs on {node} with its volume mounted"), Some(begun.elapsed()));
@@ -145,7 +121,7 @@ async fn life(
     printer.line("demo", &format!("change PersistentVolumeClaim {CLAIM} to 128Mi"), None);
     let has_grown = |claim: Option<&PersistentVolumeClaim>| capacity(claim).as_deref() == Some("128Mi");
     let answered = |claim: Option<&PersistentVolumeClaim>| has_grown(claim) || growth_is_refused(claim);
-    let grown = until(cluster, Key::of(claim.as_ref()), answered);
+    let grown = machine::until(cluster, STEP_TIMEOUT, Key::of(claim.as_ref()), answered);
     let mut claim = follow(grown, steps, printer).await?.context("the claim was deleted")?;
     let mut pod = pod;
     if !has_grown(Some(&claim)) {
@@ -156,10 +132,10 @@ async fn life(
             None,
         );
         cluster.delete(pod.as_ref()).await?;
-        let deleted = until(cluster, Key::of(pod.as_ref()), |pod: Option<&Pod>| pod.is_none());
+        let deleted = machine::until(cluster, STEP_TIMEOUT, Key::of(pod.as_ref()), |pod: Option<&Pod>| pod.is_none());
         follow(deleted, steps, printer).await?;
         pod = cluster.create(&serde_json::from_value::<Pod>(pod_manifest())?).await?;
-        let grown = until(cluster, Key::of(claim.as_ref()), has_grown);
+        let grown = machine::until(cluster, STEP_TIMEOUT, Key::of(claim.as_ref()), has_grown);
         claim = follow(grown, steps, printer).await?.context("the claim was deleted")?;
     }
     printer.line("node", "the claim has 128Mi", Some(begun.elapsed()));
@@ -171,7 +147,7 @@ async fn life(
     cluster.delete(claim.as_ref()).await?;
     printer.line("demo", &format!("delete PersistentVolumeClaim {CLAIM}"), None);
     let volume = Key::cluster(storage::volume_name(&claim));
-    let deleted = until(cluster, volume, |volume: Option<&PersistentVolume>| volume.is_none());
+    let deleted = machine::until(cluster, STEP_TIMEOUT, volume, |volume: Option<&PersistentVolume>| volume.is_none());
     follow(deleted, steps, printer).await?;
     printer.line("berth", "pod, claim, attachment, volume and data are deleted", Some(begun.elapsed()));
     Ok(())
@@ -232,35 +208,6 @@ async fn until_logged(pods: &Api<Pod>) -> anyhow::Result<String> {
         text.push_str("; ");
     }
     Ok(text.trim_end_matches("; ").to_owned())
-}
-
-/// Waits until an object is (or is no longer) as it should be; gives its last state, `None` if it was deleted.
-async fn until<K: Kind>(
-    cluster: &Cluster,
-    key: Key,
-    done: impl Fn(Option<&K>) -> bool,
-) -> anyhow::Result<Option<Arc<K>>> {
-    let cache = cluster.cache::<K>();
-    let (notify, mut changes) = watch::channel(());
-    cache.subscribe(move |_, _| {
-        notify.send_replace(());
-    });
-    let wait = async {
-        cache.synced().await;
-        loop {
-            changes.mark_unchanged();
-            let now = cache.get(&key);
-            if done(now.as_deref()) {
-                return now;
-            }
-            // The sender lives as long as the cache.
-            let _ = changes.changed().await;
-        }
-    };
-    match tokio::time::timeout(STEP_TIMEOUT, wait).await {
-        Ok(object) => Ok(object),
-        Err(_) => bail!("{} {key} is not as it should be after {STEP_TIMEOUT:?}", K::kind(&())),
-    }
 }
 
 /// Prints the steps while something is awaited.

@@ -12,7 +12,7 @@ use clap::Args as ClapArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::machine::{self, DataDirArg, Running};
-use crate::stack;
+use crate::{dev, stack};
 
 /// How long a stop may take.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -111,6 +111,7 @@ async fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
     }
     left += machine::take_volumes_away(data_dir).await?;
     stack::clouds::release(data_dir)?;
+    left += dev::clean_up(data_dir)?;
     Ok(left)
 }
 

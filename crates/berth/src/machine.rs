@@ -4,17 +4,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 use berth_host::path::Dir;
-use berth_kube::Cluster;
+use berth_kube::{Cluster, Key, Kind};
 use berth_runtime::{Runtime, State};
 use clap::Args;
 use k8s_openapi::api::core::v1::Node;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 use kube::{Client, Config};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::stack;
@@ -122,6 +124,36 @@ fn read_only(client: Client) -> Cluster {
 pub(crate) fn is_ready(node: &Node) -> bool {
     let conditions = node.status.iter().flat_map(|status| status.conditions.iter().flatten());
     conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// Waits until an object is (or is no longer) as it should be; gives its last state, `None` if it was deleted.
+pub(crate) async fn until<K: Kind>(
+    cluster: &Cluster,
+    limit: Duration,
+    key: Key,
+    done: impl Fn(Option<&K>) -> bool,
+) -> anyhow::Result<Option<Arc<K>>> {
+    let cache = cluster.cache::<K>();
+    let (notify, mut changes) = watch::channel(());
+    cache.subscribe(move |_, _| {
+        notify.send_replace(());
+    });
+    let wait = async {
+        cache.synced().await;
+        loop {
+            changes.mark_unchanged();
+            let now = cache.get(&key);
+            if done(now.as_deref()) {
+                return now;
+            }
+            // The sender lives as long as the cache.
+            let _ = changes.changed().await;
+        }
+    };
+    match tokio::time::timeout(limit, wait).await {
+        Ok(object) => Ok(object),
+        Err(_) => bail!("{} {key} is not as it should be after {limit:?}", K::kind(&())),
+    }
 }
 
 /// Refuses a command that mounts or runs pods unless root runs it.

@@ -8,6 +8,7 @@
 //!                                       +- backup, restore    -> the records of a machine, as one file
 //!                                       +- doctor, ui, top, replay -> examine or show any cluster (berth-ui)
 //!                                       +- driver, controller, node -> driver: serves one backend
+//!                                       +- dev                -> a machine around a driver that is being written (berth-dev)
 //!                                       +- certify            -> tests any driver (berth-certify)
 //!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- new                -> writes the sources of a driver
@@ -24,7 +25,7 @@
 //!
 //! Rules: only this crate knows the command line; libraries get options. Flags that other projects' manifests use are taken in
 //! Go's style too: one dash or two, `--flag=true` for switches. The exit status is 0, 1 for an error, 2 for a wrong command
-//! line or a driver that `berth certify` could not test, and 3 for an object that `berth explain` finds stuck.
+//! line or a driver that `berth certify` or `berth dev` could not run, and 3 for an object that `berth explain` finds stuck.
 //!
 //! Start reading with [`Tables::run`], then with the module of a command.
 
@@ -35,6 +36,7 @@ mod calls;
 mod certify;
 mod cloud;
 mod demo;
+mod dev;
 mod doctor;
 mod down;
 mod driver;
@@ -131,6 +133,10 @@ enum Command {
     /// Test any CSI driver, and print a report.
     #[command(display_order = 19)]
     Certify(Box<certify::Args>),
+
+    /// Run a driver that you write, and show its calls: rebuilds, restarts, faults, steps.
+    #[command(display_order = 19)]
+    Dev(Box<dev::Args>),
 
     /// Copy objects, certificates and drivers' records into one file.
     #[command(display_order = 6)]
@@ -265,7 +271,7 @@ impl Tables<'_> {
             let group = match name {
                 _ if sidecars.contains(&name) => continue,
                 "status" | "explain" | "doctor" | "logs" | "ui" | "top" | "replay" => 3,
-                "new" | "certify" | "cloud" | "nfs" => 2,
+                "new" | "dev" | "certify" | "cloud" | "nfs" => 2,
                 "flex" | "sidecars" => 1,
                 _ if Role::ALL.iter().any(|role| role.name() == name) => 1,
                 _ => 0,
@@ -320,6 +326,7 @@ impl Tables<'_> {
                 Command::Demo(args) => demo::run(args).await?,
                 Command::Explain(args) => return explain::run(args).await,
                 Command::Doctor(args) => return doctor::run(args).await,
+                Command::Dev(args) => return dev::run(*args).await,
                 Command::Certify(args) => return certify::run(*args).await,
                 Command::Ui(args) => ui::run(args).await?,
                 Command::Top(args) => top::run(args).await?,

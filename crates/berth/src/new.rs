@@ -143,7 +143,7 @@ impl Words {
         match lang {
             Lang::Rust => Self {
                 build: "cargo build",
-                run: "env STATE_DIR={dir}/state ./target/debug/driver",
+                run: "env ROOT={dir}/root STATE_DIR={dir}/state ./target/debug/driver",
                 serve: "./target/debug/driver".to_owned(),
                 command: "/driver",
                 source: "src/main.rs",
@@ -153,7 +153,7 @@ impl Words {
             },
             Lang::Go => Self {
                 build: "go build -o driver .",
-                run: "./driver",
+                run: "env ROOT={dir}/root ./driver",
                 serve: "./driver".to_owned(),
                 command: "/driver",
                 source: "main.go",
@@ -163,7 +163,7 @@ impl Words {
             },
             Lang::Python => Self {
                 build: "",
-                run: "berth driver exec --stays --program ./driver --state-dir {dir}/state",
+                run: "env ROOT={dir}/root berth driver exec --stays --program ./driver --state-dir {dir}/state",
                 serve: exec(" --stays"),
                 command: "berth, driver, exec, --stays, --program=/driver, --state-dir=$(STATE_DIR)",
                 source: "driver",
@@ -173,7 +173,7 @@ impl Words {
             },
             Lang::Shell => Self {
                 build: "",
-                run: "berth driver exec --program ./driver --state-dir {dir}/state",
+                run: "env ROOT={dir}/root berth driver exec --program ./driver --state-dir {dir}/state",
                 serve: exec(""),
                 command: "berth, driver, exec, --program=/driver, --state-dir=$(STATE_DIR)",
                 source: "driver",
@@ -246,7 +246,7 @@ fn flex(name: &str, lang: Lang) -> Vec<File> {
     let program = format!("example.com~{name}/{name}");
     let words = Words {
         build: "",
-        run: "berth driver flex --plugin example.com~@NAME@/@NAME@ --state-dir {dir}/state",
+        run: "env ROOT={dir}/root berth driver flex --plugin example.com~@NAME@/@NAME@ --state-dir {dir}/state",
         serve: String::new(),
         command: "",
         source: "",

@@ -116,12 +116,43 @@ pub(crate) struct Options {
     pub(crate) stand_ins: Vec<berth_node::StandIn>,
     /// Where FlexVolume drivers are installed; in the node's directory if `None`.
     pub(crate) volume_plugins: Option<PathBuf>,
+    /// How long every call of a CSI driver may take; as long as with the kubelet and the upstream sidecars if `None`.
+    pub(crate) call_timeout: Option<Duration>,
     /// How long FlexVolume drivers may take.
     pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
     /// Mount options of `nfs` volumes that have none.
     pub(crate) nfs_mounts: Vec<String>,
     /// Whether and where an NFS server runs.
     pub(crate) nfs_server: nfs_server::ServerArgs,
+}
+
+impl Options {
+    /// A machine that is soon gone again: one node, no driver, a free port, no page.
+    pub(crate) fn temporary(directory: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            data_dir: directory.to_owned(),
+            listen: SocketAddr::from(([127, 0, 0, 1], 0)),
+            kubeconfig: None,
+            node_name: "berth".to_owned(),
+            nodes: 1,
+            controllers: berth_controllers::Options::default(),
+            toleration_seconds: rest::TolerationSeconds::default(),
+            empty_store: EmptyStore::default(),
+            ui: ui::UpArgs::off(),
+            record: None,
+            drivers: Vec::new(),
+            clouds: Vec::new(),
+            foreign_drivers: Vec::new(),
+            sidecars: sidecars::SIDECARS.to_vec(),
+            flags: crate::up::default_flags()?,
+            stand_ins: Vec::new(),
+            volume_plugins: None,
+            call_timeout: None,
+            volume_plugin_timeouts: berth_flex::Timeouts::default(),
+            nfs_mounts: Vec::new(),
+            nfs_server: nfs_server::ServerArgs::off(),
+        })
+    }
 }
 
 /// All roles of one machine, running.
@@ -443,17 +474,14 @@ pub(crate) fn start_driver_sidecars(
 }
 
 /// The sidecars of a driver that somebody else runs. Each driver has its own, with the same metrics.
-fn sidecars_of(
-    table: &[Sidecar],
-    name: &str,
-    driver: &Driver,
-    telemetry: &Telemetry,
-) -> anyhow::Result<Sidecars> {
-    let line = sidecars::command(table).try_get_matches_from(SIDECARS)?;
+fn sidecars_of(host: &foreign::Host, name: &str, driver: &Driver) -> anyhow::Result<Sidecars> {
+    let timeout = host.call_timeout.map(|timeout| format!("--timeout={}s", timeout.as_secs()));
+    let words = SIDECARS.iter().map(|word| (*word).to_owned()).chain(timeout);
+    let line = sidecars::command(&host.table).try_get_matches_from(words)?;
     let mut registry = Registry::with_labels([("driver".into(), name.to_owned().into())].into_iter());
-    let configured = Sidecars::configure(Choice::Of(table), &line, surroundings(None), &mut registry)?;
+    let configured = Sidecars::configure(Choice::Of(&host.table), &line, surroundings(None), &mut registry)?;
     driver.measure(&mut registry);
-    telemetry.add(registry);
+    host.telemetry.add(registry);
     Ok(configured)
 }
 

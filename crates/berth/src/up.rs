@@ -250,6 +250,7 @@ pub(crate) async fn run(
         flags: matches.clone(),
         stand_ins: if args.no_stand_ins { Vec::new() } else { stand_ins::table() },
         volume_plugins: args.volume_plugin_dir.clone(),
+        call_timeout: None,
         volume_plugin_timeouts: berth_flex::Timeouts {
             call: args.volume_plugin_timeout,
             init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),

@@ -7,6 +7,7 @@ mod cloud_faults;
 mod clouds;
 mod crash;
 mod data;
+mod dev;
 mod exec;
 mod new;
 mod sanity;

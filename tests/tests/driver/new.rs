@@ -1,9 +1,12 @@
-//! `berth new`: each template is generated, built where it has to be, and passes csi-sanity in what it announces.
+//! `berth new`: each template is generated, built where it has to be, passes csi-sanity in what it announces, does well in `berth dev --once`, and is
+//! certified without a failure.
 
 use std::{
     fs,
     io::Write as _,
     path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::Instant,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,12 +15,12 @@ use berth_e2e::{driver, machine, program::Program, sanity};
 const NAME: &str = "mydriver";
 
 /// A generated driver in a directory of its own.
-struct Generated {
+pub(crate) struct Generated {
     dir: tempfile::TempDir,
 }
 
 impl Generated {
-    fn new(args: &[&str]) -> Result<Self> {
+    pub(crate) fn new(args: &[&str]) -> Result<Self> {
         let dir = tempfile::Builder::new().prefix("nw-").rand_bytes(5).tempdir()?;
         let mut command = machine::command(driver::binary()?);
         let output = command.arg("new").arg(NAME).args(args).current_dir(dir.path()).output()?;
@@ -38,7 +41,7 @@ impl Generated {
         Ok(made)
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.dir.path().join(NAME).join(name)
     }
 
@@ -49,6 +52,64 @@ impl Generated {
         let output = command.output().with_context(|| format!("run {program}"))?;
         ensure!(output.status.success(), "{program} {args:?}: {}", String::from_utf8_lossy(&output.stderr));
         Ok(())
+    }
+
+    /// A command of berth in the driver's directory, with berth in the path and a directory for temporary files of its own.
+    pub(crate) fn berth(&self, args: &[&str]) -> Result<Command> {
+        let binary = driver::binary()?;
+        let programs = binary.parent().context("a directory")?.display().to_string();
+        let path = std::env::var("PATH").unwrap_or_default();
+        let mut command = machine::command(&binary);
+        command.args(args).current_dir(self.dir.path().join(NAME)).stdin(Stdio::null());
+        command.env("PATH", format!("{programs}:{path}")).env("TMPDIR", self.dir.path());
+        command.env_remove("BERTH_LOG").env("CARGO_NET_OFFLINE", "true");
+        Ok(command)
+    }
+
+    /// The words of `run` in `berth.toml`.
+    fn run_words(&self) -> Result<Vec<String>> {
+        let text = fs::read_to_string(self.path("berth.toml"))?;
+        let run = text.lines().find_map(|line| line.strip_prefix("run = \"")?.strip_suffix('"'));
+        Ok(run.context("berth.toml has no run")?.split(' ').map(str::to_owned).collect())
+    }
+
+    /// Develops the driver once and certifies it, both as its README says.
+    fn does_well(&self) -> Result<()> {
+        let begun = Instant::now();
+        let output = self.berth(&["dev", "--once"])?.output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "berth dev --once: {}\n{all}", output.status);
+        for expected in ["never called", "CreateVolume", "NodePublishVolume", "+ mount ", "No rule was broken"] {
+            ensure!(said.contains(expected), "{expected:?} is not in:\n{said}");
+        }
+        let developed = begun.elapsed();
+        let words = self.run_words()?;
+        let mut args = vec!["certify", "--quiet", "--size", "64Mi"];
+        let parameters = self.class_parameters()?;
+        args.extend(parameters.iter().flat_map(|pair| ["--parameter", pair.as_str()]));
+        args.push("--");
+        args.extend(words.iter().map(String::as_str));
+        let output = self.berth(&args)?.output()?;
+        let said = String::from_utf8_lossy(&output.stdout).into_owned();
+        let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "berth certify: {}\n{all}", output.status);
+        let summary = said.lines().last().unwrap_or_default();
+        writeln!(std::io::stderr(), "berth dev {developed:?}, certify {:?}: {summary}", begun.elapsed() - developed)?;
+        let left = machine::listing(self.dir.path())?;
+        ensure!(left.iter().all(|path| !path.starts_with("berth-")), "left: {left:?}");
+        Ok(())
+    }
+
+    /// The class parameters in `berth.toml`, as KEY=VALUE.
+    fn class_parameters(&self) -> Result<Vec<String>> {
+        let text = fs::read_to_string(self.path("berth.toml"))?;
+        let class = text.split_once("[class]").map_or("", |(_, class)| class);
+        let pair = |line: &str| {
+            let (key, value) = line.split_once(" = ")?;
+            Some(format!("{key}={}", value.trim_matches('"')))
+        };
+        Ok(class.lines().filter_map(pair).collect())
     }
 
     /// Serves the driver by a program, and runs csi-sanity.
@@ -92,7 +153,8 @@ async fn the_shell_driver_is_clean_and_conforms() -> Result<()> {
     let (program, state) =
         (made.path("driver").display().to_string(), made.path("state").display().to_string());
     let args = ["driver", "exec", "--program", &program, "--state-dir", &state];
-    made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await
+    made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await?;
+    made.does_well()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -101,7 +163,8 @@ async fn the_python_driver_conforms() -> Result<()> {
     let (program, state) =
         (made.path("driver").display().to_string(), made.path("state").display().to_string());
     let args = ["driver", "exec", "--stays", "--program", &program, "--state-dir", &state];
-    made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await
+    made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await?;
+    made.does_well()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -109,7 +172,8 @@ async fn the_go_driver_builds_and_conforms() -> Result<()> {
     let made = Generated::new(&["--lang", "go"])?;
     made.build("go", &["vet", "."], &[])?;
     made.build("go", &["build", "-o", "driver", "."], &[])?;
-    made.conforms(&made.path("driver"), &[], "", 25).await
+    made.conforms(&made.path("driver"), &[], "", 25).await?;
+    made.does_well()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -119,7 +183,9 @@ async fn the_rust_driver_builds_from_the_sources_in_the_binary_and_conforms() ->
     let target = driver::binary()?.parent().context("a directory")?.join("new").display().to_string();
     made.build("cargo", &["build", "--offline", "--quiet"], &[("CARGO_TARGET_DIR", &target)])?;
     let built = Path::new(&target).join("debug/driver");
-    made.conforms(&built, &[], "mode: \"0770\"", 35).await
+    made.conforms(&built, &[], "mode: \"0770\"", 35).await?;
+    std::os::unix::fs::symlink(&target, made.path("target"))?;
+    made.does_well()
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,6 +200,7 @@ async fn the_flexvolume_drivers_are_clean_and_conform_behind_the_adapter() -> Re
             (made.path(&plugin).display().to_string(), made.path("state").display().to_string());
         let args = ["driver", "flex", "--plugin", &plugin, "--state-dir", &state];
         made.conforms(&driver::binary()?, &args, "directory: \"${volume.id}\"", 20).await?;
+        made.does_well()?;
     }
     Ok(())
 }

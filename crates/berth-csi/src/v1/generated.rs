@@ -5910,7 +5910,7 @@ impl crate::Call for NodeGetInfoRequest {
 
 
 /// Every method of CSI by its path, and whether it answers with a stream.
-pub(crate) const METHODS: &[(&str, bool)] = &[
+pub const METHODS: &[(&str, bool)] = &[
     ("/csi.v1.Identity/GetPluginInfo", false),
     ("/csi.v1.Identity/GetPluginCapabilities", false),
     ("/csi.v1.Identity/Probe", false),

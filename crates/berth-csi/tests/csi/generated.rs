@@ -139,7 +139,7 @@ fn calls(pool: &DescriptorPool) -> Result<String, Failure> {
 fn methods(pool: &DescriptorPool) -> Result<String, Failure> {
     let mut code =
         String::from("/// Every method of CSI by its path, and whether it answers with a stream.\n");
-    writeln!(code, "pub(crate) const METHODS: &[(&str, bool)] = &[")?;
+    writeln!(code, "pub const METHODS: &[(&str, bool)] = &[")?;
     for service in pool.services() {
         for method in service.methods() {
             let path = format!("/{}/{}", service.full_name(), method.name());

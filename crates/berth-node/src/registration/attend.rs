@@ -15,7 +15,7 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{CALL, Driver, Drivers, version};
+use super::{Driver, Drivers, version};
 use crate::layout::Layout;
 use crate::machine::{DriverInfo, Machine};
 
@@ -41,6 +41,8 @@ pub(super) struct Attendant {
     pub(super) objects: Cache<CSIDriver>,
     /// Script whenever a CSIDriver changes.
     pub(super) changed: Arc<watch::Sender<()>>,
+    /// How long a driver may take for one call.
+    pub(super) timeout: Duration,
     pub(super) shutdown: CancellationToken,
 }
 
@@ -168,12 +170,13 @@ impl Attendant {
             self.forget(&before, path).await;
         }
         let (described, capabilities) =
-            tokio::try_join!(describe(&info.name, &client), client.node_capabilities(CALL))
+            tokio::try_join!(describe(&info.name, &client, self.timeout), client.node_capabilities(self.timeout))
                 .map_err(|status| Refused::Failed(status_text(&status)))?;
         self.machine.announce(&described).await.map_err(|error| Refused::Failed(error.chain()))?;
         let driver = Driver {
             name: info.name,
             client,
+            timeout: self.timeout,
             capabilities: Arc::new(capabilities),
             version,
             socket: path.to_owned(),
@@ -205,7 +208,7 @@ impl Attendant {
                 () = self.machine.lost(&driver.name) => return,
                 _ = changed.changed() => continue,
             }
-            match describe(&driver.name, &driver.client).await {
+            match describe(&driver.name, &driver.client, self.timeout).await {
                 Ok(described) => {
                     if let Err(error) = self.machine.announce(&described).await {
                         tracing::warn!(
@@ -272,8 +275,8 @@ async fn dial(path: &Path) -> Result<Client, Refused> {
 }
 
 /// What a driver says of the node.
-async fn describe(name: &str, client: &Client) -> Result<DriverInfo, Status> {
-    let answer = client.call(CALL, NodeGetInfoRequest {}).await?;
+async fn describe(name: &str, client: &Client, timeout: Duration) -> Result<DriverInfo, Status> {
+    let answer = client.call(timeout, NodeGetInfoRequest {}).await?;
     Ok(DriverInfo {
         name: name.to_owned(),
         node_id: answer.node_id,

@@ -41,7 +41,7 @@ impl World {
         let shutdown = CancellationToken::new();
         let cluster = Cluster::new(server.client(), shutdown.clone());
         let machine = Machine::start(cluster.clone(), Options::new("n", server.directory())).await.unwrap();
-        let drivers = start(&cluster, machine.clone(), &server.directory().join("plugins_registry")).unwrap();
+        let drivers = start(&cluster, machine.clone(), &server.directory().join("plugins_registry"), CALL).unwrap();
         Self { cluster, server, machine, drivers, shutdown }
     }
 
@@ -126,7 +126,7 @@ async fn a_driver_that_was_there_before_the_node_and_one_in_a_directory_below_re
     timeout(LONG, world.drivers.wait("b.example")).await.unwrap();
     assert!(world.drivers.get("a.example").is_none());
     // Another node on the same directory finds what is there.
-    let drivers = start(&world.cluster, world.machine.clone(), &world.registry()).unwrap();
+    let drivers = start(&world.cluster, world.machine.clone(), &world.registry(), CALL).unwrap();
     timeout(LONG, drivers.wait("b.example")).await.unwrap();
 }
 

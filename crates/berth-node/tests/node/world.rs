@@ -54,6 +54,7 @@ impl World {
             hidden: Vec::new(),
             stand_ins: Vec::new(),
             volume_plugins: None,
+            csi_timeout: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
             nfs: None,
         };

@@ -41,6 +41,8 @@ pub(super) struct Host {
     pub(super) cluster: Cluster,
     pub(super) queues: berth_kube::Metrics,
     pub(super) telemetry: Telemetry,
+    /// How long every call may take; as long as with the upstream sidecars if `None`.
+    pub(super) call_timeout: Option<Duration>,
     /// The drivers that the node knows.
     pub(super) registered: Drivers,
     /// Where registration sockets lie.
@@ -147,7 +149,7 @@ impl Foreign {
         }
         let sidecars = match self.sidecars.get(name) {
             Some(known) => known.clone(),
-            None => match sidecars_of(&self.host.table, name, &self.driver, &self.host.telemetry) {
+            None => match sidecars_of(&self.host, name, &self.driver) {
                 Ok(sidecars) => self.sidecars.entry(name.clone()).or_insert(Arc::new(sidecars)).clone(),
                 Err(error) => {
                     tracing::error!(driver = name, "sidecars do not run: {error:#}");

@@ -345,6 +345,7 @@ fn foreign_host(
         cluster: cluster.clone(),
         queues: machine.queues.clone(),
         telemetry: machine.telemetry.clone(),
+        call_timeout: machine.options.call_timeout,
         registered,
         registry: layout.registry(),
         served: Mutex::new(own.collect()),
@@ -381,6 +382,7 @@ async fn start_node(
         hidden: vec![machine.data_dir.clone()],
         stand_ins: machine.clouds.stand_ins(&options.stand_ins, name),
         volume_plugins: Some(machine.volume_plugins.clone()),
+        csi_timeout: options.call_timeout,
         volume_plugin_timeouts: options.volume_plugin_timeouts,
         nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mounts)?)),
     };

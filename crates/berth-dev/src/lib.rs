@@ -1,0 +1,36 @@
+//! A workbench for drivers: a proxy between a driver and its callers that shows, judges, delays and breaks calls.
+//!
+//! ```text
+//!  sidecars, node ──► proxy ──► driver (started, killed, rebuilt by the workbench)
+//!                       │
+//!                       ├─ step:    a call waits for a person
+//!                       ├─ faults:  kill, repeat, delay, drop the answer, …, by a seed
+//!                       ├─ observe: mounts, loop devices and files before and after
+//!                       └─ judge:   the rules of berth-certify for one call
+//!                              │
+//!                            record::Event ──► lines, JSON, a file, or the view in the terminal
+//! ```
+//!
+//! What holds: bytes go through unchanged. No event holds a secret ([`record`]). The same seed breaks the same calls ([`faults`]). A build that
+//! fails leaves the driver running ([`Workbench`]).
+//!
+//! Start reading at `proxy.rs`, where a call passes; `workbench.rs` keeps the driver running.
+
+pub mod announced;
+pub mod faults;
+pub mod lines;
+mod messages;
+mod observe;
+pub mod project;
+mod proxy;
+pub mod record;
+mod secrets;
+mod step;
+pub mod view;
+mod watch;
+mod workbench;
+
+pub use observe::loop_devices;
+pub use proxy::CALLERS_WAIT;
+pub use step::StepFilter;
+pub use workbench::{Options, Workbench, check_endpoint};
