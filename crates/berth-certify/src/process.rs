@@ -152,7 +152,9 @@ impl DriverProcess {
     /// Kills the program with SIGKILL, also one that a script started in its place; does nothing to a driver that was not started here.
     pub fn kill(&self) -> io::Result<()> {
         let service = self.service.lock();
-        let Some(service) = service.as_ref().filter(|service| service.ended().is_none()) else { return Ok(()) };
+        let Some(service) = service.as_ref().filter(|service| service.ended().is_none()) else {
+            return Ok(());
+        };
         let peer = self.peer.lock().filter(|pid| *pid != service.pid());
         if let Some(pid) = peer.and_then(|pid| Pid::from_raw(i32::try_from(pid).ok()?)) {
             let _ = rustix::process::kill_process(pid, Signal::KILL);

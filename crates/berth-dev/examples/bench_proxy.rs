@@ -37,7 +37,9 @@ async fn main() {
     let bench = Workbench::open(options, Arc::new(events)).await.expect("the driver is there");
     let direct = Client::connect(&endpoint);
     let proxied = Client::connect(&Endpoint::Unix(bench.socket().to_owned()));
-    println!("{calls} calls one after the other, milliseconds per call: median without the proxy, with it, difference");
+    println!(
+        "{calls} calls one after the other, milliseconds per call: median without the proxy, with it, difference"
+    );
     measure("Probe", calls, &direct, &proxied, || v1::ProbeRequest {}).await;
     measure("NodeStageVolume", calls, &direct, &proxied, || v1::NodeStageVolumeRequest {
         volume_id: "volume".to_owned(),
@@ -47,7 +49,13 @@ async fn main() {
     .await;
 }
 
-async fn measure<C: berth_csi::Call>(name: &str, calls: u32, direct: &Client, proxied: &Client, request: impl Fn() -> C) {
+async fn measure<C: berth_csi::Call>(
+    name: &str,
+    calls: u32,
+    direct: &Client,
+    proxied: &Client,
+    request: impl Fn() -> C,
+) {
     // Alternately, so that whatever else the machine does meets both.
     let (mut without, mut with) = (Vec::new(), Vec::new());
     for _ in 0..calls {

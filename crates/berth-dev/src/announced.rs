@@ -1,6 +1,9 @@
 //! Which calls a driver will never get, and why: what it announces decides.
 
-use berth_csi::{ControllerCapability as Controller, GroupCapability as Group, Identity, NodeCapability as Node, PluginService};
+use berth_csi::{
+    ControllerCapability as Controller, GroupCapability as Group, Identity, NodeCapability as Node,
+    PluginService,
+};
 
 /// The calls of the Controller service, each with what has to be announced for it.
 const CONTROLLER: &[(Controller, &str)] = &[
@@ -40,7 +43,9 @@ pub fn never_called(identity: &Identity) -> Vec<String> {
     let groups = identity.services.contains(&PluginService::GroupControllerService)
         && identity.group.contains(&Group::CreateDeleteGetVolumeGroupSnapshot);
     if !groups {
-        lines.push("CreateVolumeGroupSnapshot is never called: GROUP_CONTROLLER_SERVICE is not announced".to_owned());
+        lines.push(
+            "CreateVolumeGroupSnapshot is never called: GROUP_CONTROLLER_SERVICE is not announced".to_owned(),
+        );
     }
     lines
 }
@@ -66,7 +71,10 @@ mod tests {
             ..Identity::default()
         };
         let some = never_called(&identity);
-        assert!(!some.iter().any(|line| line.contains("NodeStage") || line.contains("CreateVolume and")), "{some:?}");
+        assert!(
+            !some.iter().any(|line| line.contains("NodeStage") || line.contains("CreateVolume and")),
+            "{some:?}"
+        );
         assert!(some.iter().any(|line| line.starts_with("ControllerPublishVolume")), "{some:?}");
     }
 }

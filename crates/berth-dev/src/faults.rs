@@ -261,12 +261,18 @@ fn parse_kind(name: &str, value: Option<&str>, moment: Moment) -> Result<Kind, S
 }
 
 fn parse_limit(text: &str) -> Result<Limit, String> {
-    let wrong = || format!("{text:?} says not which calls: write /3 for the first three, /30% for a chance, or /all");
+    let wrong =
+        || format!("{text:?} says not which calls: write /3 for the first three, /30% for a chance, or /all");
     if text == "all" {
         return Ok(Limit::All);
     }
     if let Some(percent) = text.strip_suffix('%') {
-        return percent.parse().ok().filter(|percent| (1..=100).contains(percent)).map(Limit::Chance).ok_or_else(wrong);
+        return percent
+            .parse()
+            .ok()
+            .filter(|percent| (1..=100).contains(percent))
+            .map(Limit::Chance)
+            .ok_or_else(wrong);
     }
     text.parse().ok().filter(|count| *count > 0).map(Limit::First).ok_or_else(wrong)
 }
@@ -351,7 +357,8 @@ mod tests {
 
     #[test]
     fn what_keeps_a_call_from_its_answer_hits_the_first_one_unless_more_are_asked_for() {
-        let hit = |text| plans(1, &[text], CREATE, 4).iter().map(|plan| !plan.names.is_empty()).collect::<Vec<_>>();
+        let hit =
+            |text| plans(1, &[text], CREATE, 4).iter().map(|plan| !plan.names.is_empty()).collect::<Vec<_>>();
         assert_eq!(hit("drop-answer@CreateVolume"), [true, false, false, false]);
         assert_eq!(hit("drop-answer@CreateVolume/2"), [true, true, false, false]);
         assert_eq!(hit("drop-answer@CreateVolume/all"), [true; 4]);
@@ -369,7 +376,8 @@ mod tests {
         assert_ne!(of(7), of(8));
         let hit = of(7).iter().filter(|plan| plan.code.is_some()).count();
         assert!((5..=35).contains(&hit), "{hit} of 64 with a chance of 30 %");
-        let moments: std::collections::BTreeSet<_> = of(7).iter().filter_map(|plan| Some(plan.kill?.1)).collect();
+        let moments: std::collections::BTreeSet<_> =
+            of(7).iter().filter_map(|plan| Some(plan.kill?.1)).collect();
         assert!(moments.len() > 5, "{moments:?}");
         // Calls of other methods in between change nothing.
         let mut mixed = Faults::new(7, faults.iter().map(|text| text.parse().unwrap()).collect());

@@ -20,7 +20,8 @@ pub fn text(event: &Event, colours: bool) -> String {
 /// Whether a call only asks about the driver, and went well: these come all the time.
 pub fn is_routine(call: &CallRecord) -> bool {
     let asks = ["/csi.v1.Identity/", "/csi.v1.Node/NodeGetCapabilities", "/csi.v1.Node/NodeGetInfo"];
-    let asks = asks.iter().any(|method| call.method.starts_with(method)) || call.name().ends_with("GetCapabilities");
+    let asks =
+        asks.iter().any(|method| call.method.starts_with(method)) || call.name().ends_with("GetCapabilities");
     let asks = asks || matches!(call.name(), "GetCapacity" | "NodeGetVolumeStats" | "ListVolumes");
     asks && call.code == "OK" && call.broken.is_empty() && call.faults.is_empty()
 }
@@ -32,7 +33,8 @@ fn coloured(text: &str, colour: &str, colours: bool) -> String {
 fn call_text(call: &CallRecord, colours: bool) -> String {
     let code = format!("{:<20}", call.code);
     let code = coloured(&code, if call.code == "OK" { "32" } else { "33" }, colours);
-    let mut text = format!("{} {:>4}  {:<28} {code} {:>9}\n", clock(call.time), call.number, call.name(), took(call));
+    let mut text =
+        format!("{} {:>4}  {:<28} {code} {:>9}\n", clock(call.time), call.number, call.name(), took(call));
     // Writing to memory does not fail.
     let mut add = |line: &str| {
         let _ = writeln!(text, "                    {line}");

@@ -51,7 +51,8 @@ pub(crate) fn framed(message: &[u8]) -> Bytes {
 
 /// Request and answer as JSON; null for what is not known.
 pub(crate) fn to_json(method: &str, request: &Bytes, response: Option<&Bytes>) -> (Value, Value) {
-    let described = full::described(method, request, response).or_else(|| full::described(method, request, None));
+    let described =
+        full::described(method, request, response).or_else(|| full::described(method, request, None));
     let (request, response) = described.unwrap_or_default();
     (parse(&request), parse(&response))
 }
@@ -87,7 +88,9 @@ impl Reader<'_> {
         match self.rest.chars().next()? {
             '"' => self.text().map(Value::String),
             '[' => self.list(),
-            '{' => self.fields('{', |reader| reader.value().map(|key| key.as_str().map_or_else(|| key.to_string(), str::to_owned))),
+            '{' => self.fields('{', |reader| {
+                reader.value().map(|key| key.as_str().map_or_else(|| key.to_string(), str::to_owned))
+            }),
             '-' | '0'..='9' => self.number(),
             _ => self.named(),
         }
@@ -108,8 +111,12 @@ impl Reader<'_> {
                     't' => text.push('\t'),
                     '0' => text.push('\0'),
                     'u' => {
-                        let digits: String =
-                            chars.by_ref().skip(1).map(|(_, digit)| digit).take_while(|digit| *digit != '}').collect();
+                        let digits: String = chars
+                            .by_ref()
+                            .skip(1)
+                            .map(|(_, digit)| digit)
+                            .take_while(|digit| *digit != '}')
+                            .collect();
                         text.push(u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32)?);
                     }
                     other => text.push(other),
@@ -147,7 +154,10 @@ impl Reader<'_> {
     }
 
     fn number(&mut self) -> Option<Value> {
-        let end = self.rest.find(|c: char| !matches!(c, '-' | '+' | '.' | 'e' | '0'..='9')).unwrap_or(self.rest.len());
+        let end = self
+            .rest
+            .find(|c: char| !matches!(c, '-' | '+' | '.' | 'e' | '0'..='9'))
+            .unwrap_or(self.rest.len());
         let (digits, rest) = self.rest.split_at(end);
         self.rest = rest;
         digits.parse::<Number>().ok().map(Value::Number)
@@ -155,7 +165,8 @@ impl Reader<'_> {
 
     fn word(&mut self) -> Option<String> {
         self.rest = self.rest.trim_start();
-        let end = self.rest.find(|c: char| !(c.is_alphanumeric() || "_#:".contains(c))).unwrap_or(self.rest.len());
+        let end =
+            self.rest.find(|c: char| !(c.is_alphanumeric() || "_#:".contains(c))).unwrap_or(self.rest.len());
         // The colon after a field's name is not part of it.
         let word = self.rest[..end].trim_end_matches(':');
         self.rest = &self.rest[word.len()..];
@@ -232,7 +243,13 @@ pub(crate) fn answer_by_hand(method: &str, request: &[u8], text: &str) -> Result
         return Ok(HandAnswer::Refusal(code, message.to_owned()));
     }
     let id = rest.trim().to_owned();
-    let has_id = || if id.is_empty() { Err(format!("give the id that {} answers with: OK ID", short(method))) } else { Ok(()) };
+    let has_id = || {
+        if id.is_empty() {
+            Err(format!("give the id that {} answers with: OK ID", short(method)))
+        } else {
+            Ok(())
+        }
+    };
     let unreadable = |error: prost::DecodeError| format!("the request cannot be read: {error}");
     let message = match short(method) {
         "CreateVolume" => {
@@ -240,7 +257,8 @@ pub(crate) fn answer_by_hand(method: &str, request: &[u8], text: &str) -> Result
             let request = v1::CreateVolumeRequest::decode(request).map_err(unreadable)?;
             let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
             let content_source = request.volume_content_source;
-            let volume = v1::Volume { volume_id: id, capacity_bytes, content_source, ..v1::Volume::default() };
+            let volume =
+                v1::Volume { volume_id: id, capacity_bytes, content_source, ..v1::Volume::default() };
             v1::CreateVolumeResponse { volume: Some(volume) }.encode_to_vec()
         }
         "CreateSnapshot" => {
@@ -249,7 +267,10 @@ pub(crate) fn answer_by_hand(method: &str, request: &[u8], text: &str) -> Result
             let snapshot = v1::Snapshot {
                 snapshot_id: id,
                 source_volume_id: request.source_volume_id,
-                creation_time: Some(prost_types::Timestamp { seconds: Timestamp::now().as_second(), nanos: 0 }),
+                creation_time: Some(prost_types::Timestamp {
+                    seconds: Timestamp::now().as_second(),
+                    nanos: 0,
+                }),
                 ready_to_use: true,
                 ..v1::Snapshot::default()
             };
@@ -258,11 +279,22 @@ pub(crate) fn answer_by_hand(method: &str, request: &[u8], text: &str) -> Result
         "ControllerExpandVolume" => {
             let request = v1::ControllerExpandVolumeRequest::decode(request).map_err(unreadable)?;
             let capacity_bytes = request.capacity_range.map_or(0, |range| range.required_bytes);
-            v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false }.encode_to_vec()
+            v1::ControllerExpandVolumeResponse { capacity_bytes, node_expansion_required: false }
+                .encode_to_vec()
         }
-        "DeleteVolume" | "DeleteSnapshot" | "ControllerPublishVolume" | "ControllerUnpublishVolume" | "ControllerModifyVolume"
-        | "NodeStageVolume" | "NodeUnstageVolume" | "NodePublishVolume" | "NodeUnpublishVolume" | "NodeExpandVolume" => Vec::new(),
-        other => return Err(format!("{other} has to be answered by the driver, or with a code other than OK")),
+        "DeleteVolume"
+        | "DeleteSnapshot"
+        | "ControllerPublishVolume"
+        | "ControllerUnpublishVolume"
+        | "ControllerModifyVolume"
+        | "NodeStageVolume"
+        | "NodeUnstageVolume"
+        | "NodePublishVolume"
+        | "NodeUnpublishVolume"
+        | "NodeExpandVolume" => Vec::new(),
+        other => {
+            return Err(format!("{other} has to be answered by the driver, or with a code other than OK"));
+        }
     };
     Ok(HandAnswer::Message(message))
 }
@@ -317,9 +349,15 @@ mod tests {
         assert_eq!(shown("/csi.v1.Identity/Probe", &v1::ProbeRequest {}), json!({}));
         let block = v1::VolumeCapability {
             access_mode: None,
-            access_type: Some(v1::volume_capability::AccessType::Block(v1::volume_capability::BlockVolume {})),
+            access_type: Some(v1::volume_capability::AccessType::Block(
+                v1::volume_capability::BlockVolume {},
+            )),
         };
-        let request = v1::NodePublishVolumeRequest { volume_capability: Some(block), readonly: true, ..Default::default() };
+        let request = v1::NodePublishVolumeRequest {
+            volume_capability: Some(block),
+            readonly: true,
+            ..Default::default()
+        };
         assert_eq!(
             shown("/csi.v1.Node/NodePublishVolume", &request),
             json!({"volume_capability": {"access_type": {"block": {}}}, "readonly": true})
@@ -332,7 +370,9 @@ mod tests {
         assert_eq!(method_named("NodeStage"), Some("/csi.v1.Node/NodeStageVolume"));
         assert_eq!(method_named("createvolume"), Some("/csi.v1.Controller/CreateVolume"));
         assert_eq!(method_named("CreateVolumeX"), None);
-        assert!(concerns_volumes("/csi.v1.Node/NodeStageVolume") && !concerns_volumes("/csi.v1.Identity/Probe"));
+        assert!(
+            concerns_volumes("/csi.v1.Node/NodeStageVolume") && !concerns_volumes("/csi.v1.Identity/Probe")
+        );
         assert!(!concerns_volumes("/csi.v1.Controller/ControllerGetCapabilities"));
     }
 
@@ -343,7 +383,9 @@ mod tests {
             ..Default::default()
         };
         let answer = |method, text| answer_by_hand(method, &request.encode_to_vec(), text);
-        let HandAnswer::Message(made) = answer("/csi.v1.Controller/CreateVolume", "ok vol-1").unwrap() else { panic!() };
+        let HandAnswer::Message(made) = answer("/csi.v1.Controller/CreateVolume", "ok vol-1").unwrap() else {
+            panic!()
+        };
         let volume = v1::CreateVolumeResponse::decode(&*made).unwrap().volume.unwrap();
         assert_eq!((volume.volume_id.as_str(), volume.capacity_bytes), ("vol-1", 7));
         assert!(answer("/csi.v1.Controller/CreateVolume", "OK").unwrap_err().contains("OK ID"));

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -61,7 +62,11 @@ impl Observer {
         if let Some(files) = self.files.lock().as_mut() {
             files.drain();
         }
-        Before { mounts: self.mounts.lock().current(driver), loops: loops_for(method), log: log_length(driver) }
+        Before {
+            mounts: self.mounts.lock().current(driver),
+            loops: loops_for(method),
+            log: log_length(driver),
+        }
     }
 
     /// To be called before the answer goes back.
@@ -74,7 +79,9 @@ impl Observer {
         for device in before.loops.keys().filter(|device| !loops.contains_key(*device)) {
             effects.push(format!("- /dev/{device}"));
         }
-        let changes = self.files.lock().as_mut().map(Watch::drain).unwrap_or_default();
+        let mut changes = self.files.lock().as_mut().map(Watch::drain).unwrap_or_default();
+        // These are the workbench's, and not the storage's.
+        changes.retain(|change| Some(change.path.as_path()) != driver.log() && !is_socket(&change.path));
         for change in changes.iter().take(FILES_SHOWN) {
             let sign = match change.how {
                 How::Created => '+',
@@ -105,7 +112,8 @@ impl Observer {
             let had: BTreeMap<_, _> = before.iter().map(|mount| (key(mount), mount)).collect();
             let has: BTreeMap<_, _> = after.iter().map(|mount| (key(mount), mount)).collect();
             for mount in after.iter().filter(|mount| !had.contains_key(&key(mount))) {
-                let read_only = if mount.options.split(',').any(|option| option == "ro") { ", read-only" } else { "" };
+                let read_only =
+                    if mount.options.split(',').any(|option| option == "ro") { ", read-only" } else { "" };
                 lines.push(format!("+ mount {} ({}{read_only})", self.shown(&mount.target), mount.fs_type));
             }
             for mount in before.iter().filter(|mount| !has.contains_key(&key(mount))) {
@@ -119,6 +127,10 @@ impl Observer {
     fn shown(&self, path: &Path) -> String {
         path.strip_prefix(&self.directory).unwrap_or(path).display().to_string()
     }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
 }
 
 fn log_length(driver: &DriverProcess) -> u64 {
@@ -154,7 +166,8 @@ fn has_changed(table: &File) -> bool {
     let mut files = [PollFd::new(table, PollFlags::PRI)];
     let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
     // Who cannot be asked is read.
-    poll(&mut files, Some(&at_once)).is_err() || files[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
+    poll(&mut files, Some(&at_once)).is_err()
+        || files[0].revents().intersects(PollFlags::PRI | PollFlags::ERR)
 }
 
 /// The loop devices that are attached, each with its file; only for calls that may attach one.

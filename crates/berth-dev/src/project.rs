@@ -56,7 +56,9 @@ impl Project {
     pub fn find(directory: &Path) -> Result<Option<Self>, ProjectError> {
         let path = directory.join(FILE);
         match std::fs::read_to_string(&path) {
-            Ok(text) => Self::parse(&text).map(Some).map_err(|message| ProjectError::Content { path, message }),
+            Ok(text) => {
+                Self::parse(&text).map(Some).map_err(|message| ProjectError::Content { path, message })
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(source) => Err(ProjectError::Read { path, source }),
         }
@@ -106,7 +108,10 @@ mod tests {
         let project = Project::parse(text).unwrap();
         assert_eq!(project.name, "a.example.com");
         assert_eq!(project.command().unwrap(), ["env", "A=1", "./driver", "{dir}"]);
-        assert_eq!((project.watch, project.class), (vec!["src".into()], [("mode".to_owned(), "0777".to_owned())].into()));
+        assert_eq!(
+            (project.watch, project.class),
+            (vec!["src".into()], [("mode".to_owned(), "0777".to_owned())].into())
+        );
     }
 
     #[test]

@@ -141,7 +141,11 @@ struct UnaryCall {
 
 /// What came back of a call.
 enum Outcome {
-    Answered { head: http::response::Parts, frame: Bytes, trailers: Option<HeaderMap> },
+    Answered {
+        head: http::response::Parts,
+        frame: Bytes,
+        trailers: Option<HeaderMap>,
+    },
     /// No answer within the deadline.
     Late,
     /// The connection broke.
@@ -165,7 +169,10 @@ async fn forward(
     let asked = head.headers.get(TIMEOUT).and_then(|value| parse_timeout(value.to_str().ok()?));
     let deadline = asked.map_or(usual, |asked| asked.min(usual));
     if asked.is_none_or(|asked| asked > usual) {
-        head.headers.insert(TIMEOUT, HeaderValue::from_str(&format!("{}m", deadline.as_millis())).map_err(http::Error::from)?);
+        head.headers.insert(
+            TIMEOUT,
+            HeaderValue::from_str(&format!("{}m", deadline.as_millis())).map_err(http::Error::from)?,
+        );
     }
     let call = UnaryCall { method, uri: head.uri, headers: head.headers, frame, message, deadline };
     bench.exchange(sender, call).await
@@ -173,13 +180,22 @@ async fn forward(
 
 impl Workbench {
     /// Takes a call through whatever was asked for: a step, faults, and the driver.
-    async fn exchange(self: &Arc<Self>, sender: Sender, mut call: UnaryCall) -> Result<Response<AnyBody>, Broken> {
+    async fn exchange(
+        self: &Arc<Self>,
+        sender: Sender,
+        mut call: UnaryCall,
+    ) -> Result<Response<AnyBody>, Broken> {
         let number = self.next_number();
         let plan = self.faults.lock().plan(&call.method);
         let announce = || {
             let request = self.secrets.hide_in(to_json(&call.method, &call.frame, None).0);
             let inspect = self.inspection(&call.method, &call.message);
-            self.events.publish(Event::Held(HeldCall { number, method: call.method.clone(), request, inspect }));
+            self.events.publish(Event::Held(HeldCall {
+                number,
+                method: call.method.clone(),
+                request,
+                inspect,
+            }));
         };
         if let Decision::Answer(answer) = self.steps.pass(&call.method, &call.message, announce).await {
             return Ok(self.answered_by_hand(number, &call, answer));
@@ -209,7 +225,9 @@ impl Workbench {
             Outcome::Answered { head, frame, trailers } => {
                 Ok(Response::from_parts(head, Whole { data: frame, trailers }.boxed_unsync()))
             }
-            Outcome::Late => Ok(refusal(&Status::deadline_exceeded(format!("no answer within {:?}", call.deadline)))),
+            Outcome::Late => {
+                Ok(refusal(&Status::deadline_exceeded(format!("no answer within {:?}", call.deadline))))
+            }
             Outcome::Lost(error) => Err(error),
         }
     }
@@ -226,7 +244,9 @@ impl Workbench {
             join_all(copies)
         );
         let (outcome, first_code) = first;
-        for _ in 1..plan.repeat {
+        // A call whose answer is lost is repeated by its caller.
+        let repetitions = if matches!(outcome, Outcome::Lost(_)) { 1 } else { plan.repeat };
+        for _ in 1..repetitions {
             let names = vec![format!("call {number} again")];
             let again = self.attempt(sender.clone(), call, self.next_number(), names, None).await;
             self.judge_repetition(call, number, first_code, &outcome, &again);
@@ -249,8 +269,11 @@ impl Workbench {
         }
         let said = code.map_or("no answer", code::grpc_name);
         if *code != Some(Code::Ok) {
-            self.events.fault(format!("✗ repeat: {name} was answered OK, and its repetition (call {number} again) {said}"));
-        } else if let (Outcome::Answered { frame: one, .. }, Outcome::Answered { frame: other, .. }) = (outcome, again)
+            self.events.fault(format!(
+                "✗ repeat: {name} was answered OK, and its repetition (call {number} again) {said}"
+            ));
+        } else if let (Outcome::Answered { frame: one, .. }, Outcome::Answered { frame: other, .. }) =
+            (outcome, again)
             && created_id(name, one) != created_id(name, other)
         {
             self.events.fault(format!("✗ repeat: {name} again answered with another id than call {number}"));
@@ -337,7 +360,13 @@ impl Workbench {
     }
 
     /// The rules that an answer breaks.
-    fn judge(&self, call: &UnaryCall, frame: &Bytes, status: &Status, observed: &Observed) -> Vec<BrokenRule> {
+    fn judge(
+        &self,
+        call: &UnaryCall,
+        frame: &Bytes,
+        status: &Status,
+        observed: &Observed,
+    ) -> Vec<BrokenRule> {
         let message = payload(frame).unwrap_or_default();
         let mounts = observed.before.as_ref().zip(observed.after.as_ref());
         let root = self.process.root();
@@ -355,7 +384,9 @@ impl Workbench {
     fn answered_by_hand(&self, number: u64, call: &UnaryCall, answer: HandAnswer) -> Response<AnyBody> {
         let names = vec!["answered by hand".to_owned()];
         match answer {
-            HandAnswer::Refusal(code, message) => self.answered_here(number, call, &Status::new(code, message), names),
+            HandAnswer::Refusal(code, message) => {
+                self.answered_here(number, call, &Status::new(code, message), names)
+            }
             HandAnswer::Message(message) => {
                 let frame = framed(&message);
                 self.observed(Observation {
@@ -367,14 +398,22 @@ impl Workbench {
                 trailers.insert("grpc-status", HeaderValue::from_static("0"));
                 let body = Whole { data: frame, trailers: Some(trailers) }.boxed_unsync();
                 let mut response = Response::new(body);
-                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                response
+                    .headers_mut()
+                    .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                 response
             }
         }
     }
 
     /// Answers a call without the driver.
-    fn answered_here(&self, number: u64, call: &UnaryCall, status: &Status, faults: Vec<String>) -> Response<AnyBody> {
+    fn answered_here(
+        &self,
+        number: u64,
+        call: &UnaryCall,
+        status: &Status,
+        faults: Vec<String>,
+    ) -> Response<AnyBody> {
         self.observed(Observation {
             code: code::grpc_name(status.code()),
             message: status.message().to_owned(),
@@ -416,7 +455,11 @@ async fn pass_through(
 ) -> Result<Response<AnyBody>, Broken> {
     let mut watched = Watched {
         bench: bench.clone(),
-        observation: Some(Observation::without_driver(bench.next_number(), request.uri().path().to_owned(), Bytes::new())),
+        observation: Some(Observation::without_driver(
+            bench.next_number(),
+            request.uri().path().to_owned(),
+            Bytes::new(),
+        )),
         begun: Instant::now(),
         status: None,
         body: None,
@@ -444,7 +487,10 @@ impl Body for Watched {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         let Some(body) = self.body.as_mut() else { return Poll::Ready(None) };
         let polled = Pin::new(body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &polled
@@ -489,7 +535,10 @@ impl Body for Whole {
     type Data = Bytes;
     type Error = Broken;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Broken>>> {
         if !self.data.is_empty() {
             return Poll::Ready(Some(Ok(Frame::data(std::mem::take(&mut self.data)))));
         }
@@ -516,7 +565,9 @@ fn status_of(outcome: &Outcome, deadline: Duration) -> Status {
             .as_ref()
             .and_then(Status::from_header_map)
             .or_else(|| Status::from_header_map(&head.headers))
-            .unwrap_or_else(|| Status::unknown(format!("an answer without grpc-status, HTTP status {}", head.status))),
+            .unwrap_or_else(|| {
+                Status::unknown(format!("an answer without grpc-status, HTTP status {}", head.status))
+            }),
         Outcome::Late => Status::deadline_exceeded(format!("no answer within {deadline:?}")),
         Outcome::Lost(error) => Status::unavailable(format!("the connection broke: {error}")),
     }

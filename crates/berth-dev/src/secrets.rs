@@ -70,7 +70,11 @@ impl Secrets {
 fn token_values(tokens: &str) -> Vec<String> {
     let read: Value = serde_json::from_str(tokens).unwrap_or_default();
     let audiences = read.as_object().into_iter().flat_map(|audiences| audiences.values());
-    audiences.filter_map(|token| token["token"].as_str()).filter(|token| token.len() >= 6).map(str::to_owned).collect()
+    audiences
+        .filter_map(|token| token["token"].as_str())
+        .filter(|token| token.len() >= 6)
+        .map(str::to_owned)
+        .collect()
 }
 
 #[cfg(test)]
@@ -81,13 +85,24 @@ mod tests {
     fn a_secret_that_passed_is_hidden_everywhere() {
         let secrets = Secrets::default();
         let request = v1::NodePublishVolumeRequest {
-            secrets: [("password".to_owned(), "canary-1234".to_owned()), ("pin".to_owned(), "canary".to_owned())].into(),
-            volume_context: [(SERVICE_ACCOUNT_TOKENS.to_owned(), r#"{"a": {"token": "tokentoken"}}"#.to_owned())].into(),
+            secrets: [
+                ("password".to_owned(), "canary-1234".to_owned()),
+                ("pin".to_owned(), "canary".to_owned()),
+            ]
+            .into(),
+            volume_context: [(
+                SERVICE_ACCOUNT_TOKENS.to_owned(),
+                r#"{"a": {"token": "tokentoken"}}"#.to_owned(),
+            )]
+            .into(),
             ..v1::NodePublishVolumeRequest::default()
         };
         assert_eq!(secrets.hide("canary-1234"), "canary-1234", "nothing is known yet");
         secrets.learn("NodePublishVolume", &request.encode_to_vec());
-        assert_eq!(secrets.hide("mount -o pass=canary-1234,tokentoken"), "mount -o pass=***stripped***,***stripped***");
+        assert_eq!(
+            secrets.hide("mount -o pass=canary-1234,tokentoken"),
+            "mount -o pass=***stripped***,***stripped***"
+        );
         let value = serde_json::json!({"a": ["x canary-1234"], "canary": 1});
         let shown = secrets.hide_in(value).to_string();
         assert!(!shown.contains("canary"), "{shown}");

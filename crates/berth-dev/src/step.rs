@@ -130,13 +130,17 @@ mod tests {
     async fn a_call_waits_until_it_is_sent_or_answered() {
         let steps = Arc::new(Steps::new(StepFilter::parse(&["NodePublish".to_owned()]).unwrap()));
         let request = Bytes::new();
-        assert_eq!(steps.pass("/csi.v1.Identity/Probe", &request, || panic!("it waits")).await, Decision::Send);
+        assert_eq!(
+            steps.pass("/csi.v1.Identity/Probe", &request, || panic!("it waits")).await,
+            Decision::Send
+        );
         let call = |steps: &Arc<Steps>| {
             let (steps, request) = (steps.clone(), request.clone());
             let (announce, announced) = oneshot::channel();
-            let waiting = tokio::spawn(async move {
-                steps.pass(PUBLISH, &request, || announce.send(()).unwrap()).await
-            });
+            let waiting =
+                tokio::spawn(
+                    async move { steps.pass(PUBLISH, &request, || announce.send(()).unwrap()).await },
+                );
             async move {
                 announced.await.unwrap();
                 waiting

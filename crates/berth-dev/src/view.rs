@@ -6,11 +6,13 @@
 use std::io;
 use std::sync::Arc;
 
-use ratatui::crossterm::event::{self, Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{
+    self, Event as TerminalEvent, KeyCode, KeyEvent, KeyEventKind, KeyModifiers,
+};
 use ratatui::layout::{Constraint, Layout};
 use ratatui::style::{Color, Modifier, Style};
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::Paragraph;
+use ratatui::widgets::{Paragraph, Wrap};
 use ratatui::{DefaultTerminal, Frame};
 use tokio::sync::mpsc;
 
@@ -22,7 +24,8 @@ use crate::workbench::Workbench;
 const ROWS_KEPT: usize = 5000;
 /// How many effects and rules are shown below a call in the list.
 const BELOW_CALL: usize = 4;
-const KEYS: &str = "r restart  k kill  2 repeat every call  f fault  s step  ↑↓ Enter details  v all calls  q quit";
+const KEYS: &str =
+    "r restart  k kill  2 repeat every call  f fault  s step  ↑↓ Enter details  v all calls  q quit";
 
 /// What a person orders by a key.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,10 +73,19 @@ struct Screen {
     message: String,
 }
 
-/// Shows events until the person quits.
-pub async fn run(bench: &Arc<Workbench>, events: &mut mpsc::UnboundedReceiver<Event>, title: String) -> io::Result<()> {
+/// Shows events, first those that came `earlier`, until the person quits.
+pub async fn run(
+    bench: &Arc<Workbench>,
+    earlier: Vec<Event>,
+    events: &mut mpsc::UnboundedReceiver<Event>,
+    title: String,
+) -> io::Result<()> {
+    let mut screen = Screen::new(title);
+    for event in earlier {
+        screen.add(event);
+    }
     let mut terminal = ratatui::try_init()?;
-    let result = follow(bench, events, title, &mut terminal).await;
+    let result = follow(bench, events, screen, &mut terminal).await;
     ratatui::restore();
     result
 }
@@ -81,7 +93,7 @@ pub async fn run(bench: &Arc<Workbench>, events: &mut mpsc::UnboundedReceiver<Ev
 async fn follow(
     bench: &Arc<Workbench>,
     events: &mut mpsc::UnboundedReceiver<Event>,
-    title: String,
+    mut screen: Screen,
     terminal: &mut DefaultTerminal,
 ) -> io::Result<()> {
     let (sender, mut keys) = mpsc::unbounded_channel();
@@ -93,7 +105,6 @@ async fn follow(
             }
         }
     })?;
-    let mut screen = Screen::new(title);
     loop {
         let state = State { pid: bench.pid(), faults: bench.faults(), steps: bench.is_stepping() };
         terminal.draw(|frame| screen.draw(frame, &state))?;
@@ -266,7 +277,9 @@ impl Screen {
             KeyCode::Char('n') => return Some(Order::Next),
             KeyCode::Char('c') => return Some(Order::Continue),
             KeyCode::Char('f') => self.mode = Mode::Typing(Prompt::Fault, String::new()),
-            KeyCode::Char('a') if !self.held.is_empty() => self.mode = Mode::Typing(Prompt::Answer, String::new()),
+            KeyCode::Char('a') if !self.held.is_empty() => {
+                self.mode = Mode::Typing(Prompt::Answer, String::new())
+            }
             KeyCode::Char('v') => {
                 self.shows_all = !self.shows_all;
                 self.selected = self.shown().len().saturating_sub(1);
@@ -291,7 +304,8 @@ impl Screen {
 
     fn draw(&self, frame: &mut Frame<'_>, state: &State) {
         let waiting = u16::from(!self.held.is_empty()) * 3;
-        let parts = [Constraint::Length(2), Constraint::Min(1), Constraint::Length(waiting), Constraint::Length(1)];
+        let parts =
+            [Constraint::Length(2), Constraint::Min(1), Constraint::Length(waiting), Constraint::Length(1)];
         let [head, main, held, foot] = Layout::vertical(parts).areas(frame.area());
         frame.render_widget(Paragraph::new(self.head(state)), head);
         let height = usize::from(main.height);
@@ -303,7 +317,9 @@ impl Screen {
             }
             _ => self.list(height),
         };
-        frame.render_widget(Paragraph::new(Text::from(lines)), main);
+        let shown = Paragraph::new(Text::from(lines));
+        let is_detail = matches!(self.mode, Mode::Detail(_));
+        frame.render_widget(if is_detail { shown.wrap(Wrap { trim: false }) } else { shown }, main);
         if let Some(first) = self.held.first() {
             frame.render_widget(Paragraph::new(waiting_lines(first, self.held.len())), held);
         }
@@ -312,12 +328,18 @@ impl Screen {
 
     fn head(&self, state: &State) -> Text<'static> {
         let pid = state.pid.map_or_else(|| "does not run".to_owned(), |pid| format!("process {pid}"));
-        let faults = if state.faults.is_empty() { String::new() } else { format!("  faults: {}", state.faults.join(" ")) };
+        let faults = if state.faults.is_empty() {
+            String::new()
+        } else {
+            format!("  faults: {}", state.faults.join(" "))
+        };
         let steps = if state.steps { "  stepping" } else { "" };
         let broken = self.rows.iter().map(faults_of).sum::<usize>();
         let judged = match broken {
             0 => Span::styled("  no rule broken", Style::new().fg(Color::Green)),
-            count => Span::styled(format!("  ✗ {count}"), Style::new().fg(Color::Red).add_modifier(Modifier::BOLD)),
+            count => {
+                Span::styled(format!("  ✗ {count}"), Style::new().fg(Color::Red).add_modifier(Modifier::BOLD))
+            }
         };
         let title = Span::styled(self.title.clone(), Style::new().add_modifier(Modifier::BOLD));
         Text::from(vec![
@@ -329,7 +351,9 @@ impl Screen {
     fn foot(&self) -> Line<'static> {
         match &self.mode {
             Mode::Typing(Prompt::Fault, text) => Line::from(format!("fault (empty: none): {text}▏")),
-            Mode::Typing(Prompt::Answer, text) => Line::from(format!("answer (OK [ID], or CODE MESSAGE): {text}▏")),
+            Mode::Typing(Prompt::Answer, text) => {
+                Line::from(format!("answer (OK [ID], or CODE MESSAGE): {text}▏"))
+            }
             Mode::Detail(_) => Line::from("↑↓ scroll  Esc back"),
             Mode::List if !self.message.is_empty() => {
                 Line::from(Span::styled(self.message.clone(), Style::new().fg(Color::Red)))
@@ -397,7 +421,12 @@ fn below(call: &CallRecord) -> Vec<Line<'static>> {
     let message = (!call.message.is_empty()).then(|| format!("                     {}", call.message));
     let effects = call.effects.iter().take(BELOW_CALL).map(|effect| format!("                     {effect}"));
     let dim = Style::new().add_modifier(Modifier::DIM);
-    message.into_iter().map(Line::from).chain(effects.map(|text| Line::from(Span::styled(text, dim)))).chain(broken).collect()
+    message
+        .into_iter()
+        .map(Line::from)
+        .chain(effects.map(|text| Line::from(Span::styled(text, dim))))
+        .chain(broken)
+        .collect()
 }
 
 fn note_lines(note: &Note, mark: &str) -> Vec<Line<'static>> {
@@ -412,7 +441,14 @@ fn waiting_lines(held: &HeldCall, count: usize) -> Text<'static> {
     let more = if count > 1 { format!(" ({count} wait)") } else { String::new() };
     let bold = Style::new().fg(Color::Yellow).add_modifier(Modifier::BOLD);
     Text::from(vec![
-        Line::from(Span::styled(format!("Call {} waits: {}{more}   n send it  c send all  a answer it", held.number, short(&held.method)), bold)),
+        Line::from(Span::styled(
+            format!(
+                "Call {} waits: {}{more}   n send it  c send all  a answer it",
+                held.number,
+                short(&held.method)
+            ),
+            bold,
+        )),
         Line::from(held.request.to_string()),
         Line::from(held.inspect.clone()),
     ])
@@ -425,7 +461,8 @@ fn details(event: &Event) -> Vec<Line<'static>> {
         Event::Note(note) => return note_lines(note, ""),
         Event::Held(held) => return waiting_lines(held, 1).lines,
     };
-    let heading = |text: &str| Line::from(Span::styled(text.to_owned(), Style::new().add_modifier(Modifier::BOLD)));
+    let heading =
+        |text: &str| Line::from(Span::styled(text.to_owned(), Style::new().add_modifier(Modifier::BOLD)));
     let pretty = |value: &serde_json::Value| serde_json::to_string_pretty(value).unwrap_or_default();
     let mut lines = vec![
         heading(&format!("{} {}  {}  {}", call.number, call.method, call.code, took(call))),
@@ -433,7 +470,10 @@ fn details(event: &Event) -> Vec<Line<'static>> {
     ];
     for broken in &call.broken {
         let style = Style::new().fg(Color::Red);
-        lines.push(Line::from(Span::styled(format!("✗ {} ({}): {}", broken.id, broken.level, broken.rule), style)));
+        lines.push(Line::from(Span::styled(
+            format!("✗ {} ({}): {}", broken.id, broken.level, broken.rule),
+            style,
+        )));
         lines.push(Line::from(Span::styled(format!("  {}", broken.found), style)));
     }
     let mut section = |name: &str, texts: Vec<String>| {
@@ -472,13 +512,18 @@ mod tests {
         terminal.draw(|frame| screen.draw(frame, &state)).unwrap();
         let buffer = terminal.backend().buffer();
         let rows = buffer.content().chunks(100);
-        rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned() + "\n").collect()
+        rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned() + "\n")
+            .collect()
     }
 
     fn with_calls(count: u64) -> Screen {
         let mut screen = Screen::new("a.example.com".to_owned());
         for number in 1..=count {
-            let record = CallRecord { number, request: json!({"volume_id": format!("vol-{number}")}), ..call("/csi.v1.Node/NodeStageVolume", "OK") };
+            let record = CallRecord {
+                number,
+                request: json!({"volume_id": format!("vol-{number}")}),
+                ..call("/csi.v1.Node/NodeStageVolume", "OK")
+            };
             screen.add(Event::Call(record));
         }
         screen
@@ -495,7 +540,10 @@ mod tests {
         screen.press(key(KeyCode::Up));
         screen.press(key(KeyCode::Enter));
         let text = drawn(&screen);
-        assert!(text.contains("\"volume_id\": \"vol-59\"") && text.contains("a line of the driver"), "{text}");
+        assert!(
+            text.contains("\"volume_id\": \"vol-59\"") && text.contains("a line of the driver"),
+            "{text}"
+        );
         screen.press(key(KeyCode::Esc));
         screen.add(Event::Call(CallRecord { number: 61, ..call("/csi.v1.Node/NodeStageVolume", "OK") }));
         assert!(drawn(&screen).contains("▶10:20:30.456   59"), "the chosen row stays chosen");
@@ -563,7 +611,11 @@ mod tests {
     #[test]
     fn broken_rules_are_counted() {
         let mut screen = with_calls(1);
-        screen.add(Event::Note(Note { time: "2026-01-01T00:00:00Z".parse().unwrap(), text: "✗ The driver ended\nwhy".to_owned(), fault: true }));
+        screen.add(Event::Note(Note {
+            time: "2026-01-01T00:00:00Z".parse().unwrap(),
+            text: "✗ The driver ended\nwhy".to_owned(),
+            fault: true,
+        }));
         let text = drawn(&screen);
         assert!(text.contains("✗ 1") && text.contains("The driver ended") && text.contains("why"), "{text}");
     }

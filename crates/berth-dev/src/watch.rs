@@ -103,7 +103,9 @@ impl Watch {
         }
         let mut changes = Vec::new();
         for (number, flags, name) in events {
-            let Some(path) = self.directories.get(&number).map(|directory| directory.join(&name)) else { continue };
+            let Some(path) = self.directories.get(&number).map(|directory| directory.join(&name)) else {
+                continue;
+            };
             if !is_watched(&name) || !self.is_below_root(&path) {
                 continue;
             }
@@ -127,11 +129,14 @@ impl Watch {
         let mut changes: Vec<Change> = Vec::new();
         loop {
             let ready = self.inotify.readable();
-            let mut ready = match tokio::time::timeout(if changes.is_empty() { Duration::MAX } else { QUIET }, ready).await {
-                Ok(Ok(ready)) => ready,
-                Ok(Err(_)) => std::future::pending().await,
-                Err(_quiet) => return combine(changes),
-            };
+            let mut ready =
+                match tokio::time::timeout(if changes.is_empty() { Duration::MAX } else { QUIET }, ready)
+                    .await
+                {
+                    Ok(Ok(ready)) => ready,
+                    Ok(Err(_)) => std::future::pending().await,
+                    Err(_quiet) => return combine(changes),
+                };
             ready.clear_ready();
             changes.extend(self.drain());
         }
@@ -139,7 +144,9 @@ impl Watch {
 
     fn is_below_root(&self, path: &Path) -> bool {
         let plain = path.strip_prefix(".").unwrap_or(path);
-        self.roots.iter().any(|root| path.starts_with(root) || plain.starts_with(root.strip_prefix(".").unwrap_or(root)))
+        self.roots
+            .iter()
+            .any(|root| path.starts_with(root) || plain.starts_with(root.strip_prefix(".").unwrap_or(root)))
     }
 }
 

@@ -204,7 +204,9 @@ impl Workbench {
         let mounted = mounted.map(|mount| format!("{} is still mounted", mount.target.display()));
         let loops = crate::observe::loop_devices();
         let attached = loops.iter().filter(|(_, backing)| Path::new(backing).starts_with(top));
-        mounted.chain(attached.map(|(device, backing)| format!("/dev/{device} still holds {backing}"))).collect()
+        mounted
+            .chain(attached.map(|(device, backing)| format!("/dev/{device} still holds {backing}")))
+            .collect()
     }
 
     /// Stops the driver and starts it again.
@@ -328,9 +330,15 @@ impl Workbench {
     pub(crate) fn inspection(&self, method: &str, message: &[u8]) -> String {
         let path = match short(method) {
             "NodePublishVolume" => v1::NodePublishVolumeRequest::decode(message).map(|call| call.target_path),
-            "NodeUnpublishVolume" => v1::NodeUnpublishVolumeRequest::decode(message).map(|call| call.target_path),
-            "NodeStageVolume" => v1::NodeStageVolumeRequest::decode(message).map(|call| call.staging_target_path),
-            "NodeUnstageVolume" => v1::NodeUnstageVolumeRequest::decode(message).map(|call| call.staging_target_path),
+            "NodeUnpublishVolume" => {
+                v1::NodeUnpublishVolumeRequest::decode(message).map(|call| call.target_path)
+            }
+            "NodeStageVolume" => {
+                v1::NodeStageVolumeRequest::decode(message).map(|call| call.staging_target_path)
+            }
+            "NodeUnstageVolume" => {
+                v1::NodeUnstageVolumeRequest::decode(message).map(|call| call.staging_target_path)
+            }
             _ => Ok(String::new()),
         };
         let path = path.ok().filter(|path| !path.is_empty());
@@ -366,7 +374,10 @@ impl Workbench {
                     if !self.options.build.is_empty() {
                         self.events.note(format!("Building: {}", self.options.build));
                         if let Err(output) = build(&self.options.build).await {
-                            self.events.note(format!("The build failed; the driver that runs stays.\n{}", self.secrets.hide(&output)));
+                            self.events.note(format!(
+                                "The build failed; the driver that runs stays.\n{}",
+                                self.secrets.hide(&output)
+                            ));
                             continue;
                         }
                     }
@@ -412,7 +423,8 @@ impl Workbench {
                 changes = watch.changed() => changes,
             };
             if !changes.is_empty() {
-                let _ = self.orders.send(Order::Rebuild(changes.into_iter().map(|change| change.path).collect()));
+                let _ =
+                    self.orders.send(Order::Rebuild(changes.into_iter().map(|change| change.path).collect()));
             }
         }
     }
@@ -437,7 +449,8 @@ impl Workbench {
     }
 
     fn readable(&self, observation: Observation) -> CallRecord {
-        let (request, response) = to_json(&observation.method, &observation.request, observation.response.as_ref());
+        let (request, response) =
+            to_json(&observation.method, &observation.request, observation.response.as_ref());
         let range = observation.observed.as_ref().map_or((0, 0), |observed| observed.log);
         let log = self.process.log().map(|log| log_part(log, range)).unwrap_or_default();
         let mut broken = observation.broken;
@@ -449,7 +462,8 @@ impl Workbench {
         for broken in &mut broken {
             broken.found = self.secrets.hide(&broken.found);
         }
-        let effects = observation.observed.map(|observed| self.observer.effects(observed)).unwrap_or_default();
+        let effects =
+            observation.observed.map(|observed| self.observer.effects(observed)).unwrap_or_default();
         CallRecord {
             number: observation.number,
             time: observation.time,
@@ -475,13 +489,18 @@ pub(crate) fn unanswered(method: &str, why: &str) -> Option<BrokenRule> {
 
 /// A rule of `berth certify`.
 fn rule(id: &str) -> Option<&'static Rule> {
-    RULES.iter().copied().find(|rule| rule.id == id).or_else(|| berth_certify::rules().into_iter().find(|rule| rule.id == id))
+    RULES
+        .iter()
+        .copied()
+        .find(|rule| rule.id == id)
+        .or_else(|| berth_certify::rules().into_iter().find(|rule| rule.id == id))
 }
 
 /// Runs the command that builds the driver; the end of its output is the error.
 async fn build(command: &str) -> Result<(), String> {
     let words = ["-c".to_owned(), command.to_owned()];
-    let run = move || berth_host::exec::run_foreign(Path::new("/bin/sh"), &words, BUILD_TIMEOUT, BUILD_OUTPUT);
+    let run =
+        move || berth_host::exec::run_foreign(Path::new("/bin/sh"), &words, BUILD_TIMEOUT, BUILD_OUTPUT);
     let ended = tokio::task::spawn_blocking(run).await.map_err(|error| error.to_string())?;
     let ended = ended.map_err(|error| error.to_string())?;
     if ended.status == Ok(0) {
@@ -515,7 +534,9 @@ fn log_part(log: &Path, (from, to): (u64, u64)) -> String {
 /// The socket of an endpoint as an argument of a person: TCP with TLS cannot be read by a proxy.
 pub fn check_endpoint(endpoint: &Endpoint) -> Result<(), String> {
     match endpoint {
-        Endpoint::Tcp { tls: Some(_), .. } => Err("a connection with TLS cannot be watched; give a Unix socket".to_owned()),
+        Endpoint::Tcp { tls: Some(_), .. } => {
+            Err("a connection with TLS cannot be watched; give a Unix socket".to_owned())
+        }
         _ => Ok(()),
     }
 }

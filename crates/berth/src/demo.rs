@@ -132,7 +132,8 @@ async fn life(
             None,
         );
         cluster.delete(pod.as_ref()).await?;
-        let deleted = machine::until(cluster, STEP_TIMEOUT, Key::of(pod.as_ref()), |pod: Option<&Pod>| pod.is_none());
+        let deleted =
+            machine::until(cluster, STEP_TIMEOUT, Key::of(pod.as_ref()), |pod: Option<&Pod>| pod.is_none());
         follow(deleted, steps, printer).await?;
         pod = cluster.create(&serde_json::from_value::<Pod>(pod_manifest())?).await?;
         let grown = machine::until(cluster, STEP_TIMEOUT, Key::of(claim.as_ref()), has_grown);
@@ -147,7 +148,8 @@ async fn life(
     cluster.delete(claim.as_ref()).await?;
     printer.line("demo", &format!("delete PersistentVolumeClaim {CLAIM}"), None);
     let volume = Key::cluster(storage::volume_name(&claim));
-    let deleted = machine::until(cluster, STEP_TIMEOUT, volume, |volume: Option<&PersistentVolume>| volume.is_none());
+    let deleted =
+        machine::until(cluster, STEP_TIMEOUT, volume, |volume: Option<&PersistentVolume>| volume.is_none());
     follow(deleted, steps, printer).await?;
     printer.line("berth", "pod, claim, attachment, volume and data are deleted", Some(begun.elapsed()));
     Ok(())

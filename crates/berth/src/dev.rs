@@ -32,8 +32,8 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::leftovers::clean_up;
 use self::leftovers::Workspace;
+pub(crate) use self::leftovers::clean_up;
 use self::samples::Samples;
 use crate::sidecars::go;
 use crate::stack::{self, Stack};
@@ -44,6 +44,9 @@ use crate::{down, logging, machine};
 const NOT_RUN: u8 = 2;
 /// How long samples may take to go when a person quits.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How many events that came before the view are shown in it.
+const MOST_EARLIER: usize = 100;
 
 /// Run a driver that you write on a machine of its own, and show every call that it gets.
 #[derive(Debug, ClapArgs)]
@@ -126,10 +129,15 @@ async fn develop(args: Args) -> anyhow::Result<bool> {
     {
         bail!("--fault {fault}: a driver that runs elsewhere cannot be killed; let `berth dev` start it");
     }
-    let step = args.step.as_deref().map_or(Ok(StepFilter::Off), StepFilter::parse).map_err(|wrong| anyhow::anyhow!("--step: {wrong}"))?;
+    let step = args
+        .step
+        .as_deref()
+        .map_or(Ok(StepFilter::Off), StepFilter::parse)
+        .map_err(|wrong| anyhow::anyhow!("--step: {wrong}"))?;
     let (events, receiver) = Events::new(args.record.as_deref()).context("--record")?;
     let events = Arc::new(events);
-    let shows_view = !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
+    let shows_view =
+        !args.once && !args.json && std::io::stdout().is_terminal() && std::io::stdin().is_terminal();
     let logging = args.logging.quieter(if shows_view { "off" } else { "error,berth_csi=off" });
     let timeline = logging::start(&logging);
     let mut front = Front::start(receiver, args.json);
@@ -138,7 +146,10 @@ async fn develop(args: Args) -> anyhow::Result<bool> {
     }
     let workspace = Workspace::create(args.data_dir.as_deref())?;
     let data_dir = workspace.path.clone();
-    events.note(format!("Machine in {0}; after a kill, `berth down --purge --data-dir {0}` cleans up", data_dir.display()));
+    events.note(format!(
+        "Machine in {0}; after a kill, `berth down --purge --data-dir {0}` cleans up",
+        data_dir.display()
+    ));
     let own = !matches!(launch, Launch::Endpoint(_));
     // What is given on the command line is not what the file says how to build.
     let from_file = own && args.program.is_empty() && args.flex.is_none();
@@ -204,7 +215,9 @@ fn launch(args: &Args, project: &Project) -> anyhow::Result<Launch> {
     };
     let words = with_this_program(words)?;
     let Some((program, rest)) = words.split_first() else {
-        bail!("name a driver: -- ./my-driver, --endpoint unix:///…, --flex SCRIPT, or `run` in {FILE} of this directory");
+        bail!(
+            "name a driver: -- ./my-driver, --endpoint unix:///…, --flex SCRIPT, or `run` in {FILE} of this directory"
+        );
     };
     // Berth's own adapters then log each operation of a program.
     let environment = if std::env::var_os("BERTH_LOG").is_some() {
@@ -217,7 +230,9 @@ fn launch(args: &Args, project: &Project) -> anyhow::Result<Launch> {
 
 /// Where a command runs `berth`, this program is meant, wherever it is installed.
 fn with_this_program(mut words: Vec<OsString>) -> anyhow::Result<Vec<OsString>> {
-    let is_prefix = |word: &OsString| word == "env" || word.to_str().is_some_and(|word| word.contains('=') && !word.starts_with('-'));
+    let is_prefix = |word: &OsString| {
+        word == "env" || word.to_str().is_some_and(|word| word.contains('=') && !word.starts_with('-'))
+    };
     if let Some(program) = words.iter_mut().find(|word| !is_prefix(word)).filter(|word| *word == "berth") {
         *program = std::env::current_exe()?.into_os_string();
     }
@@ -260,10 +275,17 @@ impl Session {
         quit: &CancellationToken,
     ) -> anyhow::Result<()> {
         let events = bench.events();
-        let identity = bench.identify().await.map_err(|error| anyhow::anyhow!("asking the driver who it is: {error}"))?;
+        let identity = bench
+            .identify()
+            .await
+            .map_err(|error| anyhow::anyhow!("asking the driver who it is: {error}"))?;
         self.introduce(bench, &identity);
-        let samples =
-            Samples::find(&std::env::current_dir()?, &identity.name, identity.attaches(), &self.project.class)?;
+        let samples = Samples::find(
+            &std::env::current_dir()?,
+            &identity.name,
+            identity.attaches(),
+            &self.project.class,
+        )?;
         let machine = stack::Options {
             foreign_drivers: vec![bench.socket().to_owned()],
             call_timeout: Some(CALLERS_WAIT),
@@ -372,7 +394,9 @@ fn on_signals() -> anyhow::Result<CancellationToken> {
                     _ = terminate.recv() => {}
                 }
                 if quit.is_cancelled() {
-                    eprintln!("berth: stopped at once; `berth down` or the next `berth dev` cleans up what is left");
+                    eprintln!(
+                        "berth: stopped at once; `berth down` or the next `berth dev` cleans up what is left"
+                    );
                     std::process::exit(1);
                 }
                 quit.cancel();
@@ -417,10 +441,10 @@ struct Front {
     printer: Option<Printer>,
 }
 
-/// A task that prints events until it is stopped, and gives them back then.
+/// A task that prints events until it is stopped, and then gives back what it printed, and where more comes from.
 struct Printer {
     stop: CancellationToken,
-    task: JoinHandle<mpsc::UnboundedReceiver<Event>>,
+    task: JoinHandle<(Vec<Event>, mpsc::UnboundedReceiver<Event>)>,
 }
 
 impl Front {
@@ -431,8 +455,8 @@ impl Front {
     /// Shows the view in the place of lines until the person quits.
     async fn view(&mut self, bench: &Arc<Workbench>, title: String) -> anyhow::Result<()> {
         let printer = self.printer.take().context("something prints already")?;
-        let mut events = printer.finish().await;
-        let shown = view::run(bench, &mut events, title).await;
+        let (earlier, mut events) = printer.finish().await;
+        let shown = view::run(bench, earlier, &mut events, title).await;
         self.printer = Some(Printer::start(events, self.json));
         shown.context("show the view")
     }
@@ -450,21 +474,25 @@ impl Printer {
         let stop = CancellationToken::new();
         let stopped = stop.clone();
         let task = tokio::spawn(async move {
+            let mut printed = Vec::new();
             loop {
-                tokio::select! {
+                let event = tokio::select! {
                     biased;
-                    event = events.recv() => match event {
-                        Some(event) => print(&event, json),
-                        None => return events,
-                    },
-                    () = stopped.cancelled() => return events,
+                    event = events.recv() => event,
+                    () = stopped.cancelled() => None,
+                };
+                let Some(event) = event else { return (printed, events) };
+                print(&event, json);
+                // Before the view starts only a few come; whoever has no view wants none back.
+                if printed.len() < MOST_EARLIER {
+                    printed.push(event);
                 }
             }
         });
         Self { stop, task }
     }
 
-    async fn finish(self) -> mpsc::UnboundedReceiver<Event> {
+    async fn finish(self) -> (Vec<Event>, mpsc::UnboundedReceiver<Event>) {
         self.stop.cancel();
         self.task.await.expect("printing does not panic")
     }
@@ -472,7 +500,8 @@ impl Printer {
 
 fn print(event: &Event, json: bool) {
     let mut out = std::io::stdout().lock();
-    let text = if json { record::line(event).unwrap_or_default() } else { lines::text(event, out.is_terminal()) };
+    let text =
+        if json { record::line(event).unwrap_or_default() } else { lines::text(event, out.is_terminal()) };
     // Whoever closed the output does not want to know.
     let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
 }

@@ -80,7 +80,9 @@ impl Generated {
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
         let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
         ensure!(output.status.success(), "berth dev --once: {}\n{all}", output.status);
-        for expected in ["never called", "CreateVolume", "NodePublishVolume", "+ mount ", "No rule was broken"] {
+        for expected in
+            ["never called", "CreateVolume", "NodePublishVolume", "+ mount ", "No rule was broken"]
+        {
             ensure!(said.contains(expected), "{expected:?} is not in:\n{said}");
         }
         let developed = begun.elapsed();
@@ -95,7 +97,11 @@ impl Generated {
         let all = format!("{said}{}", String::from_utf8_lossy(&output.stderr));
         ensure!(output.status.success(), "berth certify: {}\n{all}", output.status);
         let summary = said.lines().last().unwrap_or_default();
-        writeln!(std::io::stderr(), "berth dev {developed:?}, certify {:?}: {summary}", begun.elapsed() - developed)?;
+        writeln!(
+            std::io::stderr(),
+            "berth dev {developed:?}, certify {:?}: {summary}",
+            begun.elapsed() - developed
+        )?;
         let left = machine::listing(self.dir.path())?;
         ensure!(left.iter().all(|path| !path.starts_with("berth-")), "left: {left:?}");
         Ok(())

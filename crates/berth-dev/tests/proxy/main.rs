@@ -30,7 +30,12 @@ struct Bench {
 }
 
 impl Bench {
-    async fn open(endpoint: PathBuf, directory: tempfile::TempDir, faults: &[&str], step: StepFilter) -> Self {
+    async fn open(
+        endpoint: PathBuf,
+        directory: tempfile::TempDir,
+        faults: &[&str],
+        step: StepFilter,
+    ) -> Self {
         let record = directory.path().join("record.jsonl");
         let (events, receiver) = Events::new(Some(&record)).unwrap();
         let options = Options {
@@ -83,7 +88,9 @@ fn create(name: &str) -> v1::CreateVolumeRequest {
         access_mode: Some(v1::volume_capability::AccessMode {
             mode: v1::volume_capability::access_mode::Mode::SingleNodeWriter.into(),
         }),
-        access_type: Some(v1::volume_capability::AccessType::Mount(v1::volume_capability::MountVolume::default())),
+        access_type: Some(v1::volume_capability::AccessType::Mount(
+            v1::volume_capability::MountVolume::default(),
+        )),
     };
     v1::CreateVolumeRequest {
         name: name.to_owned(),
@@ -101,7 +108,10 @@ async fn echo(listener: UnixListener) {
             let mut trailers = http::HeaderMap::new();
             trailers.insert("grpc-status", "0".parse().unwrap());
             trailers.insert("x-path", request.uri().path().parse().unwrap());
-            trailers.insert("x-metadata", request.headers().get("x-metadata").cloned().unwrap_or("none".parse().unwrap()));
+            trailers.insert(
+                "x-metadata",
+                request.headers().get("x-metadata").cloned().unwrap_or("none".parse().unwrap()),
+            );
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let body = Full::new(body).with_trailers(async move { Some(Ok::<_, Infallible>(trailers)) });
             Ok::<_, Infallible>(http::Response::new(body))
@@ -133,7 +143,10 @@ async fn bytes_pass_unchanged_also_those_of_methods_that_csi_does_not_have() {
         let answer = sender.send_request(request).await.unwrap().into_body().collect().await.unwrap();
         let trailers = answer.trailers().unwrap().clone();
         assert_eq!(answer.to_bytes(), bytes, "{path}");
-        assert_eq!((&trailers["x-path"], &trailers["x-metadata"]), (&path.parse().unwrap(), &"kept".parse().unwrap()));
+        assert_eq!(
+            (&trailers["x-path"], &trailers["x-metadata"]),
+            (&path.parse().unwrap(), &"kept".parse().unwrap())
+        );
     }
     let seen = bench.calls("Method").await;
     assert_eq!((seen.len(), seen[0].code.as_str()), (1, "OK"));
@@ -174,7 +187,9 @@ async fn no_secret_is_in_any_event_or_in_the_recording() {
         };
         Ok(v1::CreateVolumeResponse { volume: Some(volume) })
     });
-    driver.on(|_: v1::DeleteVolumeRequest| Err(tonic::Status::internal(format!("mount -o password={CANARY} failed"))));
+    driver.on(|_: v1::DeleteVolumeRequest| {
+        Err(tonic::Status::internal(format!("mount -o password={CANARY} failed")))
+    });
     let mut bench = Bench::with(&driver, &[], StepFilter::parse(&["CreateVolume".to_owned()]).unwrap()).await;
     let client = bench.client();
     let made = tokio::spawn({
@@ -187,7 +202,9 @@ async fn no_secret_is_in_any_event_or_in_the_recording() {
     assert!(held.inspect.starts_with("nsenter --target "), "{held:?}");
     assert!(bench.bench.step_next());
     made.await.unwrap().unwrap();
-    let deleted = client.call(LONG, v1::DeleteVolumeRequest { volume_id: "vol".to_owned(), ..Default::default() }).await;
+    let deleted = client
+        .call(LONG, v1::DeleteVolumeRequest { volume_id: "vol".to_owned(), ..Default::default() })
+        .await;
     assert!(deleted.unwrap_err().message().contains(CANARY), "callers get what the driver said");
     bench.bench.settled().await;
     let recorded = std::fs::read_to_string(bench.directory.path().join("record.jsonl")).unwrap();
@@ -211,17 +228,27 @@ async fn faults_happen_to_the_calls_that_they_name() {
     assert_eq!(lost.code(), Code::Unavailable, "{lost:?}");
     assert_eq!(driver.count("CreateVolume"), 1, "the driver did the work");
     let volume_id = client.call(LONG, create("a")).await.unwrap().volume.unwrap().volume_id;
-    let attach = v1::ControllerPublishVolumeRequest { volume_id: volume_id.clone(), node_id: "n".to_owned(), ..Default::default() };
+    let attach = v1::ControllerPublishVolumeRequest {
+        volume_id: volume_id.clone(),
+        node_id: "n".to_owned(),
+        ..Default::default()
+    };
     for _ in 0..2 {
         let refused = client.call(LONG, attach.clone()).await.unwrap_err();
         assert_eq!((refused.code(), refused.message()), (Code::ResourceExhausted, "a fault of berth dev"));
     }
     assert_eq!(driver.count("ControllerPublishVolume"), 0);
     client.call(LONG, attach).await.unwrap();
-    client.call(LONG, v1::NodeStageVolumeRequest { volume_id: volume_id.clone(), ..Default::default() }).await.unwrap();
+    client
+        .call(LONG, v1::NodeStageVolumeRequest { volume_id: volume_id.clone(), ..Default::default() })
+        .await
+        .unwrap();
     assert_eq!(driver.count("NodeStageVolume"), 4);
     let begun = Instant::now();
-    client.call(LONG, v1::NodeUnstageVolumeRequest { volume_id: volume_id.clone(), ..Default::default() }).await.unwrap();
+    client
+        .call(LONG, v1::NodeUnstageVolumeRequest { volume_id: volume_id.clone(), ..Default::default() })
+        .await
+        .unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
     client.call(LONG, v1::DeleteVolumeRequest { volume_id, ..Default::default() }).await.unwrap();
     assert_eq!(driver.count("DeleteVolume"), 2);
@@ -238,7 +265,9 @@ async fn a_call_that_takes_too_long_is_given_up_and_one_that_a_person_holds_is_n
     let step = StepFilter::parse(&["CreateVolume".to_owned()]).unwrap();
     let mut bench = Bench::with(&driver, &["timeout=200ms@DeleteVolume/all"], step).await;
     let client = bench.client();
-    let late = client.call(CALLERS_WAIT, v1::DeleteVolumeRequest { volume_id: "x".to_owned(), ..Default::default() }).await;
+    let late = client
+        .call(CALLERS_WAIT, v1::DeleteVolumeRequest { volume_id: "x".to_owned(), ..Default::default() })
+        .await;
     assert_eq!(late.unwrap_err().code(), Code::DeadlineExceeded);
     let made = tokio::spawn({
         let client = client.clone();

@@ -169,9 +169,11 @@ impl Attendant {
         if let Some(before) = name.replace(info.name.clone()).filter(|before| *before != info.name) {
             self.forget(&before, path).await;
         }
-        let (described, capabilities) =
-            tokio::try_join!(describe(&info.name, &client, self.timeout), client.node_capabilities(self.timeout))
-                .map_err(|status| Refused::Failed(status_text(&status)))?;
+        let (described, capabilities) = tokio::try_join!(
+            describe(&info.name, &client, self.timeout),
+            client.node_capabilities(self.timeout)
+        )
+        .map_err(|status| Refused::Failed(status_text(&status)))?;
         self.machine.announce(&described).await.map_err(|error| Refused::Failed(error.chain()))?;
         let driver = Driver {
             name: info.name,

@@ -41,7 +41,8 @@ impl World {
         let shutdown = CancellationToken::new();
         let cluster = Cluster::new(server.client(), shutdown.clone());
         let machine = Machine::start(cluster.clone(), Options::new("n", server.directory())).await.unwrap();
-        let drivers = start(&cluster, machine.clone(), &server.directory().join("plugins_registry"), CALL).unwrap();
+        let drivers =
+            start(&cluster, machine.clone(), &server.directory().join("plugins_registry"), CALL).unwrap();
         Self { cluster, server, machine, drivers, shutdown }
     }
 

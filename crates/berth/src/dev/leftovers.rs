@@ -34,7 +34,11 @@ impl Workspace {
                 std::env::temp_dir().join(format!("{PREFIX}{}-{number}", std::process::id()))
             }
         };
-        anyhow::ensure!(!path.exists(), "{} exists; `berth dev` wants a directory of its own", path.display());
+        anyhow::ensure!(
+            !path.exists(),
+            "{} exists; `berth dev` wants a directory of its own",
+            path.display()
+        );
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             anyhow::bail!("{} cannot be a data directory", path.display());
         };
@@ -98,7 +102,9 @@ pub(crate) fn clean_up(data_dir: &Path) -> anyhow::Result<usize> {
         left += 1;
     }
     left += berth_host::mount::unmount_below(&driver).context("unmount what the driver left")?;
-    for device in berth_host::loopdev::attached_below(data_dir).context("find the loop devices of the driver")? {
+    for device in
+        berth_host::loopdev::attached_below(data_dir).context("find the loop devices of the driver")?
+    {
         berth_host::loopdev::detach(device.number).context("detach a loop device of the driver")?;
         left += 1;
     }

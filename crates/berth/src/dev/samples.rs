@@ -72,9 +72,12 @@ impl Samples {
         } else {
             (made_up(driver, parameters), "made up: class, claim and pod \"sample\"".to_owned())
         };
-        let provisioners = values.iter().filter(|value| value["kind"] == "StorageClass").map(|class| &class["provisioner"]);
+        let provisioners =
+            values.iter().filter(|value| value["kind"] == "StorageClass").map(|class| &class["provisioner"]);
         if let Some(other) = provisioners.filter_map(Value::as_str).find(|name| *name != driver) {
-            bail!("the class in examples/ names the provisioner {other}, and the driver calls itself {driver} (GetPluginInfo)");
+            bail!(
+                "the class in examples/ names the provisioner {other}, and the driver calls itself {driver} (GetPluginInfo)"
+            );
         }
         if !values.iter().any(|value| value["kind"] == "CSIDriver") {
             let mut object = csi_driver(driver, attaches);
@@ -83,7 +86,9 @@ impl Samples {
             values.push(object);
         }
         values.sort_by_key(|value| rank(value["kind"].as_str().unwrap_or_default()));
-        let objects = values.into_iter().map(|value| serde_json::from_value(value).context("a sample is no object of Kubernetes"));
+        let objects = values
+            .into_iter()
+            .map(|value| serde_json::from_value(value).context("a sample is no object of Kubernetes"));
         Ok(Self { objects: objects.collect::<anyhow::Result<_>>()?, origin })
     }
 
@@ -91,7 +96,8 @@ impl Samples {
     pub(super) async fn apply(&self, client: &Client) -> anyhow::Result<()> {
         for object in &self.objects {
             let parameters = PatchParams::apply("berth-dev").force();
-            let applied = api(client, object).patch(&object.name_any(), &parameters, &Patch::Apply(object)).await;
+            let applied =
+                api(client, object).patch(&object.name_any(), &parameters, &Patch::Apply(object)).await;
             applied.with_context(|| format!("apply {} {}", kind(object), object.name_any()))?;
         }
         Ok(())
@@ -100,12 +106,16 @@ impl Samples {
     /// Waits until every pod of the samples runs with its volumes; says why not if they do not.
     pub(super) async fn until_ready(&self, cluster: &Cluster, patience: Duration) -> anyhow::Result<()> {
         for key in self.keys("Pod") {
-            let over = |pod: Option<&Pod>| pod.is_some_and(|pod| is_ready(pod) || storage::phase_of_pod(pod) == "Failed");
+            let over = |pod: Option<&Pod>| {
+                pod.is_some_and(|pod| is_ready(pod) || storage::phase_of_pod(pod) == "Failed")
+            };
             let waited = until(cluster, patience, key.clone(), over).await;
             match waited {
                 Ok(Some(pod)) if is_ready(&pod) => {}
                 Ok(_) => bail!("the pod {key} failed"),
-                Err(_) => bail!("the pod {key} does not run after {patience:?}{}", why_stuck(cluster, &key).await),
+                Err(_) => {
+                    bail!("the pod {key} does not run after {patience:?}{}", why_stuck(cluster, &key).await)
+                }
             }
         }
         Ok(())
@@ -125,7 +135,10 @@ impl Samples {
             match api(client, object).delete(&object.name_any(), &DeleteParams::default()).await {
                 Ok(_) => {}
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
-                Err(error) => return Err(error).with_context(|| format!("delete {} {}", kind(object), object.name_any())),
+                Err(error) => {
+                    return Err(error)
+                        .with_context(|| format!("delete {} {}", kind(object), object.name_any()));
+                }
             }
         }
         for key in self.keys("Pod") {
@@ -137,14 +150,20 @@ impl Samples {
         for volume in volumes.into_iter().filter(|volume| !volume.is_empty()) {
             let gone = |volume: Option<&PersistentVolume>| {
                 volume.is_none_or(|volume| {
-                    let policy = volume.spec.as_ref().and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+                    let policy = volume
+                        .spec
+                        .as_ref()
+                        .and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
                     policy == Some("Retain")
                 })
             };
             let waited = until(cluster, patience, Key::cluster(&volume), gone).await;
             if waited.is_err() {
                 let subject = Subject::new(Kind::Volume, "", &volume);
-                bail!("the volume {volume} is not deleted after {patience:?}{}", explained(cluster, &subject).await);
+                bail!(
+                    "the volume {volume} is not deleted after {patience:?}{}",
+                    explained(cluster, &subject).await
+                );
             }
         }
         Ok(())
@@ -184,7 +203,8 @@ fn api(client: &Client, object: &DynamicObject) -> Api<DynamicObject> {
 
 fn is_ready(pod: &Pod) -> bool {
     let conditions = pod.status.iter().flat_map(|status| status.conditions.iter().flatten());
-    let ready = conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    let ready =
+        conditions.into_iter().any(|condition| condition.type_ == "Ready" && condition.status == "True");
     ready || storage::phase_of_pod(pod) == "Succeeded"
 }
 
@@ -197,8 +217,11 @@ async fn explained(cluster: &Cluster, subject: &Subject) -> String {
     let Ok(state) = subject.read(cluster).await else { return String::new() };
     let state = ClusterState { patience: Duration::ZERO, ..state };
     let Some(explanation) = subject.explain(&state) else { return String::new() };
-    let causes: Vec<_> =
-        explanation.findings.iter().map(|finding| format!("{} What to do: {}", finding.cause, finding.what_to_do)).collect();
+    let causes: Vec<_> = explanation
+        .findings
+        .iter()
+        .map(|finding| format!("{} What to do: {}", finding.cause, finding.what_to_do))
+        .collect();
     let text = if causes.is_empty() { explanation.waits_for.unwrap_or_default() } else { causes.join(" ") };
     if text.is_empty() { text } else { format!(": {text}") }
 }
@@ -234,7 +257,10 @@ fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
     for part in parts {
         let value: Option<Value> = serde_saphyr::from_str(&part)?;
         if let Some(value) = value.filter(|value| !value.is_null()) {
-            anyhow::ensure!(value["kind"].is_string() && value["metadata"]["name"].is_string(), "an object has no kind or no name");
+            anyhow::ensure!(
+                value["kind"].is_string() && value["metadata"]["name"].is_string(),
+                "an object has no kind or no name"
+            );
             values.push(value);
         }
     }
@@ -283,9 +309,15 @@ mod tests {
         let examples = directory.path().join("examples");
         fs::create_dir(&examples).unwrap();
         fs::write(examples.join("pod.yaml"), "kind: Pod\napiVersion: v1\nmetadata: {name: p}\n").unwrap();
-        fs::write(examples.join("claim.yaml"), "# nothing\n---\nkind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: c}\n").unwrap();
+        fs::write(
+            examples.join("claim.yaml"),
+            "# nothing\n---\nkind: PersistentVolumeClaim\napiVersion: v1\nmetadata: {name: c}\n",
+        )
+        .unwrap();
         let class = |provisioner: &str| {
-            format!("kind: StorageClass\napiVersion: storage.k8s.io/v1\nmetadata: {{name: s}}\nprovisioner: {provisioner}\n---\nkind: Secret\napiVersion: v1\nmetadata: {{name: x}}\n")
+            format!(
+                "kind: StorageClass\napiVersion: storage.k8s.io/v1\nmetadata: {{name: s}}\nprovisioner: {provisioner}\n---\nkind: Secret\napiVersion: v1\nmetadata: {{name: x}}\n"
+            )
         };
         fs::write(examples.join("class.yaml"), class("a.example.com")).unwrap();
         let samples = Samples::find(directory.path(), "a.example.com", true, &none).unwrap();
