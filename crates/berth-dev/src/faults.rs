@@ -84,39 +84,39 @@ pub(crate) struct Plan {
 #[derive(Debug, Default)]
 pub(crate) struct Faults {
     seed: u64,
-    faults: Vec<Fault>,
+    asked_for: Vec<Fault>,
     /// How many calls of each method came.
     calls: BTreeMap<String, u64>,
 }
 
 impl Faults {
     pub(crate) fn new(seed: u64, faults: Vec<Fault>) -> Self {
-        Self { seed, faults, calls: BTreeMap::new() }
+        Self { seed, asked_for: faults, calls: BTreeMap::new() }
     }
 
     pub(crate) fn add(&mut self, fault: Fault) {
-        self.faults.push(fault);
+        self.asked_for.push(fault);
     }
 
     pub(crate) fn clear(&mut self) {
-        self.faults.clear();
+        self.asked_for.clear();
     }
 
     /// Sends every call twice, or no longer.
     pub(crate) fn toggle_repeat(&mut self) -> bool {
         let twice = Fault { kind: Kind::Repeat(2), methods: Vec::new(), limit: Limit::All };
-        let before = self.faults.len();
-        self.faults.retain(|fault| *fault != twice);
-        let added = self.faults.len() == before;
+        let before = self.asked_for.len();
+        self.asked_for.retain(|fault| *fault != twice);
+        let added = self.asked_for.len() == before;
         if added {
-            self.faults.push(twice);
+            self.asked_for.push(twice);
         }
         added
     }
 
     /// Each fault as it was asked for.
     pub(crate) fn list(&self) -> Vec<String> {
-        self.faults.iter().map(Fault::to_string).collect()
+        self.asked_for.iter().map(Fault::to_string).collect()
     }
 
     /// What becomes of the next call of this method.
@@ -125,7 +125,7 @@ impl Faults {
         *nth += 1;
         let nth = *nth;
         let mut plan = Plan { repeat: 1, concurrent: 1, ..Plan::default() };
-        for (index, fault) in self.faults.iter().enumerate() {
+        for (index, fault) in self.asked_for.iter().enumerate() {
             let number = random(self.seed, index, method, nth);
             if !fault.hits(method, nth, number) {
                 continue;

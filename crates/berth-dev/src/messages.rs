@@ -184,14 +184,12 @@ impl Reader<'_> {
             let inner = self.value()?;
             self.eat(",");
             self.eat(")").then_some(())?;
-            return Some(match word.as_str() {
-                "Some" => inner,
-                _ => {
-                    // A message without fields, such as BlockVolume.
-                    let inner = if bare && inner.is_string() { Value::Object(Map::new()) } else { inner };
-                    Value::Object([(snake(&word), inner)].into_iter().collect())
-                }
-            });
+            if word == "Some" {
+                return Some(inner);
+            }
+            // A message without fields, such as BlockVolume.
+            let inner = if bare && inner.is_string() { Value::Object(Map::new()) } else { inner };
+            return Some(Value::Object([(snake(&word), inner)].into_iter().collect()));
         }
         Some(match word.as_str() {
             "true" => Value::Bool(true),

@@ -82,13 +82,12 @@ pub fn words(command: &str) -> Result<Vec<String>, String> {
     for c in command.chars() {
         match (quote, c) {
             (Some(open), _) if c == open => quote = None,
-            (Some(_), _) => word.get_or_insert_default().push(c),
             (None, '"' | '\'') => {
                 quote = Some(c);
                 word.get_or_insert_default();
             }
             (None, _) if c.is_whitespace() => words.extend(word.take()),
-            (None, _) => word.get_or_insert_default().push(c),
+            _ => word.get_or_insert_default().push(c),
         }
     }
     if let Some(open) = quote {

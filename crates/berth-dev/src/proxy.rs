@@ -142,7 +142,7 @@ struct UnaryCall {
 /// What came back of a call.
 enum Outcome {
     Answered {
-        head: http::response::Parts,
+        head: Box<http::response::Parts>,
         frame: Bytes,
         trailers: Option<HeaderMap>,
     },
@@ -211,19 +211,19 @@ impl Workbench {
             return Ok(self.answered_here(number, &call, &status, plan.names));
         }
         if let Some((Moment::Before, _)) = plan.kill {
-            self.kill_driver("before", &call.method).await;
+            self.kill_driver("before", &call.method);
         }
         if let Some(time) = plan.timeout {
             call.deadline = call.deadline.min(time);
         }
         let outcome = self.send_as_planned(&sender, &call, number, &plan).await;
         if let Some((Moment::After, _)) = plan.kill {
-            self.kill_driver("after", &call.method).await;
+            self.kill_driver("after", &call.method);
         }
         match outcome {
             Outcome::Answered { .. } if plan.drop_answer => Err(Broken::OnPurpose("the answer was dropped")),
             Outcome::Answered { head, frame, trailers } => {
-                Ok(Response::from_parts(head, Whole { data: frame, trailers }.boxed_unsync()))
+                Ok(Response::from_parts(*head, Whole { data: frame, trailers }.boxed_unsync()))
             }
             Outcome::Late => {
                 Ok(refusal(&Status::deadline_exceeded(format!("no answer within {:?}", call.deadline))))
@@ -310,7 +310,7 @@ impl Workbench {
             Some(after) => {
                 let mut exchange = pin!(exchange);
                 let early = timeout(after, &mut exchange).await;
-                self.kill_driver("during", &call.method).await;
+                self.kill_driver("during", &call.method);
                 match early {
                     // It was quicker; its answer is lost all the same.
                     Ok(_) => Ok(Err(Broken::OnPurpose("the driver was killed during the call"))),
@@ -320,7 +320,7 @@ impl Workbench {
         };
         let duration = begun.elapsed();
         let outcome = match answered {
-            Ok(Ok((head, frame, trailers))) => Outcome::Answered { head, frame, trailers },
+            Ok(Ok((head, frame, trailers))) => Outcome::Answered { head: Box::new(head), frame, trailers },
             Ok(Err(error)) => Outcome::Lost(error),
             Err(_late) => Outcome::Late,
         };

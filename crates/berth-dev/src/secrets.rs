@@ -36,6 +36,11 @@ impl Secrets {
         }
     }
 
+    /// Remembers values that are known to be secret, if they are long enough to be recognised.
+    pub(crate) fn add(&self, values: impl IntoIterator<Item = String>) {
+        self.values.write().extend(values.into_iter().filter(|value| value.len() >= 6));
+    }
+
     /// A text without any of them.
     pub(crate) fn hide(&self, text: &str) -> String {
         let values = self.values.read();

@@ -25,10 +25,10 @@ impl StepFilter {
         if names.is_empty() {
             return Ok(Self::Volumes);
         }
-        let named = |name: &String| {
+        let method = |name: &String| {
             crate::messages::method_named(name).ok_or_else(|| format!("CSI has no call {name:?}"))
         };
-        names.iter().map(named).collect::<Result<_, _>>().map(Self::Methods)
+        names.iter().map(method).collect::<Result<_, _>>().map(Self::Methods)
     }
 
     fn stops(&self, method: &str) -> bool {

@@ -127,7 +127,7 @@ async fn follow(
                 };
                 match screen.press(key) {
                     Some(Order::Quit) => return Ok(()),
-                    Some(order) => screen.message = carry_out(bench, order).await,
+                    Some(order) => screen.message = carry_out(bench, order),
                     None => {}
                 }
             }
@@ -135,14 +135,14 @@ async fn follow(
     }
 }
 
-async fn carry_out(bench: &Arc<Workbench>, order: Order) -> String {
+fn carry_out(bench: &Arc<Workbench>, order: Order) -> String {
     let outcome = match order {
         Order::Restart => {
             bench.restart();
             Ok(())
         }
         Order::Kill => {
-            bench.kill().await;
+            bench.kill();
             Ok(())
         }
         Order::Repeat => {
@@ -278,7 +278,7 @@ impl Screen {
             KeyCode::Char('c') => return Some(Order::Continue),
             KeyCode::Char('f') => self.mode = Mode::Typing(Prompt::Fault, String::new()),
             KeyCode::Char('a') if !self.held.is_empty() => {
-                self.mode = Mode::Typing(Prompt::Answer, String::new())
+                self.mode = Mode::Typing(Prompt::Answer, String::new());
             }
             KeyCode::Char('v') => {
                 self.shows_all = !self.shows_all;
@@ -306,8 +306,8 @@ impl Screen {
         let waiting = u16::from(!self.held.is_empty()) * 3;
         let parts =
             [Constraint::Length(2), Constraint::Min(1), Constraint::Length(waiting), Constraint::Length(1)];
-        let [head, main, held, foot] = Layout::vertical(parts).areas(frame.area());
-        frame.render_widget(Paragraph::new(self.head(state)), head);
+        let [top, main, below, foot] = Layout::vertical(parts).areas(frame.area());
+        frame.render_widget(Paragraph::new(self.head(state)), top);
         let height = usize::from(main.height);
         let lines = match &self.mode {
             Mode::Detail(from) => {
@@ -321,7 +321,7 @@ impl Screen {
         let is_detail = matches!(self.mode, Mode::Detail(_));
         frame.render_widget(if is_detail { shown.wrap(Wrap { trim: false }) } else { shown }, main);
         if let Some(first) = self.held.first() {
-            frame.render_widget(Paragraph::new(waiting_lines(first, self.held.len())), held);
+            frame.render_widget(Paragraph::new(waiting_lines(first, self.held.len())), below);
         }
         frame.render_widget(Paragraph::new(self.foot()), foot);
     }

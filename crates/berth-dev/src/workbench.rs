@@ -195,6 +195,11 @@ impl Workbench {
         self.process.pid()
     }
 
+    /// Removes these values from everything that is shown, also before a call carries them.
+    pub fn hide(&self, values: impl IntoIterator<Item = String>) {
+        self.secrets.add(values);
+    }
+
     /// What the driver has mounted or attached: all mounts that it sees below the workbench, and all loop devices with files there.
     pub fn leftovers(&self) -> Vec<String> {
         let top = &self.options.top;
@@ -215,8 +220,8 @@ impl Workbench {
     }
 
     /// Kills the driver with SIGKILL; it is started again.
-    pub async fn kill(&self) {
-        self.kill_driver("by hand", "").await;
+    pub fn kill(&self) {
+        self.kill_driver("by hand", "");
     }
 
     /// Sends every call twice, or no longer; says which.
@@ -307,7 +312,7 @@ impl Workbench {
     }
 
     /// Kills the driver at a moment of a call, and waits until it is gone.
-    pub(crate) async fn kill_driver(&self, moment: &str, method: &str) {
+    pub(crate) fn kill_driver(&self, moment: &str, method: &str) {
         if !self.process.is_own() {
             self.events.note("The driver runs elsewhere and cannot be killed here");
             return;

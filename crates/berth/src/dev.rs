@@ -286,6 +286,7 @@ impl Session {
             identity.attaches(),
             &self.project.class,
         )?;
+        bench.hide(samples.secrets());
         let machine = stack::Options {
             foreign_drivers: vec![bench.socket().to_owned()],
             call_timeout: Some(CALLERS_WAIT),

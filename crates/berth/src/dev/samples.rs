@@ -92,6 +92,20 @@ impl Samples {
         Ok(Self { objects: objects.collect::<anyhow::Result<_>>()?, origin })
     }
 
+    /// The values of their Secrets.
+    pub(super) fn secrets(&self) -> Vec<String> {
+        let secrets = self.objects.iter().filter(|object| kind(object) == "Secret");
+        let values = secrets.flat_map(|secret| {
+            let decoded = |text: &str| base64_text(text).unwrap_or_else(|| text.to_owned());
+            let texts = |field: &str, read: &dyn Fn(&str) -> String| -> Vec<String> {
+                let values = secret.data[field].as_object().into_iter().flat_map(|values| values.values());
+                values.filter_map(Value::as_str).map(read).collect()
+            };
+            [texts("data", &decoded), texts("stringData", &str::to_owned)].concat()
+        });
+        values.collect()
+    }
+
     /// Applies all objects.
     pub(super) async fn apply(&self, client: &Client) -> anyhow::Result<()> {
         for object in &self.objects {
@@ -173,6 +187,12 @@ impl Samples {
         let named = self.objects.iter().filter(|object| kind(object) == wanted);
         named.map(|object| Key::new(namespace(object), object.name_any())).collect()
     }
+}
+
+/// The text that is written in base64, if it is text.
+fn base64_text(text: &str) -> Option<String> {
+    let value = serde_json::from_value::<k8s_openapi::ByteString>(Value::String(text.to_owned())).ok()?;
+    String::from_utf8(value.0).ok()
 }
 
 fn kind(object: &DynamicObject) -> String {
@@ -316,13 +336,14 @@ mod tests {
         .unwrap();
         let class = |provisioner: &str| {
             format!(
-                "kind: StorageClass\napiVersion: storage.k8s.io/v1\nmetadata: {{name: s}}\nprovisioner: {provisioner}\n---\nkind: Secret\napiVersion: v1\nmetadata: {{name: x}}\n"
+                "kind: StorageClass\napiVersion: storage.k8s.io/v1\nmetadata: {{name: s}}\nprovisioner: {provisioner}\n---\nkind: Secret\napiVersion: v1\nmetadata: {{name: x}}\ndata: {{a: Y2FuYXJ5}}\nstringData: {{b: second}}\n"
             )
         };
         fs::write(examples.join("class.yaml"), class("a.example.com")).unwrap();
         let samples = Samples::find(directory.path(), "a.example.com", true, &none).unwrap();
         assert_eq!(kinds(&samples), ["Secret", "CSIDriver", "StorageClass", "PersistentVolumeClaim", "Pod"]);
         assert_eq!(samples.keys("Pod"), [Key::new("default", "p")]);
+        assert_eq!(samples.secrets(), ["canary", "second"]);
         fs::write(examples.join("class.yaml"), class("b.example.com")).unwrap();
         let error = Samples::find(directory.path(), "a.example.com", true, &none).err().unwrap().to_string();
         assert!(error.contains("b.example.com") && error.contains("a.example.com"), "{error}");

@@ -244,10 +244,18 @@ func (d *driver) NodePublishVolume(_ context.Context, request *csi.NodePublishVo
 	if found, err := d.recordOf(id); err != nil || found == nil {
 		return nil, status.Errorf(codes.NotFound, "there is no volume %q", id)
 	}
+	if mounted, err := isMounted(target); err == nil && mounted && isReadOnly(target) != readOnly(request) {
+		return nil, status.Errorf(codes.AlreadyExists, "%q is mounted already, and not as it is asked for", target)
+	}
 	if err := d.bind(filepath.Join(d.root, id), target, readOnly(request)); err != nil {
 		return nil, status.Error(codes.Internal, err.Error())
 	}
 	return &csi.NodePublishVolumeResponse{}, nil
+}
+
+func isReadOnly(target string) bool {
+	var found syscall.Statfs_t
+	return syscall.Statfs(target, &found) == nil && found.Flags&syscall.MS_RDONLY != 0
 }
 
 func readOnly(request *csi.NodePublishVolumeRequest) bool {
