@@ -621,7 +621,7 @@ mod tests {
         assert_eq!((parse_timeout(""), parse_timeout("10"), parse_timeout("x1S")), (None, None, None));
     }
 
-    #[tokio::test(start_paused = true)]
+    #[tokio::test]
     async fn the_second_of_two_calls_overtakes_the_first() {
         let reorder = Arc::new(Reorder::default());
         let order = Arc::new(Mutex::new(Vec::new()));

@@ -134,30 +134,26 @@ mod tests {
             steps.pass("/csi.v1.Identity/Probe", &request, || panic!("it waits")).await,
             Decision::Send
         );
-        let call = |steps: &Arc<Steps>| {
+        let call = async |steps: &Arc<Steps>| {
             let (steps, request) = (steps.clone(), request.clone());
             let (announce, announced) = oneshot::channel();
-            let waiting =
-                tokio::spawn(
-                    async move { steps.pass(PUBLISH, &request, || announce.send(()).unwrap()).await },
-                );
-            async move {
-                announced.await.unwrap();
-                waiting
-            }
+            let waiting = async move { steps.pass(PUBLISH, &request, || announce.send(()).unwrap()).await };
+            let waiting = tokio::spawn(waiting);
+            announced.await.unwrap();
+            (waiting,)
         };
-        let waiting = call(&steps).await;
+        let (waiting,) = call(&steps).await;
         assert!(steps.next() && !steps.next());
         assert_eq!(waiting.await.unwrap(), Decision::Send);
-        let waiting = call(&steps).await;
+        let (waiting,) = call(&steps).await;
         assert!(steps.answer("WHAT").is_err(), "a mistake decides nothing");
         steps.answer("OK").unwrap();
         assert_eq!(waiting.await.unwrap(), Decision::Answer(HandAnswer::Message(Vec::new())));
-        let gone = call(&steps).await;
+        let (gone,) = call(&steps).await;
         gone.abort();
         let _ = gone.await;
         assert!(!steps.next(), "whose caller has given up waits no longer");
-        let waiting = call(&steps).await;
+        let (waiting,) = call(&steps).await;
         steps.run_on();
         assert_eq!(waiting.await.unwrap(), Decision::Send);
         assert_eq!(steps.pass(PUBLISH, &request, || panic!("it waits")).await, Decision::Send);

@@ -512,8 +512,10 @@ mod tests {
         terminal.draw(|frame| screen.draw(frame, &state)).unwrap();
         let buffer = terminal.backend().buffer();
         let rows = buffer.content().chunks(100);
-        rows.map(|row| row.iter().map(|cell| cell.symbol()).collect::<String>().trim_end().to_owned() + "\n")
-            .collect()
+        rows.map(|row| {
+            row.iter().map(ratatui::buffer::Cell::symbol).collect::<String>().trim_end().to_owned() + "\n"
+        })
+        .collect()
     }
 
     fn with_calls(count: u64) -> Screen {

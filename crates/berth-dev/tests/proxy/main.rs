@@ -1,5 +1,7 @@
 //! The proxy between a client and a driver, both in this process: what passes, what is recorded, and what faults and steps do.
 
+#![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
+
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -24,7 +26,7 @@ const CANARY: &str = "canary-5f1d8a";
 
 /// A driver behind a proxy.
 struct Bench {
-    bench: Arc<Workbench>,
+    workbench: Arc<Workbench>,
     events: mpsc::UnboundedReceiver<Event>,
     directory: tempfile::TempDir,
 }
@@ -50,8 +52,8 @@ impl Bench {
             seed: 1,
             step,
         };
-        let bench = Workbench::open(options, Arc::new(events)).await.unwrap();
-        Self { bench, events: receiver, directory }
+        let workbench = Workbench::open(options, Arc::new(events)).await.unwrap();
+        Self { workbench, events: receiver, directory }
     }
 
     /// A fake driver behind the proxy.
@@ -65,12 +67,12 @@ impl Bench {
     }
 
     fn client(&self) -> Client {
-        Client::connect(&Endpoint::Unix(self.bench.socket().to_owned()))
+        Client::connect(&Endpoint::Unix(self.workbench.socket().to_owned()))
     }
 
     /// The calls of a method that were recorded so far.
     async fn calls(&mut self, name: &str) -> Vec<CallRecord> {
-        self.bench.settled().await;
+        self.workbench.settled().await;
         let mut calls = Vec::new();
         while let Some(Some(event)) = self.events.recv().now_or_never() {
             if let Event::Call(call) = event
@@ -128,7 +130,7 @@ async fn bytes_pass_unchanged_also_those_of_methods_that_csi_does_not_have() {
     let endpoint = directory.path().join("driver.sock");
     tokio::spawn(echo(UnixListener::bind(&endpoint).unwrap()));
     let mut bench = Bench::open(endpoint, directory, &[], StepFilter::Off).await;
-    let stream = UnixStream::connect(bench.bench.socket()).await.unwrap();
+    let stream = UnixStream::connect(bench.workbench.socket()).await.unwrap();
     let (mut sender, connection) =
         hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream)).await.unwrap();
     tokio::spawn(connection);
@@ -173,7 +175,7 @@ async fn calls_are_recorded_and_judged() {
     let broken: Vec<_> = recorded[0].broken.iter().map(|broken| (broken.id, broken.found.clone())).collect();
     let found = format!("NodePublishVolume answered OK, nothing is mounted at target_path {target}");
     assert_eq!(broken, [("call.published", found)], "the fake driver mounts nothing");
-    assert_eq!(bench.bench.events().faults(), 1);
+    assert_eq!(bench.workbench.events().faults(), 1);
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -200,13 +202,13 @@ async fn no_secret_is_in_any_event_or_in_the_recording() {
     let Event::Held(held) = &held else { panic!("{held:?}") };
     assert!(held.request["name"] == "a" && !held.request.to_string().contains(CANARY), "{held:?}");
     assert!(held.inspect.starts_with("nsenter --target "), "{held:?}");
-    assert!(bench.bench.step_next());
+    assert!(bench.workbench.step_next());
     made.await.unwrap().unwrap();
     let deleted = client
         .call(LONG, v1::DeleteVolumeRequest { volume_id: "vol".to_owned(), ..Default::default() })
         .await;
     assert!(deleted.unwrap_err().message().contains(CANARY), "callers get what the driver said");
-    bench.bench.settled().await;
+    bench.workbench.settled().await;
     let recorded = std::fs::read_to_string(bench.directory.path().join("record.jsonl")).unwrap();
     assert!(recorded.contains("call.secret-in-answer") && recorded.contains("***stripped***"), "{recorded}");
     assert!(!recorded.contains(CANARY), "{recorded}");
@@ -255,7 +257,7 @@ async fn faults_happen_to_the_calls_that_they_name() {
     let recorded = bench.calls("DeleteVolume").await;
     let faults: Vec<_> = recorded.iter().map(|call| call.faults.join(" ")).collect();
     assert_eq!(faults, ["repeat=2@DeleteVolume".to_owned(), format!("call {} again", recorded[0].number)]);
-    assert_eq!(bench.bench.events().faults(), 0, "the driver did nothing wrong");
+    assert_eq!(bench.workbench.events().faults(), 0, "the driver did nothing wrong");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -274,8 +276,8 @@ async fn a_call_that_takes_too_long_is_given_up_and_one_that_a_person_holds_is_n
         async move { client.call(CALLERS_WAIT, create("a")).await }
     });
     while !matches!(bench.events.recv().await.unwrap(), Event::Held(_)) {}
-    assert!(bench.bench.answer("OK").is_err(), "an id is missing");
-    bench.bench.answer("OK by-hand").unwrap();
+    assert!(bench.workbench.answer("OK").is_err(), "an id is missing");
+    bench.workbench.answer("OK by-hand").unwrap();
     assert_eq!(made.await.unwrap().unwrap().volume.unwrap().volume_id, "by-hand");
     assert_eq!(driver.count("CreateVolume"), 0);
     let recorded = bench.calls("CreateVolume").await;
