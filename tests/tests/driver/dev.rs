@@ -283,6 +283,25 @@ impl Drop for Terminal {
     }
 }
 
+/// Deletes the pod, and lets its volume be taken away call by call.
+fn step_through_deletion(terminal: &Terminal, data: &Path) -> Result<()> {
+    terminal.press(&["s"])?;
+    terminal.shows("stepping")?;
+    let kubeconfig = data.join("apiserver/kubeconfig").display().to_string();
+    let kubectl = berth_e2e::up::kubectl::program();
+    let mut delete = machine::command(kubectl);
+    let deleted =
+        delete.args(["--kubeconfig", &kubeconfig, "delete", "pod", "--all", "--wait=false"]).output()?;
+    ensure!(deleted.status.success(), "{:?}", texts(&deleted));
+    terminal.shows("waits: NodeUnpublishVolume")?;
+    terminal.shows("nsenter --target ")?;
+    terminal.press(&["n"])?;
+    terminal.until("the call is gone", |screen| !screen.contains("waits: NodeUnpublishVolume"))?;
+    terminal.press(&["c"])?;
+    terminal.until("no stepping", |screen| !screen.contains("stepping"))?;
+    Ok(())
+}
+
 #[test]
 fn the_view_shows_calls_and_keys_restart_kill_break_and_step() -> Result<()> {
     let made = Generated::new(&["--lang", "shell"])?;
@@ -354,21 +373,7 @@ fn the_view_shows_calls_and_keys_restart_kill_break_and_step() -> Result<()> {
         "the volume stays mounted: {mounts:?}"
     );
 
-    // Steps: the pod is deleted, and its volume is taken away call by call.
-    terminal.press(&["s"])?;
-    terminal.shows("stepping")?;
-    let kubeconfig = data.join("apiserver/kubeconfig").display().to_string();
-    let kubectl = berth_e2e::up::kubectl::program();
-    let mut delete = machine::command(kubectl);
-    let deleted =
-        delete.args(["--kubeconfig", &kubeconfig, "delete", "pod", "--all", "--wait=false"]).output()?;
-    ensure!(deleted.status.success(), "{:?}", texts(&deleted));
-    terminal.shows("waits: NodeUnpublishVolume")?;
-    terminal.shows("nsenter --target ")?;
-    terminal.press(&["n"])?;
-    terminal.until("the call is gone", |screen| !screen.contains("waits: NodeUnpublishVolume"))?;
-    terminal.press(&["c"])?;
-    terminal.until("no stepping", |screen| !screen.contains("stepping"))?;
+    step_through_deletion(&terminal, &data)?;
 
     terminal.press(&["q"])?;
     let screen = terminal.shows("ended with")?;
