@@ -73,8 +73,8 @@ impl Generated {
         Ok(run.context("berth.toml has no run")?.split(' ').map(str::to_owned).collect())
     }
 
-    /// Develops the driver once and certifies it, both as its README says.
-    fn does_well(&self) -> Result<()> {
+    /// Develops the driver once and certifies it, both as its README says, but for a check that it cannot pass.
+    fn does_well(&self, skip: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         let output = self.berth(&["dev", "--once"])?.output()?;
         let said = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -90,6 +90,7 @@ impl Generated {
         let mut args = vec!["certify", "--quiet", "--size", "64Mi"];
         let parameters = self.class_parameters()?;
         args.extend(parameters.iter().flat_map(|pair| ["--parameter", pair.as_str()]));
+        args.extend(skip.iter().flat_map(|id| ["--skip", id]));
         args.push("--");
         args.extend(words.iter().map(String::as_str));
         let output = self.berth(&args)?.output()?;
@@ -160,7 +161,7 @@ async fn the_shell_driver_is_clean_and_conforms() -> Result<()> {
         (made.path("driver").display().to_string(), made.path("state").display().to_string());
     let args = ["driver", "exec", "--program", &program, "--state-dir", &state];
     made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await?;
-    made.does_well()
+    made.does_well(None)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -170,7 +171,7 @@ async fn the_python_driver_conforms() -> Result<()> {
         (made.path("driver").display().to_string(), made.path("state").display().to_string());
     let args = ["driver", "exec", "--stays", "--program", &program, "--state-dir", &state];
     made.conforms(&driver::binary()?, &args, "mode: \"0770\"", 35).await?;
-    made.does_well()
+    made.does_well(None)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -179,7 +180,7 @@ async fn the_go_driver_builds_and_conforms() -> Result<()> {
     made.build("go", &["vet", "."], &[])?;
     made.build("go", &["build", "-o", "driver", "."], &[])?;
     made.conforms(&made.path("driver"), &[], "", 25).await?;
-    made.does_well()
+    made.does_well(None)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -191,7 +192,7 @@ async fn the_rust_driver_builds_from_the_sources_in_the_binary_and_conforms() ->
     let built = Path::new(&target).join("debug/driver");
     made.conforms(&built, &[], "mode: \"0770\"", 35).await?;
     std::os::unix::fs::symlink(&target, made.path("target"))?;
-    made.does_well()
+    made.does_well(None)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -206,7 +207,8 @@ async fn the_flexvolume_drivers_are_clean_and_conform_behind_the_adapter() -> Re
             (made.path(&plugin).display().to_string(), made.path("state").display().to_string());
         let args = ["driver", "flex", "--plugin", &plugin, "--state-dir", &state];
         made.conforms(&driver::binary()?, &args, "directory: \"${volume.id}\"", 20).await?;
-        made.does_well()?;
+        // FlexVolume has no call that says whether a volume exists: the driver makes what it is to mount.
+        made.does_well(Some("errors.publish.missing"))?;
     }
     Ok(())
 }
