@@ -211,7 +211,7 @@ fn is_default(value: &Value) -> bool {
     }
 }
 
-/// `SingleNodeWriter` as `single_node_writer`.
+/// A name such as `SingleNodeWriter` in the form `single_node_writer`.
 fn snake(word: &str) -> String {
     let mut text = String::new();
     for (at, c) in word.char_indices() {
@@ -226,7 +226,7 @@ fn snake(word: &str) -> String {
 /// An answer that a person gives in the place of the driver.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum HandAnswer {
-    /// The encoded message.
+    /// OK, with this encoded message.
     Message(Vec<u8>),
     /// A code other than OK, and its message.
     Refusal(Code, String),

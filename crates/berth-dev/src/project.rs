@@ -9,7 +9,7 @@ use serde::Deserialize;
 /// The name of the file, in the driver's directory.
 pub const FILE: &str = "berth.toml";
 
-/// What `berth.toml` says.
+/// What `berth.toml` says of a driver.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Project {
@@ -36,7 +36,7 @@ pub enum ProjectError {
     /// It cannot be read.
     #[error("read {}", path.display())]
     Read {
-        /// The file.
+        /// The path of the file that was to be read.
         path: PathBuf,
         /// What the system said.
         source: io::Error,
@@ -44,7 +44,7 @@ pub enum ProjectError {
     /// It is not what it should be.
     #[error("{}: {message}", path.display())]
     Content {
-        /// The file.
+        /// The path of the file that was to be read.
         path: PathBuf,
         /// What is wrong, with its line.
         message: String,

@@ -148,7 +148,7 @@ enum Outcome {
     },
     /// No answer within the deadline.
     Late,
-    /// The connection broke.
+    /// The connection broke before there was an answer.
     Lost(Broken),
 }
 

@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 use tokio::sync::mpsc;
 
-/// Something that happened.
+/// Something that happened at the workbench.
 #[derive(Debug, Clone, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
@@ -111,7 +111,7 @@ pub struct HeldCall {
 /// What the workbench did or found.
 #[derive(Debug, Clone, Serialize)]
 pub struct Note {
-    /// When.
+    /// When it was done or found.
     pub time: Timestamp,
     /// What, in a sentence.
     pub text: String,

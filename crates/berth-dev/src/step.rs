@@ -8,10 +8,10 @@ use tokio::sync::oneshot;
 
 use crate::messages::{HandAnswer, answer_by_hand, concerns_volumes};
 
-/// Which calls wait.
+/// Which calls wait before they are sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StepFilter {
-    /// None.
+    /// No call waits at all.
     Off,
     /// All that concern volumes.
     Volumes,

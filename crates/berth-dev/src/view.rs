@@ -41,7 +41,7 @@ enum Order {
     Quit,
 }
 
-/// What is shown.
+/// What the main part of the view shows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Mode {
     List,

@@ -180,7 +180,7 @@ impl Workbench {
         asked.map_err(|status| self.secrets.hide(&berth_csi::code::status_text(&status)))
     }
 
-    /// Where events go.
+    /// Where events are published.
     pub fn events(&self) -> &Events {
         &self.events
     }

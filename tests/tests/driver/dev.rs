@@ -28,7 +28,7 @@ fn texts(output: &Output) -> (String, String) {
     )
 }
 
-/// Lines of JSON.
+/// The events in lines of JSON.
 fn events(text: &str) -> Vec<Value> {
     text.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
 }

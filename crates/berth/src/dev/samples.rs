@@ -106,7 +106,7 @@ impl Samples {
         values.collect()
     }
 
-    /// Applies all objects.
+    /// Applies all objects, in their order.
     pub(super) async fn apply(&self, client: &Client) -> anyhow::Result<()> {
         for object in &self.objects {
             let parameters = PatchParams::apply("berth-dev").force();
