@@ -252,6 +252,12 @@ async fn faults_happen_to_the_calls_that_they_name() {
         .await
         .unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
+    let detach = v1::ControllerUnpublishVolumeRequest {
+        volume_id: volume_id.clone(),
+        node_id: "n".to_owned(),
+        ..Default::default()
+    };
+    client.call(LONG, detach).await.unwrap();
     client.call(LONG, v1::DeleteVolumeRequest { volume_id, ..Default::default() }).await.unwrap();
     assert_eq!(driver.count("DeleteVolume"), 2);
     let recorded = bench.calls("DeleteVolume").await;
