@@ -248,7 +248,14 @@ async fn faults_happen_to_the_calls_that_they_name() {
     assert_eq!(driver.count("NodeStageVolume"), 4);
     let begun = Instant::now();
     client
-        .call(LONG, v1::NodeUnstageVolumeRequest { volume_id: volume_id.clone(), ..Default::default() })
+        .call(
+            LONG,
+            v1::NodeUnstageVolumeRequest {
+                volume_id: volume_id.clone(),
+                staging_target_path: "/nowhere".to_owned(),
+                ..Default::default()
+            },
+        )
         .await
         .unwrap();
     assert!(begun.elapsed() >= Duration::from_millis(50));
