@@ -104,16 +104,23 @@ impl From<HandlesArg> for Handles {
 #[command(next_help_heading = "An NFS server to try things on")]
 pub(crate) struct ServerArgs {
     /// Serve this directory by NFS on this machine, run the NFS driver, and create the class berth-nfs for it
-    #[arg(long, value_name = "DIR")]
-    nfs_export: Option<PathBuf>,
+    #[arg(id = "nfs_export", long = "nfs-export", value_name = "DIR")]
+    export: Option<PathBuf>,
 
     /// What NFS volumes may call the directory, beside its own path; may be given several times
-    #[arg(long, default_value = NAME, requires = "nfs_export", value_name = "PATH")]
-    nfs_export_as: Vec<PathBuf>,
+    #[arg(id = "nfs_export_as", long = "nfs-export-as", default_value = NAME, requires = "nfs_export", value_name = "PATH")]
+    names: Vec<PathBuf>,
 
     /// Where the NFS server listens, on loopback
-    #[arg(long, default_value = "127.0.0.1:2049", value_parser = loopback, requires = "nfs_export", value_name = "ADDRESS")]
-    nfs_listen: SocketAddr,
+    #[arg(
+        id = "nfs_listen",
+        long = "nfs-listen",
+        default_value = "127.0.0.1:2049",
+        value_parser = loopback,
+        requires = "nfs_export",
+        value_name = "ADDRESS"
+    )]
+    listen: SocketAddr,
 }
 
 /// Reads where the server of `berth up` listens: nodes have to know the port before it does.
@@ -129,40 +136,44 @@ fn loopback(text: &str) -> Result<SocketAddr, String> {
 impl ServerArgs {
     /// The flags of a machine that runs no NFS server.
     pub(crate) fn off() -> Self {
-        Self { nfs_export: None, nfs_export_as: Vec::new(), nfs_listen: ([127, 0, 0, 1], 0).into() }
+        Self { export: None, names: Vec::new(), listen: ([127, 0, 0, 1], 0).into() }
     }
 
     /// Whether there is to be a server.
     pub(crate) fn is_on(&self) -> bool {
-        self.nfs_export.is_some()
+        self.export.is_some()
     }
 
     /// The mount options by which the server is reached.
     pub(crate) fn mount_options(&self) -> Option<String> {
-        self.is_on().then(|| mount_options(self.nfs_listen))
+        self.is_on().then(|| mount_options(self.listen))
     }
 
     /// The class whose volumes are directories of the server's.
     pub(crate) fn class(&self, driver: &str) -> Option<Value> {
-        self.nfs_export.as_ref()?;
-        let share = self.nfs_export_as.first().map_or(Path::new(NAME), PathBuf::as_path);
+        self.export.as_ref()?;
+        let share = self.names.first().map_or(Path::new(NAME), PathBuf::as_path);
         Some(json!({
             "apiVersion": StorageClass::API_VERSION,
             "kind": StorageClass::KIND,
             "metadata": { "name": CLASS },
             "provisioner": driver,
-            "parameters": { "server": self.nfs_listen.ip().to_string(), "share": share },
+            "parameters": { "server": self.listen.ip().to_string(), "share": share },
             "allowVolumeExpansion": true,
         }))
     }
 
     /// Starts the server, if there is to be one: it goes on until it is stopped, which is after everybody who uses it.
-    pub(crate) async fn start(&self, data_dir: &Path) -> anyhow::Result<Option<Started>> {
-        let Some(directory) = &self.nfs_export else { return Ok(None) };
+    pub(crate) async fn start(
+        &self,
+        data_dir: &Path,
+        progress: impl Fn(&str),
+    ) -> anyhow::Result<Option<Started>> {
+        let Some(directory) = &self.export else { return Ok(None) };
         let server = Server::start(Options {
             directory: directory.clone(),
-            names: self.nfs_export_as.clone(),
-            listen: self.nfs_listen,
+            names: self.names.clone(),
+            listen: self.listen,
             allow: Vec::new(),
             state_directory: data_dir.join(STATE),
             squash_root: false,
@@ -172,13 +183,13 @@ impl ServerArgs {
         });
         let server = server.await.context("start the NFS server (--nfs-export)")?;
         let (stop, address) = (CancellationToken::new(), server.address());
-        let remark = format!(
+        progress(&format!(
             "NFS server on {address}: {} is {}, for trying and testing",
             server.names().last().map_or(String::new(), |name| name.display().to_string()),
             directory.display()
-        );
+        ));
         let task = tokio::spawn(server.run(stop.clone()));
-        Ok(Some(Started { stop, task, remark }))
+        Ok(Some(Started { stop, task }))
     }
 }
 
@@ -186,8 +197,6 @@ impl ServerArgs {
 pub(crate) struct Started {
     stop: CancellationToken,
     task: JoinHandle<()>,
-    /// What a person may want to know of it.
-    pub(crate) remark: String,
 }
 
 impl Started {
@@ -276,9 +285,9 @@ mod tests {
     fn only_an_export_has_a_class_and_options() {
         assert!(ServerArgs::off().class("nfs").is_none() && ServerArgs::off().mount_options().is_none());
         let on = ServerArgs {
-            nfs_export: Some("/srv".into()),
-            nfs_export_as: vec!["/home/nfsdata".into()],
-            nfs_listen: ([127, 0, 0, 1], 12049).into(),
+            export: Some("/srv".into()),
+            names: vec!["/home/nfsdata".into()],
+            listen: ([127, 0, 0, 1], 12049).into(),
         };
         assert_eq!(on.mount_options().unwrap(), "vers=3,port=12049,mountport=12049,nolock");
         let class = on.class("mycsi.example.com").unwrap();

@@ -200,8 +200,7 @@ impl Stack {
         data.write_atomically(RUNNING, &serde_json::to_vec_pretty(&running)?)?;
         progress(&format!("API server on https://{address}"));
         // Mounts that a predecessor left wait for it.
-        let nfs_server = options.nfs_server.start(&data_dir).await?;
-        nfs_server.iter().for_each(|started| progress(&started.remark));
+        let nfs_server = options.nfs_server.start(&data_dir, &progress).await?;
 
         let client = kube::Client::new(api.clone(), "default");
         let mut registry = Registry::default();
