@@ -5,11 +5,12 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Seek as _, SeekFrom},
+    num::NonZeroU64,
     os::unix::fs::{FileExt as _, FileTypeExt as _, MetadataExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
-use rustix::io::Errno;
+use rustix::{fs::Advice, io::Errno};
 
 use super::{Content, Filesystem};
 use crate::error::{Doing as _, Result};
@@ -22,6 +23,8 @@ const READ_WHOLE: u64 = 4 << 30;
 /// A larger one at so many places, of so many bytes each.
 const SAMPLES: u64 = 4096;
 const SAMPLE: u64 = 64 << 10;
+/// So many of them are requested from the disk before they are read.
+const AHEAD: usize = 32;
 
 const EXT: usize = 1024;
 const EXT_MAGIC: [u8; 2] = [0x53, 0xEF];
@@ -159,12 +162,7 @@ fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
     }
     let mut buffers = (vec![0; CHUNK], vec![0; CHUNK]);
     if !sparse && end > READ_WHOLE {
-        for (start, stop) in sampled_ranges(end) {
-            if !is_zero_between(file, start, stop, &mut buffers)? {
-                return Ok(false);
-            }
-        }
-        return Ok(true);
+        return are_zero(file, &sampled_ranges(end).collect::<Vec<_>>(), &mut buffers);
     }
     let mut position = 0;
     while position < end {
@@ -180,6 +178,23 @@ fn is_zero(mut file: &File, sparse: bool) -> io::Result<bool> {
             return Ok(false);
         }
         position = stop;
+    }
+    Ok(true)
+}
+
+/// Whether there are only zeros in these parts. Each is asked for ahead, so that a disk that is far away or busy answers many at a
+/// time, and nobody waits for each by itself.
+fn are_zero(file: &File, parts: &[(u64, u64)], buffers: &mut (Vec<u8>, Vec<u8>)) -> io::Result<bool> {
+    let ask = |(start, stop): &(u64, u64)| {
+        // Advice that is not taken costs time and nothing else.
+        let _ = rustix::fs::fadvise(file, *start, NonZeroU64::new(stop - start), Advice::WillNeed);
+    };
+    parts.iter().take(AHEAD).for_each(ask);
+    for (number, (start, stop)) in parts.iter().enumerate() {
+        parts.iter().skip(number + AHEAD).take(1).for_each(ask);
+        if !is_zero_between(file, *start, *stop, buffers)? {
+            return Ok(false);
+        }
     }
     Ok(true)
 }
