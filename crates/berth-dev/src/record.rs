@@ -1,7 +1,7 @@
 //! What happens at the workbench, as events: for the terminal, for other programs as JSON, and for a file.
 //!
 //! Nothing in an event holds a secret: messages are shown without the fields that the protocol marks, and every other text has the values
-//! that passed in such fields removed ([`crate::secrets`]).
+//! that passed in such fields removed (`secrets.rs`).
 
 use std::fs::File;
 use std::io::Write as _;

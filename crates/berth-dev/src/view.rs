@@ -1,6 +1,6 @@
 //! The view in the terminal: calls as they come, one in full, and keys to order things.
 //!
-//! [`Screen`] is the state, changed by events and keys and drawn as a whole; it knows neither the terminal nor the workbench, so that
+//! `Screen` is the state, changed by events and keys and drawn as a whole; it knows neither the terminal nor the workbench, so that
 //! tests drive it. [`run`] joins the three.
 
 use std::io;

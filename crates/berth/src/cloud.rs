@@ -217,9 +217,18 @@ pub(crate) const CLOUDS: &[Cloud] = &[
         rate_limit: ALIYUN_RATE_LIMIT,
         disks_per_instance: ALIYUN_ATTACH_LIMIT,
         instance: |number| format!("i-berth{number}"),
-        credential_flags: &[],
-        address_flags: |_| Vec::new(),
-        offline_flags: &[],
+        credential_flags: &["--access-key-id", ALIYUN_KEY_ID, "--access-key-secret", ALIYUN_KEY_SECRET],
+        address_flags: |address| {
+            vec![
+                "--ecs-endpoint".into(),
+                (&address.api).into(),
+                "--metadata-url".into(),
+                (&address.metadata).into(),
+                "--device-dir".into(),
+                (&address.devices).into(),
+            ]
+        },
+        offline_flags: &["--region=none", "--zone=none", "--node-id=none"],
         example: None,
     },
 ];

@@ -411,7 +411,7 @@ mod tests {
     fn a_cloud_brings_its_driver_unless_none_is_asked_for() {
         let chosen = |drivers: &[&str], clouds: &[&str]| {
             let owned = |names: &[&str]| names.iter().map(ToString::to_string).collect::<Vec<_>>();
-            let found = chosen(BACKENDS, &owned(drivers), &owned(clouds));
+            let found = chosen(BACKENDS, &owned(drivers), &owned(clouds), false);
             found.map(|found| found.iter().map(|backend| backend.name).collect::<Vec<_>>())
         };
         assert_eq!(chosen(&["local"], &[]).unwrap(), ["local"]);

@@ -101,7 +101,7 @@ impl Generated {
         writeln!(
             std::io::stderr(),
             "berth dev {developed:?}, certify {:?}: {summary}",
-            begun.elapsed() - developed
+            begun.elapsed().saturating_sub(developed)
         )?;
         let left = machine::listing(self.dir.path())?;
         ensure!(left.iter().all(|path| !path.starts_with("berth-")), "left: {left:?}");

@@ -253,7 +253,6 @@ async fn faults_happen_to_the_calls_that_they_name() {
             v1::NodeUnstageVolumeRequest {
                 volume_id: volume_id.clone(),
                 staging_target_path: "/nowhere".to_owned(),
-                ..Default::default()
             },
         )
         .await

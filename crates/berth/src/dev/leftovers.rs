@@ -26,13 +26,12 @@ pub(super) struct Workspace {
 impl Workspace {
     /// Makes a data directory: the given one, which must not exist, or a temporary one.
     pub(super) fn create(given: Option<&Path>) -> anyhow::Result<Self> {
-        let path = match given {
-            Some(path) => std::path::absolute(path)?,
+        let path = if let Some(path) = given {
+            std::path::absolute(path)?
+        } else {
             // Processes of other namespaces have the same numbers, and may share the directory.
-            None => {
-                let number = jiff::Timestamp::now().as_nanosecond() % 1_000_000_000;
-                std::env::temp_dir().join(format!("{PREFIX}{}-{number}", std::process::id()))
-            }
+            let number = jiff::Timestamp::now().as_nanosecond() % 1_000_000_000;
+            std::env::temp_dir().join(format!("{PREFIX}{}-{number}", std::process::id()))
         };
         anyhow::ensure!(
             !path.exists(),
@@ -77,7 +76,8 @@ fn killed_below(directory: &Path) -> Vec<PathBuf> {
     let ours = entries.filter(|entry| {
         let named = entry.file_name().to_string_lossy().starts_with(PREFIX);
         let private = |found: &fs::Metadata| {
-            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && found.mode() & 0o077 == 0
+            let others = found.mode() & 0o077;
+            found.is_dir() && found.uid() == rustix::process::geteuid().as_raw() && others == 0
         };
         named && fs::symlink_metadata(entry.path()).is_ok_and(|found| private(&found))
     });

@@ -140,11 +140,11 @@ fn first_rows(port: u16, request: &str) -> (String, TcpStream) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let (mut text, mut part) = (String::new(), [0; 16384]);
+    let (mut text, mut bytes) = (String::new(), [0; 16384]);
     while !(text.contains("\"rows\":[{") && text.contains("\"attention\":[{")) {
-        match stream.read(&mut part) {
+        match stream.read(&mut bytes) {
             Ok(0) | Err(_) => break,
-            Ok(count) => text.push_str(&String::from_utf8_lossy(&part[..count])),
+            Ok(count) => text.push_str(&String::from_utf8_lossy(&bytes[..count])),
         }
     }
     (text, stream)

@@ -22,8 +22,13 @@ const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The twin of DigitalOcean on a machine.
 fn account(machine: &Machine) -> Result<Account> {
+    account_at(machine, "digitalocean")
+}
+
+/// The twin of a provider on a machine.
+fn account_at(machine: &Machine, provider: &str) -> Result<Account> {
     let running: Value = serde_json::from_slice(&fs::read(machine.data().join("running.json"))?)?;
-    Account::at(text(&running, "/clouds/digitalocean"))
+    Account::at(text(&running, &format!("/clouds/{provider}")))
 }
 
 /// The disk of a claim.
@@ -41,11 +46,11 @@ fn pod_is_ready(machine: &Machine) -> Result<()> {
 
 /// The timeline of the claim shows these states, in this order.
 fn went_through(machine: &Machine, states: &[&str]) -> Result<()> {
-    let told = machine.explain("pvc/csi-pvc")?;
-    let mut rest = told.as_str();
+    let explained = machine.explain("pvc/csi-pvc")?;
+    let mut rest = explained.as_str();
     for state in states {
         let (_, after) =
-            rest.split_once(state).with_context(|| format!("{state} is not said in:\n{told}"))?;
+            rest.split_once(state).with_context(|| format!("{state} is not in:\n{explained}"))?;
         rest = after;
     }
     Ok(())
@@ -100,6 +105,28 @@ fn the_walk_of_lesson_002_runs_as_written_with_no_account() -> Result<()> {
     machine.nothing_left()?;
     ensure!(!machine.data().exists(), "the data directory is left");
     Ok(())
+}
+
+#[test]
+fn a_claim_and_its_pod_run_on_a_disk_of_alibaba_cloud_with_no_account() -> Result<()> {
+    let machine = Machine::start_with(&["--cloud", "aliyun"])?;
+    let twin = account_at(&machine, "aliyun")?;
+    says(&machine.log(), "driver diskplugin.csi.alibabacloud.com: disks in region cn-hangzhou")?;
+    let seed = SEED.replace("do-block-storage", "alicloud-disk-essd").replace("5Gi", "20Gi");
+    machine.apply(&seed)?;
+    pod_is_ready(&machine)?;
+    went_through(&machine, &["CREATED", "NODE_READY", "VOL_READY", "PUBLISHED"])?;
+    let disk = disk_of(&machine, "csi-pvc")?;
+    let found = twin.disks()?;
+    ensure!(found.keys().eq([&disk]) && found[&disk]["size_gib"] == 20, "{found:?}");
+    ensure!(twin.servers_of(&disk)? == ["i-berth1"]);
+    machine
+        .exec("my-csi-app", "echo kept > /data/file; sync /data/file; test $(stat -c %m /data) = /data")?;
+    machine.delete("pod/my-csi-app")?;
+    machine.delete("pvc/csi-pvc")?;
+    until_empty(&machine)?;
+    ensure!(twin.ids()? == <(BTreeSet<String>, BTreeSet<String>)>::default(), "a disk is left");
+    machine.finish()
 }
 
 #[test]

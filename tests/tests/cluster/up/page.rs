@@ -434,7 +434,8 @@ fn names_with_markup_in_every_field_stay_text() -> Result<()> {
             meta["name"].as_str().unwrap_or_default()
         );
         let line = json!({"time": "2026-01-01T00:10:00Z", "type": "ADDED", "kind": kind, "key": key, "object": object});
-        lines.push_str(&format!("{line}\n"));
+        lines += &line.to_string();
+        lines.push('\n');
     }
     fs::write(directory.path().join("objects.jsonl"), lines)?;
     let call = json!({"time": "2026-01-01T00:05:00Z", "driver": MARKUP, "method": format!("/csi.v1.Controller/{MARKUP}"),
