@@ -118,7 +118,7 @@ enum Command {
     #[command(display_order = 5)]
     Ui(ui::Args),
 
-    /// Show the storage of any cluster in the terminal: usage, what is stuck, calls per second.
+    /// Show the storage of any cluster in the terminal: usage, stuck volumes, calls.
     #[command(display_order = 5)]
     Top(top::Args),
 

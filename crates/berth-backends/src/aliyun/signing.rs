@@ -139,8 +139,7 @@ mod tests {
         (signed.query, authorization.clone())
     }
 
-    /// The first is the example of Alibaba Cloud's description of this signature. All were computed with the modules hmac,
-    /// hashlib and urllib.parse of Python, whose result for the first is that of the description.
+    /// The expected values were computed with the modules hmac, hashlib and urllib.parse of Python.
     #[test]
     fn signatures_are_those_of_another_program() {
         let names = "host;x-acs-action;x-acs-content-sha256;x-acs-date;x-acs-signature-nonce;x-acs-version";
