@@ -139,7 +139,8 @@ mod tests {
         (signed.query, authorization.clone())
     }
 
-    /// The expected values were computed with the modules hmac, hashlib and urllib.parse of Python.
+    /// The first is the example of Alibaba Cloud's description of this signature. The others were computed with the modules hmac,
+    /// hashlib and urllib.parse of Python.
     #[test]
     fn signatures_are_those_of_another_program() {
         let names = "host;x-acs-action;x-acs-content-sha256;x-acs-date;x-acs-signature-nonce;x-acs-version";
