@@ -15,7 +15,7 @@ fn workloads(manifests: &Manifests) -> Vec<(&str, &Value)> {
 fn every_container_has_a_read_only_root_requests_probes_and_a_fixed_image() {
     let all = DRIVERS.map(Manifests::build);
     let workloads: Vec<_> = all.iter().flat_map(workloads).collect();
-    assert_eq!(workloads.len(), 8);
+    assert_eq!(workloads.len(), 11);
     for (name, spec) in workloads {
         assert!(
             spec["priorityClassName"].as_str().is_some_and(|class| class.ends_with("-critical")),
