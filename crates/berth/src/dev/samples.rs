@@ -8,7 +8,9 @@ use anyhow::{Context as _, bail};
 use berth_kube::{Cluster, Key, storage};
 use berth_ui::ClusterState;
 use berth_ui::explain::{Kind, Subject};
+use k8s_openapi::Resource as _;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::storage::v1::StorageClass;
 use kube::api::{Api, ApiResource, DeleteParams, DynamicObject, GroupVersionKind, Patch, PatchParams};
 use kube::{Client, ResourceExt as _};
 use serde_json::{Value, json};
@@ -290,7 +292,7 @@ fn documents(text: &str) -> anyhow::Result<Vec<Value>> {
 fn made_up(driver: &str, parameters: &std::collections::BTreeMap<String, String>) -> Vec<Value> {
     vec![
         json!({
-            "apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "sample"},
+            "apiVersion": StorageClass::API_VERSION, "kind": StorageClass::KIND, "metadata": {"name": "sample"},
             "provisioner": driver, "parameters": parameters, "reclaimPolicy": "Delete",
         }),
         json!({
