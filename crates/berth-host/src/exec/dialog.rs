@@ -196,8 +196,13 @@ mod tests {
         let error = sh(&script).finish(b"", Duration::from_millis(500), 10).unwrap_err();
         assert_eq!(error.errno(), Some(rustix::io::Errno::TIMEDOUT.raw_os_error()));
         let pid = std::fs::read_to_string(pid).unwrap();
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
-        assert!(stat.is_empty() || stat.contains(") Z "), "{stat}");
+        let stat = || std::fs::read_to_string(format!("/proc/{}/stat", pid.trim())).unwrap_or_default();
+        // It was sent the signal, and dies when it is its turn.
+        let begun = std::time::Instant::now();
+        while !(stat().is_empty() || stat().contains(") Z ")) {
+            assert!(begun.elapsed() < MINUTE, "{}", stat());
+            std::thread::yield_now();
+        }
     }
 
     #[test]
