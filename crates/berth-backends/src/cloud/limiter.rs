@@ -116,7 +116,7 @@ impl Limiter {
     }
 
     /// The provider says how many requests are left until a time (seconds of Unix time).
-    pub(crate) fn told(&self, remaining: u64, reset: u64) {
+    pub(crate) fn observe_quota(&self, remaining: u64, reset: u64) {
         self.state.lock().is_limited = true;
         if remaining >= FEW {
             return;
@@ -169,14 +169,14 @@ mod tests {
     async fn the_last_requests_are_spread_and_none_is_sent_when_none_is_left() {
         let limiter = Limiter::new(0.0, 4.0);
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-        limiter.told(5000, unix + 3600);
+        limiter.observe_quota(5000, unix + 3600);
         assert!(limiter.turn(in_one_second()).await);
-        limiter.told(10, unix + 100);
+        limiter.observe_quota(10, unix + 100);
         let start = Instant::now();
         let patient = start + Duration::from_secs(60);
         assert!(limiter.turn(patient).await && limiter.turn(patient).await);
         assert!(start.elapsed() >= Duration::from_secs(9), "{:?}", start.elapsed());
-        limiter.told(0, unix + 200);
+        limiter.observe_quota(0, unix + 200);
         assert!(!limiter.turn(in_one_second()).await);
     }
 
@@ -188,7 +188,7 @@ mod tests {
         }
         tokio::time::sleep(Duration::from_secs(60)).await;
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
-        limiter.told(5000, unix + 3600);
+        limiter.observe_quota(5000, unix + 3600);
         let (start, mut sent) = (Instant::now(), Vec::new());
         for _ in 0..7 {
             assert!(limiter.turn(start + Duration::from_secs(300)).await);

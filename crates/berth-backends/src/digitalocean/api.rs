@@ -159,7 +159,7 @@ impl Protocol for Bearer {
         if let (Some(remaining), Some(reset)) =
             (answer.number("ratelimit-remaining"), answer.number("ratelimit-reset"))
         {
-            limiter.told(remaining, reset);
+            limiter.observe_quota(remaining, reset);
         }
         if answer.status.is_success() { Verdict::Done } else { Verdict::Failed(refusal(what, answer)) }
     }

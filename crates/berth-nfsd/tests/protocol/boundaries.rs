@@ -66,7 +66,7 @@ fn handles_of_another_key_or_kind_are_stale() {
     world.set(|options| options.handles = None);
     let mut client = world.client(0);
     assert!(client.attributes(&top).is_ok());
-    fs::remove_dir_all(world.beside("state")).unwrap();
+    fs::remove_dir_all(world.outside_export("state")).unwrap();
     world.restart();
     let mut client = world.client(0);
     assert_eq!(client.attributes(&top).unwrap_err(), 70);
@@ -76,9 +76,9 @@ fn handles_of_another_key_or_kind_are_stale() {
 fn stays_inside(world: &World, client: &mut Client) {
     let top = client.root();
     let export = world.export();
-    fs::create_dir(world.beside("outside")).unwrap();
-    fs::write(world.beside("outside/secret"), "secret").unwrap();
-    symlink(world.beside("outside"), export.join("absolute")).unwrap();
+    fs::create_dir(world.outside_export("outside")).unwrap();
+    fs::write(world.outside_export("outside/secret"), "secret").unwrap();
+    symlink(world.outside_export("outside"), export.join("absolute")).unwrap();
     symlink("../outside", export.join("relative")).unwrap();
     symlink("/etc/passwd", export.join("passwd")).unwrap();
     for name in ["absolute", "relative"] {
@@ -123,13 +123,13 @@ fn nothing_outside_the_directory_is_reached() {
         let top = client.root();
         let dir = client.make_directory(&top, "dir", 0o755).unwrap().handle;
         let below = client.make_directory(&dir, "below", 0o755).unwrap().handle;
-        fs::rename(world.export().join("dir"), world.beside("moved")).unwrap();
+        fs::rename(world.export().join("dir"), world.outside_export("moved")).unwrap();
         for handle in [&dir, &below] {
             assert_eq!(client.attributes(handle).unwrap_err(), 70, "{handles:?}");
             assert_eq!(client.lookup(handle, "..").err(), Some(70));
             assert_eq!(client.create(handle, "new", 0o644).err(), Some(70));
         }
-        assert_eq!(fs::read_dir(world.beside("moved/below")).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(world.outside_export("moved/below")).unwrap().count(), 0);
     }
 }
 

@@ -94,8 +94,8 @@ impl World {
         self.options.directory.clone()
     }
 
-    /// A place beside the directory.
-    pub(crate) fn beside(&self, name: &str) -> PathBuf {
+    /// The path of this name beside the exported directory, which no client may reach.
+    pub(crate) fn outside_export(&self, name: &str) -> PathBuf {
         self.dir.path().join(name)
     }
 
