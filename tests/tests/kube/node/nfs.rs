@@ -18,11 +18,15 @@ const WORKLOADS: &[&str] =
     &["daemonset/berth-nfs-node", "deployment/berth-nfs-controller", "deployment/berth-snapshot-controller"];
 const CONTROLLERS: &str = "app.kubernetes.io/name=berth-nfs-controller";
 
-/// The manifests with the arguments for FUSE, and for a server on a port of its own.
-fn edited(manifests: &str, options: &str) -> String {
+/// The manifests with the arguments for FUSE, and for a server on a port of its own. Pods may name a share themselves, if it is
+/// on that server, as the comment in `csidriver.yaml` says.
+fn edited(manifests: &str, options: &str, address: &str) -> String {
     let beside = [
         ("--state-dir=", "--mount-mode=fuse".to_owned()),
+        ("--state-dir=", format!("--allowed-servers={address}")),
         ("--extra-create-metadata", format!("--default-mount-options={options}")),
+        ("--extra-create-metadata", format!("--allowed-servers={address}")),
+        ("Persistent", "Ephemeral".to_owned()),
     ];
     with_lines(manifests, &beside)
 }
@@ -41,7 +45,7 @@ async fn volumes_on_a_server_live_by_the_manifests_alone() -> Result<()> {
     let node = cluster.get(NODE, HERE).await?;
     let address = text(&node, "/status/addresses/0/address").to_owned();
     let options = format!("vers=4.1,{}", server.options);
-    let applied = Applied::apply(&cluster, "nfs", WORKLOADS, |all| edited(&all, &options))?;
+    let applied = Applied::apply(&cluster, "nfs", WORKLOADS, |all| edited(&all, &options, &address))?;
     cluster.step("the manifests' pods are ready");
 
     let place = json!({"server": address, "share": server.share("4.1")});
