@@ -61,7 +61,7 @@ const METADATA_ATTEMPTS: Duration = Duration::from_secs(10);
 /// How the driver runs.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The driver's name.
+    /// The name that the driver registers and that classes give as their provisioner.
     pub driver_name: String,
     /// The URL of the ECS API; that of the region if `None`.
     pub endpoint: Option<String>,

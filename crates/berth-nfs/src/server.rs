@@ -58,7 +58,7 @@ impl Nfs {
         Self { pool: Arc::new(Pool { metrics, ..Pool::default() }) }
     }
 
-    /// Its metrics, shared.
+    /// The metrics of all connections of this pool.
     pub fn metrics(&self) -> &Metrics {
         &self.pool.metrics
     }

@@ -140,7 +140,7 @@ fn message(event: &Event) -> String {
 }
 
 /// An event as evidence: who said it, how often.
-fn told(event: &Event) -> String {
+fn event_as_evidence(event: &Event) -> String {
     let who = event
         .source
         .as_ref()

@@ -34,7 +34,7 @@ pub(crate) struct DriverOnNode {
     pub(crate) count: Option<usize>,
 }
 
-/// One CSI driver.
+/// One CSI driver, from its CSIDriver object and the nodes that registered it.
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct DriverRow {
     pub(crate) name: String,

@@ -43,7 +43,7 @@ pub(super) enum By {
 
 /// How far something is that is done to a disk.
 pub(super) enum Progress {
-    /// It shows.
+    /// The disk shows what was asked for.
     Done,
     /// It is under way.
     UnderWay,

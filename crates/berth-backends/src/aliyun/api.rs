@@ -80,7 +80,7 @@ pub(super) struct Disk {
     /// `Available`, `In_use`, `Attaching`, `Detaching`, `Creating` and others.
     #[serde(deserialize_with = "null_is_default")]
     pub(super) status: String,
-    /// `data` or `system`.
+    /// Whether it is a `data` disk or the `system` disk of its instance.
     #[serde(rename = "Type", deserialize_with = "null_is_default")]
     pub(super) kind: String,
     #[serde(deserialize_with = "null_is_default")]

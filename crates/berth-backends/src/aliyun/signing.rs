@@ -16,7 +16,7 @@ const ALGORITHM: &str = "ACS3-HMAC-SHA256";
 /// The version of the ECS API.
 const VERSION: &str = "2014-05-26";
 
-/// Who signs requests.
+/// The key of an account or of a role, by which requests are signed.
 #[derive(Debug, Clone)]
 pub struct AccessKey {
     /// The id of the key, which is sent.
@@ -41,7 +41,7 @@ impl AccessKey {
 
 /// When a request is signed, and the number that no other request has.
 pub(super) struct Stamp {
-    /// Such as `2026-01-02T03:04:05Z`.
+    /// The time in UTC, such as `2026-01-02T03:04:05Z`.
     pub(super) date: String,
     pub(super) nonce: String,
 }

@@ -118,7 +118,7 @@ pub(super) struct Api(Client<Bearer>);
 #[derive(Debug)]
 struct Bearer(Secret);
 
-/// One request.
+/// A request to the API, before it is signed and sent.
 struct Asked {
     method: Method,
     /// The path with its query.

@@ -99,7 +99,7 @@ impl Cloud {
                 if self.volumes.remove(*id).is_some() { Reply::Json(204, Value::Null) } else { missing() }
             }
             ("POST", ["volumes", id, "actions"]) => self.act(id, &asked.body, errored),
-            ("GET", ["volumes", _, "actions", action]) => self.look(action.parse().unwrap()),
+            ("GET", ["volumes", _, "actions", action]) => self.poll_action(action.parse().unwrap()),
             ("POST", ["volumes", id, "snapshots"]) => self.snapshot(id, &asked.body),
             ("GET", ["snapshots", id]) => one("snapshot", self.snapshots.get(*id)),
             ("DELETE", ["snapshots", id]) => {
@@ -165,12 +165,12 @@ impl Cloud {
         self.actions.insert(self.next, action);
         let (number, is_now) = (self.next, self.looks == 0 && !fails);
         if is_now {
-            return self.look(number);
+            return self.poll_action(number);
         }
         Reply::Json(202, json!({ "action": { "id": number, "status": "in-progress" } }))
     }
 
-    fn look(&mut self, number: u64) -> Reply {
+    fn poll_action(&mut self, number: u64) -> Reply {
         let action = self.actions.get_mut(&number).unwrap();
         if action.looks > 1 {
             action.looks -= 1;

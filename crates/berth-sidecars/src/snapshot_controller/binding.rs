@@ -29,7 +29,7 @@ pub(super) enum Step<S> {
     Create,
     /// Write into an existing content which object it belongs to.
     Bind,
-    /// Write the status.
+    /// Write this status into the object.
     Status(S),
     /// Something between a group and its members.
     Group(GroupStep),

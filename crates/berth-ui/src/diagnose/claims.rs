@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimSta
 use k8s_openapi::api::storage::v1::StorageClass;
 use kube::ResourceExt;
 
-use super::{Observed, RETRIED, message, on_nodes, pods, span, told};
+use super::{Observed, RETRIED, event_as_evidence, message, on_nodes, pods, span};
 use crate::finding::{Finding, Fix, ObjectName, Severity, Trouble};
 
 /// How long a claim that no pod uses goes unmentioned.
@@ -145,7 +145,7 @@ fn pending(observed: &Observed<'_>, claim: &PersistentVolumeClaim) -> Option<Fin
     {
         return Some(
             finding(Severity::Error, Trouble::ProvisioningFailed, claim, message(event))
-                .evidence([told(event)])
+                .evidence([event_as_evidence(event)])
                 .advise(RETRIED)
                 .command(describe(claim)),
         );
@@ -387,7 +387,7 @@ fn growth(observed: &Observed<'_>, claim: &PersistentVolumeClaim) -> Option<Find
     if let Some(event) = observed.last_failure(claim, &["VolumeResizeFailed", "FileSystemResizeFailed"]) {
         return Some(
             finding(Severity::Error, Trouble::ResizeFailed, claim, message(event))
-                .evidence([sizes, told(event)])
+                .evidence([sizes, event_as_evidence(event)])
                 .advise("correct what the message names, or ask for less; it is tried again by itself")
                 .command(describe(claim)),
         );
@@ -495,7 +495,7 @@ fn modification(observed: &Observed<'_>, claim: &PersistentVolumeClaim) -> Optio
     let event = observed.last_failure(claim, &["VolumeModifyFailed"])?;
     Some(
         finding(Severity::Warning, Trouble::ModifyFailed, claim, message(event))
-            .evidence([told(event)])
+            .evidence([event_as_evidence(event)])
             .advise(RETRIED)
             .command(describe(claim)),
     )

@@ -5,7 +5,7 @@ use berth_kube::storage::{self, claims_of_pod, csi_source, node_of_pod, phase_of
 use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
 use kube::ResourceExt;
 
-use super::{NodeState, Observed, RETRIED, message, span, told};
+use super::{NodeState, Observed, RETRIED, event_as_evidence, message, span};
 use crate::finding::{Finding, ObjectName, Severity, Trouble};
 
 pub(super) fn diagnose(observed: &Observed<'_>, findings: &mut Vec<Finding>) {
@@ -47,7 +47,7 @@ fn pending(observed: &Observed<'_>, pod: &Pod) -> Option<Finding> {
     let claims = claims.join(", ");
     let about = if claims.is_empty() { String::new() } else { format!(" (claims: {claims})") };
     if let Some(found) = held_elsewhere(observed, pod, &message(event)) {
-        return Some(found.evidence([told(event)]));
+        return Some(found.evidence([event_as_evidence(event)]));
     }
     let trouble = if event.reason.as_deref() == Some("FailedAttachVolume") {
         Trouble::AttachFailed
@@ -56,7 +56,7 @@ fn pending(observed: &Observed<'_>, pod: &Pod) -> Option<Finding> {
     };
     Some(
         finding(trouble, pod, format!("pod {}: {}{about}", pod.name_any(), message(event)))
-            .evidence([format!("on the node {}", node_of_pod(pod)), told(event)])
+            .evidence([format!("on the node {}", node_of_pod(pod)), event_as_evidence(event)])
             .advise(RETRIED)
             .command(describe(pod)),
     )

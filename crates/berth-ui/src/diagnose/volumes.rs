@@ -7,7 +7,7 @@ use berth_kube::storage::{claim_of_volume, csi_source};
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, PersistentVolume};
 use kube::ResourceExt;
 
-use super::{Observed, message, severity_if_used, span, told};
+use super::{Observed, event_as_evidence, message, severity_if_used, span};
 use crate::finding::{Finding, Fix, ObjectName, Severity, Trouble};
 
 /// How full a volume is when it is worth a warning, and when it is an error, in hundredths.
@@ -67,7 +67,7 @@ fn released(observed: &Observed<'_>, volume: &PersistentVolume) -> Option<Findin
     {
         return Some(
             finding(Severity::Warning, Trouble::VolumeDeleteFailed, volume, message(event))
-                .evidence([facts, told(event)])
+                .evidence([facts, event_as_evidence(event)])
                 .advise("correct what the message names; deletion is tried again by itself")
                 .command(describe(volume)),
         );

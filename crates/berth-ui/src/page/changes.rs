@@ -479,12 +479,12 @@ fn phase_changed(now: Timestamp, is: &str) -> Change {
         "Failed" => "bad",
         _ => "off",
     };
-    let told = change(now, "node", is, what, say).sets("pod", shape, is);
-    let told = told.diff([" kind: Pod".to_owned(), format!("+  status.phase: {is}")]);
-    Change { bad: is == "Failed", ..told }
+    let phase = change(now, "node", is, what, say).sets("pod", shape, is);
+    let phase = phase.diff([" kind: Pod".to_owned(), format!("+  status.phase: {is}")]);
+    Change { bad: is == "Failed", ..phase }
 }
 
-/// Whether an object is told of because it is new, and not because it is seen for the first time.
+/// Whether an object is reported because it is new, and not because it is seen for the first time.
 pub(crate) fn is_news<K: kube::ResourceExt>(
     now: Timestamp,
     before: Option<&Arc<K>>,

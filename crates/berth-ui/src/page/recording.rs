@@ -106,10 +106,10 @@ silent!(
 );
 
 macro_rules! telling {
-    ($($kind:ident: $tell:path),*) => {
+    ($($kind:ident: $describe:path),*) => {
         $(impl Changed for $kind {
             fn of(now: Timestamp, before: Option<&Self>, after: Option<&Self>) -> Vec<Change> {
-                $tell(now, before, after)
+                $describe(now, before, after)
             }
         })*
     };
@@ -125,21 +125,21 @@ telling!(
 fn replace<K: Kind>(
     known: &mut Latest<K>,
     revision: &Revision,
-    tell: fn(Timestamp, Option<&K>, Option<&K>) -> Vec<Change>,
+    describe: fn(Timestamp, Option<&K>, Option<&K>) -> Vec<Change>,
 ) -> Vec<Change> {
     let Ok(object) = K::decode(revision.object.get().as_bytes()) else { return Vec::new() };
     let before = known.get(&revision.key).cloned();
     if revision.change == "DELETED" {
         known.remove(&revision.key);
-        return tell(revision.time, before.as_deref(), None);
+        return describe(revision.time, before.as_deref(), None);
     }
-    let told = tell(revision.time, before.as_deref(), Some(&object));
+    let changes = describe(revision.time, before.as_deref(), Some(&object));
     // What was there when the recording began is no news.
     let made = object.meta().creation_timestamp.as_ref();
     let is_news =
         before.is_some() || made.is_none_or(|made| revision.time.as_second() - made.0.as_second() < 10);
     known.insert(revision.key.clone(), Arc::new(object));
-    if is_news { told } else { Vec::new() }
+    if is_news { changes } else { Vec::new() }
 }
 
 impl Recording {
