@@ -40,4 +40,4 @@ mod words;
 pub use diagnose::diagnose;
 pub use finding::{Finding, Fix, ObjectName, Severity, Trouble};
 pub use state::{ClusterState, Events, Objects, PATIENCE, Unreadable, Usage, time_of};
-pub use words::printable;
+pub use words::{counted, printable};

@@ -92,6 +92,11 @@ pub(crate) fn gib(bytes: i128) -> String {
     format!("{}\u{a0}{unit}", text.strip_suffix(".0").unwrap_or(&text))
 }
 
+/// A number with its noun in the singular or the plural: `1 claim`, `2 claims`.
+pub fn counted(count: usize, noun: &str) -> String {
+    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

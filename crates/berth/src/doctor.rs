@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use berth_ui::fix::{self, Outcome};
-use berth_ui::{ClusterState, Finding, Severity, diagnose, printable};
+use berth_ui::{ClusterState, Finding, Severity, counted, diagnose, printable};
 use clap::Args as ClapArgs;
 use serde_json::json;
 
@@ -114,21 +114,23 @@ fn text(state: &ClusterState, findings: &[Finding], repaired: &[String]) -> Stri
         lines.push(String::new());
     }
     let count = |severity| findings.iter().filter(|finding| finding.severity == severity).count();
-    let examined = format!(
-        "{} claims, {} volumes, {} pods, {} attachments, {} snapshots, {} nodes, {} drivers examined",
-        state.claims.len(),
-        state.volumes.len(),
-        state.pods.len(),
-        state.attachments.len(),
-        state.snapshots.len(),
-        state.nodes.len(),
-        state.drivers.len()
-    );
+    let examined = [
+        counted(state.claims.len(), "claim"),
+        counted(state.volumes.len(), "volume"),
+        counted(state.pods.len(), "pod"),
+        counted(state.attachments.len(), "attachment"),
+        counted(state.snapshots.len(), "snapshot"),
+        counted(state.nodes.len(), "node"),
+        counted(state.drivers.len(), "driver"),
+    ]
+    .join(", ");
     let [errors, warnings, notes] = [Severity::Error, Severity::Warning, Severity::Note].map(count);
     lines.push(if findings.is_empty() {
-        format!("No problems found: {examined}.")
+        format!("No problems found: {examined} examined.")
     } else {
-        format!("{errors} errors, {warnings} warnings, {notes} notes; {examined}.")
+        let found =
+            [counted(errors, "error"), counted(warnings, "warning"), counted(notes, "note")].join(", ");
+        format!("{found}; {examined} examined.")
     });
     lines.push(String::new());
     // Messages of others must not change the terminal.

@@ -11,7 +11,7 @@ use crate::diagnose::{Observed, judge, span};
 use crate::inventory::{DriverRow, NodeRow, drivers, nodes};
 use crate::rows::{Attention, Row, attention, table};
 use crate::state::{ClusterState, Unreadable};
-use crate::words::{gib, printable};
+use crate::words::{counted, gib, printable};
 
 /// Which of the listings is shown.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -59,7 +59,7 @@ impl View {
 /// Which lines of which view are shown, and in which order.
 #[derive(Debug, Clone, Default)]
 pub struct Arrangement {
-    /// The view.
+    /// The view whose lines are shown.
     pub view: View,
     /// The name of the column to sort by; the view's own order if it has no such column.
     pub sort: String,
@@ -279,11 +279,6 @@ impl Figures {
 /// A size with an ordinary space, which people search for.
 fn size(bytes: i128) -> String {
     gib(bytes).replace('\u{a0}', " ")
-}
-
-/// How many there are of something, in words.
-fn counted(count: usize, noun: &str) -> String {
-    if count == 1 { format!("1 {noun}") } else { format!("{count} {noun}s") }
 }
 
 fn summary(

@@ -99,6 +99,7 @@ function span(sec) {
   return `${Math.floor(sec / DAY)}${NB}d`;
 }
 const age = (sec) => span(sec < MIN ? sec : sec < HOUR ? sec - (sec % MIN) : sec < DAY ? sec - (sec % HOUR) : sec);
+const counted = (n, noun) => `${n} ${noun}${n === 1 ? "" : "s"}`;
 const clock = (ms) => new Date(ms).toISOString().slice(11, 19);
 const when = (ms, fine) => (now() - ms < 20 * HOUR * 1000 ? new Date(ms).toISOString().slice(11, fine ? 23 : 19) : `${new Date(ms).toUTCString().slice(8, 11)}${NB}${new Date(ms).toUTCString().slice(5, 7)}`);
 const sum = (list, f) => list.reduce((n, x) => n + f(x), 0);
@@ -203,7 +204,7 @@ function overview() {
               h("span", { class: `st ${ok ? "ok" : "warn"}`, style: { "font-weight": "400" } }, glyph(ok ? "ok" : "warn"), h("a", { class: "cut", href: "#/nodes" }, d.name)),
               h("span", { class: "num" }, `${d.on} of ${d.all}`), h("span", { class: "num dim3" }, d.calls?.p95 ? took(d.calls.p95) : "–")); }))),
           h("section", null, h("div", { class: "sec" }, h("h2", null, "Nodes")),
-            h("ul", { class: "rows" }, nodes.slice(0, 12).map((n) => h("li", { style: { "grid-template-columns": "minmax(0,1fr) auto" } }, chip(n.ready ? "ok" : "bad", n.name), h("span", { class: "dim num" }, `${n.volumes} volume${n.volumes === 1 ? "" : "s"}`))))),
+            h("ul", { class: "rows" }, nodes.slice(0, 12).map((n) => h("li", { style: { "grid-template-columns": "minmax(0,1fr) auto" } }, chip(n.ready ? "ok" : "bad", n.name), h("span", { class: "dim num" }, counted(n.volumes, "volume")))))),
           h("section", null, h("div", { class: "sec" }, h("h2", null, "CSI calls"), h("span", { class: "meta" }, "per minute, last hour")),
             calls ? spark(calls) : h("p", { class: "dim" }, "Not seen: only berth up on this machine keeps the calls of drivers.")))));
   }
@@ -447,7 +448,7 @@ function milestones(detail, ep) {
   return h("ol", { class: "steps", "aria-label": "Milestones" }, MILESTONES.map((m) => {
     const x = ep.steps.find((y) => y.reach === m);
     const fails = ep.steps.filter((y) => y.err).length;
-    const [st, t] = x ? ["ok", `after ${took(x.t + x.d)}`] : ep.had?.[m] ? ["ok", `${age(since(ep.had[m]))} ago`] : m === "NODE_READY" && !detail.attaches ? ["off", "not needed"] : ep.fails === m ? ["bad", fails ? `not reached, ${fails} attempt${fails === 1 ? "" : "s"}` : "not reached"] : ["wait", "not yet"];
+    const [st, t] = x ? ["ok", `after ${took(x.t + x.d)}`] : ep.had?.[m] ? ["ok", `${age(since(ep.had[m]))} ago`] : m === "NODE_READY" && !detail.attaches ? ["off", "not needed"] : ep.fails === m ? ["bad", fails ? `not reached, ${counted(fails, "attempt")}` : "not reached"] : ["wait", "not yet"];
     return h("li", { class: st }, glyph(st), h("div", { class: "ms" }, m), h("div", { class: "t" }, t));
   }));
 }
@@ -823,7 +824,7 @@ function nodes() {
   }
   draw();
   answer();
-  holder.append(h("div", { class: "title" }, h("h1", { tabindex: -1 }, "Nodes and drivers"), h("span", { class: "meta" }, `${section("nodes", []).length} nodes, ${section("drivers", []).length} drivers`)),
+  holder.append(h("div", { class: "title" }, h("h1", { tabindex: -1 }, "Nodes and drivers"), h("span", { class: "meta" }, `${counted(section("nodes", []).length, "node")}, ${counted(section("drivers", []).length, "driver")}`)),
     h("section", { "aria-labelledby": "h-land" }, h("div", { class: "sec" }, h("h2", { id: "h-land" }, "Where would this claim land?")),
       h("form", { class: "ask", onsubmit: (e) => e.preventDefault() },
         h("label", null, "Class", h("select", { id: "land-class", onchange: (e) => { asked.cls = e.target.value; answer(); } }, classes.map((c) => h("option", { value: c.name, selected: c.name === asked.cls }, c.name)))),
@@ -836,7 +837,7 @@ function leaks() {
   const holder = h("div");
   function draw() {
     const groups = section("leaks", []), held = sum(groups, (g) => sum(g.rows, (r) => r.size || 0)), n = groups.length ? groups[0].rows.length + groups[1].rows.length : 0, unused = groups[2]?.rows.length || 0;
-    const title = n || unused ? `${n} leak${n === 1 ? "" : "s"} and ${unused} unused claim${unused === 1 ? "" : "s"} hold ${bytes(held)}` : "No leaks, and no claim that nobody uses";
+    const title = n || unused ? `${counted(n, "leak")} and ${counted(unused, "unused claim")} hold ${bytes(held)}` : "No leaks, and no claim that nobody uses";
     holder.replaceChildren(
       h("div", { class: "title" }, h("h1", { tabindex: -1 }, title), h("span", { class: "meta" }, "Compared: what the API server has, and what pods use. Drivers are not asked what else they hold: berth adopt does that.")),
       ...groups.map((g) => h("section", null, h("div", { class: "sec" }, h("h2", null, g.title), h("span", { class: "meta" }, `${g.rows.length} ${g.noun}, ${bytes(sum(g.rows, (r) => r.size || 0))}. ${g.say}`)),
