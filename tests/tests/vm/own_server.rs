@@ -78,16 +78,12 @@ fn the_kernels_client_has_files_as_on_a_disk() -> Result<()> {
 fn the_kernels_client_goes_on_when_the_server_was_killed() -> Result<()> {
     let mut server = Server::start_own()?;
     let mounted = Mounted::new(&server)?;
-    let (path, count) = (mounted.path("log"), 60);
-    let writing = std::thread::spawn(move || -> Result<()> {
-        use std::io::Write as _;
-        let mut log = fs::File::create(&path)?;
-        for number in 0..count {
-            writeln!(log, "line {number}")?;
-            log.sync_all()?;
-        }
-        Ok(())
-    });
+    let (path, count) = (mounted.path("log").display().to_string(), 60);
+    // The writer is another process: one that has the file open while it starts the server would have to flush the file first.
+    let script = format!(
+        "set -e; i=0; while [ $i -lt {count} ]; do echo line $i >> {path}; sync {path}; i=$((i + 1)); done"
+    );
+    let writing = std::thread::spawn(move || run("sh", &["-c", &script]));
     let log = server.export().join("log");
     let begun = std::time::Instant::now();
     for least in [5, 25] {
