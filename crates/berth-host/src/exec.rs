@@ -5,6 +5,7 @@
 #![expect(unsafe_code, reason = "a child asks to die with its parent between fork and exec")]
 
 mod dialog;
+mod spawn;
 
 pub use self::dialog::{Dialog, Said};
 
@@ -25,12 +26,11 @@ use rustix::{
     event::{PollFd, PollFlags, Timespec, poll},
     fs::OFlags,
     io::Errno,
-    pipe::PipeFlags,
-    process::{
-        Pid, PidfdFlags, Signal, getppid, kill_process_group, pidfd_open, set_parent_process_death_signal,
-    },
+    pipe::{PipeFlags, pipe_with},
+    process::{Signal, getppid, kill_process_group, set_parent_process_death_signal},
 };
 
+use self::spawn::Process;
 use crate::error::{Doing as _, Error, Result};
 
 const STDOUT_KEPT: usize = 64 << 10;
@@ -76,7 +76,7 @@ pub fn run_foreign<A: AsRef<OsStr>>(
     let mut stream = Stream::new(output, usize::MAX).doing("run", program)?;
     let mut truncated = false;
     loop {
-        let mut fds = vec![PollFd::new(&group.exit, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&group.0.exit, PollFlags::IN)];
         fds.extend(stream.pipe.as_ref().map(|pipe| PollFd::new(pipe, PollFlags::IN)));
         wait(&mut fds, deadline).doing("run", program)?;
         let exited = !fds[0].revents().is_empty();
@@ -87,7 +87,7 @@ pub fn run_foreign<A: AsRef<OsStr>>(
             break;
         }
     }
-    let status = group.child.wait().doing("wait for", program)?;
+    let status = group.0.wait().doing("wait for", program)?;
     let status = status.code().ok_or_else(|| status.signal().unwrap_or_default());
     Ok(Ended { status, output: stream.kept, truncated })
 }
@@ -97,18 +97,13 @@ fn spawn_foreign<A: AsRef<OsStr>>(
     program: &Path,
     args: impl IntoIterator<Item = A>,
 ) -> io::Result<(Group, OwnedFd)> {
-    let (output, input) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is where child processes are started, with a deadline"
-    )]
-    let mut command = Command::new(program);
-    command.args(args).process_group(0).stdin(Stdio::null()).stdout(input.try_clone()?).stderr(input);
-    die_with_parent(&mut command);
-    // The command holds this process's ends for writing, which must not outlive it.
-    let child = command.spawn()?;
-    drop(command);
-    Ok((Group::new(child)?, output))
+    let (output, input) = pipe_with(PipeFlags::CLOEXEC)?;
+    let streams = [empty_input()?, input.try_clone()?, input];
+    Ok((Group(spawn::spawn(program.as_os_str(), args, &[], streams)?), output))
+}
+
+fn empty_input() -> io::Result<OwnedFd> {
+    File::open("/dev/null").map(OwnedFd::from)
 }
 
 /// Runs `program` to its end; any exit code but 0 is an error that carries the end of its standard error.
@@ -152,8 +147,8 @@ pub fn run_accepting<A: AsRef<OsStr>>(
     accepted: &[i32],
 ) -> Result<Output> {
     let deadline = Instant::now() + deadline;
-    let mut group = spawn(program, args).and_then(Group::new).doing("run", program)?;
-    let [stdout, stderr] = collect(&mut group, deadline).doing("run", program)?;
+    let (mut group, pipes) = spawn_tool(program, args).doing("run", program)?;
+    let [stdout, stderr] = collect(&group, pipes, deadline).doing("run", program)?;
     let status = group.end().doing("wait for", program)?;
     match status.code() {
         Some(code) if accepted.contains(&code) => Ok(Output { code, stdout, stderr }),
@@ -172,21 +167,16 @@ fn failure(status: ExitStatus, stdout: &[u8], stderr: &[u8]) -> io::Error {
     io::Error::other(if said.trim().is_empty() { ended } else { format!("{ended}: {}", said.trim()) })
 }
 
-fn spawn<A: AsRef<OsStr>>(program: &str, args: impl IntoIterator<Item = A>) -> io::Result<Child> {
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "this is where child processes are started, with a deadline"
-    )]
-    let mut command = Command::new(program);
-    command
-        .args(args)
-        .env("LC_ALL", "C")
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
-    die_with_parent(&mut command);
-    command.spawn()
+/// Starts a program with a pipe for each of its outputs. Its language is English.
+fn spawn_tool<A: AsRef<OsStr>>(
+    program: &str,
+    args: impl IntoIterator<Item = A>,
+) -> io::Result<(Group, [OwnedFd; 2])> {
+    let (stdout, output) = pipe_with(PipeFlags::CLOEXEC)?;
+    let (stderr, errors) = pipe_with(PipeFlags::CLOEXEC)?;
+    let streams = [empty_input()?, output, errors];
+    let process = spawn::spawn(program.as_ref(), args, &[("LC_ALL".to_owned(), "C".to_owned())], streams)?;
+    Ok((Group(process), [stdout, stderr]))
 }
 
 /// Has the kernel kill the child when the thread that starts it ends, which waits for it in this module.
@@ -203,13 +193,11 @@ pub(crate) fn die_with_parent(command: &mut Command) {
 }
 
 /// Reads what the child writes until it exits or the deadline passes.
-fn collect(group: &mut Group, deadline: Instant) -> io::Result<[Vec<u8>; 2]> {
-    let stdout =
-        group.child.stdout.take().expect("the child was started with a pipe for its standard output");
-    let stderr = group.child.stderr.take().expect("the child was started with a pipe for its standard error");
-    let mut streams = [Stream::new(stdout.into(), STDOUT_KEPT)?, Stream::new(stderr.into(), STDERR_KEPT)?];
+fn collect(group: &Group, pipes: [OwnedFd; 2], deadline: Instant) -> io::Result<[Vec<u8>; 2]> {
+    let [stdout, stderr] = pipes;
+    let mut streams = [Stream::new(stdout, STDOUT_KEPT)?, Stream::new(stderr, STDERR_KEPT)?];
     loop {
-        let mut fds = vec![PollFd::new(&group.exit, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&group.0.exit, PollFlags::IN)];
         fds.extend(
             streams.iter().filter_map(|stream| Some(PollFd::new(stream.pipe.as_ref()?, PollFlags::IN))),
         );
@@ -269,37 +257,29 @@ impl Stream {
 
 /// A child and all of its process group, ended when dropped.
 #[derive(Debug)]
-struct Group {
-    child: Child,
-    exit: OwnedFd,
-}
+struct Group(Process);
 
 impl Group {
-    fn new(child: Child) -> io::Result<Self> {
-        let exit = pidfd_open(Pid::from_child(&child), PidfdFlags::empty())?;
-        Ok(Self { child, exit })
-    }
-
     /// Ends what the exited child left running, and says how the child itself ended.
     fn end(&mut self) -> io::Result<ExitStatus> {
         self.kill();
-        self.child.wait()
+        self.0.wait()
     }
 
     /// The child must not have been waited for yet: until then it keeps the number of the group from being reused.
     fn kill(&self) {
-        let _ = kill_process_group(Pid::from_child(&self.child), Signal::KILL);
+        let _ = kill_process_group(self.0.pid, Signal::KILL);
     }
 }
 
 impl Drop for Group {
     fn drop(&mut self) {
-        if let Ok(None) = self.child.try_wait() {
+        if let Ok(None) = self.0.try_wait() {
             self.kill();
             // A child stuck in the kernel on a dead disk outlives any signal, and must not keep us as well.
-            let exit = &mut [PollFd::new(&self.exit, PollFlags::IN)];
+            let exit = &mut [PollFd::new(&self.0.exit, PollFlags::IN)];
             let _ = wait(exit, Instant::now() + KILL_GRACE);
-            let _ = self.child.try_wait();
+            let _ = self.0.try_wait();
         }
     }
 }

@@ -4,21 +4,18 @@ use std::{
     ffi::OsStr,
     fs::File,
     io::{ErrorKind, Write as _},
-    os::{
-        fd::OwnedFd,
-        unix::process::{CommandExt as _, ExitStatusExt as _},
-    },
+    os::unix::process::ExitStatusExt as _,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
 use rustix::{
     event::{PollFd, PollFlags},
     fs::OFlags,
+    pipe::{PipeFlags, pipe_with},
 };
 
-use super::{Group, STDERR_KEPT, Stream, die_with_parent, wait};
+use super::{Group, STDERR_KEPT, Stream, spawn::spawn, wait};
 use crate::error::{Doing as _, Result};
 
 /// What a program printed, and how it ended if it did.
@@ -53,29 +50,21 @@ impl Dialog {
         args: impl IntoIterator<Item = A>,
         environment: impl IntoIterator<Item = (String, String)>,
     ) -> Result<Self> {
-        #[expect(
-            clippy::disallowed_methods,
-            reason = "this is where child processes are started, with a deadline"
-        )]
-        let mut command = Command::new(program);
-        command
-            .args(args)
-            .envs(environment)
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped());
-        die_with_parent(&mut command);
-        let group = command.spawn().and_then(Group::new).doing("run", program)?;
-        Self::over(program, group).doing("run", program)
+        let environment: Vec<_> = environment.into_iter().collect();
+        Self::over(program, args, &environment).doing("run", program)
     }
 
-    fn over(program: &Path, mut group: Group) -> std::io::Result<Self> {
-        let pipes = "the child was started with pipes";
-        let input: OwnedFd = group.child.stdin.take().expect(pipes).into();
+    fn over<A: AsRef<OsStr>>(
+        program: &Path,
+        args: impl IntoIterator<Item = A>,
+        environment: &[(String, String)],
+    ) -> std::io::Result<Self> {
+        let [(read_input, input), (output, written_output), (errors, written_errors)] =
+            [pipe_with(PipeFlags::CLOEXEC)?, pipe_with(PipeFlags::CLOEXEC)?, pipe_with(PipeFlags::CLOEXEC)?];
+        let streams = [read_input, written_output, written_errors];
+        let group = Group(spawn(program.as_os_str(), args, environment, streams)?);
         rustix::fs::fcntl_setfl(&input, OFlags::NONBLOCK)?;
-        let output = Stream::new(group.child.stdout.take().expect(pipes).into(), usize::MAX)?;
-        let errors = Stream::new(group.child.stderr.take().expect(pipes).into(), STDERR_KEPT)?;
+        let (output, errors) = (Stream::new(output, usize::MAX)?, Stream::new(errors, STDERR_KEPT)?);
         Ok(Self { program: program.to_owned(), group, input: Some(input.into()), output, errors })
     }
 
@@ -137,7 +126,7 @@ impl Dialog {
 
     /// Waits until something happens; writes of `rest` and reads what it can. Whether the program has exited.
     fn step(&mut self, rest: &mut &[u8], deadline: Instant) -> std::io::Result<bool> {
-        let mut fds = vec![PollFd::new(&self.group.exit, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(&self.group.0.exit, PollFlags::IN)];
         let writing = self.input.as_ref().filter(|_| !rest.is_empty());
         fds.extend(writing.map(|input| PollFd::new(input, PollFlags::OUT)));
         let streams = [&self.output, &self.errors].into_iter();
@@ -159,7 +148,7 @@ impl Dialog {
     }
 
     fn status(&mut self) -> std::io::Result<std::result::Result<i32, i32>> {
-        let status = self.group.child.wait()?;
+        let status = self.group.0.wait()?;
         Ok(status.code().ok_or_else(|| status.signal().unwrap_or_default()))
     }
 }

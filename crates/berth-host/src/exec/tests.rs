@@ -125,9 +125,9 @@ fn a_child_dies_with_the_process_that_runs_it() {
     let pid = dir.path().join("child");
     let script = format!("echo $$ > {}; exec sleep 1000", pid.display());
     // The death signal follows the thread, so a thread that ends stands for a process that is killed.
-    let child = std::thread::spawn(move || spawn("sh", ["-c", script.as_str()]).unwrap()).join().unwrap();
-    let mut group = Group::new(child).unwrap();
-    assert_eq!(group.child.wait().unwrap().signal(), Some(libc::SIGKILL));
+    let started = std::thread::spawn(move || spawn_tool("sh", ["-c", script.as_str()]).unwrap());
+    let (mut group, _pipes) = started.join().unwrap();
+    assert_eq!(group.0.wait().unwrap().signal(), Some(libc::SIGKILL));
 }
 
 fn foreign(script: &str, deadline: Duration, limit: usize) -> Result<Ended> {
@@ -167,6 +167,29 @@ fn a_daemon_that_a_foreign_program_starts_goes_on_and_is_not_waited_for() {
     assert_eq!(ended.unwrap().output, b"done\n");
     assert!(!is_dead(&pid));
     let number: i32 = fs::read_to_string(&pid).unwrap().trim().parse().unwrap();
-    rustix::process::kill_process(Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_raw(number).unwrap(), Signal::KILL).unwrap();
     assert!(dies(&pid));
+}
+
+#[test]
+fn a_program_that_cannot_be_started_is_an_error_and_leaves_no_process() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("program");
+    fs::write(&path, "no program").unwrap();
+    let errno = || run_foreign(&path, ["x"], MINUTE, 100).unwrap_err().errno();
+    assert_eq!(errno(), Some(libc::EACCES));
+    fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    assert_eq!(errno(), Some(libc::ENOEXEC));
+    let missing = run_foreign(&dir.path().join("none"), ["x"], MINUTE, 100).unwrap_err();
+    assert_eq!(missing.errno(), Some(libc::ENOENT));
+}
+
+#[test]
+fn a_program_blocks_no_signal_and_does_not_ignore_closed_pipes() {
+    let script = "grep -E 'Sig(Blk|Ign)' /proc/self/status";
+    let output = String::from_utf8(shell(script, MINUTE).unwrap().stdout).unwrap();
+    let words: Vec<_> = output.split_whitespace().collect();
+    assert_eq!(words[1], "0000000000000000", "blocked: {output}");
+    let ignored = u64::from_str_radix(words[3], 16).unwrap();
+    assert_eq!(ignored & (1 << (libc::SIGPIPE - 1)), 0, "{output}");
 }
