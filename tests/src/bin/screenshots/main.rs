@@ -10,7 +10,7 @@ mod png;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use berth_e2e::browser::Browser;
 use berth_e2e::terminal::Terminal;
 use berth_e2e::up::{Machine, NODE};
@@ -166,6 +166,20 @@ fn take(browser: &Browser, shot: &Shot, directory: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The screen of a terminal when nothing is being drawn on it: two captures in a row are equal.
+fn drawn(terminal: &Terminal) -> Result<String> {
+    let mut before = terminal.coloured_screen()?;
+    for _ in 0..100 {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = terminal.coloured_screen()?;
+        if now == before {
+            return Ok(now);
+        }
+        before = now;
+    }
+    bail!("the screen changes all the time:\n{before}")
+}
+
 fn main() -> Result<()> {
     let directory = std::env::args().nth(1).map(PathBuf::from).context("usage: screenshots DIRECTORY")?;
     std::fs::create_dir_all(&directory)?;
@@ -188,7 +202,7 @@ fn main() -> Result<()> {
     let terminal = Terminal::start(&top, 128, 26)?;
     terminal.shows("% full")?;
     browser.resize(1072, 520)?;
-    browser.open(&ansi::page(&terminal.coloured_screen()?))?;
+    browser.open(&ansi::page(&drawn(&terminal)?))?;
     std::fs::write(directory.join("top.png"), png::with_palette(&browser.picture()?)?)?;
     drop(terminal);
 
