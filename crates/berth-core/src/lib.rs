@@ -26,6 +26,7 @@
 //! | [`Access`], [`AccessMode`], [`VolumeCapability`] | how a volume is used |
 //! | [`Topology`] | from where a volume can be reached |
 //! | [`Backoff`] | growing pauses between attempts |
+//! | [`Schedule`] | when a CronJob is due |
 //! | [`Network`] | addresses that begin with the same bits |
 //! | [`names`] | annotations, labels, finalizers, event reasons: the only crate with a literal `kubernetes.io/` |
 //!
@@ -37,11 +38,13 @@ mod backoff;
 mod capacity;
 mod claim_field;
 mod error_chain;
+mod go_duration;
 mod hex;
 mod id;
 pub mod names;
 mod network;
 mod quantity;
+mod schedule;
 mod topology;
 
 pub use access::{Access, AccessKind, AccessMode, VolumeCapability};
@@ -49,8 +52,10 @@ pub use backoff::{Backoff, random_fraction};
 pub use capacity::{Capacity, CapacityRange, InvalidCapacity};
 pub use claim_field::ClaimField;
 pub use error_chain::error_chain;
+pub use go_duration::go_duration;
 pub use hex::hex;
 pub use id::{GroupSnapshotId, InvalidId, Name, NodeId, SnapshotId, VolumeId};
 pub use network::{InvalidNetwork, Network};
 pub use quantity::{InvalidQuantity, Quantity};
+pub use schedule::{BadSchedule, Schedule};
 pub use topology::Topology;

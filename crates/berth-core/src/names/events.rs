@@ -9,6 +9,8 @@ pub const CLAIM_MISBOUND: &str = "ClaimMisbound";
 pub const CLAIM_SMALLER_THAN_TEMPLATE: &str = "ClaimSmallerThanTemplate";
 /// Reason of the event that says: a VolumeSnapshotContent names no source, or two.
 pub const CONTENT_VALIDATION_ERROR: &str = "ContentValidationError";
+/// Reason of the event that says: a Job has finished.
+pub const COMPLETED: &str = "Completed";
 /// Reason of the event that says: the content of a group snapshot could not be saved.
 pub const CREATE_GROUP_SNAPSHOT_CONTENT_FAILED: &str = "CreateGroupSnapshotContentFailed";
 /// Reason of the event that says: the content of a snapshot could not be saved.
@@ -31,6 +33,8 @@ pub const FAILED_CREATE: &str = "FailedCreate";
 pub const FAILED_DAEMON_POD: &str = "FailedDaemonPod";
 /// Reason of the event that says: a workload could not delete a pod.
 pub const FAILED_DELETE: &str = "FailedDelete";
+/// Reason of the event that says: a CronJob could not find a Job that it wants to replace.
+pub const FAILED_GET: &str = "FailedGet";
 /// Reason of the event that says: no node fits a pod.
 pub const FAILED_SCHEDULING: &str = "FailedScheduling";
 /// Reason of the event that says: a StatefulSet could not restore a pod's labels.
@@ -65,6 +69,14 @@ pub const GROUP_SNAPSHOT_MISBOUND: &str = "GroupSnapshotMisbound";
 pub const GROUP_SNAPSHOT_READY: &str = "GroupSnapshotReady";
 /// Reason of the event that says: a group snapshot names no source, or two.
 pub const GROUP_SNAPSHOT_VALIDATION_ERROR: &str = "GroupSnapshotValidationError";
+/// Reason of the event that says: the schedule of a CronJob makes no sense.
+pub const INVALID_SCHEDULE: &str = "InvalidSchedule";
+/// Reason of the event that says: a CronJob starts no Job because the last one still runs.
+pub const JOB_ALREADY_ACTIVE: &str = "JobAlreadyActive";
+/// Reason of the event that says: a CronJob did not start a Job in time.
+pub const MISS_SCHEDULE: &str = "MissSchedule";
+/// Reason of the event that says: a Job that a CronJob started is gone.
+pub const MISSING_JOB: &str = "MissingJob";
 /// Reason of the event that says: the node of pods that use a claim has failed.
 pub const NODE_FAILED: &str = "NodeFailed";
 /// Reason of the event that says: the node of pods that use a claim works again.
@@ -83,6 +95,10 @@ pub const RECYCLER_POD: &str = "RecyclerPod";
 pub const REPLICA_SET_CREATE_ERROR: &str = "ReplicaSetCreateError";
 /// Reason of the event that says: the driver is asked to expand a volume.
 pub const RESIZING: &str = "Resizing";
+/// Reason of the event that says: a Job goes on.
+pub const RESUMED: &str = "Resumed";
+/// Reason of the event that says: a Job that a CronJob started has finished.
+pub const SAW_COMPLETED_JOB: &str = "SawCompletedJob";
 /// Reason of the event that says: a Deployment changes the size of a ReplicaSet.
 pub const SCALING_REPLICA_SET: &str = "ScalingReplicaSet";
 /// Reason of the event that says: a pod is assigned to a node.
@@ -129,6 +145,18 @@ pub const SUCCESSFUL_CREATE: &str = "SuccessfulCreate";
 pub const SUCCESSFUL_DELETE: &str = "SuccessfulDelete";
 /// Reason of the event that says: a StatefulSet has restored a pod's labels.
 pub const SUCCESSFUL_UPDATE: &str = "SuccessfulUpdate";
+/// Reason of the event that says: a Job stops until it is resumed.
+pub const SUSPENDED: &str = "Suspended";
+/// Reason of the event that says: a CronJob has missed so many times that only the last one counts.
+pub const TOO_MANY_MISSED_TIMES: &str = "TooManyMissedTimes";
+/// Reason of the event that says: more pods of a Job succeeded than were asked for.
+pub const TOO_MANY_SUCCEEDED_PODS: &str = "TooManySucceededPods";
+/// Reason of the event that says: a CronJob owns a Job that it did not make, or forgot.
+pub const UNEXPECTED_JOB: &str = "UnexpectedJob";
+/// Reason of the event that says: this machine does not know the time zone of a CronJob.
+pub const UNKNOWN_TIME_ZONE: &str = "UnknownTimeZone";
+/// Reason of the event that says: the schedule of a CronJob cannot be read.
+pub const UNPARSEABLE_SCHEDULE: &str = "UnparseableSchedule";
 /// Reason of the event that says: the driver reports that something is wrong with a volume.
 pub const VOLUME_CONDITION_ABNORMAL: &str = "VolumeConditionAbnormal";
 /// Reason of the event that says: nothing is wrong with a volume any more.

@@ -20,3 +20,23 @@ pub const REVISION_HASH: &str = "controller.kubernetes.io/hash";
 pub const STATEFUL_SET_POD_NAME: &str = "statefulset.kubernetes.io/pod-name";
 /// On a pod of a StatefulSet: its ordinal.
 pub const POD_INDEX: &str = "apps.kubernetes.io/pod-index";
+/// On a pod of a Job until it is counted: its object stays while the finalizer is there, so that no end of a pod is missed.
+pub const JOB_TRACKING: &str = "batch.kubernetes.io/job-tracking";
+/// Label of a Job's pods: the Job's uid. The Job selects its pods by it.
+pub const JOB_CONTROLLER_UID: &str = "batch.kubernetes.io/controller-uid";
+/// The same, as it was called before.
+pub const LEGACY_JOB_CONTROLLER_UID: &str = "controller-uid";
+/// Label of a Job's pods: the Job's name.
+pub const JOB_NAME: &str = "batch.kubernetes.io/job-name";
+/// The same, as it was called before.
+pub const LEGACY_JOB_NAME: &str = "job-name";
+/// Label and annotation of an indexed Job's pod: its index.
+pub const JOB_COMPLETION_INDEX: &str = "batch.kubernetes.io/job-completion-index";
+/// On a pod of an indexed Job: how many pods of its index failed before it.
+pub const JOB_INDEX_FAILURES: &str = "batch.kubernetes.io/job-index-failure-count";
+/// On a pod of an indexed Job: how many of its index failed in a way that the failure policy ignores.
+pub const JOB_INDEX_IGNORED_FAILURES: &str = "batch.kubernetes.io/job-index-ignored-failure-count";
+/// The value of a Job's `managedBy` that means Kubernetes' own controller.
+pub const JOB_CONTROLLER: &str = "kubernetes.io/job-controller";
+/// On a Job that a CronJob made: for which time.
+pub const CRON_JOB_SCHEDULED: &str = "batch.kubernetes.io/cronjob-scheduled-timestamp";
