@@ -17,6 +17,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	autoscalingv1 "k8s.io/api/autoscaling/v1"
+	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -50,6 +51,7 @@ var kinds = []struct {
 		appsv1.StatefulSet{}, appsv1.Deployment{}, appsv1.DaemonSet{}, appsv1.ReplicaSet{},
 		appsv1.ControllerRevision{},
 	}},
+	{"batch/v1", []any{batchv1.Job{}, batchv1.CronJob{}}},
 	{"rbac.authorization.k8s.io/v1", []any{
 		rbacv1.Role{}, rbacv1.RoleBinding{}, rbacv1.ClusterRole{}, rbacv1.ClusterRoleBinding{},
 	}},

@@ -7,6 +7,7 @@
 
 pub(crate) mod admission;
 pub(crate) mod age;
+mod batch;
 mod claim;
 mod classes;
 mod config;
@@ -136,6 +137,11 @@ pub(crate) trait Rules: Send + Sync {
         Vec::new()
     }
 
+    /// Whether a deletion that does not say what becomes of dependents leaves them alone.
+    fn orphans_dependents(&self) -> bool {
+        false
+    }
+
     /// How long a deletion waits, in seconds: only pods wait.
     fn grace_seconds(&self, _object: &Value, _asked: Option<i64>) -> i64 {
         0
@@ -165,6 +171,8 @@ pub(crate) fn of(group: &str, kind: &str) -> Arc<dyn Rules> {
         ("apps", "StatefulSet") => Arc::new(workload::Workload::StatefulSet),
         ("apps", "DaemonSet") => Arc::new(workload::Workload::DaemonSet),
         ("apps", "ControllerRevision") => Arc::new(revision::Revision),
+        ("batch", "Job") => Arc::new(batch::Job),
+        ("batch", "CronJob") => Arc::new(batch::CronJob),
         ("apiextensions.k8s.io", "CustomResourceDefinition") => {
             Arc::new(definition::CustomResourceDefinition)
         }
@@ -241,6 +249,8 @@ mod tests {
             ("apps", "ReplicaSet"),
             ("apps", "StatefulSet"),
             ("apps", "DaemonSet"),
+            ("batch", "Job"),
+            ("batch", "CronJob"),
             ("rbac.authorization.k8s.io", "Role"),
             ("rbac.authorization.k8s.io", "RoleBinding"),
             ("apiextensions.k8s.io", "CustomResourceDefinition"),
@@ -285,6 +295,9 @@ mod tests {
         }
         for kind in ["Deployment", "ReplicaSet", "StatefulSet", "DaemonSet"] {
             exercise(&*of("apps", kind), &odd);
+        }
+        for kind in ["Job", "CronJob"] {
+            exercise(&*of("batch", kind), &odd);
         }
         exercise(&*of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
         exercise(&*of("rbac.authorization.k8s.io", "RoleBinding"), &odd);

@@ -18,6 +18,8 @@ use crate::store::{Expect, Key, Object, WriteError};
 const ORPHAN: &str = "orphan";
 const FOREGROUND: &str = "foregroundDeletion";
 const DELETE_TRIES: usize = 64;
+/// Jobs are the only ones whose dependents stay by default.
+const ORPHANED: &str = "child pods are preserved by default when jobs are deleted; set propagationPolicy=Background to remove them or set propagationPolicy=Orphan to suppress this warning";
 
 /// How an object is to be deleted.
 #[derive(Clone, Debug, Default)]
@@ -138,8 +140,8 @@ impl DeleteOptions {
         Ok(())
     }
 
-    /// The finalizers with what the propagation asks for.
-    fn finalizers(&self, object: &Value) -> Vec<String> {
+    /// The finalizers with what the propagation asks for; `orphans` if dependents are left alone when it asks for nothing.
+    fn finalizers(&self, object: &Value, orphans: bool) -> Vec<String> {
         let have = object::finalizers(object);
         let mut finalizers: Vec<String> =
             have.iter().filter(|f| !matches!(**f, ORPHAN | FOREGROUND)).map(|&f| f.to_owned()).collect();
@@ -149,7 +151,11 @@ impl DeleteOptions {
             Some(_) => {}
             None => {
                 let kept = have.iter().filter(|f| matches!(**f, ORPHAN | FOREGROUND));
+                let settled = finalizers.len();
                 finalizers.extend(kept.map(|&f| f.to_owned()));
+                if orphans && finalizers.len() == settled {
+                    finalizers.push(ORPHAN.to_owned());
+                }
             }
         }
         finalizers
@@ -161,7 +167,16 @@ impl Call {
         let options = DeleteOptions::read(self, bytes)?;
         let current = self.current()?;
         let deleted = self.delete_object(current, &options).await?;
-        self.answer_deleted(deleted, options.dry_run).await
+        let mut answer = self.answer_deleted(deleted, options.dry_run).await?;
+        self.warn_of_orphans(&options, &mut answer);
+        Ok(answer)
+    }
+
+    /// Tells who deletes without a word about dependents that they stay.
+    fn warn_of_orphans(&self, options: &DeleteOptions, answer: &mut Response<Body>) {
+        if self.served.rules.orphans_dependents() && options.policy.is_none() {
+            content::warn(answer, &[ORPHANED.to_owned()]);
+        }
     }
 
     async fn answer_deleted(&self, deleted: Deleted, dry_run: bool) -> Answer<Response<Body>> {
@@ -249,19 +264,20 @@ impl Call {
     /// The object as it is after the request; `None` when its deletion is under way and stays as it is.
     fn mark(&self, old: &Value, options: &DeleteOptions) -> Option<Value> {
         let mut new = old.clone();
+        let orphans = self.served.rules.orphans_dependents();
         if object::is_deleting(old) {
             let left = read::number(old, &["metadata", "deletionGracePeriodSeconds"]).unwrap_or(0);
             if left == 0 {
-                object::set_finalizers(&mut new, options.finalizers(old));
+                object::set_finalizers(&mut new, options.finalizers(old, orphans));
                 return Some(new);
             }
             // The grace period of a deletion that is under way can only be shortened.
             let asked = options.grace.filter(|&asked| asked < left)?;
             shorten(&mut new, old, left, asked);
-            object::set_finalizers(&mut new, options.finalizers(old));
+            object::set_finalizers(&mut new, options.finalizers(old, orphans));
             return Some(new);
         }
-        let mut finalizers = options.finalizers(old);
+        let mut finalizers = options.finalizers(old, orphans);
         if self.has_objects(old) && !finalizers.iter().any(|finalizer| finalizer == crd::CLEANUP) {
             finalizers.push(crd::CLEANUP.to_owned());
         }
@@ -315,7 +331,9 @@ impl Call {
         if !self.served.resource.built_in {
             metadata["continue"] = "".into();
         }
-        self.presenter()?.respond_list(items, metadata)
+        let mut answer = self.presenter()?.respond_list(items, metadata)?;
+        self.warn_of_orphans(&options, &mut answer);
+        Ok(answer)
     }
 
     /// Whether something may have to follow when an object of this kind was written.

@@ -212,6 +212,7 @@ const fn row(group: &'static str, kind: &'static str, plural: &'static str, name
 const APPS: &str = "apps";
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
+const BATCH: &str = "batch";
 const RBAC: &str = "rbac.authorization.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 
@@ -288,6 +289,13 @@ const ROWS: &[Row] = &[
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SelfSubjectAccessReview", "selfsubjectaccessreviews", false) },
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SelfSubjectRulesReview", "selfsubjectrulesreviews", false) },
     Row { verbs: CREATE, ..row(AUTHORIZATION, "SubjectAccessReview", "subjectaccessreviews", false) },
+    Row {
+        short: &["cj"],
+        categories: &["all"],
+        subresources: &[Status],
+        ..row(BATCH, "CronJob", "cronjobs", true)
+    },
+    Row { categories: &["all"], subresources: &[Status], ..row(BATCH, "Job", "jobs", true) },
     row(RBAC, "ClusterRoleBinding", "clusterrolebindings", false),
     row(RBAC, "ClusterRole", "clusterroles", false),
     row(RBAC, "RoleBinding", "rolebindings", true),

@@ -51,6 +51,11 @@ impl Path {
         self.plain(CauseReason::NotSupported, &label, &format!("supported values: {known}"))
     }
 
+    /// As [`Self::invalid`], for what is not shown.
+    pub(crate) fn invalid_alone(&self, detail: &str) -> Cause {
+        self.plain(CauseReason::Invalid, "Invalid value", detail)
+    }
+
     /// One [`Self::invalid`] for each complaint about the text.
     pub(crate) fn each_invalid(&self, value: &str, complaints: Vec<String>) -> Vec<Cause> {
         complaints.into_iter().map(|complaint| self.invalid(value, complaint)).collect()
@@ -87,6 +92,12 @@ impl Path {
     pub(crate) fn too_long(&self, limit: usize) -> Cause {
         let unit = if limit == 1 { "byte" } else { "bytes" };
         self.plain(CauseReason::TooLong, "Too long", &format!("may not be more than {limit} {unit}"))
+    }
+
+    /// The list has too many items.
+    pub(crate) fn too_many(&self, count: usize, most: usize) -> Cause {
+        let detail = format!("must have at most {most} items");
+        self.plain(CauseReason::TooMany, &format!("Too many: {count}"), &detail)
     }
 
     fn with_value(&self, reason: CauseReason, label: &str, value: &Value, detail: &str) -> Cause {

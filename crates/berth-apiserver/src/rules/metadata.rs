@@ -143,7 +143,7 @@ fn owner_causes(metadata: &Value, path: &Path) -> Vec<Cause> {
 /// Finalizers of most built-in kinds have a domain, but for a few old ones.
 fn standard_finalizer_causes(object: &Value) -> Vec<Cause> {
     let group = text(object, &["apiVersion"]).rsplit_once('/').map_or("", |(group, _)| group);
-    if !matches!(group, "" | "apps" | "storage.k8s.io") || text(object, &["kind"]) == "Event" {
+    if !matches!(group, "" | "apps" | "batch" | "storage.k8s.io") || text(object, &["kind"]) == "Event" {
         return Vec::new();
     }
     let path = Path::new("metadata").child("finalizers");
