@@ -9,7 +9,7 @@
 //! | [`attach_detach`] | VolumeAttachments for the pods of each node; `attach` and `detach` of FlexVolume drivers |
 //! | [`nodes`] | the taints of nodes that fail, the eviction of their pods, and pods that nobody else removes |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
-//! | [`workloads`] | Deployments, ReplicaSets, StatefulSets and DaemonSets |
+//! | [`workloads`] | Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs |
 //!
 //! ```text
 //! change of an object ─▶ key in a queue ─▶ observe: caches, no requests

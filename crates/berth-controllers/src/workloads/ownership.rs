@@ -60,10 +60,12 @@ pub(super) fn chooses(selector: &LabelSelector, meta: &ObjectMeta) -> bool {
 }
 
 /// The objects that are the owner's by `is_ours`: those that it controls already, and those that nobody controls, which it
-/// adopts. Those that it controls and that are not its own it releases. An owner that is being deleted does neither.
+/// adopts. Those that it controls and that are not its own it releases. An owner that is being deleted does neither. What
+/// is adopted gets the `finalizer`, and what is released loses it.
 pub(super) async fn claim<O: Kind, K: Kind>(
     cluster: &Cluster,
     owner: &O,
+    finalizer: Option<&'static str>,
     is_ours: impl Fn(&ObjectMeta) -> bool + Send,
     objects: &Dependents<K>,
 ) -> Result<Vec<Arc<K>>> {
@@ -73,7 +75,7 @@ pub(super) async fn claim<O: Kind, K: Kind>(
         if is_ours(object.meta()) {
             ours.push(object);
         } else if !is_deleted {
-            release(cluster, owner, object.as_ref()).await?;
+            release(cluster, owner, finalizer, object.as_ref()).await?;
         }
     }
     let orphans = objects.orphans.get(&owner.namespace().unwrap_or_default());
@@ -96,6 +98,9 @@ pub(super) async fn claim<O: Kind, K: Kind>(
         let adopted = cluster
             .update(orphan.as_ref(), |orphan| {
                 orphan.meta_mut().owner_references.get_or_insert_default().push(reference(owner));
+                if let Some(finalizer) = finalizer.filter(|name| !has_finalizer(orphan.meta(), name)) {
+                    orphan.finalizers_mut().push(finalizer.to_owned());
+                }
             })
             .await;
         match adopted {
@@ -107,12 +112,25 @@ pub(super) async fn claim<O: Kind, K: Kind>(
     Ok(ours)
 }
 
-async fn release<O: Kind, K: Kind>(cluster: &Cluster, owner: &O, object: &K) -> Result<()> {
+/// Whether an object has a finalizer.
+pub(super) fn has_finalizer(meta: &ObjectMeta, finalizer: &str) -> bool {
+    meta.finalizers.iter().flatten().any(|name| name == finalizer)
+}
+
+async fn release<O: Kind, K: Kind>(
+    cluster: &Cluster,
+    owner: &O,
+    finalizer: Option<&'static str>,
+    object: &K,
+) -> Result<()> {
     let uid = owner.meta().uid.clone().unwrap_or_default();
     let released = cluster
         .update(object, |object| {
             if let Some(owners) = &mut object.meta_mut().owner_references {
                 owners.retain(|owner| owner.uid != uid);
+            }
+            if let Some(finalizers) = &mut object.meta_mut().finalizers {
+                finalizers.retain(|name| Some(name.as_str()) != finalizer);
             }
         })
         .await;

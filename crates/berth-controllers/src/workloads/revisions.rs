@@ -39,7 +39,7 @@ impl History {
         revisions: &Dependents<ControllerRevision>,
         mut collisions: i32,
     ) -> Result<Self> {
-        let mut all = claim(cluster, owner, |meta| is_selected(owner, meta), revisions).await?;
+        let mut all = claim(cluster, owner, None, |meta| is_selected(owner, meta), revisions).await?;
         all.sort_by_key(|revision| (revision.revision, created(revision), revision.name_any()));
         let data = data(template);
         let next = all.last().map_or(1, |last| last.revision + 1);

@@ -7,11 +7,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::names::JOB_TRACKING;
 use berth_kube::{Cache, Cluster, Index, Key, Kind, Next, Recorder, Result};
 use k8s_openapi::api::apps::v1::{
     DaemonSet, DaemonSetStatus, Deployment, DeploymentStatus, ReplicaSet, ReplicaSetStatus, StatefulSet,
     StatefulSetStatus,
 };
+use k8s_openapi::api::batch::v1::{CronJob, CronJobStatus, Job, JobStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta};
 use kube::ResourceExt as _;
 
@@ -20,6 +22,9 @@ use super::ownership::{Dependents, chooses, claim, controller};
 /// A kind of object whose controller makes others from a template.
 pub(super) trait Workload: Kind {
     type Status: PartialEq;
+
+    /// The finalizer that the objects of the workload have until they are counted.
+    const FINALIZER: Option<&'static str> = None;
 
     /// The labels of the objects that the workload has; `None` if it finds them by their owner alone.
     fn selector(&self) -> Option<&LabelSelector>;
@@ -57,6 +62,40 @@ workloads!(
     ReplicaSet: ReplicaSetStatus,
     StatefulSet: StatefulSetStatus
 );
+
+impl Workload for Job {
+    type Status = JobStatus;
+
+    const FINALIZER: Option<&'static str> = Some(JOB_TRACKING);
+
+    fn selector(&self) -> Option<&LabelSelector> {
+        self.spec.as_ref()?.selector.as_ref()
+    }
+
+    fn status(&self) -> Option<&JobStatus> {
+        self.status.as_ref()
+    }
+
+    fn set_status(&mut self, status: JobStatus) {
+        self.status = Some(status);
+    }
+}
+
+impl Workload for CronJob {
+    type Status = CronJobStatus;
+
+    fn selector(&self) -> Option<&LabelSelector> {
+        None
+    }
+
+    fn status(&self) -> Option<&CronJobStatus> {
+        self.status.as_ref()
+    }
+
+    fn set_status(&mut self, status: CronJobStatus) {
+        self.status = Some(status);
+    }
+}
 
 /// Whether a workload's selector chooses an object.
 pub(super) fn is_selected<W: Workload>(workload: &W, object: &ObjectMeta) -> bool {
@@ -113,7 +152,7 @@ impl<W: Workload> Workloads<W> {
     /// The objects of a kind that a workload has, after adopting those that became its own and releasing those that are not
     /// its own any more.
     pub(super) async fn claim<K: Kind>(&self, workload: &W, objects: &Dependents<K>) -> Result<Vec<Arc<K>>> {
-        claim(&self.cluster, workload, |object| (self.has)(workload, object), objects).await
+        claim(&self.cluster, workload, W::FINALIZER, |object| (self.has)(workload, object), objects).await
     }
 
     /// Writes a workload's status, if it is another one than before.

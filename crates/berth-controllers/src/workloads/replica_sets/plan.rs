@@ -49,7 +49,12 @@ pub(super) fn wanted(set: &ReplicaSet) -> i32 {
 }
 
 /// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
-pub(super) fn first_to_go(a: &Pod, b: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> Ordering {
+pub(in crate::workloads) fn first_to_go(
+    a: &Pod,
+    b: &Pod,
+    related: &HashMap<String, usize>,
+    now: Timestamp,
+) -> Ordering {
     let assigned = |pod: &Pod| !storage::node_of_pod(pod).is_empty();
     let phase = |pod: &Pod| match storage::phase_of_pod(pod) {
         "Pending" => 0,
