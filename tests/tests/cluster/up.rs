@@ -7,6 +7,7 @@ mod crash;
 mod drivers;
 mod examples;
 mod flex;
+mod jobs;
 mod manifests;
 mod monitoring;
 mod mycsi;
