@@ -1,7 +1,7 @@
 //! The embedded Kubernetes API: a durable, versioned, watchable store, and the REST verbs over it.
 //!
-//! This is not a general Kubernetes: it serves the kinds that storage and workloads on one machine need, so exactly that
-//! kubectl, kube-rs, client-go and controllers of other projects work with it. The known differences from kube-apiserver
+//! This is not a general Kubernetes: it serves the kinds that storage and workloads on one machine need, close enough to
+//! kube-apiserver that kubectl, kube-rs, client-go and controllers of other projects work with it. The known differences from kube-apiserver
 //! are listed in `DIFFERENCES.md`. An object is a JSON value from the wire to the disk; what its fields
 //! are is known from one compact table ([`schema`]), which drives strict decoding, protobuf, strategic merge,
 //! server-side apply and OpenAPI alike.
@@ -32,8 +32,8 @@
 //! What holds:
 //! - A write is on the disk before it is answered, and before any reader or watcher sees it.
 //! - Revisions only grow, also over restarts, and every change has its own.
-//! - A slow watcher holds nothing: when the history has moved on, it gets 410 and lists again.
-//! - Every request that comes over TLS is authenticated, but for health and version. Roles are stored, not enforced.
+//! - A slow watcher keeps no memory occupied: when the events it needs have left the history, it gets 410 and lists again.
+//! - Every request that comes over TLS is authenticated, except for health and version. Roles are stored, not enforced.
 //! - A difference from kube-apiserver that is not listed in `DIFFERENCES.md` fails `tests/server/differential.rs`.
 //!
 //! Start reading at `rest.rs` for the way of a request, at `store.rs` for what is guaranteed about data. This is a whole

@@ -17,9 +17,9 @@
 //! ```text
 //!  services of berth-driver: parse, lock, the spec's rules
 //!       │ Volumes, Snapshots, Expansion, …          │ Sources, Staging, Stats, …
-//!  local/volumes.rs, snapshots.rs              local/node.rs           one process: the disk is here
-//!  nfs/controller/                             nfs/node/               apart: any replica, any node
-//!  digitalocean/, aliyun/, cloud/              cloud/node.rs           apart, and only the controller has credentials
+//!  local/volumes.rs, snapshots.rs              local/node.rs           both in one process, on the node that has the disk
+//!  nfs/controller/                             nfs/node/               in separate processes
+//!  digitalocean/, aliyun/, cloud/              cloud/node.rs           separate; only the controller needs credentials
 //!       │                                           │
 //!  berth-journal, berth-host                   berth-host, berth-fuse
 //! ```
@@ -29,8 +29,9 @@
 //!   without a record, which the next start removes, or keeps in `lost/` where records were damaged.
 //! - An image is formatted only if it is provably blank, and is never on two writable loop devices (`image.rs`,
 //!   `local/devices.rs`).
-//! - A volume's capacity is what was asked for; what it occupies may be more (`image::length`).
-//! - What a call needs to reach a server comes with the call; nothing about it is ambient (`nfs/shares.rs`).
+//! - A volume's capacity is the size that was asked for; its image file may be larger (`image::length`).
+//! - What a call needs to reach an NFS server (mount options, secrets) comes with the call and is not kept for other calls
+//!   (`nfs/shares.rs`).
 //!
 //! Start reading at `local.rs` for the composition and the layout on disk, then at `local/volumes.rs`: `plan`, `find`,
 //! `place` and `make` are CreateVolume.

@@ -1,4 +1,4 @@
-//! The rules of CSI as checks, for any driver.
+//! Tests any CSI driver: the rules of the specification as checks, for `berth certify` and `berth dev`.
 //!
 //! ```text
 //!  run ──► Session ──► calls, each judged by rules::judge ──► driver
@@ -8,13 +8,13 @@
 //!
 //! - [`mod@rules`] judges one observed call by its request, its answer, and the mounts before and after it. A proxy between a
 //!   caller and a driver can use it alone.
-//! - `checks` is the table: a check is a row with its id, how binding it is, the section of the specification, the rule in our
-//!   words, what to do, what it needs, and the code that tests it. Each group of rows is a file.
+//! - `checks` is the table: a check is a row with its id, its level (MUST, SHOULD or INFO), the section of the specification, the rule in our
+//!   words, advice, what it needs, and the code that tests it. Each group of rows is a file.
 //! - `session` makes the calls: each carries a secret of its own, has a deadline, is judged, and is undone after its check.
 //! - [`process`] starts, kills and observes the driver.
 //! - [`report`] is what a run found.
 //!
-//! This tests a driver that listens on a socket, and prints the report:
+//! This tests a driver, which it starts or connects to as `launch` says, and prints how many rules were checked:
 //! ```no_run
 //! use berth_certify::{Options, process::Launch};
 //!
@@ -26,7 +26,7 @@
 //! ```
 //!
 //! What holds: a check that could not run is never counted as passed. A call that is not answered in time is not tried again, so that
-//! a driver that hangs costs its own checks only. After each check its volumes are gone.
+//! a driver that hangs fails only the checks that need this call. After each check its volumes are gone.
 //!
 //! Start reading at `checks.rs`, then with a short group, `checks/staging.rs`.
 

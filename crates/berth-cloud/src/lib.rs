@@ -1,4 +1,5 @@
-//! Twins of clouds: a provider's API for block storage and its metadata service, on loopback, with real block devices.
+//! Twins of clouds: servers on loopback that imitate a provider's API for block storage and its metadata service, with real
+//! block devices.
 //!
 //! A driver for DigitalOcean's volumes or Alibaba Cloud's disks that is pointed at a twin works as it does in the cloud: disks are
 //! created, attached, resized, snapshotted and deleted by the provider's own HTTP calls, and an attached disk is a block device of
@@ -6,7 +7,7 @@
 //!
 //! ```text
 //!  driver ──HTTP──► server ──► faults, rate limit, counts
-//!                     ├──► digitalocean │ aliyun    the words of one provider: paths, parameters, JSON, codes, signatures
+//!                     ├──► digitalocean │ aliyun    the API of one provider: paths, parameters, JSON, codes, signatures
 //!                     │         └──► account        the rules that both share; operations that take time
 //!                     │                 ├──► records   what exists, in a journal
 //!                     │                 └──► media     sparse files, loop devices, links by id
@@ -15,7 +16,7 @@
 //!
 //! What holds:
 //! - What was answered is there after `kill -9` and a restart, and work that was accepted is carried out.
-//! - A file, a device or a link that no record speaks of is gone after a start; [`purge`] leaves nothing at all.
+//! - A file, a device or a link without a record is removed at the next start; [`purge`] removes everything.
 //! - An attached disk has one loop device, however many instances see it.
 //!
 //! Start reading at `server.rs`, then at `account.rs`.

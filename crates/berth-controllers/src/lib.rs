@@ -1,4 +1,4 @@
-//! The control loops of Kubernetes storage, and those that a machine alone needs besides.
+//! The controllers of Kubernetes that storage needs, and those that one machine without a cluster needs besides.
 //!
 //! | module | replaces, in Kubernetes |
 //! |---|---|
@@ -20,11 +20,11 @@
 //! ```
 //!
 //! None of them calls a CSI driver: they meet the sidecars only in Kubernetes objects. A crash between two writes leaves
-//! a state that the next run goes on from; volumes are written before claims, so that a volume is promised to one claim
-//! rather than free for two.
+//! a state that the next run goes on from. When the two are bound, the volume is written before the claim, so that a crash
+//! in between leaves a volume that is reserved for one claim, never a volume that two claims could take.
 //!
-//! Start reading at `persistent_volumes.rs` (`reconcile_claim`) and `persistent_volumes/plan.rs`, where a claim without a
-//! class is decided.
+//! Start reading at `persistent_volumes.rs` (`reconcile_claim`) and `persistent_volumes/plan.rs`, which decides among other
+//! things what becomes of a claim without a class (`plan_free_claim`).
 
 pub mod attach_detach;
 pub mod ephemeral;

@@ -1,7 +1,6 @@
 //! The vocabulary of every other crate: ids, sizes, access modes, topology, backoff, and the names of Kubernetes.
 //!
-//! Every type here is parsed, not validated: a value that exists is a value that is right, so the crates above never
-//! check one twice.
+//! The parsers and constructors of these types refuse what is not valid, so the crates above need not check a value again.
 //!
 //! ```
 //! use berth_core::{Capacity, CapacityRange, Quantity, VolumeId};

@@ -1,4 +1,4 @@
-//! A workbench for drivers: a proxy between a driver and its callers that shows, judges, delays and breaks calls.
+//! The proxy of `berth dev`, between a CSI driver and its callers: it shows calls, checks them by the rules of CSI, delays and breaks them.
 //!
 //! ```text
 //!  sidecars, node ──► proxy ──► driver (started, killed, rebuilt by the workbench)
@@ -11,7 +11,7 @@
 //!                            record::Event ──► lines, JSON, a file, or the view in the terminal
 //! ```
 //!
-//! What holds: bytes go through unchanged. No event holds a secret ([`record`]). The same seed breaks the same calls ([`faults`]). A build that
+//! What holds: the bytes of requests and answers are forwarded unchanged. No event holds a secret ([`record`]). The same seed breaks the same calls ([`faults`]). A build that
 //! fails leaves the driver running ([`Workbench`]).
 //!
 //! Start reading at `proxy.rs`, where a call passes; `workbench.rs` keeps the driver running.

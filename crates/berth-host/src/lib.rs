@@ -1,4 +1,4 @@
-//! Touches the machine: mounts, loop devices, btrfs, formatting, quotas, safe paths, child processes.
+//! Operations on the machine: mounts, loop devices, btrfs, formatting, quotas, safe paths, child processes.
 //!
 //! Together with berth-runtime this is the only crate of Berth with unsafe code or child processes. Everything here is
 //! synchronous and talks to the kernel directly; a tool is run only where the kernel has no call for the job (mkfs,

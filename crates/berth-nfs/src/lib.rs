@@ -28,9 +28,9 @@
 //! ```
 //!
 //! Guarantees:
-//! - every call is bounded by the attempt's timeout, and may be dropped at any time: its answer is forgotten, and
-//!   nothing else happens;
-//! - what only asks, or can be done twice without harm, is tried again when the connection breaks; anything else
+//! - every call is bounded by the attempt's timeout, and its future may be dropped at any time: the answer is then ignored,
+//!   and other calls are not affected;
+//! - a call that only reads, or is idempotent, is tried again when the connection breaks; any other
 //!   fails with [`Kind::Interrupted`];
 //! - whatever a server answers, nothing panics, and no length it names is believed before the bytes are there.
 //!

@@ -11,14 +11,14 @@
 //! ```
 //!
 //! Guarantees:
-//! - Every operation is done as the caller: its user, its group and its further groups, by the kernel's own checks. Root may be made
+//! - Every operation is done as the caller: its user, its group and its supplementary groups, by the kernel's own checks. Root may be made
 //!   nobody ([`Options::squash_root`]).
-//! - Nothing outside the directory is reached: handles carry a signature, names are single, symbolic links are never followed, and
+//! - Nothing outside the directory is reached: handles carry a signature, a name is one path component, symbolic links are never followed, and
 //!   other filesystems that are mounted in the directory are not entered.
 //! - A handle means the same file over restarts of the server, by the kernel's file handles or by a search ([`Handles`]).
 //! - What is answered as done is on the disk, except unstable writes, which COMMIT puts there; the write verifier changes at every
 //!   start and whenever the disk fails to write, so that clients send again what may be lost.
-//! - Listings continue where they were, by any change of the directory and over restarts: a cookie is a hash of a name.
+//! - Listings continue where they were, whatever changes in the directory, and over restarts: a cookie is a hash of a name.
 //! - What cannot be read as a call gets an error and changes nothing.
 //!
 //! Start reading at `service.rs`.

@@ -23,13 +23,13 @@
 //!
 //! # Invariants
 //!
-//! - A container depends on nobody: whoever started it may be killed, and the next [`Runtime::open`] finds it again.
+//! - A container does not depend on the process that started it: that may be killed, and the next [`Runtime::open`] finds it again.
 //! - A container that was started once is never started twice under the same [`ContainerId`].
 //! - Nothing of a container's files is left when it has ended, besides its directory and its log.
 //! - Paths inside a container never lead out of it (`root.rs`).
 //!
-//! A container is isolated so that pods do not disturb each other or the host by accident. It is no boundary against
-//! malice: it sees the files of the host, and unless another user is asked for, its process is root of the host, with the
+//! A container is isolated so that pods do not disturb each other or the host by accident. It is no security
+//! boundary: it sees the files of the host, and unless another user is asked for, its process is root of the host, with the
 //! capabilities of its [`Security`].
 //!
 //! Start reading at [`Runtime::start`] (`runtime.rs`), then `Launcher::launch` and `run` (`launcher.rs`).

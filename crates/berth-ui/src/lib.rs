@@ -14,7 +14,7 @@
 //! - [`page`] is the web page, of a cluster or of a recording; [`top`] is the same in the terminal. Both show `rows` (one per volume, with its
 //!   verdict) and `inventory` (nodes, drivers) of a `watched` cluster. [`records`] are what `berth up` keeps of volumes.
 //!
-//! Rules: this crate only reads, but for [`fix`]. A kind that may not be read is recorded as unknown, and nothing is concluded
+//! Rules: this crate only reads, except for [`fix`] and the page's actions. A kind that may not be read is recorded as unknown, and nothing is concluded
 //! from the absence of its objects. A driver, a sidecar or a node of another project is never assumed to behave like Berth's:
 //! findings rest on what Kubernetes' API says. What only time can show (nobody took up a claim) is a finding after
 //! [`ClusterState::patience`].

@@ -13,6 +13,7 @@
 //!                                       +- flex               -> installs FlexVolume drivers
 //!                                       +- new                -> writes the sources of a driver
 //!                                       +- cloud              -> serves a cloud's API on this machine (berth-cloud)
+//!                                       +- nfs                -> serves a directory by NFS (berth-nfsd)
 //!                                       +- apiserver          -> serves the Kubernetes API alone
 //!                                       +- sidecars, csi-...  -> launch: sidecars over a driver's socket
 //! ```
