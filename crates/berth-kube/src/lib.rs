@@ -65,6 +65,7 @@ mod objects;
 pub mod provisionable;
 mod queue;
 mod recorder;
+pub mod resources;
 pub mod selectors;
 pub mod snapshots;
 pub mod storage;

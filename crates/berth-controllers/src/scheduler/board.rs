@@ -1,17 +1,13 @@
 //! What each node already carries: pods that run there, and pods that were just placed there and are not written yet.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{HashMap, HashSet};
 
 use berth_kube::Key;
-use k8s_openapi::api::core::v1::{Container, Pod};
-use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-
+use berth_kube::resources::{Amounts, requested};
 use berth_kube::storage;
+use k8s_openapi::api::core::v1::Pod;
 
 use super::neighbours::wants_distance;
-
-/// Amounts by resource, in thousandths.
-pub(super) type Amounts = BTreeMap<String, i128>;
 
 /// What one node carries.
 #[derive(Debug, Default)]
@@ -124,7 +120,7 @@ impl Board {
 
     fn place(&mut self, key: &Key, pod: &Pod, node: &str, assumed: bool) -> bool {
         let moved = self.remove(key);
-        let request = request(pod);
+        let request = requested(pod);
         let load = self.loads.entry(node.to_owned()).or_default();
         for (name, amount) in &request {
             *load.requested.entry(name.clone()).or_default() += amount;
@@ -164,62 +160,5 @@ impl Board {
             }
         }
         true
-    }
-}
-
-/// What a pod asks for: its containers together, or the largest step of its start if that is more, and its overhead.
-pub(super) fn request(pod: &Pod) -> Amounts {
-    let Some(spec) = &pod.spec else { return Amounts::new() };
-    let mut sum = Amounts::new();
-    for container in &spec.containers {
-        add(&mut sum, &requests(container));
-    }
-    let (mut helpers, mut start) = (Amounts::new(), Amounts::new());
-    for container in spec.init_containers.iter().flatten() {
-        let mut step = requests(container);
-        if container.restart_policy.as_deref() == Some("Always") {
-            add(&mut sum, &step);
-            add(&mut helpers, &step);
-            step.clone_from(&helpers);
-        } else {
-            add(&mut step, &helpers);
-        }
-        most(&mut start, &step);
-    }
-    most(&mut sum, &start);
-    // What is asked for the pod as a whole replaces what its containers ask for.
-    if let Some(whole) = spec.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
-        sum.extend(amounts(whole));
-    }
-    if let Some(overhead) = &spec.overhead {
-        add(&mut sum, &amounts(overhead));
-    }
-    sum.retain(|_, amount| *amount > 0);
-    sum
-}
-
-fn requests(container: &Container) -> Amounts {
-    container
-        .resources
-        .as_ref()
-        .and_then(|resources| resources.requests.as_ref())
-        .map_or_else(Amounts::new, amounts)
-}
-
-/// A list of resources as amounts.
-pub(super) fn amounts(list: &BTreeMap<String, Quantity>) -> Amounts {
-    list.iter().map(|(name, quantity)| (name.clone(), storage::amount(quantity).thousandths())).collect()
-}
-
-fn add(sum: &mut Amounts, more: &Amounts) {
-    for (name, amount) in more {
-        *sum.entry(name.clone()).or_default() += amount;
-    }
-}
-
-fn most(sum: &mut Amounts, other: &Amounts) {
-    for (name, amount) in other {
-        let known = sum.entry(name.clone()).or_default();
-        *known = (*known).max(*amount);
     }
 }

@@ -3,12 +3,13 @@
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
 use kube::ResourceExt as _;
 
-use super::board::{Amounts, Board, amounts, request};
+use super::board::Board;
 use super::neighbours::Neighbours;
 use super::unfit::{Plugin, Unfit, Why};
 use super::volumes::{PodVolumes, judge_node, judge_pod};
 use super::world::World;
 use berth_core::names;
+use berth_kube::resources::{Amounts, amounts, requested};
 use berth_kube::selectors::{labels, node_selector};
 
 /// A node for a pod, and what to do about its volumes there.
@@ -29,7 +30,7 @@ pub(super) fn decide(world: &impl World, board: &Board, pod: &Pod) -> Result<Pla
     let preempts = spec.preemption_policy.as_deref() != Some("Never");
     let claims =
         judge_pod(world, board, pod).map_err(|why| Unfit::everywhere(&why, nodes.len(), preempts))?;
-    let request = request(pod);
+    let request = requested(pod);
     let neighbours = Neighbours::observe(world, board, pod, &nodes);
     let (mut best, mut unfit) = (None, Vec::new());
     for node in &nodes {

@@ -9,9 +9,10 @@ use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
 use self::plain::*;
-use super::board::{Board, request};
+use super::board::Board;
 use super::decide::decide;
 use super::unfit::Plugin;
+use berth_kube::resources::requested;
 
 const HOPELESS: &str = "Preemption is not helpful for scheduling";
 const NO_VICTIMS: &str = "No preemption victims found for incoming pod";
@@ -627,5 +628,5 @@ fn a_pod_asks_for_the_most_that_it_needs_at_any_time() {
     } }))
     .unwrap();
     // The start needs 3 beside the helper's 0.2; the containers with the helper only 1.7.
-    assert_eq!(request(&pod).get("cpu"), Some(&3210));
+    assert_eq!(requested(&pod).get("cpu"), Some(&3210));
 }
