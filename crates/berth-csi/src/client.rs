@@ -86,7 +86,16 @@ impl Client {
 
     /// Adds `csi_sidecar_operations_seconds` to the registry, with every call from now on; only the first registry.
     pub fn measure(&self, registry: &mut Registry) {
-        self.shared.metrics.get_or_init(|| ClientMetrics::register(registry));
+        self.shared.metrics.get_or_init(|| {
+            let metrics = ClientMetrics::default();
+            metrics.register(registry, "csi_sidecar_operations_seconds");
+            metrics
+        });
+    }
+
+    /// Counts every call from now on among these, unless it is counted elsewhere.
+    pub fn measure_with(&self, metrics: &ClientMetrics) {
+        self.shared.metrics.get_or_init(|| metrics.clone());
     }
 
     /// Calls a method and waits for its answer no longer than `timeout`.

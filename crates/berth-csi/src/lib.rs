@@ -66,6 +66,6 @@ pub use client::{
     from_transport,
 };
 pub use endpoint::{Endpoint, EndpointError, NotTcp};
-pub use metrics::Metrics;
+pub use metrics::{ClientMetrics, Metrics};
 pub use tls::{Tls, TlsError};
 pub use transport::{BindError, GRACE_PERIOD, Listener, connect, in_process, serve};

@@ -84,23 +84,24 @@ impl Metrics {
     }
 }
 
-/// How long the calls of a client took, by driver, method and code.
-#[derive(Debug)]
-pub(crate) struct ClientMetrics {
+/// How long the calls of clients took, by driver, method and code; clones share it.
+#[derive(Clone, Debug)]
+pub struct ClientMetrics {
     operations: Family<OperationLabels, Histogram, fn() -> Histogram>,
 }
 
+impl Default for ClientMetrics {
+    fn default() -> Self {
+        Self { operations: Family::new_with_constructor(|| Histogram::new(CLIENT_SECONDS)) }
+    }
+}
+
 impl ClientMetrics {
-    /// Adds `csi_sidecar_operations_seconds` to the registry.
-    pub(crate) fn register(registry: &mut Registry) -> Self {
-        let operations: Family<OperationLabels, Histogram, fn() -> Histogram> =
-            Family::new_with_constructor(|| Histogram::new(CLIENT_SECONDS));
-        registry.register(
-            "csi_sidecar_operations_seconds",
-            "Duration of calls to the CSI driver, by method and status code",
-            operations.clone(),
-        );
-        Self { operations }
+    /// Adds them to the registry, under the name that they have upstream: `csi_sidecar_operations_seconds` of a sidecar,
+    /// `csi_operations_seconds` of the kubelet.
+    pub fn register(&self, registry: &mut Registry, name: &'static str) {
+        let help = "Duration of calls to the CSI driver, by method and status code";
+        registry.register(name, help, self.operations.clone());
     }
 
     pub(crate) fn observe(&self, driver: Option<&str>, method: &str, code: Code, took: Duration) {
@@ -121,7 +122,8 @@ mod tests {
     #[test]
     fn a_call_is_counted_under_its_method_and_code() {
         let mut registry = Registry::default();
-        let metrics = ClientMetrics::register(&mut registry);
+        let metrics = ClientMetrics::default();
+        metrics.register(&mut registry, "csi_sidecar_operations_seconds");
         let quick = Duration::from_millis(200);
         metrics.observe(Some("local.berth.dev"), v1::CreateVolumeRequest::METHOD, Code::Ok, quick);
         let slow = Duration::from_secs(7);
