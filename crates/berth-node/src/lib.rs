@@ -53,6 +53,7 @@
 //!         volume_plugins: None,
 //!         csi_timeout: None,
 //!         volume_plugin_timeouts: berth_flex::Timeouts::default(),
+//!         pod_pids_limit: None,
 //!         nfs: None,
 //!     })
 //!     .await?;
@@ -62,8 +63,10 @@
 //! }
 //! ```
 
+mod figures;
 pub mod layout;
 mod machine;
+mod metrics;
 pub mod node;
 mod plugin;
 mod plugins;
@@ -73,6 +76,7 @@ mod tokens;
 mod usage;
 mod volumes;
 
+pub use figures::{ContainerFigure, Figure, FigureReader, Figures};
 pub use plugin::{Certainty, Failed};
 pub use plugins::{NfsMounts, NfsShare};
 pub use pods::StandIn;

@@ -177,6 +177,11 @@ impl Machine {
         &self.options.name
     }
 
+    /// The memory of the machine in bytes.
+    pub(crate) fn memory(&self) -> u64 {
+        self.facts.capacity.memory
+    }
+
     /// The address under which others reach the machine.
     pub fn address(&self) -> IpAddr {
         self.facts.address

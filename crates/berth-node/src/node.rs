@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
@@ -17,19 +17,23 @@ use futures_util::{FutureExt as _, StreamExt as _};
 use k8s_openapi::api::core::v1::{Node as NodeObject, Pod};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use kube::ResourceExt as _;
+use prometheus_client::registry::Registry;
+use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
+use crate::figures::FigureReader;
 use crate::layout::Layout;
 use crate::machine::{self, Machine};
+use crate::metrics::VolumeCounts;
 use crate::plugin::{Failed, Plugin};
 use crate::plugins::csi::Csi;
 use crate::plugins::{Flex, NfsMounts, Refresh, plugins};
-use crate::pods::{self, Pods, StandIn};
+use crate::pods::{self, Pods, StandIn, Supply};
 use crate::registration::{self, Drivers};
 use crate::tokens::Tokens;
 use crate::usage::UsageReader;
 use crate::volumes::{self, Attachments, Volumes};
-use berth_runtime::{ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
+use berth_runtime::{AttachCall, Attached, ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
 
 /// What a node is made of.
 pub struct Options {
@@ -59,6 +63,8 @@ pub struct Options {
     pub csi_timeout: Option<Duration>,
     /// How long FlexVolume drivers may take.
     pub volume_plugin_timeouts: berth_flex::Timeouts,
+    /// Processes and threads that each pod may have; any number if `None`.
+    pub pod_pids_limit: Option<u64>,
     /// What mounts `nfs` volumes; pods that have one are refused if `None`.
     pub nfs: Option<Arc<dyn NfsMounts>>,
 }
@@ -91,9 +97,11 @@ pub struct Node {
     layout: Layout,
     machine: Arc<Machine>,
     drivers: Drivers,
+    volumes: Arc<Volumes>,
     pods: Arc<Pods>,
     runtime: Runtime,
     usage: UsageReader,
+    figures: FigureReader,
     tasks: JoinSet<()>,
 }
 
@@ -152,6 +160,7 @@ impl Node {
         let _ = manager.set(Arc::downgrade(&volumes));
         machine.only_in_use(volumes.devices());
         follow_attachments(&cluster, &options.name, &volumes);
+        let figures = FigureReader::new(&cluster, &options.name, &runtime);
         let usage = UsageReader::new(&cluster, &options.name, &drivers, &flex, &layout);
         let mut hidden = options.hidden;
         hidden.push(options.directory);
@@ -162,6 +171,7 @@ impl Node {
             layout: layout.clone(),
             runtime: runtime.clone(),
             volumes: volumes.clone(),
+            supply: Supply { memory: machine.memory(), pod_pids: options.pod_pids_limit },
             recorder,
             environment: options.environment,
             hidden,
@@ -175,8 +185,8 @@ impl Node {
         tasks.spawn(pods.clone().run());
         let registered = drivers.clone();
         tasks.spawn(follow(cluster.clone(), volumes.clone(), move || registered.changed().boxed()));
-        tasks.spawn(follow(cluster, volumes, move || flex.changed().boxed()));
-        Ok(Self { layout, machine, drivers, pods, runtime, usage, tasks })
+        tasks.spawn(follow(cluster, volumes.clone(), move || flex.changed().boxed()));
+        Ok(Self { layout, machine, drivers, volumes, pods, runtime, usage, figures, tasks })
     }
 
     /// Returns when all work has ended after the cluster's shutdown.
@@ -199,9 +209,20 @@ impl Node {
         &self.drivers
     }
 
+    /// Adds the kubelet's metrics of volumes to a registry: `csi_operations_seconds` and `volume_manager_total_volumes`.
+    pub fn register(&self, registry: &mut Registry) {
+        self.drivers.calls.register(registry, "csi_operations_seconds");
+        registry.register_collector(Box::new(VolumeCounts(self.volumes.clone())));
+    }
+
     /// How full the volumes of this node's pods are.
     pub fn usage(&self) -> &UsageReader {
         &self.usage
+    }
+
+    /// What this node and its containers take of processor and memory.
+    pub fn figures(&self) -> &FigureReader {
+        &self.figures
     }
 
     /// The log of a container, or of the run before its latest.
@@ -243,19 +264,48 @@ impl Node {
 
     /// Runs a command in a running container.
     pub async fn exec(&self, pod: &Pod, container: &str, call: ExecCall) -> Result<Exec, Error> {
-        let uid = pod.uid().unwrap_or_default();
-        let Some(attempt) = self.pods.latest(&uid, container).await else {
-            return Err(Error::Unready(format!(
-                "container not found ({container:?}): it has not started yet"
-            )));
-        };
-        let id = ContainerId { pod_uid: uid, name: container.to_owned(), attempt };
-        self.runtime.exec(&id, call).await.map_err(|error| match error {
-            berth_runtime::Error::NotRunning(_) | berth_runtime::Error::NotFound(_) => {
-                Error::Unready(format!("container not found ({container:?}): it does not run"))
+        let id = self.latest_run(pod, container).await?;
+        self.runtime.exec(&id, call).await.map_err(|error| refused(container, &error))
+    }
+
+    /// Joins the streams of a running container's own process.
+    pub async fn attach(&self, pod: &Pod, container: &str, call: AttachCall) -> Result<Attached, Error> {
+        let id = self.latest_run(pod, container).await?;
+        self.runtime.attach(&id, call).await.map_err(|error| refused(container, &error))
+    }
+
+    /// Connects to a port of a pod, which has the network of this machine.
+    pub async fn connect(&self, port: u16) -> Result<TcpStream, Error> {
+        let local =
+            [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST), self.machine.address()];
+        let mut refusals = Vec::new();
+        for address in local {
+            match TcpStream::connect((address, port)).await {
+                Ok(stream) => return Ok(stream),
+                Err(error) => refusals.push(format!("dial tcp {}: {error}", SocketAddr::new(address, port))),
             }
-            error => Error::Failed(error.sentence()),
-        })
+        }
+        Err(Error::Failed(format!("error forwarding port {port} to the pod: {}", refusals.join("; "))))
+    }
+
+    /// The latest run of a container, which must have been started.
+    async fn latest_run(&self, pod: &Pod, container: &str) -> Result<ContainerId, Error> {
+        let pod_uid = pod.uid().unwrap_or_default();
+        match self.pods.latest(&pod_uid, container).await {
+            Some(attempt) => Ok(ContainerId { pod_uid, name: container.to_owned(), attempt }),
+            None => {
+                Err(Error::Unready(format!("container not found ({container:?}): it has not started yet")))
+            }
+        }
+    }
+}
+
+fn refused(container: &str, error: &berth_runtime::Error) -> Error {
+    match error {
+        berth_runtime::Error::NotRunning(_) | berth_runtime::Error::NotFound(_) => {
+            Error::Unready(format!("container not found ({container:?}): it does not run"))
+        }
+        error => Error::Failed(error.sentence()),
     }
 }
 

@@ -5,19 +5,21 @@
 //! neither containers nor volumes. A pod is driven by events alone: it changed, its volumes did, a container ended, a
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
-//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: `ImageIgnored`,
-//! `ImageStandIn`, `FieldsIgnored`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
+//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: those of `warnings`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
 //! `DeadlineExceeded`, `Evicted`.
 
 mod actions;
 mod decide;
 mod eviction;
+mod fields;
 mod finish;
 mod launch;
 mod probes;
+mod resources;
 mod status;
 #[cfg(test)]
 mod tests;
+mod warnings;
 
 use std::collections::{HashMap, HashSet};
 use std::net::IpAddr;
@@ -28,7 +30,7 @@ use std::time::{Duration, Instant};
 use berth_kube::storage::is_over;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder, Severity, reference};
-use berth_runtime::{ContainerId, Reason, Runtime, State};
+use berth_runtime::{ContainerId, Reason, Runtime, State, log_files};
 use futures_util::future::join_all;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, Secret};
@@ -37,8 +39,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
 pub use self::launch::StandIn;
-use self::launch::{container_spec, ignored_fields};
+use self::launch::container_spec;
 use self::probes::{Failed, Probes, has_probes, initial_health, known_health};
+pub(crate) use self::resources::Supply;
 use self::status::whole_seconds;
 use crate::layout::Layout;
 use crate::plugin::Ready;
@@ -46,8 +49,6 @@ use crate::volumes::{Volumes, names};
 
 /// Why a container is waiting that lacks something its specification names.
 const CONFIG_ERROR: &str = "CreateContainerConfigError";
-
-const IMAGE_IGNORED: &str = "Berth runs the command from this machine's files; images are not pulled";
 
 /// What runs the pods of a node.
 pub(crate) struct Options {
@@ -63,6 +64,8 @@ pub(crate) struct Options {
     pub runtime: Runtime,
     /// The volume manager, which gets the volumes that each pod wants.
     pub volumes: Arc<Volumes>,
+    /// What there is to be shared by the pods.
+    pub supply: Supply,
     /// Records events on pods.
     pub recorder: Recorder,
     /// Variables that every container gets unless it sets them itself.
@@ -416,6 +419,7 @@ impl Pods {
         let view = status::View {
             pod,
             first_observed: work.first_observed(pod),
+            logs: work.logs.as_deref(),
             known: &work.containers,
             decision,
             volumes_ready,
@@ -438,7 +442,9 @@ impl Pods {
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
         work.logs = Some(self.options.layout.logs(&namespace, &name, &entry.uid));
-        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        let ephemeral: Vec<Container> =
+            spec.ephemeral_containers.iter().flatten().filter_map(launch::of_ephemeral).collect();
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers).chain(&ephemeral);
         let due = all.filter(|container| decision.start.contains(&container.name));
         let _steady = self.options.volumes.steady(&entry.uid).await;
         let starts = due.map(|container| {
@@ -472,24 +478,7 @@ impl Pods {
             .await
             .map_err(|problem| (CONFIG_ERROR, problem))?;
         if attempt == 0 {
-            match launch::stand_in(&self.options.stand_ins, container) {
-                Some(stand_in) => {
-                    let image = container.image.as_deref().unwrap_or_default();
-                    let (words, last) = (stand_in.words.join(" "), stand_in.last_words.join(" "));
-                    let more = if last.is_empty() { String::new() } else { format!(" and {last}") };
-                    let message = format!(
-                        "The image {image} is not pulled: `berth {words}` runs in its place, with the container's \
-                         arguments{more}"
-                    );
-                    self.emit(pod, &container.name, Severity::Normal, "ImageStandIn", message);
-                }
-                None => self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED),
-            }
-            let ignored = ignored_fields(pod, container);
-            if !ignored.is_empty() {
-                let message = format!("This node accepts and ignores: {}", ignored.join(", "));
-                self.emit(pod, &container.name, Severity::Warning, "FieldsIgnored", message);
-            }
+            self.warn_of_differences(pod, container);
         }
         if let Some(directory) = spec.log.parent() {
             let made = std::fs::create_dir_all(directory);
@@ -561,9 +550,9 @@ impl Pods {
                     tracing::warn!(container = %id, error = error.sentence(), "an old run is left");
                 }
                 let Some(logs) = logs else { return };
-                for name in [format!("{}.log", id.attempt), format!("{}.log.1", id.attempt)] {
+                for path in log_files(&logs.join(&id.name).join(format!("{}.log", id.attempt))) {
                     // What cannot be removed now is removed with the pod.
-                    let _ = std::fs::remove_file(logs.join(&id.name).join(name));
+                    let _ = std::fs::remove_file(path);
                 }
             });
         }
@@ -591,9 +580,16 @@ impl Pods {
 
     /// Emits an event about one container of a pod.
     fn emit(&self, pod: &Pod, container: &str, severity: Severity, reason: &str, message: impl Into<String>) {
-        let init = pod.spec.as_ref().and_then(|spec| spec.init_containers.as_ref());
-        let init = init.is_some_and(|all| all.iter().any(|other| other.name == container));
-        let field = if init { "initContainers" } else { "containers" };
+        let spec = pod.spec.as_ref();
+        let mut init = spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten());
+        let mut ephemeral = spec.into_iter().flat_map(|spec| spec.ephemeral_containers.iter().flatten());
+        let field = if init.any(|other| other.name == container) {
+            "initContainers"
+        } else if ephemeral.any(|other| other.name == container) {
+            "ephemeralContainers"
+        } else {
+            "containers"
+        };
         let mut about = reference(pod);
         about.field_path = Some(format!("spec.{field}{{{container}}}"));
         self.options.recorder.record(about, severity, reason, message);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_csi::{Call, Client, NodeCapability};
+use berth_csi::{Call, Client, ClientMetrics, NodeCapability};
 use berth_kube::{Cache, Cluster};
 use k8s_openapi::api::storage::v1::CSIDriver;
 use tokio::sync::{Notify, watch};
@@ -84,11 +84,13 @@ impl Driver {
 #[derive(Debug, Clone)]
 pub struct Drivers {
     registered: Arc<watch::Sender<HashMap<String, Driver>>>,
+    /// How long their calls took.
+    pub(crate) calls: ClientMetrics,
 }
 
 impl Default for Drivers {
     fn default() -> Self {
-        Self { registered: Arc::new(watch::channel(HashMap::new()).0) }
+        Self { registered: Arc::new(watch::channel(HashMap::new()).0), calls: ClientMetrics::default() }
     }
 }
 

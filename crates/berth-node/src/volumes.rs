@@ -19,7 +19,7 @@ mod state;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -216,6 +216,22 @@ impl Volumes {
         let state = self.state();
         let devices = state.groups.values().filter_map(|members| members.device.as_ref());
         devices.filter(|entry| entry.in_use).map(|entry| entry.device.unique_name.clone()).collect()
+    }
+
+    /// How many volumes there are of each plugin: those that pods want, and those that are mounted.
+    pub(crate) fn counts(&self) -> [BTreeMap<String, u32>; 2] {
+        let state = self.state();
+        let wishes = state.pods.values().flat_map(|wishes| wishes.volumes.values());
+        let wanted = wishes.filter_map(|wish| wish.found.as_ref());
+        let mounted = state.groups.values().flat_map(|members| members.pod_mounts.keys());
+        let count = |all: &mut dyn Iterator<Item = &Placed>| {
+            let mut counts = BTreeMap::new();
+            for placed in all {
+                *counts.entry(placed.plugin.clone()).or_default() += 1;
+            }
+            counts
+        };
+        [count(&mut { wanted }), count(&mut { mounted })]
     }
 
     /// A device was attached or detached.

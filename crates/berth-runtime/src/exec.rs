@@ -97,6 +97,18 @@ impl Exec {
     }
 }
 
+impl ExecInput {
+    pub(crate) fn new(pipe: pipe::Sender) -> Self {
+        Self(pipe)
+    }
+}
+
+impl ExecOutput {
+    pub(crate) fn new(pipe: pipe::Receiver) -> Self {
+        Self(pipe)
+    }
+}
+
 impl AsyncWrite for ExecInput {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, bytes)

@@ -28,12 +28,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     ContainerSpec, Security,
-    launcher::{Command, Launcher, MOST_FDS, Stdio, receive, send},
+    cgroup::Membership,
+    launcher::{Command, Launcher, Stdio, receive, send},
     status::Shim,
     sys::{self, Kind},
 };
 use berth_host::{Error, Result};
 
+/// The descriptors that a joiner gets besides those of a control group.
+pub(crate) const FDS: usize = 6;
 const STARTED: u8 = b'S';
 const FAILED: u8 = b'F';
 const EXITED: u8 = b'X';
@@ -111,12 +114,19 @@ struct Request {
     group: Option<u32>,
     groups: Vec<u32>,
     security: Security,
+    oom_score_adj: Option<i32>,
     tty: bool,
 }
 
 impl Launcher {
-    /// Starts a process in a running container.
-    pub(crate) fn exec(&self, shim: &Shim, spec: &ContainerSpec, call: &ExecCall) -> Result<Joined> {
+    /// Starts a process in a running container, which becomes a member of a control group.
+    pub(crate) fn exec(
+        &self,
+        shim: &Shim,
+        spec: &ContainerSpec,
+        group: Option<&Membership>,
+        call: &ExecCall,
+    ) -> Result<Joined> {
         let exec = || format!("start a process in container {}", spec.name);
         let streams = if call.tty { Streams::terminal(shim, call.size) } else { Streams::pipes(call.stdin) };
         let Streams { ours: [stdin, stdout, stderr], theirs } =
@@ -132,7 +142,7 @@ impl Launcher {
             their_stdout.as_fd(),
             their_stderr.as_fd(),
         ];
-        self.join(&fds).map_err(|error| Error::new(exec(), error))?;
+        self.join(fds, group).map_err(|error| Error::new(exec(), error))?;
         drop((their_control, theirs));
         let request = Request {
             command: call.command.clone(),
@@ -142,6 +152,7 @@ impl Launcher {
             group: spec.group,
             groups: spec.groups.clone(),
             security: spec.security.clone(),
+            oom_score_adj: spec.oom_score_adj,
             tty: call.tty,
         };
         let request =
@@ -217,14 +228,14 @@ impl Streams {
 }
 
 /// Is a joiner until what it started has ended.
-pub(crate) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; MOST_FDS]) -> ! {
+pub(crate) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; FDS], group: &Membership) -> ! {
     let container = Container { shim, root };
     sys::reset_signals();
     let _ = rustix::process::setsid();
     let mut control = UnixStream::from(control);
     let start = || -> Result<Pid> {
         let request = read_request(&mut control).map_err(|error| Error::new("read what to run", error))?;
-        start(&request, &container, &[stdin, stdout, stderr])
+        start(&request, &container, group, &[stdin, stdout, stderr])
     };
     let child = match start() {
         Ok(child) => child,
@@ -256,13 +267,14 @@ struct Container {
 }
 
 /// Starts the child, and waits until it is the command.
-fn start(request: &Request, container: &Container, stdio: &[OwnedFd; 3]) -> Result<Pid> {
+fn start(request: &Request, container: &Container, group: &Membership, stdio: &[OwnedFd; 3]) -> Result<Pid> {
     let join = |errno: Errno| Error::new("join the container", errno);
     move_into_thread_name_spaces(container.shim.as_fd(), ThreadNameSpaceType::PROCESS_ID).map_err(join)?;
     let (channel, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(join)?;
-    let Some(child) = sys::clone(Kind::Child).map_err(|error| Error::new("start a process", error))? else {
-        let error = become_command(request, container, stdio);
+    let cloned = sys::clone(Kind::Child, group.to_clone_into());
+    let Some(child) = cloned.map_err(|error| Error::new("start a process", error))? else {
+        let error = become_command(request, container, group, stdio);
         let _ = send(&theirs, error.sentence().as_bytes(), &[]);
         sys::exit(1)
     };
@@ -276,7 +288,12 @@ fn start(request: &Request, container: &Container, stdio: &[OwnedFd; 3]) -> Resu
     Err(Error::new("failed to exec in container", io::Error::other(why)))
 }
 
-fn become_command(request: &Request, container: &Container, [stdin, stdout, stderr]: &[OwnedFd; 3]) -> Error {
+fn become_command(
+    request: &Request,
+    container: &Container,
+    group: &Membership,
+    [stdin, stdout, stderr]: &[OwnedFd; 3],
+) -> Error {
     let namespaces = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
@@ -294,6 +311,8 @@ fn become_command(request: &Request, container: &Container, [stdin, stdout, stde
         group: request.group,
         groups: &request.groups,
         security: &request.security,
+        control_group: group,
+        oom_score_adj: request.oom_score_adj,
     };
     let (input, output, error) = (stdin.as_fd(), stdout.as_fd(), stderr.as_fd());
     command.become_it(&Stdio { input, output, error, terminal: request.tty })

@@ -38,7 +38,10 @@ use rustix::{
 };
 
 use crate::{
-    ContainerSpec, SPEC_FILE, Security, TERMINATION_FILE, joiner,
+    ContainerSpec, SPEC_FILE, Security, TERMINATION_FILE,
+    attach::{self, Attachments},
+    cgroup::{Membership, Prepared, was_out_of_memory},
+    joiner,
     log::{Log, Stream},
     root,
     status::{self, KILL_ALL, Record},
@@ -51,9 +54,16 @@ pub(crate) const ARGUMENT: &str = "__containers";
 
 const LAUNCH: u8 = b'L';
 const JOIN: u8 = b'J';
+/// The descriptors that a new container gets besides those of its control group.
+const LAUNCH_FDS: usize = 5;
 const TERMINAL: u8 = 1;
 const KEEP_STDIN: u8 = 2;
-pub(crate) const MOST_FDS: usize = 6;
+/// Standard input is for the first who is attached alone.
+const STDIN_ONCE: u8 = 8;
+/// The control group is one of version 2.
+const UNIFIED: u8 = 4;
+/// Those of a process that joins a container, and of the control groups that it becomes a member of.
+pub(crate) const MOST_FDS: usize = 12;
 const LONGEST_MESSAGE: usize = 4096;
 
 /// Where a command without a `PATH` is searched.
@@ -90,7 +100,12 @@ impl Launcher {
     /// Starts the container of an existing directory in which nothing was started before.
     ///
     /// What is returned is at its end when the command runs, or cannot: [`crate::status::read_status`] returns which.
-    pub(crate) fn launch(&self, directory: &Path, spec: &ContainerSpec) -> Result<OwnedFd> {
+    pub(crate) fn launch(
+        &self,
+        directory: &Path,
+        spec: &ContainerSpec,
+        group: Option<&Prepared>,
+    ) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let state = rustix::fs::open(directory, flags, Mode::empty()).doing("open", directory)?;
         write_files(directory, spec)?;
@@ -105,17 +120,35 @@ impl Launcher {
         };
         let status = status::create(directory)?;
         let (started, theirs) = pipe_with(PipeFlags::CLOEXEC).doing("start the container in", directory)?;
-        let options = if spec.tty { TERMINAL } else { 0 } | if spec.stdin { KEEP_STDIN } else { 0 };
+        let flag = |is_set: bool, flag: u8| if is_set { flag } else { 0 };
+        let options = flag(spec.tty, TERMINAL)
+            | flag(spec.stdin, KEEP_STDIN)
+            | flag(spec.stdin_once, STDIN_ONCE)
+            | flag(group.is_some_and(|group| group.membership.is_unified()), UNIFIED);
         let mut message = vec![LAUNCH, options];
         message.extend_from_slice(log_name.as_bytes());
-        let fds = [status.as_fd(), theirs.as_fd(), state.as_fd(), log_directory.as_fd()];
+        let attach =
+            attach::listener(state.as_fd()).doing("make the socket of the container in", directory)?;
+        let mut fds =
+            vec![status.as_fd(), theirs.as_fd(), state.as_fd(), log_directory.as_fd(), attach.as_fd()];
+        if let Some(group) = group {
+            fds.push(group.events.as_fd());
+            fds.extend(group.membership.fds());
+        }
         self.send(&message, &fds).doing("start the container in", directory)?;
         Ok(started)
     }
 
-    /// Has a joiner talk over `control`, with a container and standard streams to use.
-    pub(crate) fn join(&self, fds: &[BorrowedFd<'_>; MOST_FDS]) -> io::Result<()> {
-        self.send(&[JOIN], fds)
+    /// Has a joiner talk over `control`, with a container and standard streams to use, and become a member of a group.
+    pub(crate) fn join(
+        &self,
+        fds: [BorrowedFd<'_>; joiner::FDS],
+        group: Option<&Membership>,
+    ) -> io::Result<()> {
+        let unified = group.is_some_and(Membership::is_unified);
+        let fds: Vec<BorrowedFd<'_>> =
+            fds.into_iter().chain(group.into_iter().flat_map(Membership::fds)).collect();
+        self.send(&[JOIN, if unified { UNIFIED } else { 0 }], &fds)
     }
 
     fn send(&self, message: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
@@ -223,12 +256,20 @@ fn open_host_namespace() -> Result<OwnedFd> {
 fn answer(message: &[u8], fds: Vec<OwnedFd>, host: &OwnedFd) {
     match message {
         [LAUNCH, options, log_name @ ..] => {
-            let Ok([status, started, state, log_directory]) = <[OwnedFd; 4]>::try_from(fds) else { return };
+            let mut fds = fds;
+            let group = fds.split_off(fds.len().min(LAUNCH_FDS));
+            let Ok([status, started, state, log_directory, attach]) = <[OwnedFd; LAUNCH_FDS]>::try_from(fds)
+            else {
+                return;
+            };
+            let mut group = group.into_iter();
+            let out_of_memory = group.next();
+            let group = Membership::new(options & UNIFIED != 0, group.collect());
             let log_name = OsString::from_vec(log_name.to_vec());
             let mut record = Record::new(status);
             // Who reads the pid may send a signal before the new process listens for signals.
             sys::block_signals();
-            let cloned = sys::clone(Kind::Container);
+            let cloned = sys::clone(Kind::Container, None);
             if !matches!(cloned, Ok(None)) {
                 sys::unblock_signals();
             }
@@ -236,18 +277,30 @@ fn answer(message: &[u8], fds: Vec<OwnedFd>, host: &OwnedFd) {
                 Ok(Some(pid)) => record.pid(pid),
                 Ok(None) => {
                     let Some(host) = leave_launcher(host) else { sys::exit(1) };
-                    let (terminal, keep_stdin) = (options & TERMINAL != 0, options & KEEP_STDIN != 0);
-                    run(Job { record, started, state, log_directory, log_name, host, terminal, keep_stdin });
+                    run(Job {
+                        record,
+                        started,
+                        state,
+                        log_directory,
+                        log_name,
+                        host,
+                        attach,
+                        group,
+                        out_of_memory,
+                        options: *options,
+                    });
                 }
                 Err(error) => record.failed(&Error::new("make the container's namespaces", error).sentence()),
             }
         }
-        [JOIN, ..] => {
-            let Ok(fds) = <[OwnedFd; MOST_FDS]>::try_from(fds) else { return };
+        [JOIN, options] => {
+            let mut fds = fds;
+            let group = fds.split_off(fds.len().min(joiner::FDS));
+            let Ok(fds) = <[OwnedFd; joiner::FDS]>::try_from(fds) else { return };
             // Without a clone there is no answer, and the caller sees the control socket closed.
-            if let Ok(None) = sys::clone(Kind::Child) {
+            if let Ok(None) = sys::clone(Kind::Child, None) {
                 let _ = leave_launcher(host);
-                joiner::run(fds);
+                joiner::run(fds, &Membership::new(options & UNIFIED != 0, group));
             }
         }
         _ => {}
@@ -269,22 +322,29 @@ pub(crate) struct Job {
     pub(crate) log_directory: OwnedFd,
     pub(crate) log_name: OsString,
     pub(crate) host: OwnedFd,
-    pub(crate) terminal: bool,
-    pub(crate) keep_stdin: bool,
+    /// Where clients come who want to be attached.
+    pub(crate) attach: OwnedFd,
+    /// The control group that the command is to be a member of.
+    pub(crate) group: Membership,
+    /// Says whether something in that group was killed for want of memory.
+    pub(crate) out_of_memory: Option<OwnedFd>,
+    /// How its standard streams are to be.
+    pub(crate) options: u8,
 }
 
 /// Is process 1 of a container until its end.
 pub(crate) fn run(job: Job) -> ! {
-    let Job { mut record, started, state, log_directory, log_name, host, terminal, keep_stdin } = job;
+    let Job { mut record, started, state, log_directory, log_name, host, group, .. } = job;
     let start = || -> Result<(Log, Child, Vec<Output>)> {
         let log = Log::open(log_directory, log_name)
             .map_err(|error| Error::new("open the container's log", error))?;
-        let (child, pipes) = Child::start(&state, &host, terminal, keep_stdin)?;
-        drop((state, host));
+        let (child, pipes) = Child::start(&state, &host, &group, job.options)?;
+        // Root in the container finds what is open here in /proc.
+        drop((state, host, group));
         let outputs = child.wait_for_exec(pipes)?;
         Ok((log, child, outputs))
     };
-    let (log, child, outputs) = match start() {
+    let (log, mut child, outputs) = match start() {
         Ok(running) => running,
         Err(error) => {
             record.failed(&error.sentence());
@@ -293,12 +353,15 @@ pub(crate) fn run(job: Job) -> ! {
     };
     record.started();
     drop(started);
-    let mut pump = Pump { log, outputs, buffer: Vec::with_capacity(CHUNK) };
-    let status = pump.run(&child);
+    let attachments = Attachments::new(Some(job.attach));
+    let mut pump = Pump { log, outputs, attachments, buffer: Vec::with_capacity(CHUNK) };
+    let status = pump.run(&mut child);
     sys::kill_others();
     pump.finish();
     let signal = status.terminating_signal();
-    record.exited(status.exit_status().or(signal.map(|signal| 128 + signal)).unwrap_or(255), signal);
+    let out_of_memory = job.out_of_memory.as_ref().is_some_and(was_out_of_memory);
+    let code = status.exit_status().or(signal.map(|signal| 128 + signal)).unwrap_or(255);
+    record.exited(code, signal, out_of_memory);
     sys::exit(0)
 }
 
@@ -308,17 +371,20 @@ struct Child {
     signals: Signals,
     /// Reports failures on the way to the command, and ends with `exec`.
     channel: OwnedFd,
-    _stdin: Option<OwnedFd>,
+    /// Its input, as long as somebody may still be attached to it.
+    stdin: Option<OwnedFd>,
+    /// The first who is attached takes the input along.
+    stdin_once: bool,
 }
 
 impl Child {
-    /// Starts a child that goes into the container's root and becomes its command, on a new terminal where `terminal`;
-    /// gives the child and its standard output and error.
+    /// Starts a child that goes into the container's root and becomes its command, with the streams that the options ask
+    /// for; gives the child and its standard output and error.
     fn start(
         state: &OwnedFd,
         host: &OwnedFd,
-        terminal: bool,
-        keep_stdin: bool,
+        group: &Membership,
+        options: u8,
     ) -> Result<(Self, [OwnedFd; 2])> {
         let prepare = |errno: Errno| Error::new("prepare to start the command", errno);
         let _ = rustix::process::setsid();
@@ -331,9 +397,11 @@ impl Child {
         let (stdout, stdout_end) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
         let (stderr, stderr_end) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
         let (stdin_end, stdin) = pipe_with(PipeFlags::CLOEXEC).map_err(prepare)?;
-        if let Some(pid) = sys::clone(Kind::Child).map_err(|error| Error::new("start a process", error))? {
-            let stdin = keep_stdin.then_some(stdin);
-            return Ok((Self { pid, signals, channel, _stdin: stdin }, [stdout, stderr]));
+        let cloned = sys::clone(Kind::Child, group.to_clone_into());
+        if let Some(pid) = cloned.map_err(|error| Error::new("start a process", error))? {
+            let stdin = (options & KEEP_STDIN != 0).then_some(stdin);
+            let stdin_once = options & STDIN_ONCE != 0;
+            return Ok((Self { pid, signals, channel, stdin, stdin_once }, [stdout, stderr]));
         }
         drop(stdin);
         let become_command = || -> Result<std::convert::Infallible> {
@@ -347,8 +415,10 @@ impl Child {
                 group: spec.group,
                 groups: &spec.groups,
                 security: &spec.security,
+                control_group: group,
+                oom_score_adj: spec.oom_score_adj,
             };
-            if terminal {
+            if options & TERMINAL != 0 {
                 let terminal =
                     open_terminal(&theirs).map_err(|errno| Error::new("open a terminal", errno))?;
                 return Err(command.become_it(&Stdio::terminal(&terminal)));
@@ -385,6 +455,7 @@ impl Child {
                 }
             }
         }
+        let is_terminal = terminal.is_some();
         let outputs = match terminal {
             Some(master) => vec![("stdout", master)],
             None => vec![("stdout", stdout), ("stderr", stderr)],
@@ -392,7 +463,7 @@ impl Child {
         let open = |(name, fd)| {
             rustix::fs::fcntl_setfl(&fd, OFlags::NONBLOCK)
                 .map_err(|errno| Error::new("read the output", errno))?;
-            Ok(Output { fd: Some(fd), stream: Stream::new(name) })
+            Ok(Output { is_terminal, fd: Some(fd), stream: Stream::new(name) })
         };
         outputs.into_iter().map(open).collect()
     }
@@ -408,6 +479,11 @@ impl Child {
             }
         }
         ended
+    }
+
+    /// What the command's input is written to, for one who is attached.
+    fn give_input(&mut self) -> Option<OwnedFd> {
+        if self.stdin_once { self.stdin.take() } else { self.stdin.as_ref()?.try_clone().ok() }
     }
 
     fn reap(&self) -> Option<WaitStatus> {
@@ -441,6 +517,7 @@ fn open_terminal(channel: &OwnedFd) -> rustix::io::Result<OwnedFd> {
 }
 
 struct Output {
+    is_terminal: bool,
     fd: Option<OwnedFd>,
     stream: Stream,
 }
@@ -449,12 +526,13 @@ struct Output {
 struct Pump {
     log: Log,
     outputs: Vec<Output>,
+    attachments: Attachments,
     buffer: Vec<u8>,
 }
 
 impl Pump {
     /// Works until the command has ended.
-    fn run(&mut self, child: &Child) -> WaitStatus {
+    fn run(&mut self, child: &mut Child) -> WaitStatus {
         loop {
             // The command may have ended before the signals were read.
             if let Some(status) = child.deal_with_signals() {
@@ -466,41 +544,53 @@ impl Pump {
                     .iter()
                     .filter_map(|output| Some(PollFd::new(output.fd.as_ref()?, PollFlags::IN))),
             );
+            fds.extend(self.attachments.poll_fds());
             let _ = poll(&mut fds, None);
-            for output in &mut self.outputs {
-                read(output, &mut self.log, &mut self.buffer);
+            drop(fds);
+            for number in 0..self.outputs.len() {
+                self.read(number);
             }
+            let terminal = self.outputs.first().filter(|output| output.is_terminal);
+            let terminal = terminal.and_then(|output| output.fd.as_ref());
+            self.attachments.serve(|| match terminal {
+                Some(terminal) => terminal.try_clone().ok(),
+                None => child.give_input(),
+            });
         }
     }
 
     /// Reads what is left when everybody who wrote has been killed.
     fn finish(mut self) {
-        for output in &mut self.outputs {
+        for number in 0..self.outputs.len() {
             for _ in 0..LAST_CHUNKS {
-                if !read(output, &mut self.log, &mut self.buffer) {
+                if !self.read(number) {
                     break;
                 }
             }
-            self.log.finish(&mut output.stream);
+            if let Some(output) = self.outputs.get_mut(number) {
+                self.log.finish(&mut output.stream);
+            }
         }
     }
-}
 
-/// Reads once, if there is something; whether there was.
-fn read(output: &mut Output, log: &mut Log, buffer: &mut Vec<u8>) -> bool {
-    let Some(fd) = &output.fd else { return false };
-    buffer.clear();
-    match rustix::io::read(fd, rustix::buffer::spare_capacity(buffer)) {
-        Ok(1..) => {
-            log.write(&mut output.stream, buffer);
-            true
-        }
-        Err(Errno::AGAIN | Errno::INTR) => false,
-        // A terminal that nobody has open any more says EIO.
-        Ok(0) | Err(_) => {
-            output.fd = None;
-            log.finish(&mut output.stream);
-            false
+    /// Reads once from one of the outputs, if there is something; whether there was.
+    fn read(&mut self, number: usize) -> bool {
+        let Some(output) = self.outputs.get_mut(number) else { return false };
+        let Some(fd) = &output.fd else { return false };
+        self.buffer.clear();
+        match rustix::io::read(fd, rustix::buffer::spare_capacity(&mut self.buffer)) {
+            Ok(1..) => {
+                self.log.write(&mut output.stream, &self.buffer);
+                self.attachments.forward(number, &self.buffer);
+                true
+            }
+            Err(Errno::AGAIN | Errno::INTR) => false,
+            // A terminal that nobody has open any more says EIO.
+            Ok(0) | Err(_) => {
+                output.fd = None;
+                self.log.finish(&mut output.stream);
+                false
+            }
         }
     }
 }
@@ -514,6 +604,8 @@ pub(crate) struct Command<'a> {
     pub(crate) group: Option<u32>,
     pub(crate) groups: &'a [u32],
     pub(crate) security: &'a Security,
+    pub(crate) control_group: &'a Membership,
+    pub(crate) oom_score_adj: Option<i32>,
 }
 
 /// Standard input, output and error of a command.
@@ -537,6 +629,11 @@ impl Command<'_> {
     fn prepare(&self, stdio: &Stdio<'_>) -> Result<()> {
         let start = "start a session";
         rustix::process::setsid().map_err(|errno| Error::new(start, errno))?;
+        self.control_group.join().map_err(|errno| Error::new("join the control group", errno))?;
+        if let Some(score) = self.oom_score_adj {
+            // Without the right to lower it, it is that of Berth, which is as low.
+            let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());
+        }
         let user = Uid::from_raw(self.user.unwrap_or(0));
         if self.user.is_some() {
             // So that the command can open /dev/stdout. What is no pipe or terminal of ours is not ours to give away:

@@ -2,7 +2,7 @@
 //! a private view of the host's files. Knows no Kubernetes object.
 //!
 //! [`Runtime`] starts, stops and removes containers, finds them again after a restart, and starts further processes in them
-//! ([`Runtime::exec`]); [`ContainerSpec`] is what one is made of, [`State`] and [`Exit`] what became of it, [`logs()`] what
+//! ([`Runtime::exec`]) or joins their streams ([`Runtime::attach`]); [`ContainerSpec`] is what one is made of, [`State`] and [`Exit`] what became of it, [`logs()`] what
 //! it wrote.
 //!
 //! Three kinds of processes take part, all of them this same program (its `main` intercepts [`LAUNCHER`]):
@@ -19,13 +19,14 @@
 //! - A joiner puts one more process into a running container (`exec`), and ends it when the caller goes away.
 //!
 //! A container's directory holds `spec.json` (what to run), `status` (what became of it, and a lock that is held for
-//! exactly as long as the container lives) and `termination-log`.
+//! exactly as long as the container lives), `attach` (a socket) and `termination-log`.
 //!
 //! # Invariants
 //!
 //! - A container does not depend on the process that started it: that may be killed, and the next [`Runtime::open`] finds it again.
 //! - A container that was started once is never started twice under the same [`ContainerId`].
 //! - Nothing of a container's files is left when it has ended, besides its directory and its log.
+//! - A container has a control group (`cgroup.rs`) for as long as it lives, where the machine has them, and no longer.
 //! - Paths inside a container never lead out of it (`root.rs`).
 //!
 //! A container is isolated so that pods do not disturb each other or the host by accident. It is no security
@@ -37,7 +38,7 @@
 //! # Example
 //!
 //! ```no_run
-//! use berth_runtime::{ContainerSpec, LAUNCHER, Runtime, Security};
+//! use berth_runtime::{ContainerSpec, LAUNCHER, Limits, Runtime, Security};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> Result<(), berth_runtime::Error> {
@@ -59,8 +60,12 @@
 //!             group: None,
 //!             groups: Vec::new(),
 //!             security: Security::default(),
+//!             limits: Limits::default(),
+//!             pod_limits: Limits::default(),
+//!             oom_score_adj: None,
 //!             read_only_root: false,
 //!             stdin: false,
+//!             stdin_once: false,
 //!             tty: false,
 //!             mounts: Vec::new(),
 //!             devices: Vec::new(),
@@ -74,11 +79,14 @@
 //! }
 //! ```
 
+mod attach;
+mod cgroup;
 mod exec;
 mod joiner;
 mod launcher;
 mod log;
 mod logs;
+mod processes;
 mod root;
 mod runtime;
 mod security;
@@ -91,9 +99,13 @@ use berth_host::helper::Helper;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
+    attach::{AttachCall, Attached},
+    cgroup::{Limits, Usage, groups_of, remove_groups},
     exec::{Exec, ExecInput, ExecOutput},
     joiner::{ExecCall, TerminalSize},
+    log::log_files,
     logs::{LogOptions, LogStream, logs},
+    processes::TICK,
     runtime::{ContainerId, Error, Result, Runtime},
     security::{Capabilities, Security},
     status::{Exit, Found, Reason, Shim, State, find},
@@ -135,10 +147,22 @@ pub struct ContainerSpec {
     /// What its processes may do.
     #[serde(default)]
     pub security: Security,
+    /// What its processes may take of the machine, where [`Runtime::limits_containers`] says so.
+    #[serde(default)]
+    pub limits: Limits,
+    /// What all containers of the pod together may take.
+    #[serde(default)]
+    pub pod_limits: Limits,
+    /// How readily the kernel kills its processes when the machine has no memory left, from -1000 to 1000.
+    #[serde(default)]
+    pub oom_score_adj: Option<i32>,
     /// Whether only volumes, `/dev` and `/proc` can be written.
     pub read_only_root: bool,
     /// Whether standard input stays open, empty, instead of being at its end.
     pub stdin: bool,
+    /// Whether standard input ends when the first who is attached to it ends theirs.
+    #[serde(default)]
+    pub stdin_once: bool,
     /// Whether the command gets a terminal.
     pub tty: bool,
     /// What of the host appears inside.
@@ -147,7 +171,7 @@ pub struct ContainerSpec {
     pub devices: Vec<Device>,
     /// Directories of the host that are empty inside.
     pub hidden: Vec<PathBuf>,
-    /// The file its output goes to; when it has grown to 10 MiB it is renamed to `<log>.1`.
+    /// The file its output goes to; [`log_files`] has the names of the older files beside it.
     pub log: PathBuf,
     /// Where the command may leave a last message.
     pub termination_message_path: Option<PathBuf>,

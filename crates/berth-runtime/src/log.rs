@@ -2,11 +2,15 @@
 //!
 //! An entry has at most 16 KiB of text: longer lines are several entries marked P (partial), the last one F (full). So is
 //! the end of an output that stops in the middle of a line.
+//!
+//! A file that has grown to 10 MiB becomes `<log>.1`, what was that becomes `<log>.2`, and so on to `<log>.4`, the oldest that is
+//! kept: a container takes at most a little more than 50 MiB of the disk, however much it writes.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     io::{self, Write as _},
     os::fd::OwnedFd,
+    path::{Path, PathBuf},
 };
 
 use rustix::fs::{Mode, OFlags};
@@ -15,8 +19,10 @@ use crate::sys;
 
 /// The longest text of an entry.
 const LONGEST: usize = 16 << 10;
-/// When the file has grown to this it becomes the old file.
+/// When the file has grown to this it becomes an old file.
 const ROTATE_AT: u64 = 10 << 20;
+/// How many old files are kept.
+const OLD_FILES: u32 = 4;
 const NANOS: u128 = 1_000_000_000;
 
 /// The log of one container, written by its shim alone.
@@ -86,14 +92,39 @@ impl Log {
         }
         self.entries.clear();
         if self.size >= self.rotate_at {
-            let mut old = self.name.clone();
-            old.push(".1");
-            let renamed = rustix::fs::renameat(&self.directory, &self.name, &self.directory, &old);
-            if let (Ok(()), Ok((file, size))) = (renamed, open(&self.directory, &self.name)) {
-                (self.file, self.size) = (file, size);
-            }
+            self.rotate();
         }
     }
+
+    /// The oldest first: a reader that walks the files from the newest on may meet one twice, and misses none.
+    fn rotate(&mut self) {
+        let names: Vec<OsString> = names(&self.name).collect();
+        let mut renamed = Ok(());
+        for pair in names.windows(2).rev() {
+            if let [newer, older] = pair {
+                // Those that are not there yet are no reason to stop.
+                renamed = rustix::fs::renameat(&self.directory, newer, &self.directory, older);
+            }
+        }
+        if let (Ok(()), Ok((file, size))) = (renamed, open(&self.directory, &self.name)) {
+            (self.file, self.size) = (file, size);
+        }
+    }
+}
+
+/// The names that the files of a log can have, the newest first.
+fn names(log: &OsStr) -> impl Iterator<Item = OsString> {
+    let old = (1..=OLD_FILES).map(move |number| {
+        let mut name = log.to_owned();
+        name.push(format!(".{number}"));
+        name
+    });
+    std::iter::once(log.to_owned()).chain(old)
+}
+
+/// The paths that the files of a container's log can have, the newest first.
+pub fn log_files(log: &Path) -> impl Iterator<Item = PathBuf> {
+    names(log.as_os_str()).map(PathBuf::from)
 }
 
 fn open(directory: &OwnedFd, name: &OsString) -> io::Result<(std::fs::File, u64)> {

@@ -20,7 +20,7 @@ use jiff::Timestamp;
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use tokio::io::unix::AsyncFd;
 
-use crate::blocking;
+use crate::{blocking, log::log_files};
 
 const CHUNK: usize = 64 << 10;
 
@@ -50,7 +50,7 @@ pub enum LogStream {
     Stderr,
 }
 
-/// What a container wrote, from the log at `path`.
+/// What a container wrote, from the log at `path` and the older files beside it.
 ///
 /// With `follow` it ends when `ended` does and everything was read; without, `ended` is not asked. A log that is not
 /// there is an error at once.
@@ -66,13 +66,8 @@ where
         (true, Some(directory)) => Some(watch(directory)?),
         _ => None,
     };
-    let (path, tail) = (path.to_owned(), options.tail_lines);
-    let file = blocking({
-        let path = path.clone();
-        move || open(&path, tail)
-    })
-    .await?;
-    let reader = Reader { path, file, unfinished: Vec::new(), text: Text::new(options) };
+    let path = path.to_owned();
+    let reader = blocking(move || Reader::open(path, options)).await?;
     let following = Following { reader: Some(reader), watch, ended: Some(Box::pin(ended)) };
     Ok(stream::unfold(following, |mut following| async move { Some((following.next().await?, following)) }))
 }
@@ -129,24 +124,60 @@ impl Following {
     }
 }
 
+/// Reads the files of a log, the oldest first.
 struct Reader {
     path: PathBuf,
     file: File,
+    /// How much of the file is still wanted: all that ever comes when the log is followed.
+    wanted: u64,
+    /// The files after it that were there at first, each with its length then.
+    pending: Vec<(File, u64)>,
+    follow: bool,
     unfinished: Vec<u8>,
     text: Text,
 }
 
 impl Reader {
+    /// Begins where the last entries begin that are wanted, or at the oldest.
+    fn open(path: PathBuf, options: LogOptions) -> io::Result<Self> {
+        let mut pending = Vec::new();
+        let mut left = options.tail_lines.map(|tail| tail.saturating_add(1));
+        for mut file in files(&path)? {
+            let seen = file.metadata()?;
+            let is_old = |since: Timestamp| !pending.is_empty() && seen.mtime() < since.as_second();
+            if options.since.is_some_and(is_old) {
+                break;
+            }
+            let start = match &mut left {
+                Some(left) => tail_start(&mut file, seen.len(), left)?,
+                None => None,
+            };
+            file.seek(SeekFrom::Start(start.unwrap_or(0)))?;
+            pending.push((file, seen.len() - start.unwrap_or(0)));
+            if start.is_some() {
+                break;
+            }
+        }
+        let Some((file, wanted)) = pending.pop() else { return Err(io::ErrorKind::NotFound.into()) };
+        let follow = options.follow;
+        Ok(Self { path, file, wanted, pending, follow, unfinished: Vec::new(), text: Text::new(options) })
+    }
+
     /// The text of what comes next, which may be none of what is wanted; `None` at the end.
     fn read(&mut self) -> io::Result<Option<Vec<u8>>> {
         if self.text.is_full() {
             return Ok(None);
         }
         let mut buffer = vec![0; CHUNK];
-        let length = self.file.read(&mut buffer)?;
+        let length = if self.follow {
+            self.file.read(&mut buffer)?
+        } else {
+            self.file.by_ref().take(self.wanted).read(&mut buffer)?
+        };
         if length == 0 {
-            return if self.turn_to_new_file()? { Ok(Some(Vec::new())) } else { Ok(None) };
+            return Ok(self.turn_to_next_file()?.then(Vec::new));
         }
+        self.wanted = self.wanted.saturating_sub(length as u64);
         self.unfinished.extend_from_slice(&buffer[..length]);
         let mut text = Vec::new();
         let mut rest = &self.unfinished[..];
@@ -158,27 +189,57 @@ impl Reader {
         Ok(Some(text))
     }
 
-    /// A log that has grown too large was renamed, and goes on in a new file.
-    fn turn_to_new_file(&mut self) -> io::Result<bool> {
-        let new = match File::open(&self.path) {
-            Ok(file) => file,
-            // Between the two, or removed by somebody.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
-            Err(error) => return Err(error),
+    /// Whether there is one, or more to be read in this one.
+    fn turn_to_next_file(&mut self) -> io::Result<bool> {
+        let next = match self.pending.pop() {
+            Some(next) => Some(next),
+            None if self.follow => self.newer_file()?.map(|file| (file, 0)),
+            None => None,
         };
-        if new.metadata()?.ino() == self.file.metadata()?.ino() {
-            return Ok(false);
+        let Some((file, wanted)) = next else { return Ok(false) };
+        // What was written to the file after we were at its end, and before another took its place.
+        if self.follow && self.file.read(&mut [0])? > 0 {
+            self.file.seek(SeekFrom::Current(-1))?;
+            return Ok(true);
         }
-        // What was written to the old file after we were at its end, and before it was renamed.
-        let mut rest = Vec::new();
-        self.file.read_to_end(&mut rest)?;
-        if rest.is_empty() {
-            self.file = new;
-        } else {
-            self.file.seek(SeekFrom::Current(-i64::try_from(rest.len()).map_err(io::Error::other)?))?;
-        }
+        // Only a full disk cuts an entry off.
+        self.unfinished.clear();
+        (self.file, self.wanted) = (file, wanted);
         Ok(true)
     }
+
+    /// The file that came after the one that is read, once that is an old one.
+    fn newer_file(&self) -> io::Result<Option<File>> {
+        let own = self.file.metadata()?.ino();
+        let mut newer = None;
+        for file in files(&self.path)? {
+            if file.metadata()?.ino() == own {
+                return Ok(newer);
+            }
+            newer = Some(file);
+        }
+        // It is not even an old one any more: the oldest that there is.
+        Ok(newer)
+    }
+}
+
+/// The files of a log, the newest first; none twice, although they may be renamed meanwhile.
+fn files(path: &Path) -> io::Result<Vec<File>> {
+    let (mut files, mut known) = (Vec::new(), Vec::new());
+    for path in log_files(path) {
+        let file = match File::open(&path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        };
+        // The numbers of files that are open are not given to others.
+        let number = file.metadata()?.ino();
+        if !known.contains(&number) {
+            known.push(number);
+            files.push(file);
+        }
+    }
+    Ok(files)
 }
 
 /// Turns entries into text.
@@ -213,6 +274,8 @@ impl Text {
         if !wanted || self.options.since.is_some_and(|since| is_before(time, since)) {
             return;
         }
+        // Entries are in the order of their times.
+        self.options.since = None;
         let start = text.len();
         if self.options.timestamps && self.at_line_start {
             text.extend_from_slice(time);
@@ -236,23 +299,13 @@ fn is_before(time: &[u8], since: Timestamp) -> bool {
     time.is_some_and(|time| time < since)
 }
 
-/// Opens a log where its last `tail` entries begin.
-fn open(path: &Path, tail: Option<u64>) -> io::Result<File> {
-    let mut file = File::open(path)?;
-    if let Some(tail) = tail {
-        let start = tail_start(&mut file, tail)?;
-        file.seek(SeekFrom::Start(start))?;
+/// Where the entries of a file begin that are wanted: after the `left`th newline from its end. Counts those that it has.
+fn tail_start(file: &mut File, length: u64, left: &mut u64) -> io::Result<Option<u64>> {
+    // The last newline of all ends the last entry, so that one more is counted; of no entries it is the end.
+    if *left == 1 {
+        return Ok(Some(length));
     }
-    Ok(file)
-}
-
-fn tail_start(file: &mut File, tail: u64) -> io::Result<u64> {
-    let mut end = file.metadata()?.len();
-    if tail == 0 {
-        return Ok(end);
-    }
-    // The last newline ends the last entry; the one before the entries wanted is the one after these.
-    let mut left = tail + 1;
+    let mut end = length;
     let mut buffer = vec![0; CHUNK];
     while end > 0 {
         let start = end.saturating_sub(CHUNK as u64);
@@ -260,14 +313,14 @@ fn tail_start(file: &mut File, tail: u64) -> io::Result<u64> {
         file.seek(SeekFrom::Start(start))?;
         file.read_exact(chunk)?;
         for (at, _) in chunk.iter().enumerate().rev().filter(|(_, byte)| **byte == b'\n') {
-            left -= 1;
-            if left == 0 {
-                return Ok(start + at as u64 + 1);
+            *left -= 1;
+            if *left == 0 {
+                return Ok(Some(start + at as u64 + 1));
             }
         }
         end = start;
     }
-    Ok(0)
+    Ok(None)
 }
 
 /// Readable when a file in the directory was written, created or renamed.

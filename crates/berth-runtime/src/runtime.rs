@@ -26,10 +26,14 @@ use tokio::{
 };
 
 use crate::{
-    ContainerSpec, SPEC_FILE, blocking,
+    ContainerSpec, SPEC_FILE,
+    attach::{AttachCall, Attached, Client},
+    blocking,
+    cgroup::{Cgroups, Prepared, Usage},
     exec::Exec,
     joiner::ExecCall,
     launcher::Launcher,
+    processes,
     status::{self, Exit, Found, Shim, State},
 };
 
@@ -94,12 +98,16 @@ pub struct Runtime(Arc<Inner>);
 struct Inner {
     directory: PathBuf,
     launcher: Launcher,
+    /// Or why this machine has none for us.
+    cgroups: std::result::Result<Arc<Cgroups>, String>,
     containers: Mutex<HashMap<ContainerId, Arc<Container>>>,
 }
 
 #[derive(Debug)]
 struct Container {
     directory: PathBuf,
+    /// Its control group, from which its name follows.
+    group: Option<(Arc<Cgroups>, ContainerId)>,
     /// `None` while it is being started.
     state: watch::Sender<Option<State>>,
     shim: OnceLock<Arc<Shim>>,
@@ -119,8 +127,12 @@ impl Runtime {
             |error: io::Error| Error::host(doing(), berth_host::Error::new("read the directory", error));
         fs::DirBuilder::new().recursive(true).mode(0o700).create(directory).map_err(failed)?;
         let launcher = Launcher::start(program).map_err(|error| Error::host(doing(), error))?;
-        let inner =
-            Inner { directory: directory.to_owned(), launcher, containers: Mutex::new(HashMap::new()) };
+        let inner = Inner {
+            directory: directory.to_owned(),
+            launcher,
+            cgroups: Cgroups::open(directory).map(Arc::new),
+            containers: Mutex::new(HashMap::new()),
+        };
         let runtime = Self(Arc::new(inner));
         for entry in fs::read_dir(directory).map_err(failed)? {
             let path = entry.map_err(failed)?.path();
@@ -128,7 +140,34 @@ impl Runtime {
                 tracing::error!(path = %path.display(), error = error.sentence(), "a container cannot be taken up");
             }
         }
+        if let Ok(cgroups) = &runtime.0.cgroups {
+            cgroups.retain(&runtime.lock().keys().cloned().collect::<Vec<_>>());
+        }
         Ok(runtime)
+    }
+
+    /// Whether containers are limited as their specification says; if not, why not, in one sentence.
+    pub fn limits_containers(&self) -> std::result::Result<(), &str> {
+        self.0.cgroups.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    /// What each container that runs has taken of the machine; takes a while.
+    pub fn usages(&self) -> Vec<(ContainerId, Usage)> {
+        let containers: Vec<(ContainerId, Arc<Container>)> =
+            self.lock().iter().map(|(id, container)| (id.clone(), container.clone())).collect();
+        let by_namespace = match &self.0.cgroups {
+            Ok(_) => HashMap::new(),
+            Err(_) => processes::usage_by_namespace(),
+        };
+        let usage = |id: &ContainerId, shim: &Shim| match &self.0.cgroups {
+            Ok(cgroups) => cgroups.usage(id),
+            Err(_) => by_namespace.get(&processes::namespace(shim.pid())?).copied(),
+        };
+        let running = containers.into_iter().filter_map(|(id, container)| {
+            let usage = usage(&id, container.running()?)?;
+            Some((id, usage))
+        });
+        running.collect()
     }
 
     /// Every container there is.
@@ -165,10 +204,13 @@ impl Runtime {
                         made.map_err(|error| {
                             berth_host::Error::new("make the container's directory", error)
                         })?;
-                        let pipe = inner.launcher.launch(&new.directory, &spec).inspect_err(|_| {
+                        let pipe = new
+                            .prepare_group(&spec)
+                            .and_then(|group| inner.launcher.launch(&new.directory, &spec, group.as_ref()));
+                        pipe.map(Some).inspect_err(|_| {
+                            new.remove_group();
                             let _ = remove_tree(&new.directory);
-                        });
-                        pipe.map(Some)
+                        })
                     })
                     .await;
                     let started = match launched {
@@ -258,6 +300,24 @@ impl Runtime {
         Ok(())
     }
 
+    /// Joins the standard streams of a running container's command.
+    pub async fn attach(&self, id: &ContainerId, call: AttachCall) -> Result<Attached> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        if container.running().is_none() {
+            return Err(Error::NotRunning(id.clone()));
+        }
+        let connect = move || {
+            let spec = read_spec(&container.directory)?;
+            let connected = Client::connect(&container.directory, call);
+            connected
+                .map(|client| (client, spec.tty))
+                .map_err(|errno| berth_host::Error::new("connect to it", errno))
+        };
+        let failed = |error| Error::host(format!("attach to container {id}"), error);
+        let (client, tty) = blocking(connect).await.map_err(failed)?;
+        Attached::open(client, tty)
+    }
+
     /// Starts one more process in a running container.
     pub async fn exec(&self, id: &ContainerId, call: ExecCall) -> Result<Exec> {
         let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
@@ -267,7 +327,9 @@ impl Runtime {
         let (runtime, tty) = (self.clone(), call.tty);
         let join = move || {
             let shim = container.shim.get().expect("a running container has a shim");
-            read_spec(&container.directory).and_then(|spec| runtime.0.launcher.exec(shim, &spec, &call))
+            let spec = read_spec(&container.directory)?;
+            let group = container.group.as_ref().map(|(groups, id)| groups.membership(id)).transpose()?;
+            runtime.0.launcher.exec(shim, &spec, group.as_ref(), &call)
         };
         let failed = |error| Error::host(format!("exec in container {id}"), error);
         Exec::open(blocking(join).await.map_err(failed)?, tty).await
@@ -276,7 +338,8 @@ impl Runtime {
     fn adopt(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
         let name = directory.file_name().and_then(|name| name.to_str());
         let id = name.and_then(ContainerId::from_directory);
-        let container = Arc::new(Container::new(directory.to_owned()));
+        let group = id.as_ref().and_then(|id| self.group(id));
+        let container = Arc::new(Container::new(directory.to_owned(), group));
         if container.take_up(id.is_some())?
             && let Some(id) = id
         {
@@ -291,9 +354,13 @@ impl Runtime {
         if let Some(container) = containers.get(id) {
             return (Arc::clone(container), false);
         }
-        let container = Arc::new(Container::new(self.0.directory.join(id.directory())));
+        let container = Arc::new(Container::new(self.0.directory.join(id.directory()), self.group(id)));
         containers.insert(id.clone(), Arc::clone(&container));
         (container, true)
+    }
+
+    fn group(&self, id: &ContainerId) -> Option<(Arc<Cgroups>, ContainerId)> {
+        Some((self.0.cgroups.as_ref().ok()?.clone(), id.clone()))
     }
 
     fn get(&self, id: &ContainerId) -> Option<Arc<Container>> {
@@ -306,9 +373,10 @@ impl Runtime {
 }
 
 impl Container {
-    fn new(directory: PathBuf) -> Self {
+    fn new(directory: PathBuf, group: Option<(Arc<Cgroups>, ContainerId)>) -> Self {
         Self {
             directory,
+            group,
             state: watch::Sender::new(None),
             shim: OnceLock::new(),
             killed: AtomicBool::new(false),
@@ -360,12 +428,28 @@ impl Container {
             // An error would mean that the reactor is gone, and with it everybody who waits.
             let _ = ended.readable().await;
             ended.get_ref().reap();
-            container.end();
+            blocking(move || container.end()).await;
         });
         Ok(())
     }
 
+    fn prepare_group(
+        &self,
+        spec: &ContainerSpec,
+    ) -> std::result::Result<Option<Prepared>, berth_host::Error> {
+        let prepared =
+            self.group.as_ref().map(|(groups, id)| groups.prepare(id, &spec.pod_limits, &spec.limits));
+        prepared.transpose()
+    }
+
+    fn remove_group(&self) {
+        if let Some((groups, id)) = &self.group {
+            groups.remove(id);
+        }
+    }
+
     fn end(&self) {
+        self.remove_group();
         let exit = Exit::read(&self.directory, self.killed.load(Ordering::Relaxed));
         self.state.send_replace(Some(State::Exited(exit)));
     }

@@ -90,6 +90,8 @@ pub enum Reason {
     Completed,
     /// With another exit code, or by a signal.
     Error,
+    /// With another exit code, after it or a process of it was killed for want of memory.
+    OutOfMemory,
     /// Before its command ran.
     StartError,
     /// It ended without being able to record how.
@@ -102,6 +104,7 @@ impl Reason {
         match self {
             Self::Completed => "Completed",
             Self::Error => "Error",
+            Self::OutOfMemory => "OOMKilled",
             Self::StartError => "StartError",
             Self::ContainerStatusUnknown => "ContainerStatusUnknown",
         }
@@ -310,8 +313,9 @@ impl Record {
         self.append(&format!("started {}\n", sys::now()));
     }
 
-    pub(crate) fn exited(&mut self, code: i32, signal: Option<i32>) {
-        self.append(&format!("exited {} {code} {}\n", sys::now(), signal.unwrap_or(0)));
+    pub(crate) fn exited(&mut self, code: i32, signal: Option<i32>, out_of_memory: bool) {
+        let (signal, memory) = (signal.unwrap_or(0), u8::from(out_of_memory));
+        self.append(&format!("exited {} {code} {signal} {memory}\n", sys::now()));
     }
 
     pub(crate) fn failed(&mut self, message: &str) {
@@ -350,7 +354,13 @@ fn exited(fields: &str) -> Option<Exit> {
     let finished = time(fields.next()?)?;
     let code = fields.next()?.parse().ok()?;
     let signal = fields.next()?.parse().ok().filter(|signal| *signal != 0);
-    let reason = if code == 0 { Reason::Completed } else { Reason::Error };
+    // Not written by earlier versions.
+    let out_of_memory = fields.next() == Some("1");
+    let reason = match (code, out_of_memory) {
+        (0, _) => Reason::Completed,
+        (_, true) => Reason::OutOfMemory,
+        (_, false) => Reason::Error,
+    };
     Some(Exit { code, signal, reason, message: String::new(), started: None, finished })
 }
 
@@ -389,6 +399,10 @@ mod tests {
         let status = parse("started 7\npid 41\nexited 9 3 0\n");
         assert_eq!(status.exit, exit(3, None, Reason::Error, ""));
         assert_eq!(parse("started 7\nexited 9 0 0\n").exit, exit(0, None, Reason::Completed, ""));
+        assert_eq!(parse("started 7\nexited 9 0 0 1\n").exit, exit(0, None, Reason::Completed, ""));
+        assert_eq!(parse("started 7\nexited 9 3 0 0\n").exit, exit(3, None, Reason::Error, ""));
+        let out_of_memory = exit(137, Some(9), Reason::OutOfMemory, "");
+        assert_eq!(parse("started 7\nexited 9 137 9 1\n").exit, out_of_memory);
         let status = parse("pid 41\nfailed 9 no such file: a b\nexited 1");
         let failed = exit(128, None, Reason::StartError, "no such file: a b");
         assert_eq!(status.exit, failed.map(|exit| Exit { started: None, ..exit }));

@@ -11,6 +11,9 @@ use std::{
 
 use rustix::{io::Errno, process::Pid};
 
+/// The flag of clone3(2), which does not fit into the type that the C library has for flags.
+const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
+
 /// What `clone` shares, and what is new.
 #[derive(Clone, Copy)]
 pub(crate) enum Kind {
@@ -20,10 +23,10 @@ pub(crate) enum Kind {
     Container,
 }
 
-/// Goes on as two processes: `None` in the new one.
+/// Goes on as two processes: `None` in the new one, which is a member of `group`, a control group of version 2.
 ///
 /// The caller must have one thread, as every process of this module does.
-pub(crate) fn clone(kind: Kind) -> io::Result<Option<Pid>> {
+pub(crate) fn clone(kind: Kind, group: Option<BorrowedFd<'_>>) -> io::Result<Option<Pid>> {
     let namespaces = libc::CLONE_NEWNS | libc::CLONE_NEWPID | libc::CLONE_NEWUTS | libc::CLONE_NEWIPC;
     let (flags, exit_signal) = match kind {
         Kind::Child => (0, libc::SIGCHLD),
@@ -34,6 +37,10 @@ pub(crate) fn clone(kind: Kind) -> io::Result<Option<Pid>> {
     let mut args: libc::clone_args = unsafe { mem::zeroed() };
     args.flags = u64::from(flags.cast_unsigned());
     args.exit_signal = u64::from(exit_signal.cast_unsigned());
+    if let Some(group) = group {
+        args.flags |= CLONE_INTO_CGROUP;
+        args.cgroup = u64::from(group.as_raw_fd().cast_unsigned());
+    }
     // SAFETY: without a stack and CLONE_VM this is fork: the child goes on with a copy of this single-threaded process.
     let pid = unsafe { libc::syscall(libc::SYS_clone3, &raw const args, size_of::<libc::clone_args>()) };
     match pid {

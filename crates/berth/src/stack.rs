@@ -120,6 +120,8 @@ pub(crate) struct Options {
     pub(crate) call_timeout: Option<Duration>,
     /// How long FlexVolume drivers may take.
     pub(crate) volume_plugin_timeouts: berth_flex::Timeouts,
+    /// Processes and threads that each pod may have; any number if `None`.
+    pub(crate) pod_pids_limit: Option<u64>,
     /// Mount options of `nfs` volumes that have none.
     pub(crate) nfs_mounts: Vec<String>,
     /// Whether and where an NFS server runs.
@@ -149,6 +151,7 @@ impl Options {
             volume_plugins: None,
             call_timeout: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
+            pod_pids_limit: None,
             nfs_mounts: Vec::new(),
             nfs_server: nfs_server::ServerArgs::off(),
         })

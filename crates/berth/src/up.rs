@@ -78,6 +78,10 @@ pub(crate) struct Args {
     #[arg(long, default_value = "10m", value_parser = go::positive_duration, value_name = "DURATION")]
     volume_plugin_timeout: Duration,
 
+    /// How many processes and threads each pod may have [default: any number]
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..), value_name = "NUMBER")]
+    pod_pids_limit: Option<u64>,
+
     /// Mount options of `nfs` volumes that have none, separated by commas
     #[arg(long, value_delimiter = ',', value_name = "OPTIONS")]
     nfs_mount_options: Vec<String>,
@@ -255,6 +259,7 @@ pub(crate) async fn run(
             call: args.volume_plugin_timeout,
             init: args.volume_plugin_timeout.min(berth_flex::Timeouts::default().init),
         },
+        pod_pids_limit: args.pod_pids_limit,
         nfs_mounts: match args.nfs.mount_options() {
             Some(options) if args.nfs_mount_options.is_empty() => vec![options],
             _ => args.nfs_mount_options.clone(),

@@ -1,15 +1,21 @@
 //! What probes and lifecycle hooks do to a running container: commands, HTTP requests, connections.
 
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use berth_core::error_chain;
 use berth_runtime::{ContainerId, ExecCall, ExecOutput};
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, LifecycleHandler, TCPSocketAction};
+use k8s_openapi::api::core::v1::{Container, GRPCAction, HTTPGetAction, LifecycleHandler, TCPSocketAction};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use parking_lot::Mutex;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Endpoint;
+use tonic_prost::ProstCodec;
 
 use super::Pods;
 use crate::plugins::expand;
@@ -20,6 +26,26 @@ const LONGEST_OUTPUT: usize = 10 << 10;
 const LONGEST_STATUS_LINE: usize = 4 << 10;
 /// How long the last output of a command is waited for that has ended, as another process may keep it open.
 const LAST_OUTPUT: Duration = Duration::from_millis(100);
+
+/// What probes call themselves.
+const USER_AGENT: &str = "kube-probe/1.36";
+/// The status of a service that is well, and all statuses.
+const SERVING: i32 = 1;
+const SERVING_STATUS: [&str; 4] = ["UNKNOWN", "SERVING", "NOT_SERVING", "SERVICE_UNKNOWN"];
+
+/// What a server of gRPC is asked.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckRequest {
+    #[prost(string, tag = "1")]
+    service: String,
+}
+
+/// What it answers.
+#[derive(Clone, PartialEq, prost::Message)]
+struct HealthCheckResponse {
+    #[prost(int32, tag = "1")]
+    status: i32,
+}
 
 /// A run of a container that something is done to.
 pub(super) struct Target {
@@ -71,7 +97,7 @@ impl Target {
         let path = if path.starts_with('/') { path.to_owned() } else { format!("/{path}") };
         let mut headers = vec![
             ("Host".to_owned(), named.clone()),
-            ("User-Agent".to_owned(), "kube-probe/1.36".to_owned()),
+            ("User-Agent".to_owned(), USER_AGENT.to_owned()),
             ("Accept".to_owned(), "*/*".to_owned()),
         ];
         for header in get.http_headers.iter().flatten() {
@@ -97,6 +123,36 @@ impl Target {
             Some(200..400) => Ok(()),
             Some(code) => Err(format!("HTTP probe failed with statuscode: {code}")),
             None => Err(format!("Get \"http://{named}{path}\": the answer is not HTTP/1.1")),
+        }
+    }
+
+    /// Asks a server of gRPC whether it, or one of its services, is well (`grpc.health.v1.Health`).
+    pub(super) async fn grpc(&self, action: &GRPCAction) -> Result<(), String> {
+        let port = u16::try_from(action.port).map_err(|_| format!("there is no port {}", action.port))?;
+        let address = SocketAddr::new(self.pods.options.address, port);
+        let service = action.service.clone().unwrap_or_default();
+        let failed = |error: &(dyn std::error::Error + 'static)| {
+            format!("service unhealthy (error connecting to {address}: {})", error_chain(error))
+        };
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).map_err(|error| failed(&error))?;
+        let endpoint = endpoint.user_agent(USER_AGENT).map_err(|error| failed(&error))?;
+        let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
+        let mut client = Grpc::new(channel);
+        client.ready().await.map_err(|error| failed(&error))?;
+        let codec = ProstCodec::<HealthCheckRequest, HealthCheckResponse>::default();
+        let path = PathAndQuery::from_static("/grpc.health.v1.Health/Check");
+        let answer = client.unary(tonic::Request::new(HealthCheckRequest { service }), path, codec).await;
+        match answer {
+            Ok(answer) if answer.get_ref().status == SERVING => Ok(()),
+            Ok(answer) => {
+                let status = answer.get_ref().status;
+                let name = SERVING_STATUS.get(usize::try_from(status).unwrap_or(usize::MAX)).unwrap_or(&"?");
+                Err(format!("service unhealthy (responded with {name:?})"))
+            }
+            Err(status) if status.code() == tonic::Code::Unimplemented => {
+                Err("server does not implement the grpc health protocol (grpc.health.v1.Health)".to_owned())
+            }
+            Err(status) => Err(format!("health rpc probe failed: {}", status.message())),
         }
     }
 

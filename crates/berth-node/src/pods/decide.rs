@@ -170,10 +170,10 @@ pub(super) fn decide(
             None => begun && !sidecar,
         };
         if !decider.decision.initialized {
-            decider.wait(container, "PodInitializing");
+            decider.wait(&container.name, "PodInitializing");
         } else if !done {
             if restarts(spec, container, state) {
-                decider.start(container, state, initial);
+                decider.start(&container.name, state, initial);
             } else if state.ended().is_some() {
                 failed = true;
             }
@@ -183,9 +183,16 @@ pub(super) fn decide(
     for container in &spec.containers {
         let state = record(&container.name);
         if !decider.decision.initialized {
-            decider.wait(container, "PodInitializing");
+            decider.wait(&container.name, "PodInitializing");
         } else if !state.is_running() && restarts(spec, container, state) {
-            decider.start(container, state, initial);
+            decider.start(&container.name, state, initial);
+        }
+    }
+    // They are started whatever the others do, and once.
+    for container in spec.ephemeral_containers.iter().flatten() {
+        let state = record(&container.name);
+        if state.run.is_none() {
+            decider.start(&container.name, state, initial);
         }
     }
     let mut decision = decider.decision;
@@ -215,11 +222,11 @@ struct Decider<'a> {
 }
 
 impl Decider<'_> {
-    fn wait(&mut self, container: &Container, reason: &'static str) {
-        self.decision.waiting.insert(container.name.clone(), Waiting { reason, message: String::new() });
+    fn wait(&mut self, container: &str, reason: &'static str) {
+        self.decision.waiting.insert(container.to_owned(), Waiting { reason, message: String::new() });
     }
 
-    fn start(&mut self, container: &Container, state: &ContainerRecord, initial: &'static str) {
+    fn start(&mut self, container: &str, state: &ContainerRecord, initial: &'static str) {
         if !self.volumes_ready {
             self.wait(container, initial);
             return;
@@ -231,7 +238,7 @@ impl Decider<'_> {
             let message = format!(
                 "back-off {} restarting failed container={} pod={}",
                 in_words(pause),
-                container.name,
+                container,
                 self.whole_name
             );
             (ended.finished + pause, Waiting { reason: "CrashLoopBackOff", message })
@@ -239,11 +246,11 @@ impl Decider<'_> {
             (self.now, Waiting { reason: initial, message: String::new() })
         };
         if due <= self.now {
-            self.decision.start.push(container.name.clone());
+            self.decision.start.push(container.to_owned());
         } else {
             self.decision.wake_at(due);
         }
-        self.decision.waiting.insert(container.name.clone(), waiting);
+        self.decision.waiting.insert(container.to_owned(), waiting);
     }
 }
 
@@ -292,6 +299,7 @@ impl Decision {
             all.filter(runs).partition(|container| is_sidecar(container));
         let next = if others.is_empty() { sidecars } else { others };
         self.stop = next.into_iter().map(|container| container.name.clone()).collect();
+        self.stop.extend(running_ephemeral(spec, known));
         if self.stop.is_empty() {
             self.phase = Phase::Failed;
         }
@@ -313,13 +321,16 @@ impl Decision {
         let sidecars = || spec.init_containers.iter().flatten();
         if over {
             self.start.clear();
+            let ephemeral = || spec.ephemeral_containers.iter().flatten();
             self.waiting.retain(|name, _| {
                 !sidecars().any(|container| container.name == *name && is_sidecar(container))
+                    && !ephemeral().any(|container| container.name == *name)
             });
             let running = sidecars().chain(&spec.containers);
             let running =
                 running.filter(|container| record(container).is_some_and(ContainerRecord::is_running));
             self.stop = running.map(|container| container.name.clone()).collect();
+            self.stop.extend(running_ephemeral(spec, known));
         }
         let all_good =
             || spec.containers.iter().all(|container| ended(container).is_some_and(|ended| ended.code == 0));
@@ -333,6 +344,12 @@ impl Decision {
             Phase::Pending
         };
     }
+}
+
+/// The ephemeral containers of a pod that run.
+fn running_ephemeral(spec: &PodSpec, known: &HashMap<String, ContainerRecord>) -> Vec<String> {
+    let all = spec.ephemeral_containers.iter().flatten().map(|container| container.name.clone());
+    all.filter(|name| known.get(name).is_some_and(ContainerRecord::is_running)).collect()
 }
 
 /// A duration as Go prints it: `10s`, `1m20s`, `5m0s`.

@@ -5,8 +5,11 @@ use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
 use berth_runtime::{Capabilities, ContainerSpec, Device, Mount, Propagation, Security};
-use k8s_openapi::api::core::v1::{Container, HostIP, Pod, PodIP, SecurityContext, VolumeMount};
+use k8s_openapi::api::core::v1::{
+    Container, EphemeralContainer, HostIP, Pod, PodIP, SecurityContext, VolumeMount,
+};
 
+use super::resources::Allowance;
 use super::{Options, probes};
 use crate::layout::Layout;
 use crate::plugin::Ready;
@@ -14,6 +17,9 @@ use crate::plugins::{Objects, environment, expand};
 
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const TERMINATION_LOG: &str = "/dev/termination-log";
+
+/// What runs in an ephemeral container that names no command.
+const SHELL: &str = "sh";
 
 /// Where a container finds the program that runs in its image's place.
 const STAND_IN: &str = "/usr/local/bin/berth";
@@ -55,6 +61,17 @@ pub(super) fn stand_in<'a>(table: &'a [StandIn], container: &Container) -> Optio
     table.iter().find(|row| row.image == name)
 }
 
+/// An ephemeral container as one that can be started: without a command it is a shell, as in the images that are used for
+/// debugging.
+pub(super) fn of_ephemeral(ephemeral: &EphemeralContainer) -> Option<Container> {
+    let mut container: Container = serde_json::from_value(serde_json::to_value(ephemeral).ok()?).ok()?;
+    let words = container.command.iter().flatten().chain(container.args.iter().flatten()).count();
+    if words == 0 {
+        container.command = Some(vec![SHELL.to_owned()]);
+    }
+    Some(container)
+}
+
 /// What the runtime starts.
 pub(super) async fn container_spec(
     options: &Options,
@@ -88,6 +105,7 @@ pub(super) async fn container_spec(
         Vec::new()
     };
     let identity = identity(pod, container)?;
+    let allowance = Allowance::new(pod, container, options.supply);
     let (namespace, name, uid) = names(pod);
     let termination = container.termination_message_path.as_deref().unwrap_or(TERMINATION_LOG);
     Ok(ContainerSpec {
@@ -105,30 +123,18 @@ pub(super) async fn container_spec(
         group: identity.group,
         groups: identity.groups,
         security,
+        limits: allowance.own,
+        pod_limits: allowance.pod,
+        oom_score_adj: Some(allowance.oom_score_adj),
         read_only_root: identity.read_only_root,
         stdin: container.stdin.unwrap_or(false),
+        stdin_once: container.stdin_once.unwrap_or(false),
         tty: container.tty.unwrap_or(false),
         mounts,
         devices,
         hidden: options.hidden.clone(),
         termination_message_path: Some(PathBuf::from(termination)),
     })
-}
-
-/// Returns the fields that a pod sets for a container and this node does not honour.
-pub(super) fn ignored_fields(pod: &Pod, container: &Container) -> Vec<&'static str> {
-    let own = container.security_context.clone().unwrap_or_default();
-    let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
-    let limits = container.resources.as_ref().and_then(|resources| resources.limits.as_ref());
-    let fields = [
-        (limits.is_some_and(|limits| !limits.is_empty()), "resources.limits"),
-        (
-            own.se_linux_options.is_some() || whole.se_linux_options.is_some(),
-            "securityContext.seLinuxOptions",
-        ),
-        (whole.sysctls.is_some(), "securityContext.sysctls"),
-    ];
-    fields.into_iter().filter_map(|(is_set, field)| is_set.then_some(field)).collect()
 }
 
 /// What the processes of a container may do, or which field asks for what this node cannot do.

@@ -140,17 +140,11 @@ pub(super) fn known_health(pod: &Pod, container: &Container, attempt: u32) -> He
 pub(super) fn refuse(container: &Container) -> Option<String> {
     [Kind::Startup, Kind::Liveness, Kind::Readiness].into_iter().find_map(|kind| {
         let probe = kind.of(container)?;
-        let https = probe.http_get.as_ref().is_some_and(|get| get.scheme.as_deref() == Some("HTTPS"));
-        let what = if https {
-            "httpGet with the scheme HTTPS"
-        } else if probe.grpc.is_some() {
-            "grpc"
-        } else {
-            return None;
-        };
+        probe.http_get.as_ref().filter(|get| get.scheme.as_deref() == Some("HTTPS"))?;
         let field = kind.as_str().to_lowercase();
         Some(format!(
-            "container {}: {what} is not supported in {field}Probe: use exec, httpGet or tcpSocket",
+            "container {}: httpGet with the scheme HTTPS is not supported in {field}Probe: use exec, httpGet with the \
+             scheme HTTP, tcpSocket or grpc",
             container.name
         ))
     })
@@ -292,6 +286,8 @@ impl Prober {
                 self.target.http_get(get).await
             } else if let Some(socket) = &probe.tcp_socket {
                 self.target.connect(socket).await
+            } else if let Some(action) = &probe.grpc {
+                self.target.grpc(action).await
             } else {
                 Err("the probe names no action".to_owned())
             }

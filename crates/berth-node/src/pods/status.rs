@@ -1,7 +1,10 @@
 //! A pod's status as `kubectl` shows it, from what is known of its containers, and its writing.
 
 use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _, SeekFrom};
 use std::net::IpAddr;
+use std::path::Path;
 
 use berth_kube::{Key, Next};
 use berth_runtime::{Exit, State};
@@ -16,7 +19,7 @@ use kube::ResourceExt as _;
 use kube::api::{DeleteParams, Preconditions};
 
 use super::decide::{ContainerRecord, Decision, Phase, is_sidecar};
-use super::launch::{is_read_only, is_recursively_read_only};
+use super::launch::{is_read_only, is_recursively_read_only, of_ephemeral};
 use super::{End, Error, Pods};
 
 /// What a status is made of.
@@ -31,7 +34,14 @@ pub(super) struct View<'a> {
     pub(super) first_observed: Timestamp,
     /// Why the node ends the pod, if it does.
     pub(super) end: Option<&'a End>,
+    /// Where the logs of its containers lie.
+    pub(super) logs: Option<&'a Path>,
 }
+
+/// How much of a log a termination message may have, and how much is read for that.
+const LOG_LINES: usize = 80;
+const LOG_BYTES: usize = 2048;
+const LOG_READ: u64 = 16 << 10;
 
 /// Why a pod has ended that was there for longer than it may be.
 pub(super) const EXPIRED: &str = "DeadlineExceeded";
@@ -52,6 +62,14 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         .flatten()
         .map(|container| container_status(view, container, true))
         .collect();
+    let ephemeral: Vec<ContainerStatus> = spec
+        .ephemeral_containers
+        .iter()
+        .flatten()
+        .filter_map(of_ephemeral)
+        .map(|container| container_status(view, &container, false))
+        .map(|status| ContainerStatus { ready: false, started: None, ..status })
+        .collect();
     let conditions = conditions(view, &containers, &init);
     let address = view.address.to_string();
     // As upstream: while something still runs, the pod has not failed.
@@ -63,6 +81,7 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         conditions: Some(merged(old.conditions.as_deref().unwrap_or_default(), conditions)),
         container_statuses: Some(containers),
         init_container_statuses: (!init.is_empty()).then_some(init),
+        ephemeral_container_statuses: (!ephemeral.is_empty()).then_some(ephemeral),
         host_ip: Some(address.clone()),
         host_ips: Some(vec![HostIP { ip: address.clone() }]),
         pod_ip: Some(address.clone()),
@@ -81,9 +100,16 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
         let uid = view.pod.metadata.uid.as_deref().unwrap_or_default();
         format!("process://{uid}/{}/{attempt}", container.name)
     };
-    let terminated = |ended: &Exit, attempt: u32| ContainerState {
-        terminated: Some(terminated(ended, id(attempt))),
-        ..ContainerState::default()
+    let falls_back = container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
+    let terminated = |ended: &Exit, attempt: u32| {
+        let mut terminated = terminated(ended, id(attempt));
+        if let Some(logs) = view.logs.filter(|_| falls_back && ended.code != 0)
+            && terminated.message.is_none()
+        {
+            let log = logs.join(&container.name).join(format!("{attempt}.log"));
+            terminated.message = Some(last_lines(&log)).filter(|lines| !lines.is_empty());
+        }
+        ContainerState { terminated: Some(terminated), ..ContainerState::default() }
     };
     let waiting = view.decision.waiting.get(&container.name);
     let (state, last) = match (&known.run, waiting) {
@@ -149,6 +175,24 @@ fn terminated(ended: &Exit, id: String) -> ContainerStateTerminated {
         started_at: ended.started.map(|time| Time(whole_seconds(time))),
         finished_at: Some(Time(whole_seconds(ended.finished))),
     }
+}
+
+/// The end of a container's log, of which a termination message has no more than upstream's.
+fn last_lines(log: &Path) -> String {
+    let read = || -> io::Result<Vec<u8>> {
+        let mut file = File::open(log)?;
+        let length = file.metadata()?.len();
+        file.seek(SeekFrom::Start(length.saturating_sub(LOG_READ)))?;
+        let mut end = Vec::new();
+        file.read_to_end(&mut end)?;
+        Ok(end)
+    };
+    let end = read().unwrap_or_default();
+    let end = String::from_utf8_lossy(&end);
+    let lines: Vec<&str> = end.lines().filter_map(|entry| entry.splitn(4, ' ').nth(3)).collect();
+    let text: String =
+        lines[lines.len().saturating_sub(LOG_LINES)..].iter().flat_map(|line| [*line, "\n"]).collect();
+    text[text.ceil_char_boundary(text.len().saturating_sub(LOG_BYTES))..].to_owned()
 }
 
 fn conditions(
@@ -315,6 +359,7 @@ fn put(pod: &mut Pod, status: PodStatus) {
         conditions: Some(conditions),
         container_statuses: status.container_statuses,
         init_container_statuses: status.init_container_statuses,
+        ephemeral_container_statuses: status.ephemeral_container_statuses,
         host_ip: status.host_ip,
         host_ips: status.host_ips,
         pod_ip: status.pod_ip,
@@ -328,7 +373,7 @@ fn put(pod: &mut Pod, status: PodStatus) {
 
 /// The class of a pod: `Guaranteed` if every container has equal requests and limits of CPU and memory, `BestEffort` if
 /// none has any, else `Burstable`.
-fn qos_class(spec: &PodSpec) -> &'static str {
+pub(super) fn qos_class(spec: &PodSpec) -> &'static str {
     let (mut any, mut all_equal) = (false, true);
     for container in spec.init_containers.iter().flatten().chain(&spec.containers) {
         let resources = container.resources.clone().unwrap_or_default();

@@ -165,6 +165,7 @@ impl Attendant {
             tcp @ Endpoint::Tcp { .. } => tcp,
         });
         let client = Client::connect(&endpoint.map_err(|error| invalid(error.to_string()))?);
+        client.measure_with(&self.drivers.calls);
         // From here on something of it may be in Kubernetes; a name that it had before is not its own any more.
         if let Some(before) = name.replace(info.name.clone()).filter(|before| *before != info.name) {
             self.forget(&before, path).await;

@@ -10,6 +10,7 @@
 )]
 
 mod life;
+mod limits;
 mod probes;
 mod restart;
 mod security;

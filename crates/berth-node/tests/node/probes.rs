@@ -3,6 +3,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use bytes::Bytes;
+use http_body::Frame;
+use http_body_util::{BodyExt as _, StreamBody};
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -151,11 +154,66 @@ async fn a_server_is_probed_by_its_port_its_path_and_its_status() {
     world.until_clean().await;
 }
 
+/// A server of gRPC that answers one call: whether the service "db" is well.
+#[derive(Clone)]
+struct Health(Arc<AtomicU16>);
+
+impl tower::Service<http::Request<tonic::body::Body>> for Health {
+    type Response = http::Response<tonic::body::Body>;
+    type Error = std::convert::Infallible;
+    type Future = futures_util::future::BoxFuture<'static, Result<Self::Response, Self::Error>>;
+
+    fn poll_ready(&mut self, _: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), Self::Error>> {
+        std::task::Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<tonic::body::Body>) -> Self::Future {
+        let status = self.0.load(Ordering::SeqCst);
+        Box::pin(async move {
+            let asked = request.into_body().collect().await.unwrap().to_bytes();
+            // A message: not compressed, its length, then the field of the service's name.
+            let good = asked.as_ref() == b"\0\0\0\0\x04\x0a\x02db";
+            let status = if good { u8::try_from(status).unwrap() } else { 3 };
+            let answer = Bytes::copy_from_slice(&[0, 0, 0, 0, 2, 8, status]);
+            let mut trailers = http::HeaderMap::new();
+            trailers.insert("grpc-status", http::HeaderValue::from_static("0"));
+            let frames = [Ok::<_, tonic::Status>(Frame::data(answer)), Ok(Frame::trailers(trailers))];
+            let body = tonic::body::Body::new(StreamBody::new(futures_util::stream::iter(frames)));
+            let response = http::Response::builder().header("content-type", "application/grpc");
+            Ok(response.body(body).unwrap())
+        })
+    }
+}
+
+impl tonic::server::NamedService for Health {
+    const NAME: &'static str = "grpc.health.v1.Health";
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_grpc_probe_asks_a_service_whether_it_is_well() {
+    let world = World::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let status = Arc::new(AtomicU16::new(2));
+    let server = tonic::transport::Server::builder().add_service(Health(status.clone()));
+    let incoming = tonic::transport::server::TcpIncoming::from(listener);
+    tokio::spawn(server.serve_with_incoming(incoming));
+    let probe =
+        json!({ "grpc": { "port": port, "service": "db" }, "periodSeconds": 1, "timeoutSeconds": 30 });
+    start(&world, json!({ "readinessProbe": probe })).await;
+    let unhealthy = "Readiness probe failed: service unhealthy (responded with \"NOT_SERVING\")";
+    world.has_event("p", "Unhealthy", unhealthy).await;
+    status.store(1, Ordering::SeqCst);
+    world.until_pod("p", is_ready).await;
+    world.delete("p").await;
+    world.until_clean().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_probe_that_the_node_cannot_run_keeps_the_container_from_starting() {
     let world = World::new().await;
-    start(&world, json!({ "livenessProbe": { "grpc": { "port": 1 } } })).await;
-    world.has_event("p", "Failed", "grpc is not supported in livenessProbe").await;
+    start(&world, json!({ "livenessProbe": { "httpGet": { "port": 1, "scheme": "HTTPS" } } })).await;
+    world.has_event("p", "Failed", "the scheme HTTPS is not supported in livenessProbe").await;
     let pod = world
         .until_pod("p", |pod| {
             container(pod, "main").is_some_and(|main| main.state.as_ref().unwrap().waiting.is_some())
@@ -171,10 +229,15 @@ async fn fields_that_have_no_effect_are_named() {
     let world = World::new().await;
     let main = json!({
         "name": "main", "image": "i", "command": ["sleep", "1000"],
-        "resources": { "limits": { "memory": "64Mi" } },
+        "lifecycle": { "stopSignal": "SIGUSR1" }, "ports": [{ "containerPort": 80, "hostPort": 8080 }],
     });
-    world.pod("p", json!({ "containers": [main], "terminationGracePeriodSeconds": 0 })).await;
-    world.has_event("p", "FieldsIgnored", "ignores: resources.limits").await;
+    let spec = json!({
+        "containers": [main], "terminationGracePeriodSeconds": 0, "hostPID": true, "os": { "name": "linux" },
+        "hostAliases": [{ "ip": "10.0.0.1", "hostnames": ["other"] }],
+    });
+    world.pod("p", spec).await;
+    world.has_event("p", "FieldsIgnored", "ignores: ports, lifecycle.stopSignal").await;
+    world.has_event("p", "FieldsIgnored", "ignores: hostAliases, hostPID").await;
     world.delete("p").await;
     world.until_clean().await;
 }

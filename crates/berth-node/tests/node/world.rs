@@ -56,6 +56,7 @@ impl World {
             volume_plugins: None,
             csi_timeout: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
+            pod_pids_limit: Some(1000),
             nfs: None,
         };
         self.node = Some((Node::start(options).await.unwrap(), shutdown));
@@ -153,6 +154,7 @@ impl World {
             let entries = entries.flat_map(|path| std::fs::read_dir(path).into_iter().flatten().flatten());
             let mut left: Vec<String> = entries.map(|entry| entry.path().display().to_string()).collect();
             left.extend(self.mounts());
+            left.extend(self.groups());
             left
         };
         let wait = async {
@@ -163,6 +165,13 @@ impl World {
         if tokio::time::timeout(PATIENCE, wait).await.is_err() {
             panic!("left over: {:#?}", left());
         }
+    }
+
+    /// The control groups of pods.
+    pub(crate) fn groups(&self) -> Vec<String> {
+        let groups = berth_runtime::groups_of(&self.path().join("containers"));
+        let groups = groups.into_iter().map(|group| group.display().to_string());
+        groups.filter(|group| group.contains("/pod")).collect()
     }
 
     /// The mounts below the node's directory.
@@ -187,6 +196,7 @@ impl Drop for World {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        berth_runtime::remove_groups(&self.path().join("containers"));
         for target in self.mounts().iter().rev() {
             let _ = berth_host::mount::unmount_lazily(Path::new(target));
         }

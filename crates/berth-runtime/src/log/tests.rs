@@ -63,16 +63,20 @@ fn a_long_line_is_cut_into_partial_entries() {
 }
 
 #[test]
-fn a_full_log_becomes_the_one_old_file() {
-    let place = tempfile::tempdir().unwrap();
-    let mut log = log_at(place.path());
+fn a_full_log_becomes_an_old_file_and_the_oldest_goes() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut log = log_at(directory.path());
     log.rotate_at = 100;
     let mut out = Stream::new("stdout");
-    for number in 0..7 {
+    // Each file takes three lines.
+    for number in 0..25 {
         log.write(&mut out, format!("line {number}\n").as_bytes());
     }
-    let old = ["stdout F line 3", "stdout F line 4", "stdout F line 5"];
-    assert_eq!(entries(&place.path().join("0.log.1")), old);
-    assert_eq!(entries(&place.path().join("0.log")), ["stdout F line 6"]);
-    assert_eq!(fs::read_dir(place.path()).unwrap().count(), 2);
+    let files: Vec<Vec<String>> =
+        log_files(&directory.path().join("0.log")).map(|path| entries(&path)).collect();
+    let lines = |from: u32, to: u32| (from..to).map(|number| format!("stdout F line {number}")).collect();
+    let expected: Vec<Vec<String>> =
+        [(24, 25), (21, 24), (18, 21), (15, 18), (12, 15)].map(|(from, to)| lines(from, to)).to_vec();
+    assert_eq!(files, expected);
+    assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 5);
 }

@@ -2,7 +2,7 @@
 
 use std::{fs, future, io, path::Path, pin::pin};
 
-use berth_runtime::{LogOptions, LogStream, logs};
+use berth_runtime::{LogOptions, LogStream, log_files, logs};
 use futures_util::StreamExt as _;
 
 use crate::scratch::{SOON, Scratch, mount};
@@ -124,18 +124,98 @@ async fn a_log_that_is_full_goes_on_in_a_new_file_and_followers_with_it() {
     assert_eq!(next().await, None);
 }
 
+/// Five files of five lines each, line 0 the oldest; each line was written at the second of its number.
+fn rotated(scratch: &Scratch) -> std::path::PathBuf {
+    let path = scratch.path("0.log");
+    for (file, path) in log_files(&path).enumerate() {
+        let lines = (0..5).map(|line| (4 - file) * 5 + line);
+        let text: String = lines
+            .map(|line| format!("2026-11-15T12:00:{line:02}.000000000Z stdout F line {line}\n"))
+            .collect();
+        fs::write(&path, text).unwrap();
+        let last = "2026-11-15T12:00:00Z".parse::<jiff::Timestamp>().unwrap().as_second();
+        let last = last + i64::try_from((4 - file) * 5 + 4).unwrap();
+        let times = fs::FileTimes::new()
+            .set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(last.try_into().unwrap()));
+        fs::File::options().write(true).open(&path).unwrap().set_times(times).unwrap();
+    }
+    path
+}
+
 #[tokio::test]
-async fn a_container_that_writes_much_keeps_one_old_file() {
+async fn all_files_of_a_log_are_read_as_one() {
+    let scratch = Scratch::new();
+    let path = rotated(&scratch);
+    let lines = |from: u32| (from..25).map(|line| format!("line {line}\n")).collect::<String>();
+    let all = LogOptions::default;
+    let since = |second: u32| format!("2026-11-15T12:00:{second:02}Z").parse().ok();
+    for follow in [false, true] {
+        for (options, from) in [
+            (all(), 0),
+            (LogOptions { tail_lines: Some(1), ..all() }, 24),
+            (LogOptions { tail_lines: Some(5), ..all() }, 20),
+            (LogOptions { tail_lines: Some(6), ..all() }, 19),
+            (LogOptions { tail_lines: Some(17), ..all() }, 8),
+            (LogOptions { tail_lines: Some(25), ..all() }, 0),
+            (LogOptions { tail_lines: Some(u64::MAX), ..all() }, 0),
+            (LogOptions { since: since(0), ..all() }, 0),
+            (LogOptions { since: since(14), ..all() }, 14),
+            (LogOptions { since: since(15), ..all() }, 15),
+            (LogOptions { since: since(23), ..all() }, 23),
+            (LogOptions { since: since(30), ..all() }, 25),
+            (LogOptions { since: since(3), tail_lines: Some(12), ..all() }, 13),
+        ] {
+            let options = LogOptions { follow, ..options };
+            assert_eq!(read(&path, options.clone()).await, lines(from), "{options:?}");
+        }
+    }
+    let cut = LogOptions { limit_bytes: Some(45), ..all() };
+    assert_eq!(read(&path, cut).await, lines(0)[..45]);
+}
+
+#[tokio::test]
+async fn a_container_that_writes_much_takes_five_files_and_a_follower_misses_nothing() {
     let scratch = Scratch::new();
     let runtime = scratch.open();
-    let line = "x".repeat(8000);
-    let spec = scratch.sh(&format!("yes {line} | head -n 3000"));
+    // 70 MB; the container waits for the reader now and then, which else would be too slow to see every file.
+    let gate = scratch.dir("gate");
+    let script = "line=$(printf '%07990d' 0); for part in 1 2 3 4 5 6 7; do \
+                  for i in $(seq 1250); do echo $part $i $line; done; until test -e /gate/$part; do sleep 0.01; done; done";
+    let mut spec = scratch.sh(script);
+    spec.mounts = vec![mount(&gate, "/gate", false)];
     let log = spec.log.clone();
-    let (_, exited) = scratch.run(&runtime, spec).await;
-    assert_eq!(exited.code, 0);
+    let id = runtime.start(spec).await.unwrap();
+    let ended = {
+        let (runtime, id) = (runtime.clone(), id.clone());
+        async move {
+            runtime.exited(&id).await;
+        }
+    };
+    let mut stream =
+        pin!(logs(&log, LogOptions { follow: true, ..Default::default() }, ended).await.unwrap());
+    let follow = async {
+        let (mut lines, mut unfinished) = (0, Vec::new());
+        while let Some(chunk) = stream.next().await {
+            unfinished.extend_from_slice(&chunk.unwrap());
+            while let Some(end) = unfinished.iter().position(|byte| *byte == b'\n') {
+                let line = String::from_utf8(unfinished.drain(..=end).collect()).unwrap();
+                let mut words = line.split(' ');
+                let number = |word: Option<&str>| word.unwrap().parse::<u32>().unwrap();
+                let (part, index) = (number(words.next()), number(words.next()));
+                assert_eq!((part, index), (lines / 1250 + 1, lines % 1250 + 1));
+                lines += 1;
+                if index == 1250 {
+                    fs::write(gate.join(part.to_string()), "").unwrap();
+                }
+            }
+        }
+        lines
+    };
+    let lines = tokio::time::timeout(SOON * 3, follow).await.expect("following ends");
+    assert_eq!(lines, 7 * 1250);
     let size = |path: &Path| fs::metadata(path).unwrap().len();
-    let old = log.with_extension("log.1");
-    assert!(((10 << 20)..(11 << 20)).contains(&size(&old)), "{}", size(&old));
-    assert!((1..(11 << 20)).contains(&size(&log)));
-    assert_eq!(fs::read_dir(scratch.path("logs")).unwrap().count(), 2);
+    let files: Vec<u64> = log_files(&log).map(|path| size(&path)).collect();
+    assert!(files[1..].iter().all(|size| ((10 << 20)..(11 << 20)).contains(size)), "{files:?}");
+    assert!((1..(11 << 20)).contains(&files[0]));
+    assert_eq!(fs::read_dir(scratch.path("logs")).unwrap().count(), 5);
 }

@@ -9,6 +9,7 @@
 
 mod exec;
 mod life;
+mod limits;
 mod logs;
 mod scratch;
 mod security;

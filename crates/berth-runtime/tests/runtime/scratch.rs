@@ -8,8 +8,8 @@ use std::{
     time::Duration,
 };
 
-use berth_runtime::{ContainerId, ContainerSpec, Exit, Mount, Propagation, Runtime, Security};
-use berth_runtime::{Found, find};
+use berth_runtime::{ContainerId, ContainerSpec, Exit, Limits, Mount, Propagation, Runtime, Security};
+use berth_runtime::{Found, find, remove_groups};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
 
@@ -60,8 +60,12 @@ impl Scratch {
             group: None,
             groups: Vec::new(),
             security: Security::default(),
+            limits: Limits::default(),
+            pod_limits: Limits::default(),
+            oom_score_adj: None,
             read_only_root: false,
             stdin: false,
+            stdin_once: false,
             tty: false,
             mounts: Vec::new(),
             devices: Vec::new(),
@@ -93,6 +97,7 @@ impl Drop for Scratch {
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
+        remove_groups(&self.state());
     }
 }
 

@@ -102,6 +102,12 @@ impl Machine {
         self.data_dir.join(NODES).join(name)
     }
 
+    /// A registry for the metrics of a node, which name it if there are several.
+    fn registry_of(&self, node: &str) -> Registry {
+        let of_node = self.has_several().then(|| ("node".into(), node.to_owned().into()));
+        Registry::with_labels(of_node.into_iter())
+    }
+
     /// Serves a backend for a node: all of it, or without its controller if that runs once for all nodes.
     async fn start_driver(
         &self,
@@ -118,8 +124,7 @@ impl Machine {
         let opened = (backend.open)(line, mode).await?;
         let socket = socket(layout, opened.driver.name());
         Dir::ensure(socket.parent().expect("a socket lies in a directory"), 0o700)?;
-        let of_node = self.has_several().then(|| ("node".into(), node.to_owned().into()));
-        let mut registry = Registry::with_labels(of_node.into_iter());
+        let mut registry = self.registry_of(node);
         let (endpoint, stop) = (Endpoint::Unix(socket), serving.clone());
         let served = Served::start(opened, &endpoint, None, &mut registry, &self.servers, stop).await?;
         self.telemetry.add_of_node(node, registry);
@@ -185,6 +190,9 @@ impl RunningNode {
         let node = start_node(machine, &cluster, name, &layout).await?;
         let (runtime, registered) = (node.runtime().clone(), node.drivers().clone());
         machine.telemetry.node_started(name, node.usage().clone());
+        let mut registry = machine.registry_of(name);
+        node.register(&mut registry);
+        machine.telemetry.add_of_node(name, registry);
         machine.pods.set(name, node).await;
         let mut tasks = Vec::new();
         for (backend, driver) in machine.options.drivers.iter().zip(&drivers) {
@@ -384,6 +392,7 @@ async fn start_node(
         volume_plugins: Some(machine.volume_plugins.clone()),
         csi_timeout: options.call_timeout,
         volume_plugin_timeouts: options.volume_plugin_timeouts,
+        pod_pids_limit: options.pod_pids_limit,
         nfs: Some(Arc::new(super::nfs::Mounts::new(layout, &options.nfs_mounts)?)),
     };
     Node::start(options).await.context("start the node")
