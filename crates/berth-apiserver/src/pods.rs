@@ -1,9 +1,10 @@
-//! What a node does for the API server: give a pod's log, and run commands in a pod.
+//! What a node does for the API server: give a pod's log, run commands in a pod, and connect to it.
 //!
 //! HTTP stays on this side: whoever implements [`Pods`] sees a pod, what is asked for, and streams.
 
 use std::fmt;
 use std::io;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -28,9 +29,48 @@ pub trait Pods: Send + Sync {
         None
     }
 
+    /// What nodes and pods take of processor and memory at the moment.
+    async fn usage(&self) -> Usage {
+        Usage::default()
+    }
+
     /// Runs a command in a container.
     async fn exec(&self, pod: &Value, options: ExecOptions) -> Result<ExecSession, PodsError>;
+
+    /// Joins the streams of a container's own process, which goes on when the session is dropped.
+    async fn attach(&self, pod: &Value, options: AttachOptions) -> Result<ExecSession, PodsError>;
+
+    /// Connects to a port of a pod.
+    async fn connect(&self, pod: &Value, port: u16) -> Result<Connection, PodsError>;
 }
+
+/// What nodes and pods take, as metrics.k8s.io has it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// The nodes, by name.
+    pub nodes: Vec<(String, Amounts)>,
+    /// The pods that run, by namespace and name, each with its containers by name.
+    pub pods: Vec<(String, String, Vec<(String, Amounts)>)>,
+    /// Over how long processor time was measured.
+    pub window: Duration,
+}
+
+/// What a node or a container takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// Processor time per second, in nanoseconds.
+    pub nano_cores: u64,
+    /// Bytes of memory that cannot be had back without harm.
+    pub working_set: u64,
+}
+
+/// Bytes to and from a port.
+pub trait Duplex: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Duplex for T {}
+
+/// A connection to a port of a pod.
+pub type Connection = Box<dyn Duplex>;
 
 /// A log in pieces of any size.
 pub type LogStream = BoxStream<'static, io::Result<Bytes>>;
@@ -99,6 +139,19 @@ impl fmt::Debug for ExecOptions {
             .field("tty", tty)
             .finish_non_exhaustive()
     }
+}
+
+/// Which streams of a container are joined.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AttachOptions {
+    /// The container, always one that the pod has.
+    pub container: String,
+    /// Whether the client sends input.
+    pub stdin: bool,
+    /// Whether it takes the output.
+    pub stdout: bool,
+    /// Whether it takes the error output; never with a terminal, which has but one output.
+    pub stderr: bool,
 }
 
 /// A command that runs; dropping the session kills it.

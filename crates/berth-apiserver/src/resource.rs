@@ -51,6 +51,8 @@ pub enum Subresource {
     Attach,
     /// Connects to a pod's port.
     PortForward,
+    /// Adds containers to a pod that runs.
+    EphemeralContainers,
     /// Issues a service account's token.
     Token,
     /// Takes a namespace's own finalizers away.
@@ -69,6 +71,7 @@ impl Subresource {
             Self::Exec => "exec",
             Self::Attach => "attach",
             Self::PortForward => "portforward",
+            Self::EphemeralContainers => "ephemeralcontainers",
             Self::Token => "token",
             Self::Finalize => "finalize",
         }

@@ -11,6 +11,7 @@ mod delete;
 mod discovery;
 mod error;
 mod list;
+mod metrics;
 mod object;
 mod openapi;
 mod pods;
@@ -124,7 +125,7 @@ impl Call {
 impl ApiServer {
     /// The API over `store`; serves the custom resources that are defined in it.
     pub fn new(store: Store, options: Options) -> Self {
-        let registry = RwLock::new(Arc::new(Registry::new(&[], 0)));
+        let registry = RwLock::new(Arc::new(Registry::new(&[], options.pods.is_some(), 0)));
         let openapi = openapi::Cache::default();
         let large_bodies = Arc::new(Semaphore::new(LARGE_BODIES));
         let api = Self {
@@ -167,7 +168,7 @@ impl ApiServer {
             .flat_map(|version| version.resources.iter())
         {
             let resource = &served.resource;
-            if !resource.verbs.contains(&"list") {
+            if !resource.verbs.contains(&"list") || &*resource.group == metrics::GROUP {
                 continue;
             }
             let name = if resource.group.is_empty() {
@@ -189,7 +190,7 @@ impl ApiServer {
         let view = self.inner.store.view(&crd::definitions());
         let definitions: Vec<Value> =
             view.range(None, None).filter_map(|object| serde_json::from_slice(&object.bytes).ok()).collect();
-        let registry = Registry::new(&definitions, view.revision());
+        let registry = Registry::new(&definitions, self.inner.options.pods.is_some(), view.revision());
         let mut current = self.inner.registry.write();
         // Of two that reload at the same time, the one that saw more wins.
         if registry.generation >= current.generation {
@@ -438,7 +439,16 @@ impl Call {
         }
         let mut accept = match content::negotiate(&parts.headers, served.resource.built_in) {
             // A log is plain text, and a command's output is nothing at all that HTTP knows.
-            Err(_) if matches!(subresource, Some(Subresource::Log | Subresource::Exec)) => Accept::default(),
+            Err(_)
+                if matches!(
+                    subresource,
+                    Some(
+                        Subresource::Log | Subresource::Exec | Subresource::Attach | Subresource::PortForward
+                    )
+                ) =>
+            {
+                Accept::default()
+            }
             negotiated => negotiated?,
         };
         accept.pretty = query.flag("pretty");
@@ -486,6 +496,7 @@ impl Call {
             return Err(Failure::method_not_allowed());
         }
         match verb {
+            "list" | "get" if &*self.served.resource.group == metrics::GROUP => self.usage().await,
             "list" | "get" if self.query.flag("watch") => self.watch().await,
             "list" => self.list().await,
             "get" => self.get(),

@@ -22,6 +22,7 @@ mod nfs;
 pub(crate) mod nodes;
 pub(crate) mod objects;
 mod pods;
+mod summary;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};

@@ -95,13 +95,17 @@ fn spoken(subresource: Subresource) -> Option<(&'static str, &'static str, &'sta
         Subresource::Exec => ("", "v1", "PodExecOptions"),
         Subresource::Attach => ("", "v1", "PodAttachOptions"),
         Subresource::PortForward => ("", "v1", "PodPortForwardOptions"),
-        Subresource::Status | Subresource::Log | Subresource::Finalize => return None,
+        Subresource::Status | Subresource::Log | Subresource::Finalize | Subresource::EphemeralContainers => {
+            return None;
+        }
     })
 }
 
 fn verbs(subresource: Subresource) -> &'static [&'static str] {
     match subresource {
-        Subresource::Status | Subresource::Scale => &["get", "patch", "update"],
+        Subresource::Status | Subresource::Scale | Subresource::EphemeralContainers => {
+            &["get", "patch", "update"]
+        }
         Subresource::Binding | Subresource::Eviction | Subresource::Token => &["create"],
         Subresource::Exec | Subresource::Attach | Subresource::PortForward => &["create", "get"],
         Subresource::Log => &["get"],

@@ -1,6 +1,7 @@
-//! A pod's log, and commands in a pod, over HTTP: what is asked for is read and checked here, the node does the rest.
+//! A pod's log, commands in a pod and its ports, over HTTP: what is asked for is read and checked here, the node does the rest.
 
 mod channels;
+mod spdy;
 
 use std::future::ready;
 use std::sync::Arc;
@@ -26,13 +27,22 @@ use self::channels::Protocol;
 use super::error::{Answer, Failure};
 use super::request::{Query, forbidden, not_supported};
 use super::{Body, Call};
-use crate::pods::{ExecOptions, LogOptions, LogSource, LogStream, Pods, PodsError};
+use crate::pods::{AttachOptions, ExecOptions, LogOptions, LogSource, LogStream, Pods, PodsError};
 use crate::resource::{Cause, CauseReason, Subresource};
 use crate::rules::read;
 use crate::schema::time;
 
 /// What Kubernetes names where no single field is to blame.
 const NO_FIELD: &str = "[]";
+const SPDY: &str = "SPDY/3.1";
+/// What is spoken over SPDY.
+const PORT_FORWARD: &str = "portforward.k8s.io";
+/// SPDY within a WebSocket.
+const TUNNEL: &str = "SPDY/3.1+portforward.k8s.io";
+/// Where a client of SPDY says what it wants to speak over it.
+const STREAM_PROTOCOL: HeaderName = HeaderName::from_static("x-stream-protocol-version");
+/// How much may wait between the WebSocket and what is within it.
+const TUNNEL_BUFFER: usize = 64 << 10;
 /// What the client's key is joined with to prove that WebSocket was understood (RFC 6455).
 const WEBSOCKET_GUID: &str = "258EAFA5-E914-47DA-95CA-C5AB0DC85B11";
 
@@ -41,15 +51,9 @@ impl Call {
     pub(crate) async fn pod_access(self, subresource: Subresource) -> Answer<Response<Body>> {
         match (subresource, &self.parts.method) {
             (Subresource::Log, &Method::GET) => self.log().await,
-            (Subresource::Exec, _) => self.exec(),
-            (Subresource::Log, _) => Err(Failure::method_not_allowed()),
-            _ => {
-                let message = format!(
-                    "this server does not serve a pod's {}; logs and exec are what there is",
-                    subresource.name()
-                );
-                Err(Failure::not_implemented(message))
-            }
+            (Subresource::Exec | Subresource::Attach, _) => self.streams(subresource),
+            (Subresource::PortForward, _) => self.forward_ports(),
+            _ => Err(Failure::method_not_allowed()),
         }
     }
 
@@ -81,15 +85,16 @@ impl Call {
         Ok(response)
     }
 
-    fn exec(mut self) -> Answer<Response<Body>> {
+    /// Runs a command in a container, or joins the one that it runs.
+    fn streams(mut self, subresource: Subresource) -> Answer<Response<Body>> {
         let pod = self.pod()?;
         let options = exec_options(&self.query, &pod)?;
         if read::text(&pod, &["spec", "nodeName"]).is_empty() {
             return Err(Failure::bad_request(format!("pod {} does not have a host assigned", self.name)));
         }
-        check_runnable(&options)?;
-        let pods = self.pods(Subresource::Exec)?;
-        let key = websocket_key(&self.parts.headers)?;
+        check_runnable(&options, subresource)?;
+        let pods = self.pods(subresource)?;
+        let key = websocket_key(&self.parts.headers).ok_or_else(not_websocket)?;
         let upgrade = self.parts.extensions.remove::<OnUpgrade>().ok_or_else(not_websocket)?;
         let protocol = protocol(&self.parts.headers)?;
         let shutdown = self.api.inner.options.shutdown.clone();
@@ -97,13 +102,55 @@ impl Call {
             match upgrade.await {
                 Ok(upgraded) => {
                     // Only now, so that nothing runs for a client that is gone; a failure is sent on a channel.
-                    let session = pods.exec(&pod, options).await.map_err(Failure::from);
+                    let session = if subresource == Subresource::Exec {
+                        pods.exec(&pod, options).await
+                    } else {
+                        let ExecOptions { container, stdin, stdout, stderr, .. } = options;
+                        pods.attach(&pod, AttachOptions { container, stdin, stdout, stderr }).await
+                    };
+                    let session = session.map_err(Failure::from);
                     channels::serve(TokioIo::new(upgraded), protocol, session, &shutdown).await;
                 }
                 Err(error) => tracing::debug!(%error, "a client asked for WebSocket and went away"),
             }
         });
-        Ok(switching(&key, protocol))
+        Ok(switching(&key, protocol.name()))
+    }
+
+    /// Connects a client with ports of a pod, over SPDY or over SPDY within a WebSocket.
+    fn forward_ports(mut self) -> Answer<Response<Body>> {
+        let pod = self.pod()?;
+        let phase = read::text(&pod, &["status", "phase"]);
+        if phase != "Running" {
+            let message =
+                format!("unable to forward port because pod is not running. Current status={phase}");
+            return Err(Failure::bad_request(message));
+        }
+        let pods = self.pods(Subresource::PortForward)?;
+        let headers = &self.parts.headers;
+        let key = websocket_key(headers);
+        let offers = |name: HeaderName, wanted: &str| values(headers, name).any(|value| value == wanted);
+        let response = match &key {
+            Some(key) if offers(SEC_WEBSOCKET_PROTOCOL, TUNNEL) => switching(key, TUNNEL),
+            None if wants_upgrade(headers, SPDY) && offers(STREAM_PROTOCOL, PORT_FORWARD) => spdy_switching(),
+            _ => return Err(no_port_forward()),
+        };
+        let upgrade = self.parts.extensions.remove::<OnUpgrade>().ok_or_else(no_port_forward)?;
+        let shutdown = self.api.inner.options.shutdown.clone();
+        tokio::spawn(async move {
+            match upgrade.await {
+                Ok(upgraded) if key.is_some() => {
+                    let (near, far) = tokio::io::duplex(TUNNEL_BUFFER);
+                    tokio::select! {
+                        () = channels::tunnel(TokioIo::new(upgraded), far) => {}
+                        () = spdy::serve(near, pods, pod, &shutdown) => {}
+                    }
+                }
+                Ok(upgraded) => spdy::serve(TokioIo::new(upgraded), pods, pod, &shutdown).await,
+                Err(error) => tracing::debug!(%error, "a client asked for ports and went away"),
+            }
+        });
+        Ok(response)
     }
 }
 
@@ -186,8 +233,8 @@ fn exec_options(query: &Query, pod: &Value) -> Answer<ExecOptions> {
     })
 }
 
-fn check_runnable(options: &ExecOptions) -> Answer<()> {
-    if options.command.is_empty() {
+fn check_runnable(options: &ExecOptions, subresource: Subresource) -> Answer<()> {
+    if options.command.is_empty() && subresource == Subresource::Exec {
         return Err(Failure::bad_request("you must specify at least one command for the container"));
     }
     if !(options.stdin || options.stdout || options.stderr) {
@@ -235,13 +282,23 @@ fn values(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     lines.flat_map(|line| line.split(',')).map(str::trim)
 }
 
-fn websocket_key(headers: &HeaderMap) -> Answer<String> {
+fn no_port_forward() -> Failure {
+    Failure::bad_request(
+        "ports are forwarded over SPDY/3.1 (portforward.k8s.io), directly or within a WebSocket, on HTTP/1.1 only",
+    )
+}
+
+fn wants_upgrade(headers: &HeaderMap, protocol: &str) -> bool {
     let has = |name, wanted: &str| values(headers, name).any(|value| value.eq_ignore_ascii_case(wanted));
-    if !has(CONNECTION, "upgrade") || !has(UPGRADE, "websocket") {
-        return Err(not_websocket());
+    has(CONNECTION, "upgrade") && has(UPGRADE, protocol)
+}
+
+/// The key of a client that asks for WebSocket.
+fn websocket_key(headers: &HeaderMap) -> Option<String> {
+    if !wants_upgrade(headers, "websocket") {
+        return None;
     }
-    let key = values(headers, SEC_WEBSOCKET_KEY).next().map(str::to_owned);
-    key.ok_or_else(|| Failure::bad_request("the header Sec-WebSocket-Key is missing"))
+    values(headers, SEC_WEBSOCKET_KEY).next().map(str::to_owned)
 }
 
 fn protocol(headers: &HeaderMap) -> Answer<Protocol> {
@@ -254,7 +311,7 @@ fn protocol(headers: &HeaderMap) -> Answer<Protocol> {
     })
 }
 
-fn switching(key: &str, protocol: Protocol) -> Response<Body> {
+fn switching(key: &str, protocol: &'static str) -> Response<Body> {
     let joined = format!("{key}{WEBSOCKET_GUID}");
     let digest = ring::digest::digest(&ring::digest::SHA1_FOR_LEGACY_USE_ONLY, joined.as_bytes());
     let accept = HeaderValue::from_str(&BASE64.encode(digest)).expect("base64 is fit for a header");
@@ -264,7 +321,17 @@ fn switching(key: &str, protocol: Protocol) -> Response<Body> {
     headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
     headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
     headers.insert(SEC_WEBSOCKET_ACCEPT, accept);
-    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol.name()));
+    headers.insert(SEC_WEBSOCKET_PROTOCOL, HeaderValue::from_static(protocol));
+    response
+}
+
+fn spdy_switching() -> Response<Body> {
+    let mut response = Response::new(Empty::<Bytes>::new().boxed_unsync());
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let headers = response.headers_mut();
+    headers.insert(CONNECTION, HeaderValue::from_static("Upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static(SPDY));
+    headers.insert(STREAM_PROTOCOL, HeaderValue::from_static(PORT_FORWARD));
     response
 }
 

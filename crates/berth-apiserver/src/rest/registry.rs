@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use serde_json::Value;
 
-use super::crd;
+use super::{crd, metrics};
 use crate::resource::Subresource::{
-    Attach, Binding, Eviction, Exec, Finalize, Log, PortForward, Scale, Status, Token,
+    Attach, Binding, EphemeralContainers, Eviction, Exec, Finalize, Log, PortForward, Scale, Status, Token,
 };
 use crate::resource::{Resource, Subresource};
 use crate::rules::{self, Rules};
@@ -121,10 +121,11 @@ pub(crate) struct Registry {
 }
 
 impl Registry {
-    /// What is served with these custom resource definitions.
-    pub(crate) fn new(definitions: &[Value], generation: u64) -> Self {
+    /// What is served with these custom resource definitions, and with the figures of nodes if there are any.
+    pub(crate) fn new(definitions: &[Value], with_figures: bool, generation: u64) -> Self {
         let mut groups: Vec<Group> = Vec::new();
-        for resource in built_in() {
+        let figures = with_figures.then(metrics::resources).into_iter().flatten();
+        for resource in built_in().into_iter().chain(figures) {
             add(&mut groups, Served::of_built_in(resource));
         }
         let built_in = groups.len();
@@ -242,7 +243,7 @@ const ROWS: &[Row] = &[
     Row {
         short: &["po"],
         categories: &["all"],
-        subresources: &[Attach, Binding, Eviction, Exec, Log, PortForward, Status],
+        subresources: &[Attach, Binding, EphemeralContainers, Eviction, Exec, Log, PortForward, Status],
         ..row("", "Pod", "pods", true)
     },
     Row { short: &["quota"], subresources: &[Status], ..row("", "ResourceQuota", "resourcequotas", true) },

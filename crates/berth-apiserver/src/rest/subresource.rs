@@ -16,9 +16,15 @@ use crate::schema;
 impl Call {
     pub(crate) async fn subresource(self, subresource: Subresource, bytes: Bytes) -> Answer<Response<Body>> {
         match (subresource, self.parts.method.clone()) {
-            (Subresource::Status, Method::GET | Method::HEAD) => self.get(),
-            (Subresource::Status | Subresource::Finalize, Method::PUT) => self.update(&bytes).await,
-            (Subresource::Status, Method::PATCH) => self.patch(&bytes).await,
+            (Subresource::Status | Subresource::EphemeralContainers, Method::GET | Method::HEAD) => {
+                self.get()
+            }
+            (Subresource::Status | Subresource::Finalize | Subresource::EphemeralContainers, Method::PUT) => {
+                self.update(&bytes).await
+            }
+            (Subresource::Status | Subresource::EphemeralContainers, Method::PATCH) => {
+                self.patch(&bytes).await
+            }
             (Subresource::Scale, Method::GET | Method::HEAD) => self.scale(),
             (Subresource::Scale, Method::PUT) => self.update_scale(&bytes).await,
             (Subresource::Scale, Method::PATCH) => self.patch_scale(&bytes).await,

@@ -464,6 +464,11 @@ impl Call {
             served.rules.prepare_status_update(new, old);
         } else if is_finalize {
             rules::namespace::prepare_finalize(new, old);
+        } else if self.subresource == Some(Subresource::EphemeralContainers) {
+            rules::pod::ephemeral::prepare(new, old);
+            if served.rules.generation_changes(new, old) {
+                object::bump_generation(new);
+            }
         } else {
             served.rules.prepare_update(new, old);
             if served.rules.generation_changes(new, old) {
@@ -479,6 +484,7 @@ impl Call {
         causes.extend(match self.subresource {
             Some(Subresource::Status) => served.rules.validate_status_update(new, old),
             Some(Subresource::Finalize) => rules::namespace::validate_finalize(new),
+            Some(Subresource::EphemeralContainers) => rules::pod::ephemeral::validate(new, old),
             _ => served.rules.validate_update(new, old),
         });
         self.refuse_invalid(new, &causes)?;
@@ -602,7 +608,7 @@ pub(super) fn writer<'a>(call: &'a Call, options: &'a WriteOptions) -> Writer<'a
     let reset: &[&str] = match call.subresource {
         Some(Subresource::Status) if call.served.rules.status_keeps_metadata() => &["spec", "metadata"],
         Some(Subresource::Status) => &["spec"],
-        Some(Subresource::Finalize) => &["status"],
+        Some(Subresource::Finalize | Subresource::EphemeralContainers) => &["status"],
         None if has_status => &["status"],
         _ => &[],
     };

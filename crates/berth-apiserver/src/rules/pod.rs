@@ -3,6 +3,7 @@
 mod cells;
 mod containers;
 mod defaults;
+pub(crate) mod ephemeral;
 mod volumes;
 
 use jiff::Timestamp;
@@ -63,13 +64,16 @@ impl Rules for Pod {
     }
 
     fn validate(&self, object: &Value) -> Vec<Cause> {
-        let mut causes = spec_causes(at(object, &["spec"]), name(object), &Path::new("spec"));
-        causes.extend(volumes::token_causes(at(object, &["spec"]), &Path::new("spec").child("volumes")));
+        let mut causes = causes(object);
+        if !items(object, &["spec", "ephemeralContainers"]).is_empty() {
+            let path = Path::new("spec").child("ephemeralContainers");
+            causes.push(path.forbidden("cannot be set on create"));
+        }
         causes
     }
 
     fn validate_update(&self, new: &Value, old: &Value) -> Vec<Cause> {
-        let mut causes = self.validate(new);
+        let mut causes = causes(new);
         causes.extend(update_causes(at(new, &["spec"]), at(old, &["spec"])));
         causes
     }
@@ -138,6 +142,14 @@ impl Rules for Pod {
         }
         if wanted < 0 { 1 } else { wanted }
     }
+}
+
+/// Checks a pod, be it a new one or not.
+fn causes(pod: &Value) -> Vec<Cause> {
+    let (spec, path) = (at(pod, &["spec"]), Path::new("spec"));
+    let mut causes = spec_causes(spec, name(pod), &path);
+    causes.extend(volumes::token_causes(spec, &path.child("volumes")));
+    causes
 }
 
 /// Checks a pod's spec; the pod's name matters for the claims of its ephemeral volumes.

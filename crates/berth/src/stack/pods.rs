@@ -1,18 +1,24 @@
-//! Logs and exec: what the API server asks of the nodes.
+//! What the API server asks of the nodes: logs, commands, connections, figures.
 
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use berth_apiserver::pods::{ExecOptions, ExecSession, LogOptions, LogSource, LogStream, Pods, PodsError};
+use berth_apiserver::pods::{
+    AttachOptions, Connection, ExecOptions, ExecSession, LogOptions, LogSource, LogStream, Pods, PodsError,
+    Usage,
+};
 use berth_kube::storage;
+use berth_node::FigureReader;
 use berth_node::node::{self, Node};
-use berth_runtime::TerminalSize;
+use berth_runtime::{AttachCall, ExecInput, ExecOutput, TerminalSize};
 use futures_util::FutureExt as _;
+use futures_util::future::join_all;
 use k8s_openapi::api::core::v1::Pod;
-use kube::ResourceExt as _;
-use serde_json::{Value, json};
+use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::{RwLock, mpsc};
+
+use super::summary;
 
 /// The nodes that are on, by name.
 #[derive(Default)]
@@ -54,43 +60,25 @@ fn parse(pod: &Value) -> Result<Pod, PodsError> {
     serde_json::from_value(pod.clone()).map_err(|error| PodsError::Internal(format!("read the pod: {error}")))
 }
 
-/// Bytes and inodes of a volume in the kubelet's words.
-fn volume_stats(usage: &berth_node::VolumeUsage) -> Value {
-    let mut stats = json!({
-        "name": usage.name,
-        "pvcRef": {"name": usage.claim.name, "namespace": usage.claim.namespace},
-        "time": jiff::Timestamp::now().to_string(),
-        "usedBytes": usage.bytes.used,
-        "availableBytes": usage.bytes.available,
-        "capacityBytes": usage.bytes.total,
-    });
-    if let Some(inodes) = usage.inodes {
-        stats["inodesUsed"] = inodes.used.into();
-        stats["inodesFree"] = inodes.available.into();
-        stats["inodes"] = inodes.total.into();
-    }
-    stats
-}
-
 #[async_trait]
 impl Pods for NodePods {
     async fn stats(&self, name: &str) -> Option<Value> {
-        let reader = {
+        let (volumes, figures) = {
             let nodes = self.nodes.read().await;
-            nodes.get(name)?.usage().clone()
+            let node = nodes.get(name)?;
+            (node.usage().clone(), node.figures().clone())
         };
-        let mut pods: Vec<Value> = Vec::new();
-        let mut usages = reader.read().await;
-        usages.sort_by_key(|usage| usage.pod.uid());
-        for of_pod in usages.chunk_by(|a, b| a.pod.uid() == b.pod.uid()) {
-            let pod = &of_pod[0].pod;
-            pods.push(json!({
-                "podRef": {"name": pod.name_any(), "namespace": pod.namespace(), "uid": pod.uid()},
-                "startTime": pod.status.as_ref().and_then(|status| status.start_time.clone()),
-                "volume": of_pod.iter().map(volume_stats).collect::<Vec<_>>(),
-            }));
-        }
-        Some(json!({"node": {"nodeName": name}, "pods": pods}))
+        let (volumes, figures) = tokio::join!(volumes.read(), figures.read());
+        Some(summary::build(name, &volumes, &figures))
+    }
+
+    async fn usage(&self) -> Usage {
+        let readers: Vec<(String, FigureReader)> = {
+            let nodes = self.nodes.read().await;
+            nodes.iter().map(|(name, node)| (name.clone(), node.figures().clone())).collect()
+        };
+        let read = readers.into_iter().map(async |(name, reader)| (name, reader.read().await));
+        summary::usage(join_all(read).await)
     }
 
     async fn logs(&self, pod: &Value, options: LogOptions) -> Result<LogStream, PodsError> {
@@ -120,27 +108,64 @@ impl Pods for NodePods {
             stdin: options.stdin,
             size: None,
         };
-        let exec = node.exec(&pod, &options.container, call).await.map_err(refused)?;
-        Ok(session(exec))
+        let mut exec = node.exec(&pod, &options.container, call).await.map_err(refused)?;
+        let streams = (exec.stdin.take(), exec.stdout.take(), exec.stderr.take());
+        Ok(session(streams, async move |mut sizes| {
+            loop {
+                tokio::select! {
+                    code = exec.wait() => return Ok(code),
+                    Some(size) = sizes.recv() => note_size(exec.resize(terminal_size(size))),
+                }
+            }
+        }))
+    }
+
+    async fn attach(&self, pod: &Value, options: AttachOptions) -> Result<ExecSession, PodsError> {
+        let (nodes, pod) = (self.nodes.read().await, parse(pod)?);
+        let node = node_of(&nodes, &pod)?;
+        let AttachOptions { container, stdin, stdout, stderr } = options;
+        let call = AttachCall { stdin, stdout, stderr };
+        let mut attached = node.attach(&pod, &container, call).await.map_err(refused)?;
+        let streams = (attached.stdin.take(), attached.stdout.take(), attached.stderr.take());
+        Ok(session(streams, async move |mut sizes| {
+            loop {
+                tokio::select! {
+                    () = attached.ended() => return Ok(0),
+                    Some(size) = sizes.recv() => note_size(attached.resize(terminal_size(size))),
+                }
+            }
+        }))
+    }
+
+    async fn connect(&self, pod: &Value, port: u16) -> Result<Connection, PodsError> {
+        let (nodes, pod) = (self.nodes.read().await, parse(pod)?);
+        let stream = node_of(&nodes, &pod)?.connect(port).await.map_err(refused)?;
+        Ok(Box::new(stream))
     }
 }
 
-fn session(mut exec: berth_runtime::Exec) -> ExecSession {
-    let (resize, mut sizes) = mpsc::channel::<(u16, u16)>(4);
-    let boxed = |output: berth_runtime::ExecOutput| Box::new(output) as Box<dyn AsyncRead + Send + Unpin>;
-    let stdin = exec.stdin.take().map(|input| Box::new(input) as Box<dyn AsyncWrite + Send + Unpin>);
-    let (stdout, stderr) = (exec.stdout.take().map(boxed), exec.stderr.take().map(boxed));
-    let exit = async move {
-        loop {
-            tokio::select! {
-                code = exec.wait() => return Ok(code),
-                Some((width, height)) = sizes.recv() => {
-                    if let Err(error) = exec.resize(TerminalSize { width, height }) {
-                        tracing::debug!(%error, "a terminal did not take its new size");
-                    }
-                }
-            }
-        }
-    };
-    ExecSession { stdin, stdout, stderr, resize: Some(resize), exit: exit.boxed() }
+/// Standard input, output and error of a process in a container.
+type Streams = (Option<ExecInput>, Option<ExecOutput>, Option<ExecOutput>);
+
+/// A process in a container; `follow` sets the sizes that its terminal gets, and returns its exit code.
+fn session<F>(streams: Streams, follow: impl FnOnce(mpsc::Receiver<(u16, u16)>) -> F) -> ExecSession
+where
+    F: Future<Output = Result<i32, String>> + Send + 'static,
+{
+    let (resize, sizes) = mpsc::channel(4);
+    let boxed = |output: ExecOutput| Box::new(output) as Box<dyn AsyncRead + Send + Unpin>;
+    let (stdin, stdout, stderr) = streams;
+    let stdin = stdin.map(|input| Box::new(input) as Box<dyn AsyncWrite + Send + Unpin>);
+    let (stdout, stderr) = (stdout.map(boxed), stderr.map(boxed));
+    ExecSession { stdin, stdout, stderr, resize: Some(resize), exit: follow(sizes).boxed() }
+}
+
+fn terminal_size((width, height): (u16, u16)) -> TerminalSize {
+    TerminalSize { width, height }
+}
+
+fn note_size(resized: berth_runtime::Result<()>) {
+    if let Err(error) = resized {
+        tracing::debug!(%error, "a terminal did not take its new size");
+    }
 }

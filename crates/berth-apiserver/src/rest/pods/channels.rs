@@ -7,7 +7,7 @@ use futures_util::future::BoxFuture;
 use futures_util::{Sink, SinkExt as _, Stream, StreamExt as _};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, DuplexStream};
 use tokio::sync::mpsc;
 use tokio::time::{interval, sleep, timeout};
 use tokio_tungstenite::WebSocketStream;
@@ -102,6 +102,47 @@ pub(super) async fn serve<S: AsyncRead + AsyncWrite + Unpin>(
         Ok::<(), Error>(())
     };
     let _ = timeout(GOODBYE, goodbye).await;
+}
+
+/// Carries a stream of bytes within a WebSocket, as binary messages of any size, until either side ends.
+pub(super) async fn tunnel<S: AsyncRead + AsyncWrite + Unpin>(connection: S, inner: DuplexStream) {
+    let config = WebSocketConfig::default().max_message_size(Some(LONGEST)).max_frame_size(Some(LONGEST));
+    let socket = WebSocketStream::from_raw_socket(connection, Role::Server, Some(config)).await;
+    let (mut sink, mut stream) = socket.split();
+    let (mut reader, mut writer) = tokio::io::split(inner);
+    let outgoing = async {
+        let mut ping = interval(PING);
+        let mut buffer = vec![0; PIECE];
+        loop {
+            let message = tokio::select! {
+                read = reader.read(&mut buffer) => match read {
+                    Ok(length @ 1..) => Message::Binary(Bytes::copy_from_slice(&buffer[..length])),
+                    _ => return,
+                },
+                _ = ping.tick() => Message::Ping(Bytes::new()),
+            };
+            if sink.send(message).await.is_err() {
+                return;
+            }
+        }
+    };
+    let incoming = async {
+        while let Some(Ok(message)) = stream.next().await {
+            match message {
+                Message::Binary(bytes) => {
+                    if writer.write_all(&bytes).await.is_err() {
+                        return;
+                    }
+                }
+                Message::Close(_) => return,
+                _ => {}
+            }
+        }
+    };
+    tokio::select! {
+        () = outgoing => {}
+        () = incoming => {}
+    }
 }
 
 fn message(channel: u8, bytes: &[u8]) -> Message {

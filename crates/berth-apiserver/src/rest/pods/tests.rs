@@ -102,9 +102,9 @@ fn a_command_is_read_from_the_query_and_not_shown() {
     assert_eq!(given.command, ["sh", "-c", "echo secret"]);
     assert!(given.stdin && given.stdout && !given.stderr && given.tty);
     assert!(!format!("{given:?}").contains("secret"));
-    assert!(check_runnable(&given).is_ok());
+    assert!(check_runnable(&given, Subresource::Exec).is_ok());
     for incomplete in ["stdout=1", "command=sh"] {
-        assert_eq!(check_runnable(&options(incomplete).unwrap()).unwrap_err().code, 400);
+        assert_eq!(check_runnable(&options(incomplete).unwrap(), Subresource::Exec).unwrap_err().code, 400);
     }
 }
 

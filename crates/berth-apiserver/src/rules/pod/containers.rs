@@ -52,7 +52,7 @@ pub(super) fn causes(spec: &Value, volumes: &Volumes<'_>, path: &Path) -> Vec<Ca
     causes
 }
 
-fn container_causes(container: &Value, volumes: &Volumes<'_>, path: &Path) -> Vec<Cause> {
+pub(super) fn container_causes(container: &Value, volumes: &Volumes<'_>, path: &Path) -> Vec<Cause> {
     let mut causes = Vec::new();
     match text(container, &["name"]) {
         "" => causes.push(path.child("name").required("")),

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use berth_apiserver::pods::{ExecOptions, ExecSession, LogOptions, LogStream, Pods, PodsError};
+use berth_apiserver::pods::{
+    AttachOptions, Connection, ExecOptions, ExecSession, LogOptions, LogStream, Pods, PodsError,
+};
 use bytes::Bytes;
 use futures_util::{FutureExt, StreamExt, stream};
 use serde_json::Value;
@@ -65,6 +67,16 @@ impl Pods for Node {
             resize: options.tty.then_some(resize),
             exit,
         })
+    }
+
+    async fn attach(&self, pod: &Value, options: AttachOptions) -> Result<ExecSession, PodsError> {
+        let AttachOptions { container, stdin, stdout, stderr } = options;
+        let command = vec!["cat".to_owned()];
+        self.exec(pod, ExecOptions { container, command, stdin, stdout, stderr, tty: false }).await
+    }
+
+    async fn connect(&self, _: &Value, port: u16) -> Result<Connection, PodsError> {
+        Err(PodsError::Internal(format!("nothing listens on port {port}")))
     }
 }
 
