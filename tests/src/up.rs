@@ -35,6 +35,8 @@ pub struct Machine {
     data: PathBuf,
     /// Further words of the command line of `berth up`.
     args: Vec<String>,
+    /// A shell command that runs before `berth up`, in a mount namespace with it.
+    before: Option<String>,
     stopped_well: bool,
 }
 
@@ -71,6 +73,13 @@ impl Machine {
         Ok(machine)
     }
 
+    /// A machine that runs in a mount namespace of its own, where a shell command ran before.
+    pub fn start_after(before: &str) -> Result<Self> {
+        let mut machine = Self::new()?;
+        machine.before = Some(before.to_owned());
+        Self::run(machine)
+    }
+
     /// A directory for a machine, and nothing that runs yet.
     pub fn new() -> Result<Self> {
         // The path stays short: a socket's may have 107 bytes.
@@ -81,7 +90,14 @@ impl Machine {
         if fs::hard_link(&binary, &own).is_err() {
             fs::copy(&binary, &own).context("copy the binary")?;
         }
-        Ok(Self { child: None, data: dir.path().join("data"), dir, args: Vec::new(), stopped_well: false })
+        Ok(Self {
+            child: None,
+            data: dir.path().join("data"),
+            dir,
+            args: Vec::new(),
+            before: None,
+            stopped_well: false,
+        })
     }
 
     fn run(mut self) -> Result<Self> {
@@ -98,7 +114,17 @@ impl Machine {
     /// Starts `berth up` without waiting for anything.
     pub fn begin(&mut self) -> Result<()> {
         let log = fs::File::create(self.dir.path().join("up.log")).context("open the log")?;
-        let mut up = self.command(&["up", "--listen", "127.0.0.1:0", "--node-name", NODE]);
+        let words = ["up", "--listen", "127.0.0.1:0", "--node-name", NODE];
+        let mut up = match &self.before {
+            None => self.command(&words),
+            Some(before) => {
+                let script = format!("{before} && exec \"$0\" \"$@\"");
+                let mut up = machine::command("unshare");
+                up.args(["--mount", "sh", "-c", &script]).arg(self.dir.path().join("berth")).args(words);
+                up.env("BERTH_DATA_DIR", &self.data).env_remove("KUBECONFIG");
+                up
+            }
+        };
         up.args(&self.args).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         self.child = Some(up.spawn().context("start berth up")?);
         self.stopped_well = false;
@@ -237,7 +263,10 @@ impl Machine {
     /// Checks that nothing is mounted and nothing runs, and waits for the end of loop devices.
     pub fn nothing_left(&self) -> Result<()> {
         let left = Leftovers::of(self.dir())?;
-        ensure!(left.mounts.is_empty() && left.processes.is_empty(), "there is {left:#?}");
+        ensure!(
+            left.mounts.is_empty() && left.processes.is_empty() && left.groups.is_empty(),
+            "there is {left:#?}"
+        );
         machine::until_detached(|| machine::loops_below(self.dir()))
     }
 

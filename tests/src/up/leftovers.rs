@@ -1,4 +1,4 @@
-//! What a machine holds, seen without its help: mounts, loop devices, processes.
+//! What a machine holds, seen without its help: mounts, loop devices, processes, control groups.
 
 use std::{
     fs,
@@ -21,13 +21,28 @@ pub struct Leftovers {
     pub loops: Vec<Loop>,
     /// Processes of a program below it, or in a container that was made there.
     pub processes: Vec<(i32, String)>,
+    /// Control groups of containers that were made there.
+    pub groups: Vec<PathBuf>,
 }
 
 impl Leftovers {
     /// What there is now.
     pub fn of(dir: &Path) -> Result<Self> {
-        Ok(Self { mounts: mounts_below(dir)?, loops: loops_below(dir)?, processes: processes(dir)? })
+        Ok(Self {
+            mounts: mounts_below(dir)?,
+            loops: loops_below(dir)?,
+            processes: processes(dir)?,
+            groups: runtimes(dir).iter().flat_map(|runtime| berth_runtime::groups_of(runtime)).collect(),
+        })
     }
+}
+
+/// Where the nodes of a machine keep their containers.
+fn runtimes(dir: &Path) -> Vec<PathBuf> {
+    let data = dir.join("data");
+    let others = fs::read_dir(data.join("nodes")).into_iter().flatten().flatten().map(|entry| entry.path());
+    let nodes = std::iter::once(data).chain(others);
+    nodes.map(|root| root.join("node/containers")).collect()
 }
 
 /// Ends every process of a directory, and undoes its mounts and loop devices.
@@ -36,6 +51,9 @@ pub(super) fn clear(dir: &Path) -> Result<()> {
     loop {
         let found = processes(dir)?;
         if found.is_empty() {
+            for runtime in runtimes(dir) {
+                berth_runtime::remove_groups(&runtime);
+            }
             return machine::clear_below(dir);
         }
         ensure!(Instant::now() < deadline, "processes do not end: {found:?}");

@@ -1,5 +1,6 @@
 //! `berth up` as a person meets it: kubectl, the examples, drivers that join, mistakes, kills, and what is left.
 
+mod access;
 mod bad_input;
 mod clouds;
 mod commands;

@@ -1,8 +1,8 @@
 //! Measures `berth up` of the release binary: from exec to ready, from claim to mounted pod and back, one, twenty and a
 //! thousand at once, and what it holds in memory; beside what a real cluster of one node takes.
 //!
-//! Nothing here fails because of a figure: it is for reading. `SINGLES` (50) and `MANY` (1000) choose how much is done, `NODES` (1) on
-//! how many nodes.
+//! Nothing here fails because of a figure: it is for reading. `SINGLES` (50), `MANY` (1000) and `PROBED` (500) choose how much is done,
+//! `NODES` (1) on how many nodes.
 
 use std::{env, fs, process::ExitCode, time::Duration};
 
@@ -20,6 +20,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 mod cost;
 mod load;
+mod probes;
 mod start;
 mod steps;
 
@@ -73,6 +74,7 @@ async fn measure() -> Result<()> {
     println!("{}", one_by_one(&machine, &client, singles).await?);
     println!("{}", steps::table(machine.data())?);
     println!("{}", together(&machine, &client, many, &mut resident).await?);
+    println!("{}", probes::measure(&machine, &client, number("PROBED", 500)?).await?);
     println!("{resident}");
     drop(client);
     machine.finish()
