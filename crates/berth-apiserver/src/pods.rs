@@ -49,10 +49,21 @@ pub trait Pods: Send + Sync {
 pub struct Usage {
     /// The nodes, by name.
     pub nodes: Vec<(String, Amounts)>,
-    /// The pods that run, by namespace and name, each with its containers by name.
-    pub pods: Vec<(String, String, Vec<(String, Amounts)>)>,
+    /// The pods that run.
+    pub pods: Vec<PodUsage>,
     /// Over how long processor time was measured.
     pub window: Duration,
+}
+
+/// What the containers of a pod take.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PodUsage {
+    /// The namespace of the pod.
+    pub namespace: String,
+    /// The name of the pod.
+    pub name: String,
+    /// Its containers that run, by name.
+    pub containers: Vec<(String, Amounts)>,
 }
 
 /// What a node or a container takes.

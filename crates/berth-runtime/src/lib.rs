@@ -119,6 +119,7 @@ const TERMINATION_FILE: &str = "termination-log";
 
 /// What a container is made of and runs.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a yes or no of its own")]
 pub struct ContainerSpec {
     /// The uid of the pod the container belongs to.
     pub pod_uid: String,

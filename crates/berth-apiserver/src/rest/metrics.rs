@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::error::{Answer, Failure};
 use super::list::Filter;
 use super::{Accept, Body, Call, Shape, content, object};
-use crate::pods::Amounts;
+use crate::pods::{Amounts, PodUsage};
 use crate::resource::Resource;
 use crate::store::{Collection, Key};
 
@@ -51,7 +51,7 @@ impl Call {
                 items.extend(self.described(&filter, "", &name, object));
             }
         } else {
-            for (namespace, name, containers) in usage.pods {
+            for PodUsage { namespace, name, containers } in usage.pods {
                 if !self.namespace.is_empty() && namespace != self.namespace {
                     continue;
                 }

@@ -112,7 +112,7 @@ mod tests {
 
     const SUPPLY: Supply = Supply { memory: 1 << 30, pod_pids: Some(100) };
 
-    fn pod(containers: Value, whole: Value) -> Pod {
+    fn pod(containers: &Value, whole: &Value) -> Pod {
         serde_json::from_value(json!({ "spec": { "containers": containers, "resources": whole } })).unwrap()
     }
 
@@ -124,8 +124,8 @@ mod tests {
     fn limits_and_requests_become_those_of_control_groups() {
         let full = json!({ "cpu": "500m", "memory": "64Mi" });
         let found = first(&pod(
-            json!([{ "name": "a", "resources": { "limits": full, "requests": full } }]),
-            json!(null),
+            &json!([{ "name": "a", "resources": { "limits": full, "requests": full } }]),
+            &json!(null),
         ));
         let limits =
             Limits { cpu_shares: Some(512), cpu_millis: Some(500), memory: Some(64 << 20), pids: None };
@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(found.pod, Limits { pids: Some(100), ..limits });
         assert_eq!(found.oom_score_adj, -997);
 
-        let found = first(&pod(json!([{ "name": "a" }]), json!(null)));
+        let found = first(&pod(&json!([{ "name": "a" }]), &json!(null)));
         assert_eq!(found.own, Limits { cpu_shares: Some(2), ..Limits::default() });
         assert_eq!(found.oom_score_adj, 1000);
     }
@@ -144,9 +144,9 @@ mod tests {
             { "name": "a", "resources": { "limits": { "cpu": "1", "memory": "1Gi" } } },
             { "name": "b", "resources": { "limits": { "cpu": "2" } } },
         ]);
-        let found = first(&pod(one.clone(), json!(null)));
+        let found = first(&pod(&one, &json!(null)));
         assert_eq!((found.pod.cpu_millis, found.pod.memory), (Some(3000), None));
-        let found = first(&pod(one, json!({ "limits": { "memory": "2Gi", "cpu": "2500m" } })));
+        let found = first(&pod(&one, &json!({ "limits": { "memory": "2Gi", "cpu": "2500m" } })));
         assert_eq!((found.pod.cpu_millis, found.pod.memory), (Some(2500), Some(2 << 30)));
     }
 

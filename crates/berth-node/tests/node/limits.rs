@@ -68,8 +68,8 @@ async fn the_end_of_the_log_is_the_message_of_a_container_that_leaves_none() {
         let state = container(&pod, name).unwrap().state.clone().unwrap();
         state.terminated.unwrap().message.unwrap_or_default()
     };
-    let expected: String = (21..=100).map(|line| format!("line {line}\n")).collect();
-    assert_eq!(message("log"), expected);
+    let expected: Vec<String> = (21..=100).map(|line| format!("line {line}")).collect();
+    assert_eq!(message("log").lines().collect::<Vec<_>>(), expected);
     assert_eq!(message("file"), "said\n");
     assert_eq!((message("good"), message("none")), (String::new(), String::new()));
     world.delete("p").await;

@@ -129,10 +129,10 @@ fn rotated(scratch: &Scratch) -> std::path::PathBuf {
     let path = scratch.path("0.log");
     for (file, path) in log_files(&path).enumerate() {
         let lines = (0..5).map(|line| (4 - file) * 5 + line);
-        let text: String = lines
+        let text: Vec<String> = lines
             .map(|line| format!("2026-11-15T12:00:{line:02}.000000000Z stdout F line {line}\n"))
             .collect();
-        fs::write(&path, text).unwrap();
+        fs::write(&path, text.concat()).unwrap();
         let last = "2026-11-15T12:00:00Z".parse::<jiff::Timestamp>().unwrap().as_second();
         let last = last + i64::try_from((4 - file) * 5 + 4).unwrap();
         let times = fs::FileTimes::new()
@@ -146,7 +146,7 @@ fn rotated(scratch: &Scratch) -> std::path::PathBuf {
 async fn all_files_of_a_log_are_read_as_one() {
     let scratch = Scratch::new();
     let path = rotated(&scratch);
-    let lines = |from: u32| (from..25).map(|line| format!("line {line}\n")).collect::<String>();
+    let lines = |from: u32| (from..25).map(|line| format!("line {line}\n")).collect::<Vec<_>>().concat();
     let all = LogOptions::default;
     let since = |second: u32| format!("2026-11-15T12:00:{second:02}Z").parse().ok();
     for follow in [false, true] {

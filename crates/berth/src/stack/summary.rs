@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use berth_apiserver::pods::{Amounts, Usage};
+use berth_apiserver::pods::{Amounts, PodUsage, Usage};
 use berth_node::{ContainerFigure, Figure, Figures, VolumeUsage};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
@@ -115,7 +115,8 @@ pub(super) fn usage(nodes: Vec<(String, Figures)>) -> Usage {
         for of_pod in figures.containers.chunk_by(|a, b| a.pod.uid() == b.pod.uid()) {
             let Some(first) = of_pod.first() else { continue };
             let containers = of_pod.iter().map(|one| (one.name.clone(), amounts(&one.figure))).collect();
-            usage.pods.push((first.pod.namespace().unwrap_or_default(), first.pod.name_any(), containers));
+            let (namespace, name) = (first.pod.namespace().unwrap_or_default(), first.pod.name_any());
+            usage.pods.push(PodUsage { namespace, name, containers });
         }
     }
     usage

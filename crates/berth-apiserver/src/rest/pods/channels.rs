@@ -128,14 +128,13 @@ pub(super) async fn tunnel<S: AsyncRead + AsyncWrite + Unpin>(connection: S, inn
     };
     let incoming = async {
         while let Some(Ok(message)) = stream.next().await {
-            match message {
-                Message::Binary(bytes) => {
-                    if writer.write_all(&bytes).await.is_err() {
-                        return;
-                    }
-                }
+            let written = match message {
+                Message::Binary(bytes) => writer.write_all(&bytes).await,
                 Message::Close(_) => return,
-                _ => {}
+                _ => Ok(()),
+            };
+            if written.is_err() {
+                return;
             }
         }
     };

@@ -228,7 +228,7 @@ pub(super) async fn serve(
     shutdown: &CancellationToken,
 ) {
     let (mut reader, mut writer) = tokio::io::split(connection);
-    let (frames, mut waiting) = mpsc::channel::<Bytes>(WAITING);
+    let (frames, mut outgoing) = mpsc::channel::<Bytes>(WAITING);
     let mut session = Session {
         pods,
         pod: Arc::new(pod),
@@ -240,7 +240,7 @@ pub(super) async fn serve(
         forwards: JoinSet::new(),
     };
     let writing = async {
-        while let Some(frame) = waiting.recv().await {
+        while let Some(frame) = outgoing.recv().await {
             if writer.write_all(&frame).await.is_err() || writer.flush().await.is_err() {
                 return;
             }

@@ -50,7 +50,6 @@ fn samples(kind: &str, field: &str) -> (Value, Value) {
             (json!(true), json!(false))
         }
         ("PodSpec", "os") => (json!({ "name": "windows" }), json!({ "name": "linux" })),
-        ("PodSpec", "resourceClaims") => (json!([{ "name": "gpu" }]), json!([])),
         ("PodSpec", "schedulingGroup") => (json!({ "podGroupName": "group" }), Value::Null),
         ("PodSecurityContext", "sysctls") => (json!([{ "name": "a", "value": "1" }]), json!([])),
         ("PodSecurityContext" | "SecurityContext", "seLinuxOptions") => {
@@ -64,7 +63,9 @@ fn samples(kind: &str, field: &str) -> (Value, Value) {
             json!([{ "containerPort": 80, "hostPort": 80 }, { "containerPort": 81 }]),
         ),
         ("Container", "restartPolicyRules") => (json!([{ "action": "Restart" }]), json!([])),
-        ("ResourceRequirements", "claims") => (json!([{ "name": "gpu" }]), json!([])),
+        ("PodSpec", "resourceClaims") | ("ResourceRequirements", "claims") => {
+            (json!([{ "name": "gpu" }]), json!([]))
+        }
         ("ResourceRequirements", "limits") => (
             json!({ "hugepages-2Mi": "2Mi" }),
             json!({ "cpu": "1", "memory": "1Mi", "ephemeral-storage": "1Mi" }),

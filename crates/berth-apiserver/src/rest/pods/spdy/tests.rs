@@ -131,11 +131,11 @@ async fn a_port_is_connected_by_two_streams_and_a_refusal_comes_on_the_second() 
 
     client.write_all(&syn(5, &[], &request("8", "1", "data"))).await.unwrap();
     client.write_all(&syn(7, &[], &request("8", "1", "error"))).await.unwrap();
-    let mut complaint = Vec::new();
+    let mut complaint: Vec<u8> = Vec::new();
     loop {
         let frame = read_frame(&mut client).await.unwrap();
         if frame.kind.is_none() && frame.stream == 7 {
-            complaint.extend(&frame.payload);
+            complaint.extend_from_slice(&frame.payload);
             if frame.flags & FIN != 0 {
                 break;
             }
