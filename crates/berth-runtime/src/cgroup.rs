@@ -487,7 +487,8 @@ fn weight(shares: u64) -> u64 {
 /// The group of all pods of the runtime in a directory.
 fn group_name(directory: &Path) -> String {
     let digest = Sha256::digest(directory.as_os_str().as_encoded_bytes());
-    format!("berth-{}", berth_core::hex(&digest[..8]))
+    let number = digest[..8].try_into().map_or(0, u64::from_be_bytes);
+    format!("berth-{number:016x}")
 }
 
 fn pod_group(uid: &str) -> String {
