@@ -162,7 +162,8 @@ fn security(pod: &Pod, container: &Container) -> Result<Security, String> {
         }
     };
     let base = if privileged { Security::privileged() } else { Security::default() };
-    let wanted = own.capabilities.unwrap_or_default();
+    // As runtimes do: a privileged container has all of them, whatever it adds or drops.
+    let wanted = own.capabilities.filter(|_| !privileged).unwrap_or_default();
     let (add, drop) = (wanted.add.unwrap_or_default(), wanted.drop.unwrap_or_default());
     let mut capabilities = base.capabilities;
     let every = |names: &[String]| names.iter().any(|name| name.eq_ignore_ascii_case("ALL"));

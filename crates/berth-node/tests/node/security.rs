@@ -44,6 +44,12 @@ async fn a_container_has_the_rights_that_its_security_context_says() {
         ),
         (json!({ "capabilities": { "add": ["ALL"] } }), own, "0", "0"),
         (json!({ "privileged": true }), own, "0", "0"),
+        (
+            json!({ "privileged": true, "capabilities": { "add": ["SYS_ADMIN"], "drop": ["ALL"] } }),
+            own,
+            "0",
+            "0",
+        ),
         (json!({ "allowPrivilegeEscalation": false }), "00000000a00425fb", "1", "0"),
         (json!({ "seccompProfile": { "type": "RuntimeDefault" } }), "00000000a00425fb", "0", "2"),
         (json!({ "seccompProfile": { "type": "Unconfined" } }), "00000000a00425fb", "0", "0"),
