@@ -72,6 +72,7 @@ const GATES: &[(&str, bool, &str)] = &[
     ("AllBeta", false, "there are no features to switch"),
     ("AnnotateFsResize", true, "volumes are always annotated"),
     ("CSIVolumeGroupSnapshot", true, "groups are served if the cluster and the driver know them"),
+    ("HonorPVReclaimPolicy", true, "the policy is always honoured, by a finalizer on the volume"),
     ("MutableCSINodeAllocatableCount", true, "error codes of ControllerPublishVolume are always reported"),
     ("RecoverVolumeExpansionFailure", true, "recovery is always on"),
     ("ReleaseLeaderElectionOnExit", true, "the lease is always released"),
@@ -160,8 +161,8 @@ mod tests {
 
     #[test]
     fn a_gate_that_changes_nothing_is_said_to_and_an_unknown_one_is_refused() {
-        let taken = gates("Topology=true,VolumeAttributesClass=false,").unwrap();
-        assert_eq!(taken.0.len(), 2);
+        let taken = gates("Topology=true,VolumeAttributesClass=false,HonorPVReclaimPolicy=true").unwrap();
+        assert_eq!(taken.0.len(), 3);
         let ignored = taken.without_effect();
         assert_eq!(ignored.len(), 1, "{ignored:?}");
         assert!(ignored[0].contains("VolumeAttributesClass=false"), "{ignored:?}");
