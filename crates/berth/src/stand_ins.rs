@@ -6,6 +6,8 @@
 
 use berth_node::StandIn;
 
+use crate::driver::nfs::MountModeArg;
+
 /// An image, by its name without registry, path and tag, and the words that start what runs in its place.
 struct Row(&'static str, &'static [&'static str]);
 
@@ -19,7 +21,7 @@ const STAND_INS: &[Row] = &[
     Row("livenessprobe", &["livenessprobe"]),
     Row("csi-node-driver-registrar", &["csi-node-driver-registrar"]),
     Row("driver-registrar", &["csi-node-driver-registrar"]),
-    Row("nfsplugin", &["driver", "nfs"]),
+    Row(NFS_PLUGIN, &["driver", "nfs"]),
     // Where its manifests have the directory of the plugin.
     Row("do-csi-plugin", &["driver", "digitalocean", "--state-dir=/csi/state"]),
     Row(
@@ -28,7 +30,10 @@ const STAND_INS: &[Row] = &[
     ),
 ];
 
-/// The rows, as a node takes them.
+/// The image whose program mounts shares, by the kernel's client or without.
+const NFS_PLUGIN: &str = "nfsplugin";
+
+/// The rows, as a node takes them. Where the kernel has no NFS client, the NFS driver is told to do without.
 pub(crate) fn table() -> Vec<StandIn> {
     let owned = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     STAND_INS
@@ -36,6 +41,11 @@ pub(crate) fn table() -> Vec<StandIn> {
         .map(|Row(image, words)| StandIn {
             image: (*image).to_owned(),
             words: owned(words),
+            last_words: if *image == NFS_PLUGIN && MountModeArg::of_this_kernel().is_fuse() {
+                vec!["--mount-mode=fuse".to_owned()]
+            } else {
+                Vec::new()
+            },
             ..StandIn::default()
         })
         .collect()
