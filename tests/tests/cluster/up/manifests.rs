@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
-use berth_e2e::{driver, machine, up::Machine};
+use berth_e2e::{driver, machine, nfs, up::Machine};
 
 use super::{pod, says, text, together, until_empty};
 
 const MYCSI: &str = include_str!("../../../manifests/mycsi.yaml");
 const HOSTPATH: &str = include_str!("../../../manifests/csi-hostpath.yaml");
+const NFS: &str = include_str!("../../../manifests/csi-driver-nfs.yaml");
 
 /// A directory on a shared mount, as a machine's root is wherever a kubelet runs.
 pub(super) struct Shared(tempfile::TempDir);
@@ -107,6 +108,58 @@ fn the_tutorials_driver_runs_in_one_pod_of_five_containers() -> Result<()> {
     machine.delete("pvc/mycsi-pvc")?;
     machine.until("the volume is gone", || Ok(machine.all("pv")?.is_empty().then_some(())))?;
     machine.delete("namespace/mycsi")?;
+    until_empty(&machine)?;
+    machine.finish()
+}
+
+#[test]
+fn the_deployment_of_csi_driver_nfs_runs_as_written() -> Result<()> {
+    let shared = Shared::new()?;
+    let export = tempfile::tempdir()?;
+    let (port, directory) = (nfs::free_port()?, export.path().display().to_string());
+    let listen = format!("127.0.0.1:{port}");
+    let words = ["--driver=none", "--nfs-export", &directory, "--nfs-listen", &listen];
+    let machine = Machine::start_in_with(shared.data(), &words)?;
+    // The manifest has the host's network and fixed ports, which another test may have.
+    let (controller, node) = (nfs::free_port()?.to_string(), nfs::free_port()?.to_string());
+    let options = format!("vers=3, nolock, port={port}, mountport={port}");
+    let reader = [("SERVER", "127.0.0.1"), ("SHARE", "/export"), ("MOUNT_OPTIONS", &options)];
+    let ports = [("29652", controller.as_str()), ("29653", node.as_str())];
+    let manifest =
+        reader.iter().chain(&ports).fold(NFS.to_owned(), |text, (from, to)| text.replace(from, to));
+    machine.apply(&manifest)?;
+    for workload in ["deployment/csi-nfs-controller", "daemonset/csi-nfs-node"] {
+        machine.kubectl(&["rollout", "status", workload, "-n", "kube-system", "--timeout=120s"])?;
+    }
+    says(&machine.kubectl(&["get", "pods", "-n", "kube-system"])?, "5/5")?;
+    machine.until("the driver is registered", || {
+        let node = machine.get("csinodes")?;
+        Ok(node.to_string().contains("nfs.csi.k8s.io").then_some(()))
+    })?;
+    machine.apply(&together(&[
+        claim("nfs-csi").replace("ReadWriteOnce", "ReadWriteMany"),
+        pod("user", "data", "echo kept > /data/file; exec sleep 100000"),
+    ]))?;
+    machine.ready("user")?;
+    machine.exec_until("user", "cat /data/file", |found| found.trim() == "kept")?;
+    let volume = text(&machine.get("pvc/data")?, "/spec/volumeName").to_owned();
+    ensure!(std::fs::read_to_string(export.path().join(&volume).join("file"))? == "kept\n");
+    let grown = r#"{"spec": {"resources": {"requests": {"storage": "32Mi"}}}}"#;
+    machine.kubectl(&["patch", "pvc/data", "--type=merge", "-p", grown])?;
+    machine.until("the claim has grown", || {
+        Ok((text(&machine.get("pvc/data")?, "/status/capacity/storage") == "32Mi").then_some(()))
+    })?;
+    machine.delete("pod/user")?;
+    machine.delete("pvc/data")?;
+    machine.until("the volume is gone", || Ok(machine.all("pv")?.is_empty().then_some(())))?;
+    ensure!(!export.path().join(&volume).exists(), "the volume's directory is still there");
+    machine.kubectl(&[
+        "delete",
+        "-n",
+        "kube-system",
+        "deployment/csi-nfs-controller",
+        "daemonset/csi-nfs-node",
+    ])?;
     until_empty(&machine)?;
     machine.finish()
 }
