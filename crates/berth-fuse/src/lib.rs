@@ -177,8 +177,14 @@ fn failed(error: std::io::Error) -> Error {
 }
 
 fn open_device() -> Result<OwnedFd, Error> {
-    rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
-        .map_err(|errno| failed(errno.into()))
+    match rustix::fs::open(DEVICE, OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()) {
+        Err(errno @ Errno::ACCESS) => {
+            let why = "an NFS share is mounted through /dev/fuse, which this user may not open; an administrator can allow \
+                       it (chmod 0666 /dev/fuse)";
+            Err(berth_host::Error::new(why, errno).into())
+        }
+        opened => opened.map_err(|errno| failed(errno.into())),
+    }
 }
 
 fn mount_device(device: &OwnedFd, target: &Target, at: &Path) -> Result<(), Error> {

@@ -19,7 +19,7 @@
 //! | [`copy`], [`ownership`], [`files`] | copies of trees and images, fsGroup, small private files |
 //! | [`acting`], [`file_handle`] | acting on files as another user, and names of files that outlive a process |
 //! | [`exec`], [`service`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
-//! | [`allocator`], [`limits`] | this process itself: its memory and its open files |
+//! | [`allocator`], [`limits`], [`namespace`] | this process itself: its memory, its open files, its user namespace |
 //!
 //! What holds:
 //! - An [`Error`] says what was being done and keeps the kernel's errno; an operation that may find its work done
@@ -60,6 +60,7 @@ pub mod io_limit;
 pub mod limits;
 pub mod loopdev;
 pub mod mount;
+pub mod namespace;
 pub mod ownership;
 pub mod path;
 pub mod quota;

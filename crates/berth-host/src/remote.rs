@@ -154,9 +154,10 @@ impl RemoteMounts {
     }
 }
 
-/// Whether the kernel can mount filesystems of this type, be it by a module that it loads for that.
+/// Whether the kernel can mount filesystems of this type for us, be it by a module that it loads for that. Those of other
+/// machines are for root of this one.
 pub fn kernel_has(fs_type: &str) -> bool {
-    fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
+    !crate::namespace::is_restricted() && fsopen(fs_type, FsOpenFlags::FSOPEN_CLOEXEC).is_ok()
 }
 
 /// Mounts `filesystem` by the calling thread: for one whose mount waits for nobody, or in a process that somebody watches.

@@ -2,10 +2,9 @@
 //!
 //! The process ends with this one, because a thread that lives as long as the child is its parent to the kernel. It leads a
 //! process group of its own, which ends with it when the [`Service`] is dropped.
-#![expect(unsafe_code, reason = "a child prepares itself between fork and exec")]
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     fs::File,
     io,
     os::unix::process::{CommandExt as _, ExitStatusExt as _},
@@ -135,35 +134,4 @@ fn spawn(start: Start, output: File) -> io::Result<Child> {
     command.process_group(0).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
     die_with_parent(&mut command);
     command.spawn()
-}
-
-/// Replaces this process by a program that runs as root of a user namespace and in a mount namespace of its own.
-///
-/// Returns only if that fails. For programs that have to mount without being root.
-pub fn become_namespace_root(program: &Path, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> io::Error {
-    let (user, group) = (rustix::process::getuid().as_raw(), rustix::process::getgid().as_raw());
-    let maps = [
-        ("/proc/self/setgroups", "deny".to_owned()),
-        ("/proc/self/uid_map", format!("0 {user} 1")),
-        ("/proc/self/gid_map", format!("0 {group} 1")),
-    ];
-    #[expect(clippy::disallowed_methods, reason = "no child process: this one is replaced")]
-    let mut command = Command::new(program);
-    command.args(args);
-    let prepare = move || {
-        use rustix::thread::UnshareFlags;
-        // SAFETY: this runs in the process that is about to be replaced, which uses no other thread's state.
-        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWUSER | UnshareFlags::NEWNS)? };
-        for (path, text) in &maps {
-            std::fs::write(path, text)?;
-        }
-        rustix::mount::mount_change(
-            "/",
-            rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC,
-        )?;
-        Ok(())
-    };
-    // SAFETY: `exec` runs this without a fork, so allocation is fine.
-    unsafe { command.pre_exec(prepare) };
-    command.exec()
 }

@@ -64,6 +64,7 @@
 //! ```
 
 mod figures;
+mod ids;
 pub mod layout;
 mod machine;
 mod metrics;

@@ -38,6 +38,7 @@ pub(crate) use self::disk::names;
 pub(crate) use self::disk::remove_pod;
 use self::plan::{Action, Mount};
 use self::state::{DeviceEntry, Found, Group, Growth, PodMount, State, Wish};
+use crate::ids;
 use crate::layout::Layout;
 use crate::plugin::{Certainty, Failed, Placed, Plugin, PodVolume, Ready, Source};
 use crate::plugins::unsupported;
@@ -495,7 +496,11 @@ impl Volumes {
             return refused;
         }
         let Some((plugin, volume, before)) = self.begin(placed) else { return Outcome::Done };
-        let result = plugin.set_up(&volume).await;
+        // A volume may have to belong to a user or a group of the pod.
+        let result = match ids::check_pod(&volume.pod) {
+            Ok(()) => plugin.set_up(&volume).await,
+            Err(why) => Err(Failed::unchanged(why)),
+        };
         let failed = {
             let mut state = self.state();
             let Some(pod_mount) = state.pod_mount_mut(placed) else { return Outcome::Done };

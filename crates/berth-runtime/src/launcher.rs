@@ -47,7 +47,7 @@ use crate::{
     status::{self, KILL_ALL, Record},
     sys::{self, Kind, Signals},
 };
-use berth_host::{Doing as _, Error, Result};
+use berth_host::{Doing as _, Error, Result, namespace::is_restricted};
 
 /// The argument that makes a program the launcher.
 pub(crate) const ARGUMENT: &str = "__containers";
@@ -657,7 +657,12 @@ impl Command<'_> {
         let directory = self.working_dir.unwrap_or(Path::new("/"));
         rustix::process::chdir(directory).doing("change to the working directory", directory)?;
         let groups: Vec<Gid> = self.groups.iter().copied().map(Gid::from_raw).collect();
-        rustix::thread::set_thread_groups(&groups)
+        let grouped = match rustix::thread::set_thread_groups(&groups) {
+            // In a user namespace with one group the list cannot be changed. It names no group that exists there.
+            Err(Errno::PERM) if groups.is_empty() && is_restricted() => Ok(()),
+            set => set,
+        };
+        grouped
             .and_then(|()| rustix::thread::set_thread_gid(Gid::from_raw(self.group.unwrap_or(0))))
             .map_err(|errno| Error::new("take the groups of the container", errno))?;
         sys::reset_signals();

@@ -3,6 +3,10 @@
 //! What is written to the overlay lies in a tmpfs that ends with the container's mount namespace, so nothing has to be
 //! cleaned up, whoever dies. Paths inside the container are resolved with its root as the root: a symbolic link, be
 //! it in the host's files or in a volume, leads to another place in the container, never out of it.
+//!
+//! What differs for a process that is not root of the machine is in `restricted.rs`.
+
+mod restricted;
 
 use std::{
     io::{self, Write as _},
@@ -25,10 +29,18 @@ use rustix::{
 };
 
 use crate::{ContainerSpec, Device, Mount, Propagation, TERMINATION_FILE, sys};
-use berth_host::{Doing as _, Error, Result, mount::mount_setattr};
+use berth_host::{
+    Doing as _, Error, Result,
+    mount::mount_setattr,
+    namespace::{Ids, is_restricted},
+};
 
 /// How much a container may write outside its volumes; it is memory.
 const SCRATCH_SIZE: &str = "256m";
+const SCRATCH_DIRECTORIES: [(&str, u32); 5] =
+    [("upper", 0o755), ("work", 0o700), ("root", 0o755), ("dev", 0o755), ("empty", 0o555)];
+/// The group of terminals, where it exists.
+const TERMINALS: u32 = 5;
 const IN_ROOT: ResolveFlags = ResolveFlags::IN_ROOT.union(ResolveFlags::NO_MAGICLINKS);
 const READ_ONLY: u64 = libc::MOUNT_ATTR_RDONLY;
 const RESTRICTED: u64 = libc::MOUNT_ATTR_NOSUID | libc::MOUNT_ATTR_NODEV;
@@ -66,9 +78,13 @@ const READABLE: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", 
 /// What of the host's `/dev` a container has of its own, or not at all.
 const OWN_DEVICES: [&str; 6] = ["pts", "shm", "mqueue", "hugepages", "console", "ptmx"];
 
-/// Makes a mount namespace of this process that holds the host's root without what is mounted below it.
+/// Makes a mount namespace of this process that holds the host's root without what is mounted below it, as far as that is
+/// allowed.
 pub(crate) fn leave_host_mounts() -> Result<()> {
     let only_root = || -> rustix::io::Result<()> {
+        if is_restricted() {
+            return restricted::leave_host_mounts();
+        }
         sys::leave_mount_namespace()?;
         let private =
             rustix::mount::MountPropagationFlags::PRIVATE | rustix::mount::MountPropagationFlags::REC;
@@ -84,10 +100,10 @@ pub(crate) fn leave_host_mounts() -> Result<()> {
 ///
 /// `state` is the container's directory and `host` the host's mount namespace.
 pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<()> {
-    let outside = Outside::fetch(spec, state, host)?;
-    let (scratch, root) = overlay()?;
-    let root = Root(root);
-    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref(), &outside.host_devices)?;
+    let restricted = is_restricted();
+    let outside = Outside::fetch(spec, state, host, restricted)?;
+    let (scratch, root) = if restricted { restricted::assemble(spec)? } else { overlay()? };
+    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref(), &outside.host_devices, restricted)?;
     if spec.security.mask_kernel_files {
         root.mask_kernel_files(&scratch)?;
     }
@@ -100,8 +116,11 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
     for (mount, tree) in &outside.volumes {
         root.attach(tree, &mount.target)?;
     }
-    for (device, number) in &outside.devices {
-        root.add_device(device, *number, &scratch)?;
+    for (device, found) in &outside.devices {
+        match found {
+            FoundDevice::Number(number) => root.add_device(device, *number, &scratch)?,
+            FoundDevice::Bound(tree) => root.attach(tree, &device.target)?,
+        }
     }
     if let (Some(target), Some(tree)) = (&spec.termination_message_path, &outside.termination) {
         root.attach(tree, target)?;
@@ -122,11 +141,17 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
 /// What comes from the host, detached from its tree.
 struct Outside<'a> {
     volumes: Vec<(&'a Mount, OwnedFd)>,
-    devices: Vec<(&'a Device, u64)>,
+    devices: Vec<(&'a Device, FoundDevice)>,
     termination: Option<OwnedFd>,
     sysfs: Option<OwnedFd>,
     host_devices: Vec<HostDevice>,
     resolv_conf: Option<Vec<u8>>,
+}
+
+/// A device of the host for a container: its number, or a mount of it where no device can be made.
+enum FoundDevice {
+    Number(u64),
+    Bound(OwnedFd),
 }
 
 /// What lies below the host's `/dev`, at a path that is relative to it.
@@ -142,16 +167,21 @@ enum HostDeviceKind {
 }
 
 impl<'a> Outside<'a> {
-    fn fetch(spec: &'a ContainerSpec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<Self> {
+    fn fetch(
+        spec: &'a ContainerSpec,
+        state: BorrowedFd<'_>,
+        host: BorrowedFd<'_>,
+        restricted: bool,
+    ) -> Result<Self> {
         let enter = |errno| Error::new("enter a mount namespace", errno);
         let ours = pidfd_open(Pid::INIT, PidfdFlags::empty()).map_err(enter)?;
         rustix::thread::move_into_link_name_space(host, None).map_err(enter)?;
-        let fetched = Self::fetch_here(spec, state);
+        let fetched = Self::fetch_here(spec, state, restricted);
         move_into_thread_name_spaces(ours.as_fd(), ThreadNameSpaceType::MOUNT).map_err(enter)?;
         fetched
     }
 
-    fn fetch_here(spec: &'a ContainerSpec, state: BorrowedFd<'_>) -> Result<Self> {
+    fn fetch_here(spec: &'a ContainerSpec, state: BorrowedFd<'_>, restricted: bool) -> Result<Self> {
         let mut volumes = Vec::new();
         for mount in &spec.mounts {
             let bound = match &mount.sub_path {
@@ -164,13 +194,14 @@ impl<'a> Outside<'a> {
         volumes.sort_by_key(|(mount, _)| mount.target.components().count());
         let mut devices = Vec::new();
         for device in &spec.devices {
-            devices.push((device, device_number(&device.source).doing("use as a device", &device.source)?));
+            let found = find_device(&device.source, restricted);
+            devices.push((device, found.doing("use as a device", &device.source)?));
         }
         let termination = match spec.termination_message_path {
             Some(_) => Some(clone_file(state, TERMINATION_FILE).doing("bind", TERMINATION_FILE)?),
             None => None,
         };
-        let sysfs = clone_sysfs(spec.security.host_devices).ok();
+        let sysfs = clone_sysfs(spec.security.host_devices, restricted).ok();
         let mut host_devices = Vec::new();
         if spec.security.host_devices {
             list_devices(Path::new(""), &mut host_devices).doing("list", "/dev")?;
@@ -256,18 +287,24 @@ pub(crate) fn clone_tree(
     open_tree(directory, path, flags)
 }
 
-fn device_number(path: &Path) -> io::Result<u64> {
+fn find_device(path: &Path, restricted: bool) -> io::Result<FoundDevice> {
     let seen = std::fs::metadata(path)?;
-    if seen.file_type().is_block_device() { Ok(seen.rdev()) } else { Err(Errno::NOTBLK.into()) }
+    if !seen.file_type().is_block_device() {
+        return Err(Errno::NOTBLK.into());
+    }
+    if !restricted {
+        return Ok(FoundDevice::Number(seen.rdev()));
+    }
+    let bound = clone_tree(CWD, &std::fs::canonicalize(path)?, OpenTreeFlags::empty())?;
+    mount_setattr(bound.as_fd(), 0, 0, libc::MS_PRIVATE, false)?;
+    Ok(FoundDevice::Bound(bound))
 }
 
 /// The tmpfs that takes what is written, and the overlay with it over the host's root.
-fn overlay() -> Result<(OwnedFd, OwnedFd)> {
+fn overlay() -> Result<(OwnedFd, Root)> {
     let make = || -> rustix::io::Result<_> {
         let scratch = new_filesystem("tmpfs", &[("size", SCRATCH_SIZE), ("mode", "0755")], 0)?;
-        for (name, mode) in
-            [("upper", 0o755), ("work", 0o700), ("root", 0o755), ("dev", 0o755), ("empty", 0o555)]
-        {
+        for (name, mode) in SCRATCH_DIRECTORIES {
             rustix::fs::mkdirat(&scratch, name, Mode::from_raw_mode(mode))?;
         }
         // The overlay's layers must be in our mount namespace, and are named from here.
@@ -276,7 +313,7 @@ fn overlay() -> Result<(OwnedFd, OwnedFd)> {
         let layers = [("source", "overlay"), ("lowerdir", "/"), ("upperdir", "upper"), ("workdir", "work")];
         let root = new_filesystem("overlay", &layers, 0)?;
         attach_at(&root, scratch.as_fd(), "root")?;
-        Ok((scratch, root))
+        Ok((scratch, Root(root)))
     };
     make().map_err(|errno| Error::new("lay an overlay over the host's root", errno))
 }
@@ -390,19 +427,37 @@ impl Root {
         scratch: &OwnedFd,
         sysfs: Option<&OwnedFd>,
         host_devices: &[HostDevice],
+        restricted: bool,
     ) -> Result<()> {
         let make = |errno| Error::new("mount a kernel filesystem for the container", errno);
-        let proc = new_filesystem("proc", &[], HARMLESS | libc::MOUNT_ATTR_NODEV).map_err(make)?;
+        let proc = match new_filesystem("proc", &[], HARMLESS | libc::MOUNT_ATTR_NODEV) {
+            // Where the machine hides parts of its own, as in a container, only that one is to be had.
+            Err(Errno::PERM) if restricted => {
+                clone_tree(CWD, Path::new("/proc"), OpenTreeFlags::AT_RECURSIVE)
+            }
+            mounted => mounted,
+        };
+        let proc = proc.map_err(make)?;
         self.attach(&proc, Path::new("/proc"))?;
         if let Some(sysfs) = sysfs {
             self.attach(sysfs, Path::new("/sys"))?;
         }
         let dev = clone_tree(scratch.as_fd(), Path::new("dev"), OpenTreeFlags::empty()).map_err(make)?;
         mount_setattr(dev.as_fd(), HARMLESS, 0, 0, false).map_err(make)?;
-        fill_dev(&dev, host_devices)
-            .map_err(|errno| Error::new("make the device files of the container", errno))?;
+        let devices = |errno| Error::new("make the device files of the container", errno);
+        fill_dev(&dev, host_devices, restricted).map_err(devices)?;
         self.attach(&dev, Path::new("/dev"))?;
-        let terminals = [("ptmxmode", "0666"), ("mode", "0620"), ("gid", "5")];
+        if restricted {
+            let of_host =
+                host_devices.iter().filter(|device| matches!(device.kind, HostDeviceKind::Node { .. }));
+            let names = restricted::common_devices().chain(of_host.map(|device| device.path.as_path()));
+            names.into_iter().try_for_each(|name| self.bind_device(name)).map_err(devices)?;
+        }
+        let group = TERMINALS.to_string();
+        let mut terminals = vec![("ptmxmode", "0666"), ("mode", "0620")];
+        if !restricted || Ids::read().has_group(TERMINALS) {
+            terminals.push(("gid", &group));
+        }
         let pts = new_filesystem("devpts", &terminals, HARMLESS).map_err(make)?;
         self.attach(&pts, Path::new("/dev/pts"))
     }
@@ -419,7 +474,8 @@ impl Root {
                     FileType::from_raw_mode(rustix::fs::fstat(&found)?.st_mode) == FileType::Directory;
                 let cover = if is_dir { "empty" } else { "dev/null" };
                 let cover = clone_tree(scratch.as_fd(), Path::new(cover), OpenTreeFlags::empty())?;
-                if is_dir {
+                // Without device nodes it is an empty file.
+                if is_dir || is_restricted() {
                     mount_setattr(cover.as_fd(), READ_ONLY, 0, 0, false)?;
                 }
                 attach_at(&cover, found.as_fd(), "")
@@ -432,8 +488,9 @@ impl Root {
                     Err(Errno::NOENT) => return Ok(()),
                     opened => opened?,
                 };
-                let copy = clone_tree(found.as_fd(), Path::new(""), OpenTreeFlags::AT_EMPTY_PATH)?;
-                mount_setattr(copy.as_fd(), READ_ONLY, 0, 0, false)?;
+                let whole = OpenTreeFlags::AT_EMPTY_PATH | OpenTreeFlags::AT_RECURSIVE;
+                let copy = clone_tree(found.as_fd(), Path::new(""), whole)?;
+                mount_setattr(copy.as_fd(), READ_ONLY, 0, 0, true)?;
                 attach_at(&copy, found.as_fd(), "")
             };
             protect().doing("make read-only in the container", path)?;
@@ -500,10 +557,12 @@ impl Root {
 }
 
 /// The host's `/sys`, of which a container changes nothing unless it may use the devices of the host.
-fn clone_sysfs(writable: bool) -> rustix::io::Result<OwnedFd> {
-    let sysfs = clone_tree(CWD, Path::new("/sys"), OpenTreeFlags::empty())?;
+fn clone_sysfs(writable: bool, restricted: bool) -> rustix::io::Result<OwnedFd> {
+    // What the machine has mounted below it cannot be left out then.
+    let more = if restricted { OpenTreeFlags::AT_RECURSIVE } else { OpenTreeFlags::empty() };
+    let sysfs = clone_tree(CWD, Path::new("/sys"), more)?;
     let attributes = HARMLESS | libc::MOUNT_ATTR_NODEV | if writable { 0 } else { READ_ONLY };
-    mount_setattr(sysfs.as_fd(), attributes, 0, libc::MS_PRIVATE, false)?;
+    mount_setattr(sysfs.as_fd(), attributes, 0, libc::MS_PRIVATE, restricted)?;
     Ok(sysfs)
 }
 
@@ -538,14 +597,18 @@ fn list_devices(below: &Path, found: &mut Vec<HostDevice>) -> io::Result<()> {
     Ok(())
 }
 
-fn fill_dev(dev: &OwnedFd, host_devices: &[HostDevice]) -> rustix::io::Result<()> {
+/// Fills a new `/dev`; a `restricted` process makes no devices, and has files where those of the host are bound.
+fn fill_dev(dev: &OwnedFd, host_devices: &[HostDevice], restricted: bool) -> rustix::io::Result<()> {
     // Modes are meant as they are written, whatever the caller's umask.
     let umask = rustix::process::umask(Mode::empty());
-    let everybody = Mode::from_raw_mode(0o666);
-    for (name, minor) in MEMORY_DEVICES {
-        rustix::fs::mknodat(dev, name, FileType::CharacterDevice, everybody, rustix::fs::makedev(1, minor))?;
+    let add = |path: &Path, kind: FileType, mode: u32, number: u64| {
+        let (kind, number) = if restricted { (FileType::RegularFile, 0) } else { (kind, number) };
+        rustix::fs::mknodat(dev, path, kind, Mode::from_raw_mode(mode), number)
+    };
+    let numbers = MEMORY_DEVICES.map(|(name, minor)| (name, rustix::fs::makedev(1, minor)));
+    for (name, number) in numbers.into_iter().chain([("tty", rustix::fs::makedev(5, 0))]) {
+        add(Path::new(name), FileType::CharacterDevice, 0o666, number)?;
     }
-    rustix::fs::mknodat(dev, "tty", FileType::CharacterDevice, everybody, rustix::fs::makedev(5, 0))?;
     for (name, target) in LINKS {
         rustix::fs::symlinkat(target, dev, name)?;
     }
@@ -556,10 +619,10 @@ fn fill_dev(dev: &OwnedFd, host_devices: &[HostDevice]) -> rustix::io::Result<()
             HostDeviceKind::Directory => rustix::fs::mkdirat(dev, path, Mode::from_raw_mode(0o755)),
             HostDeviceKind::Link(target) => rustix::fs::symlinkat(target, dev, path),
             HostDeviceKind::Node { mode, user, group, number } => {
-                let (kind, mode_bits) = (FileType::from_raw_mode(*mode), Mode::from_raw_mode(*mode & 0o7777));
-                rustix::fs::mknodat(dev, path, kind, mode_bits, *number).and_then(|()| {
+                add(path, FileType::from_raw_mode(*mode), *mode & 0o7777, *number).and_then(|()| {
                     let owner = (Some(Uid::from_raw(*user)), Some(Gid::from_raw(*group)));
-                    rustix::fs::chownat(dev, path, owner.0, owner.1, AtFlags::SYMLINK_NOFOLLOW)
+                    let flags = AtFlags::SYMLINK_NOFOLLOW;
+                    if restricted { Ok(()) } else { rustix::fs::chownat(dev, path, owner.0, owner.1, flags) }
                 })
             }
         };

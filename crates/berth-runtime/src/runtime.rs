@@ -392,6 +392,11 @@ impl Container {
             Found::Ended if known => self.end(),
             Found::Running(shim) if known => {
                 let status = status::read_status(&self.directory)?;
+                if !shim.is_reachable() {
+                    // Its volumes are mounted where we cannot see them, and nobody can be started in it.
+                    self.killed.store(true, Ordering::Relaxed);
+                    shim.kill()?;
+                }
                 self.run(shim, status.started.unwrap_or_else(Timestamp::now))?;
             }
             // Not ours, or lost to a power cut, which nothing survives that the directory could be needed for.

@@ -190,6 +190,17 @@ impl Shim {
         self.pid.as_raw_nonzero().get()
     }
 
+    /// Whether it is in the user namespace of this process. One in another is left of a predecessor without root whose
+    /// namespaces are lost.
+    pub(crate) fn is_reachable(&self) -> bool {
+        let namespace = |process: &str| std::fs::read_link(format!("/proc/{process}/ns/user"));
+        match (namespace(&self.pid().to_string()), namespace("self")) {
+            (Ok(theirs), Ok(ours)) => theirs == ours,
+            (Err(error), Ok(_)) => error.kind() != io::ErrorKind::PermissionDenied,
+            _ => true,
+        }
+    }
+
     /// Sends a signal to the container's command.
     pub(crate) fn signal(&self, signal: i32) -> Result<()> {
         self.send(signal)

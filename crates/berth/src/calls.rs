@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
 use parking_lot::Mutex;
 
-use crate::machine::{ClusterArgs, DATA_DIR};
+use crate::machine::{ClusterArgs, default_data_dir};
 use crate::timeline::{Fields, LineFile};
 use crate::up;
 
@@ -116,7 +116,8 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     };
     let Some(data_dir) = data_dir else {
         bail!(
-            "calls and logs are kept by `berth up` on its own machine: give its --data-dir [default: {DATA_DIR}]"
+            "calls and logs are kept by `berth up` on its own machine: give its --data-dir [default: {}]",
+            default_data_dir().display()
         );
     };
     let mut out = std::io::stdout().lock();

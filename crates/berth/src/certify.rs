@@ -13,14 +13,12 @@ use berth_certify::rules::Rule;
 use berth_core::Capacity;
 use berth_csi::Endpoint;
 use berth_host::service::Start;
-use clap::{ArgMatches, Args as ClapArgs};
+use clap::Args as ClapArgs;
 
 use crate::sidecars::go;
 
-/// Set in the environment of this program when it has run itself again as root of a namespace.
-const IN_NAMESPACE: &str = "BERTH_CERTIFY_IN_NAMESPACE";
 /// The exit status if nothing could be tested.
-const UNTESTED: u8 = 2;
+pub(crate) const UNTESTED: u8 = 2;
 
 /// Test a CSI driver: protocol, error codes, idempotency, crashes, concurrency, data, leaks and secrets.
 #[derive(Debug, ClapArgs)]
@@ -139,25 +137,6 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
             Ok(ExitCode::from(UNTESTED))
         }
     }
-}
-
-/// Without root, runs this program again as root of a user namespace, in which it may mount; returns only if that is not needed, or
-/// fails. To be called before there is a second thread, which the kernel does not allow.
-pub(crate) fn enter_namespace(matches: &ArgMatches) -> Option<ExitCode> {
-    let starts_driver = matches.contains_id("program");
-    if !starts_driver || rustix::process::geteuid().is_root() || std::env::var_os(IN_NAMESPACE).is_some() {
-        return None;
-    }
-    let failed = std::env::current_exe().map_or_else(
-        |error| error,
-        |program| {
-            let words = [OsString::from(format!("{IN_NAMESPACE}=1")), program.into()];
-            let words = words.into_iter().chain(std::env::args_os().skip(1));
-            berth_host::service::become_namespace_root("/usr/bin/env".as_ref(), words)
-        },
-    );
-    eprintln!("berth: mounting needs root, and a namespace of one's own is not allowed here: {failed}");
-    Some(ExitCode::from(UNTESTED))
 }
 
 fn explain(id: &str) -> ExitCode {

@@ -19,7 +19,7 @@ use tokio::sync::broadcast;
 use crate::driver::BACKENDS;
 use crate::stack::{self, Stack};
 use crate::timeline::{Step, TimelineRecorder};
-use crate::{logging, machine};
+use crate::{logging, machine, rootless};
 
 /// How long any one step may take before the walk is given up.
 const STEP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -44,7 +44,6 @@ pub(crate) struct Args {
 
 /// Starts a machine of its own, walks, and removes it all.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    machine::require_root("demo")?;
     let timeline = logging::start(&args.logging.quieter("error"));
     let directory = match &args.data_dir {
         Some(path) if path.exists() => {
@@ -70,6 +69,9 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
 async fn walk(options: &stack::Options, timeline: &TimelineRecorder, no_pause: bool) -> anyhow::Result<()> {
     let printer = Printer { paced: !no_pause && std::io::stdout().is_terminal(), begun: Instant::now() };
     printer.chapter("Start", "an API server, the control loops, a driver and a node, in this one process");
+    if let Some(limits) = rootless::limits() {
+        println!("  {limits}");
+    }
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let stack = Stack::start(options.clone(), timeline, |what, _| printer.line("berth", what, None)).await?;
     let mut steps = timeline.listen();

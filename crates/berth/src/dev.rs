@@ -38,10 +38,10 @@ use self::samples::Samples;
 use crate::sidecars::go;
 use crate::stack::{self, Stack};
 use crate::timeline::TimelineRecorder;
-use crate::{down, logging, machine};
+use crate::{down, logging};
 
 /// The exit status if the driver could not be run.
-const NOT_RUN: u8 = 2;
+pub(crate) const NOT_RUN: u8 = 2;
 /// How long samples may take to go when a person quits.
 const QUIT_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -121,7 +121,6 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Whether the driver did well. An error means that it was not run.
 async fn develop(args: Args) -> anyhow::Result<bool> {
-    machine::require_root("dev")?;
     let project = Project::find(&std::env::current_dir()?)?.unwrap_or_default();
     let launch = launch(&args, &project)?;
     if matches!(launch, Launch::Endpoint(_))

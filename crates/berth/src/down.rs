@@ -12,7 +12,7 @@ use clap::Args as ClapArgs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::machine::{self, DataDirArg, Running};
-use crate::{dev, stack};
+use crate::{dev, rootless, stack};
 
 /// How long a stop may take.
 const STOP_TIMEOUT: Duration = Duration::from_secs(60);
@@ -30,7 +30,6 @@ pub(crate) struct Args {
 
 /// Stops, and cleans up what a kill left.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
-    machine::require_root("down")?;
     let data_dir = std::path::absolute(&args.directory.data_dir)?;
     if !data_dir.exists() {
         println!("Nothing is in {}.", data_dir.display());
@@ -49,6 +48,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     if left > 0 {
         println!("Cleaned up after a kill: {left} containers and mounts.");
     }
+    rootless::end(&data_dir);
     if args.purge {
         purge(&data)?;
         drop(lock);

@@ -21,8 +21,10 @@ use tokio_util::sync::CancellationToken;
 
 use crate::stack;
 
-/// Where everything lies by default.
-pub(crate) const DATA_DIR: &str = "/var/lib/berth";
+/// Where everything of root lies by default.
+const DATA_DIR: &str = "/var/lib/berth";
+/// And everything of another user, in the directory for data of its home.
+const USER_DATA_DIR: &str = "berth";
 
 /// Locked as long as somebody runs there.
 pub(crate) const LOCK: &str = "berth.lock";
@@ -33,14 +35,25 @@ pub(crate) const RUNNING: &str = "running.json";
 #[derive(Debug, Clone, Args)]
 pub(crate) struct DataDirArg {
     /// Where everything is kept: objects, volumes, pods
-    #[arg(long, env = "BERTH_DATA_DIR", default_value = DATA_DIR, value_name = "DIR")]
+    #[arg(long, env = "BERTH_DATA_DIR", default_value_os_t = default_data_dir(), value_name = "DIR")]
     pub(crate) data_dir: PathBuf,
+}
+
+/// Where everything lies if nobody says where: root's in the place of services, another user's at home.
+pub(crate) fn default_data_dir() -> PathBuf {
+    if rustix::process::geteuid().is_root() && !berth_host::namespace::is_own() {
+        return DATA_DIR.into();
+    }
+    let named =
+        |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let data = named("XDG_DATA_HOME").or_else(|| Some(named("HOME")?.join(".local/share")));
+    data.map_or_else(|| DATA_DIR.into(), |data| data.join(USER_DATA_DIR))
 }
 
 /// The cluster that a command reads: that of a kubeconfig, or the one that `berth up` runs in a data directory.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ClusterArgs {
-    /// The data directory of `berth up` [default: /var/lib/berth]
+    /// The data directory of `berth up` [default: /var/lib/berth, without root ~/.local/share/berth]
     #[arg(long, env = "BERTH_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
 
@@ -67,7 +80,7 @@ impl ClusterArgs {
     /// Connects to the cluster, and says where its timeline is kept if `berth up` runs it on this machine. The error says
     /// what to do if there is no cluster.
     pub(crate) async fn connect(&self) -> anyhow::Result<(Cluster, Option<PathBuf>)> {
-        let data_dir = self.data_dir.clone().unwrap_or_else(|| DATA_DIR.into());
+        let data_dir = self.data_dir.clone().unwrap_or_else(default_data_dir);
         let named = match (&self.kubeconfig, &self.data_dir) {
             (None, Some(_)) => None,
             (path, _) => kubeconfig_named(path.as_deref())?,

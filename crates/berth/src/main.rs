@@ -53,6 +53,7 @@ mod nfs;
 mod nodes;
 mod record;
 mod resize;
+mod rootless;
 mod sidecars;
 mod stack;
 mod stand_ins;
@@ -213,9 +214,7 @@ fn main() -> ExitCode {
         return status;
     }
     let matches = TABLES.parse(std::env::args_os()).unwrap_or_else(|mistake| mistake.exit());
-    if let Some(("certify", own)) = matches.subcommand()
-        && let Some(status) = certify::enter_namespace(own)
-    {
+    if let Err(status) = rootless::enter(&matches) {
         return status;
     }
     // Every container and every connection is a few files, and the usual soft limit is small for a node.

@@ -177,7 +177,8 @@ impl ServerArgs {
             allow: Vec::new(),
             state_directory: data_dir.join(STATE),
             squash_root: false,
-            allow_unprivileged_ports: false,
+            // Without root nobody has a port that only root may use.
+            allow_unprivileged_ports: berth_host::namespace::is_restricted(),
             handles: None,
             is_asynchronous: false,
         });

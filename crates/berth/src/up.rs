@@ -23,7 +23,7 @@ use crate::driver::{BACKENDS, Backend};
 use crate::machine::{self, Running};
 use crate::sidecars::{Sidecar, go};
 use crate::stack::{self, Stack};
-use crate::{launch, logging, nfs, stand_ins, ui};
+use crate::{launch, logging, nfs, rootless, stand_ins, ui};
 
 /// Where detached output goes, in the data directory.
 pub(crate) const LOG: &str = "up.log";
@@ -225,10 +225,10 @@ pub(crate) async fn run(
     sidecars: &[Sidecar],
 ) -> anyhow::Result<()> {
     let args = Args::from_arg_matches(matches)?;
-    machine::require_root("up")?;
     if args.detach {
         return detach(&args).await;
     }
+    rootless::refuse_clouds(&args.clouds)?;
     let logging = args.logging.quieter("warn,berth_csi=error");
     let timeline = logging::start_with_calls(&logging);
     let mut terminate = signal(SignalKind::terminate())?;
@@ -267,11 +267,14 @@ pub(crate) async fn run(
         nfs_server: args.nfs.clone(),
     };
     println!("Berth {} in {}\n", env!("CARGO_PKG_VERSION"), args.directory.data_dir.display());
+    if let Some(limits) = rootless::limits() {
+        println!("  {}\n", faint(&limits));
+    }
     let starting = Stack::start(options, &timeline, |what, after| {
         println!("  {} {what} {}", tick(), faint(&format!("{} ms", after.as_millis())));
     });
     let stack = tokio::select! {
-        started = starting => started?,
+        started = starting => started.inspect_err(|_| rootless::end_if_idle(&args.directory.data_dir))?,
         _ = terminate.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
         _ = interrupt.recv() => bail!("stopped while starting; `berth down` cleans up what is left"),
     };
@@ -287,7 +290,7 @@ pub(crate) async fn run(
     }
     println!("\nStopping pods and unmounting their volumes …");
     tokio::select! {
-        stopped = stack.stop() => stopped?,
+        stopped = stack.stop() => stopped.map(|()| rootless::end(&args.directory.data_dir))?,
         _ = interrupt.recv() => bail!("stopped at once; `berth down` cleans up what is left"),
     }
     if let Some(failure) = failure {
@@ -394,7 +397,7 @@ fn page(running: &Running, data_dir: &Path) -> String {
 
 /// The flag that names a data directory other than the default one.
 fn of_directory(data_dir: &Path) -> String {
-    if data_dir == Path::new(machine::DATA_DIR) {
+    if data_dir == machine::default_data_dir() {
         return String::new();
     }
     format!(" --data-dir {}", data_dir.display())

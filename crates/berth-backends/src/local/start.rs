@@ -3,7 +3,7 @@
 use std::{path::Path, sync::Arc};
 
 use berth_core::Topology;
-use berth_host::{btrfs, copy, freeze, loopdev, mount, path::Dir, usage};
+use berth_host::{btrfs, copy, freeze, loopdev, mount, namespace, path::Dir, usage};
 use parking_lot::Mutex;
 
 use berth_journal::{Damage, GroupCommit, Journal};
@@ -31,7 +31,8 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     })?;
     thaw_all(&root)?;
     let is_btrfs = btrfs::is_btrfs(root.path())?;
-    let offers_btrfs = is_btrfs && enable_quota(root.path());
+    let restricted = namespace::is_restricted();
+    let offers_btrfs = is_btrfs && !restricted && enable_quota(root.path());
     let part = |name| root.ensure_dir(name, 0o700);
     let (volumes, snapshots, incoming, lost) =
         (part("volumes")?, part("snapshots")?, part("incoming")?, part("lost")?);
@@ -57,7 +58,7 @@ pub(super) fn open(config: Config) -> Result<Inner> {
     let reflink = copy::can_reflink(&incoming)?;
     note_use(&mut state, &volumes);
     let inner = Inner {
-        default_kind: config.kind.unwrap_or_else(|| best_kind(offers_btrfs)),
+        default_kind: config.kind.unwrap_or_else(|| best_kind(offers_btrfs, restricted)),
         topology: config
             .topology
             .then(|| Arc::new(Topology::single(config.topology_key.as_str(), config.node.as_str()))),
@@ -116,10 +117,10 @@ fn enable_quota(root: &Path) -> bool {
     }
 }
 
-fn best_kind(offers_btrfs: bool) -> Kind {
+fn best_kind(offers_btrfs: bool, restricted: bool) -> Kind {
     if offers_btrfs {
         Kind::Btrfs
-    } else if Path::new("/dev/loop-control").exists() {
+    } else if !restricted && Path::new("/dev/loop-control").exists() {
         Kind::Image
     } else {
         Kind::Dir

@@ -6,7 +6,7 @@ use berth_core::{
     AccessKind, Capacity, CapacityRange, Name, NodeId, Topology, VolumeCapability, VolumeId,
     names::KUBERNETES_PARAMETER_PREFIX,
 };
-use berth_host::{format::Filesystem, loopdev, path::Dir};
+use berth_host::{format::Filesystem, loopdev, namespace, path::Dir};
 
 use berth_journal::{self as journal, Barrier};
 
@@ -450,6 +450,15 @@ impl Inner {
             (None, None) => self.default_kind,
         };
         match kind {
+            Kind::Btrfs | Kind::Image if namespace::is_restricted() => Err(Error::Invalid(match (asked, access) {
+                (None, AccessKind::Block) => {
+                    "a raw block device needs a loop device, which only root may use: this driver runs without root"
+                        .to_owned()
+                }
+                _ => format!(
+                    "parameter kind={kind} needs root, as whom this driver does not run; kind=dir does not need it"
+                ),
+            })),
             Kind::Btrfs if !self.offers_btrfs => Err(Error::Invalid(format!(
                 "parameter kind=btrfs needs the data directory {} on a btrfs filesystem with quotas",
                 self.root.path().display()

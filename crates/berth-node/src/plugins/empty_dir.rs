@@ -41,6 +41,11 @@ impl Plugin for EmptyDir {
                 let node = self.host.facts().await.unwrap_or_default();
                 Medium::Memory { size: memory_size(spec, &volume.pod, &node) }
             }
+            medium if medium.starts_with("HugePages") && berth_host::namespace::is_restricted() => {
+                return Err(Failed::unchanged(format!(
+                    "medium {medium} needs root, as whom this node does not run; medium Memory does not"
+                )));
+            }
             medium if medium.starts_with("HugePages") => {
                 Medium::HugePages { page_size: page_size(medium, &volume.pod).map_err(Failed::unchanged)? }
             }

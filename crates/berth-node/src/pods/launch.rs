@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{
 
 use super::resources::Allowance;
 use super::{Options, probes};
+use crate::ids;
 use crate::layout::Layout;
 use crate::plugin::Ready;
 use crate::plugins::{Objects, environment, expand};
@@ -404,6 +405,7 @@ fn identity(pod: &Pod, container: &Container) -> Result<Identity, String> {
             container.name
         ));
     }
+    ids::check_pod(pod)?;
     let groups = whole.supplemental_groups.into_iter().flatten().chain(whole.fs_group);
     Ok(Identity {
         user,

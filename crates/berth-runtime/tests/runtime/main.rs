@@ -11,6 +11,7 @@ mod exec;
 mod life;
 mod limits;
 mod logs;
+mod rootless;
 mod scratch;
 mod security;
 mod world;
