@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt, fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -26,8 +27,13 @@ pub struct Outcome {
 
 /// Runs the suite in `dir` with these arguments, and reads its report.
 pub fn run(dir: &Path, args: &[String]) -> Result<Outcome> {
+    run_by(machine::command(program()?), dir, args)
+}
+
+/// As [`run`], by a command that runs [`program`].
+pub fn run_by(mut command: Command, dir: &Path, args: &[String]) -> Result<Outcome> {
     let report = dir.join("report.json");
-    let output = machine::command(program()?)
+    let output = command
         .arg(format!("--ginkgo.json-report={}", report.display()))
         .args(args)
         .args(["--ginkgo.no-color", "--ginkgo.timeout=10m"])
@@ -40,7 +46,8 @@ pub fn run(dir: &Path, args: &[String]) -> Result<Outcome> {
     Outcome::parse(&text)
 }
 
-fn program() -> Result<PathBuf> {
+/// Where the suite is, which `make deps` builds.
+pub fn program() -> Result<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.tools/bin/csi-sanity");
     ensure!(path.is_file(), "there is no csi-sanity: build it first with `make deps`");
     Ok(path)

@@ -18,8 +18,10 @@ use crate::{driver, machine};
 pub mod churn;
 pub mod kubectl;
 mod leftovers;
+pub mod user;
 
 pub use leftovers::Leftovers;
+use user::User;
 
 /// How long anything may take before a test gives up.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -37,6 +39,8 @@ pub struct Machine {
     args: Vec<String>,
     /// A shell command that runs before `berth up`, in a mount namespace with it.
     before: Option<String>,
+    /// Who runs it, if not root.
+    user: Option<User>,
     stopped_well: bool,
 }
 
@@ -66,6 +70,13 @@ impl Machine {
         Self::run(Self::new_with(args)?)
     }
 
+    /// A machine of an ordinary user, whose home is the directory around the machine's.
+    pub fn start_as(prepare: impl FnOnce(User) -> Result<User>, args: &[&str]) -> Result<Self> {
+        let mut machine = Self::new_with(args)?;
+        machine.user = Some(prepare(User::new(machine.dir.path())?)?);
+        Self::run(machine)
+    }
+
     /// A directory for a machine with further words on its command line, and nothing that runs yet.
     pub fn new_with(args: &[&str]) -> Result<Self> {
         let mut machine = Self::new()?;
@@ -90,14 +101,8 @@ impl Machine {
         if fs::hard_link(&binary, &own).is_err() {
             fs::copy(&binary, &own).context("copy the binary")?;
         }
-        Ok(Self {
-            child: None,
-            data: dir.path().join("data"),
-            dir,
-            args: Vec::new(),
-            before: None,
-            stopped_well: false,
-        })
+        let data = dir.path().join("data");
+        Ok(Self { child: None, data, dir, args: Vec::new(), before: None, user: None, stopped_well: false })
     }
 
     fn run(mut self) -> Result<Self> {
@@ -166,7 +171,11 @@ impl Machine {
 
     /// A command of this machine's program, about its data directory.
     pub fn command(&self, args: &[&str]) -> std::process::Command {
-        let mut command = machine::command(self.dir.path().join("berth"));
+        let program = self.dir.path().join("berth");
+        let mut command = match &self.user {
+            Some(user) => user.command(&program),
+            None => machine::command(program),
+        };
         command.args(args).env("BERTH_DATA_DIR", &self.data).env_remove("KUBECONFIG");
         command
     }

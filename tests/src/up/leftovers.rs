@@ -76,7 +76,8 @@ fn processes(dir: &Path) -> Result<Vec<(i32, String)>> {
         let path = entry.path();
         let of_program = fs::read_link(path.join("exe")).is_ok_and(|exe| exe.starts_with(dir));
         // A container has mounts of its own: an overlay over the host's root, and there its machine's directory.
-        // The host's root may be an overlay, too, but not over itself.
+        // The host's root may be an overlay, too, but not over itself. Those that run without root end with their first
+        // process, which is of the program.
         let in_container = || {
             fs::read_link(path.join("ns/mnt")).is_ok_and(|theirs| theirs != ours)
                 && fs::read_to_string(path.join("mountinfo"))

@@ -18,6 +18,7 @@ mod nodes;
 mod page;
 mod pods;
 mod random;
+mod rootless;
 mod seeds;
 mod stateful;
 mod strangers;
