@@ -16,7 +16,7 @@
 //! | [`mount`], [`remote`] | mounts of local files and devices; mounts of other machines, which may not answer |
 //! | [`loopdev`], [`mod@format`], [`freeze`], [`extents`] | image files as devices, their filesystems and extents |
 //! | [`btrfs`], [`quota`], [`usage`], [`io_limit`] | subvolumes and snapshots, limits to space and I/O, and usage |
-//! | [`copy`], [`ownership`], [`files`] | copies of trees and images, fsGroup, small private files |
+//! | [`copy`], [`ownership`], [`files`], [`archive`] | copies of trees and images, fsGroup, small private files, tar |
 //! | [`acting`], [`file_handle`] | acting on files as another user, and names of files that outlive a process |
 //! | [`exec`], [`service`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
 //! | [`allocator`], [`limits`], [`namespace`] | this process itself: its memory, its open files, its user namespace |
@@ -46,6 +46,7 @@
 
 pub mod acting;
 pub mod allocator;
+pub mod archive;
 pub mod btrfs;
 pub mod copy;
 mod error;

@@ -2,10 +2,10 @@
 //! servers. It mounts nothing, and keeps nothing but what is on the shares themselves (`record.rs`).
 
 mod ahead;
-mod archive;
 mod content;
 mod directories;
 mod health;
+mod pack;
 mod progress;
 mod quota;
 mod restore;

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use berth_core::{SnapshotId, hex};
+use berth_host::archive::{Decoder, EntryKind, Event, Header};
 use berth_nfs::{Change, Create, Entry, FileKind, Handle, Kind, Name, Node, Share, Time, TimeChange};
 use bytes::Bytes;
 use flate2::write::MultiGzDecoder;
@@ -16,8 +17,8 @@ use sha2::{Digest as _, Sha256};
 use super::{
     NfsController,
     ahead::begin,
-    archive::{Decoder, EntryKind, Event, Header, pack::write_all},
     id::SnapshotRef,
+    pack::write_all,
     shares::{failed, found},
     snapshots::{expected_digest, find_archive},
 };
@@ -76,7 +77,9 @@ async fn unpack(from: &Share, archive: &Entry, to: &Share, root: &Handle) -> Res
             let slice = chunk.slice(start..chunk.len().min(start + SLICE));
             let plain = inflate.push(&slice)?;
             decoder.push(&plain);
-            while let Some(event) = decoder.next().map_err(|error| Error::Precondition(error.to_string()))? {
+            while let Some(event) =
+                decoder.next_event().map_err(|error| Error::Precondition(error.to_string()))?
+            {
                 tree.apply(event).await?;
             }
         }
@@ -84,7 +87,7 @@ async fn unpack(from: &Share, archive: &Entry, to: &Share, root: &Handle) -> Res
         tokio::task::yield_now().await;
     }
     decoder.push(&inflate.finish()?);
-    while let Some(event) = decoder.next().map_err(|error| Error::Precondition(error.to_string()))? {
+    while let Some(event) = decoder.next_event().map_err(|error| Error::Precondition(error.to_string()))? {
         tree.apply(event).await?;
     }
     if !decoder.is_complete() {

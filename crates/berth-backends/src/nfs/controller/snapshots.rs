@@ -17,11 +17,10 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::{sync::watch, task::AbortHandle};
 
 use super::{
-    NfsController,
-    archive::pack::pack,
-    capacity,
+    NfsController, capacity,
     content::AtRest,
     id::{ShareName, SnapshotRef, SubPath, VolumeRef},
+    pack::pack,
     parameters::{VolumeKind, snapshot_share},
     progress::Progress,
     record::{self, ArchiveRecord, RecordDir, SnapshotRecord, key_of, nonce, now},

@@ -1,4 +1,4 @@
-//! The format of snapshots: tar, as csi-driver-nfs, GNU tar and Go read and write it.
+//! The format of archives: tar, as csi-driver-nfs, container images, GNU tar and Go read and write it.
 //!
 //! Written is POSIX.1-2001 (pax): what does not fit a plain header (long names, times below a second, large numbers,
 //! extended attributes) is in a record before it, and holes are in GNU's sparse format 1.0. Read is that, plain ustar,
@@ -7,13 +7,12 @@
 
 mod decode;
 mod encode;
-pub(super) mod pack;
 #[cfg(test)]
 mod tests;
 
 use std::ops::Range;
 
-pub(super) use self::{
+pub use self::{
     decode::{Decoder, Event},
     encode::{encode, end, padding, stored_length},
 };
@@ -25,11 +24,11 @@ const BLOCK_BYTES: u64 = 512;
 /// Longer names, and more of records, make no sense.
 const MAX_RECORDS: u64 = 1 << 20;
 /// A file in more pieces is kept as a whole.
-pub(super) const MAX_PIECES: usize = 10_000;
+pub const MAX_PIECES: usize = 10_000;
 
 /// What an entry is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum EntryKind {
+pub enum EntryKind {
     /// It is a regular file.
     File,
     /// Another name of a file that came before.
@@ -48,31 +47,35 @@ pub(super) enum EntryKind {
 
 /// One entry of an archive, without its data.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Header {
+pub struct Header {
     /// Its path, as the archive has it.
-    pub(super) path: Vec<u8>,
-    pub(super) kind: EntryKind,
-    pub(super) mode: u32,
-    pub(super) uid: u32,
-    pub(super) gid: u32,
+    pub path: Vec<u8>,
+    /// What it is.
+    pub kind: EntryKind,
+    /// Its permissions, without the type.
+    pub mode: u32,
+    /// The user it belongs to.
+    pub uid: u32,
+    /// The group it belongs to.
+    pub gid: u32,
     /// The length of the file.
-    pub(super) size: u64,
+    pub size: u64,
     /// Since 1970, in seconds and nanoseconds.
-    pub(super) modified: (i64, u32),
+    pub modified: (i64, u32),
     /// Of a device: major and minor number.
-    pub(super) device: (u32, u32),
+    pub device: (u32, u32),
     /// What a symbolic link says; the path of the file of which a hard link is another name.
-    pub(super) link: Vec<u8>,
+    pub link: Vec<u8>,
     /// Extended attributes, with their full names.
-    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    pub xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// The pieces of a file that are not holes, if it has any holes.
-    pub(super) pieces: Option<Vec<Range<u64>>>,
+    pub pieces: Option<Vec<Range<u64>>>,
 }
 
 /// Why an archive cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct Damaged(String);
+pub struct Damaged(String);
 
 impl Damaged {
     fn new(sentence: impl Into<String>) -> Self {

@@ -8,7 +8,7 @@ use super::{BLOCK, BLOCK_BYTES, Damaged, EntryKind, Header, MAX_PIECES, MAX_RECO
 
 /// What comes next in an archive.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::nfs) enum Event {
+pub enum Event {
     /// An entry begins, with this header.
     Entry(Header),
     /// Data of the entry that began last, at this offset of the file.
@@ -19,7 +19,7 @@ pub(in crate::nfs) enum Event {
 
 /// Reads an archive part by part, as the parts arrive.
 #[derive(Debug, Default)]
-pub(in crate::nfs) struct Decoder {
+pub struct Decoder {
     bytes: BytesMut,
     state: State,
     /// What records say about the next entry.
@@ -69,12 +69,12 @@ type Read<T> = Result<T, Damaged>;
 
 impl Decoder {
     /// More of the archive.
-    pub(in crate::nfs) fn push(&mut self, bytes: &[u8]) {
+    pub fn push(&mut self, bytes: &[u8]) {
         self.bytes.extend_from_slice(bytes);
     }
 
     /// What comes next; `None` until more is pushed, or after the end.
-    pub(in crate::nfs) fn next(&mut self) -> Read<Option<Event>> {
+    pub fn next_event(&mut self) -> Read<Option<Event>> {
         loop {
             match std::mem::take(&mut self.state) {
                 State::Header => {
@@ -128,7 +128,7 @@ impl Decoder {
     }
 
     /// Whether the archive came to its end; one that was cut off did not.
-    pub(in crate::nfs) fn is_complete(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         matches!(self.state, State::End)
     }
 

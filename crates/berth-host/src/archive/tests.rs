@@ -41,7 +41,7 @@ fn read(bytes: &[u8], step: usize) -> Result<Vec<(Header, Vec<u8>)>, Damaged> {
     let mut ended = 0;
     for chunk in bytes.chunks(step) {
         decoder.push(chunk);
-        while let Some(event) = decoder.next()? {
+        while let Some(event) = decoder.next_event()? {
             match event {
                 Event::Entry(header) => entries.push((header, Vec::new())),
                 Event::Data(offset, data) => {
@@ -147,7 +147,7 @@ fn nonsense_in_sizes_and_maps_is_refused() {
     bytes.extend(many);
     decoder.push(&bytes);
     assert!(loop {
-        match decoder.next() {
+        match decoder.next_event() {
             Err(_) => break true,
             Ok(None) => break false,
             Ok(Some(_)) => {}
@@ -157,7 +157,7 @@ fn nonsense_in_sizes_and_maps_is_refused() {
 
 fn tar(dir: &Path, args: &[&str]) -> String {
     let args = ["-C", dir.to_str().unwrap()].into_iter().chain(args.iter().copied());
-    let output = berth_host::exec::run("tar", args, SOON).unwrap();
+    let output = crate::exec::run("tar", args, SOON).unwrap();
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 

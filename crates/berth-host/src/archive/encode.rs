@@ -8,7 +8,7 @@ const MAX_SIZE: u64 = 0o777_7777_7777;
 const MAX_ID: u32 = 0o777_7777;
 
 /// The header of an entry with all records it needs, and the map of its holes: whole blocks.
-pub(in crate::nfs) fn encode(header: &Header) -> Vec<u8> {
+pub fn encode(header: &Header) -> Vec<u8> {
     let map = header.pieces.as_ref().map(|pieces| map_of(pieces, header.size));
     let stored = stored_length(header) + map.as_ref().map_or(0, |map| length(map));
     let mut records = Vec::new();
@@ -57,7 +57,7 @@ pub(in crate::nfs) fn encode(header: &Header) -> Vec<u8> {
 }
 
 /// How many bytes of data follow an entry, without its map and its padding.
-pub(in crate::nfs) fn stored_length(header: &Header) -> u64 {
+pub fn stored_length(header: &Header) -> u64 {
     match (header.kind, &header.pieces) {
         (EntryKind::File, None) => header.size,
         (EntryKind::File, Some(pieces)) => pieces.iter().map(|piece| piece.end - piece.start).sum(),
@@ -66,13 +66,13 @@ pub(in crate::nfs) fn stored_length(header: &Header) -> u64 {
 }
 
 /// The zeros that follow so much data.
-pub(in crate::nfs) fn padding(stored: u64) -> usize {
+pub fn padding(stored: u64) -> usize {
     let rest = stored.next_multiple_of(BLOCK_BYTES) - stored;
     usize::try_from(rest).expect("padding is less than a block")
 }
 
 /// The end of an archive.
-pub(in crate::nfs) fn end() -> Vec<u8> {
+pub fn end() -> Vec<u8> {
     vec![0; 2 * BLOCK]
 }
 

@@ -10,6 +10,7 @@ use std::{
 };
 
 use berth_core::hex;
+use berth_host::archive::{EntryKind, Header, MAX_PIECES, encode, end, padding, stored_length};
 use berth_nfs::{
     Attributes, Cookie, DirEntry, Entry, FileKind, Handle, Kind, NextData, Share, tree::TreeEntry,
 };
@@ -22,7 +23,6 @@ use futures_util::{
 };
 use sha2::{Digest as _, Sha256};
 
-use super::{EntryKind, Header, MAX_PIECES, encode, end, padding, stored_length};
 use crate::{
     Error, Result,
     nfs::{
