@@ -9,12 +9,14 @@ mod decode;
 mod encode;
 #[cfg(test)]
 mod tests;
+mod unpack;
 
 use std::ops::Range;
 
 pub use self::{
     decode::{Decoder, Event},
     encode::{encode, end, padding, stored_length},
+    unpack::unpack_layer,
 };
 
 /// The unit of everything in an archive.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use berth_core::hex;
-use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN, LOCAL_PLUGIN, NFS_PLUGIN};
+use berth_core::names::{CSI_PLUGIN, FLEX_PLUGIN, IMAGE_PLUGIN, LOCAL_PLUGIN, NFS_PLUGIN};
 use sha2::{Digest, Sha256};
 
 /// Where kubelets keep everything by default, which is what manifests of CSI drivers say.
@@ -114,6 +114,16 @@ impl Layout {
     /// Where shares of `nfs` volumes are mounted for a moment, before they appear in a pod's directory.
     pub fn nfs_mounts(&self) -> PathBuf {
         self.plugins().join(NFS_PLUGIN).join("mounts")
+    }
+
+    /// Where OCI layouts and archives are found by the names of their images.
+    pub fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    /// Where images are unpacked for volumes.
+    pub fn unpacked_images(&self) -> PathBuf {
+        self.plugins().join(IMAGE_PLUGIN)
     }
 
     /// Where FlexVolume drivers are installed, unless somewhere else.

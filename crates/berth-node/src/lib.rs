@@ -65,6 +65,7 @@
 
 mod figures;
 mod ids;
+mod images;
 pub mod layout;
 mod machine;
 mod metrics;

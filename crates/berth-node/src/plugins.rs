@@ -11,6 +11,7 @@ mod environment;
 mod fields;
 mod flex;
 mod host_path;
+mod image;
 mod local;
 mod mount_points;
 mod nfs;
@@ -70,6 +71,7 @@ pub(crate) fn plugins(
         Arc::new(empty_dir::EmptyDir { host: host.clone() }),
         Arc::new(host_path::HostPath { layout: layout.clone() }),
         Arc::new(local::Local::new(layout, node, recorder.clone())),
+        Arc::new(image::Image::new(layout, recorder.clone())),
     ];
     if let Some(mounts) = nfs {
         plugins.push(Arc::new(nfs::Nfs { layout: layout.clone(), node: node.to_owned(), mounts }));

@@ -16,6 +16,7 @@
 //!   ([`FakeDriver::on`]) or break the call ([`FakeDriver::fail`]). [`RegisteredDriver`] is one that a kubelet can find.
 //! - [`TestCluster`] creates, changes and awaits objects. Nothing in it sleeps: what a test waits for is watched.
 //! - [`Loops`] runs control loops on a cluster, and stops them.
+//! - [`oci::OciLayout`] is a layout of container images that a test makes itself.
 //!
 //! Start reading in `driver.rs`, at `FakeDriver::perform`, and in `cluster.rs`.
 
@@ -23,6 +24,7 @@
 
 mod cluster;
 mod driver;
+pub mod oci;
 mod server;
 
 use std::time::Duration;

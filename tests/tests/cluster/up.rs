@@ -9,6 +9,7 @@ mod drivers;
 mod examples;
 mod flex;
 mod jobs;
+mod images;
 mod manifests;
 mod monitoring;
 mod mycsi;

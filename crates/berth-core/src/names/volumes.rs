@@ -50,6 +50,8 @@ pub const DOWNWARD_API_PLUGIN: &str = "kubernetes.io/downward-api";
 pub const EMPTY_DIR_PLUGIN: &str = "kubernetes.io/empty-dir";
 /// The plugin for `hostPath`, which also deletes volumes below a directory of a node.
 pub const HOST_PATH_PLUGIN: &str = "kubernetes.io/host-path";
+/// The plugin for `image`.
+pub const IMAGE_PLUGIN: &str = "kubernetes.io/image";
 /// The plugin for `local` PersistentVolumes.
 pub const LOCAL_PLUGIN: &str = "kubernetes.io/local-volume";
 /// The plugin for `nfs`.

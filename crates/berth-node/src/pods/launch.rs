@@ -365,6 +365,7 @@ pub(super) fn is_read_only(pod: &Pod, name: &str) -> bool {
         || volume.persistent_volume_claim.as_ref().is_some_and(|claim| claim.read_only == Some(true))
         || volume.csi.as_ref().is_some_and(|csi| csi.read_only == Some(true))
         || volume.flex_volume.as_ref().is_some_and(|flex| flex.read_only == Some(true))
+        || volume.image.is_some()
         || volume.nfs.as_ref().is_some_and(|nfs| nfs.read_only == Some(true))
 }
 
