@@ -23,6 +23,7 @@ mod rootless;
 mod seeds;
 mod stateful;
 mod strangers;
+mod sub_path;
 mod top;
 mod volumes;
 
