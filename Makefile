@@ -3,7 +3,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash test-sub-path demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
+.PHONY: help deps build fmt lint test sanity test-vm test-kube test-e2e test-crash test-sub-path test-postgres demo screenshots bench bench-build bench-up bench-nfs bench-flex bench-cloud bench-sidecars bench-see bench-dev bench-apiserver fuzz clean
 
 # Go may have been installed here by `make deps`; mkfs and losetup live in sbin.
 export PATH := $(CURDIR)/.tools/go/go/bin:$(PATH):/usr/sbin:/sbin
@@ -109,6 +109,10 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 test-sub-path: deps ## start STARTS (default 10,000) containers with a subPath while links out of the volume are put in its way; 10 minutes
 	cargo build --locked -p berth
 	BERTH_SUB_PATH_STARTS=$(or $(STARTS),10000) $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::sub_path::
+
+test-postgres: deps ## PostgreSQL in a pod while its container and `berth up` are killed, its volume is grown and snapshotted: ROUNDS (default 20)
+	cargo build --locked -p berth
+	BERTH_POSTGRES_ROUNDS=$(or $(ROUNDS),20) $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::postgres::
 
 demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its life, from claim to pod and away again, with times
 	@testbed/deps.sh build

@@ -18,6 +18,7 @@ mod nfs_export;
 mod nodes;
 mod page;
 mod pods;
+mod postgres;
 mod random;
 mod rootless;
 mod seeds;
