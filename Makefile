@@ -119,7 +119,7 @@ demo: ## build quickly (3 minutes on 2 cores), and walk one volume through its l
 	@echo "Building Berth without optimisation: about 3 minutes on 2 cores, once. The times that the demo then shows are"
 	@echo "those of an unoptimised program, two to three times what the release (make build) takes."
 	cargo build --locked --profile demo -p berth
-	@$(AS_ROOT) $(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/demo/berth demo
+	@$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/demo/berth demo
 
 screenshots: deps ## make the pictures of the documentation anew, from a running `berth up`: docs/images
 	cargo build --locked -p berth

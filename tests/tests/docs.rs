@@ -13,7 +13,8 @@
 //! The blocks of a page run in order in one shell, in a checkout of the repository, on a machine of their own: mount,
 //! network, process and host name namespaces, an empty `/var/lib` and `/run`, the host name `node-1`, `berth` and
 //! `kubectl` in the path, and a `sudo` that runs its arguments. A page that begins with `<!-- machine: nfs -->` also has
-//! an NFS server that exports `127.0.0.1:/export`; `<!-- programs: NAME -->` puts further programs of the workspace in the
+//! an NFS server that exports `127.0.0.1:/export`; with `<!-- machine: user -->` the blocks are run by an ordinary user, who has
+//! a home directory and no `sudo`; `<!-- programs: NAME -->` puts further programs of the workspace in the
 //! path. A comment `<!-- wait: COMMAND -->` holds the next block back until the
 //! command succeeds, where a reader has waited by reading.
 //!
@@ -35,7 +36,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, bail, ensure};
-use berth_e2e::{driver, machine};
+use berth_e2e::{driver, machine, up::user::USER};
 
 /// How many seconds the blocks of one page may take.
 const PAGE_TIMEOUT: &str = "150";
@@ -237,7 +238,8 @@ fn run(page: &Page) -> Result<Vec<String>> {
     let programs = page.setting("programs").unwrap_or_default();
     prepare_machine(dir.path(), programs.split(", ").filter(|name| !name.is_empty()))?;
     let script = dir.path().join("script");
-    fs::write(&script, script_of(page))?;
+    fs::write(&script, machine_script(page))?;
+    fs::write(dir.path().join("blocks"), blocks_script(page))?;
     let program =
         ["--kill-after=10", PAGE_TIMEOUT, "unshare", "--mount", "--net", "--pid", "--uts", "--fork"];
     let mut command = machine::command("timeout");
@@ -307,17 +309,35 @@ fn install(built: &Path, installed: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The shell script of a page: the machine, then each block with its output in a file of its own.
-fn script_of(page: &Page) -> String {
+/// The shell script that makes a page's machine, and then runs its blocks.
+fn machine_script(page: &Page) -> String {
     let mut script = String::from(
         r#"set -euo pipefail
 ip link set lo up
 echo node-1 > /proc/sys/kernel/hostname
 mount --bind "$PAGE/var-lib" /var/lib
 mount -t tmpfs tmpfs /run
-export PATH="$PAGE/bin:$PATH:/usr/sbin:/sbin:$HOME/.cache/kube-testbed/bin" HOME="$PAGE/home" USER=root
-cd "$PAGE/checkout"
-trap 'berth down --purge >/dev/null 2>&1 || true' EXIT
+"#,
+    );
+    if page.setting("machine") == Some("user") {
+        // What lies below the home of root is bound where the user finds it.
+        let _ = write!(
+            script,
+            r#"rm "$PAGE/bin/sudo"
+mount --bind "$REPOSITORY" "$PAGE/checkout"
+mkdir "$PAGE/kubectl"
+[ ! -d "$HOME/.cache/kube-testbed/bin" ] || mount --bind "$HOME/.cache/kube-testbed/bin" "$PAGE/kubectl"
+chmod 755 "$PAGE"
+touch "$PAGE/at"
+chown -R {USER}:{USER} "$PAGE/home" "$PAGE/out" "$PAGE/at"
+export PATH="$PAGE/bin:$PATH:$PAGE/kubectl" HOME="$PAGE/home" TMPDIR="$PAGE/home" USER=student
+exec setpriv --reuid={USER} --regid={USER} --clear-groups --inh-caps=-all bash "$PAGE/blocks"
+"#
+        );
+        return script;
+    }
+    script.push_str(
+        r#"export PATH="$PAGE/bin:$PATH:/usr/sbin:/sbin:$HOME/.cache/kube-testbed/bin" HOME="$PAGE/home" USER=root
 "#,
     );
     if page.setting("machine") == Some("nfs") {
@@ -330,6 +350,18 @@ until grep -q ready "$PAGE/nfs-out"; do kill -0 $!; sleep 0.05; done
 "#,
         );
     }
+    script.push_str("exec bash \"$PAGE/blocks\"\n");
+    script
+}
+
+/// The blocks of a page as a shell script, each with its output in a file of its own.
+fn blocks_script(page: &Page) -> String {
+    let mut script = String::from(
+        r#"set -euo pipefail
+cd "$PAGE/checkout"
+trap 'berth down --purge >/dev/null 2>&1 || true' EXIT
+"#,
+    );
     for (number, block) in page.blocks.iter().enumerate().filter(|(_, block)| block.is_run()) {
         let Block { text, .. } = block;
         let out = format!("> \"$PAGE/out/{number}\" 2>&1 9>&-");
