@@ -9,9 +9,11 @@
 mod account;
 mod api;
 mod attach;
+mod groups;
 mod modify;
 mod names;
 mod parameters;
+mod protocol;
 mod signing;
 mod snapshots;
 #[cfg(test)]
@@ -34,8 +36,11 @@ use self::{
     names::{CREATED_BY, VOLUME_NAME},
 };
 use crate::{
-    Controller, Driver, Error, Node, NodeVolume, Result,
-    cloud::{Answer, Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity, Pace},
+    Driver, Error, NodeVolume, Result,
+    cloud::{
+        Answer, CloudNode, Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity, Pace,
+        compose, controller,
+    },
     services::Mode,
 };
 
@@ -142,17 +147,7 @@ pub struct Aliyun {
     config: Config,
     region: String,
     account: Option<Arc<Account>>,
-    node: Option<NodePart>,
-}
-
-/// What this node is.
-#[derive(Debug)]
-struct NodePart {
-    id: NodeId,
-    topology: Topology,
-    disks: Arc<DiskNode<Volumes>>,
-    /// How many volumes it takes, if that is known.
-    limit: Option<u32>,
+    node: Option<CloudNode<Volumes>>,
 }
 
 impl Aliyun {
@@ -210,38 +205,19 @@ impl Aliyun {
             let topology = config.topology_keys().of_node(&region, &zone, &id);
             let finder = Finder::new(config.device_dir.clone(), false);
             let disks = DiskNode::open(Volumes, finder, &config.state_dir.join("disks"))?;
-            Some(NodePart { id, topology, disks, limit })
+            Some(CloudNode { id, topology, disks, limit })
         };
         Ok(Self { config, region, account, node })
     }
 
     /// The driver, with the parts that it was opened for.
     pub fn driver(&self, version: &str) -> Driver {
-        let mut driver = Driver::new(&self.config.driver_name, version);
-        if let Some(account) = &self.account {
-            let controller = Controller::new(account)
-                .placement(account)
-                .listing(account)
-                .capacity(account)
-                .cloning(account)
-                .snapshots(account)
-                .attachment(account)
-                .expansion(account)
-                .modification(account);
-            driver = driver.controller(controller);
-        }
-        if let Some(NodePart { id, topology, disks, limit }) = &self.node {
-            let mut node = Node::binding(id.clone(), disks)
-                .staging(disks)
-                .stats(disks)
-                .expansion(disks)
-                .topology(topology.clone());
-            if let Some(limit) = limit {
-                node = node.max_volumes(*limit);
-            }
-            driver = driver.node(node);
-        }
-        driver
+        let driver = Driver::new(&self.config.driver_name, version);
+        let controller = self
+            .account
+            .as_ref()
+            .map(|account| controller(account).modification(account).group_snapshots(account).into());
+        compose(driver, controller, self.node.as_ref())
     }
 
     /// Where disks are made and used.

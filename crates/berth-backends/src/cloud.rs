@@ -10,12 +10,16 @@
 //!  lookup.rs    many as one
 //!  queue.rs     one instance at a time
 //!  wait.rs      when to look again
+//!  leftovers.rs what a crash leaves
+//!  driver.rs    both, composed
 //! ```
 
 mod client;
 mod device;
+mod driver;
 mod failure;
 mod http;
+pub(crate) mod leftovers;
 mod limiter;
 mod lookup;
 mod node;
@@ -30,13 +34,15 @@ pub use self::client::Secret;
 pub(crate) use self::{
     client::{AGENT, Client, Message, Protocol, Verdict, null_is_default, parse},
     device::{DiskNames, Finder, Identity},
+    driver::{CloudNode, check_start, compose, controller},
     failure::{Failure, Outcome, Refusal, is_final},
     http::{Answer, Endpoint, Http},
+    leftovers::{ClonesBySnapshot, keep_removing},
     limiter::Limiter,
     lookup::{Found, Lookups, look_up},
     node::{DiskNode, Disks},
     page::page_of,
     queue::Queues,
     size::{GIB, Sizes},
-    wait::{Deadline, Pace, Waiting, repeat_while_used},
+    wait::{Deadline, Durations, FEW_ENOUGH, Pace, Waiting},
 };

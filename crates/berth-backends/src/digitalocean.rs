@@ -22,8 +22,11 @@ use hyper::Method;
 
 use self::{account::Account, api::Api, names::CREATED_BY};
 use crate::{
-    Controller, Driver, Error, Node, NodeVolume, Result,
-    cloud::{Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity, Secret},
+    Driver, Error, NodeVolume, Result,
+    cloud::{
+        CloudNode, Deadline, DiskNames, DiskNode, Disks, Endpoint, Finder, Http, Identity, Secret, compose,
+        controller,
+    },
     services::Mode,
 };
 
@@ -75,7 +78,7 @@ pub struct DigitalOcean {
     config: Config,
     region: String,
     account: Option<Arc<Account>>,
-    node: Option<(NodeId, Arc<DiskNode<Volumes>>)>,
+    node: Option<CloudNode<Volumes>>,
 }
 
 impl DigitalOcean {
@@ -113,37 +116,18 @@ impl DigitalOcean {
             };
             let finder = Finder::new(config.device_dir.clone(), config.validate_attachment);
             let volumes = Volumes { driver: config.driver_name.clone() };
-            Some((id, DiskNode::open(volumes, finder, &config.state_dir.join("disks"))?))
+            let disks = DiskNode::open(volumes, finder, &config.state_dir.join("disks"))?;
+            let limit = Some(config.volume_limit).filter(|limit| *limit > 0);
+            Some(CloudNode { id, topology: Topology::single(REGION, &region), disks, limit })
         };
         Ok(Self { config, region, account, node })
     }
 
     /// The driver, with the parts that it was opened for.
     pub fn driver(&self, version: &str) -> Driver {
-        let mut driver = Driver::new(&self.config.driver_name, version);
-        if let Some(account) = &self.account {
-            let controller = Controller::new(account)
-                .placement(account)
-                .listing(account)
-                .capacity(account)
-                .cloning(account)
-                .snapshots(account)
-                .attachment(account)
-                .expansion(account);
-            driver = driver.controller(controller);
-        }
-        if let Some((id, disks)) = &self.node {
-            let mut node = Node::binding(id.clone(), disks)
-                .staging(disks)
-                .stats(disks)
-                .expansion(disks)
-                .topology(Topology::single(REGION, &self.region));
-            if self.config.volume_limit > 0 {
-                node = node.max_volumes(self.config.volume_limit);
-            }
-            driver = driver.node(node);
-        }
-        driver
+        let driver = Driver::new(&self.config.driver_name, version);
+        let controller = self.account.as_ref().map(|account| controller(account).into());
+        compose(driver, controller, self.node.as_ref())
     }
 
     /// Where volumes are made and used.

@@ -6,7 +6,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
-    time::Duration,
+    time::{Duration, SystemTime},
 };
 
 use futures_util::future::join_all;
@@ -21,15 +21,16 @@ use super::{
 };
 use crate::{
     Error, Result,
-    cloud::{Deadline, Found, Lookups, Outcome, Pace, Queues, Waiting, look_up, repeat_while_used},
+    cloud::{
+        ClonesBySnapshot, Deadline, Found, Lookups, Outcome, Pace, Queues, Waiting, check_start,
+        keep_removing, look_up,
+    },
 };
 
 /// A lookup ends within this time, whoever waits for it.
 const LOOKUP: Duration = Duration::from_secs(60);
 /// How long what was just made may be missing from descriptions, which lag behind.
 const LAG: Duration = Duration::from_secs(60);
-/// How often is looked for snapshots that were left over.
-const CLEANING: Duration = Duration::from_secs(600);
 /// What is done to a disk shows within so many looks. One that looks as before after that was not done.
 const BEGIN_LOOKS: u32 = 4;
 
@@ -87,15 +88,8 @@ impl Account {
         config: &Config,
     ) -> Result<Arc<Self>> {
         let api = Arc::new(api);
-        match api.check(Deadline::after(Duration::from_secs(10))).await.map_err(Error::from) {
-            Err(Error::Denied(why)) => {
-                return Err(Error::Denied(format!("the access key is not accepted: {why}")));
-            }
-            Err(error) => {
-                tracing::warn!(%error, "{PROVIDER} does not answer; the driver starts all the same");
-            }
-            Ok(()) => {}
-        }
+        let checked = api.check(Deadline::after(Duration::from_secs(10))).await;
+        check_start(PROVIDER, "access key", checked.map_err(Error::from))?;
         let account = Arc::new(Self {
             disks: lookups(api.clone()),
             snapshots: lookups(api.clone()),
@@ -112,14 +106,7 @@ impl Account {
             started: Instant::now(),
             cleaning: OnceLock::new(),
         });
-        let age = config.leftover_age;
-        let pause = CLEANING.min(age.max(Duration::from_secs(1)));
-        let cleaning = repeat_while_used(&account, pause, move |account: Arc<Self>| async move {
-            if let Err(error) = account.clean(age).await {
-                tracing::warn!(%error, "snapshots that clones were made of could not be looked for");
-            }
-        });
-        account.cleaning.get_or_init(|| cleaning);
+        account.cleaning.get_or_init(|| keep_removing(&account, config.leftover_age));
         Ok(account)
     }
 
@@ -214,32 +201,39 @@ impl Account {
         }
         Err(Error::Busy(format!("{PROVIDER} is still about to {what} volume {id:?}")))
     }
+}
 
-    /// Removes snapshots that a clone was made of and that were left over, because this program was killed at the wrong time.
-    pub(super) async fn clean(&self, age: Duration) -> Result<()> {
-        let until = Deadline::after(LOOKUP);
-        for snapshot in self.api.snapshots_with(("Tag.1.Key", CLONE_TAG), until).await? {
-            let id = &snapshot.snapshot_id;
-            // A clone of a large disk waits long for its snapshot, and asks for it again and again.
-            let needed = self.cloning.lock().get(id).copied().unwrap_or(self.started);
-            let is_old =
-                created(&snapshot).is_ok_and(|created| created.elapsed().is_ok_and(|elapsed| elapsed >= age));
-            if is_old && needed.elapsed() >= age && snapshot.tag(CLONE_TAG).is_some() {
-                tracing::info!(snapshot.id = id, "removing a snapshot that a clone was made of");
-                self.api.delete_snapshot(id, until).await?;
-                self.cloning.lock().remove(id);
-            }
-        }
+impl ClonesBySnapshot for Account {
+    async fn clone_snapshots(&self, until: Deadline) -> Result<Vec<(String, SystemTime)>> {
+        let all = self.api.snapshots_with(("Tag.1.Key", CLONE_TAG), until).await?;
+        let of_clones = all.into_iter().filter(|snapshot| snapshot.tag(CLONE_TAG).is_some());
+        Ok(of_clones
+            .filter_map(|snapshot| created(&snapshot).ok().map(|taken| (snapshot.snapshot_id, taken)))
+            .collect())
+    }
+
+    fn needs(&self, snapshot: &str, within: Duration) -> bool {
+        // A clone of a large disk waits long for its snapshot, and asks for it again and again.
+        self.cloning.lock().get(snapshot).copied().unwrap_or(self.started).elapsed() < within
+    }
+
+    async fn remove_snapshot(&self, snapshot: &str, until: Deadline) -> Result<()> {
+        self.api.delete_snapshot(snapshot, until).await?;
+        self.cloning.lock().remove(snapshot);
         Ok(())
     }
 }
 
 /// When a snapshot was taken.
-pub(super) fn created(snapshot: &EcsSnapshot) -> Result<std::time::SystemTime> {
-    let at: jiff::Timestamp = snapshot.creation_time.parse().map_err(|error| {
-        let (id, time) = (&snapshot.snapshot_id, &snapshot.creation_time);
-        Error::Unavailable(format!("snapshot {id}: CreationTime {time:?}: {error}"))
-    })?;
+pub(super) fn created(snapshot: &EcsSnapshot) -> Result<SystemTime> {
+    timestamp("snapshot", &snapshot.snapshot_id, &snapshot.creation_time)
+}
+
+/// The time at which something was made, as the provider writes it.
+pub(super) fn timestamp(what: &str, id: &str, text: &str) -> Result<SystemTime> {
+    let at: jiff::Timestamp = text
+        .parse()
+        .map_err(|error| Error::Unavailable(format!("{what} {id}: CreationTime {text:?}: {error}")))?;
     Ok(at.into())
 }
 

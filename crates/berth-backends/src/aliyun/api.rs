@@ -3,22 +3,17 @@
 //! What is sent again is what cannot do harm twice: descriptions, deletions, tags, and creations with a client token, which
 //! make one thing however often they are sent. Everything else may be unclear, and its caller looks what became of it.
 
-use std::{
-    collections::BTreeMap,
-    sync::atomic::{AtomicU32, Ordering},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::atomic::AtomicU32};
 
-use hyper::{Method, header::USER_AGENT};
 use serde::{Deserialize, de::DeserializeOwned};
 
-use super::signing::{AccessKey, Stamp, sign};
+use super::{
+    protocol::{Call, Signing, is_code, is_gone},
+    signing::AccessKey,
+};
 use crate::{
     Result,
-    cloud::{
-        AGENT, Answer, Client, Deadline, Endpoint, Failure, Limiter, Message, Outcome, Protocol, Refusal,
-        Verdict, null_is_default, parse,
-    },
+    cloud::{Client, Deadline, Endpoint, Limiter, Outcome, null_is_default, parse},
 };
 
 /// How many ids one description takes.
@@ -27,8 +22,6 @@ pub(super) const BATCH: usize = 100;
 const PAGE: &str = "100";
 /// After a refusal for the rate: less than most actions allow.
 const CAREFUL_RATE: f64 = 10.0;
-/// The provider does not say for how long it takes nothing: first so long, and up to the second with each refusal.
-const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// Tags of a disk or snapshot.
 pub(super) type Tags = BTreeMap<String, String>;
@@ -46,6 +39,7 @@ macro_rules! lists {
 lists! {
     Disks { "Disk": Disk }
     Snapshots { "Snapshot": EcsSnapshot }
+    Groups { "SnapshotGroup": EcsGroup }
     TaskSet { "Task": Task }
     InstanceTypes { "InstanceType": InstanceType }
     TagList { "Tag": Tag }
@@ -157,6 +151,8 @@ pub(super) struct EcsSnapshot {
     #[serde(deserialize_with = "null_is_default")]
     pub(super) snapshot_name: String,
     #[serde(deserialize_with = "null_is_default")]
+    description: String,
+    #[serde(deserialize_with = "null_is_default")]
     pub(super) source_disk_id: String,
     /// In GiB, as text.
     #[serde(deserialize_with = "null_is_default")]
@@ -179,10 +175,40 @@ impl EcsSnapshot {
     pub(super) fn tag(&self, key: &str) -> Option<&str> {
         tag(&self.tags, key)
     }
+
+    /// The id of the group that it was taken with.
+    pub(super) fn group(&self) -> Option<&str> {
+        [&self.snapshot_name, &self.description]
+            .into_iter()
+            .find_map(|text| text.strip_prefix("Created_from_").filter(|id| id.starts_with("ssg-")))
+            .map(str::trim)
+    }
 }
 
 fn tag<'a>(tags: &'a TagList, key: &str) -> Option<&'a str> {
     tags.entries.iter().find(|tag| tag.tag_key == key).map(|tag| tag.tag_value.as_str())
+}
+
+/// A group of snapshots as the API has it.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(super) struct EcsGroup {
+    #[serde(deserialize_with = "null_is_default")]
+    pub(super) snapshot_group_id: String,
+    /// `progressing`, `accomplished` or `failed`.
+    #[serde(deserialize_with = "null_is_default")]
+    pub(super) status: String,
+    #[serde(deserialize_with = "null_is_default")]
+    pub(super) creation_time: String,
+    #[serde(deserialize_with = "null_is_default")]
+    snapshots: Snapshots,
+}
+
+impl EcsGroup {
+    /// The ids of its snapshots.
+    pub(super) fn members(&self) -> Vec<&str> {
+        self.snapshots.entries.iter().map(|member| member.snapshot_id.as_str()).collect()
+    }
 }
 
 /// Something that the provider does to a disk and that takes time.
@@ -259,172 +285,21 @@ pub(super) struct NewEcsSnapshot {
     pub(super) tags: Tags,
 }
 
+/// A group of snapshots to take.
+#[derive(Debug, Clone, Default)]
+pub(super) struct NewEcsGroup {
+    pub(super) disks: Vec<String>,
+    pub(super) name: String,
+    pub(super) resource_group: Option<String>,
+    pub(super) tags: Tags,
+}
+
 /// How a disk is to change.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct NewSpec {
     pub(super) category: Option<String>,
     pub(super) performance_level: Option<String>,
     pub(super) provisioned_iops: Option<u64>,
-}
-
-/// One action with its parameters.
-#[derive(Debug)]
-struct Call {
-    action: &'static str,
-    parameters: Vec<(String, String)>,
-}
-
-impl Call {
-    fn with(mut self, name: &str, value: impl Into<String>) -> Self {
-        self.parameters.push((name.to_owned(), value.into()));
-        self
-    }
-
-    fn maybe(self, name: &str, value: Option<impl ToString>) -> Self {
-        match value {
-            Some(value) => self.with(name, value.to_string()),
-            None => self,
-        }
-    }
-
-    fn tags(self, tags: &Tags) -> Self {
-        tags.iter().zip(1..).fold(self, |call, ((key, value), number)| {
-            call.with(&format!("Tag.{number}.Key"), key).with(&format!("Tag.{number}.Value"), value)
-        })
-    }
-
-    fn list(self, name: &str, values: &[&str]) -> Self {
-        values
-            .iter()
-            .zip(1..)
-            .fold(self, |call, (value, number)| call.with(&format!("{name}.{number}"), *value))
-    }
-}
-
-/// Requests that are signed with an account's key.
-#[derive(Debug)]
-struct Signing {
-    key: AccessKey,
-    /// How often in a row the provider refused for the rate.
-    refused: AtomicU32,
-}
-
-impl Protocol for Signing {
-    const PROVIDER: &'static str = super::PROVIDER;
-
-    type Request = Call;
-
-    fn name(&self, call: &Call) -> String {
-        call.action.to_owned()
-    }
-
-    fn message(&self, call: &Call, endpoint: &Endpoint) -> Message {
-        let signed = sign(&self.key, endpoint.host(), call.action, &call.parameters, &Stamp::now());
-        let mut headers = signed.headers;
-        headers.push((USER_AGENT, AGENT.to_owned()));
-        Message { method: Method::POST, path: format!("?{}", signed.query), headers, body: None }
-    }
-
-    fn judge(&self, what: &str, answer: &Answer, _: &Limiter) -> Verdict {
-        if answer.status.is_success() {
-            self.refused.store(0, Ordering::Relaxed);
-            return Verdict::Done;
-        }
-        let complaint: Complaint = serde_json::from_slice(&answer.body).unwrap_or_default();
-        if complaint.code.starts_with("Throttling") {
-            let times = self.refused.fetch_add(1, Ordering::Relaxed).min(4);
-            return Verdict::Pause((PAUSES.0 * (1 << times)).min(PAUSES.1));
-        }
-        Verdict::Failed(refusal(what, answer, complaint))
-    }
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "PascalCase", default)]
-struct Complaint {
-    code: String,
-    message: String,
-    request_id: String,
-}
-
-/// What the provider said when it did not do what it was asked.
-fn refusal(what: &str, answer: &Answer, complaint: Complaint) -> Failure {
-    let status = answer.status.as_u16();
-    let request = Some(complaint.request_id.as_str())
-        .filter(|id| !id.is_empty())
-        .or_else(|| answer.header("x-acs-request-id"))
-        .map_or_else(String::new, |id| format!(" (request {id})"));
-    let words = if complaint.code.is_empty() {
-        String::from_utf8_lossy(&answer.body).chars().take(200).collect()
-    } else {
-        // The provider repeats what was signed, which names everything that was sent.
-        let message = complaint.message.split("server string to sign").next().unwrap_or_default();
-        format!("{}: {}", complaint.code, message.trim())
-    };
-    let said = format!("{what}: {status} {words}{request}");
-    // A server that failed may have done the work before.
-    if status >= 500 || status == 408 || complaint.code.is_empty() {
-        return Failure::Unclear(said);
-    }
-    Failure::Refused { meaning: meaning(status, &complaint.code), status, code: complaint.code, said }
-}
-
-/// What a code means. Their number is large, so they are told apart by how they begin; those that are known to mean something
-/// else come first.
-fn meaning(status: u16, code: &str) -> Refusal {
-    let begins = |with: &[&str]| with.iter().any(|with| code.starts_with(with));
-    if begins(&[
-        "QuotaExceed",
-        "InstanceDiskLimitExceed",
-        "OperationDenied.NoStock",
-        "InvalidAccountStatus.NotEnoughBalance",
-    ]) {
-        return Refusal::Exhausted;
-    }
-    if begins(&[
-        "BurstingEnabledForModifyingDiskUnsupported",
-        "DiskCreatingSnapshot",
-        "IncorrectDiskStatus",
-        "IncorrectInstanceStatus",
-        "IncorrectSnapshotStatus",
-        "InvalidOperation.Conflict",
-        "InvalidSnapshot.NotReady",
-        "InvalidStatus.DiskNotReady",
-        "LastOrderProcessing",
-        "OperationConflict",
-    ]) {
-        return Refusal::Busy;
-    }
-    if status == 401
-        || begins(&[
-            "Forbidden",
-            "IncompleteSignature",
-            "InvalidAccessKeyId",
-            "InvalidSecurityToken",
-            "NoPermission",
-            "SignatureDoesNotMatch",
-            "UserNotInTheWhiteList",
-        ])
-    {
-        return Refusal::Denied;
-    }
-    if status == 400 && begins(&["Invalid", "Missing", "MissingParameter"]) {
-        return Refusal::Invalid;
-    }
-    Refusal::Precondition
-}
-
-/// Whether the provider refused with one of these codes, or with one that begins so and goes on with a dot.
-pub(super) fn is_code(failure: &Failure, codes: &[&str]) -> bool {
-    let Failure::Refused { code, .. } = failure else { return false };
-    codes
-        .iter()
-        .any(|known| code.strip_prefix(known).is_some_and(|rest| rest.is_empty() || rest.starts_with('.')))
-}
-
-/// Whether the disk, snapshot or other resource that an action names is not there.
-pub(super) fn is_gone(failure: &Failure) -> bool {
-    is_code(failure, &["InvalidDiskId.NotFound", "InvalidSnapshotId.NotFound", "InvalidResourceId.NotFound"])
 }
 
 /// The API of one account in one region.
@@ -444,11 +319,13 @@ macro_rules! answers {
 answers! {
     DescribedDisks { disks: Disks, next_token: String }
     DescribedSnapshots { snapshots: Snapshots, next_token: String }
+    DescribedGroups { snapshot_groups: Groups }
     DescribedTasks { task_set: TaskSet }
     DescribedTypes { instance_types: InstanceTypes }
     DescribedAttributes { account_attribute_items: AttributeItems }
     CreatedDisk { disk_id: String }
     CreatedSnapshot { snapshot_id: String }
+    CreatedGroup { snapshot_group_id: String }
     Began { task_id: String }
     Nothing {}
 }
@@ -609,9 +486,9 @@ impl Api {
         Ok(self.read::<DescribedTasks>(&call, until).await?.task_set.entries.into_iter().next())
     }
 
-    /// Puts tags on a disk or a snapshot.
-    pub(super) async fn tag(&self, kind: &str, id: &str, tags: &Tags, until: Deadline) -> Outcome<()> {
-        let call = self.call("TagResources").with("ResourceType", kind).list("ResourceId", &[id]).tags(tags);
+    /// Puts tags on disks or on snapshots.
+    pub(super) async fn tag(&self, kind: &str, ids: &[&str], tags: &Tags, until: Deadline) -> Outcome<()> {
+        let call = self.call("TagResources").with("ResourceType", kind).list("ResourceId", ids).tags(tags);
         self.read::<Nothing>(&call, until).await.map(drop)
     }
 
@@ -667,6 +544,39 @@ impl Api {
     /// Removes a snapshot, also one that disks were made of; one that is not there is removed.
     pub(super) async fn delete_snapshot(&self, id: &str, until: Deadline) -> Outcome<()> {
         self.delete(&self.call("DeleteSnapshot").with("SnapshotId", id).with("Force", "true"), until).await
+    }
+
+    /// The groups of snapshots that are so.
+    pub(super) async fn groups(
+        &self,
+        (name, value): (&str, &str),
+        until: Deadline,
+    ) -> Outcome<Vec<EcsGroup>> {
+        let call = self.call("DescribeSnapshotGroups").with(name, value);
+        Ok(self.read::<DescribedGroups>(&call, until).await?.snapshot_groups.entries)
+    }
+
+    /// Takes a group of snapshots; with the same token and the same parameters it is the same one.
+    pub(super) async fn create_group(
+        &self,
+        new: &NewEcsGroup,
+        token: &str,
+        until: Deadline,
+    ) -> Outcome<String> {
+        let disks: Vec<&str> = new.disks.iter().map(String::as_str).collect();
+        let call = self
+            .call("CreateSnapshotGroup")
+            .with("ClientToken", token)
+            .with("Name", &new.name)
+            .list("DiskId", &disks)
+            .maybe("ResourceGroupId", new.resource_group.as_ref())
+            .tags(&new.tags);
+        Ok(self.read::<CreatedGroup>(&call, until).await?.snapshot_group_id)
+    }
+
+    /// Removes a group and its snapshots; one that is not there is removed.
+    pub(super) async fn delete_group(&self, id: &str, until: Deadline) -> Outcome<()> {
+        self.delete(&self.call("DeleteSnapshotGroup").with("SnapshotGroupId", id), until).await
     }
 
     /// How many disks an instance of that type takes, the system disk among them.
@@ -726,31 +636,6 @@ fn json(ids: &[&str]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn codes_mean_what_a_caller_has_to_do() {
-        for (status, code, expected) in [
-            (403, "QuotaExceed.PostPaidDisk", Refusal::Exhausted),
-            (403, "QuotaExceed.Snapshot", Refusal::Exhausted),
-            (403, "InstanceDiskLimitExceeded", Refusal::Exhausted),
-            (403, "OperationDenied.NoStock", Refusal::Exhausted),
-            (403, "IncorrectDiskStatus", Refusal::Busy),
-            (403, "IncorrectDiskStatus.Initializing", Refusal::Busy),
-            (400, "InvalidStatus.DiskNotReady", Refusal::Busy),
-            (403, "InvalidSnapshot.NotReady", Refusal::Busy),
-            (403, "LastOrderProcessing", Refusal::Busy),
-            (403, "Forbidden.RAM", Refusal::Denied),
-            (404, "InvalidAccessKeyId.NotFound", Refusal::Denied),
-            (400, "SignatureDoesNotMatch", Refusal::Denied),
-            (400, "InvalidDiskSize.NotSupported", Refusal::Invalid),
-            (400, "InvalidProvisionedIops.LimitExceed", Refusal::Invalid),
-            (400, "MissingParameter", Refusal::Invalid),
-            (403, "DiskInCoolingPeriod", Refusal::Precondition),
-            (403, "ResourcesNotInSameZone", Refusal::Precondition),
-        ] {
-            assert_eq!(meaning(status, code), expected, "{code}");
-        }
-    }
 
     #[test]
     fn answers_are_read_with_nulls_and_without_fields() {

@@ -7,8 +7,9 @@ use berth_core::{Backoff, NodeId, VolumeCapability, VolumeId};
 use super::{
     PROVIDER, SERIAL,
     account::{Account, By, Progress},
-    api::{Disk, is_code},
+    api::Disk,
     parameters,
+    protocol::is_code,
 };
 use crate::{
     Attachment, Context, Error, Result, Volume,
@@ -52,8 +53,8 @@ impl Attachment for Account {
 
     async fn detach(&self, ctx: &Context, id: &VolumeId, node: Option<&NodeId>) -> Result<()> {
         let until = Deadline::of(ctx);
-        // As the lookup saw it that the call began with; one that is gone is attached to nothing.
-        let Some(disk) = self.last_seen(id.as_str()) else { return Ok(()) };
+        // One that is gone is attached to nothing.
+        let Some(disk) = self.disk(By::Id(id.to_string()), until).await? else { return Ok(()) };
         let nodes = match node {
             Some(node) => vec![node.to_string()],
             None => disk.instances().into_iter().map(ToOwned::to_owned).collect(),

@@ -3,8 +3,9 @@
 use super::{
     PROVIDER,
     account::{Account, By},
-    api::{Disk, NewSpec, Task, is_code, is_gone},
+    api::{Disk, NewSpec, Task},
     parameters::Changes,
+    protocol::{is_code, is_gone},
 };
 use crate::{
     Context, Error, Modification, Parameters, Result, Volume,
@@ -29,7 +30,7 @@ impl Modification for Account {
             self.api.untag_disk(id, &removed, until).await?;
         }
         if changes.tags.iter().any(|(key, value)| disk.tag(key) != Some(value)) {
-            self.api.tag("disk", id, &changes.tags, until).await?;
+            self.api.tag("disk", &[id], &changes.tags, until).await?;
         }
         if let Some(spec) = spec.filter(|_| is_possible) {
             self.change(id, &spec, until).await?;

@@ -382,7 +382,7 @@ struct SnapshotKeys {
 }
 
 impl SnapshotClass {
-    /// Reads a VolumeSnapshotClass, and the name of the VolumeSnapshot if the snapshotter says it.
+    /// Reads a VolumeSnapshotClass or VolumeGroupSnapshotClass, and the name of the snapshot or group if the snapshotter says it.
     pub(super) fn parse(parameters: &Parameters) -> Result<Self> {
         let (mut tags, others) = split(parameters, SNAPSHOT_TAG);
         let SnapshotKeys {
@@ -397,6 +397,8 @@ impl SnapshotClass {
         for (key, tag) in [
             ("volumesnapshot/name", "csi.alibabacloud.com/snapshot/name"),
             ("volumesnapshot/namespace", "csi.alibabacloud.com/snapshot/namespace"),
+            ("volumegroupsnapshot/name", "csi.alibabacloud.com/group-snapshot/name"),
+            ("volumegroupsnapshot/namespace", "csi.alibabacloud.com/group-snapshot/namespace"),
         ] {
             if let Some(value) = parameters.get(&format!("{KUBERNETES_PARAMETER_PREFIX}{key}")) {
                 tags.insert(tag.to_owned(), value.clone());

@@ -8,18 +8,19 @@ use tokio::time::Instant;
 use super::{
     PROVIDER,
     account::{Account, By, created},
-    api::{EcsSnapshot, NewEcsSnapshot, Tags, is_code, is_gone},
+    api::{EcsSnapshot, NewEcsSnapshot, Tags},
     names::{self, CLONE_TAG, CLUSTER, CREATED_BY, FORCED_DELETE},
     parameters::SnapshotClass,
+    protocol::{is_code, is_gone},
     volumes::Plan,
 };
 use crate::{
     Context, Error, NewSnapshot, Page, PageRequest, Result, Snapshot, Snapshots, Volume,
-    cloud::{Deadline, GIB, Pace, Refusal, page_of},
+    cloud::{Deadline, Failure, GIB, Pace, Refusal, page_of},
 };
 
 /// How many removed snapshots of one name are passed over before one is not taken.
-const GENERATIONS: u32 = 8;
+pub(super) const GENERATIONS: u32 = 8;
 
 impl Snapshots for Account {
     async fn find_snapshot(&self, ctx: &Context, new: &NewSnapshot) -> Result<Option<Snapshot>> {
@@ -114,26 +115,20 @@ impl Account {
             let token = names::token(&new.name, generation);
             let id = match self.api.create_snapshot(new, &token, until).await {
                 Ok(id) => id,
-                Err(failure) if is_code(&failure, &["InvalidDiskId.NotFound"]) => {
-                    return Err(Error::not_found("volume", &new.disk));
-                }
-                Err(failure) if is_code(&failure, &["IdempotentParameterMismatch"]) => {
-                    let found = self.ecs_snapshot(By::Name(new.name.clone()), until).await?;
-                    if found.is_some() {
-                        // Whether it is what is asked for is looked at when the call is repeated.
-                        return Err(Error::Busy(format!("a snapshot {:?} was taken meanwhile", new.name)));
-                    }
-                    generation += 1;
-                    continue;
-                }
-                // The disk is still being made, or something else is done to it.
-                Err(failure) if failure.means(Refusal::Busy) => {
-                    if !pace.next(0, until).await {
-                        return Err(failure.into());
+                Err(failure) => {
+                    if is_for_another(failure, &new.disk, &mut pace, until).await? {
+                        let found = self.ecs_snapshot(By::Name(new.name.clone()), until).await?;
+                        if found.is_some() {
+                            // Whether it is what is asked for is looked at when the call is repeated.
+                            return Err(Error::Busy(format!(
+                                "a snapshot {:?} was taken meanwhile",
+                                new.name
+                            )));
+                        }
+                        generation += 1;
                     }
                     continue;
                 }
-                Err(failure) => return Err(failure.into()),
             };
             match self.wait_until_cut(&id, new, until).await? {
                 Some(snapshot) => return Ok(snapshot),
@@ -156,7 +151,7 @@ impl Account {
                 Some(found) if is_cut(&found) => return Ok(Some(found)),
                 Some(_) => {}
                 // Descriptions lag behind. A tag can only be put on what is there.
-                None => match self.api.tag("snapshot", id, &new.tags, until).await {
+                None => match self.api.tag("snapshot", &[id], &new.tags, until).await {
                     Err(failure) if is_gone(&failure) => return Ok(None),
                     tagged => tagged?,
                 },
@@ -192,12 +187,33 @@ impl Account {
     }
 }
 
+/// After a snapshot or group of these disks was not taken: whether its token stands for another one. If not, it can be tried again;
+/// what cannot be is an error.
+pub(super) async fn is_for_another(
+    failure: Failure,
+    disks: &str,
+    pace: &mut Pace,
+    until: Deadline,
+) -> Result<bool> {
+    if is_code(&failure, &["InvalidDiskId.NotFound"]) {
+        return Err(Error::not_found("volume", disks));
+    }
+    if is_code(&failure, &["IdempotentParameterMismatch"]) {
+        return Ok(true);
+    }
+    // A disk is still being made, or something else is done to it.
+    if failure.means(Refusal::Busy) && pace.next(0, until).await {
+        return Ok(false);
+    }
+    Err(failure.into())
+}
+
 /// Whether the content of a snapshot is fixed.
-fn is_cut(snapshot: &EcsSnapshot) -> bool {
+pub(super) fn is_cut(snapshot: &EcsSnapshot) -> bool {
     !snapshot.creation_time.is_empty()
 }
 
-fn describe(snapshot: &EcsSnapshot) -> Result<Snapshot> {
+pub(super) fn describe(snapshot: &EcsSnapshot) -> Result<Snapshot> {
     let unreadable = |error: &dyn std::fmt::Display| {
         Error::Unavailable(format!("snapshot {:?} cannot be understood: {error}", snapshot.snapshot_id))
     };
@@ -212,7 +228,7 @@ fn describe(snapshot: &EcsSnapshot) -> Result<Snapshot> {
         access: None,
         created: created(snapshot)?,
         ready: snapshot.available,
-        group: None,
+        group: snapshot.group().map(str::parse).transpose().map_err(|error| unreadable(&error))?,
         // It can be used in every zone of the region.
         topology: None,
     })

@@ -6,9 +6,10 @@ use berth_core::{Capacity, CapacityRange, Topology, VolumeId, names::CREATED_FOR
 
 use super::{
     account::{Account, By, Progress},
-    api::{Disk, NewDisk, NewEcsSnapshot, Tags, is_code, is_gone},
+    api::{Disk, NewDisk, NewEcsSnapshot, Tags},
     names::{self, CLONE_TAG, CLUSTER, CREATED_BY, OF_KUBERNETES, VOLUME_NAME},
     parameters::{self, Attempt, Class},
+    protocol::{is_code, is_gone},
 };
 use crate::{
     Attached, AvailableCapacity, CapacityInfo, Cloning, ContentSource, Context, Error, Expanded, Expansion,
@@ -372,7 +373,7 @@ impl Account {
         }
         // Descriptions lag behind. A tag can only be put on what is there.
         let tags = Tags::from([(VOLUME_NAME.to_owned(), plan.name.clone())]);
-        match self.api.tag("disk", id, &tags, until).await {
+        match self.api.tag("disk", &[id], &tags, until).await {
             Err(failure) if is_gone(&failure) => return Ok(None),
             tagged => tagged?,
         }

@@ -1,16 +1,21 @@
 //! Lookups that are put together: while one request is under way, those who come meanwhile wait and are answered by the next,
 //! all at once.
 //!
-//! A lookup on its own costs no time for that. Under load, one request answers as many as have come, so the number of
-//! requests depends on time and not on how many ask. Every answer is from a request that was sent after it was asked for.
+//! A lookup on its own waits some milliseconds, which is little beside a request, for others that come with it. Under load, one request
+//! answers as many as have come, so the number of requests depends on time and not on how many ask. Every answer is from a request
+//! that was sent after it was asked for.
 
-use std::{collections::HashMap, fmt, hash::Hash, sync::Arc};
+use std::{collections::HashMap, fmt, hash::Hash, sync::Arc, time::Duration};
 
 use futures_util::future::BoxFuture;
 use parking_lot::Mutex;
-use tokio::sync::oneshot;
+use tokio::{sync::oneshot, time::Instant};
 
 use super::{Deadline, Failure, Outcome};
+
+/// How long nobody else must have come before a request is sent, and how long that is waited for.
+const QUIET: Duration = Duration::from_millis(10);
+const LONGEST_GATHERING: Duration = Duration::from_millis(500);
 
 /// Lookups at a provider, where one key may fail on its own.
 pub(crate) type Found<K, V> = Lookups<K, Outcome<V>, Failure>;
@@ -32,6 +37,8 @@ struct Inner<K, V, E> {
 
 struct Queue<K, V, E> {
     waiting: HashMap<K, Vec<Waiter<V, E>>>,
+    /// How many ever came.
+    came: u64,
     is_served: bool,
 }
 
@@ -51,7 +58,7 @@ where
     pub(crate) fn new(
         fetch: impl Fn(Vec<K>) -> BoxFuture<'static, Result<HashMap<K, V>, E>> + Send + Sync + 'static,
     ) -> Self {
-        let queue = Mutex::new(Queue { waiting: HashMap::new(), is_served: false });
+        let queue = Mutex::new(Queue { waiting: HashMap::new(), came: 0, is_served: false });
         Self { inner: Arc::new(Inner { fetch: Box::new(fetch), queue }) }
     }
 
@@ -61,6 +68,7 @@ where
         let is_served = {
             let mut queue = self.inner.queue.lock();
             queue.waiting.entry(key).or_default().push(sender);
+            queue.came += 1;
             std::mem::replace(&mut queue.is_served, true)
         };
         if !is_served {
@@ -77,17 +85,32 @@ where
     V: Clone + Send + Sync + 'static,
     E: Clone + Send + Sync + 'static,
 {
+    /// Waits until those have come who come at the same time.
+    async fn gather(&self) {
+        let until = Instant::now() + LONGEST_GATHERING;
+        let mut came = self.queue.lock().came;
+        loop {
+            tokio::time::sleep(QUIET).await;
+            let now = self.queue.lock().came;
+            if now == came || Instant::now() >= until {
+                return;
+            }
+            came = now;
+        }
+    }
+
     async fn serve(self: Arc<Self>) {
         let _unserved = Unserved(&self.queue);
         loop {
-            let waiting = {
+            {
                 let mut queue = self.queue.lock();
                 if queue.waiting.is_empty() {
                     queue.is_served = false;
                     return;
                 }
-                std::mem::take(&mut queue.waiting)
-            };
+            }
+            self.gather().await;
+            let waiting = std::mem::take(&mut self.queue.lock().waiting);
             let fetched = (self.fetch)(waiting.keys().cloned().collect()).await;
             for (key, waiters) in waiting {
                 let answer = fetched.as_ref().map(|found| found.get(&key).cloned()).map_err(Clone::clone);

@@ -46,12 +46,6 @@ pub(super) struct DoVolume {
     pub(super) tags: Vec<String>,
 }
 
-/// A region, as the API describes it.
-#[derive(Debug, Clone, Deserialize)]
-pub(super) struct Region {
-    pub(super) slug: String,
-}
-
 /// A snapshot of a volume.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct DoSnapshot {
@@ -70,8 +64,6 @@ pub(super) struct Droplet {
     pub(super) id: u64,
     #[serde(default, deserialize_with = "null_is_default")]
     pub(super) volume_ids: Vec<String>,
-    #[serde(default)]
-    pub(super) region: Option<Region>,
 }
 
 /// Something that the provider does to a volume and that takes time.

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use berth_core::{Backoff, NodeId, VolumeCapability, VolumeId};
 
 use super::{
-    account::{Account, By, ObservedVolume},
+    account::{Account, By, Goal, ObservedVolume},
     api::{Action, Do, is_missing},
     name_key,
 };
@@ -14,6 +14,8 @@ use crate::{
     cloud::{Deadline, Failure, Outcome, Refusal},
 };
 
+/// How many volumes a droplet takes by the provider's own rule, which it checks itself.
+const PROVIDERS_LIMIT: usize = 15;
 /// How often is asked again while something else is done to the droplet.
 const BUSY: Backoff = Backoff { first: Duration::from_millis(500), longest: Duration::from_secs(5) };
 
@@ -43,25 +45,10 @@ impl Attachment for Account {
             self.api.tag(tag, id, until).await?;
         }
         let _turn = self.queues.enter(node.as_str()).await;
-        let there = self.droplet(droplet, until).await?.ok_or_else(no_node)?;
-        if there.region.as_ref().is_some_and(|region| region.slug != self.region) {
-            let sentence =
-                format!("node {node:?} is not in the region {:?}, where volume {id:?} is", self.region);
-            return Err(Error::Precondition(sentence));
-        }
-        let limit = usize::try_from(self.volume_limit).unwrap_or(usize::MAX);
-        let has = there.volume_ids.len();
-        if limit > 0 && has >= limit && !there.volume_ids.iter().any(|other| other == id) {
-            let sentence =
-                format!("node {node:?} has {has} volumes, and a droplet takes no more than {limit}");
-            return Err(Error::Exhausted(sentence));
-        }
+        self.check_limit(id, droplet, until).await?;
         let what = Do::Attach { droplet_id: droplet, region: &self.region };
         match self.act(id, &what, until).await {
-            Ok(action) => {
-                let is_done = |found: &super::api::DoVolume| found.droplet_ids.contains(&droplet);
-                self.settle(id, action, "attach", until, is_done).await?;
-            }
+            Ok(action) => self.settle(id, action, Goal::Attached(droplet), until).await?,
             Err(failure) => self.explain_attach(id, droplet, failure, until).await?,
         }
         Ok(told)
@@ -94,15 +81,33 @@ impl Account {
         Ok(ObservedVolume { name: volume.name.clone(), tags: volume.tags.clone(), cloned_by: None })
     }
 
+    /// Refuses a volume more than a droplet shall have. The provider keeps to its own limit; only for a smaller one the droplet is
+    /// asked for.
+    async fn check_limit(&self, id: &str, droplet: u64, until: Deadline) -> Result<()> {
+        let limit = usize::try_from(self.volume_limit).unwrap_or(usize::MAX);
+        if limit == 0 || limit >= PROVIDERS_LIMIT {
+            return Ok(());
+        }
+        let found = self.droplet(droplet, until).await?;
+        let found = found.ok_or_else(|| Error::not_found("node", droplet))?;
+        let has = found.volume_ids.len();
+        if has < limit || found.volume_ids.iter().any(|other| other == id) {
+            return Ok(());
+        }
+        Err(Error::Exhausted(format!(
+            "node \"{droplet}\" has {has} volumes, and shall have no more than {limit}"
+        )))
+    }
+
     async fn detach_from(&self, id: &str, droplet: u64, until: Deadline) -> Result<()> {
         let _turn = self.queues.enter(&droplet.to_string()).await;
         let what = Do::Detach { droplet_id: droplet, region: &self.region };
-        let is_gone = |found: &super::api::DoVolume| !found.droplet_ids.contains(&droplet);
+        let goal = Goal::Detached(droplet);
         match self.act(id, &what, until).await {
-            Ok(action) => self.settle(id, action, "detach", until, is_gone).await,
+            Ok(action) => self.settle(id, action, goal, until).await,
             Err(failure) if is_missing(&failure) || failure.says("attachment not found") => Ok(()),
             Err(failure) => match self.volume(By::Id(id.to_owned()), until).await? {
-                Some(found) if !is_gone(&found) => Err(failure.into()),
+                Some(found) if !goal.shows_in(&found) => Err(failure.into()),
                 // It was done and the answer was lost, or there was nothing to do.
                 _ => Ok(()),
             },

@@ -11,7 +11,10 @@ use crate::{
     Attachment as _, CapacityInfo as _, Cloning as _, Context, Expansion as _, Listing as _, NewSnapshot,
     NewVolume, PageRequest, Parameters, Placement as _, Snapshots as _, TopologyRequirement, Volume,
     Volumes as _,
-    cloud::scripted::{Asked, Reply, Scripted},
+    cloud::{
+        leftovers::remove_leftovers,
+        scripted::{Asked, Reply, Scripted},
+    },
 };
 
 const GIB: i64 = 1 << 30;
@@ -110,20 +113,26 @@ impl Cloud {
                 }
             }
             ("GET", ["droplets", id]) if id.parse::<u64>().is_ok_and(|id| id < 100) => {
-                let id: u64 = id.parse().unwrap();
-                let has: Vec<&String> = self
-                    .volumes
-                    .iter()
-                    .filter(|(_, volume)| volume["droplet_ids"] == json!([id]))
-                    .map(|(id, _)| id)
-                    .collect();
-                Reply::Json(
-                    200,
-                    json!({ "droplet": { "id": id, "volume_ids": has, "region": { "slug": "nyc3" } } }),
-                )
+                Reply::Json(200, json!({ "droplet": self.droplet(id.parse().unwrap()) }))
+            }
+            ("GET", ["droplets"]) => {
+                // Whoever lists them finds that everything is done.
+                for action in self.actions.values_mut() {
+                    action.looks = 0;
+                }
+                let under_way: Vec<u64> = self.actions.keys().copied().collect();
+                under_way.into_iter().for_each(|action| drop(self.look(action)));
+                let all: Vec<Value> = (1..8).map(|id| self.droplet(id)).collect();
+                page("droplets", all.iter(), argument("page"), argument("per_page"))
             }
             _ => missing(),
         }
+    }
+
+    fn droplet(&self, id: u64) -> Value {
+        let is_there = |(_, volume): &(&String, &Value)| volume["droplet_ids"] == json!([id]);
+        let has: Vec<&String> = self.volumes.iter().filter(is_there).map(|(id, _)| id).collect();
+        json!({ "id": id, "volume_ids": has, "region": { "slug": "nyc3" } })
     }
 
     fn create(&mut self, body: &Value) -> Reply {
@@ -483,7 +492,7 @@ async fn a_clone_is_a_snapshot_and_a_volume_of_it_and_nothing_is_left_whatever_b
     let listed =
         bench.account.list_snapshots(&bench.ctx, None, &PageRequest { after: None, limit: 9 }).await.unwrap();
     assert!(listed.entries.is_empty(), "snapshots of clones belong to nobody");
-    bench.account.clean(Duration::from_secs(60)).await.unwrap();
+    remove_leftovers(bench.account.as_ref(), Duration::from_secs(60)).await.unwrap();
     assert_eq!(bench.counts(), (3, 0));
 }
 
@@ -547,9 +556,34 @@ async fn many_lookups_cost_few_requests() {
     let all =
         futures_util::future::join_all(volumes.iter().map(|id| bench.account.get(&bench.ctx, id))).await;
     assert!(all.iter().all(|found| found.as_ref().unwrap().is_some()));
-    // One for who came first, and the pages of one listing for all others.
+    // The pages of one listing for all.
     let asked = bench.server.take_lines().len();
-    assert!(asked <= 6, "{asked} requests for 8 volumes");
+    assert!(asked <= 5, "{asked} requests for 8 volumes");
+}
+
+#[tokio::test]
+async fn many_who_wait_for_attachments_look_at_the_droplets_together() {
+    let bench = Bench::new().await;
+    let mut volumes = Vec::new();
+    for number in 1..7 {
+        volumes.push((number, bench.create(&format!("v{number}"), GIB).await.unwrap()));
+    }
+    bench.cloud.lock().looks = 1000;
+    bench.server.take_lines();
+    let attached =
+        volumes.iter().map(async |(number, volume)| bench.attach(volume, &number.to_string()).await);
+    let attached = futures_util::future::join_all(attached).await;
+    assert!(attached.iter().all(Result::is_ok), "{attached:?}");
+    let asked = bench.server.take_lines();
+    let of = |begin: &str, end: &str| {
+        asked.iter().filter(|line| line.starts_with(begin) && line.contains(end)).count()
+    };
+    assert_eq!(of("POST", "/actions"), 6, "{asked:#?}");
+    // The last ones, who wait with few others, ask for their actions.
+    assert!(of("GET", "/actions") <= 3, "{asked:#?}");
+    // The limit of volumes here is smaller than the provider's, so droplets are asked for before as well: four pages each.
+    assert!(of("GET", "/droplets") <= 12, "{asked:#?}");
+    assert!(bench.account.durations.usual("attach").is_some());
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use berth_core::{Capacity, CapacityRange, Topology, VolumeId};
 
 use super::{
-    account::{Account, By, ObservedVolume, SIZES},
+    account::{Account, By, Goal, ObservedVolume, SIZES},
     api::{Do, DoVolume, NewDoVolume},
     names::{self, CREATED_BY, From, Origin},
 };
@@ -251,11 +251,11 @@ impl Account {
 
     async fn resize(&self, id: &str, size: u64, until: Deadline) -> Result<()> {
         let what = Do::Resize { size_gigabytes: size, region: &self.region };
-        let is_done = |found: &DoVolume| found.size_gigabytes >= size;
+        let goal = Goal::Size(size);
         match self.act(id, &what, until).await {
-            Ok(action) => self.settle(id, action, "resize", until, is_done).await,
+            Ok(action) => self.settle(id, action, goal, until).await,
             Err(failure) => match self.volume(By::Id(id.to_owned()), until).await? {
-                Some(found) if is_done(&found) => Ok(()),
+                Some(found) if goal.shows_in(&found) => Ok(()),
                 Some(_) => Err(failure.into()),
                 None => Err(Error::not_found("volume", id)),
             },

@@ -109,9 +109,14 @@ impl Controller for Services {
         let (ctx, Detach { id, node }) = call::read(request)?;
         let _guard = self.lock_volume(&id)?;
         let is_meant = |attached: &Attached| node.as_ref().is_none_or(|node| attached.node == *node);
-        let volume = controller.provisioner.get(&ctx, &id).await?;
-        let is_listed = volume.is_some_and(|volume| volume.attachments.iter().any(is_meant));
-        if is_listed || !attachment.knows_attachments() {
+        let is_due = if attachment.knows_attachments() {
+            let volume = controller.provisioner.get(&ctx, &id).await?;
+            volume.is_some_and(|volume| volume.attachments.iter().any(is_meant))
+        } else {
+            // The storage finds out itself, so nobody has to ask it before.
+            true
+        };
+        if is_due {
             let is_here =
                 self.node.as_ref().is_some_and(|here| node.as_ref().is_none_or(|node| *node == here.id));
             if self.config.check_volume_lifecycle && is_here {
