@@ -71,6 +71,7 @@ fn steer(twin: &Twin, call: &Call, path: &[&str]) -> Outcome {
             let records = twin.account.records();
             Ok(json!({
                 "instances": records.instances, "disks": records.disks, "snapshots": records.snapshots,
+                "groups": records.groups,
                 "operations": records.operations.values().collect::<Vec<_>>(),
             }))
         }

@@ -5,6 +5,7 @@
 
 mod catalogue;
 mod disks;
+mod groups;
 mod instances;
 mod signature;
 mod snapshots;
@@ -23,7 +24,7 @@ use sha2::{Digest as _, Sha256};
 use crate::account::{Refusal, Rules, random_hex};
 use crate::faults::Effects;
 use crate::limits::Allowance;
-use crate::records::{Disk, Instance, Snapshot, TokenUse};
+use crate::records::{Disk, Instance, Snapshot, SnapshotGroup, TokenUse};
 use crate::server::{Api, Call, InstanceOptions, Reply, Twin, decode_form};
 
 const VERSION: &str = "2014-05-26";
@@ -32,7 +33,7 @@ const CLOCK_SKEW: Duration = Duration::from_secs(15 * 60);
 const USUAL_TYPE: &str = "ecs.g7.large";
 /// How long a token of the metadata service may be valid.
 const LONGEST_TOKEN: u64 = 21_600;
-/// The properties of a disk or snapshot that keep the client token it was created by, and what was asked for then.
+/// The properties of a disk, snapshot or group that keep the client token it was created by, and what was asked for then.
 const TOKEN: &str = "ClientToken";
 const TOKEN_PARAMETERS: &str = "ClientTokenParameters";
 /// Parameters that say nothing of what is asked for.
@@ -344,7 +345,7 @@ impl Aliyun {
         }
         let request = Request { twin, region: &self.region, parameters, effects };
         match action.as_str() {
-            "CreateDisk" | "CreateSnapshot" => request.once(&action).await,
+            "CreateDisk" | "CreateSnapshot" | "CreateSnapshotGroup" => request.once(&action).await,
             "DescribeDisks" => request.describe_disks(),
             "AttachDisk" => request.attach_disk(),
             "DetachDisk" => request.detach_disk(),
@@ -355,6 +356,8 @@ impl Aliyun {
             "DescribeTasks" => request.describe_tasks(),
             "DescribeSnapshots" => request.describe_snapshots(),
             "DeleteSnapshot" => request.delete_snapshot(),
+            "DescribeSnapshotGroups" => request.describe_snapshot_groups(),
+            "DeleteSnapshotGroup" => request.delete_snapshot_group(),
             "TagResources" | "AddTags" => request.tag(),
             "UntagResources" | "RemoveTags" => request.untag(),
             "ListTagResources" => request.list_tag_resources(),
@@ -393,7 +396,11 @@ struct Request<'a> {
 impl Request<'_> {
     /// Creates something, or gives the answer of the request that had the same client token.
     async fn once(&self, action: &str) -> Answered {
-        let key = if action == "CreateDisk" { "DiskId" } else { "SnapshotId" };
+        let key = match action {
+            "CreateDisk" => "DiskId",
+            "CreateSnapshot" => "SnapshotId",
+            _ => "SnapshotGroupId",
+        };
         let token = self.parameters.get("ClientToken").map(|token| format!("{action}:{token}"));
         let digest = self.parameters.digest();
         // One at a time: of two requests with one token, the second is to find the first.
@@ -413,10 +420,10 @@ impl Request<'_> {
             properties.insert(TOKEN.to_owned(), token.clone());
             properties.insert(TOKEN_PARAMETERS.to_owned(), digest.clone());
         }
-        let id = if action == "CreateDisk" {
-            self.create_disk(properties)?
-        } else {
-            self.create_snapshot(properties)?
+        let id = match action {
+            "CreateDisk" => self.create_disk(properties)?,
+            "CreateSnapshot" => self.create_snapshot(properties)?,
+            _ => self.create_snapshot_group(properties)?,
         };
         if let Some(token) = token {
             let used = TokenUse { parameters: digest, answer: id.clone() };
@@ -438,9 +445,13 @@ impl Request<'_> {
         let of_snapshot = |snapshot: &Snapshot| {
             Some(TokenUse { parameters: by_token(&snapshot.properties)?, answer: snapshot.id.clone() })
         };
+        let of_group = |group: &SnapshotGroup| {
+            Some(TokenUse { parameters: by_token(&group.properties)?, answer: group.id.clone() })
+        };
         let kept = records.tokens.get(token).cloned();
         kept.or_else(|| records.disks.values().find_map(of_disk))
             .or_else(|| records.snapshots.values().find_map(of_snapshot))
+            .or_else(|| records.groups.values().find_map(of_group))
     }
 }
 

@@ -95,6 +95,19 @@ pub(crate) struct Snapshot {
     pub(crate) properties: BTreeMap<String, String>,
 }
 
+/// Snapshots of several disks that were taken together.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub(crate) struct SnapshotGroup {
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// The ids of its members.
+    pub(crate) snapshots: Vec<String>,
+    pub(crate) created: Timestamp,
+    pub(crate) listed_from: Timestamp,
+    pub(crate) tags: BTreeMap<String, String>,
+    pub(crate) properties: BTreeMap<String, String>,
+}
+
 /// What an operation does.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Work {
@@ -144,6 +157,7 @@ pub(crate) struct Records {
     pub(crate) instances: BTreeMap<String, Instance>,
     pub(crate) disks: BTreeMap<String, Disk>,
     pub(crate) snapshots: BTreeMap<String, Snapshot>,
+    pub(crate) groups: BTreeMap<String, SnapshotGroup>,
     pub(crate) operations: BTreeMap<u64, Operation>,
     pub(crate) tokens: BTreeMap<String, TokenUse>,
     /// Tags that exist by themselves, as DigitalOcean's do.
@@ -177,6 +191,7 @@ records! {
     Instance, "instance", String, instances;
     Disk, "disk", String, disks;
     Snapshot, "snapshot", String, snapshots;
+    SnapshotGroup, "group", String, groups;
     Operation, "operation", u64, operations;
 }
 
@@ -194,6 +209,7 @@ impl Records {
             instances: BTreeMap::new(),
             disks: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            groups: BTreeMap::new(),
             operations: BTreeMap::new(),
             tokens: BTreeMap::new(),
             tags: BTreeSet::new(),
@@ -204,6 +220,7 @@ impl Records {
                 "instance" => records.load::<Instance>(&json),
                 "disk" => records.load::<Disk>(&json),
                 "snapshot" => records.load::<Snapshot>(&json),
+                "group" => records.load::<SnapshotGroup>(&json),
                 "operation" => records.load::<Operation>(&json),
                 "token" => {
                     if let Ok(used) = serde_json::from_slice(&json) {

@@ -268,3 +268,49 @@ fn instances_types_and_metadata_are_described() {
     let document = twin.send("GET", &document, &header, "").unwrap().json();
     assert_eq!((&document["instance-id"], &document["zone-id"]), (&json!("i-b"), &json!("cn-hangzhou-h")));
 }
+
+#[test]
+fn a_group_of_snapshots_is_taken_once_and_removed_with_its_members() {
+    let directory = Directory::new();
+    let twin = start(&directory);
+    let disks = [create(&twin, &[]), create(&twin, &[])];
+    for id in &disks {
+        until(&twin, id, "Available");
+    }
+    let asked = [("Name", "g"), ("DiskId.1", &*disks[0]), ("DiskId.2", &*disks[1]), ("ClientToken", "t")];
+    let id = ok(&twin, "CreateSnapshotGroup", &asked)["SnapshotGroupId"].as_str().unwrap().to_owned();
+    assert_eq!(ok(&twin, "CreateSnapshotGroup", &asked)["SnapshotGroupId"], json!(id), "the token finds it");
+    assert_eq!(code(&twin, "CreateSnapshotGroup", &asked[1..]), "IdempotentParameterMismatch");
+    let groups = |by: (&str, &str)| {
+        ok(&twin, "DescribeSnapshotGroups", &[by])["SnapshotGroups"]["SnapshotGroup"].clone()
+    };
+    let group = eventually("the group is there", || {
+        Some(groups(("Name", "g"))[0].clone()).filter(|group| group["Status"] == json!("accomplished"))
+    });
+    let members = group["Snapshots"]["Snapshot"].as_array().unwrap();
+    let sources: Vec<_> = members.iter().map(|member| member["SourceDiskId"].as_str().unwrap()).collect();
+    assert_eq!(sources, [&disks[0], &disks[1]]);
+    let of_disk =
+        |disk: &str| ok(&twin, "DescribeSnapshots", &[("DiskId", disk)])["Snapshots"]["Snapshot"].clone();
+    assert_eq!(of_disk(&disks[0])[0]["SnapshotName"], json!(format!("Created_from_{id}")));
+
+    let old = ok(
+        &twin,
+        "CreateDisk",
+        &[("ZoneId", "cn-hangzhou-h"), ("DiskCategory", "cloud_ssd"), ("Size", "20")],
+    );
+    let old = old["DiskId"].as_str().unwrap();
+    for (parameters, expected) in [
+        (vec![], "MissingDiskId"),
+        (vec![("DiskId.1", "d-none")], "InvalidDiskId.NotFound"),
+        (vec![("DiskId.1", old)], "InvalidDiskCategory.NotSupported"),
+    ] {
+        assert_eq!(code(&twin, "CreateSnapshotGroup", &parameters), expected);
+    }
+    ok(&twin, "DeleteSnapshotGroup", &[("SnapshotGroupId", &id)]);
+    assert_eq!(
+        code(&twin, "DeleteSnapshotGroup", &[("SnapshotGroupId", &id)]),
+        "InvalidSnapshotGroupId.NotFound"
+    );
+    assert_eq!((groups(("SnapshotGroupId.1", &id)), of_disk(&disks[0])), (json!([]), json!([])));
+}
