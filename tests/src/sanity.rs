@@ -23,6 +23,8 @@ pub struct Outcome {
     pub failures: Vec<String>,
     /// Specs that were skipped.
     pub skipped: Vec<String>,
+    /// Every spec: its blocks, from the outermost on, and its sentence.
+    pub specs: Vec<Vec<String>>,
 }
 
 /// Runs the suite in `dir` with these arguments, and reads its report.
@@ -56,7 +58,8 @@ pub fn program() -> Result<PathBuf> {
 impl Outcome {
     fn parse(report: &str) -> Result<Self> {
         let suites: Value = serde_json::from_str(report).context("parse csi-sanity's report")?;
-        let mut outcome = Self { states: BTreeMap::new(), failures: Vec::new(), skipped: Vec::new() };
+        let mut outcome =
+            Self { states: BTreeMap::new(), failures: Vec::new(), skipped: Vec::new(), specs: Vec::new() };
         let specs =
             suites.as_array().into_iter().flatten().filter_map(|suite| suite["SpecReports"].as_array());
         for spec in specs.flatten().filter(|spec| spec["LeafNodeType"] == "It") {
@@ -65,6 +68,7 @@ impl Outcome {
             let path =
                 spec["ContainerHierarchyTexts"].as_array().into_iter().flatten().filter_map(Value::as_str);
             let name: Vec<&str> = path.chain(spec["LeafNodeText"].as_str()).collect();
+            outcome.specs.push(name.iter().map(ToString::to_string).collect());
             match state {
                 "passed" | "pending" => {}
                 "skipped" => outcome.skipped.push(name.join(" ")),

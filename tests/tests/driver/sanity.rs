@@ -1,6 +1,6 @@
 //! csi-sanity, the CSI community's conformance suite, against the real binary: every spec, none skipped.
 
-use std::{fs, io::Write as _, path::Path};
+use std::{collections::BTreeSet, fs, io::Write as _, path::Path};
 
 use anyhow::{Result, ensure};
 use berth_e2e::{
@@ -99,4 +99,37 @@ async fn the_example_driver_conforms() -> Result<()> {
     ensure!(outcome.failures.is_empty(), "csi-sanity failed:\n{}", outcome.failures.join("\n"));
     ensure!(outcome.count("passed") >= 32, "{outcome}");
     mycsi.stop().await
+}
+
+/// The blocks of csi-sanity that are whole services, which the table does not name.
+const SERVICES: [&str; 3] = ["Controller Service", "GroupController Service", "Identity Service"];
+
+#[test]
+fn the_table_of_certify_has_every_spec_of_csi_sanity_and_no_check_that_is_none() -> Result<()> {
+    let dir = tempfile::tempdir()?;
+    let args = ["--ginkgo.dry-run".to_owned(), "--csi.endpoint=unix:///nowhere.sock".to_owned()];
+    let listed = sanity::run(dir.path(), &args)?;
+    ensure!(listed.count("passed") == SPECS && listed.count("pending") == 1, "{listed}");
+    let plain = |block: &str| block.split(" [").next().unwrap_or(block).to_owned();
+    let name = |spec: &Vec<String>| {
+        let blocks = spec.iter().map(|block| plain(block));
+        blocks.filter(|block| !SERVICES.contains(&block.as_str())).collect::<Vec<_>>().join(" › ")
+    };
+    let specs: BTreeSet<String> = listed.specs.iter().map(name).collect();
+    ensure!(specs.len() == listed.specs.len(), "two specs have one name");
+
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/certify-sanity.md"))?;
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.strip_suffix(" |")?.split_once(" | "));
+    let rows: Vec<(&str, &str)> = rows.filter(|(_, checks)| checks.starts_with('`')).collect();
+    let named: BTreeSet<String> = rows.iter().map(|(spec, _)| (*spec).to_owned()).collect();
+    let differ: Vec<_> = specs.symmetric_difference(&named).collect();
+    ensure!(differ.is_empty() && rows.len() == named.len(), "not in both: {differ:#?}");
+
+    let listed = berth_e2e::machine::command(driver::binary()?).args(["certify", "--list"]).output()?;
+    let listed = String::from_utf8(listed.stdout)?;
+    let known: BTreeSet<&str> = listed.lines().filter_map(|line| line.split_whitespace().nth(1)).collect();
+    let checks = rows.iter().flat_map(|(_, checks)| checks.split(", "));
+    let unknown: Vec<_> = checks.filter(|check| !known.contains(check.trim_matches('`'))).collect();
+    ensure!(unknown.is_empty(), "certify has no check {unknown:?}");
+    Ok(())
 }

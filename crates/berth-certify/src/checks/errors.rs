@@ -5,10 +5,13 @@ use tonic::Code;
 
 use super::lifecycle::{from_snapshot, from_volume};
 use super::{Need, checks};
-use crate::session::{Expected as _, Outcome, Request, Session, broken, describe, ensure};
+use crate::session::{Expected as _, Outcome, Request, Session, broken, describe, ensure, not_run};
 
 /// A name of a volume, node or snapshot that does not exist.
 pub(super) const MISSING: &str = "berth-certify-does-not-exist";
+
+/// The most volumes that are attached to see what happens with one more.
+const MOST_ATTACHED: i64 = 32;
 
 const CREATE: Need = Need::Controller(Controller::CreateDeleteVolume);
 const SNAPSHOTS: Need = Need::Controller(Controller::CreateDeleteSnapshot);
@@ -100,6 +103,8 @@ checks! {
         (refuse!(NOT_FOUND, |s| v1::ControllerPublishVolumeRequest { node_id: MISSING.to_owned(), ..s.attach_request(&s.volume().await?) }));
     "errors.attach.other-mode" Must "ControllerPublishVolume": "A volume that is attached for reading and asked for writing is answered with ALREADY_EXISTS.";
         "Record how a volume is attached, and compare."; [Need::Volumes, Need::Attach, Need::Controller(Controller::PublishReadonly)] attach_other_mode;
+    "errors.attach.limit" Must "ControllerPublishVolume": "A volume more than max_volumes_per_node is refused with RESOURCE_EXHAUSTED.";
+        "Count what is attached to the node; NodeGetInfo says how many it takes."; [Need::Volumes, Need::Attach] attach_limit;
     "errors.detach.no-id" Must "ControllerUnpublishVolume": "ControllerUnpublishVolume without volume_id is answered with INVALID_ARGUMENT.";
         "Check required fields first."; [Need::Attach] (refuse!(INVALID, |_s| v1::ControllerUnpublishVolumeRequest::default()));
     "errors.validate.no-id" Must "ValidateVolumeCapabilities": "ValidateVolumeCapabilities without volume_id is answered with INVALID_ARGUMENT.";
@@ -272,6 +277,22 @@ async fn attach_other_mode(session: &Session) -> Outcome {
     refused(session, request, &[Code::AlreadyExists]).await
 }
 
+async fn attach_limit(session: &Session) -> Outcome {
+    let limit = session.node.max_volumes_per_node;
+    if limit <= 0 {
+        return not_run("NodeGetInfo names no max_volumes_per_node");
+    }
+    if limit > MOST_ATTACHED {
+        return not_run(format!("the node takes {limit} volumes; more than {MOST_ATTACHED} are not tried"));
+    }
+    for number in 0..limit {
+        let request = session.attach_request(&session.volume().await?);
+        let what = format!("attaching volume {} of {limit}", number + 1);
+        session.call(request).await.or_broken(&what)?;
+    }
+    refused(session, session.attach_request(&session.volume().await?), &[Code::ResourceExhausted]).await
+}
+
 async fn snapshot_other_source(session: &Session) -> Outcome {
     let (first, second) = (session.volume().await?, session.volume().await?);
     let request = session.snapshot_request(&first);
@@ -308,7 +329,7 @@ async fn create_impossible(session: &Session) -> Outcome {
 /// A driver whose volumes have no size of their own may take any.
 async fn too_large<C: Request>(session: &Session, request: C) -> Outcome {
     match session.call(request).await {
-        Ok(_) => crate::session::not_run("the driver takes any size"),
+        Ok(_) => not_run("the driver takes any size"),
         Err(status) if matches!(status.code(), Code::OutOfRange | Code::ResourceExhausted) => Ok(()),
         Err(status) => {
             Err(status).or_broken("the call should answer OUT_OF_RANGE or RESOURCE_EXHAUSTED, and")

@@ -17,6 +17,7 @@ const METADATA: Need = Need::Service(PluginService::SnapshotMetadataService);
 const SNAPSHOTS: Need = Need::Controller(Controller::CreateDeleteSnapshot);
 const MODIFY: Need = Need::Controller(Controller::ModifyVolume);
 const TOPOLOGY: Need = Need::Service(PluginService::VolumeAccessibilityConstraints);
+const SNAPSHOT_TOPOLOGY: Need = Need::Service(PluginService::SnapshotAccessibilityConstraints);
 const CREATE: Need = Need::Controller(Controller::CreateDeleteVolume);
 
 checks! {
@@ -62,6 +63,8 @@ checks! {
         "Answer with an accessible_topology that the request allows."; [CREATE, TOPOLOGY] topology_create;
     "topology.impossible" Must "CreateVolume": "A topology that no node has is refused with RESOURCE_EXHAUSTED.";
         "Create no volume where the request does not allow it (INVALID_ARGUMENT is taken as well)."; [CREATE, TOPOLOGY] topology_impossible;
+    "topology.snapshot" Must "CreateSnapshot": "A snapshot for the node's topology is accessible there.";
+        "Answer with an accessible_topology that the request allows."; [CREATE, SNAPSHOTS, TOPOLOGY, SNAPSHOT_TOPOLOGY] topology_snapshot;
 }
 
 async fn group(
@@ -337,13 +340,29 @@ async fn topology_create(session: &Session) -> Outcome {
         return not_run("NodeGetInfo has no accessible_topology");
     };
     let volume = session.volume().await?;
+    accessible(&node, "volume", &volume.accessible_topology)
+}
+
+/// Something can be used on the node, or says nothing of where it can be.
+fn accessible(node: &v1::Topology, what: &str, topologies: &[v1::Topology]) -> Outcome {
     let fits = |topology: &v1::Topology| {
         topology.segments.iter().all(|(key, value)| node.segments.get(key) == Some(value))
     };
-    let accessible = volume.accessible_topology.is_empty() || volume.accessible_topology.iter().any(fits);
-    ensure(accessible, || {
-        format!("the node is {:?}, the volume at {:?}", node.segments, volume.accessible_topology)
+    ensure(topologies.is_empty() || topologies.iter().any(fits), || {
+        format!("the node is {:?}, the {what} at {topologies:?}", node.segments)
     })
+}
+
+async fn topology_snapshot(session: &Session) -> Outcome {
+    let Some(node) = session.node.accessible_topology.clone() else {
+        return not_run("NodeGetInfo has no accessible_topology");
+    };
+    let request = v1::CreateSnapshotRequest {
+        accessibility_requirements: session.requirements(),
+        ..session.snapshot_request(&session.volume().await?)
+    };
+    let answer = session.call(request).await.or_broken("CreateSnapshot for the node's topology")?;
+    accessible(&node, "snapshot", &answer.snapshot.unwrap_or_default().accessible_topology)
 }
 
 async fn topology_impossible(session: &Session) -> Outcome {

@@ -23,9 +23,8 @@ checks! {
     "errors.stage.no-capability" Must "NodeStageVolume": "NodeStageVolume without volume_capability is answered with INVALID_ARGUMENT.";
         "Check required fields first."; [Need::Volumes, STAGE]
         (refuse!(INVALID, |s| v1::NodeStageVolumeRequest { volume_capability: None, ..attached(s).await?.stage_request() }));
-    "errors.stage.missing" Must "NodeStageVolume": "A volume that does not exist is answered with NOT_FOUND.";
-        "Look the volume up, or its device, before mounting; it may have been deleted."; [Need::Volumes, STAGE]
-        (refuse!(NOT_FOUND, |s| deleted(s).await?.stage_request()));
+    "errors.stage.missing" Must "NodeStageVolume": "A volume that does not exist is answered with NOT_FOUND (or INVALID_ARGUMENT, for want of the publish_context of an attachment).";
+        "Look the volume up, or its device, before mounting; it may have been deleted."; [Need::Volumes, STAGE] stage_missing;
     "errors.unstage.no-id" Must "NodeUnstageVolume": "NodeUnstageVolume without volume_id is answered with INVALID_ARGUMENT.";
         "Check required fields first."; [STAGE]
         (refuse!(INVALID, |s| s.prepare(v1::Volume::default())?.unstage_request()));
@@ -101,6 +100,13 @@ async fn deleted(session: &Session) -> Outcome<PreparedVolume> {
     let request = v1::DeleteVolumeRequest { volume_id: volume.volume_id.clone(), ..Default::default() };
     session.call(request).await.or_not_run("DeleteVolume")?;
     session.prepare(volume)
+}
+
+async fn stage_missing(session: &Session) -> Outcome {
+    // A node that has no credentials cannot look a disk up, and the request has nothing of an attachment.
+    let unattached = [Code::NotFound, Code::InvalidArgument];
+    let codes = if session.identity.attaches() { &unattached } else { NOT_FOUND };
+    refused(session, deleted(session).await?.stage_request(), codes).await
 }
 
 async fn attached(session: &Session) -> Outcome<PreparedVolume> {

@@ -101,6 +101,8 @@ pub(crate) fn serve(switch: &str) {
         let is_image = std::env::var(IMAGE).is_ok_and(|value| !value.is_empty());
         config.kind = Some(if is_image { Kind::Image } else { Kind::Dir });
         config.attachment = true;
+        // More than any check attaches at once, but the one of the limit.
+        config.max_volumes = Some(20);
         let local = Local::open(config).await.unwrap();
         let driver =
             local.driver("reference.berth.dev", "1", Mode::All).open(services::Config::new(&data)).unwrap();
