@@ -91,7 +91,7 @@ test-e2e: ## Kubernetes' own end-to-end specs of storage (External.Storage) on r
 	$(AS_ROOT) env $(if $(FOCUS),FOCUS='$(FOCUS)') $(if $(SKIP),SKIP='$(SKIP)') $(if $(PROCS),PROCS=$(PROCS)) HOME=$(HOME) \
 		BERTH_BIN=$(or $(CARGO_TARGET_DIR),$(CURDIR)/target)/debug/berth testbed/kube/e2e.sh $(DRIVER)
 
-test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, of a cloud's driver at every call of its API, and of the sidecars at every step; SEED to repeat one
+test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load, of the driver on each kind of disk, of `berth up`, of a cloud's driver at every call of its API and by `berth certify`, and of the sidecars at every step; SEED to repeat one
 	cargo build --locked -p berth
 	BERTH_CRASH_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture crash::
@@ -103,6 +103,7 @@ test-crash: deps ## the long crash runs: KILLS (default 100) kill -9 under load,
 		$(CARGO) test --locked -p berth-e2e --test driver -- --nocapture cloud_faults::a_driver_killed
 	BERTH_CLOUD_KILLS=$(or $(KILLS),100) $(if $(SEED),BERTH_CRASH_SEED=$(SEED)) \
 		$(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture up::clouds::a_driver_killed
+	BERTH_CERTIFY_ALL=1 $(CARGO) test --locked -p berth-e2e --test driver -- --nocapture clouds::the_driver_of
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-sidecars --test scenarios -- --nocapture crash::
 	BERTH_SIDECARS_KILLS=2 $(CARGO) test --locked -p berth-e2e --test cluster -- --nocapture killed_at_any_step
 

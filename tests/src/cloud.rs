@@ -31,12 +31,18 @@ pub const GIB: i64 = 1 << 30;
 pub struct Provider {
     /// The name of the twin and of the backend.
     pub name: &'static str,
+    /// The name of the driver.
+    pub driver: &'static str,
     /// The first server of an account.
     pub instance: &'static str,
     /// The kinds of calls that do the work, as the twin counts them.
     pub calls: Calls,
-    /// The credentials of the driver.
-    credentials: &'static [(&'static str, &'static str)],
+    /// The parameters of volumes that have 1 GiB, and the class's of objects.
+    pub parameters: &'static [(&'static str, &'static str)],
+    /// The credentials of the driver, for its environment.
+    pub credentials: &'static [(&'static str, &'static str)],
+    /// What must not be in a log.
+    secrets: &'static [&'static str],
     /// The driver's flags by which it needs no metadata service.
     pub located: &'static [&'static str],
     /// The driver's flags that say where the twin is: its API, its metadata service, and the devices of the server.
@@ -61,8 +67,12 @@ pub struct Calls {
 }
 
 /// Every provider that there is a driver for.
-pub const PROVIDERS: &[Provider] = &[Provider {
+pub const PROVIDERS: &[Provider] = &[DIGITALOCEAN, ALIYUN];
+
+/// Volumes of DigitalOcean's block storage.
+pub const DIGITALOCEAN: Provider = Provider {
     name: "digitalocean",
+    driver: "dobs.csi.digitalocean.com",
     instance: "1",
     calls: Calls {
         create: "volumes.create",
@@ -72,13 +82,70 @@ pub const PROVIDERS: &[Provider] = &[Provider {
         snapshot: "volumes.snapshot",
         delete: "volumes.delete",
     },
+    parameters: &[],
     credentials: &[("DIGITALOCEAN_ACCESS_TOKEN", "berth")],
+    secrets: &["Bearer", "berth-token"],
     located: &["--region", "nyc3", "--node-id", "1"],
     flags: |url, metadata, devices| {
         let flags = ["--url", url, "--metadata-url", metadata, "--device-dir", devices];
         flags.map(str::to_owned).into()
     },
-}];
+};
+
+/// Alibaba Cloud's disks.
+pub const ALIYUN: Provider = Provider {
+    name: "aliyun",
+    driver: "diskplugin.csi.alibabacloud.com",
+    instance: "i-berth1",
+    calls: Calls {
+        create: "CreateDisk",
+        attach: "AttachDisk",
+        detach: "DetachDisk",
+        resize: "ResizeDisk",
+        snapshot: "CreateSnapshot",
+        delete: "DeleteDisk",
+    },
+    // The one type that comes in 1 GiB.
+    parameters: &[("type", "cloud_auto")],
+    credentials: &[
+        ("ALIBABA_CLOUD_ACCESS_KEY_ID", "berth"),
+        ("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "berth-secret"),
+    ],
+    secrets: &["berth-secret", "Signature="],
+    located: &["--region", "cn-hangzhou", "--zone", "cn-hangzhou-h", "--node-id", "i-berth1"],
+    flags: |url, metadata, devices| {
+        let flags = ["--ecs-endpoint", url, "--metadata-url", metadata, "--device-dir", devices];
+        flags.map(str::to_owned).into()
+    },
+};
+
+impl Provider {
+    /// Makes a volume of at least so many GiB, of a source if there is one.
+    pub async fn create(
+        &self,
+        csi: &Csi,
+        name: &str,
+        gib: i64,
+        source: Option<v1::VolumeContentSource>,
+    ) -> Result<CloudVolume, Status> {
+        let request = v1::CreateVolumeRequest { volume_content_source: source, ..self.new_volume(name, gib) };
+        let made = csi.controller.clone().create_volume(request).await?.into_inner().volume;
+        let made = made.ok_or_else(|| Status::internal("the answer has no volume"))?;
+        Ok(CloudVolume { id: made.volume_id, bytes: made.capacity_bytes, publish_context: BTreeMap::new() })
+    }
+
+    /// The request for a volume of at least so many GiB.
+    pub fn new_volume(&self, name: &str, gib: i64) -> v1::CreateVolumeRequest {
+        let owned = |(key, value): &(&str, &str)| ((*key).to_owned(), (*value).to_owned());
+        v1::CreateVolumeRequest {
+            name: name.to_owned(),
+            capacity_range: Some(v1::CapacityRange { required_bytes: gib * GIB, limit_bytes: 0 }),
+            volume_capabilities: vec![capability()],
+            parameters: self.parameters.iter().map(owned).collect(),
+            ..Default::default()
+        }
+    }
+}
 
 /// What a twin says of its account.
 #[derive(Debug, Clone)]
@@ -226,22 +293,26 @@ impl CloudBench {
 
     /// Starts the driver, for the first time or again.
     pub async fn start_driver(&mut self) -> Result<()> {
-        let url = format!("http://127.0.0.1:{}", self.account.port);
-        let metadata = format!("{url}/_node/{}", self.provider.instance);
-        let devices = text(&self.path("cloud/devices").join(self.provider.instance));
-        let (state, endpoint) = (text(&self.path("state")), self.endpoint());
-        let words = ["driver", self.provider.name, "--state-dir", &state, "--endpoint", &endpoint];
-        let words = words.map(str::to_owned).into_iter();
-        let words: Vec<String> = words
-            .chain((self.provider.flags)(&url, &metadata, &devices))
-            .chain(self.driver_flags.iter().cloned())
-            .collect();
+        let words = self.driver_words(&text(&self.path("state")), &self.endpoint());
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let log = self.path("driver.log");
         let mut started = Program::start(&driver::binary()?, &words, self.provider.credentials, log)?;
         started.says("ready").await?;
         self.driver = Some(started);
         Ok(())
+    }
+
+    /// The arguments of a driver for the first server of the twin, which needs [`Provider::credentials`] in its environment.
+    pub fn driver_words(&self, state_dir: &str, endpoint: &str) -> Vec<String> {
+        let url = format!("http://127.0.0.1:{}", self.account.port);
+        let metadata = format!("{url}/_node/{}", self.provider.instance);
+        let devices = text(&self.path("cloud/devices").join(self.provider.instance));
+        let words = ["driver", self.provider.name, "--state-dir", state_dir, "--endpoint", endpoint];
+        let words = words.map(str::to_owned).into_iter();
+        words
+            .chain((self.provider.flags)(&url, &metadata, &devices))
+            .chain(self.driver_flags.iter().cloned())
+            .collect()
     }
 
     /// Kills the driver as a power cut would.
@@ -324,9 +395,27 @@ impl CloudBench {
     /// Ends both, and sees that nothing of the cloud is left.
     pub async fn finish(mut self) -> Result<()> {
         self.owns(&[], &[]).await?;
+        self.stop().await
+    }
+
+    /// Ends both and removes what is left of the account, as a person does who tried something.
+    pub async fn purge(mut self) -> Result<()> {
+        self.stop().await?;
+        let purged = machine::command(driver::binary()?)
+            .args(["cloud", self.provider.name, "--purge", "--data-dir"])
+            .arg(self.path("cloud"))
+            .output()?;
+        ensure!(purged.status.success(), "{}", String::from_utf8_lossy(&purged.stderr));
+        ensure!(!self.path("cloud").exists(), "the account is left");
+        Ok(())
+    }
+
+    async fn stop(&mut self) -> Result<()> {
         self.driver.take().context("no driver runs")?.stop().await?;
         self.twin.take().context("no twin runs")?.stop().await?;
-        ensure!(!self.log().contains("Bearer"), "the credentials are in the log");
+        let log = self.log();
+        let told = self.provider.secrets.iter().find(|secret| log.contains(**secret));
+        ensure!(told.is_none(), "a secret is in the log: {told:?}");
         machine::until_detached(|| machine::loops_below(self.dir.path()))
     }
 }
@@ -354,25 +443,6 @@ pub fn capability() -> v1::VolumeCapability {
         access_mode: Some(AccessMode { mode: Mode::SingleNodeWriter.into() }),
         access_type: Some(AccessType::Mount(MountVolume::default())),
     }
-}
-
-/// Makes a volume of at least so many GiB, of a source if there is one.
-pub async fn create(
-    csi: &Csi,
-    name: &str,
-    gib: i64,
-    source: Option<v1::VolumeContentSource>,
-) -> Result<CloudVolume, Status> {
-    let request = v1::CreateVolumeRequest {
-        name: name.to_owned(),
-        capacity_range: Some(v1::CapacityRange { required_bytes: gib * GIB, limit_bytes: 0 }),
-        volume_capabilities: vec![capability()],
-        volume_content_source: source,
-        ..Default::default()
-    };
-    let made = csi.controller.clone().create_volume(request).await?.into_inner().volume;
-    let made = made.ok_or_else(|| Status::internal("the answer has no volume"))?;
-    Ok(CloudVolume { id: made.volume_id, bytes: made.capacity_bytes, publish_context: BTreeMap::new() })
 }
 
 /// Attaches a volume to a server; the volume says then what a node has to know.

@@ -62,12 +62,32 @@ pub(crate) struct Backend {
     pub(crate) embedded: fn(&ArgMatches, &Path, &str) -> Vec<OsString>,
     /// The objects that `berth up` makes for a driver of this name.
     pub(crate) objects: fn(&str) -> Objects,
+    /// What `berth driver` takes besides, to run under the command line of the driver in whose place it is.
+    pub(crate) replaced: Replaced,
+}
+
+/// What only the command line of a replaced driver says.
+#[derive(Clone, Copy)]
+pub(crate) struct Replaced {
+    /// Adds its flags to a command.
+    flags: fn(Command) -> Command,
+    /// Turns what they say into the flags that every driver has.
+    apply: fn(&ArgMatches, &mut Common) -> anyhow::Result<()>,
+}
+
+impl Replaced {
+    /// A driver whose flags are all among the backend's own.
+    pub(crate) const NOTHING: Self = Self { flags: |command| command, apply: |_, _| Ok(()) };
 }
 
 impl Backend {
     /// The backend's own command line, without the sidecars that run with it.
     pub(crate) fn command(&self) -> Command {
-        let command = Common::augment_args((self.flags)(clap::Command::new(self.name)));
+        self.finished(Common::augment_args((self.flags)(clap::Command::new(self.name))))
+    }
+
+    /// A command of this backend with all its flags.
+    fn finished(&self, command: Command) -> Command {
         // The last of a flag that is given twice counts, as for the drivers in whose place these run.
         let command = command.mut_args(|arg| match arg.get_action() {
             clap::ArgAction::Set => {
@@ -187,7 +207,7 @@ impl Role {
             Self::Node => "Run a CSI driver on a node and register it with the kubelet",
         };
         let backends = backends.iter().map(|backend| match self {
-            Self::Driver => backend.command(),
+            Self::Driver => backend.finished((backend.replaced.flags)(backend.command())),
             Self::Controller | Self::Node => {
                 let command = sidecars::flags(Registration::augment_args(backend.command()), table);
                 command.about(backend.about).long_about(None)
@@ -255,7 +275,10 @@ pub(crate) async fn run(
     table: &[Sidecar],
     matches: &ArgMatches,
 ) -> anyhow::Result<()> {
-    let common = Common::from_arg_matches(matches)?;
+    let mut common = Common::from_arg_matches(matches)?;
+    if role == Role::Driver {
+        (backend.replaced.apply)(matches, &mut common)?;
+    }
     logging::start(&common.logging);
     let endpoint = common.tls.apply(common.endpoint.clone())?;
     let mut registry = Registry::default();

@@ -32,6 +32,11 @@ impl Logging {
         Self { log, log_json: json, verbosity }
     }
 
+    /// One JSON object per line, if that is asked for in another way than by the flag.
+    pub(crate) fn use_json(&mut self, json: bool) {
+        self.log_json |= json;
+    }
+
     /// Logs only what matches this filter, unless the caller or the environment says otherwise.
     pub(crate) fn quieter(mut self, filter: &str) -> Self {
         if self.log == "info" && self.verbosity.is_none() {

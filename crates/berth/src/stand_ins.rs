@@ -25,6 +25,15 @@ const STAND_INS: &[Row] = &[
     // Where its manifests have the directory of the plugin.
     Row("do-csi-plugin", &["driver", "digitalocean", "--state-dir=/csi/state"]),
     Row(
+        "csi-plugin",
+        &[
+            "driver",
+            "aliyun",
+            "--state-dir=/csi/diskplugin.csi.alibabacloud.com/state",
+            "--service-port=usual",
+        ],
+    ),
+    Row(
         "hostpathplugin",
         &["driver", "local", "--driver-name=hostpath.csi.k8s.io", "--data-dir=/csi-data-dir"],
     ),

@@ -3,8 +3,8 @@
 
 #![expect(clippy::unwrap_used, reason = "a test says by a panic what went wrong")]
 
+mod clouds;
 mod cluster;
-mod digitalocean;
 mod door;
 mod manifests;
 mod nfs;

@@ -1,41 +1,40 @@
 //! The drivers of clouds against twins of their providers, with real block devices: csi-sanity, every spec that the cloud can do.
 
-use std::{fs, io::Write as _, path::Path, time::Duration};
+use std::fs;
+use std::io::Write as _;
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
-use berth_e2e::{
-    driver,
-    program::Program,
-    sanity::{self, Outcome, SPECS},
-};
-use serde_json::Value;
+use berth_e2e::cloud::{ALIYUN, CloudBench, DIGITALOCEAN, Provider};
+use berth_e2e::sanity::{self, Outcome, SPECS};
 
-/// What a provider's test needs to know of it.
-struct Provider {
-    /// Its name in `berth cloud` and `berth driver`.
-    name: &'static str,
-    /// The machine that the twin has.
-    machine: &'static str,
-    /// The flag for the address of the API.
-    url: &'static str,
-    credentials: &'static [(&'static str, &'static str)],
-    /// What must not be in a log.
-    secrets: &'static [&'static str],
-    /// The parameters of volumes, and those that are changed.
-    parameters: &'static str,
+/// The suite does hundreds of things, one after the other.
+const QUICK: [&str; 10] = [
+    "--delay",
+    "attach=10ms",
+    "--delay",
+    "detach=10ms",
+    "--delay",
+    "resize=10ms",
+    "--delay",
+    "snapshot=10ms",
+    "--delay",
+    "modify=10ms",
+];
+
+/// What csi-sanity is told of a provider, and what its skips may be.
+struct Suite {
+    provider: &'static Provider,
+    /// The parameters of volumes that are changed.
     mutable: Option<&'static str>,
     /// Words in the names of specs about what the provider has no call for.
     cannot: &'static [&'static str],
 }
 
 /// It has no attachments for reading only, no parameters that change, no snapshots of groups, and does not say how volumes are.
-const DIGITALOCEAN: Provider = Provider {
-    name: "digitalocean",
-    machine: "1",
-    url: "--url",
-    credentials: &[("DIGITALOCEAN_ACCESS_TOKEN", "berth")],
-    secrets: &["Bearer", "berth-token"],
-    parameters: "",
+const OF_DIGITALOCEAN: Suite = Suite {
+    provider: &DIGITALOCEAN,
     mutable: None,
     cannot: &[
         "readonly",
@@ -48,157 +47,119 @@ const DIGITALOCEAN: Provider = Provider {
     ],
 };
 
-/// It has no attachments for reading only, and does not say how volumes are. Snapshots of groups are in its API and not in the driver.
-const ALIYUN: Provider = Provider {
-    name: "aliyun",
-    machine: "i-berth1",
-    url: "--ecs-endpoint",
-    credentials: &[
-        ("ALIBABA_CLOUD_ACCESS_KEY_ID", "berth"),
-        ("ALIBABA_CLOUD_ACCESS_KEY_SECRET", "berth-secret"),
-    ],
-    secrets: &["berth-secret", "Signature="],
-    // The one type that comes in 1 GiB.
-    parameters: "type: cloud_auto\n",
+/// It has no attachments for reading only, and does not say how volumes are.
+const OF_ALIYUN: Suite = Suite {
+    provider: &ALIYUN,
     mutable: Some("burstingEnabled: \"true\"\ndiskTags/team: blue\n"),
-    cannot: &[
-        "readonly",
-        "already published but is incompatible",
-        "VolumeGroupSnapshot",
-        "GroupController",
-        "Health",
-    ],
+    cannot: &["readonly", "already published but is incompatible", "Health"],
 };
 
-/// A cloud of one machine, and its driver.
-struct Bench {
-    provider: &'static Provider,
-    dir: tempfile::TempDir,
-    cloud: Program,
-    driver: Program,
+fn run(suite: &Suite, bench: &CloudBench, access: &str) -> Result<Outcome> {
+    let dir = bench.dir();
+    let file = |name: &str, path: &Path| format!("--{name}={}", path.display());
+    let parameters = dir.join("parameters.yaml");
+    let lines: Vec<String> =
+        suite.provider.parameters.iter().map(|(key, value)| format!("{key}: {value}\n")).collect();
+    fs::write(&parameters, lines.concat())?;
+    let mut args = vec![
+        format!("--csi.endpoint={}", bench.endpoint()),
+        file("csi.mountdir", &dir.join("mount")),
+        file("csi.stagingdir", &dir.join("staging")),
+        format!("--csi.testvolumeaccesstype={access}"),
+        "--csi.testnodevolumeattachlimit".to_owned(),
+        "--csi.testvolumesize=1073741824".to_owned(),
+        "--csi.testvolumeexpandsize=2147483648".to_owned(),
+        file("csi.testvolumeparameters", &parameters),
+    ];
+    if let Some(mutable) = suite.mutable {
+        let path = dir.join("mutable.yaml");
+        fs::write(&path, mutable)?;
+        args.push(file("csi.testvolumemutableparameters", &path));
+    }
+    sanity::run(dir, &args)
 }
 
-impl Bench {
-    async fn start(provider: &'static Provider) -> Result<Self> {
-        let dir = tempfile::tempdir()?;
-        let berth = driver::binary()?;
-        let path = |name: &str| dir.path().join(name).display().to_string();
-        let data = path("cloud");
-        let mut words = vec![
-            "cloud",
-            provider.name,
-            "--listen",
-            "127.0.0.1:0",
-            "--data-dir",
-            &data,
-            "--rate-limit",
-            "none",
-        ];
-        // The suite does hundreds of things, one after the other.
-        for delay in ["attach=10ms", "detach=10ms", "resize=10ms", "snapshot=10ms", "modify=10ms"] {
-            words.extend(["--delay", delay]);
-        }
-        let mut cloud = Program::start(&berth, &words, &[], dir.path().join("cloud.log"))?;
-        cloud.says("http://127.0.0.1:").await?;
-        let running = dir.path().join("cloud/cloud.json");
-        let written = async {
-            while !running.exists() {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(60), written).await.context("there is no cloud.json")?;
-        let told: Value = serde_json::from_str(&fs::read_to_string(&running)?)?;
-        let text =
-            |value: &Value| value.as_str().map(ToOwned::to_owned).context("cloud.json has no such text");
-        let (url, metadata) = (text(&told["url"])?, text(&told["metadata"][provider.machine])?);
-        let devices = format!("{}/{}", text(&told["devices"])?, provider.machine);
-        let (state, endpoint) = (path("state"), format!("unix://{}", path("csi.sock")));
-        let words = [
-            "driver",
-            provider.name,
-            provider.url,
-            &url,
-            "--metadata-url",
-            &metadata,
-            "--device-dir",
-            &devices,
-            "--state-dir",
-            &state,
-            "--endpoint",
-            &endpoint,
-        ];
-        let mut driver = Program::start(&berth, &words, provider.credentials, dir.path().join("driver.log"))?;
-        driver.says("ready").await?;
-        Ok(Self { provider, dir, cloud, driver })
-    }
-
-    fn sanity(&self, access: &str) -> Result<Outcome> {
-        let file = |name: &str, path: &Path| format!("--{name}={}", path.display());
-        let parameters = self.dir.path().join("parameters.yaml");
-        fs::write(&parameters, self.provider.parameters)?;
-        let mut args = vec![
-            format!("--csi.endpoint=unix://{}", self.dir.path().join("csi.sock").display()),
-            file("csi.mountdir", &self.dir.path().join("mount")),
-            file("csi.stagingdir", &self.dir.path().join("staging")),
-            format!("--csi.testvolumeaccesstype={access}"),
-            "--csi.testnodevolumeattachlimit".to_owned(),
-            "--csi.testvolumesize=1073741824".to_owned(),
-            "--csi.testvolumeexpandsize=2147483648".to_owned(),
-            file("csi.testvolumeparameters", &parameters),
-        ];
-        if let Some(mutable) = self.provider.mutable {
-            let path = self.dir.path().join("mutable.yaml");
-            fs::write(&path, mutable)?;
-            args.push(file("csi.testvolumemutableparameters", &path));
-        }
-        sanity::run(self.dir.path(), &args)
-    }
-
-    /// Ends both, and sees that nothing is left of the cloud.
-    async fn finish(self) -> Result<()> {
-        self.driver.stop().await?;
-        let state = self.dir.path().join("cloud");
-        self.cloud.stop().await?;
-        let purge = berth_e2e::machine::command(driver::binary()?)
-            .args(["cloud", self.provider.name, "--purge", "--data-dir"])
-            .arg(&state)
-            .output()?;
-        ensure!(purge.status.success(), "{}", String::from_utf8_lossy(&purge.stderr));
-        Ok(())
-    }
-}
-
-async fn conforms(provider: &'static Provider, access: &str) -> Result<()> {
-    let bench = Bench::start(provider).await?;
-    let outcome = tokio::task::block_in_place(|| bench.sanity(access));
-    let log = fs::read_to_string(bench.dir.path().join("driver.log")).unwrap_or_default();
-    let outcome = outcome.with_context(|| log.clone())?;
-    writeln!(std::io::stderr(), "csi-sanity, {} with {access} access: {outcome}", provider.name)?;
-    ensure!(outcome.failures.is_empty(), "csi-sanity failed:\n{}\n{log}", outcome.failures.join("\n"));
-    let can = |skipped: &&String| !provider.cannot.iter().any(|word| skipped.contains(word));
+async fn conforms(suite: &Suite, access: &str) -> Result<()> {
+    let bench = CloudBench::start(suite.provider, &QUICK, &[]).await?;
+    let outcome = tokio::task::block_in_place(|| run(suite, &bench, access));
+    let outcome = outcome.with_context(|| bench.log())?;
+    writeln!(std::io::stderr(), "csi-sanity, {} with {access} access: {outcome}", suite.provider.name)?;
+    let failures = outcome.failures.join("\n");
+    ensure!(outcome.failures.is_empty(), "csi-sanity failed:\n{failures}\n{}", bench.log());
+    let can = |skipped: &&String| !suite.cannot.iter().any(|word| skipped.contains(word));
     let unexpected: Vec<_> = outcome.skipped.iter().filter(can).collect();
     ensure!(unexpected.is_empty(), "skipped: {unexpected:#?}");
     ensure!(outcome.count("passed") + outcome.skipped.len() == SPECS, "{outcome}");
-    ensure!(!provider.secrets.iter().any(|secret| log.contains(secret)), "a secret is in the log");
-    tokio::time::timeout(Duration::from_secs(60), bench.finish()).await?
+    tokio::time::timeout(Duration::from_secs(60), bench.purge()).await?
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mounted_volumes_of_digitalocean_conform() -> Result<()> {
-    conforms(&DIGITALOCEAN, "mount").await
+    conforms(&OF_DIGITALOCEAN, "mount").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn raw_volumes_of_digitalocean_conform() -> Result<()> {
-    conforms(&DIGITALOCEAN, "block").await
+    conforms(&OF_DIGITALOCEAN, "block").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mounted_volumes_of_aliyun_conform() -> Result<()> {
-    conforms(&ALIYUN, "mount").await
+    conforms(&OF_ALIYUN, "mount").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn raw_volumes_of_aliyun_conform() -> Result<()> {
-    conforms(&ALIYUN, "block").await
+    conforms(&OF_ALIYUN, "block").await
+}
+
+/// The groups of checks that take seconds; all with the environment variable `BERTH_CERTIFY_ALL`, which take minutes.
+const QUICK_CHECKS: [&str; 9] =
+    ["identity", "lifecycle", "errors", "limits", "repeat", "list", "group", "modify", "topology"];
+
+/// Certify of the driver on its twin: it keeps every rule, and leaves nothing in the account.
+async fn is_certified(suite: &Suite) -> Result<()> {
+    // Certify names a node of its own in the environment.
+    let node = ["--node-id", suite.provider.instance];
+    let bench = CloudBench::start(suite.provider, &QUICK, &node).await?;
+    let pairs = |flag: &str, pairs: &[(&str, &str)]| -> Vec<String> {
+        pairs.iter().flat_map(|(key, value)| [flag.to_owned(), format!("{key}={value}")]).collect()
+    };
+    // Only xfs grows while it is mounted where CAP_SYS_RESOURCE is missing, as in many containers.
+    let mut words: Vec<String> =
+        ["certify", "--quiet", "--size", "1Gi", "--fs-type", "xfs"].map(str::to_owned).into();
+    words.extend(pairs("--parameter", suite.provider.parameters));
+    if suite.mutable.is_some() {
+        words.extend(pairs("--mutable-parameter", &[("diskTags/team", "blue")]));
+    }
+    if std::env::var_os("BERTH_CERTIFY_ALL").is_none() {
+        words.extend(QUICK_CHECKS.iter().flat_map(|group| ["--only".to_owned(), (*group).to_owned()]));
+    }
+    words.push("--".to_owned());
+    let binary = berth_e2e::driver::binary()?;
+    words.push(binary.display().to_string());
+    words.extend(bench.driver_words("{dir}/state", "{endpoint}"));
+    let mut certify = berth_e2e::machine::command(&binary);
+    certify.args(&words).envs(suite.provider.credentials.iter().copied());
+    let said = tokio::task::block_in_place(|| certify.output())?;
+    let report = String::from_utf8_lossy(&said.stdout);
+    writeln!(
+        std::io::stderr(),
+        "certify, {}: {}",
+        suite.provider.name,
+        report.lines().last().unwrap_or_default()
+    )?;
+    ensure!(said.status.success(), "{report}\n{}", String::from_utf8_lossy(&said.stderr));
+    ensure!(report.lines().last().is_some_and(|line| line.contains(" 0 failed ")), "{report}");
+    bench.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_of_digitalocean_keeps_every_rule() -> Result<()> {
+    is_certified(&OF_DIGITALOCEAN).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_driver_of_aliyun_keeps_every_rule() -> Result<()> {
+    is_certified(&OF_ALIYUN).await
 }

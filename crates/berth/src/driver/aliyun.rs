@@ -9,12 +9,13 @@ use anyhow::{Context as _, bail};
 use berth_backends::aliyun::{AccessKey, Aliyun, Config};
 use berth_backends::services::{self, Mode};
 use berth_core::{NodeId, names};
+use berth_csi::Endpoint;
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 use k8s_openapi::Resource as _;
 use k8s_openapi::api::storage::v1::StorageClass;
 use serde_json::json;
 
-use super::{Backend, Opened};
+use super::{Backend, Common, Opened, Replaced};
 use crate::stack::objects::{self, Objects};
 
 /// The classes of upstream's chart: name, types of disks, and whether they are made where their first pod is.
@@ -40,7 +41,14 @@ pub(super) const BACKEND: Backend = Backend {
         classes: CLASSES.iter().map(|class| storage_class(name, class)).collect(),
         snapshot_classes: vec![objects::snapshot_class("alibabacloud-disk-snapshot", name)],
     },
+    replaced: Replaced { flags: Chart::augment_args, apply },
 };
+
+/// What upstream's chart writes in the path of the socket where the driver's name belongs.
+const NAME_IN_PATH: &str = "driverplugin.csi.alibabacloud.com-replace";
+/// Where upstream's controller and its nodes serve HTTP.
+const CONTROLLER_PORT: u16 = 11270;
+const NODE_PORT: u16 = 11260;
 
 /// As upstream's manifest says it: attached, and without volumes of a pod's own.
 fn csi_driver(name: &str) -> serde_json::Value {
@@ -168,6 +176,70 @@ struct Upstream {
     run_node_service: bool,
 }
 
+/// What upstream's chart gives its containers besides.
+#[derive(ClapArgs)]
+#[command(next_help_heading = "Flags and environment of alibaba-cloud-csi-driver")]
+struct Chart {
+    /// Serve /healthz and /metrics over HTTP on this port, as upstream does: `usual` is 11270 with the controller's services and 11260 without
+    #[arg(long, env = "SERVICE_PORT", value_parser = ServicePort::parse, value_name = "PORT")]
+    service_port: Option<ServicePort>,
+
+    /// The format of the log: text or json
+    #[arg(long, default_value = "text", value_parser = ["text", "json"], value_name = "FORMAT")]
+    logging_format: String,
+
+    /// Accepted and not used: this driver asks nothing of the Kubernetes API
+    #[arg(long, hide = true, value_name = "QPS")]
+    kube_api_qps: Option<f64>,
+
+    /// Accepted and not used: this driver asks nothing of the Kubernetes API
+    #[arg(long, hide = true, value_name = "COUNT")]
+    kube_api_burst: Option<u32>,
+
+    /// Accepted and not used: nodes are not labelled
+    #[arg(long, hide = true, num_args = 0..=1, require_equals = true, default_missing_value = "true", value_parser = truth, value_name = "BOOL")]
+    use_labeler: Option<bool>,
+
+    /// Accepted and not used
+    #[arg(long, hide = true, value_name = "GATES")]
+    feature_gates: Option<String>,
+}
+
+/// Where HTTP is served as upstream does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ServicePort {
+    /// Upstream's port of the services that are offered.
+    Usual,
+    Number(u16),
+}
+
+impl ServicePort {
+    fn parse(text: &str) -> Result<Self, String> {
+        if text == "usual" {
+            return Ok(Self::Usual);
+        }
+        text.parse().map(Self::Number).map_err(|_| "this is neither a port nor `usual`".to_owned())
+    }
+}
+
+/// Puts the driver's name in the path of the socket, and serves HTTP where upstream does if that is asked for.
+fn apply(matches: &ArgMatches, common: &mut Common) -> anyhow::Result<()> {
+    let (chart, upstream) = (Chart::from_arg_matches(matches)?, Upstream::from_arg_matches(matches)?);
+    if let Endpoint::Unix(path) = &mut common.endpoint
+        && let Some(text) = path.to_str().filter(|text| text.contains(NAME_IN_PATH))
+    {
+        *path = text.replace(NAME_IN_PATH, &(BACKEND.driver_name)(matches)).into();
+    }
+    common.logging.use_json(chart.logging_format == "json");
+    let port = chart.service_port.map(|port| match port {
+        ServicePort::Usual if upstream.run_controller_service => CONTROLLER_PORT,
+        ServicePort::Usual => NODE_PORT,
+        ServicePort::Number(port) => port,
+    });
+    common.http_endpoint = common.http_endpoint.take().or_else(|| port.map(|port| format!(":{port}")));
+    Ok(())
+}
+
 /// Reads a truth value in upstream's spellings.
 fn truth(text: &str) -> Result<bool, String> {
     match text.to_ascii_lowercase().as_str() {
@@ -267,17 +339,34 @@ mod tests {
 
     #[test]
     fn upstreams_words_are_taken() {
-        let words = |words: &[&str]| BACKEND.command().try_get_matches_from([&["aliyun"], words].concat());
+        let words = |words: &[&str]| {
+            let command = BACKEND.finished((BACKEND.replaced.flags)(BACKEND.command()));
+            command.try_get_matches_from([&["aliyun"], words].concat())
+        };
         let taken = words(&[
-            "--endpoint=unix://csi/csi.sock",
+            "--endpoint=unix://csi/driverplugin.csi.alibabacloud.com-replace/csi.sock",
+            "--v=2",
+            "--logging-format=json",
             "--driver=disk",
             "--run-controller-service=false",
             "--run-node-service",
+            "--kube-api-qps=100",
+            "--kube-api-burst=200",
+            "--feature-gates=DiskADController=true",
+            "--use-labeler=true",
             "--nodeid=somewhere",
+            "--service-port=usual",
         ]);
-        let args = Args::from_arg_matches(&taken.unwrap()).unwrap();
+        let taken = taken.unwrap();
+        let args = Args::from_arg_matches(&taken).unwrap();
         assert!(!args.upstream.run_controller_service && args.upstream.run_node_service);
-        for wrong in ["--driver=nas", "--run-node-service=perhaps", "--network-type=radio"] {
+        let mut common = Common::from_arg_matches(&taken).unwrap();
+        apply(&taken, &mut common).unwrap();
+        assert_eq!(common.endpoint.to_string(), "unix:///csi/diskplugin.csi.alibabacloud.com/csi.sock");
+        assert_eq!(common.http_endpoint.as_deref(), Some(":11260"));
+        for wrong in
+            ["--driver=nas", "--run-node-service=perhaps", "--network-type=radio", "--service-port=0x1"]
+        {
             assert!(words(&[wrong]).is_err(), "{wrong}");
         }
     }

@@ -15,7 +15,7 @@ use k8s_openapi::api::storage::v1::StorageClass;
 use prometheus_client::registry::Registry;
 use serde_json::json;
 
-use super::{Backend, Opened};
+use super::{Backend, Opened, Replaced};
 use crate::http::{Site, Unwell};
 use crate::stack::objects::{self, Objects};
 
@@ -42,6 +42,7 @@ pub(super) const BACKEND: Backend = Backend {
         classes: CLASSES.iter().map(|class| storage_class(name, class)).collect(),
         snapshot_classes: vec![objects::snapshot_class("do-block-storage", name)],
     },
+    replaced: Replaced::NOTHING,
 };
 
 /// As upstream's manifest says it: attached, and without volumes of a pod's own.

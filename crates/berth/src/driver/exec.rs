@@ -12,7 +12,7 @@ use berth_host::files::write_private;
 use berth_host::path::Dir;
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 
-use super::{Backend, Opened};
+use super::{Backend, Opened, Replaced};
 use crate::stack::objects::Objects;
 
 /// In the state directory: the path of the program that was served last, and whether it stays.
@@ -31,6 +31,7 @@ pub(super) const BACKEND: Backend = Backend {
     embedded,
     // What it is called and whether it attaches is known when it runs.
     objects: |_| Objects { driver: None, classes: Vec::new(), snapshot_classes: Vec::new() },
+    replaced: Replaced::NOTHING,
 };
 
 /// A program as a CSI driver.

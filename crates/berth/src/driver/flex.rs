@@ -12,7 +12,7 @@ use berth_host::files::write_private;
 use berth_host::path::Dir;
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 
-use super::{Backend, Opened};
+use super::{Backend, Opened, Replaced};
 use crate::stack::objects::Objects;
 
 /// In the state directory: the path of the executable that was served last.
@@ -31,6 +31,7 @@ pub(super) const BACKEND: Backend = Backend {
     embedded,
     // Whether it attaches is known when it runs, and its own CSIDriver object says it.
     objects: |_| Objects { driver: None, classes: Vec::new(), snapshot_classes: Vec::new() },
+    replaced: Replaced::NOTHING,
 };
 
 /// Any FlexVolume driver as a CSI driver: its executable is called.

@@ -10,7 +10,7 @@ use berth_backends::{
 use berth_core::{Capacity, NodeId, names};
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _};
 
-use super::{Backend, Opened};
+use super::{Backend, Opened, Replaced};
 use crate::stack::objects::{self, Objects};
 
 pub(super) const BACKEND: Backend = Backend {
@@ -34,6 +34,7 @@ pub(super) const BACKEND: Backend = Backend {
             objects::group_snapshot_class(objects::CLASS, name),
         ],
     },
+    replaced: Replaced::NOTHING,
 };
 
 /// Volumes on this machine's disk: btrfs subvolumes, loop images or plain directories.

@@ -12,7 +12,7 @@ use berth_backends::{
 use berth_core::{NodeId, names};
 use clap::{ArgMatches, Args as ClapArgs, FromArgMatches as _, ValueEnum as _};
 
-use super::{Backend, Opened};
+use super::{Backend, Opened, Replaced};
 use crate::sidecars::go;
 use crate::stack::objects::{self, Objects};
 
@@ -36,6 +36,7 @@ pub(super) const BACKEND: Backend = Backend {
         // No two directories of a server can be copied at the same instant, so there are no groups.
         snapshot_classes: vec![objects::snapshot_class(SNAPSHOT_CLASS, name)],
     },
+    replaced: Replaced::NOTHING,
 };
 
 /// Volumes on NFS servers: each a directory of a share.

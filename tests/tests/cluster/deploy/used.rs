@@ -52,6 +52,7 @@ pub(crate) fn start(cluster: &Cluster, workload: &Value, node: &str, door: &Door
     for variable in container["env"].as_array().into_iter().flatten() {
         let from = &variable["valueFrom"];
         let value = match from["fieldRef"]["fieldPath"].as_str() {
+            _ if variable["value"].is_string() => variable["value"].as_str().unwrap().to_owned(),
             Some("spec.nodeName") => node.to_owned(),
             Some("metadata.name") => name.clone(),
             Some("metadata.namespace") => "berth-system".to_owned(),

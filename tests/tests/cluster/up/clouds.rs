@@ -1,4 +1,4 @@
-//! `berth up --cloud`: the walk of csi-digitalocean with no account, its own deployment as written, nodes that lose their power, and
+//! `berth up --cloud`: the walk of csi-digitalocean with no account, upstream deployments as written, nodes that lose their power, and
 //! drivers that are killed while objects come and go.
 //!
 //! `BERTH_CLOUD_KILLS` sets how often the driver is killed; `BERTH_CRASH_SEED` repeats the choices of a run.
@@ -8,7 +8,7 @@ use std::fs;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, Result, ensure};
-use berth_e2e::cloud::{Account, CloudBench, PROVIDERS};
+use berth_e2e::cloud::{ALIYUN, Account, CloudBench, DIGITALOCEAN, Provider};
 use berth_e2e::content::Random;
 use berth_e2e::up::{Leftovers, Machine, PATIENCE};
 use serde_json::Value;
@@ -17,7 +17,6 @@ use super::manifests::{Shared, all_ready};
 use super::{pod, says, text, together, until_empty};
 
 const SEED: &str = include_str!("../../../manifests/seed-002-digitalocean.yaml");
-const DEPLOYMENT: &str = include_str!("../../../manifests/csi-digitalocean.yaml");
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The twin of DigitalOcean on a machine.
@@ -107,13 +106,17 @@ fn the_walk_of_lesson_002_runs_as_written_with_no_account() -> Result<()> {
     Ok(())
 }
 
+/// The same walk with a class of Alibaba Cloud, whose disks begin at 20 GiB.
+fn walk_on_aliyun() -> String {
+    SEED.replace("do-block-storage", "alicloud-disk-essd").replace("5Gi", "20Gi")
+}
+
 #[test]
 fn a_claim_and_its_pod_run_on_a_disk_of_alibaba_cloud_with_no_account() -> Result<()> {
     let machine = Machine::start_with(&["--cloud", "aliyun"])?;
     let twin = account_at(&machine, "aliyun")?;
     says(&machine.log(), "driver diskplugin.csi.alibabacloud.com: disks in region cn-hangzhou")?;
-    let seed = SEED.replace("do-block-storage", "alicloud-disk-essd").replace("5Gi", "20Gi");
-    machine.apply(&seed)?;
+    machine.apply(&walk_on_aliyun())?;
     pod_is_ready(&machine)?;
     went_through(&machine, &["CREATED", "NODE_READY", "VOL_READY", "PUBLISHED"])?;
     let disk = disk_of(&machine, "csi-pvc")?;
@@ -129,31 +132,52 @@ fn a_claim_and_its_pod_run_on_a_disk_of_alibaba_cloud_with_no_account() -> Resul
     machine.finish()
 }
 
-#[test]
-fn the_deployment_of_csi_digitalocean_runs_as_written_on_the_twin() -> Result<()> {
+/// The deployment of an upstream driver.
+struct Deployment {
+    provider: &'static Provider,
+    manifest: &'static str,
+    /// The image of the driver, with its version.
+    image: &'static str,
+    /// The pod of the controller, by how its name begins, and how many containers it has.
+    controller: (&'static str, usize),
+    /// And that of the node.
+    node: (&'static str, usize),
+    /// What is deleted in the end.
+    workloads: &'static str,
+    /// The claim and the pod of the walk.
+    walk: fn() -> String,
+}
+
+/// It runs on the twin, and so does the walk on its volumes.
+fn runs_on_the_twin(one: &Deployment) -> Result<()> {
     let shared = Shared::new()?;
-    let machine = Machine::start_in_with(shared.data(), &["--cloud", "digitalocean", "--driver", "none"])?;
-    let twin = account(&machine)?;
-    machine.apply(DEPLOYMENT)?;
-    let node = machine.until("the node's pod is there", || {
-        let pods = machine.all("pods")?;
-        let names = pods.iter().map(|pod| text(pod, "/metadata/name").to_owned());
-        Ok(names.into_iter().find(|name| name.starts_with("csi-do-node-")))
-    })?;
-    all_ready(&machine, "csi-do-controller-0 -n kube-system", 3)?;
-    all_ready(&machine, &format!("{node} -n kube-system"), 2)?;
+    let cloud = one.provider.name;
+    let machine = Machine::start_in_with(shared.data(), &["--cloud", cloud, "--driver", "none"])?;
+    let twin = account_at(&machine, cloud)?;
+    machine.apply(one.manifest)?;
+    let pod = |begin: &str| {
+        machine.until("the driver's pod is there", || {
+            let pods = machine.all("pods")?;
+            let names = pods.iter().map(|pod| text(pod, "/metadata/name").to_owned());
+            Ok(names.into_iter().find(|name| name.starts_with(begin)))
+        })
+    };
+    for (begin, containers) in [one.controller, one.node] {
+        all_ready(&machine, &format!("{} -n kube-system", pod(begin)?), containers)?;
+    }
+    let node = pod(one.node.0)?;
     let said =
         machine.kubectl(&["get", "events", "-n", "kube-system", "-o", "jsonpath={.items[*].message}"])?;
-    says(&said, "The image digitalocean/do-csi-plugin:v0.3.1 is not pulled: `berth driver digitalocean")?;
+    says(&said, &format!("The image {} is not pulled: `berth driver {cloud}", one.image))?;
     machine.until("the driver is registered", || {
-        Ok(machine.get("csinodes")?.to_string().contains("dobs.csi.digitalocean.com").then_some(()))
+        Ok(machine.get("csinodes")?.to_string().contains(one.provider.driver).then_some(()))
     })?;
-    machine.apply(SEED)?;
+    machine.apply(&(one.walk)())?;
     pod_is_ready(&machine)?;
     // Its sidecars are other processes, which keep no timeline here.
     went_through(&machine, &["VOL_READY", "PUBLISHED"])?;
     let disk = disk_of(&machine, "csi-pvc")?;
-    ensure!(twin.servers_of(&disk)? == ["1"]);
+    ensure!(twin.servers_of(&disk)? == [one.provider.instance]);
     machine
         .exec("my-csi-app", "echo kept > /data/file; sync /data/file; test $(stat -c %m /data) = /data")?;
     // Another pod of the driver goes on with what the first one has staged.
@@ -162,9 +186,35 @@ fn the_deployment_of_csi_digitalocean_runs_as_written_on_the_twin() -> Result<()
     machine.until("it is detached", || Ok(twin.servers_of(&disk)?.is_empty().then_some(())))?;
     machine.delete("pvc/csi-pvc")?;
     machine.until("the disk is gone", || Ok(twin.disks()?.is_empty().then_some(())))?;
-    machine.delete("-n kube-system statefulset/csi-do-controller daemonset/csi-do-node")?;
+    machine.delete(&format!("-n kube-system {}", one.workloads))?;
     until_empty(&machine)?;
     machine.finish()
+}
+
+#[test]
+fn the_deployment_of_csi_digitalocean_runs_as_written_on_the_twin() -> Result<()> {
+    runs_on_the_twin(&Deployment {
+        provider: &DIGITALOCEAN,
+        manifest: include_str!("../../../manifests/csi-digitalocean.yaml"),
+        image: "digitalocean/do-csi-plugin:v0.3.1",
+        controller: ("csi-do-controller-", 3),
+        node: ("csi-do-node-", 2),
+        workloads: "statefulset/csi-do-controller daemonset/csi-do-node",
+        walk: || SEED.to_owned(),
+    })
+}
+
+#[test]
+fn the_deployment_of_alibaba_cloud_csi_driver_runs_as_written_on_the_twin() -> Result<()> {
+    runs_on_the_twin(&Deployment {
+        provider: &ALIYUN,
+        manifest: include_str!("../../../manifests/csi-aliyun.yaml"),
+        image: "registry-cn-hangzhou.ack.aliyuncs.com/acs/csi-plugin:v1.36.2",
+        controller: ("csi-provisioner-", 5),
+        node: ("csi-plugin-", 2),
+        workloads: "deployment/csi-provisioner daemonset/csi-plugin",
+        walk: walk_on_aliyun,
+    })
 }
 
 /// A pod that appends numbers to a file, each synced before it is printed.
@@ -258,18 +308,18 @@ fn the_disk_of_a_node_that_lost_its_power_moves_by_the_out_of_service_rules() ->
     machine.finish()
 }
 
-const CLASSES: &str = "
-apiVersion: storage.k8s.io/v1
-kind: StorageClass
-metadata: {name: cloud}
-provisioner: dobs.csi.digitalocean.com
----
-apiVersion: snapshot.storage.k8s.io/v1
-kind: VolumeSnapshotClass
-metadata: {name: cloud}
-driver: dobs.csi.digitalocean.com
-deletionPolicy: Delete
-";
+/// The classes of a provider's volumes and snapshots.
+fn classes(provider: &Provider) -> String {
+    let parameters: Vec<String> =
+        provider.parameters.iter().map(|(key, value)| format!("{key}: {value}")).collect();
+    let (driver, parameters) = (provider.driver, parameters.join(", "));
+    format!(
+        "apiVersion: storage.k8s.io/v1\nkind: StorageClass\nmetadata: {{name: cloud}}\nprovisioner: {driver}\n\
+         parameters: {{{parameters}}}\n---\n\
+         apiVersion: snapshot.storage.k8s.io/v1\nkind: VolumeSnapshotClass\nmetadata: {{name: cloud}}\ndriver: {driver}\n\
+         deletionPolicy: Delete\n"
+    )
+}
 
 /// A claim of one GiB, of a source if there is one.
 fn claim(name: &str, source: &str) -> String {
@@ -375,25 +425,34 @@ async fn live(machine: &Machine, bench: &mut CloudBench, killer: &mut Killer) ->
     bench.owns(&[], &[]).await
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_driver_killed_again_and_again_leaves_exactly_what_objects_own() -> Result<()> {
+async fn is_killed_again_and_again(provider: &'static Provider) -> Result<()> {
     let number = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let kills = number("BERTH_CLOUD_KILLS").unwrap_or(4);
     let now = SystemTime::now().duration_since(UNIX_EPOCH)?.subsec_nanos();
     let seed = number("BERTH_CRASH_SEED").unwrap_or_else(|| now.into());
     eprintln!("BERTH_CRASH_SEED={seed}");
     let mut killer = Killer { random: Random::new(seed), kills: 0 };
-    let mut bench = CloudBench::start(&PROVIDERS[0], &[], &[]).await?;
+    let mut bench = CloudBench::start(provider, &[], &[]).await?;
     let endpoint = bench.endpoint();
     let machine = Machine::start_with(&["--driver=none", "--driver-endpoint", &endpoint])?;
-    machine.apply(CLASSES)?;
+    machine.apply(&classes(provider))?;
     let mut rounds = 0;
     while killer.kills < kills {
         live(&machine, &mut bench, &mut killer).await.with_context(|| format!("round {rounds}"))?;
         rounds += 1;
         ensure!(rounds < 2 + kills, "hardly a kill hit a call");
     }
-    eprintln!("killed {} times in {rounds} rounds", killer.kills);
+    eprintln!("{}: killed {} times in {rounds} rounds", provider.name, killer.kills);
     machine.finish()?;
     bench.finish().await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_killed_again_and_again_leaves_exactly_what_objects_own_at_digitalocean() -> Result<()> {
+    is_killed_again_and_again(&DIGITALOCEAN).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_driver_killed_again_and_again_leaves_exactly_what_objects_own_at_alibaba_cloud() -> Result<()> {
+    is_killed_again_and_again(&ALIYUN).await
 }
