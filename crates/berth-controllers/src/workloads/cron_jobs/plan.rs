@@ -25,7 +25,7 @@ pub(super) struct Timetable {
     zone: TimeZone,
 }
 
-/// What is due.
+/// What a CronJob has to do now.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Due {
     pub(super) plan: Plan,
