@@ -58,7 +58,7 @@ const RESOURCES: &[&str] = &[
 ];
 
 /// Subresources that Berth does not serve.
-const ABSENT: &[&str] = &["ephemeralcontainers", "resize", "proxy"];
+const ABSENT: &[&str] = &["resize", "proxy"];
 
 const GROUPS: &[&str] = &[
     "",

@@ -126,7 +126,7 @@ async fn what_cannot_be_done_is_said_clearly() {
         let old = cluster.run("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false kubectl exec p -- cat").await;
         assert_eq!(old.code, Some(1));
         assert!(old.stderr.contains("use kubectl 1.31 or later"), "{old:?}");
-        let attach = cluster.run("kubectl attach p").await;
-        assert!(attach.stderr.contains("does not serve a pod's attach"), "{attach:?}");
+        let attach = cluster.run("KUBECTL_REMOTE_COMMAND_WEBSOCKETS=false kubectl attach p").await;
+        assert!(attach.stderr.contains("use kubectl 1.31 or later"), "{attach:?}");
     }
 }
