@@ -121,7 +121,9 @@ impl Cloud {
                     action.looks = 0;
                 }
                 let under_way: Vec<u64> = self.actions.keys().copied().collect();
-                under_way.into_iter().for_each(|action| drop(self.poll_action(action)));
+                for action in under_way {
+                    self.poll_action(action);
+                }
                 let all: Vec<Value> = (1..8).map(|id| self.droplet(id)).collect();
                 page("droplets", all.iter(), argument("page"), argument("per_page"))
             }
