@@ -181,8 +181,12 @@ async fn handle_in_full(
         let outcome = failed.as_ref().map_or(Ok(response.as_str()), Err);
         full::emit(Side::Driver, &driver, &path, &request, outcome, began.elapsed());
     }
-    let body = Full::new(answer).with_trailers(async move { trailers.map(Ok) });
-    Ok(Response::from_parts(parts, Body::new(body)))
+    // An answer whose status is in its headers has no trailers, and must end with its headers: Go's client refuses it otherwise.
+    let body = match trailers {
+        None => Body::new(Full::new(answer)),
+        Some(trailers) => Body::new(Full::new(answer).with_trailers(async move { Some(Ok(trailers)) })),
+    };
+    Ok(Response::from_parts(parts, body))
 }
 
 /// What the caller gets: the handler's answer, unless the deadline comes first.
