@@ -13,10 +13,11 @@ struct Suite<'a> {
     parameters: &'a str,
     mutable: &'a str,
     access: &'a str,
+    verbosity: &'a str,
 }
 
 async fn run(disk: DiskType, suite: Suite<'_>) -> Result<()> {
-    let bed = Testbed::start(disk, &["--attach", "--max-volumes-per-node", "4"]).await?;
+    let bed = Testbed::start(disk, &["--attach", "--max-volumes-per-node", "4", suite.verbosity]).await?;
     let outcome = sanity(&bed, &suite)?;
     // Not by `println`: the numbers are of interest when everything is well, too.
     let (what, on) = (suite.parameters, disk.as_str());
@@ -50,26 +51,48 @@ fn sanity(bed: &Testbed, suite: &Suite<'_>) -> Result<Outcome> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn btrfs_subvolumes_conform() -> Result<()> {
-    run(DiskType::Btrfs, Suite { parameters: "kind: btrfs", mutable: "compression: zstd", access: "mount" })
-        .await
+    run(
+        DiskType::Btrfs,
+        Suite { parameters: "kind: btrfs", mutable: "compression: zstd", access: "mount", verbosity: "-v=2" },
+    )
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn mounted_images_conform() -> Result<()> {
-    run(DiskType::Xfs, Suite { parameters: "kind: image", mutable: "readAheadKb: \"512\"", access: "mount" })
-        .await
+    run(
+        DiskType::Xfs,
+        Suite {
+            parameters: "kind: image",
+            mutable: "readAheadKb: \"512\"",
+            access: "mount",
+            verbosity: "-v=2",
+        },
+    )
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn raw_images_conform() -> Result<()> {
-    run(DiskType::Xfs, Suite { parameters: "kind: image", mutable: "readAheadKb: \"512\"", access: "block" })
-        .await
+    run(
+        DiskType::Xfs,
+        Suite {
+            parameters: "kind: image",
+            mutable: "readAheadKb: \"512\"",
+            access: "block",
+            verbosity: "-v=2",
+        },
+    )
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn directories_conform() -> Result<()> {
-    run(DiskType::Ext4, Suite { parameters: "kind: dir", mutable: "noatime: \"true\"", access: "mount" })
-        .await
+async fn directories_conform_while_calls_are_logged_in_full() -> Result<()> {
+    run(
+        DiskType::Ext4,
+        Suite { parameters: "kind: dir", mutable: "noatime: \"true\"", access: "mount", verbosity: "-v=5" },
+    )
+    .await
 }
 
 /// The example driver of `examples/mycsi` conforms in all that it announces.
