@@ -268,9 +268,8 @@ pub(super) fn extras() -> Vec<Switch> {
         }),
         alter("topology.snapshot", |_, _: &CreateSnapshotRequest, answer| {
             if let Some(snapshot) = &mut answer.snapshot {
-                for topology in &mut snapshot.accessible_topology {
-                    topology.segments.values_mut().for_each(|value| value.push('x'));
-                }
+                let segments = [("berth.dev/elsewhere".to_owned(), "x".to_owned())].into();
+                snapshot.accessible_topology = vec![Topology { segments }];
             }
         }),
         recode("topology.impossible", Code::ResourceExhausted, |r: &CreateVolumeRequest| {
