@@ -174,7 +174,7 @@ fn doctor_examines_a_machine_and_says_what_is_stuck() -> Result<()> {
     let machine = Machine::start()?;
     machine.apply(&together(&[claim("data"), pod("one", "data", "exec sleep 1000000")]))?;
     machine.ready("one")?;
-    says(&machine.says(&["doctor"])?, "No problems found: 1 claims, 1 volumes, 1 pods")?;
+    says(&machine.says(&["doctor"])?, "No problems found: 1 claim, 1 volume, 1 pod, ")?;
     let stuck = claim("stuck").replace("spec:\n", "spec:\n  storageClassName: absent\n");
     machine.apply(&stuck)?;
     machine.event("PersistentVolumeClaim", "stuck", "ProvisioningFailed")?;
