@@ -292,7 +292,7 @@ pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
             args.common,
         ),
     };
-    machine::require_root("cloud")?;
+    machine::require_root("cloud", "attaches disks as loop devices")?;
     logging::start(&common.logging);
     if common.purge {
         return Ok(berth_cloud::purge(&common.data_dir)?);

@@ -169,10 +169,10 @@ pub(crate) async fn until<K: Kind>(
     }
 }
 
-/// Refuses a command that mounts or runs pods unless root runs it.
-pub(crate) fn require_root(command: &str) -> anyhow::Result<()> {
+/// Refuses a command that does what only root may, unless root runs it.
+pub(crate) fn require_root(command: &str, what_it_does: &str) -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
-        bail!("`berth {command}` mounts volumes and runs pods, which only root may: run it with sudo");
+        bail!("`berth {command}` {what_it_does}, which only root may: run it with sudo");
     }
     Ok(())
 }

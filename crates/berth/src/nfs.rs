@@ -224,7 +224,7 @@ fn mount_options(address: SocketAddr) -> String {
 /// Serves until SIGTERM or SIGINT.
 pub(crate) async fn run(args: Args) -> anyhow::Result<()> {
     let Command::Serve(args) = args.command;
-    machine::require_root("nfs serve")?;
+    machine::require_root("nfs serve", "acts as the users of its clients")?;
     logging::start(&args.logging);
     let stop = stop_on_signal()?;
     let (is_squashed, is_open) = (args.root_squash, args.unprivileged_ports);
