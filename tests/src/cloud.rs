@@ -92,7 +92,7 @@ pub const DIGITALOCEAN: Provider = Provider {
     },
 };
 
-/// Alibaba Cloud's disks.
+/// The driver for Alibaba Cloud's disks, and its twin.
 pub const ALIYUN: Provider = Provider {
     name: "aliyun",
     driver: "diskplugin.csi.alibabacloud.com",

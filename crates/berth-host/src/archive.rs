@@ -52,7 +52,7 @@ pub enum EntryKind {
 pub struct Header {
     /// Its path, as the archive has it.
     pub path: Vec<u8>,
-    /// What it is.
+    /// The type of the entry, with what only this type has.
     pub kind: EntryKind,
     /// Its permissions, without the type.
     pub mode: u32,

@@ -35,7 +35,7 @@ pub struct Figures {
     pub time: Timestamp,
     /// Over how long the rates were measured.
     pub window: Duration,
-    /// The whole machine.
+    /// What the whole machine takes.
     pub node: Figure,
     /// The containers that run, each with its pod.
     pub containers: Vec<ContainerFigure>,
@@ -53,11 +53,11 @@ pub struct Figure {
 /// A container of a pod, and what it takes.
 #[derive(Debug, Clone)]
 pub struct ContainerFigure {
-    /// Its pod.
+    /// The pod that the container belongs to.
     pub pod: Arc<Pod>,
     /// Its name in the pod.
     pub name: String,
-    /// What it takes.
+    /// What the container takes.
     pub figure: Figure,
 }
 

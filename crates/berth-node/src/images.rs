@@ -36,7 +36,7 @@ const INCOMING: &str = "incoming";
 /// When an image is looked for anew, as `pullPolicy` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PullPolicy {
-    /// For every pod.
+    /// The image is looked for again for every pod.
     Always,
     /// Unless what the reference led to is still unpacked.
     IfNotPresent,

@@ -49,7 +49,7 @@ pub struct Limits {
     pub cpu_millis: Option<u64>,
     /// Bytes of memory, of which none is swapped out.
     pub memory: Option<u64>,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: Option<u64>,
 }
 
@@ -64,7 +64,7 @@ pub struct Usage {
     pub working_set: u64,
     /// Bytes of memory that are no files.
     pub anonymous: u64,
-    /// Processes and threads.
+    /// The number of processes and threads.
     pub pids: u64,
 }
 

@@ -29,7 +29,7 @@ impl OciLayout {
         layout
     }
 
-    /// Where it is.
+    /// The directory or file that holds the image.
     pub fn path(&self) -> &Path {
         &self.directory
     }

@@ -13,7 +13,7 @@ use crate::pods::{Amounts, PodUsage};
 use crate::resource::Resource;
 use crate::store::{Collection, Key};
 
-/// The API group.
+/// The API group of the metrics.
 pub(super) const GROUP: &str = "metrics.k8s.io";
 const VERSION: &str = "v1beta1";
 const VERBS: &[&str] = &["get", "list"];

@@ -13,6 +13,7 @@ use super::{
     api::{EcsGroup, NewEcsGroup, Tags},
     names::{self, CREATED_BY},
     parameters::SnapshotClass,
+    protocol::is_code,
     snapshots::{GENERATIONS, describe, is_cut, is_for_another},
 };
 use crate::{
@@ -143,13 +144,17 @@ impl Account {
         let described = ids.iter().map(|id| self.ecs_snapshot(By::Id((*id).to_owned()), until));
         let described = futures_util::future::try_join_all(described).await?;
         let described: Vec<_> = described.into_iter().flatten().filter(|member| is_cut(member)).collect();
-        let is_complete = !ids.is_empty() && described.len() == ids.len();
+        let mut is_complete = !ids.is_empty() && described.len() == ids.len();
         // Members have no tags of their own, and are listed by one.
         let untagged =
             described.iter().filter(|member| !tags.is_empty() && member.tag(CREATED_BY.0).is_none());
         let untagged: Vec<&str> = untagged.map(|member| member.snapshot_id.as_str()).collect();
         if is_complete && !untagged.is_empty() {
-            self.api.tag("snapshot", &untagged, tags, until).await?;
+            match self.api.tag("snapshot", &untagged, tags, until).await {
+                // A group that fails loses its members. It is described as failed by the next look.
+                Err(failure) if is_code(&failure, &["InvalidResourceId.NotFound"]) => is_complete = false,
+                tagged => tagged?,
+            }
         }
         let id = &found.snapshot_group_id;
         let unreadable = |error| Error::Unavailable(format!("group {id:?} cannot be understood: {error}"));

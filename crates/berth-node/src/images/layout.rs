@@ -32,7 +32,7 @@ type Result<T> = std::result::Result<T, String>;
 /// What a volume's `reference` means.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Reference {
-    /// `oci:PATH[:TAG]`: a layout.
+    /// `oci:PATH[:TAG]` names a directory with an OCI layout.
     Layout(PathBuf, Option<String>),
     /// `oci-archive:PATH[:TAG]`: a tar archive of a layout.
     Archive(PathBuf, Option<String>),

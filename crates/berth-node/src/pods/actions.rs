@@ -40,7 +40,7 @@ struct HealthCheckRequest {
     service: String,
 }
 
-/// What it answers.
+/// What a gRPC health service answers.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckResponse {
     #[prost(int32, tag = "1")]

@@ -7,9 +7,10 @@ use crate::scratch::program;
 
 /// A user that owns nothing on this machine.
 const USER: u32 = 4711;
-/// What needs another user or a device.
-const WITH_ROOT_ONLY: [&str; 9] = [
+/// What needs another user, a device or a control group.
+const WITH_ROOT_ONLY: [&str; 10] = [
     "rootless::",
+    "limits::",
     "exec::another_user_is_not_given_what_is_the_hosts",
     "life::what_cannot_be_started_says_why",
     "security::a_device_node_in_a_restricted_volume_cannot_be_opened",
@@ -38,5 +39,5 @@ fn what_needs_no_other_user_and_no_device_holds_without_root() {
     let output = command.env("TMPDIR", home.path()).env("HOME", home.path()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    assert!(said.contains("42 passed"), "{said}");
+    assert!(said.contains("43 passed"), "{said}");
 }

@@ -173,7 +173,7 @@ fn data(stream: u32, flags: u8, bytes: &[u8]) -> Bytes {
 struct Frame {
     /// The kind of a control frame; `None` for bytes of a stream.
     kind: Option<u16>,
-    /// Of bytes.
+    /// The stream that its bytes belong to.
     stream: u32,
     flags: u8,
     payload: Vec<u8>,
