@@ -20,6 +20,7 @@
 //! | [`acting`], [`file_handle`] | acting on files as another user, and names of files that outlive a process |
 //! | [`exec`], [`service`], [`worker`], [`serving`], [`helper`] | child processes, some of which outlive their parent |
 //! | [`allocator`], [`limits`], [`namespace`] | this process itself: its memory, its open files, its user namespace |
+//! | [`mod@user_namespace`] | user namespaces for containers, and the ids of the machine that they have |
 //!
 //! What holds:
 //! - An [`Error`] says what was being done and keeps the kernel's errno; an operation that may find its work done
@@ -69,6 +70,7 @@ pub mod remote;
 pub mod service;
 pub mod serving;
 pub mod usage;
+pub mod user_namespace;
 pub mod worker;
 
 pub use error::{Change, Doing, Error, Result};

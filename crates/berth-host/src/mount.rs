@@ -229,7 +229,43 @@ pub fn mount_setattr(
     propagation: u64,
     recursive: bool,
 ) -> rustix::io::Result<()> {
-    let attr = libc::mount_attr { attr_set: set, attr_clr: clear, propagation, userns_fd: 0 };
+    set_attr(tree, libc::mount_attr { attr_set: set, attr_clr: clear, propagation, userns_fd: 0 }, recursive)
+}
+
+/// Shows the files of a detached mount, and with `recursive` those of all mounts below it, with the ids that they have in
+/// a user namespace: what is owned by 0 on disk is owned by root there, and what is made there by its root is owned by 0.
+///
+/// `EINVAL` says that a filesystem among them cannot do that, or not with this kernel.
+pub fn map_ids(tree: BorrowedFd<'_>, namespace: BorrowedFd<'_>, recursive: bool) -> rustix::io::Result<()> {
+    let userns_fd = u64::from(namespace.as_raw_fd().cast_unsigned());
+    let attr = libc::mount_attr { attr_set: libc::MOUNT_ATTR_IDMAP, attr_clr: 0, propagation: 0, userns_fd };
+    set_attr(tree, attr, recursive)
+}
+
+/// As [`map_ids`], for what is mounted at `target` already; what is mounted below it is not there any more.
+pub fn map_ids_at(target: &Path, namespace: BorrowedFd<'_>) -> Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW;
+    let doing = "show with other ids";
+    let tree = open_tree(CWD, plain(target), flags).doing(doing, target)?;
+    map_ids(tree.as_fd(), namespace, false).doing(doing, target)?;
+    unmount(target)?;
+    attach(&tree, target)
+}
+
+/// Finds out whether [`map_ids`] can be done for what is at `source` and mounted below it. Nothing is mounted.
+pub fn check_mappable(source: &Path, namespace: BorrowedFd<'_>) -> Result<()> {
+    let flags = OpenTreeFlags::OPEN_TREE_CLONE
+        | OpenTreeFlags::OPEN_TREE_CLOEXEC
+        | OpenTreeFlags::AT_SYMLINK_NOFOLLOW
+        | OpenTreeFlags::AT_RECURSIVE;
+    let doing = "show with the ids of a user namespace";
+    let tree = open_tree(CWD, plain(source), flags).doing(doing, source)?;
+    map_ids(tree.as_fd(), namespace, true).doing(doing, source)
+}
+
+fn set_attr(tree: BorrowedFd<'_>, attr: libc::mount_attr, recursive: bool) -> rustix::io::Result<()> {
     let flags = libc::AT_EMPTY_PATH | if recursive { libc::AT_RECURSIVE } else { 0 };
     // SAFETY: the fd is open, the path a constant C string, and `attr` a live `mount_attr` of the size given.
     let result = unsafe {

@@ -100,6 +100,11 @@ impl Dir {
         &self.path
     }
 
+    /// The group that it belongs to.
+    pub fn group(&self) -> Result<u32> {
+        Ok(walk::stat_fd(&self.fd).doing("stat", &self.path)?.stx_gid)
+    }
+
     /// The path of an entry, for messages and tools.
     pub fn child_path(&self, name: &str) -> PathBuf {
         self.path.join(name)
