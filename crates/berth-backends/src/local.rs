@@ -70,6 +70,8 @@ pub struct Config {
     pub changed_blocks: bool,
     /// How many volumes this node takes.
     pub max_volumes: Option<u32>,
+    /// A mount shows a volume's files as those of the pod's group, which the kubelet then does not give them to.
+    pub group_by_mount: bool,
     /// The key of this node's topology.
     pub topology_key: String,
     /// How many times the disk may be promised.
@@ -102,6 +104,7 @@ impl Config {
             modification: true,
             changed_blocks: true,
             max_volumes: None,
+            group_by_mount: false,
             topology_key: berth_core::names::TOPOLOGY_NODE.to_owned(),
             overcommit: 1.0,
             max_volume_size: Capacity::MAX,
@@ -208,6 +211,9 @@ impl Local {
             }
             if let Some(most) = config.max_volumes {
                 node = node.max_volumes(most);
+            }
+            if config.group_by_mount {
+                node = node.mount_group();
             }
             driver = driver.node(node);
         }

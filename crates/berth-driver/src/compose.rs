@@ -329,7 +329,8 @@ impl Node {
         self
     }
 
-    /// The framework gives the files to the group that a call names; for sources on this machine, which always answer.
+    /// The framework shows the files as the group's that a call names, or gives them to it; for sources on this machine, which
+    /// always answer.
     pub fn mount_group(mut self) -> Self {
         self.mount_group = true;
         self

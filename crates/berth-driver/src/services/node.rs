@@ -2,6 +2,7 @@
 
 mod expand;
 mod inline;
+mod mount_group;
 mod recovery;
 mod staging;
 
@@ -27,7 +28,6 @@ use berth_csi::v1::{
 };
 use berth_host::{
     mount::{self, Attributes},
-    ownership,
     path::Dir,
 };
 use tonic::{Request, Response, Status};
@@ -368,14 +368,21 @@ fn device_number(path: &Path) -> Option<u64> {
 
 /// Makes the source appear at a target that [`check_target`] did not refuse.
 async fn bind_target(mounts: &dyn DynTargetMounts, source: &Arc<Source>, wanted: &Published) -> Result<()> {
-    let (from, made) = (source.clone(), wanted.clone());
-    blocking(move || make_target(&from, &made)).await?;
+    let made = wanted.clone();
+    blocking(move || make_target(&made)).await?;
     let flags = match &wanted.capability.access {
         // The filesystem read its own options when it was mounted; a bind takes only those of a mount.
         Access::Mount { flags, .. } => mount::parse_options(flags).attributes,
         Access::Block => Attributes::default(),
     };
-    mounts.bind(source, &wanted.target, Attributes { read_only: wanted.read_only, ..flags }).await
+    mounts.bind(source, &wanted.target, Attributes { read_only: wanted.read_only, ..flags }).await?;
+    match wanted.capability.access {
+        Access::Mount { group: Some(gid), .. } if !wanted.read_only => {
+            let (from, target) = (source.clone(), wanted.target.clone());
+            blocking(move || mount_group::show(&from, &target, gid)).await
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Takes away whatever is mounted at a target, and the empty directory or file below it.
@@ -421,8 +428,8 @@ fn remove_target(target: &Path) -> Result<()> {
     }
 }
 
-/// Makes the target, and gives what will appear there to its group.
-fn make_target(source: &Source, wanted: &Published) -> Result<()> {
+/// Makes the empty directory or file at which the source will appear.
+fn make_target(wanted: &Published) -> Result<()> {
     let target = &wanted.target;
     if let Some(parent) = target.parent() {
         Dir::ensure(parent, 0o750)?;
@@ -435,16 +442,10 @@ fn make_target(source: &Source, wanted: &Published) -> Result<()> {
     };
     match made {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            return Err(host("make the target", target, error));
+            Err(host("make the target", target, error))
         }
-        _ => {}
+        _ => Ok(()),
     }
-    if let Access::Mount { group: Some(gid), .. } = wanted.capability.access
-        && !wanted.read_only
-    {
-        ownership::give_to_group(&source.open()?, gid)?;
-    }
-    Ok(())
 }
 
 /// What is at the target, unless it is a symbolic link, which is never taken for what it leads to.

@@ -78,6 +78,11 @@ struct Volumes {
     #[arg(long, alias = "maxvolumespernode", default_value_t = 0, value_name = "COUNT")]
     max_volumes_per_node: u32,
 
+    /// Show a volume to the pod's fsGroup by its mount, instead of having the kubelet change every file (VOLUME_MOUNT_GROUP)
+    #[arg(long, default_value = "false", default_missing_value = "true",
+          num_args = 0..=1, require_equals = true, action = clap::ArgAction::Set, hide_possible_values = true, value_name = "BOOL")]
+    group_by_mount: bool,
+
     /// How many times its size the disk may be promised to volumes
     #[arg(long, default_value_t = 1.0, value_name = "FACTOR")]
     overcommit: f64,
@@ -236,6 +241,7 @@ fn backend_config(args: &Args) -> anyhow::Result<Config> {
     };
     let default_key = if as_hostpath { names::HOSTPATH_TOPOLOGY_NODE } else { names::TOPOLOGY_NODE };
     config.topology_key = volumes.topology_key.clone().unwrap_or_else(|| default_key.to_owned());
+    config.group_by_mount = volumes.group_by_mount;
     config.overcommit = volumes.overcommit;
     config.max_volume_size = volumes.max_volume_size.unwrap_or(if as_hostpath {
         Capacity::gibibytes(1024)

@@ -336,6 +336,9 @@ async fn a_mount_group_gets_the_files() {
     };
     ok(bench.driver.node_publish_volume(of(request)).await);
     assert_eq!(fs::metadata(bench.path("target/data")).unwrap().gid(), 4242);
+    let stays = fs::metadata(bench.fake.files(&id).join("data")).unwrap().gid();
+    assert_eq!(stays, 0, "a mount shows the group, and the file keeps its own");
+    bench.unpublish(&id, "target").await;
 }
 
 #[tokio::test]
