@@ -1,6 +1,8 @@
 //! Reasons of the events that controllers and sidecars record. Alerts and people search for them, so they are upstream's where upstream
 //! has one.
 
+/// Reason of the event that says: it is not known how many pods a PodDisruptionBudget is about.
+pub const CALCULATE_EXPECTED_POD_COUNT_FAILED: &str = "CalculateExpectedPodCountFailed";
 /// Reason of the event that says: the volume of a bound claim is gone.
 pub const CLAIM_LOST: &str = "ClaimLost";
 /// Reason of the event that says: two claims are bound to one volume.
@@ -83,6 +85,10 @@ pub const NODE_FAILED: &str = "NodeFailed";
 pub const NODE_RECOVERED: &str = "NodeRecovered";
 /// A node is not ready any more; also on its pods.
 pub const NODE_NOT_READY: &str = "NodeNotReady";
+/// Reason of the event that says: a PodDisruptionBudget is about no pod.
+pub const NO_PODS: &str = "NoPods";
+/// Reason of the event that says: a pod leaves its node to make room for a more important one.
+pub const PREEMPTED: &str = "Preempted";
 /// Reason of the event that says: the driver is asked for a claim's volume.
 pub const PROVISIONING: &str = "Provisioning";
 /// Reason of the event that says: a claim's volume could not be created.
@@ -155,6 +161,8 @@ pub const TOO_MANY_SUCCEEDED_PODS: &str = "TooManySucceededPods";
 pub const UNEXPECTED_JOB: &str = "UnexpectedJob";
 /// Reason of the event that says: this machine does not know the time zone of a CronJob.
 pub const UNKNOWN_TIME_ZONE: &str = "UnknownTimeZone";
+/// Reason of the event that says: a PodDisruptionBudget is about pods that no controller has.
+pub const UNMANAGED_PODS: &str = "UnmanagedPods";
 /// Reason of the event that says: the schedule of a CronJob cannot be read.
 pub const UNPARSEABLE_SCHEDULE: &str = "UnparseableSchedule";
 /// Reason of the event that says: the driver reports that something is wrong with a volume.
