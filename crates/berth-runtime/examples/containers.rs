@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use berth_runtime::Runtime;
+use berth_runtime::{Processes, Runtime as _};
 
 fn main() {
     berth_host::helper::intercept(&[berth_runtime::LAUNCHER]);
@@ -13,7 +13,7 @@ fn main() {
     let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("tokio starts");
     tokio.block_on(async {
         let program = std::env::current_exe().expect("there is /proc");
-        let runtime = Runtime::open(Path::new(&directory), &program).expect("the directory opens");
+        let runtime = Processes::open(Path::new(&directory), &program).expect("the directory opens");
         for file in arguments {
             let spec = std::fs::read(file).expect("the file can be read");
             runtime.start(serde_json::from_slice(&spec).expect("it is a spec")).await.expect("it starts");

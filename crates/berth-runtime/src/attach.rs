@@ -25,6 +25,7 @@ use rustix::{
 use tokio::{io::unix::AsyncFd, net::unix::pipe};
 
 use crate::{
+    cri::{Control, Remote},
     exec::{ExecInput, ExecOutput},
     joiner::{self, TerminalSize},
     launcher::{receive, send},
@@ -65,8 +66,14 @@ pub struct Attached {
     pub stdout: Option<ExecOutput>,
     /// What it writes to its standard error, if it has no terminal.
     pub stderr: Option<ExecOutput>,
-    terminal: Option<OwnedFd>,
-    connection: AsyncFd<OwnedFd>,
+    connection: Connected,
+}
+
+/// What the connection to a container is watched by.
+#[derive(Debug)]
+enum Connected {
+    Shim { terminal: Option<OwnedFd>, connection: AsyncFd<OwnedFd> },
+    Remote(Control),
 }
 
 impl Attached {
@@ -80,21 +87,41 @@ impl Attached {
             stdin: stdin.map(ExecInput::new),
             stdout: stdout.map(output).transpose()?,
             stderr: stderr.map(output).transpose()?,
-            terminal,
-            connection: pollable(connection).map_err(failed)?,
+            connection: Connected::Shim { terminal, connection: pollable(connection).map_err(failed)? },
         })
+    }
+
+    /// The streams of a container of another runtime.
+    pub(crate) fn remote(remote: Remote) -> Self {
+        let Remote { stdin, stdout, stderr, control } = remote;
+        Self { stdin, stdout, stderr, connection: Connected::Remote(control) }
     }
 
     /// Sets the new size of the terminal, if the container has one and its input was asked for.
     pub fn resize(&self, size: TerminalSize) -> Result<()> {
-        let Some(terminal) = &self.terminal else { return Ok(()) };
-        joiner::resize(terminal, size).map_err(|error| Error::Exec(error.sentence()))
+        match &self.connection {
+            Connected::Shim { terminal: None, .. } => Ok(()),
+            Connected::Shim { terminal: Some(terminal), .. } => {
+                joiner::resize(terminal, size).map_err(|error| Error::Exec(error.sentence()))
+            }
+            Connected::Remote(control) => {
+                control.resize(size);
+                Ok(())
+            }
+        }
     }
 
     /// Returns when the container has ended, or has let us go because its output was not read.
     pub async fn ended(&self) {
-        // An error would mean that the reactor is gone, and with it everybody who waits.
-        let _ = self.connection.readable().await;
+        match &self.connection {
+            Connected::Shim { connection, .. } => {
+                // An error would mean that the reactor is gone, and with it everybody who waits.
+                let _ = connection.readable().await;
+            }
+            Connected::Remote(control) => {
+                let _ = control.wait().await;
+            }
+        }
     }
 }
 

@@ -258,6 +258,30 @@ impl Cgroups {
         Ok(Prepared { membership: self.membership(id)?, events: events.into() })
     }
 
+    /// Makes the group of a pod whose containers another runtime puts into groups below it; gives its path below the root of
+    /// each hierarchy.
+    pub(crate) fn prepare_pod(&self, uid: &str, limits: &Limits) -> Result<PathBuf> {
+        let _changing = self.changing.lock();
+        let group = PathBuf::from(pod_group(uid));
+        self.make(&group, limits)?;
+        if let Machine::V2(root) = &self.machine {
+            delegate(&root.join(&self.name).join(&group))?;
+        }
+        Ok(Path::new("/").join(&self.name).join(group))
+    }
+
+    /// Removes the group of a pod that another runtime has emptied. That made it in every hierarchy there is.
+    pub(crate) fn remove_pod(&self, uid: &str) {
+        let _changing = self.changing.lock();
+        let mounts = mount::mounts().unwrap_or_default();
+        for root in mounts.iter().filter(|mount| mount.fs_type.starts_with("cgroup")) {
+            let group = root.target.join(&self.name).join(pod_group(uid));
+            if group.exists() {
+                remove_when_empty(&group);
+            }
+        }
+    }
+
     /// What one more process needs to join the group of a container.
     pub(crate) fn membership(&self, id: &ContainerId) -> Result<Membership> {
         let group = own_group(id);
@@ -419,8 +443,9 @@ impl Cgroups {
 impl Drop for Cgroups {
     /// The group of all pods goes with the last of them.
     fn drop(&mut self) {
-        for root in self.machine.roots() {
-            let _ = fs::remove_dir(root.join(&self.name));
+        let mounts = mount::mounts().unwrap_or_default();
+        for root in mounts.iter().filter(|mount| mount.fs_type.starts_with("cgroup")) {
+            let _ = fs::remove_dir(root.target.join(&self.name));
         }
     }
 }

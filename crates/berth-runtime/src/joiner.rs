@@ -27,9 +27,10 @@ use rustix::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    ContainerSpec, Security,
+    ContainerSpec, IdRange, Security,
     cgroup::Membership,
     launcher::{Command, Launcher, Stdio, receive, send},
+    owner::Owner,
     status::Shim,
     sys::{self, Kind},
 };
@@ -113,6 +114,7 @@ struct Request {
     user: Option<u32>,
     group: Option<u32>,
     groups: Vec<u32>,
+    user_namespace: Option<IdRange>,
     security: Security,
     oom_score_adj: Option<i32>,
     tty: bool,
@@ -128,16 +130,22 @@ impl Launcher {
         call: &ExecCall,
     ) -> Result<Joined> {
         let exec = || format!("start a process in container {}", spec.name);
+        let failed = |error: io::Error| Error::new(exec(), error);
+        // Process 1 is not in the user namespace of its container.
+        let process = match spec.user_namespace {
+            Some(_) => Member::command(shim),
+            None => Member::first(shim),
+        }
+        .map_err(failed)?;
         let streams = if call.tty { Streams::terminal(shim, call.size) } else { Streams::pipes(call.stdin) };
         let Streams { ours: [stdin, stdout, stderr], theirs } =
             streams.map_err(|error| Error::new(exec(), error))?;
         let (mut control, their_control) = UnixStream::pair().map_err(|error| Error::new(exec(), error))?;
         let [their_stdin, their_stdout, their_stderr] = &theirs;
-        let root = root_of(shim).map_err(|error| Error::new(exec(), error))?;
         let fds = [
             their_control.as_fd(),
-            shim.as_fd(),
-            root.as_fd(),
+            process.pidfd.as_fd(),
+            process.root.as_fd(),
             their_stdin.as_fd(),
             their_stdout.as_fd(),
             their_stderr.as_fd(),
@@ -151,6 +159,7 @@ impl Launcher {
             user: spec.user,
             group: spec.group,
             groups: spec.groups.clone(),
+            user_namespace: spec.user_namespace,
             security: spec.security.clone(),
             oom_score_adj: spec.oom_score_adj,
             tty: call.tty,
@@ -170,13 +179,47 @@ impl Launcher {
     }
 }
 
-/// The container's root directory, which is not always what its mount namespace calls its root.
-fn root_of(shim: &Shim) -> io::Result<OwnedFd> {
-    let path = format!("/proc/{}/root", shim.pid());
-    let root = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-    // Had the shim ended before, the pid could have been another's.
-    sys::send_signal(shim.as_fd(), 0)?;
-    Ok(root)
+/// A process of a container, whose namespaces another one joins.
+struct Member {
+    pidfd: OwnedFd,
+    /// Its root directory, which is not always what its mount namespace calls its root.
+    root: OwnedFd,
+}
+
+impl Member {
+    /// Process 1 of a container.
+    fn first(shim: &Shim) -> io::Result<Self> {
+        let pidfd = shim.as_fd().try_clone_to_owned()?;
+        Self::open(shim.pid(), pidfd)
+    }
+
+    /// The command of a container, which is process 2 in its pid namespace.
+    fn command(shim: &Shim) -> io::Result<Self> {
+        let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", shim.pid()))?;
+        let is_second = |pid: &i32| {
+            let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            let pids = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+            pids.and_then(|pids| pids.split_whitespace().next_back()) == Some("2")
+        };
+        let mut children = children.split_whitespace().filter_map(|pid| pid.parse().ok());
+        let pid = children.find(is_second).ok_or_else(|| io::Error::other("its command has ended"))?;
+        let found =
+            Self::open(pid, pidfd_open(Pid::from_raw(pid).ok_or(Errno::SRCH)?, PidfdFlags::empty())?)?;
+        // Had the command ended before, another could have its pid. As long as it lives, process 1 does.
+        if is_second(&pid) {
+            sys::send_signal(shim.as_fd(), 0).map(|()| found)
+        } else {
+            Err(Errno::SRCH.into())
+        }
+    }
+
+    fn open(pid: i32, pidfd: OwnedFd) -> io::Result<Self> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = rustix::fs::open(format!("/proc/{pid}/root"), flags, Mode::empty())?;
+        // Had the process ended before, the pid could have been another's.
+        sys::send_signal(pidfd.as_fd(), 0)?;
+        Ok(Self { pidfd, root })
+    }
 }
 
 /// Gives a terminal another size; its processes get the signal.
@@ -228,8 +271,8 @@ impl Streams {
 }
 
 /// Is a joiner until what it started has ended.
-pub(crate) fn run([control, shim, root, stdin, stdout, stderr]: [OwnedFd; FDS], group: &Membership) -> ! {
-    let container = Container { shim, root };
+pub(crate) fn run([control, pidfd, root, stdin, stdout, stderr]: [OwnedFd; FDS], group: &Membership) -> ! {
+    let container = Member { pidfd, root };
     sys::reset_signals();
     let _ = rustix::process::setsid();
     let mut control = UnixStream::from(control);
@@ -260,16 +303,10 @@ fn read_request(control: &mut UnixStream) -> io::Result<Request> {
     Ok(serde_json::from_slice(&request)?)
 }
 
-/// A container as one joins it: its process 1 and its root directory.
-struct Container {
-    shim: OwnedFd,
-    root: OwnedFd,
-}
-
 /// Starts the child, and waits until it is the command.
-fn start(request: &Request, container: &Container, group: &Membership, stdio: &[OwnedFd; 3]) -> Result<Pid> {
+fn start(request: &Request, container: &Member, group: &Membership, stdio: &[OwnedFd; 3]) -> Result<Pid> {
     let join = |errno: Errno| Error::new("join the container", errno);
-    move_into_thread_name_spaces(container.shim.as_fd(), ThreadNameSpaceType::PROCESS_ID).map_err(join)?;
+    move_into_thread_name_spaces(container.pidfd.as_fd(), ThreadNameSpaceType::PROCESS_ID).map_err(join)?;
     let (channel, theirs) =
         socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(join)?;
     let cloned = sys::clone(Kind::Child, group.to_clone_into());
@@ -290,14 +327,14 @@ fn start(request: &Request, container: &Container, group: &Membership, stdio: &[
 
 fn become_command(
     request: &Request,
-    container: &Container,
+    container: &Member,
     group: &Membership,
     [stdin, stdout, stderr]: &[OwnedFd; 3],
 ) -> Error {
     let namespaces = ThreadNameSpaceType::MOUNT
         | ThreadNameSpaceType::HOST_NAME_AND_NIS_DOMAIN_NAME
         | ThreadNameSpaceType::INTER_PROCESS_COMMUNICATION;
-    let joined = move_into_thread_name_spaces(container.shim.as_fd(), namespaces)
+    let joined = move_into_thread_name_spaces(container.pidfd.as_fd(), namespaces)
         .and_then(|()| rustix::process::fchdir(&container.root))
         .and_then(|()| rustix::process::chroot("."));
     if let Err(errno) = joined {
@@ -310,6 +347,11 @@ fn become_command(
         user: request.user,
         group: request.group,
         groups: &request.groups,
+        owner: request.user_namespace.map(|range| Owner {
+            namespace: container.pidfd.as_fd(),
+            range,
+            is_first: false,
+        }),
         security: &request.security,
         control_group: group,
         oom_score_adj: request.oom_score_adj,

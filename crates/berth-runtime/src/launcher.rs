@@ -43,18 +43,19 @@ use crate::{
     cgroup::{Membership, Prepared, was_out_of_memory},
     joiner,
     log::{Log, Stream},
+    owner::Owner,
     root,
     status::{self, KILL_ALL, Record},
     sys::{self, Kind, Signals},
 };
-use berth_host::{Doing as _, Error, Result, namespace::is_restricted};
+use berth_host::{Doing as _, Error, Result, namespace::is_restricted, user_namespace::UserNamespace};
 
 /// The argument that makes a program the launcher.
 pub(crate) const ARGUMENT: &str = "__containers";
 
 const LAUNCH: u8 = b'L';
 const JOIN: u8 = b'J';
-/// The descriptors that a new container gets besides those of its control group.
+/// The descriptors that a new container gets besides those of its user namespace and its control group.
 const LAUNCH_FDS: usize = 5;
 const TERMINAL: u8 = 1;
 const KEEP_STDIN: u8 = 2;
@@ -62,8 +63,10 @@ const KEEP_STDIN: u8 = 2;
 const STDIN_ONCE: u8 = 8;
 /// The control group is one of version 2.
 const UNIFIED: u8 = 4;
+/// There is a user namespace for the command.
+const USER_NAMESPACE: u8 = 16;
 /// Those of a process that joins a container, and of the control groups that it becomes a member of.
-pub(crate) const MOST_FDS: usize = 12;
+pub(crate) const MOST_FDS: usize = 13;
 const LONGEST_MESSAGE: usize = 4096;
 
 /// Where a command without a `PATH` is searched.
@@ -105,6 +108,7 @@ impl Launcher {
         directory: &Path,
         spec: &ContainerSpec,
         group: Option<&Prepared>,
+        namespace: Option<&UserNamespace>,
     ) -> Result<OwnedFd> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let state = rustix::fs::open(directory, flags, Mode::empty()).doing("open", directory)?;
@@ -124,13 +128,15 @@ impl Launcher {
         let options = flag(spec.tty, TERMINAL)
             | flag(spec.stdin, KEEP_STDIN)
             | flag(spec.stdin_once, STDIN_ONCE)
-            | flag(group.is_some_and(|group| group.membership.is_unified()), UNIFIED);
+            | flag(group.is_some_and(|group| group.membership.is_unified()), UNIFIED)
+            | flag(namespace.is_some(), USER_NAMESPACE);
         let mut message = vec![LAUNCH, options];
         message.extend_from_slice(log_name.as_bytes());
         let attach =
             attach::listener(state.as_fd()).doing("make the socket of the container in", directory)?;
         let mut fds =
             vec![status.as_fd(), theirs.as_fd(), state.as_fd(), log_directory.as_fd(), attach.as_fd()];
+        fds.extend(namespace.map(AsFd::as_fd));
         if let Some(group) = group {
             fds.push(group.events.as_fd());
             fds.extend(group.membership.fds());
@@ -263,6 +269,7 @@ fn answer(message: &[u8], fds: Vec<OwnedFd>, host: &OwnedFd) {
                 return;
             };
             let mut group = group.into_iter();
+            let namespace = if options & USER_NAMESPACE == 0 { None } else { group.next() };
             let out_of_memory = group.next();
             let group = Membership::new(options & UNIFIED != 0, group.collect());
             let log_name = OsString::from_vec(log_name.to_vec());
@@ -285,6 +292,7 @@ fn answer(message: &[u8], fds: Vec<OwnedFd>, host: &OwnedFd) {
                         log_name,
                         host,
                         attach,
+                        namespace,
                         group,
                         out_of_memory,
                         options: *options,
@@ -324,6 +332,8 @@ pub(crate) struct Job {
     pub(crate) host: OwnedFd,
     /// Where clients come who want to be attached.
     pub(crate) attach: OwnedFd,
+    /// The user namespace that the command is to be in.
+    pub(crate) namespace: Option<OwnedFd>,
     /// The control group that the command is to be a member of.
     pub(crate) group: Membership,
     /// Says whether something in that group was killed for want of memory.
@@ -334,13 +344,13 @@ pub(crate) struct Job {
 
 /// Is process 1 of a container until its end.
 pub(crate) fn run(job: Job) -> ! {
-    let Job { mut record, started, state, log_directory, log_name, host, group, .. } = job;
+    let Job { mut record, started, state, log_directory, log_name, host, namespace, group, .. } = job;
     let start = || -> Result<(Log, Child, Vec<Output>)> {
         let log = Log::open(log_directory, log_name)
             .map_err(|error| Error::new("open the container's log", error))?;
-        let (child, pipes) = Child::start(&state, &host, &group, job.options)?;
+        let (child, pipes) = Child::start(&state, &host, namespace.as_ref(), &group, job.options)?;
         // Root in the container finds what is open here in /proc.
-        drop((state, host, group));
+        drop((state, host, namespace, group));
         let outputs = child.wait_for_exec(pipes)?;
         Ok((log, child, outputs))
     };
@@ -383,6 +393,7 @@ impl Child {
     fn start(
         state: &OwnedFd,
         host: &OwnedFd,
+        namespace: Option<&OwnedFd>,
         group: &Membership,
         options: u8,
     ) -> Result<(Self, [OwnedFd; 2])> {
@@ -406,7 +417,12 @@ impl Child {
         drop(stdin);
         let become_command = || -> Result<std::convert::Infallible> {
             let spec = read_spec(state)?;
-            root::enter(&spec, state.as_fd(), host.as_fd())?;
+            let owner = namespace.zip(spec.user_namespace).map(|(namespace, range)| Owner {
+                namespace: namespace.as_fd(),
+                range,
+                is_first: true,
+            });
+            root::enter(&spec, state.as_fd(), host.as_fd(), owner)?;
             let command = Command {
                 words: &spec.command,
                 env: &spec.env,
@@ -414,6 +430,7 @@ impl Child {
                 user: spec.user,
                 group: spec.group,
                 groups: &spec.groups,
+                owner,
                 security: &spec.security,
                 control_group: group,
                 oom_score_adj: spec.oom_score_adj,
@@ -603,6 +620,7 @@ pub(crate) struct Command<'a> {
     pub(crate) user: Option<u32>,
     pub(crate) group: Option<u32>,
     pub(crate) groups: &'a [u32],
+    pub(crate) owner: Option<Owner<'a>>,
     pub(crate) security: &'a Security,
     pub(crate) control_group: &'a Membership,
     pub(crate) oom_score_adj: Option<i32>,
@@ -635,18 +653,25 @@ impl Command<'_> {
             let _ = std::fs::write("/proc/self/oom_score_adj", score.to_string());
         }
         let user = Uid::from_raw(self.user.unwrap_or(0));
-        if self.user.is_some() {
+        let streams_owner = match &self.owner {
+            Some(owner) => Some(owner.outside(user)?),
+            None => self.user.map(|_| user),
+        };
+        if streams_owner.is_some() {
             // So that the command can open /dev/stdout. What is no pipe or terminal of ours is not ours to give away:
             // without input it is /dev/null, which may be the host's.
             for fd in [stdio.input, stdio.output, stdio.error] {
                 if stdio.terminal || is_pipe(fd) {
-                    let _ = rustix::fs::fchown(fd, Some(user), None);
+                    let _ = rustix::fs::fchown(fd, streams_owner, None);
                 }
             }
         }
         if stdio.terminal {
             rustix::process::ioctl_tiocsctty(stdio.input)
                 .map_err(|errno| Error::new("take the terminal", errno))?;
+        }
+        if let Some(owner) = &self.owner {
+            owner.enter()?;
         }
         rustix::stdio::dup2_stdin(stdio.input)
             .and_then(|()| rustix::stdio::dup2_stdout(stdio.output))

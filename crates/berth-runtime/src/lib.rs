@@ -23,7 +23,7 @@
 //!
 //! # Invariants
 //!
-//! - A container does not depend on the process that started it: that may be killed, and the next [`Runtime::open`] finds it again.
+//! - A container does not depend on the process that started it: that may be killed, and the next [`Processes::open`] finds it again.
 //! - A container that was started once is never started twice under the same [`ContainerId`].
 //! - Nothing of a container's files is left when it has ended, besides its directory and its log.
 //! - A container has a control group (`cgroup.rs`) for as long as it lives, where the machine has them, and no longer.
@@ -38,13 +38,13 @@
 //! # Example
 //!
 //! ```no_run
-//! use berth_runtime::{ContainerSpec, LAUNCHER, Limits, Runtime, Security};
+//! use berth_runtime::{ContainerSpec, LAUNCHER, Limits, PodSettings, Processes, Runtime as _, Security};
 //!
 //! #[tokio::main(flavor = "current_thread")]
 //! async fn main() -> Result<(), berth_runtime::Error> {
 //!     berth_host::helper::intercept(&[LAUNCHER]);
 //!     let program = std::env::current_exe().expect("there is /proc");
-//!     let runtime = Runtime::open("/var/lib/containers".as_ref(), &program)?;
+//!     let runtime = Processes::open("/var/lib/containers".as_ref(), &program)?;
 //!     let id = runtime
 //!         .start(ContainerSpec {
 //!             pod_uid: "uid".into(),
@@ -59,6 +59,7 @@
 //!             user: None,
 //!             group: None,
 //!             groups: Vec::new(),
+//!             user_namespace: None,
 //!             security: Security::default(),
 //!             limits: Limits::default(),
 //!             pod_limits: Limits::default(),
@@ -72,6 +73,9 @@
 //!             hidden: Vec::new(),
 //!             log: "/var/log/main.log".into(),
 //!             termination_message_path: None,
+//!             image: None,
+//!             pod: PodSettings::default(),
+//!             target: None,
 //!         })
 //!         .await?;
 //!     println!("exited with {}", runtime.exited(&id).await.code);
@@ -81,11 +85,14 @@
 
 mod attach;
 mod cgroup;
+mod cri;
 mod exec;
+mod interface;
 mod joiner;
 mod launcher;
 mod log;
 mod logs;
+mod owner;
 mod processes;
 mod root;
 mod runtime;
@@ -96,17 +103,20 @@ mod sys;
 use std::{fmt, path::PathBuf};
 
 use berth_host::helper::Helper;
+pub use berth_host::user_namespace::IdRange;
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     attach::{AttachCall, Attached},
     cgroup::{Limits, Usage, groups_of, remove_groups},
+    cri::{Cri, endpoint_of},
     exec::{Exec, ExecInput, ExecOutput},
+    interface::{Credentials, Image, Images, KnownContainer, Runtime},
     joiner::{ExecCall, TerminalSize},
     log::log_files,
     logs::{LogOptions, LogStream, logs},
     processes::TICK,
-    runtime::{ContainerId, Error, Result, Runtime},
+    runtime::{ContainerId, Error, Processes, Result},
     security::{Capabilities, Security},
     status::{Exit, Found, Reason, Shim, State, find},
 };
@@ -145,6 +155,10 @@ pub struct ContainerSpec {
     pub group: Option<u32>,
     /// The supplementary groups of the command, besides its primary one.
     pub groups: Vec<u32>,
+    /// The ids of the machine that are those of the container, which then has a user namespace: its root is nobody outside,
+    /// and files on disk keep the ids that they have inside.
+    #[serde(default)]
+    pub user_namespace: Option<IdRange>,
     /// What its processes may do.
     #[serde(default)]
     pub security: Security,
@@ -176,6 +190,50 @@ pub struct ContainerSpec {
     pub log: PathBuf,
     /// Where the command may leave a last message.
     pub termination_message_path: Option<PathBuf>,
+    /// What it runs; for a runtime with [`Images`] alone.
+    #[serde(default)]
+    pub image: Option<ImageRun>,
+    /// What it has in common with the other containers of its pod; for such a runtime alone.
+    #[serde(default)]
+    pub pod: PodSettings,
+    /// The container of its pod whose processes it sees, if not only its own; for such a runtime alone.
+    #[serde(default)]
+    pub target: Option<String>,
+}
+
+/// An image, and how it is run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRun {
+    /// What the runtime knows it by.
+    pub id: String,
+    /// What the pod calls it.
+    pub name: String,
+    /// The arguments; those of the image if neither they nor a command are given.
+    pub args: Vec<String>,
+    /// The user of the image, if that is named and not numbered, and no other is asked for.
+    pub user_name: Option<String>,
+}
+
+/// What all containers of a pod have in common.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a field of its own in a pod")]
+pub struct PodSettings {
+    /// Whether they see all processes of the machine.
+    pub host_processes: bool,
+    /// Whether they share the machine's shared memory and message queues.
+    pub host_ipc: bool,
+    /// Whether they see each other's processes.
+    pub shares_processes: bool,
+    /// Whether one of them is privileged.
+    pub privileged: bool,
+    /// Whether the groups of the image's user count only if the pod asks for them.
+    pub only_own_groups: bool,
+    /// Settings of the kernel, by name.
+    pub sysctls: Vec<(String, String)>,
+    /// The handler of the runtime that runs them; its usual one if `None`.
+    pub handler: Option<String>,
+    /// The labels of the pod.
+    pub labels: Vec<(String, String)>,
 }
 
 /// A directory or file of the host that appears in a container, with all that is mounted below it.

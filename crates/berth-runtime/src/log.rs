@@ -20,7 +20,7 @@ use crate::sys;
 /// The longest text of an entry.
 const LONGEST: usize = 16 << 10;
 /// When the file has grown to this it becomes an old file.
-const ROTATE_AT: u64 = 10 << 20;
+pub(crate) const ROTATE_AT: u64 = 10 << 20;
 /// How many old files are kept.
 const OLD_FILES: u32 = 4;
 const NANOS: u128 = 1_000_000_000;

@@ -28,10 +28,10 @@ use rustix::{
     thread::{ThreadNameSpaceType, move_into_thread_name_spaces},
 };
 
-use crate::{ContainerSpec, Device, Mount, Propagation, TERMINATION_FILE, sys};
+use crate::{ContainerSpec, Device, Mount, Propagation, TERMINATION_FILE, owner::Owner, sys};
 use berth_host::{
     Doing as _, Error, Result,
-    mount::mount_setattr,
+    mount::{map_ids, mount_setattr},
     namespace::{Ids, is_restricted},
 };
 
@@ -59,7 +59,7 @@ const LINKS: [(&str, &str); 5] = [
 ];
 
 /// Files of the kernel that show the whole machine or change it: a container finds them empty.
-const MASKED: [&str; 12] = [
+pub(crate) const MASKED: [&str; 12] = [
     "/proc/acpi",
     "/proc/asound",
     "/proc/interrupts",
@@ -74,7 +74,8 @@ const MASKED: [&str; 12] = [
     "/sys/firmware",
 ];
 /// Files of the kernel that a container may read and not write.
-const READABLE: [&str; 5] = ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
+pub(crate) const READABLE: [&str; 5] =
+    ["/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger"];
 /// What of the host's `/dev` a container has of its own, or not at all.
 const OWN_DEVICES: [&str; 6] = ["pts", "shm", "mqueue", "hugepages", "console", "ptmx"];
 
@@ -98,12 +99,18 @@ pub(crate) fn leave_host_mounts() -> Result<()> {
 
 /// Makes the files of `spec` the root of this process and its parent, process 1 of the container.
 ///
-/// `state` is the container's directory and `host` the host's mount namespace.
-pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedFd<'_>) -> Result<()> {
+/// `state` is the container's directory and `host` the host's mount namespace. With a user namespace as its owner all
+/// files look as they do there, although none but root of the machine makes the mounts.
+pub(crate) fn enter(
+    spec: &ContainerSpec,
+    state: BorrowedFd<'_>,
+    host: BorrowedFd<'_>,
+    owner: Option<Owner<'_>>,
+) -> Result<()> {
     let restricted = is_restricted();
-    let outside = Outside::fetch(spec, state, host, restricted)?;
-    let (scratch, root) = if restricted { restricted::assemble(spec)? } else { overlay()? };
-    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref(), &outside.host_devices, restricted)?;
+    let outside = Outside::fetch(spec, state, host, owner, restricted)?;
+    let (scratch, root) = if restricted { restricted::assemble(spec)? } else { overlay(owner)? };
+    root.add_kernel_filesystems(&scratch, outside.sysfs.as_ref(), &outside.host_devices, owner, restricted)?;
     if spec.security.mask_kernel_files {
         root.mask_kernel_files(&scratch)?;
     }
@@ -129,13 +136,15 @@ pub(crate) fn enter(spec: &ContainerSpec, state: BorrowedFd<'_>, host: BorrowedF
         root.ensure_dir(directory).doing("make the working directory", directory)?;
     }
     if spec.read_only_root {
-        mount_setattr(root.0.as_fd(), READ_ONLY, 0, 0, false)
+        let mut mounts = std::iter::once(&root.directory).chain(&root.overlays);
+        mounts
+            .try_for_each(|mount| mount_setattr(mount.as_fd(), READ_ONLY, 0, 0, false))
             .map_err(|errno| Error::new("make the root filesystem read-only", errno))?;
     }
     rustix::system::sethostname(spec.hostname.as_bytes())
         .map_err(|errno| Error::new(format!("set the hostname {:?}", spec.hostname), errno))?;
     // The scratch filesystem lies on the host's root.
-    switch_to(&root.0, 2).map_err(|errno| Error::new("change to the container's root", errno))
+    switch_to(&root.directory, 2).map_err(|errno| Error::new("change to the container's root", errno))
 }
 
 /// What comes from the host, detached from its tree.
@@ -171,24 +180,35 @@ impl<'a> Outside<'a> {
         spec: &'a ContainerSpec,
         state: BorrowedFd<'_>,
         host: BorrowedFd<'_>,
+        owner: Option<Owner<'_>>,
         restricted: bool,
     ) -> Result<Self> {
         let enter = |errno| Error::new("enter a mount namespace", errno);
         let ours = pidfd_open(Pid::INIT, PidfdFlags::empty()).map_err(enter)?;
         rustix::thread::move_into_link_name_space(host, None).map_err(enter)?;
-        let fetched = Self::fetch_here(spec, state, restricted);
+        let fetched = Self::fetch_here(spec, state, owner, restricted);
         move_into_thread_name_spaces(ours.as_fd(), ThreadNameSpaceType::MOUNT).map_err(enter)?;
         fetched
     }
 
-    fn fetch_here(spec: &'a ContainerSpec, state: BorrowedFd<'_>, restricted: bool) -> Result<Self> {
+    fn fetch_here(
+        spec: &'a ContainerSpec,
+        state: BorrowedFd<'_>,
+        owner: Option<Owner<'_>>,
+        restricted: bool,
+    ) -> Result<Self> {
         let mut volumes = Vec::new();
         for mount in &spec.mounts {
             let bound = match &mount.sub_path {
                 Some(below) => clone_volume(mount).doing("bind", mount.source.join(below)),
                 None => clone_volume(mount).doing("bind", &mount.source),
             };
-            volumes.push((mount, bound?));
+            let bound = bound?;
+            if let Some(owner) = owner {
+                map_ids(bound.as_fd(), owner.namespace, true)
+                    .doing("show with the ids of the pod's user namespace", &mount.source)?;
+            }
+            volumes.push((mount, bound));
         }
         // A volume in a volume has to come after it.
         volumes.sort_by_key(|(mount, _)| mount.target.components().count());
@@ -201,9 +221,15 @@ impl<'a> Outside<'a> {
             Some(_) => Some(clone_file(state, TERMINATION_FILE).doing("bind", TERMINATION_FILE)?),
             None => None,
         };
-        let sysfs = clone_sysfs(spec.security.host_devices, restricted).ok();
+        if let (Some(termination), Some(owner)) = (&termination, owner) {
+            // Anybody may write it in any case.
+            let _ = map_ids(termination.as_fd(), owner.namespace, false);
+        }
+        // Root of a user namespace is not the machine's, and its devices and settings are not for it.
+        let may_use_host_devices = spec.security.host_devices && owner.is_none();
+        let sysfs = clone_sysfs(may_use_host_devices, restricted).ok();
         let mut host_devices = Vec::new();
-        if spec.security.host_devices {
+        if may_use_host_devices {
             list_devices(Path::new(""), &mut host_devices).doing("list", "/dev")?;
         }
         let resolv_conf = std::fs::read("/etc/resolv.conf").ok();
@@ -211,7 +237,8 @@ impl<'a> Outside<'a> {
     }
 }
 
-fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
+/// A detached copy of what a mount of a container shows, with its attributes and its propagation.
+pub(crate) fn clone_volume(mount: &Mount) -> rustix::io::Result<OwnedFd> {
     let tree = match &mount.sub_path {
         Some(below) => {
             let found = open_below(&mount.source, below)?;
@@ -301,21 +328,38 @@ fn find_device(path: &Path, restricted: bool) -> io::Result<FoundDevice> {
 }
 
 /// The tmpfs that takes what is written, and the overlay with it over the host's root.
-fn overlay() -> Result<(OwnedFd, Root)> {
+fn overlay(owner: Option<Owner<'_>>) -> Result<(OwnedFd, Root)> {
     let make = || -> rustix::io::Result<_> {
         let scratch = new_filesystem("tmpfs", &[("size", SCRATCH_SIZE), ("mode", "0755")], 0)?;
         for (name, mode) in SCRATCH_DIRECTORIES {
             rustix::fs::mkdirat(&scratch, name, Mode::from_raw_mode(mode))?;
         }
         // The overlay's layers must be in our mount namespace, and are named from here.
+        let lower = owner.map(|owner| mapped_root(&scratch, owner)).transpose()?;
         attach_at(&scratch, CWD, "/")?;
         rustix::process::fchdir(&scratch)?;
-        let layers = [("source", "overlay"), ("lowerdir", "/"), ("upperdir", "upper"), ("workdir", "work")];
+        if let Some(lower) = &lower {
+            attach_at(lower, scratch.as_fd(), "lower")?;
+        }
+        let lower = if lower.is_some() { "lower" } else { "/" };
+        let layers = [("source", "overlay"), ("lowerdir", lower), ("upperdir", "upper"), ("workdir", "work")];
         let root = new_filesystem("overlay", &layers, 0)?;
         attach_at(&root, scratch.as_fd(), "root")?;
-        Ok((scratch, Root(root)))
+        let owner = owner.map(|owner| owner.root());
+        Ok((scratch, Root { directory: root, owner, overlays: Vec::new() }))
     };
     make().map_err(|errno| Error::new("lay an overlay over the host's root", errno))
+}
+
+/// The host's root with the ids of a user namespace, and the upper layer over it with the same owner.
+fn mapped_root(scratch: &OwnedFd, owner: Owner<'_>) -> rustix::io::Result<OwnedFd> {
+    let lower = clone_tree(CWD, Path::new("/"), OpenTreeFlags::empty())?;
+    mount_setattr(lower.as_fd(), 0, 0, libc::MS_PRIVATE, false)?;
+    map_ids(lower.as_fd(), owner.namespace, false)?;
+    rustix::fs::mkdirat(scratch, "lower", Mode::from_raw_mode(0o755))?;
+    let (user, group) = owner.root();
+    rustix::fs::chownat(scratch, "upper", Some(user), Some(group), AtFlags::SYMLINK_NOFOLLOW)?;
+    Ok(lower)
 }
 
 fn new_filesystem(kind: &str, options: &[(&str, &str)], attributes: u64) -> rustix::io::Result<OwnedFd> {
@@ -348,11 +392,17 @@ fn switch_to(root: &OwnedFd, old: usize) -> rustix::io::Result<()> {
 }
 
 /// The root directory of the container while its files and mounts are added.
-struct Root(OwnedFd);
+struct Root {
+    directory: OwnedFd,
+    /// Whose the files are that are made in it, where that is not us.
+    owner: Option<(Uid, Gid)>,
+    /// The mounts in it that show directories of the host, where it is not one overlay itself.
+    overlays: Vec<OwnedFd>,
+}
 
 impl Root {
     fn open(&self, path: &Path, flags: OFlags) -> rustix::io::Result<OwnedFd> {
-        rustix::fs::openat2(&self.0, path, flags | OFlags::CLOEXEC, Mode::empty(), IN_ROOT)
+        rustix::fs::openat2(&self.directory, path, flags | OFlags::CLOEXEC, Mode::empty(), IN_ROOT)
     }
 
     fn ensure_dir(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
@@ -360,7 +410,7 @@ impl Root {
         match (self.open(path, flags), path.parent(), path.file_name()) {
             (Err(Errno::NOENT), Some(parent), Some(name)) => {
                 let parent = self.ensure_dir(parent)?;
-                match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                match self.make(|| rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o755))) {
                     Ok(()) | Err(Errno::EXIST) => self.open(path, flags),
                     Err(errno) => Err(errno),
                 }
@@ -369,12 +419,20 @@ impl Root {
         }
     }
 
+    /// Makes a file as its owner. In what shows the ids of a user namespace nobody else can.
+    fn make<T>(&self, make: impl FnOnce() -> rustix::io::Result<T>) -> rustix::io::Result<T> {
+        match self.owner {
+            Some((user, group)) => sys::making_files_of(user, group, make),
+            None => make(),
+        }
+    }
+
     fn ensure_file(&self, path: &Path) -> rustix::io::Result<OwnedFd> {
         match (self.open(path, OFlags::PATH), path.parent(), path.file_name()) {
             (Err(Errno::NOENT), Some(parent), Some(name)) => {
                 let parent = self.ensure_dir(parent)?;
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644))?;
+                self.make(|| rustix::fs::openat(parent, name, flags, Mode::from_raw_mode(0o644)))?;
                 self.open(path, OFlags::PATH)
             }
             (opened, ..) => opened,
@@ -427,6 +485,7 @@ impl Root {
         scratch: &OwnedFd,
         sysfs: Option<&OwnedFd>,
         host_devices: &[HostDevice],
+        owner: Option<Owner<'_>>,
         restricted: bool,
     ) -> Result<()> {
         let make = |errno| Error::new("mount a kernel filesystem for the container", errno);
@@ -446,6 +505,9 @@ impl Root {
         mount_setattr(dev.as_fd(), HARMLESS, 0, 0, false).map_err(make)?;
         let devices = |errno| Error::new("make the device files of the container", errno);
         fill_dev(&dev, host_devices, restricted).map_err(devices)?;
+        if let Some(owner) = owner {
+            map_ids(dev.as_fd(), owner.namespace, false).map_err(devices)?;
+        }
         self.attach(&dev, Path::new("/dev"))?;
         if restricted {
             let of_host =
@@ -453,7 +515,7 @@ impl Root {
             let names = restricted::common_devices().chain(of_host.map(|device| device.path.as_path()));
             names.into_iter().try_for_each(|name| self.bind_device(name)).map_err(devices)?;
         }
-        let group = TERMINALS.to_string();
+        let group = owner.and_then(|owner| owner.range.outside(TERMINALS)).unwrap_or(TERMINALS).to_string();
         let mut terminals = vec![("ptmxmode", "0666"), ("mode", "0620")];
         if !restricted || Ids::read().has_group(TERMINALS) {
             terminals.push(("gid", &group));
@@ -507,7 +569,7 @@ impl Root {
             };
             let parent = self.ensure_dir(parent)?;
             let on = rustix::fs::fstat(&parent)?.st_dev;
-            if on != rustix::fs::fstat(&self.0)?.st_dev && on != rustix::fs::fstat(scratch)?.st_dev {
+            if on != rustix::fs::fstat(&self.directory)?.st_dev && on != rustix::fs::fstat(scratch)?.st_dev {
                 return self.find_device(target, number);
             }
             match rustix::fs::unlinkat(&parent, name, AtFlags::empty()) {
@@ -543,7 +605,7 @@ impl Root {
                 Err(errno) => return Err(errno.into()),
             }
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-            let file = rustix::fs::openat(&etc, name, flags, Mode::from_raw_mode(0o644))?;
+            let file = self.make(|| rustix::fs::openat(&etc, name, flags, Mode::from_raw_mode(0o644)))?;
             std::fs::File::from(file).write_all(content)
         };
         write("hostname", format!("{}\n", spec.hostname).as_bytes()).doing("write", "/etc/hostname")?;

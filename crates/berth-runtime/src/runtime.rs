@@ -16,7 +16,8 @@ use std::{
     time::Duration,
 };
 
-use berth_host::path::remove_tree;
+use async_trait::async_trait;
+use berth_host::{path::remove_tree, user_namespace::UserNamespace};
 use jiff::Timestamp;
 use parking_lot::Mutex;
 use tokio::{
@@ -31,6 +32,7 @@ use crate::{
     blocking,
     cgroup::{Cgroups, Prepared, Usage},
     exec::Exec,
+    interface::{KnownContainer, Runtime},
     joiner::ExecCall,
     launcher::Launcher,
     processes,
@@ -66,6 +68,25 @@ pub enum Error {
     /// The container still runs.
     #[error("container {0} is still running")]
     StillRunning(ContainerId),
+    /// No container runtime answers where one was expected.
+    #[error("no container runtime answers at {endpoint}: {why}")]
+    Unreachable {
+        /// Where it was expected.
+        endpoint: String,
+        /// What the attempt ended with.
+        why: String,
+    },
+    /// A container runtime refused a call.
+    #[error("{doing}: {why}")]
+    Refused {
+        /// What we were doing.
+        doing: String,
+        /// What the runtime answered.
+        why: String,
+    },
+    /// A container runtime does not have what a call was about.
+    #[error("{0}: it is not there")]
+    Missing(String),
     /// A process could not be started in a container; the message is the joiner's.
     #[error("{0}")]
     Exec(String),
@@ -90,9 +111,9 @@ pub struct ContainerId {
     pub attempt: u32,
 }
 
-/// The containers of one directory.
+/// The runtime that needs nothing installed: its containers are processes of this machine, those of one directory.
 #[derive(Debug, Clone)]
-pub struct Runtime(Arc<Inner>);
+pub struct Processes(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
@@ -115,7 +136,7 @@ struct Container {
     killed: AtomicBool,
 }
 
-impl Runtime {
+impl Processes {
     /// Opens the containers of a directory, which is made when it is missing; called in a tokio runtime.
     ///
     /// What still runs is adopted; what has ended meanwhile is there as exited; what was never started is removed.
@@ -146,13 +167,15 @@ impl Runtime {
         Ok(runtime)
     }
 
-    /// Whether containers are limited as their specification says; if not, why not, in one sentence.
-    pub fn limits_containers(&self) -> std::result::Result<(), &str> {
-        self.0.cgroups.as_ref().map(drop).map_err(String::as_str)
+    /// Sends a signal to the command of a container; one that has ended needs none.
+    pub fn signal(&self, id: &ContainerId, signal: i32) -> Result<()> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        let Some(shim) = container.running() else { return Ok(()) };
+        shim.signal(signal).map_err(|error| Error::host(format!("signal container {id}"), error))
     }
 
-    /// What each container that runs has taken of the machine; takes a while.
-    pub fn usages(&self) -> Vec<(ContainerId, Usage)> {
+    /// What each container that runs has taken.
+    fn measure(&self) -> Vec<(ContainerId, Usage)> {
         let containers: Vec<(ContainerId, Arc<Container>)> =
             self.lock().iter().map(|(id, container)| (id.clone(), container.clone())).collect();
         let by_namespace = match &self.0.cgroups {
@@ -168,171 +191,6 @@ impl Runtime {
             Some((id, usage))
         });
         running.collect()
-    }
-
-    /// Every container there is.
-    pub fn containers(&self) -> Vec<(ContainerId, ContainerSpec, State)> {
-        let containers: Vec<_> =
-            self.lock().iter().map(|(id, container)| (id.clone(), Arc::clone(container))).collect();
-        let known = |(id, container): (ContainerId, Arc<Container>)| {
-            let state = container.state.borrow().clone()?;
-            Some((id, read_spec(&container.directory).ok()?, state))
-        };
-        containers.into_iter().filter_map(known).collect()
-    }
-
-    /// Starts a container and returns when its command runs, or could not be started and the container has exited.
-    ///
-    /// One that was started before, whatever became of it, is left as it is. Goes on to its end when dropped.
-    pub async fn start(&self, spec: ContainerSpec) -> Result<ContainerId> {
-        let id = ContainerId::of(&spec);
-        check(&id, &spec)?;
-        loop {
-            let (container, is_new) = self.entry(&id);
-            if is_new {
-                let (runtime, name) = (self.clone(), id.clone());
-                // In a task of its own, so that it goes on when the caller is dropped.
-                let launch = async move {
-                    let (inner, new) = (Arc::clone(&runtime.0), Arc::clone(&container));
-                    let launched = blocking(move || {
-                        // It may run although its start was reported as failed: for want of a descriptor to watch it
-                        // with, say.
-                        if new.take_up(true)? {
-                            return Ok(None);
-                        }
-                        let made = fs::DirBuilder::new().mode(0o700).create(&new.directory);
-                        made.map_err(|error| {
-                            berth_host::Error::new("make the container's directory", error)
-                        })?;
-                        let pipe = new
-                            .prepare_group(&spec)
-                            .and_then(|group| inner.launcher.launch(&new.directory, &spec, group.as_ref()));
-                        pipe.map(Some).inspect_err(|_| {
-                            new.remove_group();
-                            let _ = remove_tree(&new.directory);
-                        })
-                    })
-                    .await;
-                    let started = match launched {
-                        Ok(Some(started)) => wait_for_end(started).await.and_then(|()| container.begin()),
-                        Ok(None) => Ok(()),
-                        Err(error) => Err(error),
-                    };
-                    started.map_err(|error| {
-                        runtime.lock().remove(&name);
-                        Error::host(format!("start container {}", name.name), error)
-                    })
-                };
-                let started = tokio::spawn(launch).await;
-                return started.expect("starting a container does not panic").map(|()| id);
-            }
-            let mut state = container.state.subscribe();
-            drop(container);
-            // An error means that whoever was starting it has failed.
-            if state.wait_for(Option::is_some).await.is_ok() {
-                return Ok(id);
-            }
-        }
-    }
-
-    /// The state of a container; `None` when there is none of that name, or it is being started.
-    pub fn state(&self, id: &ContainerId) -> Option<State> {
-        self.get(id)?.state.borrow().clone()
-    }
-
-    /// Waits until nothing of a container is left.
-    pub async fn exited(&self, id: &ContainerId) -> Exit {
-        let Some(container) = self.get(id) else {
-            return Exit::unknown(format!("there is no container {id}"));
-        };
-        let mut state = container.state.subscribe();
-        drop(container);
-        let seen = state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await;
-        match seen.as_deref() {
-            Ok(Some(State::Exited(exit))) => exit.clone(),
-            _ => Exit::unknown(format!("container {id} was not started")),
-        }
-    }
-
-    /// Sends a signal to the command of a container; one that has ended needs none.
-    pub fn signal(&self, id: &ContainerId, signal: i32) -> Result<()> {
-        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
-        let Some(shim) = container.running() else { return Ok(()) };
-        shim.signal(signal).map_err(|error| Error::host(format!("signal container {id}"), error))
-    }
-
-    /// Asks a container to end, kills everything in it when the grace is over, and waits until nothing is left.
-    pub async fn stop(&self, id: &ContainerId, grace: Duration) -> Exit {
-        let Some(container) = self.get(id) else {
-            return Exit::unknown(format!("there is no container {id}"));
-        };
-        let exited = || self.exited(id);
-        // What is being started is stopped as soon as it has been.
-        let _ = container.state.subscribe().wait_for(Option::is_some).await;
-        // A signal that cannot be sent has the same consequence as one that is ignored.
-        if !grace.is_zero()
-            && container.send(|shim| shim.signal(libc::SIGTERM))
-            && let Ok(exit) = tokio::time::timeout(grace, exited()).await
-        {
-            return exit;
-        }
-        if container.send(Shim::kill_all)
-            && let Ok(exit) = tokio::time::timeout(KILL_PATIENCE, exited()).await
-        {
-            return exit;
-        }
-        container.killed.store(true, Ordering::Relaxed);
-        container.send(Shim::kill);
-        exited().await
-    }
-
-    /// Forgets an exited container; its log stays. One that is not there is as good.
-    pub async fn remove(&self, id: &ContainerId) -> Result<()> {
-        let Some(container) = self.get(id) else { return Ok(()) };
-        if !matches!(*container.state.borrow(), Some(State::Exited(_))) {
-            return Err(Error::StillRunning(id.clone()));
-        }
-        let directory = container.directory.clone();
-        blocking(move || remove_tree(&directory))
-            .await
-            .map_err(|error| Error::host(format!("remove container {id}"), error))?;
-        self.lock().remove(id);
-        Ok(())
-    }
-
-    /// Joins the standard streams of a running container's command.
-    pub async fn attach(&self, id: &ContainerId, call: AttachCall) -> Result<Attached> {
-        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
-        if container.running().is_none() {
-            return Err(Error::NotRunning(id.clone()));
-        }
-        let connect = move || {
-            let spec = read_spec(&container.directory)?;
-            let connected = Client::connect(&container.directory, call);
-            connected
-                .map(|client| (client, spec.tty))
-                .map_err(|errno| berth_host::Error::new("connect to it", errno))
-        };
-        let failed = |error| Error::host(format!("attach to container {id}"), error);
-        let (client, tty) = blocking(connect).await.map_err(failed)?;
-        Attached::open(client, tty)
-    }
-
-    /// Starts one more process in a running container.
-    pub async fn exec(&self, id: &ContainerId, call: ExecCall) -> Result<Exec> {
-        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
-        if container.running().is_none() {
-            return Err(Error::NotRunning(id.clone()));
-        }
-        let (runtime, tty) = (self.clone(), call.tty);
-        let join = move || {
-            let shim = container.shim.get().expect("a running container has a shim");
-            let spec = read_spec(&container.directory)?;
-            let group = container.group.as_ref().map(|(groups, id)| groups.membership(id)).transpose()?;
-            runtime.0.launcher.exec(shim, &spec, group.as_ref(), &call)
-        };
-        let failed = |error| Error::host(format!("exec in container {id}"), error);
-        Exec::open(blocking(join).await.map_err(failed)?, tty).await
     }
 
     fn adopt(&self, directory: &Path) -> std::result::Result<(), berth_host::Error> {
@@ -369,6 +227,177 @@ impl Runtime {
 
     fn lock(&self) -> parking_lot::MutexGuard<'_, HashMap<ContainerId, Arc<Container>>> {
         self.0.containers.lock()
+    }
+}
+
+#[async_trait]
+impl Runtime for Processes {
+    fn version(&self) -> String {
+        concat!("process://", env!("CARGO_PKG_VERSION")).to_owned()
+    }
+
+    fn address(&self, id: &ContainerId) -> String {
+        format!("process://{id}")
+    }
+
+    fn limits_containers(&self) -> std::result::Result<(), &str> {
+        self.0.cgroups.as_ref().map(drop).map_err(String::as_str)
+    }
+
+    async fn usages(&self) -> Vec<(ContainerId, Usage)> {
+        let runtime = self.clone();
+        blocking(move || runtime.measure()).await
+    }
+
+    fn containers(&self) -> Vec<KnownContainer> {
+        let containers: Vec<_> =
+            self.lock().iter().map(|(id, container)| (id.clone(), Arc::clone(container))).collect();
+        let known = |(id, container): (ContainerId, Arc<Container>)| {
+            let state = container.state.borrow().clone()?;
+            let ContainerSpec { namespace, pod_name, .. } = read_spec(&container.directory).ok()?;
+            Some(KnownContainer { id, namespace, pod_name, state })
+        };
+        containers.into_iter().filter_map(known).collect()
+    }
+
+    async fn start(&self, spec: ContainerSpec) -> Result<ContainerId> {
+        let id = ContainerId::of(&spec);
+        check(&id, &spec)?;
+        loop {
+            let (container, is_new) = self.entry(&id);
+            if is_new {
+                let (runtime, name) = (self.clone(), id.clone());
+                // In a task of its own, so that it goes on when the caller is dropped.
+                let launch = async move {
+                    let (inner, new) = (Arc::clone(&runtime.0), Arc::clone(&container));
+                    let launched = blocking(move || {
+                        // It may run although its start was reported as failed: for want of a descriptor to watch it
+                        // with, say.
+                        if new.take_up(true)? {
+                            return Ok(None);
+                        }
+                        let made = fs::DirBuilder::new().mode(0o700).create(&new.directory);
+                        made.map_err(|error| {
+                            berth_host::Error::new("make the container's directory", error)
+                        })?;
+                        let launch = || {
+                            let namespace = spec.user_namespace.map(UserNamespace::new).transpose()?;
+                            let group = new.prepare_group(&spec)?;
+                            inner.launcher.launch(&new.directory, &spec, group.as_ref(), namespace.as_ref())
+                        };
+                        launch().map(Some).inspect_err(|_| {
+                            new.remove_group();
+                            let _ = remove_tree(&new.directory);
+                        })
+                    })
+                    .await;
+                    let started = match launched {
+                        Ok(Some(started)) => wait_for_end(started).await.and_then(|()| container.begin()),
+                        Ok(None) => Ok(()),
+                        Err(error) => Err(error),
+                    };
+                    started.map_err(|error| {
+                        runtime.lock().remove(&name);
+                        Error::host(format!("start container {}", name.name), error)
+                    })
+                };
+                let started = tokio::spawn(launch).await;
+                return started.expect("starting a container does not panic").map(|()| id);
+            }
+            let mut state = container.state.subscribe();
+            drop(container);
+            // An error means that whoever was starting it has failed.
+            if state.wait_for(Option::is_some).await.is_ok() {
+                return Ok(id);
+            }
+        }
+    }
+
+    fn state(&self, id: &ContainerId) -> Option<State> {
+        self.get(id)?.state.borrow().clone()
+    }
+
+    async fn exited(&self, id: &ContainerId) -> Exit {
+        let Some(container) = self.get(id) else {
+            return Exit::unknown(format!("there is no container {id}"));
+        };
+        let mut state = container.state.subscribe();
+        drop(container);
+        let seen = state.wait_for(|state| matches!(state, Some(State::Exited(_)))).await;
+        match seen.as_deref() {
+            Ok(Some(State::Exited(exit))) => exit.clone(),
+            _ => Exit::unknown(format!("container {id} was not started")),
+        }
+    }
+
+    async fn stop(&self, id: &ContainerId, grace: Duration) -> Exit {
+        let Some(container) = self.get(id) else {
+            return Exit::unknown(format!("there is no container {id}"));
+        };
+        let exited = || self.exited(id);
+        // What is being started is stopped as soon as it has been.
+        let _ = container.state.subscribe().wait_for(Option::is_some).await;
+        // A signal that cannot be sent has the same consequence as one that is ignored.
+        if !grace.is_zero()
+            && container.send(|shim| shim.signal(libc::SIGTERM))
+            && let Ok(exit) = tokio::time::timeout(grace, exited()).await
+        {
+            return exit;
+        }
+        if container.send(Shim::kill_all)
+            && let Ok(exit) = tokio::time::timeout(KILL_PATIENCE, exited()).await
+        {
+            return exit;
+        }
+        container.killed.store(true, Ordering::Relaxed);
+        container.send(Shim::kill);
+        exited().await
+    }
+
+    async fn remove(&self, id: &ContainerId) -> Result<()> {
+        let Some(container) = self.get(id) else { return Ok(()) };
+        if !matches!(*container.state.borrow(), Some(State::Exited(_))) {
+            return Err(Error::StillRunning(id.clone()));
+        }
+        let directory = container.directory.clone();
+        blocking(move || remove_tree(&directory))
+            .await
+            .map_err(|error| Error::host(format!("remove container {id}"), error))?;
+        self.lock().remove(id);
+        Ok(())
+    }
+
+    async fn attach(&self, id: &ContainerId, call: AttachCall) -> Result<Attached> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        if container.running().is_none() {
+            return Err(Error::NotRunning(id.clone()));
+        }
+        let connect = move || {
+            let spec = read_spec(&container.directory)?;
+            let connected = Client::connect(&container.directory, call);
+            connected
+                .map(|client| (client, spec.tty))
+                .map_err(|errno| berth_host::Error::new("connect to it", errno))
+        };
+        let failed = |error| Error::host(format!("attach to container {id}"), error);
+        let (client, tty) = blocking(connect).await.map_err(failed)?;
+        Attached::open(client, tty)
+    }
+
+    async fn exec(&self, id: &ContainerId, call: ExecCall) -> Result<Exec> {
+        let container = self.get(id).ok_or_else(|| Error::NotFound(id.clone()))?;
+        if container.running().is_none() {
+            return Err(Error::NotRunning(id.clone()));
+        }
+        let (runtime, tty) = (self.clone(), call.tty);
+        let join = move || {
+            let shim = container.shim.get().expect("a running container has a shim");
+            let spec = read_spec(&container.directory)?;
+            let group = container.group.as_ref().map(|(groups, id)| groups.membership(id)).transpose()?;
+            runtime.0.launcher.exec(shim, &spec, group.as_ref(), &call)
+        };
+        let failed = |error| Error::host(format!("exec in container {id}"), error);
+        Exec::open(blocking(join).await.map_err(failed)?, tty).await
     }
 }
 
@@ -473,16 +502,16 @@ impl Container {
 }
 
 impl ContainerId {
-    fn of(spec: &ContainerSpec) -> Self {
+    pub(crate) fn of(spec: &ContainerSpec) -> Self {
         Self { pod_uid: spec.pod_uid.clone(), name: spec.name.clone(), attempt: spec.attempt }
     }
 
     /// The name of its directory; names of containers have no underscore.
-    fn directory(&self) -> String {
+    pub(crate) fn directory(&self) -> String {
         format!("{}_{}_{}", self.pod_uid, self.name, self.attempt)
     }
 
-    fn from_directory(name: &str) -> Option<Self> {
+    pub(crate) fn from_directory(name: &str) -> Option<Self> {
         let (rest, attempt) = name.rsplit_once('_')?;
         let (pod_uid, name) = rest.rsplit_once('_')?;
         Some(Self { pod_uid: pod_uid.to_owned(), name: name.to_owned(), attempt: attempt.parse().ok()? })
@@ -496,7 +525,7 @@ impl fmt::Display for ContainerId {
 }
 
 impl Error {
-    fn host(doing: impl Into<String>, source: berth_host::Error) -> Self {
+    pub(crate) fn host(doing: impl Into<String>, source: berth_host::Error) -> Self {
         Self::Host { doing: doing.into(), source }
     }
 

@@ -141,7 +141,7 @@ impl Exit {
 }
 
 /// The end of what the container wrote there.
-fn termination_message(directory: &Path) -> String {
+pub(crate) fn termination_message(directory: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(directory.join(TERMINATION_FILE))?;
         let length = file.metadata()?.len();

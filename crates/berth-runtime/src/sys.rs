@@ -9,7 +9,11 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use rustix::{io::Errno, process::Pid};
+use rustix::{
+    io::Errno,
+    process::{Gid, Pid, Uid},
+    thread::{CapabilitySets, capabilities, set_capabilities},
+};
 
 /// The flag of clone3(2), which does not fit into the type that the C library has for flags.
 const CLONE_INTO_CGROUP: u64 = 0x2_0000_0000;
@@ -53,6 +57,36 @@ pub(crate) fn clone(kind: Kind, group: Option<BorrowedFd<'_>>) -> io::Result<Opt
 pub(crate) fn leave_mount_namespace() -> rustix::io::Result<()> {
     // SAFETY: no other thread shares the root or working directory that go along; descriptors stay as they are.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNS) }
+}
+
+/// Gives this process copies of its mount, uts and ipc namespaces, which belong to its user namespace.
+pub(crate) fn own_namespaces() -> rustix::io::Result<()> {
+    use rustix::thread::UnshareFlags;
+    let namespaces = UnshareFlags::NEWNS | UnshareFlags::NEWUTS | UnshareFlags::NEWIPC;
+    // SAFETY: no other thread shares the root or working directory that go along; descriptors stay as they are.
+    unsafe { rustix::thread::unshare_unsafe(namespaces) }
+}
+
+/// Makes files that belong to others. For a process of root with one thread.
+pub(crate) fn making_files_of<T>(
+    user: Uid,
+    group: Gid,
+    work: impl FnOnce() -> rustix::io::Result<T>,
+) -> rustix::io::Result<T> {
+    let become_owner = |user: Uid, group: Gid| {
+        // SAFETY: neither call touches memory. They cannot fail for root.
+        unsafe {
+            libc::setfsgid(group.as_raw());
+            libc::setfsuid(user.as_raw());
+        }
+    };
+    become_owner(user, group);
+    // Another user than root loses the rights over files by that.
+    let made = capabilities(None)
+        .and_then(|sets| set_capabilities(None, CapabilitySets { effective: sets.permitted, ..sets }))
+        .and_then(|()| work());
+    become_owner(Uid::ROOT, Gid::ROOT);
+    made
 }
 
 /// Ends the process at once: no destructor, no exit handler.

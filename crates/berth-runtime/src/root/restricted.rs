@@ -119,7 +119,13 @@ impl<'a> Assembly<'a> {
         rustix::process::fchdir(scratch)?;
         let root = clone_tree(scratch.as_fd(), Path::new("root"), OpenTreeFlags::empty())?;
         attach_at(&root, scratch.as_fd(), "root")?;
-        Ok(Self { scratch, root: Root(root), writable: Vec::new(), mounted: Vec::new(), layers: 0 })
+        Ok(Self {
+            scratch,
+            root: Root { directory: root, owner: None, overlays: Vec::new() },
+            writable: Vec::new(),
+            mounted: Vec::new(),
+            layers: 0,
+        })
     }
 
     /// Shows what is in a directory of the host, given relative to `/`, each entry by itself.
@@ -153,7 +159,7 @@ impl<'a> Assembly<'a> {
 
     fn add_link(&self, path: &Path) -> io::Result<()> {
         let target = std::fs::read_link(Path::new("/").join(path))?;
-        Ok(rustix::fs::symlinkat(target, &self.root.0, path)?)
+        Ok(rustix::fs::symlinkat(target, &self.root.directory, path)?)
     }
 
     fn add_file(&self, path: &Path) -> io::Result<()> {
@@ -166,7 +172,7 @@ impl<'a> Assembly<'a> {
 
     fn add_directory(&mut self, path: &Path, mode: u32) -> io::Result<()> {
         let host = Path::new("/").join(path);
-        rustix::fs::mkdirat(&self.root.0, path, Mode::from_raw_mode(mode & 0o1777))?;
+        rustix::fs::mkdirat(&self.root.directory, path, Mode::from_raw_mode(mode & 0o1777))?;
         let readable = rustix::fs::accessat(CWD, &host, Access::READ_OK | Access::EXEC_OK, AtFlags::EACCESS);
         if self.mounted.contains(&host) || readable.is_err() {
             return Ok(());
@@ -178,7 +184,9 @@ impl<'a> Assembly<'a> {
         self.make_upper(&host, &upper, mode)?;
         let overlay = self.overlay(&host, &upper)?;
         let place = self.root.open(path, OFlags::PATH | OFlags::DIRECTORY)?;
-        Ok(attach_at(&overlay, place.as_fd(), "")?)
+        attach_at(&overlay, place.as_fd(), "")?;
+        self.root.overlays.push(overlay);
+        Ok(())
     }
 
     /// Makes the upper layer of an overlay over `host`, with the directories in it that can be written.

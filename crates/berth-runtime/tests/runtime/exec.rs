@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use berth_runtime::{ContainerId, Error, Exec, ExecCall, ExecOutput, Runtime, TerminalSize};
+use berth_runtime::{ContainerId, Error, Exec, ExecCall, ExecOutput, Processes, Runtime as _, TerminalSize};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use crate::scratch::{SOON, Scratch, processes, until};
 
-async fn running(scratch: &Scratch) -> (Runtime, ContainerId) {
+async fn running(scratch: &Scratch) -> (Processes, ContainerId) {
     let runtime = scratch.open();
     let mut spec = scratch.spec(&["sleep", "1000"]);
     spec.hostname = "inside".into();
@@ -29,7 +29,7 @@ pub(crate) async fn all(output: Option<ExecOutput>) -> String {
 }
 
 async fn code(mut exec: Exec) -> i32 {
-    tokio::time::timeout(SOON, exec.wait()).await.expect("the process ends")
+    tokio::time::timeout(SOON, exec.wait()).await.expect("the process ends").unwrap()
 }
 
 #[tokio::test]

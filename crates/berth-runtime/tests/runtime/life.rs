@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use berth_runtime::{ContainerId, ContainerSpec, Error, Reason, Runtime, State};
+use berth_runtime::{ContainerId, ContainerSpec, Error, Processes, Reason, Runtime as _, State};
 use berth_runtime::{Found, find};
 
 use crate::scratch::{Scratch, exit, mount, processes, program, texts, until, until_within};
@@ -216,7 +216,7 @@ async fn a_launcher_that_is_killed_is_replaced() {
     // By a process of its own: what is open for writing here, other tests' children hold open for a moment, too, and a
     // program that is open for writing cannot be started.
     assert!(Command::new("cp").arg(program()).arg(&own).status().unwrap().success());
-    let runtime = Runtime::open(&scratch.state(), &own).unwrap();
+    let runtime = Processes::open(&scratch.state(), &own).unwrap();
     // Before there is any container, only the launcher runs this program.
     let launchers = processes(own.to_str().unwrap());
     assert_eq!(launchers.len(), 1);
@@ -283,7 +283,7 @@ async fn containers_survive_their_parent_and_the_next_one_learns_everything() {
     let runtime = scratch.open();
     assert!(!leftover.exists());
     assert_eq!(runtime.containers().len(), 3);
-    assert!(runtime.containers().iter().any(|(_, spec, _)| *spec == stays));
+    assert!(runtime.containers().iter().any(|known| known.pod_name == stays.pod_name));
     assert!(matches!(runtime.state(&id(&stays)), Some(State::Running { .. })));
     let exited = exit(&runtime, &id(&ends)).await;
     assert_eq!((exited.code, exited.reason), (5, Reason::Error));
@@ -313,7 +313,7 @@ async fn a_parent_killed_at_any_moment_leaves_nothing_that_cannot_be_found() {
         parent.kill().unwrap();
         parent.wait().unwrap();
         let runtime = scratch.open();
-        let running: Vec<_> = runtime.containers().into_iter().map(|(id, ..)| id).collect();
+        let running: Vec<_> = runtime.containers().into_iter().map(|known| known.id).collect();
         for id in running {
             runtime.stop(&id, Duration::ZERO).await;
             runtime.remove(&id).await.unwrap();
@@ -350,7 +350,7 @@ async fn two_hundred_containers_leave_nothing_behind() {
     until("descriptors are closed", || fds() < 150).await;
 }
 
-async fn start_and_stop(runtime: Runtime, spec: ContainerSpec) {
+async fn start_and_stop(runtime: Processes, spec: ContainerSpec) {
     let volume = spec.mounts[0].source.join(spec.command[2].split(['/', ';']).nth(2).unwrap());
     let id = runtime.start(spec).await.unwrap();
     // It starts beside many others.

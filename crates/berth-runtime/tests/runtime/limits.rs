@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use berth_runtime::{ContainerId, ExecCall, Limits, Reason, Runtime, groups_of};
+use berth_runtime::{ContainerId, ExecCall, Limits, Processes, Reason, Runtime as _, groups_of};
 
 use crate::scratch::{Scratch, exit, processes, texts, until};
 
@@ -15,14 +15,14 @@ fn setting(scratch: &Scratch, id: &ContainerId, files: [&str; 2]) -> String {
     fs::read_to_string(path).unwrap().trim().to_owned()
 }
 
-async fn exec(runtime: &Runtime, id: &ContainerId, script: &str) -> (String, i32) {
+async fn exec(runtime: &Processes, id: &ContainerId, script: &str) -> (String, i32) {
     use tokio::io::AsyncReadExt as _;
     let command = ["sh", "-c", script].map(str::to_owned).to_vec();
     let call = ExecCall { command, ..ExecCall::default() };
     let mut exec = runtime.exec(id, call).await.unwrap();
     let mut printed = String::new();
     exec.stdout.take().unwrap().read_to_string(&mut printed).await.unwrap();
-    (printed, exec.wait().await)
+    (printed, exec.wait().await.unwrap())
 }
 
 #[tokio::test]
@@ -46,7 +46,7 @@ async fn a_container_is_in_a_group_with_its_limits_and_so_is_what_is_run_in_it()
     let (printed, code) = exec(&runtime, &id, "cat /proc/self/cgroup /proc/self/oom_score_adj").await;
     assert!(printed.lines().filter(|line| line.ends_with(&group)).count() >= 1 && code == 0, "{printed}");
     assert!(printed.ends_with("\n321\n"), "{printed}");
-    let usage = runtime.usages().into_iter().find(|(known, _)| *known == id).unwrap().1;
+    let usage = runtime.usages().await.into_iter().find(|(known, _)| *known == id).unwrap().1;
     assert!(usage.memory > 0 && usage.pids == 1 && usage.cpu > 0, "{usage:?}");
 
     runtime.stop(&id, Duration::ZERO).await;

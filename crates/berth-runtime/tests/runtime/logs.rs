@@ -2,7 +2,7 @@
 
 use std::{fs, future, io, path::Path, pin::pin};
 
-use berth_runtime::{LogOptions, LogStream, log_files, logs};
+use berth_runtime::{LogOptions, LogStream, Runtime as _, log_files, logs};
 use futures_util::StreamExt as _;
 
 use crate::scratch::{SOON, Scratch, mount};

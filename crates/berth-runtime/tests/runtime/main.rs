@@ -8,10 +8,12 @@
 )]
 
 mod exec;
+mod generated;
 mod life;
 mod limits;
 mod logs;
 mod rootless;
 mod scratch;
 mod security;
+mod user_namespaces;
 mod world;

@@ -8,7 +8,10 @@ use std::{
     time::Duration,
 };
 
-use berth_runtime::{ContainerId, ContainerSpec, Exit, Limits, Mount, Propagation, Runtime, Security};
+use berth_runtime::{
+    ContainerId, ContainerSpec, Exit, Limits, Mount, PodSettings, Processes, Propagation, Runtime as _,
+    Security,
+};
 use berth_runtime::{Found, find, remove_groups};
 
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -39,8 +42,8 @@ impl Scratch {
         self.path("containers")
     }
 
-    pub(crate) fn open(&self) -> Runtime {
-        Runtime::open(&self.state(), &program()).unwrap()
+    pub(crate) fn open(&self) -> Processes {
+        Processes::open(&self.state(), &program()).unwrap()
     }
 
     /// A container of a new pod, with a usual environment.
@@ -59,6 +62,7 @@ impl Scratch {
             user: None,
             group: None,
             groups: Vec::new(),
+            user_namespace: None,
             security: Security::default(),
             limits: Limits::default(),
             pod_limits: Limits::default(),
@@ -72,6 +76,9 @@ impl Scratch {
             hidden: Vec::new(),
             log: self.path("logs").join(format!("{number}.log")),
             termination_message_path: Some("/dev/termination-log".into()),
+            image: None,
+            pod: PodSettings::default(),
+            target: None,
         }
     }
 
@@ -80,7 +87,7 @@ impl Scratch {
     }
 
     /// What a container printed and how it ended.
-    pub(crate) async fn run(&self, runtime: &Runtime, spec: ContainerSpec) -> (String, Exit) {
+    pub(crate) async fn run(&self, runtime: &Processes, spec: ContainerSpec) -> (String, Exit) {
         let log = spec.log.clone();
         let id = runtime.start(spec).await.unwrap();
         let exit = exit(runtime, &id).await;
@@ -101,7 +108,7 @@ impl Drop for Scratch {
     }
 }
 
-pub(crate) async fn exit(runtime: &Runtime, id: &ContainerId) -> Exit {
+pub(crate) async fn exit(runtime: &Processes, id: &ContainerId) -> Exit {
     tokio::time::timeout(SOON, runtime.exited(id)).await.expect("the container ends")
 }
 

@@ -12,7 +12,7 @@ use std::{
     },
 };
 
-use berth_runtime::{Capabilities, ContainerSpec, ExecCall, Mount, Reason, Security};
+use berth_runtime::{Capabilities, ContainerSpec, ExecCall, Mount, Reason, Runtime as _, Security};
 
 use crate::scratch::{Scratch, mount};
 

@@ -3,7 +3,7 @@
 use std::{fs, os::unix::fs::symlink, path::Path};
 
 use berth_host::loopdev::{self, LoopDevice};
-use berth_runtime::{Device, Propagation, Reason, Security};
+use berth_runtime::{Device, Propagation, Reason, Runtime as _, Security};
 
 use crate::scratch::{Scratch, exit, mount};
 
