@@ -141,7 +141,12 @@ impl Layout {
         self.root.join("logs").join(format!("{namespace}_{pod}_{uid}"))
     }
 
-    /// Where the runtime keeps its containers.
+    /// Where a container runtime's part of what belongs to a container is kept.
+    pub fn cri(&self) -> PathBuf {
+        self.root.join("cri")
+    }
+
+    /// Where the runtime keeps containers that are processes.
     pub fn containers(&self) -> PathBuf {
         self.root.join("containers")
     }

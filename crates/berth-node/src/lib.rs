@@ -43,10 +43,12 @@
 //!         cluster,
 //!         name: "node-1".to_owned(),
 //!         directory: "/var/lib/node-1".into(),
+//!         runtime: Default::default(),
 //!         program,
 //!         labels: Default::default(),
 //!         address: None,
 //!         lease_duration: None,
+//!         network: berth_node::PodNetwork::default(),
 //!         environment: Vec::new(),
 //!         hidden: Vec::new(),
 //!         stand_ins: Vec::new(),
@@ -63,7 +65,6 @@
 //! }
 //! ```
 
-mod figures;
 mod ids;
 mod images;
 pub mod layout;
@@ -74,13 +75,14 @@ mod plugin;
 mod plugins;
 mod pods;
 mod registration;
+mod stats;
 mod tokens;
 mod usage;
 mod volumes;
 
-pub use figures::{ContainerFigure, Figure, FigureReader, Figures};
 pub use plugin::{Certainty, Failed};
 pub use plugins::{NfsMounts, NfsShare};
-pub use pods::StandIn;
+pub use pods::{PodAddresses, PodNetwork, StandIn};
 pub use registration::Drivers;
+pub use stats::{ContainerFigure, Figure, FigureReader, Figures};
 pub use usage::{Amounts, UsageReader, VolumeUsage};

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
@@ -21,19 +21,24 @@ use prometheus_client::registry::Registry;
 use tokio::net::TcpStream;
 use tokio::task::JoinSet;
 
-use crate::figures::FigureReader;
 use crate::layout::Layout;
 use crate::machine::{self, Machine};
 use crate::metrics::VolumeCounts;
 use crate::plugin::{Failed, Plugin};
 use crate::plugins::csi::Csi;
 use crate::plugins::{Flex, NfsMounts, Refresh, plugins};
-use crate::pods::{self, Pods, StandIn, Supply};
+use crate::pods::{self, PodNetwork, Pods, StandIn, Supply};
 use crate::registration::{self, Drivers};
+use crate::stats::FigureReader;
 use crate::tokens::Tokens;
 use crate::usage::UsageReader;
 use crate::volumes::{self, Attachments, Volumes};
-use berth_runtime::{AttachCall, Attached, ContainerId, Exec, ExecCall, LogOptions, Runtime, logs};
+use berth_runtime::{
+    AttachCall, Attached, ContainerId, Cri, Exec, ExecCall, LogOptions, Processes, Runtime, endpoint_of, logs,
+};
+
+/// How long a container has to end that the next runtime does not know.
+const END_GRACE: Duration = Duration::from_secs(2);
 
 /// What a node is made of.
 pub struct Options {
@@ -43,6 +48,8 @@ pub struct Options {
     pub name: String,
     /// Where everything of the node lies: the kubelet's layout.
     pub directory: PathBuf,
+    /// What runs the containers of pods on this node.
+    pub runtime: ContainerRuntime,
     /// A program whose `main` intercepts [`berth_runtime::LAUNCHER`], to run containers.
     pub program: PathBuf,
     /// Labels beside those that every node has.
@@ -51,6 +58,8 @@ pub struct Options {
     pub address: Option<IpAddr>,
     /// How long the node's lease holds; as long as the kubelet's if `None`.
     pub lease_duration: Option<Duration>,
+    /// What pods have of a network besides the machine's.
+    pub network: PodNetwork,
     /// Variables that every container gets unless it sets them itself.
     pub environment: Vec<(String, String)>,
     /// Directories of the machine that containers do not see, beside the node's own.
@@ -67,6 +76,54 @@ pub struct Options {
     pub pod_pids_limit: Option<u64>,
     /// What mounts `nfs` volumes; pods that have one are refused if `None`.
     pub nfs: Option<Arc<dyn NfsMounts>>,
+}
+
+/// What runs the containers of a node.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum ContainerRuntime {
+    /// This program: they are processes of this machine, and run its files.
+    #[default]
+    Process,
+    /// A program that speaks the Container Runtime Interface: they run images.
+    Cri {
+        /// Where it listens, such as `unix:///run/containerd/containerd.sock`.
+        endpoint: String,
+    },
+}
+
+impl ContainerRuntime {
+    /// Opens the runtime for the containers of a layout. What the other kind has left there is ended first: nothing that runs is
+    /// started twice.
+    async fn open(&self, layout: &Layout, program: &Path) -> Result<Arc<dyn Runtime>, berth_runtime::Error> {
+        match self {
+            Self::Process => {
+                remove_cri(layout).await?;
+                Ok(Arc::new(Processes::open(&layout.containers(), program)?))
+            }
+            Self::Cri { endpoint } => {
+                if layout.containers().exists() {
+                    let left = Processes::open(&layout.containers(), program)?;
+                    for known in left.containers() {
+                        left.stop(&known.id, END_GRACE).await;
+                        left.remove(&known.id).await?;
+                    }
+                }
+                Ok(Arc::new(Cri::open(endpoint, &layout.cri()).await?))
+            }
+        }
+    }
+}
+
+/// Removes every container and pod of a layout that a container runtime has; it must be there for that.
+pub async fn remove_cri(layout: &Layout) -> Result<(), berth_runtime::Error> {
+    let failed = |error| berth_runtime::Error::Refused {
+        doing: format!("read {}", layout.cri().display()),
+        why: io::Error::to_string(&error),
+    };
+    match endpoint_of(&layout.cri()).map_err(failed)? {
+        Some(endpoint) => Cri::open(&endpoint, &layout.cri()).await?.remove_all().await,
+        None => Ok(()),
+    }
 }
 
 /// Why a node could not start, or cannot do what it is asked.
@@ -99,7 +156,7 @@ pub struct Node {
     drivers: Drivers,
     volumes: Arc<Volumes>,
     pods: Arc<Pods>,
-    runtime: Runtime,
+    runtime: Arc<dyn Runtime>,
     usage: UsageReader,
     figures: FigureReader,
     tasks: JoinSet<()>,
@@ -120,7 +177,8 @@ impl Node {
             lease_duration: options.lease_duration.unwrap_or(defaults.lease_duration),
             ..defaults
         };
-        let runtime = Runtime::open(&layout.containers(), &options.program).map_err(Error::Runtime)?;
+        let runtime = options.runtime.open(&layout, &options.program).await.map_err(Error::Runtime)?;
+        let presented = machine::Options { runtime: runtime.version(), ..presented };
         let machine = Machine::start(cluster.clone(), presented).await?;
         let drivers = registration::start(
             &cluster,
@@ -162,20 +220,20 @@ impl Node {
         follow_attachments(&cluster, &options.name, &volumes);
         let figures = FigureReader::new(&cluster, &options.name, &runtime);
         let usage = UsageReader::new(&cluster, &options.name, &drivers, &flex, &layout);
-        let mut hidden = options.hidden;
-        hidden.push(options.directory);
         let pods = Pods::start(pods::Options {
             cluster: cluster.clone(),
             node: options.name,
             address: machine.address(),
+            network: options.network,
             layout: layout.clone(),
             runtime: runtime.clone(),
             volumes: volumes.clone(),
             supply: Supply { memory: machine.memory(), pod_pids: options.pod_pids_limit },
             recorder,
             environment: options.environment,
-            hidden,
-            stand_ins: options.stand_ins,
+            hidden: options.hidden.into_iter().chain([options.directory]).collect(),
+            // Where there are images, they run themselves.
+            stand_ins: if runtime.images().is_some() { Vec::new() } else { options.stand_ins },
             program: options.program,
             queue,
         })
@@ -200,7 +258,7 @@ impl Node {
     }
 
     /// Returns the runtime that the containers of all pods run in.
-    pub fn runtime(&self) -> &Runtime {
+    pub fn runtime(&self) -> &Arc<dyn Runtime> {
         &self.runtime
     }
 
@@ -274,10 +332,20 @@ impl Node {
         self.runtime.attach(&id, call).await.map_err(|error| refused(container, &error))
     }
 
-    /// Connects to a port of a pod, which has the network of this machine.
-    pub async fn connect(&self, port: u16) -> Result<TcpStream, Error> {
-        let local =
-            [IpAddr::V4(Ipv4Addr::LOCALHOST), IpAddr::V6(Ipv6Addr::LOCALHOST), self.machine.address()];
+    /// Connects to a port of a pod: at its own address, else at the machine's, as it may listen only there.
+    pub async fn connect(&self, pod: &Pod, port: u16) -> Result<TcpStream, Error> {
+        let own = self.pods.address(&pod.uid().unwrap_or_default());
+        let mut local = vec![
+            own,
+            IpAddr::V4(Ipv4Addr::LOCALHOST),
+            IpAddr::V6(Ipv6Addr::LOCALHOST),
+            self.machine.address(),
+        ];
+        // The node's stands at the end.
+        local.dedup();
+        if own == self.machine.address() {
+            local.remove(0);
+        }
         let mut refusals = Vec::new();
         for address in local {
             match TcpStream::connect((address, port)).await {

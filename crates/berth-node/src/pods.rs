@@ -5,20 +5,24 @@
 //! neither containers nor volumes. A pod is driven by events alone: it changed, its volumes did, a container ended, a
 //! pause is over. Containers do not depend on this process: after a restart they are found again and not restarted.
 //!
-//! Reads: Pod of this node. Writes: its status; deletes it when nothing of it is left. Events: those of `warnings`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
-//! `DeadlineExceeded`, `Evicted`.
+//! Reads: Pod of this node, Secrets with credentials for images. Writes: its status; deletes it when nothing of it is left. Events: those of `warnings` and `images`, `Unhealthy`, `FailedPostStartHook`, `FailedPreStopHook`, `LifecycleHTTPFallback`, `Created`, `Started`, `Killing`, `BackOff`, `Failed`,
+//! `DeadlineExceeded`, `Evicted`, those of `user_namespaces`.
 
 mod actions;
 mod decide;
 mod eviction;
 mod fields;
 mod finish;
+mod https;
+mod images;
 mod launch;
+mod network;
 mod probes;
 mod resources;
 mod status;
 #[cfg(test)]
 mod tests;
+mod user_namespaces;
 mod warnings;
 
 use std::collections::{HashMap, HashSet};
@@ -30,16 +34,20 @@ use std::time::{Duration, Instant};
 use berth_kube::storage::is_over;
 use berth_kube::timeline::Step;
 use berth_kube::{Backoff, Cache, Cluster, Failure, Key, Next, Queue, Recorder, Severity, reference};
-use berth_runtime::{ContainerId, Reason, Runtime, State, log_files};
+use berth_runtime::{
+    ContainerId, ContainerSpec, IdRange, KnownContainer, Reason, Runtime, State, blocking, log_files,
+};
 use futures_util::future::join_all;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, Secret};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, Pod, PodSpec, PodStatus, Secret, Service};
 use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 
 use self::decide::{ContainerRecord, Decision, Problem, RESTART, deadline, decide};
+use self::finish::grace;
 pub use self::launch::StandIn;
 use self::launch::container_spec;
+pub use self::network::{PodAddresses, PodNetwork};
 use self::probes::{Failed, Probes, has_probes, initial_health, known_health};
 pub(crate) use self::resources::Supply;
 use self::status::whole_seconds;
@@ -56,12 +64,14 @@ pub(crate) struct Options {
     pub cluster: Cluster,
     /// The name of the Node object that the pods are bound to.
     pub node: String,
-    /// The node's address, which is also its pods'.
+    /// The node's address, which is also that of pods that have none of their own.
     pub address: IpAddr,
+    /// What pods have of a network besides the machine's.
+    pub network: PodNetwork,
     /// Where things lie on disk.
     pub layout: Layout,
     /// The runtime that containers are started, stopped and found again with.
-    pub runtime: Runtime,
+    pub runtime: Arc<dyn Runtime>,
     /// The volume manager, which gets the volumes that each pod wants.
     pub volumes: Arc<Volumes>,
     /// What there is to be shared by the pods.
@@ -84,8 +94,11 @@ pub(crate) struct Options {
 pub(crate) struct Pods {
     options: Options,
     cache: Cache<Pod>,
+    services: Cache<Service>,
     entries: Mutex<HashMap<String, Arc<Entry>>>,
     statuses: Queue<String>,
+    /// For probes and hooks.
+    https: https::Connector,
 }
 
 /// One pod, until nothing of it is left.
@@ -134,6 +147,8 @@ struct Work {
     logs: Option<PathBuf>,
     /// The pod has ended, whether or not Kubernetes knows.
     is_over: bool,
+    /// What held its containers together was stopped after that.
+    is_stopped: bool,
     /// Why the node ends, or has ended, the pod.
     end: Option<End>,
     /// When this process first observed the pod.
@@ -161,12 +176,15 @@ impl Pods {
     pub(crate) async fn start(options: Options) -> Arc<Self> {
         let fields = format!("spec.nodeName={}", options.node);
         let cache = options.cluster.cache_where::<Pod>(&fields);
-        cache.synced().await;
+        let services = options.cluster.cache::<Service>();
+        tokio::join!(cache.synced(), services.synced());
         let pods = Arc::new(Self {
             options,
             cache,
+            services,
             entries: Mutex::default(),
             statuses: Queue::new("pod statuses", Backoff::default()),
+            https: https::Connector::new(),
         });
         for pod in pods.cache.list() {
             if !is_over(&pod) {
@@ -206,6 +224,11 @@ impl Pods {
         work.containers.get(container).filter(|known| known.run.is_some()).map(|known| known.attempt)
     }
 
+    /// The address at which a pod is reached.
+    pub(crate) fn address(&self, uid: &str) -> IpAddr {
+        self.options.network.address(uid, self.options.address)
+    }
+
     fn observe(&self, before: Option<&Arc<Pod>>, after: Option<&Arc<Pod>>) {
         let Some(pod) = after.or(before) else { return };
         let uid = pod.uid().unwrap_or_default();
@@ -220,7 +243,7 @@ impl Pods {
 
     /// Takes up containers and directories, also of pods that are gone.
     async fn adopt(&self) {
-        for (id, spec, state) in self.options.runtime.containers() {
+        for KnownContainer { id, namespace, pod_name, state } in self.options.runtime.containers() {
             let uid = id.pod_uid.clone();
             let entry =
                 self.entries().entry(uid.clone()).or_insert_with(|| Arc::new(Entry::new(&uid))).clone();
@@ -229,7 +252,7 @@ impl Pods {
                 self.options.volumes.hold(&uid);
             }
             let mut work = entry.work.lock().await;
-            work.logs = Some(self.options.layout.logs(&spec.namespace, &spec.pod_name, &uid));
+            work.logs = Some(self.options.layout.logs(&namespace, &pod_name, &uid));
             work.adopt(id, state);
         }
         let layout = &self.options.layout;
@@ -245,6 +268,9 @@ impl Pods {
             if let Some(logs) = logs {
                 entry.work.lock().await.logs = Some(logs);
             }
+        }
+        for uid in self.options.runtime.pods() {
+            self.entries().entry(uid.clone()).or_insert_with(|| Arc::new(Entry::new(&uid)));
         }
         let uids: Vec<String> = self.entries().keys().cloned().collect();
         for uid in uids {
@@ -315,6 +341,12 @@ impl Pods {
             let problems = work.containers.values_mut().filter_map(|known| known.problem.as_mut());
             for problem in problems.filter(|problem| problem.reason == CONFIG_ERROR) {
                 problem.again = Timestamp::now();
+            }
+        }
+        let all = spec.init_containers.iter().flatten().chain(&spec.containers);
+        for container in all {
+            if let Some(known) = work.containers.get_mut(&container.name) {
+                self.note_pull_later(pod, container, known);
             }
         }
         let evicted = entry.observed().evicted.clone();
@@ -423,8 +455,10 @@ impl Pods {
             known: &work.containers,
             decision,
             volumes_ready,
-            address: self.options.address,
+            node_address: self.options.address,
+            address: self.address(&entry.uid),
             end: work.end.as_ref(),
+            runtime: &*self.options.runtime,
         };
         entry.pending_report().status = Some(status::build(&view));
         self.statuses.add(entry.uid.clone());
@@ -439,18 +473,31 @@ impl Pods {
         decision: &Decision,
         volumes: &HashMap<String, Ready>,
     ) {
+        let prepared = self.options.network.prepare(&self.options.layout, pod, self.options.address);
         let part = |part: &Option<String>| part.clone().unwrap_or_default();
         let (namespace, name) = (part(&pod.metadata.namespace), part(&pod.metadata.name));
         work.logs = Some(self.options.layout.logs(&namespace, &name, &entry.uid));
-        let ephemeral: Vec<Container> =
-            spec.ephemeral_containers.iter().flatten().filter_map(launch::of_ephemeral).collect();
+        let has_images = self.options.runtime.images().is_some();
+        let ephemeral: Vec<Container> = spec
+            .ephemeral_containers
+            .iter()
+            .flatten()
+            .filter_map(|one| launch::of_ephemeral(one, has_images))
+            .collect();
         let all = spec.init_containers.iter().flatten().chain(&spec.containers).chain(&ephemeral);
         let due = all.filter(|container| decision.start.contains(&container.name));
         let _steady = self.options.volumes.steady(&entry.uid).await;
         let starts = due.map(|container| {
             let known = work.containers.get(&container.name);
             let attempt = known.filter(|known| known.run.is_some()).map_or(0, |known| known.attempt + 1);
-            async move { (container, self.start_container(pod, container, attempt, volumes).await) }
+            let prepared = prepared.clone().map_err(|problem| (CONFIG_ERROR, problem));
+            async move {
+                let started = match prepared {
+                    Ok(()) => self.start_container(pod, container, attempt, volumes).await,
+                    Err(problem) => Err(problem),
+                };
+                (container, started)
+            }
         });
         let begun = Instant::now();
         for (container, started) in join_all(starts).await {
@@ -474,9 +521,21 @@ impl Pods {
         attempt: u32,
         volumes: &HashMap<String, Ready>,
     ) -> Started {
-        let spec = container_spec(&self.options, pod, container, attempt, volumes)
+        let image = match self.options.runtime.images() {
+            Some(images) => Some(self.ensure_image(images, pod, container).await?),
+            None => None,
+        };
+        let mut spec = container_spec(self, pod, container, attempt, volumes, image)
             .await
             .map_err(|problem| (CONFIG_ERROR, problem))?;
+        if user_namespaces::is_wanted(pod) {
+            if spec.image.is_some() {
+                let why = "hostUsers: false is not supported with --runtime cri, as a user namespace of its own cannot have \
+                           the machine's network, which pods have";
+                return Err((CONFIG_ERROR, format!("container {}: {why}", container.name)));
+            }
+            spec.user_namespace = Some(self.user_namespace(pod, container, spec.clone()).await?);
+        }
         if attempt == 0 {
             self.warn_of_differences(pod, container);
         }
@@ -492,6 +551,21 @@ impl Pods {
             None => State::Exited(runtime.exited(&id).await),
         };
         Ok((id, state))
+    }
+
+    /// The ids of the machine that a container of a pod with `hostUsers: false` has. Why there are none, an event says.
+    async fn user_namespace(
+        &self,
+        pod: &Arc<Pod>,
+        container: &Container,
+        spec: ContainerSpec,
+    ) -> Result<IdRange, (&'static str, String)> {
+        let (layout, named, container) = (self.options.layout.clone(), pod.clone(), container.clone());
+        let prepared = blocking(move || user_namespaces::prepare(&layout, &named, &container, &spec)).await;
+        prepared.map_err(|(reason, message)| {
+            self.options.recorder.record(reference(pod.as_ref()), Severity::Warning, reason, &message);
+            ("CreateContainerError", message)
+        })
     }
 
     fn note_start(
@@ -532,7 +606,8 @@ impl Pods {
             Err((reason, message)) => {
                 let tries = known.problem.as_ref().map_or(1, |problem| problem.tries + 1);
                 let again = Timestamp::now() + RESTART.exact_pause(tries);
-                self.emit(pod, &container.name, Severity::Warning, "Failed", format!("Error: {message}"));
+                let why = if images::is_about_image(reason) { reason } else { &message };
+                self.emit(pod, &container.name, Severity::Warning, "Failed", format!("Error: {why}"));
                 known.problem = Some(Problem { reason, message, tries, again });
             }
         }
@@ -686,13 +761,6 @@ impl Work {
     fn any_running(&self) -> bool {
         self.containers.values().any(ContainerRecord::is_running)
     }
-}
-
-/// How long the containers of a pod may take to end.
-fn grace(pod: &Pod) -> Duration {
-    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
-    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(30);
-    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
 }
 
 /// A pod as upstream names it in messages: `name_namespace(uid)`.

@@ -5,27 +5,26 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use berth_core::error_chain;
-use berth_runtime::{ContainerId, ExecCall, ExecOutput};
-use k8s_openapi::api::core::v1::{Container, GRPCAction, HTTPGetAction, LifecycleHandler, TCPSocketAction};
+use berth_kube::Severity;
+use berth_runtime::ContainerId;
+use k8s_openapi::api::core::v1::{
+    Container, GRPCAction, HTTPGetAction, LifecycleHandler, Pod, TCPSocketAction,
+};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use parking_lot::Mutex;
-use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 use tonic::client::Grpc;
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 use tonic_prost::ProstCodec;
 
-use super::Pods;
+use super::{Pods, https};
 use crate::plugins::expand;
 
 /// How much of what a command prints goes into an event.
 const LONGEST_OUTPUT: usize = 10 << 10;
 /// How much of an answer is read to find its status.
 const LONGEST_STATUS_LINE: usize = 4 << 10;
-/// How long the last output of a command is waited for that has ended, as another process may keep it open.
-const LAST_OUTPUT: Duration = Duration::from_millis(100);
 
 /// What probes call themselves.
 const USER_AGENT: &str = "kube-probe/1.36";
@@ -62,28 +61,12 @@ impl Target {
             all.into_iter().rev().find(|variable| variable.name == name)?.value.as_deref()
         };
         let command = command.iter().map(|word| expand(word, fixed)).collect();
-        let call = ExecCall { command, tty: false, stdin: false, size: None };
         let runtime = &self.pods.options.runtime;
-        let mut exec = runtime.exec(&self.id, call).await.map_err(|error| error.sentence())?;
-        let output = Mutex::new(Vec::new());
-        let (stdout, stderr) = (exec.stdout.take(), exec.stderr.take());
-        let code = {
-            let mut collected = std::pin::pin!(async {
-                tokio::join!(collect(stdout, &output), collect(stderr, &output));
-            });
-            tokio::select! {
-                code = exec.wait() => {
-                    // An elapsed time only means that another process keeps the output open.
-                    let _ = timeout(LAST_OUTPUT, &mut collected).await;
-                    code
-                }
-                () = &mut collected => exec.wait().await,
-            }
-        };
+        let (code, output) =
+            runtime.run(&self.id, command, LONGEST_OUTPUT).await.map_err(|error| error.sentence())?;
         if code == 0 {
             return Ok(());
         }
-        let output = output.into_inner();
         let output = String::from_utf8_lossy(&output);
         let output = output.trim_end();
         Err(if output.is_empty() { format!("the command exited with {code}") } else { output.to_owned() })
@@ -91,6 +74,48 @@ impl Target {
 
     /// Sends a GET request; a status from 200 to 399 is a success.
     pub(super) async fn http_get(&self, get: &HTTPGetAction) -> Result<(), String> {
+        let scheme = if is_https(get) { "https" } else { "http" };
+        let answered = self.request(get, is_https(get), |_| true).await?;
+        match answered.result {
+            Ok(answer) => judge(&answered.address, &answer, scheme),
+            Err(error) => Err(format!("Get \"{scheme}://{}\": {error}", answered.address)),
+        }
+    }
+
+    /// The same for a hook: where a server that is to speak HTTPS speaks HTTP, it is asked so, as the kubelet does, but it
+    /// does not get the credentials.
+    async fn http_hook(&self, pod: &Pod, get: &HTTPGetAction) -> Result<(), String> {
+        if !is_https(get) {
+            return self.http_get(get).await;
+        }
+        let answered = self.request(get, true, |_| true).await?;
+        let error = match answered.result {
+            Ok(answer) => return judge(&answered.address, &answer, "https"),
+            Err(error) if !https::is_no_tls(&error) => {
+                return Err(format!("Get \"https://{}\": {error}", answered.address));
+            }
+            Err(error) => error,
+        };
+        let is_harmless = |name: &str| !name.eq_ignore_ascii_case("Authorization");
+        let again = self.request(get, false, is_harmless).await?;
+        let Ok(answer) = again.result else {
+            return Err(format!("Get \"https://{}\": {error}", answered.address));
+        };
+        let message = format!(
+            "request to HTTPS lifecycle hook {} got HTTP response, retry with HTTP succeeded",
+            self.host(get.host.as_ref())
+        );
+        self.pods.emit(pod, &self.container.name, Severity::Warning, "LifecycleHTTPFallback", message);
+        judge(&again.address, &answer, "http")
+    }
+
+    /// Sends a GET request with those headers of it that are wanted, and reads the first line of the answer.
+    async fn request(
+        &self,
+        get: &HTTPGetAction,
+        encrypted: bool,
+        is_wanted: impl Fn(&str) -> bool,
+    ) -> Result<Answered, String> {
         let (host, port) = (self.host(get.host.as_ref()), self.port(&get.port)?);
         let named = if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") };
         let path = get.path.as_deref().unwrap_or_default();
@@ -100,7 +125,7 @@ impl Target {
             ("User-Agent".to_owned(), USER_AGENT.to_owned()),
             ("Accept".to_owned(), "*/*".to_owned()),
         ];
-        for header in get.http_headers.iter().flatten() {
+        for header in get.http_headers.iter().flatten().filter(|header| is_wanted(&header.name)) {
             headers.retain(|(name, _)| !name.eq_ignore_ascii_case(&header.name));
             headers.push((header.name.clone(), header.value.clone()));
         }
@@ -108,28 +133,20 @@ impl Target {
         let lines: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
         let request = format!("GET {path} HTTP/1.1\r\n{}\r\n", lines.concat());
         let ask = async {
-            let mut stream = TcpStream::connect((host.as_str(), port)).await?;
-            stream.write_all(request.as_bytes()).await?;
-            let mut answer = Vec::new();
-            while !answer.contains(&b'\n') && answer.len() < LONGEST_STATUS_LINE {
-                if stream.read_buf(&mut answer).await? == 0 {
-                    break;
-                }
+            let stream = TcpStream::connect((host.as_str(), port)).await?;
+            if encrypted {
+                exchange(self.pods.https.connect(&host, stream).await?, &request).await
+            } else {
+                exchange(stream, &request).await
             }
-            Ok::<_, std::io::Error>(answer)
         };
-        let answer = ask.await.map_err(|error| format!("Get \"http://{named}{path}\": {error}"))?;
-        match status_code(&answer) {
-            Some(200..400) => Ok(()),
-            Some(code) => Err(format!("HTTP probe failed with statuscode: {code}")),
-            None => Err(format!("Get \"http://{named}{path}\": the answer is not HTTP/1.1")),
-        }
+        Ok(Answered { address: format!("{named}{path}"), result: ask.await })
     }
 
     /// Asks a server of gRPC whether it, or one of its services, is well (`grpc.health.v1.Health`).
     pub(super) async fn grpc(&self, action: &GRPCAction) -> Result<(), String> {
         let port = u16::try_from(action.port).map_err(|_| format!("there is no port {}", action.port))?;
-        let address = SocketAddr::new(self.pods.options.address, port);
+        let address = SocketAddr::new(self.pods.address(&self.id.pod_uid), port);
         let service = action.service.clone().unwrap_or_default();
         let failed = |error: &(dyn std::error::Error + 'static)| {
             format!("service unhealthy (error connecting to {address}: {})", error_chain(error))
@@ -158,7 +175,7 @@ impl Target {
 
     fn host(&self, named: Option<&String>) -> String {
         let named = named.filter(|host| !host.is_empty());
-        named.cloned().unwrap_or_else(|| self.pods.options.address.to_string())
+        named.cloned().unwrap_or_else(|| self.pods.address(&self.id.pod_uid).to_string())
     }
 
     fn port(&self, port: &IntOrString) -> Result<u16, String> {
@@ -175,11 +192,11 @@ impl Target {
     }
 
     /// Does what a lifecycle hook of the container says.
-    pub(super) async fn hook(&self, hook: &LifecycleHandler) -> Result<(), String> {
+    pub(super) async fn hook(&self, pod: &Pod, hook: &LifecycleHandler) -> Result<(), String> {
         if let Some(exec) = &hook.exec {
             self.exec(exec.command.as_deref().unwrap_or_default()).await
         } else if let Some(get) = &hook.http_get {
-            self.http_get(get).await
+            self.http_hook(pod, get).await
         } else if let Some(sleep) = &hook.sleep {
             tokio::time::sleep(Duration::from_secs(u64::try_from(sleep.seconds).unwrap_or(0))).await;
             Ok(())
@@ -196,14 +213,39 @@ impl Target {
     }
 }
 
-/// Reads to the end, so that the writer does not have to wait, and keeps the beginning.
-async fn collect(output: Option<ExecOutput>, kept: &Mutex<Vec<u8>>) {
-    let Some(mut output) = output else { return };
-    let mut buffer = vec![0; 4096];
-    while let Ok(length @ 1..) = output.read(&mut buffer).await {
-        let mut kept = kept.lock();
-        let room = LONGEST_OUTPUT.saturating_sub(kept.len());
-        kept.extend_from_slice(&buffer[..length.min(room)]);
+/// What became of a request.
+struct Answered {
+    /// Where it went, without the scheme.
+    address: String,
+    result: std::io::Result<Vec<u8>>,
+}
+
+fn is_https(get: &HTTPGetAction) -> bool {
+    get.scheme.as_deref().is_some_and(|scheme| scheme.eq_ignore_ascii_case("HTTPS"))
+}
+
+/// Sends a request, and reads the beginning of the answer.
+async fn exchange(
+    mut stream: impl AsyncRead + AsyncWrite + Unpin,
+    request: &str,
+) -> std::io::Result<Vec<u8>> {
+    stream.write_all(request.as_bytes()).await?;
+    stream.flush().await?;
+    let mut answer = Vec::new();
+    while !answer.contains(&b'\n') && answer.len() < LONGEST_STATUS_LINE {
+        if stream.read_buf(&mut answer).await? == 0 {
+            break;
+        }
+    }
+    Ok(answer)
+}
+
+/// Whether an answer says that all is well.
+fn judge(address: &str, answer: &[u8], scheme: &str) -> Result<(), String> {
+    match status_code(answer) {
+        Some(200..400) => Ok(()),
+        Some(code) => Err(format!("HTTP probe failed with statuscode: {code}")),
+        None => Err(format!("Get \"{scheme}://{address}\": the answer is not HTTP/1.1")),
     }
 }
 

@@ -5,7 +5,7 @@
 use k8s_openapi::api::core::v1::{Container, Pod};
 use serde_json::Value;
 
-use self::Treatment::{Honoured, Ignored, NoEffect, Refused};
+use self::Treatment::{Honoured, Ignored, IgnoredByCri, IgnoredByProcesses, NoEffect, Refused};
 
 /// What is done about a field.
 #[derive(Debug, Clone, Copy)]
@@ -18,6 +18,10 @@ enum Treatment {
     Refused,
     /// The event `FieldsIgnored` names it if its value asks for something that does not happen.
     Ignored(fn(&Value) -> bool),
+    /// As `Ignored`, unless a container runtime with images runs the pod.
+    IgnoredByProcesses(fn(&Value) -> bool),
+    /// As `Ignored`, if such a runtime runs the pod.
+    IgnoredByCri(fn(&Value) -> bool),
 }
 
 /// The fields of one type, each with what is done about it. Fields of the types within have a table of their own.
@@ -28,7 +32,7 @@ struct Fields {
     rows: &'static [(&'static str, Treatment)],
 }
 
-const IMAGE: Treatment = NoEffect("no image is pulled, which the event ImageIgnored says");
+const IMAGE: Treatment = NoEffect("processes have no image, which the event ImageIgnored says");
 const TEMPLATE: Treatment = NoEffect("what is within has rows of its own");
 
 const POD: Fields = Fields {
@@ -38,16 +42,17 @@ const POD: Fields = Fields {
         ("affinity", Honoured),
         ("automountServiceAccountToken", Honoured),
         ("containers", Honoured),
-        ("dnsConfig", Ignored(is_something)),
-        ("dnsPolicy", Ignored(is_none_policy)),
-        ("enableServiceLinks", NoEffect("there are no variables of Services that could be left out")),
+        ("dnsConfig", Honoured),
+        ("dnsPolicy", Honoured),
+        ("enableServiceLinks", Honoured),
         ("ephemeralContainers", Honoured),
-        ("hostAliases", Ignored(is_something)),
-        ("hostIPC", Ignored(is_true)),
-        ("hostNetwork", NoEffect("every pod has the network of the machine")),
-        ("hostPID", Ignored(is_true)),
-        ("hostUsers", Refused),
-        ("hostname", Honoured),
+        ("hostAliases", Honoured),
+        ("hostIPC", IgnoredByProcesses(is_true)),
+        ("hostNetwork", Honoured),
+        ("hostPID", IgnoredByProcesses(is_true)),
+        ("hostUsers", Honoured),
+        // A pod with the network of the machine has its name, too.
+        ("hostname", IgnoredByCri(is_something)),
         ("hostnameOverride", Ignored(is_something)),
         ("imagePullSecrets", IMAGE),
         ("initContainers", Honoured),
@@ -55,9 +60,9 @@ const POD: Fields = Fields {
         ("nodeSelector", Honoured),
         ("os", Ignored(is_other_system)),
         ("overhead", Honoured),
-        ("preemptionPolicy", NoEffect("no pod is preempted")),
-        ("priority", NoEffect("no pod is preempted; a class is named by priorityClassName")),
-        ("priorityClassName", Ignored(is_something)),
+        ("preemptionPolicy", Honoured),
+        ("priority", Honoured),
+        ("priorityClassName", Honoured),
         ("readinessGates", Honoured),
         ("resourceClaims", Ignored(is_something)),
         ("resources", Honoured),
@@ -69,9 +74,9 @@ const POD: Fields = Fields {
         ("securityContext", TEMPLATE),
         ("serviceAccount", Honoured),
         ("serviceAccountName", Honoured),
-        ("setHostnameAsFQDN", Ignored(is_true)),
-        ("shareProcessNamespace", Ignored(is_true)),
-        ("subdomain", Ignored(is_something)),
+        ("setHostnameAsFQDN", IgnoredByCri(is_true)),
+        ("shareProcessNamespace", IgnoredByProcesses(is_true)),
+        ("subdomain", Honoured),
         ("terminationGracePeriodSeconds", Honoured),
         ("tolerations", Honoured),
         ("topologySpreadConstraints", Honoured),
@@ -92,8 +97,8 @@ const POD_SECURITY: Fields = Fields {
         ("seLinuxOptions", Ignored(is_something)),
         ("seccompProfile", Honoured),
         ("supplementalGroups", Honoured),
-        ("supplementalGroupsPolicy", NoEffect("there is no image whose groups could be merged")),
-        ("sysctls", Ignored(is_something)),
+        ("supplementalGroupsPolicy", Honoured),
+        ("sysctls", IgnoredByProcesses(is_something)),
         ("windowsOptions", Ignored(is_something)),
     ],
 };
@@ -121,7 +126,7 @@ const CONTAINER: Fields = Fields {
         ("stdin", Honoured),
         ("stdinOnce", Honoured),
         // Of ephemeral containers alone.
-        ("targetContainerName", Ignored(is_something)),
+        ("targetContainerName", IgnoredByProcesses(is_something)),
         ("terminationMessagePath", Honoured),
         ("terminationMessagePolicy", Honoured),
         ("tty", Honoured),
@@ -160,28 +165,30 @@ const SECURITY: Fields = Fields {
 };
 
 /// The fields that a pod sets for all of its containers, and that this node does not honour.
-pub(super) fn ignored_of_pod(pod: &Pod) -> Vec<String> {
+pub(super) fn ignored_of_pod(pod: &Pod, has_images: bool) -> Vec<String> {
     let spec = serde_json::to_value(pod.spec.as_ref()).unwrap_or_default();
-    let mut ignored = ignored(&POD, &spec, "");
-    ignored.extend(self::ignored(&POD_SECURITY, &spec["securityContext"], "securityContext."));
+    let mut ignored = ignored(&POD, &spec, "", has_images);
+    ignored.extend(self::ignored(&POD_SECURITY, &spec["securityContext"], "securityContext.", has_images));
     ignored
 }
 
 /// The fields that a container sets and this node does not honour.
-pub(super) fn ignored_of_container(container: &Container) -> Vec<String> {
+pub(super) fn ignored_of_container(container: &Container, has_images: bool) -> Vec<String> {
     let container = serde_json::to_value(container).unwrap_or_default();
-    let mut ignored = ignored(&CONTAINER, &container, "");
+    let mut ignored = ignored(&CONTAINER, &container, "", has_images);
     for (fields, field) in
         [(&LIFECYCLE, "lifecycle"), (&RESOURCES, "resources"), (&SECURITY, "securityContext")]
     {
-        ignored.extend(self::ignored(fields, &container[field], &format!("{field}.")));
+        ignored.extend(self::ignored(fields, &container[field], &format!("{field}."), has_images));
     }
     ignored
 }
 
-fn ignored(fields: &Fields, value: &Value, prefix: &str) -> Vec<String> {
+fn ignored(fields: &Fields, value: &Value, prefix: &str, has_images: bool) -> Vec<String> {
     let asks = |(field, treatment): &&(&str, Treatment)| match treatment {
         Ignored(asks) => value.get(field).is_some_and(asks),
+        IgnoredByProcesses(asks) => !has_images && value.get(field).is_some_and(asks),
+        IgnoredByCri(asks) => has_images && value.get(field).is_some_and(asks),
         Honoured | NoEffect(_) | Refused => false,
     };
     fields.rows.iter().filter(asks).map(|(field, _)| format!("{prefix}{field}")).collect()
@@ -199,11 +206,6 @@ fn is_something(value: &Value) -> bool {
 
 fn is_true(value: &Value) -> bool {
     value == &Value::Bool(true)
-}
-
-/// Pods resolve names as the machine does, which is what the other policies come to without a cluster's own DNS.
-fn is_none_policy(value: &Value) -> bool {
-    value == "None"
 }
 
 fn is_other_system(value: &Value) -> bool {

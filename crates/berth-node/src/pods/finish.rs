@@ -13,8 +13,15 @@ use tokio::time::Instant;
 
 use super::actions::Target;
 use super::decide::{Phase, decide, is_sidecar};
-use super::{Entry, Error, Pods, Work, grace};
+use super::{Entry, Error, Pods, Work, user_namespaces};
 use crate::volumes::remove_pod;
+
+/// How long the containers of a pod may take to end.
+pub(super) fn grace(pod: &Pod) -> Duration {
+    let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds);
+    let seconds = pod.metadata.deletion_grace_period_seconds.or(own).unwrap_or(30);
+    Duration::from_secs(u64::try_from(seconds).unwrap_or(0))
+}
 
 impl Pods {
     /// The pod is being deleted.
@@ -37,6 +44,18 @@ impl Pods {
         work.is_over = true;
         if !self.stop_all(entry, work, Some(pod)) {
             self.options.volumes.unwant(&entry.uid);
+            if !std::mem::replace(&mut work.is_stopped, true) {
+                let (runtime, uid) = (self.options.runtime.clone(), entry.uid.clone());
+                tokio::spawn(async move {
+                    if let Err(error) = runtime.stop_pod(&uid).await {
+                        tracing::warn!(
+                            pod = uid,
+                            error = error.sentence(),
+                            "a pod that has ended is not stopped"
+                        );
+                    }
+                });
+            }
         }
         Next::Done
     }
@@ -56,12 +75,15 @@ impl Pods {
             self.options.runtime.remove(&id).await.map_err(Error::Container)?;
             work.runs.remove(&id);
         }
+        self.options.runtime.remove_pod(&entry.uid).await.map_err(Error::Container)?;
         let (layout, uid, logs) = (self.options.layout.clone(), entry.uid.clone(), work.logs.clone());
         let remove = move || {
+            user_namespaces::release(&layout, &uid)?;
             remove_pod(&layout, &uid)?;
             logs.map_or(Ok(()), |logs| remove_tree(&logs).map(drop))
         };
         blocking(remove).await.map_err(Error::Remove)?;
+        self.options.network.release(&entry.uid);
         self.entries().remove(&entry.uid);
         Ok(Next::Done)
     }
@@ -142,7 +164,7 @@ impl Pods {
             return;
         };
         let target = Target { pods: self.clone(), container: container.clone(), id: id.clone() };
-        let problem = match tokio::time::timeout(grace, target.hook(hook)).await {
+        let problem = match tokio::time::timeout(grace, target.hook(pod, hook)).await {
             Ok(Ok(())) => return,
             Ok(Err(problem)) => problem,
             Err(_) => format!("not done within the grace period of {}s", grace.as_secs()),

@@ -4,13 +4,15 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
 
-use berth_runtime::{Capabilities, ContainerSpec, Device, Mount, Propagation, Security};
+use berth_runtime::{
+    Capabilities, ContainerSpec, Device, Image, ImageRun, Mount, PodSettings, Propagation, Security,
+};
 use k8s_openapi::api::core::v1::{
-    Container, EphemeralContainer, HostIP, Pod, PodIP, SecurityContext, VolumeMount,
+    Container, EphemeralContainer, HostIP, Pod, PodIP, PodSpec, SecurityContext, VolumeMount,
 };
 
 use super::resources::Allowance;
-use super::{Options, probes};
+use super::{Pods, network};
 use crate::ids;
 use crate::layout::Layout;
 use crate::plugin::Ready;
@@ -39,7 +41,7 @@ pub struct StandIn {
 }
 
 /// A file or directory of this machine at a path of the container, to be read.
-fn shown(source: &Path, target: &Path) -> Mount {
+pub(super) fn shown(source: &Path, target: &Path) -> Mount {
     Mount {
         source: source.to_owned(),
         sub_path: None,
@@ -62,12 +64,12 @@ pub(super) fn stand_in<'a>(table: &'a [StandIn], container: &Container) -> Optio
     table.iter().find(|row| row.image == name)
 }
 
-/// An ephemeral container as one that can be started: without a command it is a shell, as in the images that are used for
+/// An ephemeral container as one that can be started: without an image and a command it is a shell, as in the images that are used for
 /// debugging.
-pub(super) fn of_ephemeral(ephemeral: &EphemeralContainer) -> Option<Container> {
+pub(super) fn of_ephemeral(ephemeral: &EphemeralContainer, has_images: bool) -> Option<Container> {
     let mut container: Container = serde_json::from_value(serde_json::to_value(ephemeral).ok()?).ok()?;
     let words = container.command.iter().flatten().chain(container.args.iter().flatten()).count();
-    if words == 0 {
+    if words == 0 && !has_images {
         container.command = Some(vec![SHELL.to_owned()]);
     }
     Some(container)
@@ -75,25 +77,27 @@ pub(super) fn of_ephemeral(ephemeral: &EphemeralContainer) -> Option<Container> 
 
 /// What the runtime starts.
 pub(super) async fn container_spec(
-    options: &Options,
+    pods: &Pods,
     pod: &Pod,
     container: &Container,
     attempt: u32,
     volumes: &HashMap<String, Ready>,
+    image: Option<Image>,
 ) -> Result<ContainerSpec, String> {
-    if let Some(refusal) = probes::refuse(container) {
-        return Err(refusal);
-    }
     let security = security(pod, container)?;
-    let hostname = hostname(pod);
-    let environment = whole_environment(options, pod, container, &hostname).await?;
+    let options = &pods.options;
+    let hostname = network::identity(pod, &options.network.domain)?.hostname;
+    let environment = whole_environment(pods, pod, container, &hostname).await?;
     let known =
         |name: &str| environment.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str());
     let stand_in = stand_in(&options.stand_ins, container);
     let (mut mounts, devices) =
         (mounts(&options.layout, pod, container, volumes, known)?, devices(container, volumes)?);
+    mounts.extend(network::mounts(&options.layout, pod, container));
     let words = container.command.iter().flatten().chain(container.args.iter().flatten());
-    let command = if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
+    let command = if image.is_some() {
+        container.command.iter().flatten().map(|word| expand(word, known)).collect()
+    } else if container.command.as_ref().is_some_and(|command| !command.is_empty()) {
         words.map(|word| expand(word, known)).collect()
     } else if let Some(stand_in) = stand_in {
         mounts.push(shown(&options.program, Path::new(STAND_IN)));
@@ -105,7 +109,13 @@ pub(super) async fn container_spec(
         // Arguments alone are for an image's own command.
         Vec::new()
     };
-    let identity = identity(pod, container)?;
+    let identity = identity(pod, container, image.as_ref())?;
+    let image = image.map(|image| ImageRun {
+        id: image.id,
+        name: container.image.clone().unwrap_or_default(),
+        args: container.args.iter().flatten().map(|word| expand(word, known)).collect(),
+        user_name: image.user_name,
+    });
     let allowance = Allowance::new(pod, container, options.supply);
     let (namespace, name, uid) = names(pod);
     let termination = container.termination_message_path.as_deref().unwrap_or(TERMINATION_LOG);
@@ -123,6 +133,7 @@ pub(super) async fn container_spec(
         user: identity.user,
         group: identity.group,
         groups: identity.groups,
+        user_namespace: None,
         security,
         limits: allowance.own,
         pod_limits: allowance.pod,
@@ -135,7 +146,40 @@ pub(super) async fn container_spec(
         devices,
         hidden: options.hidden.clone(),
         termination_message_path: Some(PathBuf::from(termination)),
+        pod: pod_settings(pod),
+        target: target(pod, container),
+        image,
     })
+}
+
+/// What all containers of a pod have in common.
+fn pod_settings(pod: &Pod) -> PodSettings {
+    let default = PodSpec::default();
+    let spec = pod.spec.as_ref().unwrap_or(&default);
+    let whole = spec.security_context.clone().unwrap_or_default();
+    let mut all = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let sysctls = whole.sysctls.into_iter().flatten();
+    PodSettings {
+        host_processes: spec.host_pid == Some(true),
+        host_ipc: spec.host_ipc == Some(true),
+        shares_processes: spec.share_process_namespace == Some(true),
+        privileged: all.any(is_privileged),
+        only_own_groups: whole.supplemental_groups_policy.as_deref() == Some("Strict"),
+        sysctls: sysctls.map(|sysctl| (sysctl.name, sysctl.value)).collect(),
+        handler: None,
+        labels: pod.metadata.labels.clone().into_iter().flatten().collect(),
+    }
+}
+
+/// The container whose processes an ephemeral container sees.
+fn target(pod: &Pod, container: &Container) -> Option<String> {
+    let mut all = pod.spec.as_ref()?.ephemeral_containers.iter().flatten();
+    let target = all.find(|one| one.name == container.name)?.target_container_name.clone();
+    target.filter(|target| !target.is_empty())
+}
+
+fn is_privileged(container: &Container) -> bool {
+    container.security_context.as_ref().is_some_and(|security| security.privileged == Some(true))
 }
 
 /// What the processes of a container may do, or which field asks for what this node cannot do.
@@ -144,9 +188,6 @@ fn security(pod: &Pod, container: &Container) -> Result<Security, String> {
     let spec = pod.spec.as_ref();
     let whole = spec.and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let own = container.security_context.clone().unwrap_or_default();
-    if spec.is_some_and(|spec| spec.host_users == Some(false)) {
-        return refuse("hostUsers: false is not supported, as this node makes no user namespaces".into());
-    }
     let app_armor = own.app_armor_profile.or(whole.app_armor_profile).map(|profile| profile.type_);
     if let Some(profile) = app_armor.filter(|profile| profile != "Unconfined") {
         return refuse(format!("securityContext.appArmorProfile {profile} is not supported"));
@@ -208,34 +249,35 @@ fn names(pod: &Pod) -> (&str, &str, &str) {
     )
 }
 
-fn hostname(pod: &Pod) -> String {
-    let spec = pod.spec.as_ref();
-    let name = spec.and_then(|spec| spec.hostname.as_deref()).filter(|name| !name.is_empty());
-    let name = name.or(pod.metadata.name.as_deref()).unwrap_or_default();
-    // A host name has at most 63 characters, and does not end in a dash or a dot.
-    name.chars().take(63).collect::<String>().trim_end_matches(['-', '.']).to_owned()
-}
-
 async fn whole_environment(
-    options: &Options,
+    pods: &Pods,
     pod: &Pod,
     container: &Container,
     hostname: &str,
 ) -> Result<Vec<(String, String)>, String> {
+    let options = &pods.options;
     let objects =
         Objects::of_container(&options.cluster, pod, container).await.map_err(|failed| failed.message)?;
     let mut pod = pod.clone();
     let status = pod.status.get_or_insert_default();
-    let address = options.address.to_string();
+    let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+    let (address, node_address) = (pods.address(uid).to_string(), options.address.to_string());
     status.pod_ip = Some(address.clone());
     status.pod_ips = Some(vec![PodIP { ip: address.clone() }]);
-    status.host_ip = Some(address.clone());
-    status.host_ips = Some(vec![HostIP { ip: address }]);
+    status.host_ip = Some(node_address.clone());
+    status.host_ips = Some(vec![HostIP { ip: node_address }]);
     let own = environment(&pod, container, &objects).map_err(|failed| failed.message)?;
-    let given = [("PATH", PATH), ("HOSTNAME", hostname), ("HOME", "/root")];
-    let given = given.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned()));
+    // An image has a path, and users with their homes.
+    let usual =
+        [("PATH", PATH), ("HOME", "/root")].into_iter().filter(|_| options.runtime.images().is_none());
+    let given =
+        usual.chain([("HOSTNAME", hostname)]).map(|(name, value)| (name.to_owned(), value.to_owned()));
+    let links = network::service_links(&pod, &network::services_of(&pods.services, &pod));
+    let links =
+        links.into_iter().filter(|(name, _)| !options.environment.iter().any(|(known, _)| known == name));
     let mut all: Vec<(String, String)> = given
         .chain(options.environment.iter().cloned())
+        .chain(links)
         .filter(|(name, _)| !own.iter().any(|(known, _)| known == name))
         .collect();
     all.extend(own);
@@ -249,8 +291,7 @@ fn mounts<'a>(
     volumes: &HashMap<String, Ready>,
     known: impl Fn(&str) -> Option<&'a str>,
 ) -> Result<Vec<Mount>, String> {
-    let security = container.security_context.as_ref();
-    let privileged = security.is_some_and(|security| security.privileged == Some(true));
+    let privileged = is_privileged(container);
     let (mut mounts, mut by_node_path) = (Vec::new(), Vec::new());
     for mount in container.volume_mounts.iter().flatten() {
         let ready = volumes.get(&mount.name).ok_or_else(|| not_there(&mount.name))?;
@@ -394,23 +435,35 @@ struct Identity {
     read_only_root: bool,
 }
 
-fn identity(pod: &Pod, container: &Container) -> Result<Identity, String> {
+fn identity(pod: &Pod, container: &Container, image: Option<&Image>) -> Result<Identity, String> {
     let whole = pod.spec.as_ref().and_then(|spec| spec.security_context.clone()).unwrap_or_default();
     let own: SecurityContext = container.security_context.clone().unwrap_or_default();
     let number = |value: Option<i64>| value.and_then(|value| u32::try_from(value).ok());
-    let user = number(own.run_as_user.or(whole.run_as_user));
-    if own.run_as_non_root.or(whole.run_as_non_root) == Some(true) && user.unwrap_or(0) == 0 {
+    let group = number(own.run_as_group.or(whole.run_as_group));
+    let asked = number(own.run_as_user.or(whole.run_as_user));
+    let name = image.filter(|_| asked.is_none()).and_then(|image| image.user_name.as_ref());
+    let of_image = image.filter(|_| name.is_none()).map(|image| image.user.unwrap_or(0));
+    // A runtime finds the user of an image itself, but takes a group only with a user.
+    let user = asked.or(of_image.filter(|_| group.is_some()));
+    if let Some(name) = name.filter(|_| own.run_as_non_root.or(whole.run_as_non_root) == Some(true)) {
         return Err(format!(
-            "container has runAsNonRoot and would run as root (container: {}): set runAsUser, as there is no image \
-             to take a user from",
+            "container has runAsNonRoot and image has non-numeric user ({name}), cannot verify user is non-root \
+             (container: {})",
             container.name
+        ));
+    }
+    if own.run_as_non_root.or(whole.run_as_non_root) == Some(true) && asked.or(of_image).unwrap_or(0) == 0 {
+        return Err(format!(
+            "container has runAsNonRoot and would run as root (container: {}): set runAsUser{}",
+            container.name,
+            if image.is_some() { "" } else { ", as there is no image to take a user from" }
         ));
     }
     ids::check_pod(pod)?;
     let groups = whole.supplemental_groups.into_iter().flatten().chain(whole.fs_group);
     Ok(Identity {
         user,
-        group: number(own.run_as_group.or(whole.run_as_group)),
+        group,
         groups: groups.filter_map(|group| number(Some(group))).collect(),
         read_only_root: own.read_only_root_filesystem.unwrap_or(false),
     })

@@ -136,20 +136,6 @@ pub(super) fn known_health(pod: &Pod, container: &Container, attempt: u32) -> He
     )
 }
 
-/// Returns why a probe of a container cannot be run by this node.
-pub(super) fn refuse(container: &Container) -> Option<String> {
-    [Kind::Startup, Kind::Liveness, Kind::Readiness].into_iter().find_map(|kind| {
-        let probe = kind.of(container)?;
-        probe.http_get.as_ref().filter(|get| get.scheme.as_deref() == Some("HTTPS"))?;
-        let field = kind.as_str().to_lowercase();
-        Some(format!(
-            "container {}: httpGet with the scheme HTTPS is not supported in {field}Probe: use exec, httpGet with the \
-             scheme HTTP, tcpSocket or grpc",
-            container.name
-        ))
-    })
-}
-
 /// Counts equal results in a row.
 #[derive(Debug, Default)]
 struct Streak {
@@ -183,7 +169,7 @@ impl Prober {
         if let Some(hook) = post_start(&self.target.container)
             && !self.findings.lock().health.started
         {
-            if let Err(problem) = self.target.hook(hook).await {
+            if let Err(problem) = self.target.hook(&self.pod, hook).await {
                 if !self.is_running() {
                     return;
                 }

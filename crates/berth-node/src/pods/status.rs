@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use berth_kube::{Key, Next};
-use berth_runtime::{Exit, State};
+use berth_runtime::{ContainerId, Exit, Runtime, State};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStateRunning, ContainerStateTerminated, ContainerStateWaiting,
@@ -29,11 +29,15 @@ pub(super) struct View<'a> {
     pub(super) decision: &'a Decision,
     /// The pod has its volumes, so that containers can be started.
     pub(super) volumes_ready: bool,
+    pub(super) node_address: IpAddr,
+    /// The pod's own, which is the node's where it has none.
     pub(super) address: IpAddr,
     /// When the node first saw the pod.
     pub(super) first_observed: Timestamp,
     /// Why the node ends the pod, if it does.
     pub(super) end: Option<&'a End>,
+    /// What runs its containers.
+    pub(super) runtime: &'a dyn Runtime,
     /// Where the logs of its containers lie.
     pub(super) logs: Option<&'a Path>,
 }
@@ -66,12 +70,12 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         .ephemeral_containers
         .iter()
         .flatten()
-        .filter_map(of_ephemeral)
+        .filter_map(|one| of_ephemeral(one, view.runtime.images().is_some()))
         .map(|container| container_status(view, &container, false))
         .map(|status| ContainerStatus { ready: false, started: None, ..status })
         .collect();
     let conditions = conditions(view, &containers, &init);
-    let address = view.address.to_string();
+    let (address, node_address) = (view.address.to_string(), view.node_address.to_string());
     // As upstream: while something still runs, the pod has not failed.
     let end = view.end.filter(|_| view.decision.phase == Phase::Failed);
     PodStatus {
@@ -82,8 +86,8 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
         container_statuses: Some(containers),
         init_container_statuses: (!init.is_empty()).then_some(init),
         ephemeral_container_statuses: (!ephemeral.is_empty()).then_some(ephemeral),
-        host_ip: Some(address.clone()),
-        host_ips: Some(vec![HostIP { ip: address.clone() }]),
+        host_ip: Some(node_address.clone()),
+        host_ips: Some(vec![HostIP { ip: node_address }]),
         pod_ip: Some(address.clone()),
         pod_ips: Some(vec![PodIP { ip: address }]),
         start_time: old.start_time.clone().or(Some(Time(whole_seconds(view.first_observed)))),
@@ -96,10 +100,11 @@ pub(super) fn build(view: &View<'_>) -> PodStatus {
 fn container_status(view: &View<'_>, container: &Container, init: bool) -> ContainerStatus {
     let unknown = ContainerRecord::default();
     let known = view.known.get(&container.name).unwrap_or(&unknown);
-    let id = |attempt: u32| {
-        let uid = view.pod.metadata.uid.as_deref().unwrap_or_default();
-        format!("process://{uid}/{}/{attempt}", container.name)
+    let run = |attempt: u32| {
+        let pod_uid = view.pod.metadata.uid.clone().unwrap_or_default();
+        ContainerId { pod_uid, name: container.name.clone(), attempt }
     };
+    let id = |attempt: u32| view.runtime.address(&run(attempt));
     let falls_back = container.termination_message_policy.as_deref() == Some("FallbackToLogsOnError");
     let terminated = |ended: &Exit, attempt: u32| {
         let mut terminated = terminated(ended, id(attempt));
@@ -141,6 +146,7 @@ fn container_status(view: &View<'_>, container: &Container, init: bool) -> Conta
     ContainerStatus {
         name: container.name.clone(),
         image: container.image.clone().unwrap_or_default(),
+        image_id: view.runtime.image(&run(known.attempt)).unwrap_or_default(),
         container_id: known.run.as_ref().map(|_| id(known.attempt)),
         ready: if init && !is_sidecar(container) { done } else { known.is_running() && known.health.ready },
         started: Some(known.is_running() && known.health.started),

@@ -1,11 +1,11 @@
 //! What a pod is told once about what is different here: its images, fields that are not honoured, limits that are not kept.
 //!
-//! Events: `ImageIgnored`, `ImageStandIn`, `FieldsIgnored`, `LimitsNotEnforced`.
+//! Events: `ImageIgnored`, `ImageStandIn`, `FieldsIgnored`, `LimitsNotEnforced`, `MissingClusterDNS`.
 
 use berth_kube::{Severity, reference};
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-use super::{Pods, fields, launch, resources};
+use super::{Pods, fields, launch, network, resources};
 
 const IMAGE_IGNORED: &str = "Berth runs the command from this machine's files; images are not pulled";
 
@@ -23,21 +23,28 @@ impl Pods {
                 );
                 self.emit(pod, &container.name, Severity::Normal, "ImageStandIn", message);
             }
+            None if self.options.runtime.images().is_some() => {}
             None => self.emit(pod, &container.name, Severity::Normal, "ImageIgnored", IMAGE_IGNORED),
         }
         self.warn_of_missing_limits(pod, container);
+        if network::misses_nameserver(&self.options.network, pod) {
+            let message = "nobody here resolves the names of Services, as the resolver does not run; the pod has the \
+                           node's name servers";
+            self.emit(pod, &container.name, Severity::Warning, "MissingClusterDNS", message);
+        }
         self.warn_of_ignored_fields(pod, container);
     }
 
     /// Names the fields of a container, and with the first also those of the pod, that are not honoured.
     fn warn_of_ignored_fields(&self, pod: &Pod, container: &Container) {
-        let mut ignored = fields::ignored_of_container(container);
+        let has_images = self.options.runtime.images().is_some();
+        let mut ignored = fields::ignored_of_container(container, has_images);
         let spec = pod.spec.as_ref();
         let target = spec.and_then(|spec| {
             let mut all = spec.ephemeral_containers.iter().flatten();
             all.find(|one| one.name == container.name)?.target_container_name.as_deref()
         });
-        if target.is_some_and(|target| !target.is_empty()) {
+        if !has_images && target.is_some_and(|target| !target.is_empty()) {
             ignored.push("targetContainerName".to_owned());
         }
         let message = |ignored: &[String]| format!("This node accepts and ignores: {}", ignored.join(", "));
@@ -46,7 +53,7 @@ impl Pods {
         }
         let mut all =
             spec.into_iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-        let ignored = fields::ignored_of_pod(pod);
+        let ignored = fields::ignored_of_pod(pod, has_images);
         if !ignored.is_empty() && all.next().is_some_and(|first| first.name == container.name) {
             self.options.recorder.record(
                 reference(pod),

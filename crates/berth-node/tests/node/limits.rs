@@ -39,8 +39,8 @@ async fn a_container_out_of_memory_is_reported_as_such_and_no_group_is_left() {
     world.start().await;
     assert_eq!(world.groups(), groups);
     let known = world.node().runtime().containers();
-    let main = known.iter().find(|(id, _, _)| id.name == "main").unwrap();
-    assert!(matches!(&main.2, State::Exited(exit) if exit.reason == Reason::OutOfMemory));
+    let main = known.iter().find(|known| known.id.name == "main").unwrap();
+    assert!(matches!(&main.state, State::Exited(exit) if exit.reason == Reason::OutOfMemory));
     world.delete("p").await;
     world.until_clean().await;
 }

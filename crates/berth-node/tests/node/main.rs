@@ -14,5 +14,6 @@ mod limits;
 mod probes;
 mod restart;
 mod security;
+mod user_namespaces;
 mod volumes;
 mod world;

@@ -1,7 +1,7 @@
 //! Probes of containers, and what the node says about fields that it does not honour.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http_body::Frame;
@@ -209,17 +209,105 @@ async fn a_grpc_probe_asks_a_service_whether_it_is_well() {
     world.until_clean().await;
 }
 
+/// What a server was asked for: the names of its protocols that the client offered, and the request.
+type Asked = Arc<Mutex<Vec<(Option<Vec<u8>>, String)>>>;
+
+/// Serves HTTP by TLS, with a certificate that nobody has signed and that is long over, for another name.
+async fn serve_https(status: Arc<AtomicU16>, asked: Asked) -> u16 {
+    let mut parameters = rcgen::CertificateParams::new(vec!["other.example".to_owned()]).unwrap();
+    parameters.not_after = rcgen::date_time_ymd(2001, 1, 1);
+    let key = rcgen::KeyPair::generate().unwrap();
+    let certificate = parameters.self_signed(&key).unwrap().der().clone();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.serialize_der().try_into().unwrap())
+        .unwrap();
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    let acceptor = tokio_rustls::TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(mut stream) = acceptor.accept(stream).await else { continue };
+            let mut request = Vec::new();
+            while !request.ends_with(b"\r\n\r\n") {
+                if stream.read_buf(&mut request).await.unwrap_or(0) == 0 {
+                    break;
+                }
+            }
+            let protocol = stream.get_ref().1.alpn_protocol().map(<[u8]>::to_vec);
+            asked.lock().unwrap().push((protocol, String::from_utf8(request).unwrap()));
+            let code = status.load(Ordering::SeqCst);
+            let _ = stream.write_all(format!("HTTP/1.1 {code} Word\r\n\r\n").as_bytes()).await;
+        }
+    });
+    port
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_probe_that_the_node_cannot_run_keeps_the_container_from_starting() {
+async fn a_server_is_probed_by_https_whatever_its_certificate() {
     let world = World::new().await;
-    start(&world, json!({ "livenessProbe": { "httpGet": { "port": 1, "scheme": "HTTPS" } } })).await;
-    world.has_event("p", "Failed", "the scheme HTTPS is not supported in livenessProbe").await;
-    let pod = world
-        .until_pod("p", |pod| {
-            container(pod, "main").is_some_and(|main| main.state.as_ref().unwrap().waiting.is_some())
-        })
-        .await;
+    let (status, asked) = (Arc::new(AtomicU16::new(503)), Asked::default());
+    let port = serve_https(status.clone(), asked.clone()).await;
+    let headers = json!([{ "name": "X-Name", "value": "value" }, { "name": "host", "value": "www.example" }]);
+    let get = json!({ "scheme": "HTTPS", "host": "127.0.0.1", "port": "web", "path": "/healthz", "httpHeaders": headers });
+    let main = json!({
+        "name": "main", "image": "i", "command": ["sleep", "1000"], "ports": [{ "name": "web", "containerPort": port }],
+        "readinessProbe": { "httpGet": get, "periodSeconds": 1, "timeoutSeconds": 30 },
+        "lifecycle": { "preStop": { "httpGet": { "scheme": "HTTPS", "port": port, "path": "/stop" } } },
+    });
+    world.pod("p", json!({ "containers": [main], "terminationGracePeriodSeconds": 1 })).await;
+    world.has_event("p", "Unhealthy", "Readiness probe failed: HTTP probe failed with statuscode: 503").await;
+    let pod = world.until_pod("p", is_running).await;
     assert!(!is_ready(&pod));
+    status.store(200, Ordering::SeqCst);
+    world.until_pod("p", is_ready).await;
+    let (protocol, request) = asked.lock().unwrap()[0].clone();
+    assert_eq!(protocol, None, "HTTP/2 is not offered");
+    assert!(
+        request.starts_with("GET /healthz HTTP/1.1\r\n") && request.contains("\r\nX-Name: value\r\n"),
+        "{request}"
+    );
+    assert!(request.contains("\r\nhost: www.example\r\n") && !request.contains("Host:"), "{request}");
+    world.delete("p").await;
+    let asked = asked.lock().unwrap().clone();
+    assert!(asked.iter().any(|(_, request)| request.starts_with("GET /stop HTTP/1.1\r\n")), "{asked:?}");
+    world.until_clean().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_hook_that_finds_http_where_https_should_be_asks_again_without_credentials() {
+    let world = World::new().await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (told, mut requests) = tokio::sync::mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut request = vec![0; 4096];
+            let length = stream.read(&mut request).await.unwrap_or(0);
+            let is_http = request.starts_with(b"GET ");
+            let answer = if is_http { "HTTP/1.1 200 OK\r\n\r\n" } else { "HTTP/1.0 400 Bad Request\r\n\r\n" };
+            let _ = stream.write_all(answer.as_bytes()).await;
+            if is_http {
+                told.send(String::from_utf8_lossy(&request[..length]).into_owned()).unwrap();
+            }
+        }
+    });
+    let headers =
+        json!([{ "name": "Authorization", "value": "secret" }, { "name": "X-Name", "value": "value" }]);
+    let hook =
+        json!({ "httpGet": { "scheme": "HTTPS", "port": port, "path": "/start", "httpHeaders": headers } });
+    start(&world, json!({ "lifecycle": { "postStart": hook } })).await;
+    world.until_pod("p", is_ready).await;
+    let request = requests.recv().await.unwrap();
+    assert!(request.starts_with("GET /start ") && request.contains("X-Name: value"), "{request}");
+    assert!(!request.contains("secret"), "{request}");
+    world.has_event("p", "LifecycleHTTPFallback", "got HTTP response, retry with HTTP succeeded").await;
     world.delete("p").await;
     world.until_clean().await;
 }
@@ -232,12 +320,12 @@ async fn fields_that_have_no_effect_are_named() {
         "lifecycle": { "stopSignal": "SIGUSR1" }, "ports": [{ "containerPort": 80, "hostPort": 8080 }],
     });
     let spec = json!({
-        "containers": [main], "terminationGracePeriodSeconds": 0, "hostPID": true, "os": { "name": "linux" },
-        "hostAliases": [{ "ip": "10.0.0.1", "hostnames": ["other"] }],
+        "containers": [main], "terminationGracePeriodSeconds": 0, "hostPID": true, "hostIPC": true,
+        "os": { "name": "linux" },
     });
     world.pod("p", spec).await;
     world.has_event("p", "FieldsIgnored", "ignores: ports, lifecycle.stopSignal").await;
-    world.has_event("p", "FieldsIgnored", "ignores: hostAliases, hostPID").await;
+    world.has_event("p", "FieldsIgnored", "ignores: hostIPC, hostPID").await;
     world.delete("p").await;
     world.until_clean().await;
 }

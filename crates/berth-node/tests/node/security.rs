@@ -83,7 +83,6 @@ async fn what_a_security_context_asks_for_and_the_node_cannot_do_is_refused_by_n
             json!({}),
             "securityContext.appArmorProfile RuntimeDefault is not supported",
         ),
-        (json!({}), json!({ "hostUsers": false }), "hostUsers: false is not supported"),
     ];
     for (number, (security, whole, message)) in cases.into_iter().enumerate() {
         let name = format!("p{number}");

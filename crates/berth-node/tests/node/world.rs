@@ -46,6 +46,7 @@ impl World {
             cluster: Cluster::new(self.client.clone(), shutdown.clone()),
             name: "n".to_owned(),
             directory: self.path(),
+            runtime: Default::default(),
             program: tests.parent().unwrap().parent().unwrap().join("examples/launcher"),
             labels: Default::default(),
             lease_duration: None,
@@ -57,6 +58,7 @@ impl World {
             csi_timeout: None,
             volume_plugin_timeouts: berth_flex::Timeouts::default(),
             pod_pids_limit: Some(1000),
+            network: berth_node::PodNetwork::default(),
             nfs: None,
         };
         self.node = Some((Node::start(options).await.unwrap(), shutdown));
@@ -142,7 +144,7 @@ impl World {
         let mut exec = self.node().exec(pod, container, call).await.unwrap();
         let mut printed = String::new();
         exec.stdout.take().unwrap().read_to_string(&mut printed).await.unwrap();
-        exec.wait().await;
+        exec.wait().await.unwrap();
         printed
     }
 
@@ -197,6 +199,11 @@ impl Drop for World {
             }
         }
         berth_runtime::remove_groups(&self.path().join("containers"));
+        for link in std::fs::read_dir("/run/berth/user-namespaces").into_iter().flatten().flatten() {
+            if std::fs::read_link(link.path()).is_ok_and(|pod| pod.starts_with(self.path())) {
+                let _ = std::fs::remove_file(link.path());
+            }
+        }
         for target in self.mounts().iter().rev() {
             let _ = berth_host::mount::unmount_lazily(Path::new(target));
         }

@@ -43,9 +43,6 @@ fn every_field_has_a_row_and_every_row_is_a_field() {
 /// A value of each ignored field that asks for something, and one that does not.
 fn samples(kind: &str, field: &str) -> (Value, Value) {
     match (kind, field) {
-        ("PodSpec", "dnsPolicy") => (json!("None"), json!("ClusterFirst")),
-        ("PodSpec", "dnsConfig") => (json!({ "nameservers": ["10.0.0.1"] }), json!({})),
-        ("PodSpec", "hostAliases") => (json!([{ "ip": "10.0.0.1", "hostnames": ["a"] }]), json!([])),
         ("PodSpec", "hostIPC" | "hostPID" | "setHostnameAsFQDN" | "shareProcessNamespace") => {
             (json!(true), json!(false))
         }
@@ -84,12 +81,20 @@ fn every_field_that_is_ignored_is_named_when_it_asks_for_something() {
         (&RESOURCES, "resources", false),
         (&SECURITY, "securityContext", false),
     ];
-    for (fields, within, of_pod) in tables {
+    for ((fields, within, of_pod), has_images) in
+        tables.into_iter().flat_map(|table| [(table, false), (table, true)])
+    {
         for (field, treatment) in fields.rows {
-            let Ignored(_) = treatment else { continue };
+            let is_ignored = match treatment {
+                Ignored(_) => true,
+                IgnoredByProcesses(_) => !has_images,
+                IgnoredByCri(_) => has_images,
+                Honoured | NoEffect(_) | Refused => continue,
+            };
             let (asks, does_not) = samples(fields.kind, field);
             let name = if within.is_empty() { (*field).to_owned() } else { format!("{within}.{field}") };
-            for (value, expected) in [(asks, vec![name.clone()]), (does_not, vec![])] {
+            let named = if is_ignored { vec![name.clone()] } else { vec![] };
+            for (value, expected) in [(asks, named), (does_not, vec![])] {
                 let mut object = json!({});
                 if within.is_empty() {
                     object[field] = value.clone();
@@ -98,16 +103,16 @@ fn every_field_that_is_ignored_is_named_when_it_asks_for_something() {
                 }
                 let found = if *field == "targetContainerName" {
                     // Not a field of the type that containers are started from.
-                    ignored(&CONTAINER, &object, "")
+                    ignored(&CONTAINER, &object, "", has_images)
                 } else if of_pod {
                     object["containers"] = json!([]);
                     let pod = serde_json::from_value(json!({ "spec": object })).unwrap();
-                    ignored_of_pod(&pod)
+                    ignored_of_pod(&pod, has_images)
                 } else {
                     object["name"] = json!("c");
-                    ignored_of_container(&serde_json::from_value(object).unwrap())
+                    ignored_of_container(&serde_json::from_value(object).unwrap(), has_images)
                 };
-                assert_eq!(found, expected, "{name}: {value}");
+                assert_eq!(found, expected, "{name}: {value}, images: {has_images}");
             }
         }
     }

@@ -23,7 +23,7 @@ const LONGEST: Duration = Duration::from_secs(90);
 /// Measures a node; cheap to clone.
 #[derive(Clone)]
 pub struct FigureReader {
-    runtime: Runtime,
+    runtime: Arc<dyn Runtime>,
     pods: Cache<Pod>,
     last: Arc<Mutex<Option<Measurement>>>,
 }
@@ -71,7 +71,7 @@ struct Measurement {
 }
 
 impl FigureReader {
-    pub(crate) fn new(cluster: &Cluster, node: &str, runtime: &Runtime) -> Self {
+    pub(crate) fn new(cluster: &Cluster, node: &str, runtime: &Arc<dyn Runtime>) -> Self {
         Self {
             runtime: runtime.clone(),
             pods: cluster.cache_where(&format!("spec.nodeName={node}")),
@@ -96,14 +96,14 @@ impl FigureReader {
     }
 
     async fn measure(&self) -> Measurement {
-        let runtime = self.runtime.clone();
-        blocking(move || Measurement {
+        let node = blocking(machine).await;
+        let containers = self.runtime.usages().await;
+        Measurement {
             at: Instant::now(),
             time: Timestamp::now(),
-            node: machine(),
-            containers: runtime.usages().into_iter().collect(),
-        })
-        .await
+            node,
+            containers: containers.into_iter().collect(),
+        }
     }
 
     fn figures(&self, last: &Measurement, now: &Measurement) -> Figures {
