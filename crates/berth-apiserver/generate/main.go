@@ -20,9 +20,11 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	schedulingv1 "k8s.io/api/scheduling/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -39,9 +41,10 @@ var kinds = []struct {
 	{"v1", []any{
 		corev1.Namespace{}, corev1.Node{}, corev1.Pod{}, corev1.Binding{}, corev1.PersistentVolume{},
 		corev1.PersistentVolumeClaim{}, corev1.ConfigMap{}, corev1.Secret{}, corev1.ServiceAccount{},
-		corev1.Event{}, corev1.Service{}, corev1.LimitRange{}, corev1.ResourceQuota{},
+		corev1.Event{}, corev1.Service{}, corev1.Endpoints{}, corev1.LimitRange{}, corev1.ResourceQuota{},
 	}},
 	{"events.k8s.io/v1", []any{eventsv1.Event{}}},
+	{"discovery.k8s.io/v1", []any{discoveryv1.EndpointSlice{}}},
 	{"storage.k8s.io/v1", []any{
 		storagev1.StorageClass{}, storagev1.CSIDriver{}, storagev1.CSINode{}, storagev1.VolumeAttachment{},
 		storagev1.CSIStorageCapacity{}, storagev1.VolumeAttributesClass{},
@@ -64,7 +67,8 @@ var kinds = []struct {
 		authorizationv1.LocalSubjectAccessReview{}, authorizationv1.SelfSubjectRulesReview{},
 	}},
 	{"autoscaling/v1", []any{autoscalingv1.Scale{}}},
-	{"policy/v1", []any{policyv1.Eviction{}}},
+	{"policy/v1", []any{policyv1.Eviction{}, policyv1.PodDisruptionBudget{}}},
+	{"scheduling.k8s.io/v1", []any{schedulingv1.PriorityClass{}}},
 	{"meta.k8s.io/v1", []any{
 		metav1.Status{}, metav1.DeleteOptions{}, metav1.CreateOptions{}, metav1.UpdateOptions{}, metav1.PatchOptions{},
 		metav1.WatchEvent{}, metav1.PartialObjectMetadata{},

@@ -3,6 +3,7 @@
 //! [`ApiServer`] is used by the TLS listener and, without a socket, by `kube::Client::new`. It trusts whoever calls it:
 //! the listener finds out who that is and leaves an [`Identity`] in the request's extensions.
 
+mod addresses;
 mod apply;
 mod bootstrap;
 mod content;
@@ -47,6 +48,7 @@ use crate::pods::Pods;
 use crate::resource::Subresource;
 use crate::store::{Key, Store, WriteError};
 
+pub use self::addresses::{ServiceRange, api_service_address, move_services};
 pub use crate::rules::TolerationSeconds;
 pub(crate) use bootstrap::{has_furniture, is_furniture};
 pub use content::Body;
@@ -66,6 +68,8 @@ pub struct Options {
     pub metrics: Option<MetricsHook>,
     /// How long pods that do not say stay on a node that fails.
     pub toleration_seconds: TolerationSeconds,
+    /// The addresses that Services get; they get none if `None`.
+    pub service_range: Option<ServiceRange>,
     /// Ends all watches when cancelled.
     pub shutdown: CancellationToken,
 }
@@ -84,6 +88,8 @@ struct Inner {
     meters: RequestMetrics,
     /// Taken by each request with a large body while it is answered.
     large_bodies: Arc<Semaphore>,
+    /// Held while a Service gets its address.
+    addresses: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// Larger bodies are read and checked by a thread beside the runtime's own, whose other requests would wait for it.
@@ -136,6 +142,7 @@ impl ApiServer {
                 options,
                 meters: RequestMetrics::default(),
                 large_bodies,
+                addresses: Arc::default(),
             }),
         };
         api.reload_definitions();

@@ -8,12 +8,14 @@
 pub(crate) mod admission;
 pub(crate) mod age;
 mod batch;
+pub(crate) mod budget;
 mod claim;
 mod classes;
 mod config;
 mod csi;
 pub(crate) mod custom;
 mod definition;
+mod endpoints;
 pub(crate) mod event;
 pub(crate) mod field;
 pub(crate) mod jsonpath;
@@ -23,10 +25,12 @@ pub(crate) mod namespace;
 mod node;
 mod nodes;
 pub(crate) mod pod;
+pub(crate) mod priority;
 pub(crate) mod quantity;
 pub(crate) mod read;
 mod revision;
 pub(crate) mod selector;
+pub(crate) mod service;
 mod sources;
 pub(crate) mod table;
 mod volume;
@@ -164,6 +168,9 @@ pub(crate) fn of(group: &str, kind: &str) -> Arc<dyn Rules> {
         ("", "ConfigMap") => Arc::new(config::ConfigMap),
         ("", "Secret") => Arc::new(config::Secret),
         ("", "ServiceAccount") => Arc::new(config::ServiceAccount),
+        ("", "Service") => Arc::new(service::Service),
+        ("", "Endpoints") => Arc::new(endpoints::Endpoints),
+        ("discovery.k8s.io", "EndpointSlice") => Arc::new(endpoints::EndpointSlice),
         ("", "Event") => Arc::new(event::Event { strict: false }),
         ("events.k8s.io", "Event") => Arc::new(event::Event { strict: true }),
         ("apps", "Deployment") => Arc::new(workload::Workload::Deployment),
@@ -181,6 +188,8 @@ pub(crate) fn of(group: &str, kind: &str) -> Arc<dyn Rules> {
         ("rbac.authorization.k8s.io", "RoleBinding" | "ClusterRoleBinding") => {
             Arc::new(node::Rbac { binding: true })
         }
+        ("policy", "PodDisruptionBudget") => Arc::new(budget::Budget),
+        ("scheduling.k8s.io", "PriorityClass") => Arc::new(priority::PriorityClass),
         ("storage.k8s.io", "StorageClass") => Arc::new(classes::StorageClass),
         ("storage.k8s.io", "VolumeAttributesClass") => Arc::new(classes::VolumeAttributesClass),
         ("storage.k8s.io", "CSIDriver") => Arc::new(csi::CsiDriver),
@@ -236,6 +245,9 @@ mod tests {
             ("", "ConfigMap"),
             ("", "Secret"),
             ("", "ServiceAccount"),
+            ("", "Service"),
+            ("", "Endpoints"),
+            ("discovery.k8s.io", "EndpointSlice"),
             ("", "Event"),
             ("events.k8s.io", "Event"),
             ("coordination.k8s.io", "Lease"),
@@ -279,6 +291,8 @@ mod tests {
             "Node",
             "ConfigMap",
             "Secret",
+            "Service",
+            "Endpoints",
             "Event",
         ] {
             exercise(&*of("", kind), &odd);
@@ -302,6 +316,7 @@ mod tests {
         exercise(&*of("apiextensions.k8s.io", "CustomResourceDefinition"), &odd);
         exercise(&*of("rbac.authorization.k8s.io", "RoleBinding"), &odd);
         exercise(&*of("events.k8s.io", "Event"), &odd);
+        exercise(&*of("discovery.k8s.io", "EndpointSlice"), &odd);
     }
 
     fn exercise(rules: &dyn Rules, objects: &[Value]) {

@@ -1,4 +1,5 @@
-//! What is there from the start: the namespaces of the system, and in every namespace its account and authority.
+//! What is there from the start: the namespaces and priority classes of the system, and in every namespace its account and
+//! authority.
 
 use serde_json::{Value, json};
 
@@ -6,6 +7,7 @@ use super::error::Answer;
 use super::request::Query;
 use super::write::Tracking;
 use super::{ApiServer, Failure, crd, object};
+use crate::rules::priority::SYSTEM_CLASSES;
 use crate::store::{Collection, Key};
 
 const NAMESPACES: &[&str] = &["default", "kube-node-lease", "kube-public", "kube-system"];
@@ -29,11 +31,15 @@ pub(crate) fn is_furniture(key: &Key) -> bool {
 }
 
 impl ApiServer {
-    /// Makes the namespaces of the system, and what every namespace needs, if they are missing; goes on with the
+    /// Makes the namespaces and priority classes of the system, and what every namespace needs, if they are missing; goes on with the
     /// deletion of definitions where it was.
     pub async fn bootstrap(&self) -> Answer<()> {
         for &name in NAMESPACES {
-            self.ensure("namespaces", "", name, json!({})).await?;
+            self.ensure("", "namespaces", "", name, json!({})).await?;
+        }
+        for class in SYSTEM_CLASSES {
+            let object = json!({ "value": class.value, "description": class.description });
+            self.ensure("scheduling.k8s.io", "priorityclasses", "", class.name, object).await?;
         }
         let names: Vec<String> = self
             .inner
@@ -91,17 +97,26 @@ impl ApiServer {
         if stored.is_none_or(|namespace| object::is_deleting(&namespace)) {
             return Ok(());
         }
-        self.ensure(ACCOUNTS, namespace, ACCOUNT, json!({})).await?;
+        self.ensure("", ACCOUNTS, namespace, ACCOUNT, json!({})).await?;
         if let Some(credentials) = &self.inner.options.credentials {
             let data = json!({ "data": { "ca.crt": credentials.authority } });
-            self.ensure(MAPS, namespace, AUTHORITY, data).await?;
+            self.ensure("", MAPS, namespace, AUTHORITY, data).await?;
         }
         Ok(())
     }
 
     /// Makes an object if it is missing, and gives it its data back if that is another.
-    async fn ensure(&self, plural: &str, namespace: &str, name: &str, mut object: Value) -> Answer<()> {
-        let key = Key::new(Collection::from(plural), namespace, name);
+    async fn ensure(
+        &self,
+        group: &str,
+        plural: &str,
+        namespace: &str,
+        name: &str,
+        mut object: Value,
+    ) -> Answer<()> {
+        let registry = self.registry();
+        let served = registry.find(group, "v1", plural).ok_or_else(Failure::no_such_path)?;
+        let key = Key::new(served.collection.clone(), namespace, name);
         if self.inner.store.is_quarantined(&key) {
             return Ok(());
         }
@@ -111,9 +126,7 @@ impl ApiServer {
         if have.as_ref().is_some_and(|have| data.is_none() || have.get("data") == data.as_ref()) {
             return Ok(());
         }
-        let registry = self.registry();
-        let served = registry.find("", "v1", plural).ok_or_else(Failure::no_such_path)?;
-        object["apiVersion"] = "v1".into();
+        object["apiVersion"] = served.api_version.as_str().into();
         object["kind"] = (&*served.resource.kind).into();
         object["metadata"] = json!({ "name": name });
         if !namespace.is_empty() {

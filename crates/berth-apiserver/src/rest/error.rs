@@ -109,6 +109,16 @@ impl Failure {
         Self::of(resource, name, 409, "Conflict", message)
     }
 
+    /// A disruption budget does not allow an eviction; after how many seconds to ask again, if that is known.
+    pub(crate) fn over_budget(why: &str, after: u32) -> Self {
+        let mut details = json!({ "causes": [{ "reason": "DisruptionBudget", "message": why }] });
+        if after > 0 {
+            details["retryAfterSeconds"] = after.into();
+        }
+        let message = "Cannot evict pod as it would violate the pod's disruption budget.";
+        Self { details: Some(details), ..Self::new(429, "TooManyRequests", message) }
+    }
+
     /// The object has another version than the client's.
     pub fn modified(resource: &Resource, name: &str) -> Self {
         let why =

@@ -214,13 +214,16 @@ const APPS: &str = "apps";
 const AUTHENTICATION: &str = "authentication.k8s.io";
 const AUTHORIZATION: &str = "authorization.k8s.io";
 const BATCH: &str = "batch";
+const POLICY: &str = "policy";
 const RBAC: &str = "rbac.authorization.k8s.io";
+const SCHEDULING: &str = "scheduling.k8s.io";
 const STORAGE: &str = "storage.k8s.io";
 
 // Groups stand in the order of discovery.
 const ROWS: &[Row] = &[
     Row { verbs: CREATE, ..row("", "Binding", "bindings", true) },
     Row { short: &["cm"], ..row("", "ConfigMap", "configmaps", true) },
+    Row { short: &["ep"], ..row("", "Endpoints", "endpoints", true) },
     Row { short: &["ev"], ..row("", "Event", "events", true) },
     Row { short: &["limits"], ..row("", "LimitRange", "limitranges", true) },
     Row {
@@ -297,6 +300,11 @@ const ROWS: &[Row] = &[
         ..row(BATCH, "CronJob", "cronjobs", true)
     },
     Row { categories: &["all"], subresources: &[Status], ..row(BATCH, "Job", "jobs", true) },
+    Row {
+        short: &["pdb"],
+        subresources: &[Status],
+        ..row(POLICY, "PodDisruptionBudget", "poddisruptionbudgets", true)
+    },
     row(RBAC, "ClusterRoleBinding", "clusterrolebindings", false),
     row(RBAC, "ClusterRole", "clusterroles", false),
     row(RBAC, "RoleBinding", "rolebindings", true),
@@ -313,7 +321,9 @@ const ROWS: &[Row] = &[
         subresources: &[Status],
         ..row("apiextensions.k8s.io", "CustomResourceDefinition", "customresourcedefinitions", false)
     },
+    Row { short: &["pc"], ..row(SCHEDULING, "PriorityClass", "priorityclasses", false) },
     row("coordination.k8s.io", "Lease", "leases", true),
+    row("discovery.k8s.io", "EndpointSlice", "endpointslices", true),
 ];
 
 /// All built-in resources, in the order of discovery.

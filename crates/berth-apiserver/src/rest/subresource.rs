@@ -10,7 +10,8 @@ use super::request::FieldValidation;
 use super::write::Tracking;
 use super::{Accept, Body, Call, Shape, content};
 use crate::resource::Subresource;
-use crate::rules::read;
+use crate::rules::budget::{self, Verdict};
+use crate::rules::{Denied, read};
 use crate::schema;
 
 impl Call {
@@ -94,17 +95,118 @@ impl Call {
         let dry_run: Vec<Value> = self.query.all("dryRun").map(Value::from).collect();
         // Options in the body hide those of the query, but a dry run must not become a real one by that.
         if options.is_object() && read::items(&options, &["dryRun"]).is_empty() && !dry_run.is_empty() {
-            options["dryRun"] = dry_run.into();
+            options["dryRun"] = dry_run.clone().into();
+        }
+        let is_dry = !dry_run.is_empty() || !read::items(&options, &["dryRun"]).is_empty();
+        let pod: Value = serde_json::from_slice(&self.current()?.bytes).map_err(Failure::internal)?;
+        if !budget::is_beyond_budgets(&pod) {
+            self.ask_budget(&pod, is_dry).await?;
+        }
+        if !is_dry {
+            let version = self.mark_evicted(&options).await?;
+            // What asked for one version of the pod means the one that we wrote just now.
+            if let Some(asked) = options.pointer_mut("/preconditions/resourceVersion")
+                && let Some(version) = version
+            {
+                *asked = version.into();
+            }
         }
         let bytes = if options.is_null() { String::new() } else { options.to_string() };
         self.delete(bytes.as_bytes()).await?;
         Ok(self.success(201))
     }
 
+    /// Counts an eviction in the budget that protects the pod, or refuses it.
+    async fn ask_budget(&self, pod: &Value, is_dry: bool) -> Answer<()> {
+        let served = self.registry.find("policy", "v1", "poddisruptionbudgets");
+        let served = served.ok_or_else(Failure::no_such_path)?.clone();
+        let view = self.store().view(&served.collection);
+        let budgets: Vec<Value> = view
+            .range(Some(&self.namespace), None)
+            .filter_map(|object| serde_json::from_slice(&object.bytes).ok())
+            .filter(|budget| budget::protects(budget, pod))
+            .collect();
+        let budget = match budgets.as_slice() {
+            [] => return Ok(()),
+            [budget] => read::name(budget).to_owned(),
+            _ => {
+                return Err(Failure::plain(
+                    500,
+                    "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support.",
+                ));
+            }
+        };
+        let mut call = self.api.internal(served, &self.namespace, &budget);
+        call.subresource = Some(Subresource::Status);
+        let mut options = self.query.write_options("CreateOptions")?;
+        options.dry_run = is_dry;
+        let resource = &call.served.resource;
+        let counted = call.modify(&options, Tracking::Settled, |found| match budget::judge(found, pod) {
+            Verdict::Unhealthy => Ok(found.clone()),
+            Verdict::Counted => {
+                let mut counted = found.clone();
+                budget::count_eviction(&mut counted, &self.name, &object::now());
+                Ok(counted)
+            }
+            Verdict::Later(why, after) => Err(Failure::over_budget(&why, after)),
+            Verdict::Broken(why) => {
+                let why = format!("{} {budget:?} is forbidden: {why}", resource.qualified());
+                Err(Failure::denied(
+                    resource,
+                    &budget,
+                    &Denied { code: 403, reason: "Forbidden", message: why },
+                ))
+            }
+        });
+        match counted.await {
+            // A budget that is gone by now forbids nothing.
+            Err(failure) if failure.code == 404 => Ok(()),
+            counted => counted.map(drop),
+        }
+    }
+
+    /// Says in the pod's status why it goes, if it still is the pod that the preconditions mean; gives its version then.
+    async fn mark_evicted(&self, options: &Value) -> Answer<Option<String>> {
+        let mut call = self.api.internal(self.served.clone(), &self.namespace, &self.name);
+        call.subresource = Some(Subresource::Status);
+        let write = self.query.write_options("CreateOptions")?;
+        let meant = |field| read::text(options, &["preconditions", field]);
+        let mut is_meant = false;
+        let marked = call.modify(&write, Tracking::Settled, |pod| {
+            let other = [("uid", meant("uid")), ("resourceVersion", meant("resourceVersion"))]
+                .iter()
+                .any(|(field, meant)| !meant.is_empty() && *meant != object::text(pod, field));
+            let mut new = pod.clone();
+            // The deletion that follows refuses another pod, in its own words.
+            is_meant = !other;
+            if is_meant {
+                disrupt(&mut new);
+            }
+            Ok(new)
+        });
+        let marked = marked.await?.value()?;
+        Ok(is_meant.then(|| object::text(&marked, "resourceVersion").to_owned()))
+    }
+
     pub(crate) fn success(&self, code: u16) -> Response<Body> {
         let status = json!({ "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": code });
         content::respond(code, Accept { shape: Shape::Object, ..self.accept }, &status)
     }
+}
+
+/// Adds the condition of a pod that is evicted, unless it has one for another reason.
+fn disrupt(pod: &mut Value) {
+    let conditions = read::map(pod, &["status"]).entry("conditions").or_insert_with(|| json!([]));
+    let Value::Array(conditions) = conditions else { return };
+    let known = |have: &Value| read::text(have, &["type"]) == "DisruptionTarget";
+    if conditions.iter().any(|have| known(have) && read::text(have, &["status"]) == "True") {
+        return;
+    }
+    conditions.retain(|have| !known(have));
+    conditions.push(json!({
+        "type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI",
+        "message": "Eviction API: evicting", "lastProbeTime": null, "lastTransitionTime": object::now(),
+    }));
 }
 
 fn assign(pod: &mut Value, node: &str, binding: &Value) {
@@ -116,6 +218,7 @@ fn assign(pod: &mut Value, node: &str, binding: &Value) {
         "type": "PodScheduled", "status": "True", "lastProbeTime": null, "lastTransitionTime": object::now(),
     });
     let status = read::map(pod, &["status"]);
+    status.remove("nominatedNodeName");
     let conditions = status.entry("conditions").or_insert_with(|| json!([]));
     if let Value::Array(conditions) = conditions {
         conditions.retain(|have| read::text(have, &["type"]) != "PodScheduled");

@@ -112,6 +112,7 @@ impl Call {
             }
             object::begin(&mut object)?;
             self.prepare_new(&mut object, options, tracking)?;
+            let _address = self.assign_address(&mut object, None).await?;
             let encoded = self.encode(&object, 0)?;
             let key = self.key(&name);
             if options.dry_run {
@@ -237,6 +238,7 @@ impl Call {
             let mut new = change(&old)?;
             self.check_version(&mut new, &old)?;
             self.prepare_changed(&mut new, &old, options, tracking)?;
+            let _address = self.assign_address(&mut new, Some(&old)).await?;
             let gone = self.is_finished(&new, &old);
             if !gone && !outdated && new == old {
                 return Ok(Written::Stored(current));

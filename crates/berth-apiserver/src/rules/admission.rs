@@ -12,12 +12,15 @@ use berth_core::names::{
 };
 use serde_json::{Value, json};
 
+use super::priority::Priority;
 use super::quantity::{self, Quantity};
 use super::read::{at, find, flag, has, items, items_mut, keep, map, name, number, text};
 use super::{classes, volume};
 use crate::resource::Resource;
 
 const IMMORTAL: [&str; 3] = ["default", "kube-system", "kube-public"];
+const SCHEDULING: &str = "scheduling.k8s.io";
+const PRIORITY_CLASSES: &str = "priorityclasses";
 const TOKEN_VOLUME: &str = "kube-api-access-";
 const RESIZE: &str = "only dynamically provisioned pvc can be resized and the storageclass that provisions the pvc must support resize";
 
@@ -85,6 +88,9 @@ pub(crate) fn admit(
             request.service_account(object)?;
             request.priority(object)?;
             default_tolerations(object, reader.toleration_seconds());
+        }
+        ("scheduling.k8s.io", "PriorityClass", Operation::Create | Operation::Update) => {
+            request.default_priority(object)?;
         }
         ("", "PersistentVolumeClaim", Operation::Create) => {
             request.default_class(object);
@@ -190,32 +196,57 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// A pod's priority comes from its class; only the system's own classes are known here.
+    /// A pod's priority comes from its class, or from the default class.
     fn priority(&self, pod: &mut Value) -> Result<(), Denied> {
-        let class = text(pod, &["spec", "priorityClassName"]);
-        let computed = match class {
-            "" => 0,
-            "system-cluster-critical" => 2_000_000_000,
-            "system-node-critical" => 2_000_001_000,
-            other => {
-                let found = self.reader.get("scheduling.k8s.io", "priorityclasses", "", other);
-                let Some(found) = found else {
-                    let why = format!("no PriorityClass with name {other} was found");
-                    return Err(self.forbidden(pod, &why));
-                };
-                number(&found, &["value"]).unwrap_or_default()
-            }
+        let wanted = text(pod, &["spec", "priorityClassName"]);
+        let found = if wanted.is_empty() {
+            Priority::of_default(&self.reader.list(SCHEDULING, PRIORITY_CLASSES))
+        } else {
+            let class = self.reader.get(SCHEDULING, PRIORITY_CLASSES, "", wanted);
+            class.as_ref().map(Priority::of_class).or_else(|| Priority::of_system(wanted)).ok_or_else(
+                || self.forbidden(pod, &format!("no PriorityClass with name {wanted} was found")),
+            )?
         };
-        if let Some(given) = number(pod, &["spec", "priority"]).filter(|given| *given != computed) {
+        if let Some(given) = number(pod, &["spec", "priority"]).filter(|given| *given != found.value) {
             let why = format!(
-                "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {computed} from the given PriorityClass name"
+                "the integer value of priority ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
+                found.value
+            );
+            return Err(self.forbidden(pod, &why));
+        }
+        let given = text(pod, &["spec", "preemptionPolicy"]);
+        if !given.is_empty() && given != found.policy {
+            let why = format!(
+                "the string value of PreemptionPolicy ({given}) must not be provided in pod spec; priority admission controller computed {} from the given PriorityClass name",
+                found.policy
             );
             return Err(self.forbidden(pod, &why));
         }
         let spec = map(pod, &["spec"]);
-        spec.insert("priority".to_owned(), json!(computed));
-        super::read::default(spec, "preemptionPolicy", "PreemptLowerPriority");
+        if !found.class.is_empty() {
+            spec.insert("priorityClassName".to_owned(), json!(found.class));
+        }
+        spec.insert("priority".to_owned(), json!(found.value));
+        spec.insert("preemptionPolicy".to_owned(), json!(found.policy));
         Ok(())
+    }
+
+    /// Only one class is the default.
+    fn default_priority(&self, class: &Value) -> Result<(), Denied> {
+        if !flag(class, &["globalDefault"]) {
+            return Ok(());
+        }
+        let mut defaults = self.reader.list(SCHEDULING, PRIORITY_CLASSES);
+        defaults.retain(|other| flag(other, &["globalDefault"]));
+        let other = defaults.iter().min_by_key(|other| number(other, &["value"]));
+        match other.map(name).filter(|other| self.operation == Operation::Create || *other != name(class)) {
+            None => Ok(()),
+            Some(other) => {
+                let why =
+                    format!("PriorityClass {other} is already marked as default. Only one default can exist");
+                Err(self.forbidden(class, &why))
+            }
+        }
     }
 
     /// A claim that names no class gets the default one, the newest if there are several.

@@ -195,6 +195,25 @@ pub(super) fn spec_causes(spec: &Value, pod: &str, path: &Path) -> Vec<Cause> {
         causes.push(path.child("activeDeadlineSeconds").invalid(seconds, detail));
     }
     causes.extend(toleration_causes(spec, &path.child("tolerations")));
+    causes.extend(host_users_causes(spec, path));
+    causes
+}
+
+/// Checks that a pod with users of its own shares no other namespace of the host, and has no device of it.
+fn host_users_causes(spec: &Value, path: &Path) -> Vec<Cause> {
+    let detail = "when `hostUsers` is false";
+    if at(spec, &["hostUsers"]) != &Value::Bool(false) {
+        return Vec::new();
+    }
+    let shared = ["hostNetwork", "hostPID", "hostIPC"].into_iter().filter(|field| flag(spec, &[*field]));
+    let mut causes: Vec<Cause> = shared.map(|field| path.child(field).forbidden(detail)).collect();
+    for list in ["initContainers", "containers", "ephemeralContainers"] {
+        for (index, container) in items(spec, &[list]).iter().enumerate() {
+            if !items(container, &["volumeDevices"]).is_empty() {
+                causes.push(path.child(list).index(index).child("volumeDevices").forbidden(detail));
+            }
+        }
+    }
     causes
 }
 

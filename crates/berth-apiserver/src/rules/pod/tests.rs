@@ -88,6 +88,34 @@ fn valid_pods_are_accepted() {
 }
 
 #[test]
+fn a_pod_with_users_of_its_own_shares_nothing_else_with_the_host() {
+    for (field, value, expected) in [
+        ("hostNetwork", json!(true), "spec.hostNetwork: Forbidden: when `hostUsers` is false"),
+        ("hostPID", json!(true), "spec.hostPID: Forbidden: when `hostUsers` is false"),
+        ("hostIPC", json!(true), "spec.hostIPC: Forbidden: when `hostUsers` is false"),
+        (
+            "initContainers",
+            json!([{"name": "i", "image": "i", "imagePullPolicy": "Always", "terminationMessagePolicy": "File",
+                "volumeDevices": [{"name": "data", "devicePath": "/dev/x"}]}]),
+            "spec.initContainers[0].volumeDevices: Forbidden: when `hostUsers` is false",
+        ),
+    ] {
+        let mut object = pod();
+        object["spec"][field] = value;
+        object["spec"]["hostUsers"] = json!(true);
+        let forbidden = |object: &Value| {
+            texts(Pod.validate(object))
+                .into_iter()
+                .filter(|text| text.contains("hostUsers"))
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(forbidden(&object), Vec::<String>::new(), "{field}");
+        object["spec"]["hostUsers"] = json!(false);
+        assert_eq!(forbidden(&object), [expected]);
+    }
+}
+
+#[test]
 fn invalid_volumes_are_refused_with_the_cause() {
     for (volume, expected) in [
         (
