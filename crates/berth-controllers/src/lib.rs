@@ -8,6 +8,7 @@
 //! | [`expand`] | an event on each claim that waits for its driver's resizer; larger FlexVolumes, for the node to grow |
 //! | [`attach_detach`] | VolumeAttachments for the pods of each node; `attach` and `detach` of FlexVolume drivers |
 //! | [`nodes`] | the taints of nodes that fail, the eviction of their pods, and pods that nobody else removes |
+//! | [`services`] | the Endpoints and EndpointSlices of Services |
 //! | [`scheduler`] | a node for every pod, with its volumes' topology and capacity |
 //! | [`workloads`] | Deployments, ReplicaSets, StatefulSets, DaemonSets, Jobs and CronJobs |
 //!
@@ -33,6 +34,7 @@ pub mod nodes;
 pub mod persistent_volumes;
 pub mod protection;
 pub mod scheduler;
+pub mod services;
 pub mod workloads;
 
 use std::time::Duration;
@@ -68,6 +70,7 @@ pub async fn run(cluster: Cluster, flex: Drivers, options: Options) {
         scheduler::run(cluster.clone()),
         attach_detach::run(cluster.clone(), Some(flex), options.force_detach_after),
         nodes::run(cluster.clone(), options.node_monitor_grace_period),
+        services::run(cluster.clone()),
         workloads::run(cluster),
     );
 }

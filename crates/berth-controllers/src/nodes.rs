@@ -44,7 +44,8 @@ pub async fn run(cluster: Cluster, grace_period: Duration) {
 }
 
 /// Says in a pod's status why it is deleted.
-fn disrupt(pod: &mut Pod, reason: &str, message: &str, now: Timestamp) {
+pub(crate) fn disrupt(pod: &mut Pod, reason: &str, message: &str, now: Timestamp) {
+    let observed_generation = pod.metadata.generation;
     let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
     let condition = PodCondition {
         type_: "DisruptionTarget".to_owned(),
@@ -52,6 +53,7 @@ fn disrupt(pod: &mut Pod, reason: &str, message: &str, now: Timestamp) {
         reason: Some(reason.to_owned()),
         message: Some(message.to_owned()),
         last_transition_time: Some(Time(now)),
+        observed_generation,
         ..PodCondition::default()
     };
     match conditions.iter_mut().find(|known| known.type_ == condition.type_) {
@@ -62,7 +64,7 @@ fn disrupt(pod: &mut Pod, reason: &str, message: &str, now: Timestamp) {
 }
 
 /// How a pod is deleted that still is this one: by its node after its grace period, or at once by nobody but the API server.
-fn deletion(pod: &Pod, at_once: bool) -> DeleteParams {
+pub(crate) fn deletion(pod: &Pod, at_once: bool) -> DeleteParams {
     DeleteParams {
         grace_period_seconds: at_once.then_some(0),
         preconditions: Some(Preconditions { uid: pod.uid(), resource_version: None }),

@@ -1,20 +1,25 @@
 //! Chooses a node for each pod, with its volumes in mind.
 //!
-//! Reads: Pod, Node, Namespace, PVC, PV, StorageClass, CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment. Writes: pods'
-//! binding and condition `PodScheduled`, PV `spec.claimRef`, PVC annotation `volume.kubernetes.io/selected-node`.
-//! Events: `Scheduled`, `FailedScheduling` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
+//! Reads: Pod, Node, Namespace, PVC, PV, StorageClass, CSIDriver, CSINode, CSIStorageCapacity, VolumeAttachment,
+//! PodDisruptionBudget. Writes: pods' binding, conditions `PodScheduled` and `DisruptionTarget`, and `nominatedNodeName`; PV
+//! `spec.claimRef`, PVC annotation `volume.kubernetes.io/selected-node`. Deletes: pods that make room for others.
+//! Events: `Scheduled`, `FailedScheduling`, `Preempted` on pods. Serves pods whose `schedulerName` is `default-scheduler`.
 //!
 //! Decisions are made one after the other from caches, in microseconds; writes run beside each other. What was decided
 //! counts at once. A pod that fits nowhere is tried again when something changes that prevented it, and never
 //! by the clock. A pod whose volumes are being made keeps its node until they are bound or somebody takes the node
-//! back; then it rests, 1 s at first and 10 s at most, before it gets another. Pods are not evicted to make room for
-//! others.
+//! back; then it rests, 1 s at first and 10 s at most, before it gets another.
+//!
+//! If a pod fits nowhere, less important pods make room for it where the least is lost (`preempt.rs`): its status names the
+//! node first, so that a crash after it is no loss, then they are deleted with their grace period, and until they are gone
+//! the room is kept for it against pods that are less important.
 
 mod bind;
 mod board;
 mod decide;
 mod hints;
 mod neighbours;
+mod preempt;
 mod setbacks;
 #[cfg(test)]
 mod tests;
@@ -36,14 +41,15 @@ use kube::ResourceExt as _;
 use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
+use crate::nodes::{deletion, disrupt};
 use berth_kube::storage;
-use bind::{BIND_TIMEOUT, Reservation, Setback};
+use bind::{BIND_TIMEOUT, Nomination, Reservation, Setback};
 use board::Board;
 use decide::decide;
 pub(crate) use decide::{is_wanted, tolerates};
 use hints::Waiting;
 use setbacks::Setbacks;
-use unfit::Plugin;
+use unfit::{Plugin, Preemption};
 use world::Caches;
 
 const COMPONENT: &str = "default-scheduler";
@@ -131,9 +137,55 @@ impl Scheduler {
             Ok(reservation) => return self.carry_out(key, &pod, reservation).await,
             Err(unfit) => unfit,
         };
-        bind::refuse(&self.cluster, &pod, "Unschedulable", &unfit.message).await?;
+        let nomination = match &unfit.preemption {
+            Preemption::Victims { node, .. } => Nomination::Set(node.clone()),
+            Preemption::NotEligible => Nomination::Keep,
+            Preemption::InVain => Nomination::Clear,
+        };
+        bind::refuse(&self.cluster, &pod, "Unschedulable", &unfit.message, &nomination).await?;
         self.recorder.warning(pod.as_ref(), events::FAILED_SCHEDULING, unfit.message);
+        if let Preemption::Victims { node, pods, withdrawn } = unfit.preemption {
+            self.make_room(&pod, &node, &pods, withdrawn).await?;
+        }
         Ok(Next::Done)
+    }
+
+    /// Has pods leave a node for one that is more important.
+    async fn make_room(&self, pod: &Pod, node: &str, victims: &[Key], withdrawn: Vec<Key>) -> Result<()> {
+        for key in withdrawn {
+            if let Some(other) = self.caches.pods.get(&key) {
+                bind::withdraw(&self.cluster, &other).await?;
+            }
+            self.queue.add(key);
+        }
+        let leave = victims.iter().map(|victim| self.leave(pod, node, victim));
+        futures_util::future::try_join_all(leave).await.map(drop)
+    }
+
+    /// Has a pod leave its node. One that is on its way there only loses its place.
+    async fn leave(&self, pod: &Pod, node: &str, victim: &Key) -> Result<()> {
+        let Some(found) = self.caches.pods.get(victim) else { return Ok(()) };
+        if found.metadata.deletion_timestamp.is_some() {
+            return Ok(());
+        }
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let message = format!("Preempted by pod {uid} on node {node}");
+        if storage::node_of_pod(&found).is_empty() {
+            self.abandon(victim);
+            self.queue.add(victim.clone());
+            let message = format!("{message} (in kube-scheduler memory).");
+            self.recorder.normal(found.as_ref(), events::PREEMPTED, message);
+            return Ok(());
+        }
+        let why = format!("{COMPONENT}: preempting to accommodate a higher priority pod");
+        let now = jiff::Timestamp::now();
+        self.cluster.edit_status(found.as_ref(), |pod| disrupt(pod, preempt::REASON, &why, now)).await?;
+        match self.cluster.delete_with(found.as_ref(), &deletion(&found, false)).await {
+            Err(error) if error.is_not_found() || error.is_conflict() => return Ok(()),
+            deleted => deleted?,
+        }
+        self.recorder.normal(found.as_ref(), events::PREEMPTED, message);
+        Ok(())
     }
 
     /// The reservation a pod has, or a new one.
@@ -146,7 +198,7 @@ impl Scheduler {
         }
         let mut state = self.state();
         state.waiting.remove(key);
-        match decide(&self.caches, &state.board, pod) {
+        match decide(&self.caches, &mut state.board, pod) {
             Ok(placement) => {
                 state.board.assume(key, pod, &placement.node);
                 for (claim, volume) in &placement.volumes.bind {
@@ -161,7 +213,19 @@ impl Scheduler {
                 Ok(reservation)
             }
             Err(unfit) => {
-                state.waiting.insert(key, &unfit.plugins);
+                state.waiting.insert(key, &unfit.plugins, board::priority(pod));
+                match &unfit.preemption {
+                    Preemption::Victims { node, withdrawn, .. } => {
+                        state.board.nominate(key, pod, node);
+                        for other in withdrawn {
+                            state.board.withdraw(other);
+                        }
+                    }
+                    Preemption::InVain => {
+                        state.board.withdraw(key);
+                    }
+                    Preemption::NotEligible => {}
+                }
                 Err(unfit)
             }
         }
@@ -174,7 +238,7 @@ impl Scheduler {
                 let rest = self.state().setbacks.count(key, pod.metadata.uid.as_deref(), Instant::now());
                 self.abandon(key);
                 let message = Setback::Volumes(why).to_string();
-                bind::refuse(&self.cluster, pod, "SchedulerError", &message).await?;
+                bind::refuse(&self.cluster, pod, "SchedulerError", &message, &Nomination::Clear).await?;
                 self.recorder.warning(pod, events::FAILED_SCHEDULING, message);
                 Ok(Next::After(rest))
             }
@@ -307,7 +371,13 @@ impl Scheduler {
     fn pod_changed(&self, before: Option<&Pod>, after: Option<&Pod>) -> Vec<Key> {
         let Some(pod) = after.or(before) else { return Vec::new() };
         let key = Key::of(pod);
-        let left = self.state().board.observe(&key, after);
+        let named = |pod: Option<&Pod>| pod.and_then(board::nominated_node).map(str::to_owned);
+        let left = {
+            let mut state = self.state();
+            // Somebody took the name of the node away, or we did.
+            let withdrawn = named(before).is_some() && named(after).is_none() && state.board.withdraw(&key);
+            state.board.observe(&key, after) || withdrawn
+        };
         let mut pods = if left { self.waiting(&hints::POD_LEFT) } else { Vec::new() };
         let beside = |pod: Option<&Pod>| {
             let pod = pod.filter(|pod| !storage::node_of_pod(pod).is_empty())?;

@@ -13,6 +13,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Resource as _, ResourceExt as _};
 use tokio::time::Instant;
 
+use super::board::nominated_node;
 use super::decide::Placement;
 use super::world::{Caches, World as _};
 use berth_core::names::{BOUND_BY_CONTROLLER, SELECTED_NODE};
@@ -174,8 +175,44 @@ pub(super) async fn bind(cluster: &Cluster, pod: &Pod, node: &str) -> Result<()>
     Ok(())
 }
 
+/// What a pod's status says of the node on which others make room for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Nomination {
+    /// It stays as it is.
+    Keep,
+    /// No room is kept for the pod any more.
+    Clear,
+    /// Others make room for the pod on this node.
+    Set(String),
+}
+
+impl Nomination {
+    fn of(&self, pod: &Pod) -> Option<String> {
+        match self {
+            Self::Keep => nominated_node(pod).map(str::to_owned),
+            Self::Clear => None,
+            Self::Set(node) => Some(node.clone()),
+        }
+    }
+}
+
+/// Takes the node from a pod's status on which others made room for it.
+pub(super) async fn withdraw(cluster: &Cluster, pod: &Pod) -> Result<()> {
+    if nominated_node(pod).is_some() {
+        cluster.edit_status(pod, |pod| pod.status.get_or_insert_default().nominated_node_name = None).await?;
+    }
+    Ok(())
+}
+
 /// Says in a pod's status why it has no node; nothing is written if it says so already.
-pub(super) async fn refuse(cluster: &Cluster, pod: &Pod, reason: &str, message: &str) -> Result<()> {
+pub(super) async fn refuse(
+    cluster: &Cluster,
+    pod: &Pod,
+    reason: &str,
+    message: &str,
+    nomination: &Nomination,
+) -> Result<()> {
+    let nominated = nomination.of(pod);
     let conditions = pod.status.as_ref().and_then(|status| status.conditions.as_deref()).unwrap_or_default();
     let known = conditions.iter().find(|condition| condition.type_ == "PodScheduled");
     let same = known.is_some_and(|known| {
@@ -183,7 +220,7 @@ pub(super) async fn refuse(cluster: &Cluster, pod: &Pod, reason: &str, message: 
             && known.reason.as_deref() == Some(reason)
             && known.message.as_deref() == Some(message)
     });
-    if same {
+    if same && nominated.as_deref() == nominated_node(pod) {
         return Ok(());
     }
     let since = known
@@ -201,7 +238,9 @@ pub(super) async fn refuse(cluster: &Cluster, pod: &Pod, reason: &str, message: 
     };
     cluster
         .update_status(pod, |pod| {
-            let conditions = pod.status.get_or_insert_default().conditions.get_or_insert_default();
+            let status = pod.status.get_or_insert_default();
+            status.nominated_node_name = nominated;
+            let conditions = status.conditions.get_or_insert_default();
             conditions.retain(|known| known.type_ != "PodScheduled");
             conditions.push(condition);
         })

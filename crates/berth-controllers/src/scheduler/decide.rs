@@ -1,10 +1,14 @@
 //! Where a pod goes. Pure: objects come in, a node or the reasons against every node come out.
 
+use std::sync::Arc;
+
+use berth_kube::Key;
 use k8s_openapi::api::core::v1::{Node, Pod, PodSpec, Taint, Toleration};
 use kube::ResourceExt as _;
 
-use super::board::Board;
+use super::board::{Board, HostPort, host_ports, priority};
 use super::neighbours::Neighbours;
+use super::preempt;
 use super::unfit::{Plugin, Unfit, Why};
 use super::volumes::{PodVolumes, judge_node, judge_pod};
 use super::world::World;
@@ -19,34 +23,99 @@ pub(super) struct Placement {
     pub(super) volumes: PodVolumes,
 }
 
-/// The best node for a pod.
-pub(super) fn decide(world: &impl World, board: &Board, pod: &Pod) -> Result<Placement, Unfit> {
+/// The best node for a pod, or why there is none and which pods make room for it. The board is as before when it returns.
+pub(super) fn decide(world: &impl World, board: &mut Board, pod: &Pod) -> Result<Placement, Unfit> {
     let nodes = world.nodes();
     if nodes.is_empty() {
         return Err(Unfit::no_nodes());
     }
-    let default = PodSpec::default();
-    let spec = pod.spec.as_ref().unwrap_or(&default);
-    let preempts = spec.preemption_policy.as_deref() != Some("Never");
-    let claims =
-        judge_pod(world, board, pod).map_err(|why| Unfit::everywhere(&why, nodes.len(), preempts))?;
-    let request = requested(pod);
-    let neighbours = Neighbours::observe(world, board, pod, &nodes);
+    // Room is kept for others, but nobody may rely on them being there.
+    let actual = board.has_nominated().then(|| Neighbours::observe(world, board, pod, &nodes));
+    let counted = board.count_nominated(&Key::of(pod), priority(pod));
+    let placement = place(world, board, pod, &nodes, actual.as_ref());
+    for key in counted {
+        board.lift(&key);
+    }
+    placement
+}
+
+fn place(
+    world: &impl World,
+    board: &mut Board,
+    pod: &Pod,
+    nodes: &[Arc<Node>],
+    actual: Option<&Neighbours>,
+) -> Result<Placement, Unfit> {
+    let nominated = preempt::nominated_node(board, pod);
+    let claims = match judge_pod(world, board, pod) {
+        Ok(claims) => claims,
+        Err(why) => {
+            return Err(Unfit::everywhere(&why, nodes.len(), preempt::may_preempt(world, board, pod, None)));
+        }
+    };
+    let wishes = Wishes::of(pod);
+    let neighbours = Neighbours::observe(world, board, pod, nodes);
     let (mut best, mut unfit) = (None, Vec::new());
-    for node in &nodes {
-        let fits = judge(spec, &request, board, node).and_then(|()| judge_node(world, board, &claims, node));
+    for node in nodes {
+        let fits = judge(&wishes, board, node).and_then(|()| judge_node(world, board, &claims, node));
         let fits = fits.and_then(|volumes| neighbours.judge(node).map(|()| volumes));
+        let fits =
+            fits.and_then(|volumes| actual.map_or(Ok(()), |actual| actual.judge(node)).map(|()| volumes));
         match fits {
             Ok(volumes) => {
-                let rank = (neighbours.score(node), rank(&volumes, &request, board, node));
+                let name = node.name_any();
+                // Others made room for it there.
+                let is_nominated = nominated.as_ref() == Some(&name);
+                let rank =
+                    (is_nominated, neighbours.score(node), rank(&volumes, &wishes.request, board, node));
                 if best.as_ref().is_none_or(|(known, _)| rank > *known) {
-                    best = Some((rank, Placement { node: node.name_any(), volumes }));
+                    best = Some((rank, Placement { node: name, volumes }));
                 }
             }
             Err(why) => unfit.push(why),
         }
     }
-    best.map(|(_, placement)| placement).ok_or_else(|| Unfit::each(&unfit, preempts))
+    if let Some((_, placement)) = best {
+        return Ok(placement);
+    }
+    let at = nominated.and_then(|name| nodes.iter().position(|node| node.name_any() == name));
+    let may_preempt = preempt::may_preempt(world, board, pod, at.and_then(|at| unfit.get(at)));
+    if may_preempt.is_err() {
+        return Err(Unfit::each(&unfit, &[], may_preempt));
+    }
+    let candidates: Vec<&Arc<Node>> =
+        nodes.iter().zip(&unfit).filter(|(_, why)| why.resolvable).map(|(node, _)| node).collect();
+    match preempt::victims(world, board, pod, nodes, &candidates) {
+        Ok(preemption) => Err(Unfit::with_victims(&unfit, preemption)),
+        Err(dry_run) => Err(Unfit::each(&unfit, &dry_run, may_preempt)),
+    }
+}
+
+/// Whether a node suits a pod with the board as it is, whatever was found out about the pod before.
+pub(super) fn suits(
+    world: &impl World,
+    board: &Board,
+    pod: &Pod,
+    node: &Node,
+    nodes: &[Arc<Node>],
+) -> Result<(), Why> {
+    judge(&Wishes::of(pod), board, node)?;
+    let claims = judge_pod(world, board, pod)?;
+    judge_node(world, board, &claims, node)?;
+    Neighbours::observe(world, board, pod, nodes).judge(node)
+}
+
+/// What a pod asks of any node.
+struct Wishes<'a> {
+    spec: Option<&'a PodSpec>,
+    request: Amounts,
+    ports: Vec<HostPort>,
+}
+
+impl<'a> Wishes<'a> {
+    fn of(pod: &'a Pod) -> Self {
+        Self { spec: pod.spec.as_ref(), request: requested(pod), ports: host_ports(pod) }
+    }
 }
 
 /// Better is larger: volumes that fit well and much that is left; then few pods, then the first by name.
@@ -72,7 +141,9 @@ fn rank(
 }
 
 /// Whether a node suits a pod, volumes aside; the first that objects is heard.
-fn judge(spec: &PodSpec, request: &Amounts, board: &Board, node: &Node) -> Result<(), Why> {
+fn judge(wishes: &Wishes<'_>, board: &Board, node: &Node) -> Result<(), Why> {
+    let default = PodSpec::default();
+    let spec = wishes.spec.unwrap_or(&default);
     let tolerations = spec.tolerations.as_deref().unwrap_or_default();
     let node_spec = node.spec.as_ref();
     if node_spec.and_then(|spec| spec.unschedulable) == Some(true) {
@@ -92,7 +163,11 @@ fn judge(spec: &PodSpec, request: &Amounts, board: &Board, node: &Node) -> Resul
     if !is_wanted(spec, node) {
         return Err(Why::never(Plugin::NodeAffinity, "node(s) didn't match Pod's node affinity/selector"));
     }
-    fits(request, board, node)
+    if !board.has_ports(&node.name_any(), &wishes.ports) {
+        let why = "node(s) didn't have free ports for the requested pod ports";
+        return Err(Why::now(Plugin::NodePorts, why));
+    }
+    fits(&wishes.request, board, node)
 }
 
 fn taint(key: &str) -> Taint {

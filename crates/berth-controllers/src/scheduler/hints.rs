@@ -11,38 +11,41 @@ use super::unfit::Plugin;
 #[derive(Debug, Default)]
 pub(super) struct Waiting {
     by_plugin: HashMap<Plugin, HashSet<Key>>,
-    by_pod: HashMap<Key, BTreeSet<Plugin>>,
+    by_pod: HashMap<Key, (BTreeSet<Plugin>, i32)>,
 }
 
 impl Waiting {
-    /// Remembers why a pod waits.
-    pub(super) fn insert(&mut self, pod: &Key, plugins: &BTreeSet<Plugin>) {
+    /// Remembers why a pod of a priority waits.
+    pub(super) fn insert(&mut self, pod: &Key, plugins: &BTreeSet<Plugin>, priority: i32) {
         self.remove(pod);
         for plugin in plugins {
             self.by_plugin.entry(*plugin).or_default().insert(pod.clone());
         }
-        self.by_pod.insert(pod.clone(), plugins.clone());
+        self.by_pod.insert(pod.clone(), (plugins.clone(), priority));
     }
 
     /// Forgets the hints of a pod that is gone or scheduled.
     pub(super) fn remove(&mut self, pod: &Key) {
-        for plugin in self.by_pod.remove(pod).into_iter().flatten() {
+        for plugin in self.by_pod.remove(pod).into_iter().flat_map(|(plugins, _)| plugins) {
             if let Some(pods) = self.by_plugin.get_mut(&plugin) {
                 pods.remove(pod);
             }
         }
     }
 
-    /// The pods that wait because of one of these.
+    /// The pods that wait because of one of these, the most important ones first.
     pub(super) fn because(&self, plugins: &[Plugin]) -> Vec<Key> {
         let pods: HashSet<&Key> =
             plugins.iter().filter_map(|plugin| self.by_plugin.get(plugin)).flatten().collect();
-        pods.into_iter().cloned().collect()
+        let mut pods: Vec<Key> = pods.into_iter().cloned().collect();
+        pods.sort_by_key(|pod| std::cmp::Reverse(self.by_pod.get(pod).map(|(_, priority)| *priority)));
+        pods
     }
 }
 
 /// What a pod that leaves its node may help against.
-pub(super) const POD_LEFT: [Plugin; 5] = [
+pub(super) const POD_LEFT: [Plugin; 6] = [
+    Plugin::NodePorts,
     Plugin::Resources,
     Plugin::VolumeLimits,
     Plugin::VolumeRestrictions,
@@ -54,7 +57,8 @@ pub(super) const POD_LEFT: [Plugin; 5] = [
 pub(super) const POD_CAME: [Plugin; 2] = [Plugin::PodTopologySpread, Plugin::InterPodAffinity];
 
 /// What a plan that is given up may help against: it held room, and volumes were promised.
-pub(super) const PLAN_GIVEN_UP: [Plugin; 6] = [
+pub(super) const PLAN_GIVEN_UP: [Plugin; 7] = [
+    Plugin::NodePorts,
     Plugin::Resources,
     Plugin::VolumeLimits,
     Plugin::VolumeRestrictions,
@@ -66,7 +70,7 @@ pub(super) const PLAN_GIVEN_UP: [Plugin; 6] = [
 /// What a change of a node may help against.
 pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin> {
     use Plugin::{
-        InterPodAffinity, NodeAffinity, NodeUnschedulable, Nodes, PodTopologySpread, Resources,
+        InterPodAffinity, NodeAffinity, NodePorts, NodeUnschedulable, Nodes, PodTopologySpread, Resources,
         TaintToleration, VolumeBinding, VolumeLimits, VolumeRestrictions, VolumeZone,
     };
     let Some(after) = after else { return Vec::new() };
@@ -76,6 +80,7 @@ pub(super) fn of_node(before: Option<&Node>, after: Option<&Node>) -> Vec<Plugin
             NodeUnschedulable,
             TaintToleration,
             NodeAffinity,
+            NodePorts,
             Resources,
             VolumeRestrictions,
             VolumeLimits,

@@ -3,6 +3,7 @@
 
 mod neighbours;
 mod plain;
+mod preempt;
 
 use berth_kube::Key;
 use k8s_openapi::api::core::v1::Pod;
@@ -24,7 +25,7 @@ fn outcome(pod: Value, objects: Vec<Value>) -> Result<super::decide::Placement, 
     for pod in &world.pods {
         board.observe(&Key::of(pod.as_ref()), Some(pod));
     }
-    decide(&world, &board, world.pods.last().unwrap()).map_err(|unfit| unfit.message)
+    decide(&world, &mut board, world.pods.last().unwrap()).map_err(|unfit| unfit.message)
 }
 
 fn refused(reasons: &str, preemption: &str) -> Result<&'static str, String> {
@@ -607,12 +608,12 @@ fn a_volume_that_was_just_promised_is_not_given_away_again() {
     let world =
         world(vec![plain_node(), claim("c", "w"), static_class, volume("v", "w", "1Gi"), pod(&["c"])]);
     let mut board = Board::default();
-    assert!(decide(&world, &board, &world.pods[0]).is_ok());
+    assert!(decide(&world, &mut board, &world.pods[0]).is_ok());
     board.promise_volume("v", &Key::new("ns", "another"));
-    let unfit = decide(&world, &board, &world.pods[0]).unwrap_err();
+    let unfit = decide(&world, &mut board, &world.pods[0]).unwrap_err();
     assert!(unfit.plugins.contains(&Plugin::VolumeBinding));
     board.release(&Key::new("ns", "another"), Some("v"));
-    assert!(decide(&world, &board, &world.pods[0]).is_ok());
+    assert!(decide(&world, &mut board, &world.pods[0]).is_ok());
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use berth_kube::{Cache, Cluster, Index, Key};
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 
 use berth_kube::storage;
@@ -20,6 +21,7 @@ pub(super) trait World {
     fn csi_node(&self, name: &str) -> Option<Arc<CSINode>>;
     fn attachments(&self, node: &str) -> Vec<Arc<VolumeAttachment>>;
     fn capacities(&self, class: &str) -> Vec<Arc<CSIStorageCapacity>>;
+    fn budgets(&self) -> Vec<Arc<PodDisruptionBudget>>;
     /// Volumes that are reserved for this claim, and those of its class that are reserved for nobody.
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>>;
 }
@@ -36,6 +38,7 @@ pub(super) struct Caches {
     pub(super) csi_nodes: Cache<CSINode>,
     pub(super) attachments: Cache<VolumeAttachment>,
     pub(super) capacities: Cache<CSIStorageCapacity>,
+    pub(super) budgets: Cache<PodDisruptionBudget>,
     /// Pods without a node, by the claims they use.
     pub(super) pending_by_claim: Index<Pod, Key>,
     volumes_by_claim: Index<PersistentVolume, Key>,
@@ -57,6 +60,7 @@ impl Caches {
             classes: cluster.cache(),
             drivers: cluster.cache(),
             csi_nodes: cluster.cache(),
+            budgets: cluster.cache(),
             pending_by_claim: pods.index(|pod| {
                 let pending = storage::node_of_pod(pod).is_empty();
                 storage::claims_of_pod(pod).into_iter().filter(|_| pending).map(|claim| claim.key).collect()
@@ -115,6 +119,10 @@ impl World for Caches {
 
     fn capacities(&self, class: &str) -> Vec<Arc<CSIStorageCapacity>> {
         self.capacities_by_class.get(class)
+    }
+
+    fn budgets(&self) -> Vec<Arc<PodDisruptionBudget>> {
+        self.budgets.list()
     }
 
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use berth_kube::Key;
 use k8s_openapi::api::core::v1::{Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::api::storage::v1::{CSIDriver, CSINode, CSIStorageCapacity, StorageClass, VolumeAttachment};
 use serde_json::{Value, json};
 
@@ -23,6 +24,7 @@ pub(super) struct Plain {
     pub(super) csi_nodes: Vec<Arc<CSINode>>,
     pub(super) attachments: Vec<Arc<VolumeAttachment>>,
     pub(super) capacities: Vec<Arc<CSIStorageCapacity>>,
+    pub(super) budgets: Vec<Arc<PodDisruptionBudget>>,
 }
 
 fn named<K: kube::ResourceExt>(list: &[Arc<K>], name: &str) -> Option<Arc<K>> {
@@ -60,6 +62,9 @@ impl World for Plain {
     fn capacities(&self, class: &str) -> Vec<Arc<CSIStorageCapacity>> {
         self.capacities.iter().filter(|capacity| capacity.storage_class_name == class).cloned().collect()
     }
+    fn budgets(&self) -> Vec<Arc<PodDisruptionBudget>> {
+        self.budgets.clone()
+    }
     fn candidates(&self, claim: &PersistentVolumeClaim) -> Vec<Arc<PersistentVolume>> {
         let fits = |volume: &PersistentVolume| match storage::claim_of_volume(volume) {
             Some(key) => key == Key::of(claim),
@@ -88,6 +93,7 @@ pub(super) fn world(objects: Vec<Value>) -> Plain {
             "Driver" => world.drivers.push(read(object)),
             "CSINode" => world.csi_nodes.push(read(object)),
             "Attachment" => world.attachments.push(read(object)),
+            "Budget" => world.budgets.push(read(object)),
             "Capacity" => world.capacities.push(read(object)),
             other => panic!("{other}"),
         }

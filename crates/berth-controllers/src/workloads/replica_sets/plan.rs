@@ -49,23 +49,9 @@ pub(super) fn wanted(set: &ReplicaSet) -> i32 {
 }
 
 /// Orders pods by how little is lost with them: without a node, pending, not ready, cheap, crowded, young.
-pub(in crate::workloads) fn first_to_go(
-    a: &Pod,
-    b: &Pod,
-    related: &HashMap<String, usize>,
-    now: Timestamp,
-) -> Ordering {
-    let assigned = |pod: &Pod| !storage::node_of_pod(pod).is_empty();
-    let phase = |pod: &Pod| match storage::phase_of_pod(pod) {
-        "Pending" => 0,
-        "Unknown" => 1,
-        _ => 2,
-    };
+pub(super) fn first_to_go(a: &Pod, b: &Pod, related: &HashMap<String, usize>, now: Timestamp) -> Ordering {
     let crowd = |pod: &Pod| related.get(storage::node_of_pod(pod)).copied().unwrap_or(0);
-    assigned(a)
-        .cmp(&assigned(b))
-        .then_with(|| phase(a).cmp(&phase(b)))
-        .then_with(|| is_ready(a).cmp(&is_ready(b)))
+    by_state(a, b)
         .then_with(|| cost(a).cmp(&cost(b)))
         .then_with(|| crowd(b).cmp(&crowd(a)))
         .then_with(|| match (ready_since(a), ready_since(b)) {
@@ -77,6 +63,33 @@ pub(in crate::workloads) fn first_to_go(
             (Some(x), Some(y)) => younger(x, y, a, b, now),
             (x, y) => x.cmp(&y),
         })
+}
+
+/// Orders the pods of a Job in the same way, but what a pod's deletion costs does not count, nor how many others are on its
+/// node, and of two ages the smaller one is first, however close they are.
+pub(in crate::workloads) fn first_of_job_to_go(a: &Pod, b: &Pod) -> Ordering {
+    by_state(a, b)
+        .then_with(|| match (ready_since(a), ready_since(b)) {
+            (Some(x), Some(y)) => y.cmp(&x),
+            _ => Ordering::Equal,
+        })
+        .then_with(|| restarts(b).cmp(&restarts(a)))
+        .then_with(|| match (created(a), created(b)) {
+            (Some(x), Some(y)) => y.cmp(&x),
+            (x, y) => x.cmp(&y),
+        })
+}
+
+/// Pods without a node, pending and not ready are first.
+fn by_state(a: &Pod, b: &Pod) -> Ordering {
+    let assigned = |pod: &Pod| !storage::node_of_pod(pod).is_empty();
+    let phase = |pod: &Pod| match storage::phase_of_pod(pod) {
+        "Pending" => 0,
+        "Unknown" => 1,
+        _ => 2,
+    };
+    let state = |pod: &Pod| (assigned(pod), phase(pod), is_ready(pod));
+    state(a).cmp(&state(b))
 }
 
 /// The younger goes first; those of about the same age (by powers of two) in no particular order.

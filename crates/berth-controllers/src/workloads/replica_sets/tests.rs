@@ -10,7 +10,7 @@ use k8s_openapi::api::apps::v1::ReplicaSet;
 use k8s_openapi::api::core::v1::Pod;
 use serde_json::{Value, json};
 
-use super::plan::{Step, first_to_go, plan, status};
+use super::plan::{Step, first_of_job_to_go, first_to_go, plan, status};
 
 fn now() -> Timestamp {
     "2026-01-01T12:00:00Z".parse().unwrap()
@@ -82,7 +82,16 @@ fn pods_with_the_least_to_lose_go_first() {
     for (name, first, second) in rows {
         assert_eq!(first_to_go(&first, &second, &related, now()), Ordering::Less, "{name}");
         assert_eq!(first_to_go(&second, &first, &related, now()), Ordering::Greater, "{name}, the other way");
+        // A Job's pods go in the same order, but for what they cost and who is beside them.
+        let of_job = if ["cheap", "crowded"].contains(&name) { Ordering::Equal } else { Ordering::Less };
+        assert_eq!(first_of_job_to_go(&first, &second), of_job, "{name}, of a Job");
+        assert_eq!(first_of_job_to_go(&second, &first), of_job.reverse(), "{name}, of a Job, the other way");
     }
+    // Ages that are about the same are none to a ReplicaSet, which takes the smaller uid, and differ to a Job.
+    let about = json!("2026-01-01T09:00:01Z");
+    let (older, younger) = (run("a", "n", &early, json!({})), run("z", "n", &about, json!({})));
+    assert_eq!(first_to_go(&older, &younger, &related, now()), Ordering::Less);
+    assert_eq!(first_of_job_to_go(&younger, &older), Ordering::Less);
 }
 
 #[test]
