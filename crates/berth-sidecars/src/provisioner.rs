@@ -319,6 +319,7 @@ impl Provisioner {
                     self.reschedule(claim).await?;
                     return Ok(Next::Done);
                 }
+                Err(Unprepared::Elsewhere(node)) => return self.hand_over(claim, &node).await,
                 Err(Unprepared::Foreign) => {
                     self.recorder.normal(
                         claim.as_ref(),
@@ -479,6 +480,11 @@ impl Provisioner {
             failure.code().map_or(Verdict::Finished, |code| verdict(code, identity.has_topology(), selected));
         match verdict {
             Verdict::InBackground => Err(failure),
+            // No other node has the source.
+            Verdict::Reschedule if self.own_node.is_some() && Source::named(claim).is_some() => {
+                self.remove_claim_finalizer(claim).await?;
+                Err(failure)
+            }
             Verdict::Reschedule => {
                 self.reschedule(claim).await?;
                 Ok(Next::Done)
@@ -543,6 +549,19 @@ impl Provisioner {
             Some(own_node) => Some(own_node.name()),
             None => selected_node(claim).filter(|_| waits(class)),
         }
+    }
+
+    /// Selects the node that has the claim's source. The scheduler, which does not know where sources are, finds that another
+    /// node is selected than the one that it chose, and tries the pod again, for which only that node will do then.
+    async fn hand_over(&self, claim: &PersistentVolumeClaim, node: &str) -> Result<Next, Failure> {
+        let selected = self.cluster.update(claim, |claim| {
+            claim.annotations_mut().insert(SELECTED_NODE.to_owned(), node.to_owned());
+            claim.annotations_mut().remove(ALPHA_SELECTED_NODE);
+        });
+        selected.await?;
+        let text = format!("Selected node {node:?} for the volume, because the claim's source is there");
+        self.recorder.normal(claim, events::PROVISIONING, text);
+        Ok(Next::Done)
     }
 
     /// Removes the claim's finalizer and forgets what was asked for.
@@ -633,9 +652,12 @@ fn matters(before: &PersistentVolumeClaim, after: &PersistentVolumeClaim) -> boo
 }
 
 /// Why there is nothing to ask the driver for.
+#[derive(Debug)]
 enum Unprepared {
     /// The selected node is gone.
     Reschedule(Failure),
+    /// Another node has the claim's source.
+    Elsewhere(String),
     /// An external populator fills the claim.
     Foreign,
     /// Anything else; nothing was asked of the driver.

@@ -56,8 +56,8 @@ pub struct Options {
     pub group_snapshot_name_uuid_length: Option<usize>,
     /// The objects' names are given to the driver as parameters.
     pub extra_create_metadata: bool,
-    /// Act only on the contents that are labelled with this node, and label those of snapshots that the driver has here; groups,
-    /// which are not labelled, are left alone.
+    /// Act only on the contents that are labelled with this node, and label those of snapshots that the driver has here;
+    /// contents of groups that somebody made by hand are not labelled, and left alone until somebody labels them.
     pub node: Option<String>,
     /// How often a cluster without the CustomResourceDefinitions is asked for them again.
     pub kinds: Duration,
@@ -94,8 +94,7 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
         tracing::info!(driver = identity.name, "the driver takes no snapshots (CREATE_DELETE_SNAPSHOT)");
         return;
     }
-    let takes_groups = options.node.is_none()
-        && identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
+    let takes_groups = identity.group.contains(&GroupCapability::CreateDeleteGetVolumeGroupSnapshot);
     let context = Arc::new(Context::new(&cluster, driver, &identity.name, options));
     let pause = context.options.kinds;
     let snapshots = async {
@@ -116,7 +115,11 @@ pub async fn run(cluster: Cluster, driver: Driver, options: Options) {
     };
     let groups = async {
         if takes_groups && served::wait(&cluster, served::GROUPS, COMPONENT, pause).await {
-            worker::run(context.clone(), cluster.cache::<VolumeGroupSnapshotContent>()).await;
+            let contents = match &context.options.node {
+                None => cluster.cache::<VolumeGroupSnapshotContent>(),
+                Some(node) => cluster.cache_labelled(&format!("{}={node}", names::MANAGED_BY)),
+            };
+            worker::run(context.clone(), contents).await;
         }
     };
     tokio::join!(snapshots, unlabelled, groups);

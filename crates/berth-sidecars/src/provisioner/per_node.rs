@@ -5,6 +5,10 @@
 //! and writes its name, which one of them is the first to do. Who sees another's name before that gives up; who wrote
 //! its name and then fails takes it away again, and all begin anew.
 //!
+//! What a claim is restored or cloned from is on one node, which the scheduler does not know. A provisioner whose node is
+//! selected for such a claim and does not have the source selects the node that has it, before it calls the driver
+//! (`Provisioner::hand_over`): that of the claim that is cloned, or of the label `managed-by` of the snapshot's content.
+//!
 //! A volume is deleted where it can be reached.
 
 use std::collections::HashMap;
@@ -165,6 +169,12 @@ impl Provisioner {
         let rest = own_node.rest(&uid);
         if !rest.is_zero() {
             return Ok(Next::After(rest));
+        }
+        let source = Source::of(claim, self.options.cross_namespace_sources)?;
+        let node = self.node_of_source(source.as_ref(), own_node).await?;
+        if let Some(node) = node.filter(|node| node != own_node.name()) {
+            own_node.forget(&uid);
+            return self.hand_over(claim, &node).await;
         }
         match self.has_room(claim, class, identity).await {
             Ok(true) => {}

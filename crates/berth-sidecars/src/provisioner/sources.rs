@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use berth_core::names::{CLONING_PROTECTION, SNAPSHOT_SOURCE_PROTECTION};
+use berth_core::names::{CLONING_PROTECTION, SELECTED_NODE, SNAPSHOT_SOURCE_PROTECTION};
 use berth_csi::v1::{VolumeContentSource, volume_content_source};
 use berth_kube::{Key, Loop, Next, finalizers};
 use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
@@ -15,12 +15,13 @@ use kube::api::ListParams;
 use kube::{Api, CustomResource, ResourceExt as _};
 use serde::{Deserialize, Serialize};
 
+use super::per_node::OwnNode;
 use super::request::{self, requested};
-use super::{Provisioner, is_begun};
+use super::{Provisioner, Unprepared, is_begun};
 use crate::driver::{ControllerCapability, Identity};
 use crate::failure::{Failure, settled};
 use crate::size;
-use crate::snapshots::names::{ALLOW_MODE_CHANGE, GROUP as SNAPSHOT_GROUP};
+use crate::snapshots::names::{ALLOW_MODE_CHANGE, GROUP as SNAPSHOT_GROUP, MANAGED_BY};
 use crate::snapshots::{VolumeSnapshot, VolumeSnapshotContent, served};
 
 /// How often a cluster without snapshots is asked for them again.
@@ -91,12 +92,13 @@ impl<'a> Reference<'a> {
 }
 
 impl Provisioner {
-    /// The driver's id of a claim's source, which is protected from now on.
+    /// The driver's id of a claim's source, which is protected from now on; if every node has its own provisioner, the node
+    /// that has the source, should that be another.
     pub(super) async fn resolve_source(
         &self,
         claim: &PersistentVolumeClaim,
         source: Option<Source>,
-    ) -> Result<Option<VolumeContentSource>, Failure> {
+    ) -> Result<Option<VolumeContentSource>, Unprepared> {
         // Whoever lets a source go either knows that this claim needs it, or is done before it is read here.
         let _protecting = self.protecting.read().await;
         if source.is_some() {
@@ -116,7 +118,7 @@ impl Provisioner {
         Ok(Some(VolumeContentSource { r#type: Some(kind) }))
     }
 
-    async fn resolve_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+    async fn resolve_snapshot(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Unprepared> {
         let gone = || {
             Failure::refused(format!(
                 "error getting snapshot {} from api server: it does not exist",
@@ -137,6 +139,7 @@ impl Provisioner {
             &self.name,
             self.options.prevent_volume_mode_conversion,
         )?;
+        self.check_here(claim, content.as_deref().and_then(node_of_content))?;
         let protected = self.cluster.update(snapshot.as_ref(), |snapshot| {
             finalizers::add(snapshot, SNAPSHOT_SOURCE_PROTECTION);
         });
@@ -150,7 +153,7 @@ impl Provisioner {
         Ok(handle)
     }
 
-    async fn resolve_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Failure> {
+    async fn resolve_clone(&self, claim: &PersistentVolumeClaim, key: &Key) -> Result<String, Unprepared> {
         let gone = || {
             Failure::refused(format!(
                 "error getting PVC {key} (namespace and name) from api server: it does not exist"
@@ -160,8 +163,58 @@ impl Provisioner {
         let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
         let volume = self.volumes.named(&name);
         let handle = cloneable(claim, &source, volume.as_deref(), &self.name)?;
+        self.check_here(claim, self.node_of_volume(&source, volume.as_deref()))?;
         self.cluster.update(source.as_ref(), |source| finalizers::add(source, CLONING_PROTECTION)).await?;
         Ok(handle)
+    }
+
+    /// Whether this provisioner's node has the source of a claim. A call that was begun here is finished here.
+    fn check_here(&self, claim: &PersistentVolumeClaim, node: Option<&str>) -> Result<(), Unprepared> {
+        let Some(own_node) = &self.own_node else { return Ok(()) };
+        match node.filter(|node| *node != own_node.name()) {
+            Some(node) if !finalizers::has(claim, &self.claim_finalizer) => {
+                Err(Unprepared::Elsewhere(node.to_owned()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The node whose provisioner made the volume of a claim, if this one does not reach it.
+    fn node_of_volume<'a>(
+        &self,
+        source: &'a PersistentVolumeClaim,
+        volume: Option<&PersistentVolume>,
+    ) -> Option<&'a str> {
+        let reaches = |own_node: &OwnNode| volume.is_none_or(|volume| own_node.reaches(volume));
+        let away = !self.own_node.as_ref().is_none_or(reaches);
+        source.annotations().get(SELECTED_NODE).map(String::as_str).filter(|node| away && !node.is_empty())
+    }
+
+    /// The node that has a claim's source, as far as is known by now: `None` if any may have it.
+    pub(super) async fn node_of_source(
+        &self,
+        source: Option<&Source>,
+        own_node: &OwnNode,
+    ) -> Result<Option<String>, Failure> {
+        match source {
+            None | Some(Source::Foreign) => Ok(None),
+            Some(Source::Claim(key)) => {
+                let Some(source) = self.claims.get(key) else { return Ok(None) };
+                let name = source.spec.as_ref().and_then(|spec| spec.volume_name.clone()).unwrap_or_default();
+                let Some(volume) = self.volumes.named(&name) else { return Ok(None) };
+                let elsewhere = self.node_of_volume(&source, Some(volume.as_ref())).map(str::to_owned);
+                Ok(elsewhere.or_else(|| own_node.reaches(&volume).then(|| own_node.name().to_owned())))
+            }
+            Some(Source::Snapshot(key)) => {
+                let snapshot = self.cluster.fetch::<VolumeSnapshot>(key).await?;
+                let bound = snapshot.and_then(|snapshot| {
+                    snapshot.status.as_ref()?.bound_volume_snapshot_content_name.clone()
+                });
+                let Some(bound) = bound.filter(|name| !name.is_empty()) else { return Ok(None) };
+                let content = self.cluster.fetch::<VolumeSnapshotContent>(&Key::cluster(bound)).await?;
+                Ok(content.as_deref().and_then(node_of_content).map(str::to_owned))
+            }
+        }
     }
 
     /// Refuses a claim whose source is in another namespace that does not grant it.
@@ -311,6 +364,11 @@ impl Provisioner {
             }
         });
     }
+}
+
+/// The node whose driver has a snapshot, where every node has a snapshotter of its own.
+fn node_of_content(content: &VolumeSnapshotContent) -> Option<&str> {
+    content.labels().get(MANAGED_BY).map(String::as_str).filter(|node| !node.is_empty())
 }
 
 /// The handle of a snapshot that a claim may be restored from.

@@ -38,7 +38,7 @@ impl Provisioner {
             (Some(request), _) => request,
             (None, Some(class)) => match self.prepare(&live, class, identity, true).await {
                 Ok(request) => Arc::new(request),
-                Err(Unprepared::Foreign) => {
+                Err(Unprepared::Foreign | Unprepared::Elsewhere(_)) => {
                     return self.remove_claim_finalizer(&live).await.map(|()| self.undone());
                 }
                 Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
@@ -83,7 +83,7 @@ impl Provisioner {
         }
         match self.prepare(claim, class, identity, true).await {
             Ok(request) => self.delete_made(claim, &request, name).await,
-            Err(Unprepared::Foreign) => Ok(()),
+            Err(Unprepared::Foreign | Unprepared::Elsewhere(_)) => Ok(()),
             Err(Unprepared::Failed(failure) | Unprepared::Reschedule(failure)) => {
                 Err(self.not_undone(claim, "", failure))
             }

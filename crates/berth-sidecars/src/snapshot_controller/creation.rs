@@ -2,7 +2,7 @@
 //! secret; decided without a write.
 
 use berth_core::names::events;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use berth_kube::{Key, Kind, reference, selectors};
@@ -219,11 +219,46 @@ fn secret_marks(secret: &SecretReference, name: &str, namespace: &str) -> BTreeM
 /// A claim and its volume.
 pub(super) type Chosen = (Arc<PersistentVolumeClaim>, Option<Arc<PersistentVolume>>);
 
-/// The content to make for the claims that a group's selector chose.
+/// The node whose snapshotter is to take a group: the first by name that has all members. Snapshots of one instant can be
+/// taken on one node only.
+fn managed_together(claims: &[Chosen], nodes: &[Arc<Node>]) -> Result<Option<String>, String> {
+    let mut common: Option<BTreeSet<String>> = None;
+    let mut places = Vec::new();
+    for (claim, volume) in claims {
+        let affinity =
+            volume.as_ref().and_then(|volume| volume.spec.as_ref()?.node_affinity.as_ref()?.required.clone());
+        let Some(affinity) = affinity else { continue };
+        let has = |node: &&Arc<Node>| {
+            let labels = selectors::labels(node.metadata.labels.as_ref());
+            selectors::node_selector(&affinity, &node.name_any(), labels)
+        };
+        let its: BTreeSet<String> = nodes.iter().filter(has).map(|node| node.name_any()).collect();
+        if its.is_empty() {
+            return Err(format!("no node matches the affinity of the volume of claim {}", claim.name_any()));
+        }
+        let all = its.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
+        places.push(format!("{} on {all}", claim.name_any()));
+        common = Some(match common {
+            Some(known) => known.intersection(&its).cloned().collect(),
+            None => its,
+        });
+    }
+    match common {
+        Some(common) if common.is_empty() => Err(format!(
+            "the selector chooses volumes of several nodes ({}), which cannot be taken at one instant: let it choose claims \
+             of one node, or take a snapshot of each claim",
+            places.join("; ")
+        )),
+        common => Ok(common.and_then(|common| common.into_iter().next())),
+    }
+}
+
+/// The content to make for the claims that a group's selector chose; `nodes` if contents are labelled with them.
 pub(super) fn group_content(
     group: &VolumeGroupSnapshot,
     claims: &[Chosen],
     classes: &[Arc<VolumeGroupSnapshotClass>],
+    nodes: Option<&[Arc<Node>]>,
 ) -> Result<VolumeGroupSnapshotContent, Refusal> {
     let failed = |message: String| Refusal {
         reason: events::GROUP_SNAPSHOT_CONTENT_CREATION_FAILED,
@@ -255,6 +290,7 @@ pub(super) fn group_content(
             class.name_any()
         )));
     }
+    let node = nodes.map_or(Ok(None), |nodes| managed_together(claims, nodes)).map_err(failed)?;
     let name = names::group_content(&group.uid().unwrap_or_default());
     let parameters = class.parameters.clone().unwrap_or_default();
     let key = Key::of(group);
@@ -275,6 +311,7 @@ pub(super) fn group_content(
     );
     content.metadata.annotations =
         secret.map(|secret| secret_marks(&secret, names::GROUP_SECRET_NAME, names::GROUP_SECRET_NAMESPACE));
+    content.metadata.labels = node.map(|node| BTreeMap::from([(names::MANAGED_BY.to_owned(), node)]));
     Ok(content)
 }
 
@@ -319,6 +356,9 @@ pub(super) fn member(
         },
     );
     member.metadata.annotations = Some(annotations);
+    // Whoever took the group has its members.
+    let node = content.labels().get(names::MANAGED_BY).cloned();
+    member.metadata.labels = node.map(|node| BTreeMap::from([(names::MANAGED_BY.to_owned(), node)]));
     let claim = spec.and_then(|spec| spec.claim_ref.as_ref()?.name.clone()).unwrap_or_default();
     let source = VolumeSnapshotSource {
         persistent_volume_claim_name: Some(claim),

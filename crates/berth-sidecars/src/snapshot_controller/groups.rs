@@ -110,7 +110,7 @@ impl Groups {
         let keys = |groups: Vec<Arc<VolumeGroupSnapshot>>| {
             groups.iter().map(|group| Key::of(group.as_ref())).collect::<Vec<_>>()
         };
-        Loop::new(&controller.cluster, &self.queue)
+        let groups = Loop::new(&controller.cluster, &self.queue)
             .keyed(&self.cache)
             .also(&self.contents, move |content| {
                 let mut groups = keys(by_content.get(&content.name_any()));
@@ -137,7 +137,11 @@ impl Groups {
                 let namespace = claim.and_then(|claim| claim.namespace.as_deref());
                 namespace.map_or_else(Vec::new, |namespace| keys(waiting.get(namespace)))
             })
-            .reads(&controller.snapshots)
+            .reads(&controller.snapshots);
+        match &controller.nodes {
+            None => groups,
+            Some(nodes) => groups.reads(nodes),
+        }
     }
 
     /// Has members reconciled when their group or its content changes, and those whose group went while this controller did not run.
@@ -266,7 +270,9 @@ impl Bindable for VolumeGroupSnapshot {
             reason: events::GROUP_SNAPSHOT_CONTENT_CREATION_FAILED,
             message: format!("failed to create group snapshot content with error {message}"),
         });
-        chosen.and_then(|chosen| creation::group_content(self, &chosen, &groups.classes.list()))
+        let nodes = controller.nodes.as_ref().map(Cache::list);
+        let classes = groups.classes.list();
+        chosen.and_then(|chosen| creation::group_content(self, &chosen, &classes, nodes.as_deref()))
     }
 
     async fn protect_source(&self, _controller: &Controller) -> Result<(), Failure> {

@@ -168,6 +168,54 @@ async fn a_node_that_has_no_room_after_all_gives_the_claim_back_to_the_scheduler
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clone_is_made_on_the_node_that_has_its_source_whatever_node_was_selected() {
+    let (server, a, b) = (
+        Server::start().await,
+        NodeUnderTest::new("node-a", 100).await,
+        NodeUnderTest::new("node-b", 100).await,
+    );
+    now_and_late(&server).await;
+    let running = [&a, &b].map(|node| node.start(&server, |_| {}));
+    let source = server.claim("data", "late", selected("node-a")).await;
+    server.provisioned(&source).await;
+    server.bind("data").await;
+    let copy = json!({ "spec": { "dataSource": { "kind": "PersistentVolumeClaim", "name": "data" } } });
+    let mut wrongly = selected("node-b");
+    wrongly["spec"] = copy["spec"].clone();
+    for (name, class, change) in [("wrongly", "late", wrongly), ("at-once", "now", copy)] {
+        let claim = server.claim(name, class, change).await;
+        let volume = server.provisioned(&claim).await;
+        assert_eq!(node_of(&volume), "node-a", "{name}");
+        let claim = server.claims().get(name).await.unwrap();
+        assert_eq!(claim.annotations()[SELECTED], "node-a", "{name}");
+    }
+    server
+        .event("Provisioning", "Selected node \"node-a\" for the volume, because the claim's source is there")
+        .await;
+    assert_eq!((a.backend.volume_count(), b.backend.volume_count()), (3, 0));
+    for provisioner in running {
+        provisioner.stop().await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_clone_for_which_its_node_has_no_room_waits_there() {
+    let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 30).await);
+    now_and_late(&server).await;
+    let running = a.start(&server, |_| {});
+    let source = server.claim("data", "late", selected("node-a")).await;
+    let volume = server.provisioned(&source).await.name_any();
+    server.bind("data").await;
+    let mut copy = selected("node-a");
+    copy["spec"] = json!({ "dataSource": { "kind": "PersistentVolumeClaim", "name": "data" } });
+    server.claim("copy", "late", copy).await;
+    server.event("ProvisioningFailed", "code = ResourceExhausted").await;
+    let waiting = server.claims().get("copy").await.unwrap();
+    assert_eq!(waiting.annotations()[SELECTED], "node-a", "no other node has the source of {volume}");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_node_leaves_claims_of_others_alone_and_classes_that_bind_at_once_if_configured_so() {
     let (server, a) = (Server::start().await, NodeUnderTest::new("node-a", 100).await);
     now_and_late(&server).await;

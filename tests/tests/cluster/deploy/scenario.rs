@@ -1,16 +1,16 @@
 //! All that a cluster asks of node-local storage, once.
 
-use berth_e2e::driver;
-use berth_e2e::program::Program;
 use serde_json::{Value, json};
 
 use crate::deploy::cluster::{At, Cluster, pause};
-use crate::deploy::used::{NODES, socket};
+use crate::deploy::used::NODES;
 
 const CLASS: &str = "berth-local";
 const SNAPSHOTS: &str = "snapshot.storage.k8s.io/v1";
 const GROUPS: &str = "groupsnapshot.storage.k8s.io/v1";
 const STORAGE: &str = "storage.k8s.io/v1";
+/// The node that a content is labelled with.
+const MANAGED_BY: &str = "/metadata/labels/snapshot.storage.kubernetes.io~1managed-by";
 
 /// Everything, from nothing to nothing.
 pub(crate) async fn play(cluster: &Cluster) {
@@ -119,9 +119,8 @@ async fn snapshots_are_taken_and_restored(cluster: &Cluster) {
     let snapshot = cluster.until(&at, "gets ready", |it| it["status"]["readyToUse"] == true).await;
     let content = snapshot["status"]["boundVolumeSnapshotContentName"].as_str().unwrap();
     let content = At::cluster(SNAPSHOTS, "VolumeSnapshotContent", content);
-    let label = "/metadata/labels/snapshot.storage.kubernetes.io~1managed-by";
     let found = cluster.find(&content).await.unwrap();
-    assert_eq!(found.pointer(label), Some(&json!(NODES[0])), "{found:#}");
+    assert_eq!(found.pointer(MANAGED_BY), Some(&json!(NODES[0])), "{found:#}");
 
     let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": "then"});
     let more = |source: Value| json!({"dataSource": source, "resources": {"requests": {"storage": "2Mi"}}});
@@ -177,37 +176,52 @@ async fn what_fails_is_told_again(cluster: &Cluster) {
     cluster.until_all(&contents, "its content goes too", <[Value]>::is_empty).await;
 }
 
-/// Groups are no node's work, so a snapshotter for them runs beside one of the drivers, with an account of its own.
+/// A group whose members are on one node is taken there; one of several nodes is refused.
 async fn groups_are_taken(cluster: &Cluster) {
     claim(cluster, "one", json!({})).await;
     claim(cluster, "other", json!({})).await;
-    for name in ["one", "other"] {
+    claim_on(cluster, NODES[1], "away", json!({})).await;
+    for name in ["one", "other", "away"] {
         bound(cluster, name).await;
     }
-    let args = [
-        "csi-snapshotter".to_owned(),
-        format!("--csi-address={}", socket(cluster, NODES[0]).display()),
-        format!("--kubeconfig={}", cluster.kubeconfig().display()),
-    ];
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let snapshotter =
-        Program::start(&driver::binary().unwrap(), &args, &[], cluster.path("snapshotter.log")).unwrap();
+    cluster.merge(&At::claim("away"), json!({"metadata": {"labels": {"app": "web", "tier": "all"}}})).await;
+    cluster.merge(&At::claim("one"), json!({"metadata": {"labels": {"tier": "all"}}})).await;
     let class = json!({"driver": "local.berth.dev", "deletionPolicy": "Delete"});
     cluster.create(&At::cluster(GROUPS, "VolumeGroupSnapshotClass", CLASS), class).await;
-    let group = At { namespace: "default", ..At::cluster(GROUPS, "VolumeGroupSnapshot", "both") };
-    let spec = json!({
-        "volumeGroupSnapshotClassName": CLASS, "source": {"selector": {"matchLabels": {"app": "db"}}},
-    });
-    cluster.create(&group, json!({"spec": spec})).await;
-    cluster.until(&group, "gets ready", |it| it["status"]["readyToUse"] == true).await;
+    let at =
+        |name: &'static str| At { namespace: "default", ..At::cluster(GROUPS, "VolumeGroupSnapshot", name) };
+    let spec = |labels: Value| json!({ "volumeGroupSnapshotClassName": CLASS, "source": {"selector": {"matchLabels": labels}} });
+    let group = at("both");
+    cluster.create(&group, json!({"spec": spec(json!({"app": "db"}))})).await;
+    let ready = cluster.until(&group, "gets ready", |it| it["status"]["readyToUse"] == true).await;
+    let content = ready["status"]["boundVolumeGroupSnapshotContentName"].as_str().unwrap();
+    let found = cluster.find(&At::cluster(GROUPS, "VolumeGroupSnapshotContent", content)).await.unwrap();
+    assert_eq!(found.pointer(MANAGED_BY), Some(&json!(NODES[0])), "{found:#}");
     let members = At::snapshot("");
     assert_eq!(cluster.list(&members).await.len(), 2);
+
+    let scattered = at("scattered");
+    cluster.create(&scattered, json!({"spec": spec(json!({"tier": "all"}))})).await;
+    let refused = |it: &Value| {
+        let message = it["status"]["error"]["message"].as_str().unwrap_or_default();
+        message.contains("volumes of several nodes (away on node-2; one on node-1)")
+    };
+    cluster.until(&scattered, "says that its members are on several nodes", refused).await;
+    cluster.delete(&scattered).await;
+
+    // A member is restored where it is, whatever node the scheduler chose.
+    let member = cluster.list(&members).await[0]["metadata"]["name"].as_str().unwrap().to_owned();
+    let source = json!({"apiGroup": "snapshot.storage.k8s.io", "kind": "VolumeSnapshot", "name": member});
+    claim_on(cluster, NODES[1], "of-member", json!({"dataSource": source})).await;
+    let volume = cluster.find(&bound(cluster, "of-member").await).await.unwrap();
+    assert!(volume["spec"]["nodeAffinity"].to_string().contains(NODES[0]), "{volume:#}");
+    forget(cluster, "of-member").await;
+
     cluster.delete(&group).await;
     cluster.until_all(&members, "the members go too", <[Value]>::is_empty).await;
     let contents = At::cluster(SNAPSHOTS, "VolumeSnapshotContent", "");
     cluster.until_all(&contents, "their contents go too", <[Value]>::is_empty).await;
-    for name in ["one", "other"] {
+    for name in ["one", "other", "away"] {
         forget(cluster, name).await;
     }
-    snapshotter.stop().await.unwrap();
 }

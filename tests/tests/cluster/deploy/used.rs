@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::PathBuf;
 
 use berth_e2e::driver;
 use berth_e2e::program::Program;
@@ -85,11 +84,6 @@ async fn create_objects(cluster: &Cluster) {
         let at = At { namespace: "berth-system", ..At::cluster("v1", "Pod", &format!("berth-local-{node}")) };
         cluster.create(&at, pod).await;
     }
-}
-
-/// Where a node's driver listens.
-pub(crate) fn socket(cluster: &Cluster, node: &str) -> PathBuf {
-    cluster.path(node).join("kubelet/plugins/local.berth.dev/csi.sock")
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -80,7 +80,10 @@ async fn a_claim_of_another_namespace_is_a_source_only_while_that_namespace_gran
     }))
     .unwrap();
     let source = || Source::of(&claim, true).unwrap();
-    let refused = provisioner.resolve_source(&claim, source()).await.unwrap_err().to_string();
+    let Err(Unprepared::Failed(refused)) = provisioner.resolve_source(&claim, source()).await else {
+        panic!("it is granted")
+    };
+    let refused = refused.to_string();
     assert!(refused.contains("accessing golden/image") && refused.contains("ReferenceGrant"), "{refused}");
     assert!(!provisioner.needs_source(&claim).await, "nobody may keep other people's claims without a grant");
 

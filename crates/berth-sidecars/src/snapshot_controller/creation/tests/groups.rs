@@ -56,7 +56,7 @@ fn class_named(name: &str, driver: &str, default: bool) -> Arc<VolumeGroupSnapsh
 fn a_groups_content_names_all_volumes_and_its_members_share_its_secret() {
     let claims = [chosen("a", "Bound", &csi("d", "ha")), chosen("b", "Bound", &csi("d", "hb"))];
     let group = group(None);
-    let mut made = group_content(&group, &claims, &[class_named("k", "d", true)]).unwrap();
+    let mut made = group_content(&group, &claims, &[class_named("k", "d", true)], None).unwrap();
     assert_eq!(made.name_any(), "groupsnapcontent-u");
     assert_eq!(made.spec.source.volume_handles.as_deref(), Some(&["ha".to_owned(), "hb".to_owned()][..]));
     assert_eq!(made.spec.volume_group_snapshot_class_name.as_deref(), Some("k"));
@@ -135,8 +135,56 @@ fn what_prevents_a_group_is_reported() {
     ] {
         let classes: Vec<_> =
             classes.into_iter().map(|(name, driver, default)| class_named(name, driver, default)).collect();
-        let refusal = group_content(&group(class), &claims, &classes).unwrap_err();
+        let refusal = group_content(&group(class), &claims, &classes, None).unwrap_err();
         assert_eq!(refusal.reason, expected.0, "{name}");
         assert!(refusal.message.contains(expected.1), "{name}: {}", refusal.message);
+    }
+}
+
+#[test]
+fn where_there_is_a_snapshotter_on_every_node_a_group_is_taken_on_the_one_that_has_all_members() {
+    let nodes = [("n1", "a"), ("n2", "b"), ("n3", "b")].map(|(name, zone)| {
+        let node = json!({ "metadata": { "name": name, "labels": { "zone": zone } } });
+        Arc::new(serde_json::from_value::<Node>(node).unwrap())
+    });
+    let in_zones = |name: &str, zones: &[&str]| {
+        let (claim, volume) = chosen(name, "Bound", &csi("d", name));
+        let mut volume = serde_json::to_value(volume.unwrap().as_ref()).unwrap();
+        if !zones.is_empty() {
+            volume["spec"]["nodeAffinity"] = json!({ "required": { "nodeSelectorTerms": [
+                { "matchExpressions": [{ "key": "zone", "operator": "In", "values": zones }] },
+            ] } });
+        }
+        (claim, Some(Arc::new(serde_json::from_value(volume).unwrap())))
+    };
+    let several = "volumes of several nodes (x on n1; y on n2, n3), which cannot be taken at one instant";
+    for (what, claims, expected) in [
+        ("one node", vec![in_zones("x", &["a"]), in_zones("y", &["a"])], Ok(Some("n1"))),
+        ("the first of several", vec![in_zones("x", &["b"]), in_zones("y", &["b"])], Ok(Some("n2"))),
+        ("what both reach", vec![in_zones("x", &["a", "b"]), in_zones("y", &["b"])], Ok(Some("n2"))),
+        ("one that is everywhere", vec![in_zones("x", &[]), in_zones("y", &["a"])], Ok(Some("n1"))),
+        ("all are everywhere", vec![in_zones("x", &[]), in_zones("y", &[])], Ok(None)),
+        ("two nodes", vec![in_zones("x", &["a"]), in_zones("y", &["b"])], Err(several)),
+        (
+            "no node",
+            vec![in_zones("x", &["c"])],
+            Err("no node matches the affinity of the volume of claim x"),
+        ),
+    ] {
+        let classes = [class_named("k", "d", true)];
+        let made = group_content(&group(None), &claims, &classes, Some(&nodes));
+        match (made, expected) {
+            (Ok(made), Ok(node)) => {
+                let label = "snapshot.storage.kubernetes.io/managed-by";
+                assert_eq!(made.labels().get(label).map(String::as_str), node, "{what}");
+                let (member, _) = member(&group(None), &made, "x", None);
+                assert_eq!(member.labels().get(label).map(String::as_str), node, "{what}");
+            }
+            (Err(refusal), Err(text)) => {
+                assert_eq!(refusal.reason, "GroupSnapshotContentCreationFailed", "{what}");
+                assert!(refusal.message.contains(text), "{what}: {}", refusal.message);
+            }
+            (made, _) => panic!("{what}: {made:?}"),
+        }
     }
 }
